@@ -19,8 +19,8 @@ pub(crate) async fn change(
     done.unwrap_or_else(|blocked| Err(io::Error::other(blocked)))
 }
 
-/// Removes the log directories of pods of which only the uid is known, because a crash left no other record. Continues
-/// after a failure.
+/// Removes the log directories of the pods with these uids. After a crash there may be no other record of a pod.
+/// Continues after a failure.
 ///
 /// # Errors
 /// When the log directory cannot be read, or the first failure of a removal.

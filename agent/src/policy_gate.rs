@@ -4,7 +4,7 @@
 //! If the API server cannot be reached at the agent's start, the policies are unknown. Then the record of the namespaces
 //! with policies decides: pods of these namespaces wait, others start. Without a record the policies were never listed, so
 //! all pods wait. While the API server responds, and no request for the policies has failed, all pods wait for the
-//! list, because it may contain the first policy of a namespace.
+//! list. It may contain the first policy of a namespace.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -27,8 +27,8 @@ use crate::api_health::ApiHealth;
 /// After it, the start of the pod fails with an error and is retried.
 const RESTRICTED_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum wait of a pod in a namespace without recorded policies, while the policies are unknown and their list is not
-/// expected. After it, the pod starts. Before the first list, the time counts from the first pod that waits: after a
-/// boot without the API server, later pods, and the containers after an init container, do not wait again.
+/// expected. After it, the pod starts. Before the first list, the time counts from the first pod that waits. So after a
+/// boot without the API server, later pods and the containers after an init container do not wait again.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Minimum of this wait. The task of network policies can answer in this time.
 const MIN_TIMEOUT: Duration = Duration::from_millis(250);
@@ -301,7 +301,7 @@ impl Restricted {
     }
 }
 
-/// Reads the record. Without one (`NotFound`) the policies were never listed.
+/// Reads the record. `NotFound` means that the policies were never listed.
 fn read(record: &Path) -> io::Result<BTreeSet<String>> {
     let text = crate::bounded::read(record, RECORD_MAX)?;
     serde_json::from_slice(&text).map_err(io::Error::from)

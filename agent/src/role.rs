@@ -45,7 +45,7 @@ const NOT_JOINED: u8 = 78;
 
 /// Runs a role to its end on the async runtime.
 pub(crate) fn block_on(role: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<ExitCode> {
-    // The future is boxed, because several functions of tokio run a future, and each would contain a copy of each role.
+    // The future is boxed. Otherwise each function of tokio that runs a future would be compiled once for each role.
     block_on_boxed(Box::pin(role))
 }
 
@@ -130,7 +130,7 @@ fn require_root() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Makes the directories of a node, and makes those of earlier versions private.
+/// Makes the directories of a node. Directories that earlier versions have made become private.
 ///
 /// A node that still has to join calls [`repair`] first, so that a refused join leaves nothing in the state directory.
 fn prepare(node: &Node) -> anyhow::Result<()> {
@@ -139,7 +139,7 @@ fn prepare(node: &Node) -> anyhow::Result<()> {
     directories::make_logs(&node.pod_log_dir)
 }
 
-/// Makes the run directory, and makes the directories of earlier versions private.
+/// Makes the run directory. Directories that earlier versions have made become private.
 fn repair(node: &Node) -> anyhow::Result<()> {
     directories::repair(&node.dirs.state, &[directories::NODE_STATE, directories::RUNTIME_STATE])?;
     directories::prepare(&node.dirs.run, &[directories::NODE_RUN, directories::RUNTIME_RUN])
@@ -239,7 +239,7 @@ mod tests {
         assert!(ended.is_ok());
         let own = i32::try_from(std::process::id()).ok();
         assert_eq!(found.recv().expect("the task has ended"), own);
-        // Waits for a process that another test has just forked, which has the descriptor until it executes its program.
+        // Wait, because a process that another test has just forked holds the descriptor until it executes its program.
         drop(Lock::acquire(dir.path()).expect("the lock is released"));
     }
 

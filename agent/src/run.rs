@@ -199,7 +199,8 @@ fn spawn_network_policies(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>,
     }
 }
 
-/// Proxies Services and answers DNS queries of pods and health checks of the node, as the settings say.
+/// Starts the tasks that proxy Services, answer DNS queries of pods and answer health checks of the node. The settings
+/// can disable each task.
 fn spawn_service_tasks(
     tasks: &mut JoinSet<()>,
     node: &Arc<pod::NodeContext>,

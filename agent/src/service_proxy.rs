@@ -1,11 +1,11 @@
 //! Runs the service proxy: follows the shared cache, the Node object and the ServiceCIDRs, and repairs foreign changes of
 //! the table.
 //!
-//! The table is replaced when all services and slices were listed, when the node's own properties or the ranges of
-//! services change, after a foreign change, and after a failed transaction. Any other change commits only its
-//! difference. Until the first list the table of the previous run stays as it is. If there is no such table (after a
-//! boot), or if it was made from stored services, the proxy programs the stored services while the API server does not
-//! answer.
+//! The table is replaced in four cases: all services and slices were listed; the properties of the node or the ranges
+//! of services have changed; another process has changed the table; a transaction has failed. Any other change commits
+//! only its difference. Until the first list the table of the previous run stays as it is. If there is no such table
+//! (after a boot), or if it was made from stored services, the proxy programs the stored services while the API server
+//! does not answer.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -107,9 +107,9 @@ fn cpu() -> Duration {
 
 /// One of the compared implementations.
 enum Side {
-    /// In process, with the directory of its addresses.
+    /// The plugins in this process, with the directory of the allocated addresses.
     Inside(tokio::runtime::Runtime, Network, PathBuf),
-    /// Executables in a directory, with their list.
+    /// The plugins as executables in a directory, with their configuration list.
     Outside(PathBuf, Value),
 }
 

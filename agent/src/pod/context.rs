@@ -54,7 +54,7 @@ pub(crate) struct NodeContext {
     pub(crate) checkpoint: PodCheckpoint,
     /// Credential provider plugins.
     pub(crate) providers: Providers,
-    /// The images that this node has pulled, and for which pods.
+    /// Records of the images that this node has pulled, and of the pods that may use them.
     pub(crate) pull_records: Arc<PullRecords>,
     pub(crate) user_ids: UserIds,
     /// Triggers image garbage collection.

@@ -140,8 +140,8 @@ pub(crate) fn expand<'a>(
 struct Environment {
     order: Vec<String>,
     values: BTreeMap<String, String>,
-    /// Bytes of all names and values that were set. Overwritten values count too, so that variables that overwrite each
-    /// other cannot exceed the limit.
+    /// Bytes of all names and values that were set. Overwritten values count too, because the limit also bounds the
+    /// time of the expansion.
     bytes: usize,
 }
 

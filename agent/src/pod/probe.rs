@@ -270,7 +270,8 @@ impl Watched {
         Outcome::Unknown("the probe has no handler".to_owned())
     }
 
-    /// A command that exceeds the timeout is a failure. One that the runtime cannot run has no result, as upstream.
+    /// A command that exceeds the timeout is a failure. A command that the runtime cannot run has no result, as
+    /// upstream.
     async fn exec(&self, cmd: Vec<String>, limit: Duration) -> Outcome {
         let timeout = i64::try_from(limit.as_secs()).unwrap_or(i64::MAX);
         let request = cri::ExecSyncRequest { container_id: self.id.clone(), cmd, timeout };

@@ -115,7 +115,8 @@ fn policy(container: &Container, reference: &Reference) -> Policy {
     }
 }
 
-/// Whether a pull failed on a full disk: by the error of the built-in runtime, or by the message of others.
+/// Whether a pull failed because the disk is full. The built-in runtime has an error variant for this. For other
+/// runtimes the function reads the message.
 fn is_disk_full(error: &RuntimeError) -> bool {
     let text = error.message().to_lowercase();
     matches!(error, RuntimeError::Exhausted(_)) || text.contains("no space left on device")

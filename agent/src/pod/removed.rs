@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) struct Removed {
     /// Attempt of its next run.
     pub(crate) attempt: u32,
-    /// The end of the container if it triggered the restart or had crashed before: its back-off counts from then.
+    /// Exit time of the container, if this exit triggered the restart or was a crash. The back-off starts at this time.
     pub(crate) crashed: Option<Timestamp>,
 }
 

@@ -87,8 +87,8 @@ impl<'a> Exits<'a> {
         (!self.is_stopped_to_restart(container, latest)).then_some((latest, exit))
     }
 
-    /// Whether an ended container starts again regardless of its exit code and rules. It does if the agent stopped it
-    /// for a resize or another image, or because a probe failed and its policy is not Never.
+    /// Whether an ended container starts again regardless of its exit code and rules. This is the case if the agent
+    /// stopped the container for a resize or another image, or because a probe failed and the policy is not Never.
     pub(crate) fn is_stopped_to_restart(&self, container: &Container, observed: &ObservedContainer) -> bool {
         if observed.exit().is_none() {
             return false;

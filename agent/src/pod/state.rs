@@ -232,7 +232,7 @@ pub(crate) struct WorkerState {
     pub(crate) resize: ResizeState,
     /// Containers that a restart of all containers removed, until they run again.
     pub(crate) removed: RemovedContainers,
-    /// The back-off of the pod after its last restart of all containers, if any.
+    /// Back-off of the pod after its last restart of all containers. None if no back-off is running.
     pub(crate) restart_wait: Option<RestartWait>,
 }
 

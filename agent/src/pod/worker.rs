@@ -122,7 +122,7 @@ struct RunningJob {
     operation: &'static str,
     /// Begin of the sync.
     begun: Instant,
-    /// Grace period of the ending pod in seconds, as the job knows it. None if the pod is not ending.
+    /// Grace period in seconds that the job applies to the ending pod. None if the job does not end the pod.
     grace: Option<i64>,
 }
 
@@ -347,7 +347,7 @@ impl Worker {
         }
     }
 
-    /// Starts a job for the planned actions. None if there are none, or a back-off is running.
+    /// Starts a job for the planned actions. None if no actions are planned, or if a back-off is running.
     fn start_job(
         &mut self,
         desired: &DesiredPod,

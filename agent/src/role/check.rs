@@ -251,8 +251,8 @@ fn optional() -> Vec<Finding> {
     all.into_iter().chain(parser).chain(selinux).collect()
 }
 
-/// Whether the kernel has VXLAN, or the tun device by which the overlay replaces it. The node of the tun device can
-/// exist while its module is not loaded. Opening it loads the module.
+/// Whether the kernel has VXLAN, or the tun device by which the overlay replaces it. The device file of tun can exist
+/// while its module is not loaded. Opening the file loads the module.
 fn tunnel(has_vxlan: Result<bool, OverlayError>, device: &Path) -> Result<(), String> {
     if has_vxlan.map_err(|error| chain(&error))? {
         return Ok(());

@@ -309,7 +309,8 @@ fn unmount_below(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The mount points below `dir`, the deepest first. The table, mountinfo, escapes blanks and backslashes.
+/// The mount points below `dir`, the deepest first. `table` is the text of mountinfo, which escapes blanks and
+/// backslashes.
 fn mount_points_below(table: &str, dir: &Path) -> Vec<PathBuf> {
     let unescaped = |point: &str| PathBuf::from(point.replace("\\040", " ").replace("\\134", "\\"));
     let points = table.lines().filter_map(|line| line.split(' ').nth(4)).map(unescaped);

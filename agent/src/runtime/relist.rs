@@ -1,4 +1,5 @@
-//! Container events of a runtime that sends none, from the differences between lists: the kubelet's generic PLEG.
+//! Container events for a runtime that sends none. The events are the differences between two lists, as in the
+//! kubelet's generic PLEG.
 //!
 //! One task lists sandboxes and containers every second while there are subscribers. containerd before 1.7 does not
 //! implement events. CRI-O sends none unless `enable_pod_events` is set.

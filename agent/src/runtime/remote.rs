@@ -129,7 +129,7 @@ impl Host for Remote {
         within(Some(CALL_TIMEOUT), "update_runtime_config", client.update_runtime_config(request)).await
     }
 
-    /// The runtime's events, or, from a runtime that sends none, the differences between lists.
+    /// The runtime's events. If the runtime sends no events, the differences between lists replace them.
     async fn events(&self) -> Result<Events, RuntimeError> {
         if self.relist.is_needed() {
             return Ok(self.relist.subscribe());

@@ -19,7 +19,7 @@ use crate::runtime::Body;
 
 /// Nanoseconds of a millisecond, the unit of timestamps in the format.
 const NANOS_PER_MILLI: i64 = 1_000_000;
-/// The metric whose values CRI rounds to seconds, which is too coarse for rates of mostly idle containers.
+/// The metric whose values the CRI rounds to seconds. This is too coarse for rates of mostly idle containers.
 const CPU_USAGE: &str = "container_cpu_usage_seconds_total";
 
 /// A sample, and its value with fractions if it is known.

@@ -1,7 +1,7 @@
 //! Waits for the ends of containers. All log followers share one subscription to the runtime's events.
 //!
-//! An event has the status of its pod, with annotations of up to 256 KiB. A subscription of each follower would keep the
-//! events of the whole node while its client does not read.
+//! An event has the status of its pod, with annotations of up to 256 KiB. If each follower had a subscription, a client
+//! that does not read would make the agent keep the events of the whole node.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};

@@ -30,7 +30,7 @@ use crate::runtime::Body;
 const ROOT: &str = "/var/log";
 /// Maximum entries of a listing. Further ones are left out.
 const ENTRIES_MAX: usize = 5000;
-/// Bytes of a file that are read at once.
+/// Maximum bytes of one read.
 const CHUNK: usize = 16 << 10;
 
 /// An opened path.

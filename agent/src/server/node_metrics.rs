@@ -128,9 +128,9 @@ fn desired(current: &mut Current, pods: &dyn PodView) {
 }
 
 /// The remaining validity of the client certificate and the serving certificate, 0 after their end, and the failures to
-/// renew them. Certificates that the agent does not renew have none.
+/// renew them. Certificates that the agent does not renew have no metrics.
 fn certificates(current: &mut Current, renewals: [Option<Renewal>; 2], now: Timestamp) {
-    // The kubelet's names of the counters differ.
+    // The names of the two counters have different forms, as in the kubelet.
     let kinds = [
         ("client", "kubelet_certificate_manager_client_expiration_renew_errors"),
         ("server", "kubelet_server_expiration_renew_errors"),

@@ -11,7 +11,7 @@ pub(super) struct NodeUsage {
     /// Time of the boot in seconds since the epoch.
     pub(super) booted: i64,
     pub(super) memory_used: u64,
-    /// Used memory without file pages that can be freed at once.
+    /// Used memory, without file pages that the kernel can free immediately.
     pub(super) memory_working_set: u64,
     pub(super) memory_available: u64,
     pub(super) memory_anonymous: u64,

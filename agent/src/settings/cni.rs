@@ -12,7 +12,8 @@ pub(crate) struct Cni {
     pub(crate) bin_dirs: Vec<PathBuf>,
     /// Whether pods of the built-in network may send from their own addresses only.
     pub(crate) check_sources: bool,
-    /// Maximum connections of a pod of the built-in network; 0: no limit. `None`: a part of what the kernel tracks.
+    /// Maximum connections of a pod of the built-in network; 0: no limit. `None`: a quarter of the connections that the
+    /// kernel can track.
     pub(crate) max_connections: Option<u32>,
 }
 

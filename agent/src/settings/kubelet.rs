@@ -73,7 +73,7 @@ impl Parser<'_> {
                 Support::Only(allowed) => self.only(path, value, allowed),
             };
         }
-        // Paths below the value of a known field do not reach this: `evictionHard` is one field.
+        // Fields inside the value of a known field are not checked here. For example, `evictionHard` is one field.
         let is_parent = FIELDS
             .iter()
             .any(|field| field.path.strip_prefix(path).is_some_and(|below| below.starts_with('.')));
@@ -203,7 +203,7 @@ fn is_zero(value: &Value) -> bool {
     }
 }
 
-/// Equal as text or as durations: `1m` and `60s` are the same value.
+/// Whether the values are equal as text or as durations: `1m` and `60s` are the same value.
 fn are_equal_values(text: &str, other: &str) -> bool {
     let duration = coracle_agent::duration(text);
     text == other || (duration.is_some() && duration == coracle_agent::duration(other))

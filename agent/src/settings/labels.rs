@@ -18,7 +18,7 @@ const ALLOWED: [&str; 12] = [
     "node.kubernetes.io/windows-build",
 ];
 
-/// Refuses labels because of which the API server would always refuse the Node object.
+/// Refuses labels that would make the API server refuse every write of the Node object.
 pub(super) fn check(labels: &BTreeMap<String, String>) -> anyhow::Result<()> {
     for (key, value) in labels {
         let (domain, name) = key.split_once('/').unwrap_or(("", key));

@@ -8,7 +8,7 @@ const SIMILAR: f64 = 0.75;
 /// Tables that a file may have: name and settings.
 pub(crate) type Tables = [(&'static str, &'static [Field])];
 
-/// The known name that is most similar to `name`, if any is similar at all.
+/// The known name that is most similar to `name`. None if no name is similar enough.
 pub(super) fn of<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
     let rated = known.map(|known| (strsim::normalized_damerau_levenshtein(name, known), known));
     let best = rated.max_by(|(first, _), (second, _)| first.total_cmp(second));
@@ -34,7 +34,7 @@ pub(super) fn hint(table: &str, name: &str, tables: &Tables) -> String {
     format!("; did you mean {known}, {other}?")
 }
 
-/// Last part of an error about an unknown table: as [`hint`], or all tables.
+/// Last part of an error about an unknown table. It is the text of [`hint`], or the list of all tables.
 pub(super) fn table_hint(name: &str, tables: &Tables) -> String {
     let hint = hint("", name, tables);
     if !hint.is_empty() {

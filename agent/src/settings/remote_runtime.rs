@@ -5,7 +5,7 @@ use super::field::variable;
 use super::sources::Sources;
 use super::table::{Flags, Table};
 
-/// Settings of networks, images and containers, which another container runtime has itself.
+/// Settings of networks, images and containers. Another container runtime has its own settings for them.
 const OF_THE_BUILT_IN_RUNTIME: [&str; 20] = [
     "cni-conf-dir",
     "cni-bin-dir",

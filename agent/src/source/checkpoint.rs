@@ -58,9 +58,9 @@ impl PodCheckpoint {
         self.put(fields);
     }
 
-    /// Stores a pod that the node evicts, and waits until its record is on disk: an agent that starts after the stop of the
-    /// pod must not run it again. The wait takes two seconds at most, because the disk may be full. Until the pod is
-    /// removed, its record has the eviction, whatever status the API server has.
+    /// Stores a pod that the node evicts, and waits until its record is on disk. An agent that starts after the stop of
+    /// the pod must not run it again. The wait takes two seconds at most, because the disk may be full. Until the pod
+    /// is removed, its record has the eviction, whatever status the API server has.
     pub(crate) async fn keep_evicted(
         &self,
         pod: &Pod,
@@ -130,7 +130,7 @@ impl StoredEviction {
         status.conditions = self.by_pressure.then(|| vec![disrupted]);
     }
 
-    /// Removes the eviction from the record of a pod. None if the record has none.
+    /// Removes the eviction from the record of a pod. None if the record has no eviction.
     fn take(fields: &mut Pod) -> Option<Self> {
         let status = fields.status.as_mut().filter(|status| status.reason.as_deref() == Some(EVICTED))?;
         status.reason = None;

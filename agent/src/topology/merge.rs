@@ -3,8 +3,8 @@
 //! Source: `pkg/kubelet/cm/topologymanager/policy*.go` and `numa_info.go`. Upstream visits each combination of the
 //! hints of all resources. Their number is the product of the numbers of hints. On a machine with eight NUMA nodes, a
 //! pod with several sizes of huge pages can make this number too large. Here the resources are merged one after the
-//! other, and equal intermediate results are kept once. The result is the same: a combination matters only by the
-//! intersection of its masks and by whether it is preferred.
+//! other, and equal intermediate results are kept once. The result is the same, because it depends only on the
+//! intersection of a combination's masks and on whether the combination is preferred.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,8 +42,8 @@ pub enum TopologyPolicy {
 struct Combination {
     /// The intersection of all masks.
     nodes: NumaMask,
-    /// The mask of the hints, if all masks are equal: only then the combination can be preferred. None for a
-    /// combination that is not preferred, so that equal intersections are kept once.
+    /// The mask that all hints have. A combination can be preferred only if all masks are equal. None for a combination
+    /// that is not preferred, so that equal intersections are kept once.
     first: Option<NumaMask>,
     preferred: bool,
 }

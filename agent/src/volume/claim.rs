@@ -64,7 +64,8 @@ async fn mount_claim(target: &Target<'_>, volume: &str, claim: &Claim) -> Result
         if recorded.is_some() && health.is_unavailable() { None } else { Some(resolve(target, claim).await) };
     let persistent = match (found, recorded) {
         (Some(Ok(persistent)), _) => persistent,
-        // The pod has started with this volume: the API server does not answer, or refuses this node.
+        // The API server does not answer, or refuses this node. Use the recorded volume, with which the pod has
+        // started.
         (Some(Err(Unresolved::NoAnswer(_))) | None, Some(recorded)) => recorded,
         (Some(Err(Unresolved::NoAnswer(why) | Unresolved::Refused(why))), _) => {
             return Err(VolumeError::Claim {
@@ -89,7 +90,8 @@ pub(super) fn is_in_use(pods_dir: &Path, volume: &str) -> io::Result<bool> {
     let mut unreadable = None;
     for pod in entries(pods_dir)? {
         for record in entries(&pod.join("claims"))? {
-            // A temporary file is the rest of an interrupted write, which came before the start of the pod.
+            // A temporary file is left by an interrupted write. The write precedes the start of the pod, so the pod has
+            // not started.
             if record.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }

@@ -34,7 +34,7 @@ const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 /// Changes of the owner of volumes.
 static CHANGES: FileWork = FileWork::new(16);
 
-/// The directory of a volume. That of a provisioned volume is created.
+/// The directory of a volume. The directory of a provisioned volume is created if it is absent.
 pub(super) fn mount(base: &Path, node: &str, volume: &PersistentVolume) -> Result<PathBuf, SetUpError> {
     let source = volume.spec.as_ref().and_then(|spec| spec.local.as_ref());
     let path = source.map(|source| PathBuf::from(&source.path)).unwrap_or_default();
@@ -59,7 +59,8 @@ pub(crate) fn is_provisioned(volume: &PersistentVolume) -> bool {
     annotations.and_then(|all| all.get(PROVISIONED_BY)).is_some_and(|by| by == PROVISIONER)
 }
 
-/// The directory's name of a provisioned volume. The author of the object cannot choose another directory of the node.
+/// The name of the directory of a provisioned volume. The author of the object cannot choose another directory of the
+/// node.
 pub(crate) fn own_name<'a>(base: &Path, node: &str, volume: &'a PersistentVolume) -> Result<&'a str, String> {
     let name = volume.metadata.name.as_deref().unwrap_or_default();
     let path = volume.spec.as_ref().and_then(|spec| spec.local.as_ref()).map(|source| source.path.as_str());
@@ -98,7 +99,8 @@ fn make(base: &Path, name: &str, size: Option<u64>) -> io::Result<()> {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(errno) => return Err(errno.into()),
         }
-        // Containers run as any user. The base keeps the node's users out.
+        // Containers run as any user, so all users may access the directory. The base directory keeps the other users
+        // of the node out.
         chmodat(&base, NEW, Mode::from_raw_mode(0o777), AtFlags::empty())?;
         if let Some(bytes) = size {
             let new = open_volume(&base, NEW)?;

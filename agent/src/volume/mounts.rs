@@ -116,8 +116,8 @@ pub fn isolate_parts(path: &Path) -> io::Result<()> {
     for line in mountinfo.lines() {
         let point = mount_point(line).filter(|point| point.starts_with(&path));
         let Some(part) = point.as_deref().and_then(part_of) else { continue };
-        // The call for a part includes the mounts in it, which are later in the table. Changing a mount of a network file
-        // system waits for its server, and so does a path through it.
+        // The call for a part includes the mounts in it, which are later in the table. Changing a mount of a network
+        // file system waits for its server. A path through such a mount also waits.
         if !parts.insert(part.clone()) || is_network(line) {
             continue;
         }

@@ -23,8 +23,8 @@ use super::{Shared, Target, VolumeContext, atomic, lock, ownership};
 /// Pause before a failed write is retried.
 const RETRY: Duration = Duration::from_secs(30);
 
-/// After a refresh, the pause before the next one is at least this many times its duration, so that an object that
-/// changes all the time does not keep a processor busy.
+/// The pause after a refresh is at least this many times the duration of the refresh. So an object that changes all the
+/// time does not keep a processor busy.
 const PAUSE_FACTOR: u32 = 20;
 /// Maximum of that pause.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
@@ -43,7 +43,7 @@ pub(super) struct Source {
     /// The kubelet's path of the volume: a symlink to the directory.
     link: PathBuf,
     projection: Projection,
-    /// Held so that their watches live as long as the volume.
+    /// The used objects. They are held so that their watches live as long as the volume.
     objects: Vec<Option<Arc<Object>>>,
 }
 
@@ -173,7 +173,7 @@ pub(super) fn follow(ctx: &VolumeContext, pod: &Arc<Pod>) {
     }
 }
 
-/// Whether files of one version are right for the other.
+/// Whether both versions of a pod have the same volume files.
 fn have_same_files(a: &Pod, b: &Pod) -> bool {
     a.metadata.labels == b.metadata.labels
         && a.metadata.annotations == b.metadata.annotations

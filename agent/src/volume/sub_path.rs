@@ -122,7 +122,7 @@ struct MountPoint<'a> {
     is_bidirectional: bool,
 }
 
-/// Mounts the opened part of a volume. Without one, the mount point itself is the part.
+/// Mounts the opened part of a volume. If `found` is None, the mount point itself is the part.
 fn mount_at(
     found: Option<OwnedFd>,
     path: &str,
@@ -220,7 +220,7 @@ fn beneath(base: &impl AsFd, path: &Path) -> nix::Result<OwnedFd> {
         match openat2(base, path, how) {
             // A process of the machine has renamed a file while the kernel resolved a `..`.
             Err(Errno::EAGAIN) => {}
-            // Before Linux 5.6 there is no openat2: no symlink is followed then.
+            // Linux before 5.6 does not have openat2. On such a kernel no symlink is followed.
             Err(Errno::ENOSYS) => return no_links(base, path),
             found => return found,
         }

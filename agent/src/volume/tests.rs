@@ -356,7 +356,7 @@ fn mounts_in_a_directory_of_the_host_outlive_a_part_of_it() {
             kernel_mount(Some("tmpfs"), at, Some("tmpfs"), MsFlags::empty(), none).expect("mount");
         };
         tmpfs(&disk);
-        // As on a host with systemd.
+        // The mount is shared, as on a host with systemd.
         kernel_mount(none, &disk, none, MsFlags::MS_SHARED, none).expect("shared");
         tmpfs(&disk.join("part/early"));
         for (index, is_bidirectional) in [false, true].into_iter().enumerate() {

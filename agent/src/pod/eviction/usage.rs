@@ -46,7 +46,7 @@ pub(super) async fn of(node: &NodeContext, pod: &Arc<Pod>) -> Usage {
     with_layers(node, pod, layers).await
 }
 
-/// The usage of one pod, whose writable layers are known.
+/// The usage of one pod. `layers` has the usage of its writable layers.
 pub(super) async fn with_layers(node: &NodeContext, pod: &Arc<Pod>, layers: Layers) -> Usage {
     let directories = PodDirectories::of(node, pod, pod.metadata.uid.as_deref().unwrap_or_default());
     WALKS.run(move || directories.measure(layers)).await.unwrap_or_default()

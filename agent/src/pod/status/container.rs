@@ -130,9 +130,9 @@ fn container_status(container: &Container, input: &StatusInput<'_>) -> Container
     }
 }
 
-/// Whether an ended container starts again although its policy does not restart it after this exit code. It does if the
-/// agent stopped it because a probe failed, or for a resize or another image. The status must not show the container as
-/// ended, because the API server would then refuse a status that shows it as running.
+/// Whether an ended container starts again although its policy does not restart it after this exit code. This is the
+/// case if the agent stopped the container because a probe failed, or for a resize or another image. The status must
+/// not show the container as ended, because the API server would then refuse a status that shows it as running.
 fn starts_against_its_policy(
     container: &Container,
     observed: &ObservedContainer,
@@ -203,7 +203,7 @@ fn unobserved_status(container: &Container, input: &StatusInput<'_>) -> Containe
     if let Some(removed) = input.state.removed.get(&container.name).filter(|_| !input.finished) {
         return removed_status(container, removed, old, input);
     }
-    // The runtime does not report a container that has run: after a reboot, or at the pod's end.
+    // The container has run, but the runtime does not report it: after a reboot, or at the pod's end.
     if let Some(old) = old.filter(|s| s.container_id.is_some()) {
         return ContainerStatus { ready: false, started: Some(false), ..lost_status(old.clone(), input) };
     }
@@ -234,7 +234,8 @@ fn not_yet(input: &StatusInput<'_>) -> &'static str {
 fn volume_mounts(container: &Container) -> Option<Vec<VolumeMountStatus>> {
     let one = |mount: &VolumeMount| {
         let is_read_only = mount.read_only == Some(true);
-        // A container that cannot have the required mode is not started, so the status shows the possible mode.
+        // If a required mode is not possible, the container does not start. So the status can show every requested mode
+        // as enabled.
         let mode = match mount.recursive_read_only.as_deref() {
             None | Some("Disabled") => "Disabled",
             Some(_) => "Enabled",
@@ -325,7 +326,7 @@ fn end_from_last_status(input: &StatusInput<'_>, observed: &ObservedContainer) -
     let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
     let old = all.into_iter().find(|s| s.name == observed.name)?;
     let own_id = container_id(input, observed);
-    // The status of a removed container has its end as its last state already.
+    // If the last status is of this container, only its last state shows the end of the previous run.
     let own_state = Some(&old.state).filter(|_| old.container_id.as_deref() != Some(&own_id));
     let mut ends = own_state.into_iter().chain([&old.last_state]).flatten();
     ends.find(|state| state.terminated.is_some()).cloned()

@@ -6,7 +6,7 @@ use super::input::StatusInput;
 use crate::pod::restart::restarts_after;
 use crate::pod::state::{ObservedContainer, Shape, is_sidecar};
 
-/// Whether every init container has completed in the ready sandbox, or had before the pod ended.
+/// Whether every init container has completed in the ready sandbox, or had completed before the pod ended.
 pub(super) fn initialized(shape: &Shape<'_>, input: &StatusInput<'_>) -> bool {
     let main_was = shape.mains().iter().any(|c| match input.observed.sandbox() {
         Some(_) => input.observed.current(&c.name).is_some(),

@@ -28,13 +28,13 @@ impl Worker {
     }
 }
 
-/// The grace period in seconds if the pod must end: the shorter one of its deletion and its eviction. A job that has a
-/// longer one, or none, is interrupted.
+/// The grace period in seconds if the pod must end: the shorter one of its deletion and its eviction. A job with a
+/// longer grace period, or without one, is interrupted.
 pub(super) fn ending(desired: &DesiredPod, state: &WorkerState) -> Option<i64> {
     desired.ending().into_iter().chain(state.evicted_grace()).min()
 }
 
-/// Restores the verdict of a pod that an earlier agent has evicted. It then ends within one second.
+/// Restores the verdict of a pod that an earlier agent has evicted. The pod then ends within one second.
 pub(super) fn restore(state: &mut WorkerState, node: &NodeContext, uid: &str) {
     if let Some(stored) = node.checkpoint.eviction(uid) {
         apply(state, stored);

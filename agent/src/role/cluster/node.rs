@@ -123,7 +123,7 @@ impl Node<'_> {
         Ok(Started { ended })
     }
 
-    /// Writes the configuration file. After a crash there is none, or a complete one.
+    /// Writes the configuration file. After a crash the file is absent or complete.
     fn write_config(&self) -> io::Result<()> {
         coracle_agent::replace_private(&self.config_file(), self.config().as_bytes())
     }

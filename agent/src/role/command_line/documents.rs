@@ -1,4 +1,4 @@
-//! Every subcommand and flag that a document, a service or a workflow mentions exists.
+//! Tests that every subcommand and flag in documents, services and workflows exists.
 
 use std::collections::BTreeSet;
 use std::fs;

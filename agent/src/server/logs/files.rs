@@ -71,7 +71,8 @@ impl TailSearch {
             file.seek(SeekFrom::Start(start))?;
             file.read_exact(&mut block)?;
             block.append(&mut carry);
-            // Complete lines follow the first newline, or the start of the file.
+            // The line before the first newline of the block may be incomplete, unless the block is at the start of the
+            // file.
             let mut until = block.len();
             while let Some(newline) = block[..until.saturating_sub(1)].iter().rposition(|b| *b == b'\n') {
                 if self.ends_before(&block[newline + 1..until]) {
@@ -80,7 +81,7 @@ impl TailSearch {
                 until = newline + 1;
             }
             if until > LINE_MAX {
-                // Longer than any line of a runtime: the search ends here.
+                // The line is longer than any line of a runtime, so the search ends here.
                 return Ok(Some(start + until as u64));
             }
             carry = block[..until].to_vec();

@@ -21,7 +21,7 @@ use super::options::Options;
 use crate::bounded;
 use crate::server::log_watches::{LogWatches, Watch};
 
-/// Bytes that are read at once.
+/// Maximum bytes of one read.
 const CHUNK: usize = 16 * 1024;
 /// Time after which a follower whose client does not read closes a file that the runtime has removed. A removed file
 /// occupies the disk while it is open, and no limit of the pod counts this space.
@@ -198,7 +198,7 @@ impl Reader {
             bytes = &bytes[newline + 1..];
         }
         if self.rest.len() + bytes.len() > LINE_MAX {
-            // Longer than any line of a runtime: the rest of it is skipped, too.
+            // The line is longer than any line of a runtime, so the rest of it is skipped, too.
             self.rest.clear();
             self.skips = true;
         } else if !self.skips {

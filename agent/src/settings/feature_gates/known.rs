@@ -8,8 +8,8 @@ pub(super) const SWITCHES: &[&str] = &["APIResponseCompression", "ConstrainedImp
 /// Gates that are switches here and off by default.
 pub(super) const SWITCHES_OFF: &[&str] = &["CPUManagerPolicyAlphaOptions"];
 
-/// Gates whose effect does not depend on their value here. The APIs of three of them follow `runtime-config`, and the
-/// agent follows events of its containers in any case.
+/// Gates whose value has no effect here. `runtime-config` enables the APIs of three of them. The agent follows the
+/// events of containers in any case.
 pub(super) const EITHER: &[&str] =
     &["EventedPLEG", "GangScheduling", "GenericWorkload", "StorageVersionMigrator"];
 

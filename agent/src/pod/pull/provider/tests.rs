@@ -38,7 +38,7 @@ fn load(place: &Path, provider: &str) -> Result<Providers, ProviderError> {
     Providers::load(&file, place)
 }
 
-/// Long enough on a slow machine.
+/// Maximum duration of a step on a slow machine.
 const LONG: std::time::Duration = std::time::Duration::from_secs(55);
 
 const PLAIN: &str = "  apiVersion: credentialprovider.kubelet.k8s.io/v1
