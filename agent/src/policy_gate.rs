@@ -30,7 +30,7 @@ const RESTRICTED_TIMEOUT: Duration = Duration::from_secs(10);
 /// expected. After it, the pod starts. Before the first list, the time counts from the first pod that waits. So after a
 /// boot without the API server, later pods and the containers after an init container do not wait again.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// Minimum of this wait. The task of network policies can answer in this time.
+/// Minimum of the wait that [`TIMEOUT`] limits. The task of network policies can answer in this time.
 const MIN_TIMEOUT: Duration = Duration::from_millis(250);
 /// Pause after a write of the record that failed, for example on a full disk.
 const PAUSE: Duration = Duration::from_secs(60);

@@ -19,7 +19,7 @@ use sha2::{Digest, Sha256};
 
 /// The first project id of volumes. Other programs use small numbers; the kubelet's begin with 1048577.
 const FIRST: u32 = 1 << 30;
-/// Number of ids.
+/// Number of project ids for volumes.
 const COUNT: u32 = 1 << 20;
 /// Ids that a volume can have: they follow from its name.
 const ATTEMPTS: u32 = 64;

@@ -15,7 +15,7 @@ use prometheus::{
 use crate::metric::valid;
 
 const LABELS: [&str; 1] = ["ip_family"];
-/// Values of the label.
+/// Values of the label `ip_family`.
 const FAMILIES: [&str; 2] = ["IPv4", "IPv6"];
 
 /// The metrics of a service proxy. Cheap to clone.

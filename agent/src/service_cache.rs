@@ -83,7 +83,7 @@ pub(crate) struct Progress {
     pub(crate) slices_listed: bool,
     /// Whether the last attempt failed.
     failed: bool,
-    /// Counts changes.
+    /// Number of changes so far.
     pub(crate) revision: u64,
 }
 
@@ -234,7 +234,8 @@ impl ServiceCache {
     /// Watches services and stores changes, until dropped. With `with_slices`, it also watches EndpointSlices, which
     /// only the service proxy and DNS read. The kubelet's role upstream has no right to read them.
     pub(crate) async fn run(self, with_slices: bool) {
-        // A separate task, so that the two lists are parsed in parallel. It ends with the set.
+        // The slices have a separate task, so that the two lists are parsed in parallel. The task ends when the set is
+        // dropped.
         let mut watch_of_slices = JoinSet::new();
         if with_slices {
             let (cache, mut slices) = (self.clone(), Vec::new());

@@ -3,8 +3,9 @@
 //! `cargo bench -p coracle-cni --bench reference`. The path of a built `coracle` follows `--` if it is not
 //! `target/coracle`.
 //!
-//! Two measurements. The first has one pod at a time with complete DELs. The second has many pods at once, and removes
-//! them as a node does: their namespaces end before one sweep. The second one ends when no address is allocated.
+//! There are two measurements. The first has one pod at a time with complete DELs. The second has many pods at once,
+//! and removes them as a node does: their namespaces end before one sweep. The second one ends when no address is
+//! allocated.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -157,7 +158,7 @@ impl Side {
         [added, deleted]
     }
 
-    /// Adds all pods, removes them with their namespaces, and waits for the end. Costs per pod.
+    /// Adds all pods, removes them with their namespaces, and waits for the end. Returns the costs per pod.
     fn many(&self, batch: u16) -> [Cost; 2] {
         let sandboxes: Vec<Sandbox> = (0..PODS).map(|_| Sandbox::new()).collect();
         let pods =

@@ -109,7 +109,7 @@ fn policy(container: &Container, reference: &Reference) -> Policy {
         Some("Always") => Policy::Always,
         Some("Never") => Policy::Never,
         Some(_) => Policy::IfNotPresent,
-        // The API server's default.
+        // Without a policy, the API server's defaults apply.
         None if reference.to_string().ends_with(":latest") => Policy::Always,
         None => Policy::IfNotPresent,
     }

@@ -56,9 +56,9 @@ impl DesiredPod {
 /// The state of one pod in the runtime.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ObservedPod {
-    /// Newest first.
+    /// Sandboxes, newest first.
     pub(crate) sandboxes: Vec<ObservedSandbox>,
-    /// In no particular order.
+    /// Containers, in no particular order.
     pub(crate) containers: Vec<ObservedContainer>,
 }
 
@@ -208,11 +208,11 @@ pub(crate) struct WorkerState {
     pub(crate) disrupted: bool,
     /// Grace period in seconds if the verdict is an eviction.
     pub(crate) eviction_grace: u32,
-    /// By container name.
+    /// Why containers have not started, by container name.
     pub(crate) waiting: BTreeMap<String, Waiting>,
     /// Crashes by container name. The key [`ALL_CONTAINERS`] has the restarts of all containers.
     pub(crate) crashes: Backoff,
-    /// By image reference.
+    /// Failed pulls, by image reference.
     pub(crate) pulls: Backoff,
     /// Starts that failed before the container was created, by container name.
     pub(crate) retries: Backoff,
@@ -220,7 +220,7 @@ pub(crate) struct WorkerState {
     pub(crate) pod_retries: Backoff,
     /// Whether this agent has created or adopted the pod's cgroup and volumes.
     pub(crate) prepared: bool,
-    /// By container id.
+    /// Last probe results, by container id.
     pub(crate) probed: HashMap<String, Probed>,
     /// Running containers to kill, by container id.
     pub(crate) kill_requests: BTreeMap<String, KillRequest>,
@@ -392,7 +392,7 @@ fn as_container(added: &EphemeralContainer) -> Container {
         volume_devices: added.volume_devices,
         volume_mounts: added.volume_mounts,
         working_dir: added.working_dir,
-        // The API rejects them.
+        // The API rejects these fields of ephemeral containers.
         lifecycle: None,
         liveness_probe: None,
         ports: None,

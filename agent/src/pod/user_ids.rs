@@ -60,7 +60,7 @@ pub(crate) struct UserIds {
 
 #[derive(Debug, Default)]
 struct State {
-    /// First ids, by pod; unique.
+    /// First id of each pod's block, by pod uid. No two pods have the same first id.
     blocks: HashMap<String, u32>,
     /// Pods whose records are unreadable. Each of them may use any block.
     unread: BTreeSet<String>,
@@ -68,7 +68,7 @@ struct State {
     is_unlisted: bool,
 }
 
-/// The kubelet's format.
+/// Content of a pod's record, in the kubelet's format.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Record {
@@ -407,7 +407,7 @@ mod tests {
         }
         assert_eq!((first(&ids, "a"), first(&ids, "b")), (Some(65536), Some(131_072)));
         assert_eq!(ids.mapping("c"), None);
-        // A later agent reads them.
+        // A later agent reads the records.
         let again = UserIds::open(&dir);
         again.take("c").unwrap();
         assert_eq!((first(&again, "b"), first(&again, "c")), (Some(131_072), Some(196_608)));

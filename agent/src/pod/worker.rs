@@ -82,7 +82,7 @@ struct Worker {
     findings: Queue<Finding>,
     /// When the node received the pod. None if the pod has run.
     received: Option<Instant>,
-    /// Consecutive errors.
+    /// Number of consecutive errors.
     failures: usize,
     /// No job starts before this time.
     not_before: Option<Timestamp>,

@@ -42,7 +42,7 @@ pub struct Remote {
 /// Why a container runtime cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
-    /// The endpoint has another form.
+    /// The endpoint is not of the form `unix:///PATH`.
     #[error("the container runtime endpoint {0:?} is not of the form unix:///PATH")]
     Endpoint(String),
     /// The socket does not accept connections.

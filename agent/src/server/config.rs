@@ -22,7 +22,7 @@ pub struct ServerConfig {
 pub enum Certificate {
     /// Files of certificate and key, read at the start.
     Files(PathBuf, PathBuf),
-    /// Looked up at each handshake.
+    /// A resolver that returns the certificate for each handshake.
     Current(Arc<dyn ResolvesServerCert>),
 }
 

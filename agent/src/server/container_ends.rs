@@ -23,7 +23,7 @@ pub struct ContainerEnds {
 
 #[derive(Default)]
 struct State {
-    /// By container id. A sender is dropped when its container ends.
+    /// Senders, by container id. A sender is dropped when its container ends.
     awaited: HashMap<String, watch::Sender<()>>,
     /// Reads the events while a container is awaited.
     task: Option<AbortOnDropHandle<()>>,

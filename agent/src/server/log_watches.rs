@@ -61,7 +61,7 @@ impl Queue {
         Ok(Queue(Arc::new(Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?)))
     }
 
-    /// The next events.
+    /// Waits for the next events.
     async fn events(queue: &AsyncFd<Queue>) -> io::Result<Vec<InotifyEvent>> {
         loop {
             let mut ready = queue.readable().await?;

@@ -26,7 +26,7 @@ use tokio_util::io::ReaderStream;
 use super::respond::{text, typed};
 use crate::runtime::Body;
 
-/// The directory.
+/// The directory of the node's logs.
 const ROOT: &str = "/var/log";
 /// Maximum entries of a listing. Further ones are left out.
 const ENTRIES_MAX: usize = 5000;

@@ -27,7 +27,7 @@ const ENTRIES_MAX: usize = 10_000;
 /// The stored form of a slice.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct StoredSlice {
-    /// In the form of the API.
+    /// The slice in the form of the API.
     slice: EndpointSlice,
     /// The uids of this node's pods among the endpoints, by the addresses that they had.
     pods: BTreeMap<IpAddr, String>,

@@ -85,7 +85,7 @@ impl File {
         place: String,
     ) {
         let key = (table, name);
-        // Two names of one setting.
+        // The file sets one setting by two names.
         if let Some((_, first)) = self.values.get(&key) {
             self.problems.push(format!("{place}: {first} gives the same setting"));
             return;

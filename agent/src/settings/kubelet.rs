@@ -232,9 +232,9 @@ fn text(value: &Value) -> Option<String> {
 /// The fields for the reference page.
 #[cfg(test)]
 pub(super) struct Reference {
-    /// Field and setting.
+    /// Fields with an effect, and their settings.
     pub(super) honoured: Vec<(&'static str, String)>,
-    /// Field and accepted values.
+    /// Fields without an effect, and their accepted values.
     pub(super) without_effect: Vec<(&'static str, String)>,
 }
 

@@ -41,7 +41,7 @@ pub(crate) struct CpuTopology {
 /// Memory of a NUMA node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct NumaNode {
-    /// Bytes.
+    /// Memory in bytes.
     pub(crate) memory: u64,
     /// Bytes in huge pages, by the name of the resource: `hugepages-2Mi`.
     pub(crate) huge_pages: BTreeMap<String, u64>,

@@ -43,7 +43,7 @@ pub enum StateFileError {
     Unusable {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// Why the content cannot be used.
         problem: String,
     },
 }

@@ -22,7 +22,7 @@ pub(super) struct FileMemory {
     limit: usize,
     /// Bytes of a pod that do not count.
     free: usize,
-    /// By uid.
+    /// Files of the pods, by uid.
     pods: Mutex<HashMap<String, PodFiles>>,
 }
 

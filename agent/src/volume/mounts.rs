@@ -77,8 +77,8 @@ pub(super) fn ensure_tmpfs(dir: &Path, options: &str) -> io::Result<()> {
     mount_tmpfs(dir, options)
 }
 
-/// Mounts a tmpfs whose files are not written to the swap space. Linux 6.4 has the option. Other kernels refuse it; then
-/// the files may be swapped out.
+/// Mounts a tmpfs whose files are not written to the swap space. The option exists since Linux 6.4. Older kernels
+/// refuse it, and the files may be swapped out.
 fn mount_tmpfs(dir: &Path, options: &str) -> io::Result<()> {
     let attempt = |options: &str| mount(Some("tmpfs"), dir, Some("tmpfs"), MsFlags::empty(), Some(options));
     attempt(&format!("{options},noswap")).or_else(|_unknown| attempt(options))?;

@@ -67,7 +67,7 @@ pub(crate) struct PullRecords {
 
 #[derive(Default)]
 struct State {
-    /// By image id.
+    /// Records, by image id.
     records: HashMap<String, CachedRecord>,
     /// Pulls without a known result, by the name of the image.
     intents: HashMap<String, Intent>,
