@@ -70,7 +70,7 @@ async fn all_namespaces_together_are_limited_and_the_system_is_not() {
     let message = refused.body["message"].as_str().unwrap();
     let end = "the limit is 65536: delete objects or raise the setting max-all-namespaces-bytes";
     assert!(refused.code == 403 && message.ends_with(end), "{message}");
-    let small = server.post(maps, sized("b", 30 << 10)).await;
+    let small = server.post(maps, sized("b", 26 << 10)).await;
     assert_eq!(small.code, 201, "a small namespace, up to a quarter above the limit: {}", small.body);
     let system = "/api/v1/namespaces/kube-system/configmaps";
     assert_eq!(server.post(system, sized("a", 40 << 10)).await.code, 201);
