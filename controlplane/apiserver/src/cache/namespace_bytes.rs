@@ -66,13 +66,7 @@ pub(crate) struct ReservedBytes {
 
 /// Whether a namespace with `used` bytes may grow. All namespaces without those of the system have `all` bytes. The error
 /// is the limit that would be exceeded.
-fn decide(
-    namespace: &str,
-    used: usize,
-    all: usize,
-    growth: usize,
-    limits: ByteLimits,
-) -> Result<(), Full> {
+fn decide(namespace: &str, used: usize, all: usize, growth: usize, limits: ByteLimits) -> Result<(), Full> {
     let grown = used.saturating_add(growth);
     if grown > limits.namespace {
         return Err(Full::Namespace(used));
