@@ -15,7 +15,6 @@ mod plan;
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use coracle_proto::cri;
@@ -163,6 +162,8 @@ impl ImageGc {
     /// Collects at each trigger. Runs until dropped.
     pub(crate) async fn run(mut self) {
         if self.policy.is_off() {
+            // An eviction must not wait for it.
+            self.trigger.complete(u64::MAX);
             return;
         }
         let mut next = Instant::now() + PERIOD;
@@ -178,12 +179,12 @@ impl ImageGc {
                 () = self.trigger.check.notified() => {}
                 () = sleep_until(next) => {}
             }
-            let no_room = self.trigger.no_room.swap(false, Ordering::AcqRel);
-            if let Some(later) = self.timer.wait(no_room, Instant::now()) {
+            let requested = self.trigger.pending();
+            if let Some(later) = self.timer.wait(requested.is_some(), Instant::now()) {
                 next = next.min(later);
                 continue;
             }
-            let again = match self.collect(no_room).await {
+            let again = match self.collect(requested.is_some()).await {
                 Ok(again) => {
                     self.failures.succeeded();
                     again
@@ -193,6 +194,9 @@ impl ImageGc {
                     None
                 }
             };
+            if let Some(number) = requested {
+                self.trigger.complete(number);
+            }
             next = Instant::now() + again.unwrap_or(PERIOD).min(PERIOD);
         }
     }
@@ -221,6 +225,8 @@ impl ImageGc {
         // While the disk stays full, a pass without effect comes every ten seconds.
         if freed > 0 && need != SpaceToFree::Nothing {
             tracing::info!(?need, freed, percent = disk.percent(), "collected unused images");
+            // An eviction of a pod reads the free space after the pass.
+            self.wait_for_disk().await?;
         }
         let wanted = match need {
             SpaceToFree::Bytes(bytes) => bytes,

@@ -242,11 +242,13 @@ pub use network::PodNetwork;
 pub use properties::MachineProperties;
 
 pub(crate) use devices::{DeviceCount, DeviceCounts};
-pub(crate) use disk::{DiskShortage, Resource, disk_shortage, disk_shortages};
+pub(crate) use disk::{DiskLevels, DiskShortage, Resource};
 pub(crate) use eviction::Shortage;
 pub(crate) use images::keep as keep_images;
 pub(crate) use plan::is_extended;
-pub(crate) use pressure::{MachineLevels, MachineResource, MachineShortage, Pressure, PressureConditions};
+pub(crate) use pressure::{
+    Level, MachineLevels, MachineResource, MachineShortage, Pressure, PressureConditions,
+};
 pub(crate) use properties::{binary, kib};
 
 /// Addresses of a node without configured ones: for its certificate, which is created first.

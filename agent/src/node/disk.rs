@@ -5,7 +5,8 @@ use std::path::Path;
 use rustix::fs::statvfs;
 
 use super::eviction::Shortage;
-use super::{EvictionThresholds, MinimumReclaim};
+use super::pressure::Level;
+use super::{EvictionThresholds, MinimumReclaim, Threshold};
 
 /// A shortage of a resource of the disk, in bytes or inodes.
 pub(crate) type DiskShortage = Shortage<Resource>;
@@ -17,34 +18,82 @@ pub(crate) enum Resource {
     Inodes,
 }
 
-/// The resource that is short on the file system of the state directory. None if both suffice or cannot be determined.
-/// `lasts` says whether a shortage was found before. Such a shortage ends only when the minimum is reclaimed.
-pub(crate) fn disk_shortage(
-    state_dir: &Path,
-    thresholds: &EvictionThresholds,
-    lasts: bool,
-) -> Option<DiskShortage> {
-    disk_shortages(state_dir, thresholds, |_| lasts).into_iter().flatten().next()
+/// Available amounts of the disk's resources. By default they are unknown, and never short.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct DiskLevels {
+    pub(crate) bytes: Level,
+    pub(crate) inodes: Level,
 }
 
-/// The resources that are short on the file system of the state directory, bytes first. `lasts` says whether a resource
-/// was short before. Such a shortage ends only when the minimum is reclaimed.
-pub(crate) fn disk_shortages(
-    state_dir: &Path,
-    thresholds: &EvictionThresholds,
-    lasts: impl Fn(Resource) -> bool,
-) -> [Option<DiskShortage>; 2] {
-    // Most nodes have no soft thresholds.
-    if thresholds.nodefs_available.is_zero() && thresholds.nodefs_inodes_free.is_zero() {
-        return [None, None];
+// === impl Resource ===
+
+impl Resource {
+    /// The hard threshold of the resource.
+    pub(crate) fn threshold(self, thresholds: &EvictionThresholds) -> Threshold {
+        match self {
+            Self::Bytes => thresholds.nodefs_available,
+            Self::Inodes => thresholds.nodefs_inodes_free,
+        }
     }
-    let Ok(found) = statvfs(state_dir) else { return [None, None] };
-    let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
-    let reclaim = |resource| if lasts(resource) { thresholds.minimum_reclaim } else { MinimumReclaim::NONE };
-    let of_bytes = [thresholds.nodefs_available, reclaim(Resource::Bytes).nodefs_available];
-    let of_inodes = [thresholds.nodefs_inodes_free, reclaim(Resource::Inodes).nodefs_inodes_free];
-    [
-        Shortage::find(Resource::Bytes, of_bytes, bytes(found.f_bavail), bytes(found.f_blocks)),
-        Shortage::find(Resource::Inodes, of_inodes, found.f_favail, found.f_files),
-    ]
+}
+
+// === impl DiskLevels ===
+
+impl DiskLevels {
+    /// Reads the amounts of the file system of the state directory. They are unknown if no resource has a threshold.
+    pub(crate) fn read(state_dir: &Path, thresholds: &EvictionThresholds) -> Self {
+        let has_threshold = |thresholds: &EvictionThresholds| {
+            [Resource::Bytes, Resource::Inodes]
+                .into_iter()
+                .any(|resource| !resource.threshold(thresholds).is_zero())
+        };
+        if !has_threshold(thresholds) && !has_threshold(&thresholds.as_soft()) {
+            return Self::default();
+        }
+        let Ok(found) = statvfs(state_dir) else { return Self::default() };
+        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+        Self {
+            bytes: Level { available: bytes(found.f_bavail), capacity: bytes(found.f_blocks) },
+            inodes: Level { available: found.f_favail, capacity: found.f_files },
+        }
+    }
+
+    /// The resource that is short. None if both suffice or are unknown. `lasts` says whether a shortage was found before.
+    /// Such a shortage ends only when the minimum is reclaimed.
+    pub(crate) fn shortage(&self, thresholds: &EvictionThresholds, lasts: bool) -> Option<DiskShortage> {
+        self.shortages(thresholds, |_| lasts).into_iter().flatten().next()
+    }
+
+    /// The resources that are short, bytes first. `lasts` says whether a resource was short before. Such a shortage ends
+    /// only when the minimum is reclaimed.
+    pub(crate) fn shortages(
+        &self,
+        thresholds: &EvictionThresholds,
+        lasts: impl Fn(Resource) -> bool,
+    ) -> [Option<DiskShortage>; 2] {
+        let reclaim =
+            |resource| if lasts(resource) { thresholds.minimum_reclaim } else { MinimumReclaim::NONE };
+        let of_bytes = [thresholds.nodefs_available, reclaim(Resource::Bytes).nodefs_available];
+        let of_inodes = [thresholds.nodefs_inodes_free, reclaim(Resource::Inodes).nodefs_inodes_free];
+        [self.bytes.shortage(Resource::Bytes, of_bytes), self.inodes.shortage(Resource::Inodes, of_inodes)]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_without_a_threshold_is_not_read() {
+        let thresholds =
+            EvictionThresholds { nodefs_available: Threshold::percent(10), ..EvictionThresholds::NONE };
+        let read = |thresholds: &EvictionThresholds| DiskLevels::read(Path::new("/"), thresholds);
+        assert_ne!(read(&thresholds), DiskLevels::default());
+        assert_eq!(read(&EvictionThresholds::NONE), DiskLevels::default());
+        let mut soft = EvictionThresholds::NONE;
+        soft.soft.nodefs_inodes_free.threshold = Threshold::percent(5);
+        assert_ne!(read(&soft), DiskLevels::default());
+        let unreadable = DiskLevels::read(Path::new("/no/such/directory"), &thresholds);
+        assert_eq!(unreadable.shortage(&thresholds, false), None);
+    }
 }

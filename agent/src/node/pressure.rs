@@ -41,9 +41,9 @@ pub(crate) struct MachineLevels {
 
 /// An available amount and its maximum. A capacity of 0 means unknown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Level {
-    available: u64,
-    capacity: u64,
+pub(crate) struct Level {
+    pub(crate) available: u64,
+    pub(crate) capacity: u64,
 }
 
 /// The node's conditions of pressure over time. Cheap to clone.
@@ -179,7 +179,7 @@ impl Level {
     }
 
     /// `amounts`: the threshold, and what has to be available in addition while a shortage lasts.
-    fn shortage(self, resource: MachineResource, amounts: [Threshold; 2]) -> Option<MachineShortage> {
+    pub(super) fn shortage<R>(self, resource: R, amounts: [Threshold; 2]) -> Option<Shortage<R>> {
         Shortage::find(resource, amounts, self.available, self.capacity)
     }
 }

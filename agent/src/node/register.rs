@@ -15,7 +15,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 
 use super::NodeAgent;
 use super::devices::DeviceChanges;
-use super::disk::disk_shortage;
+use super::disk::DiskLevels;
 use super::events::{self, NodeEvent};
 use super::network::is_ready;
 use super::plan::{self, CurrentState};
@@ -202,7 +202,7 @@ fn current_state(agent: &NodeAgent) -> CurrentState {
 /// knows whether the minimum is reclaimed.
 fn pressure(agent: &NodeAgent) -> Pressure {
     let thresholds = &agent.config.eviction;
-    let disk = disk_shortage(&agent.config.state_dir, thresholds, false).is_some();
+    let disk = DiskLevels::read(&agent.config.state_dir, thresholds).shortage(thresholds, false).is_some();
     let short = MachineLevels::read().pressure(thresholds, disk);
     if short == Pressure::default() {
         return agent.pressure.current();

@@ -10,6 +10,7 @@ use super::eviction::Evictions;
 use super::pods::Pods;
 use super::pull::Providers;
 use super::pull::records::PullRecords;
+use super::pull_activity::PullActivity;
 use super::resize::Resizes;
 use super::status::write::StatusWriter;
 use super::user_ids::UserIds;
@@ -59,6 +60,8 @@ pub(crate) struct NodeContext {
     pub(crate) user_ids: UserIds,
     /// Triggers image garbage collection.
     pub(crate) image_gc: Trigger,
+    /// Whether images are pulled.
+    pub(crate) pulls: PullActivity,
     pub(crate) evictions: Evictions,
     /// The node's conditions of pressure.
     pub(crate) pressure: PressureConditions,

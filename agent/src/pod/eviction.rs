@@ -3,11 +3,13 @@
 //!
 //! Each tick of the lease timer starts a round, which checks the node's resources. If a tick is late, for example
 //! because the API server does not answer, a timer of [`WITHOUT_PULSE`] starts the round. Rounds are more frequent
-//! while available memory or process IDs fall towards their thresholds. A round also starts when tasks wait for memory.
+//! while available memory, process IDs or disk space fall towards their thresholds. A round also starts when tasks wait
+//! for memory.
 //!
-//! Under disk pressure unused images are removed first. One pod is evicted at a time; the next one follows when the cgroup
-//! of the first is gone. The pod's worker gets the eviction and stops the pod.
+//! Under disk pressure unused images are removed first. The disk is read again before an eviction. One pod is evicted at a
+//! time; the next one follows when the cgroup of the first is gone. The pod's worker gets the eviction and stops the pod.
 
+mod disk;
 mod limits;
 mod machine;
 mod measured;
@@ -15,6 +17,7 @@ mod measurement;
 mod plan;
 mod soft;
 mod stalls;
+mod trend;
 mod usage;
 
 use std::collections::{HashMap, HashSet};
@@ -27,9 +30,8 @@ use tokio::sync::{mpsc, watch};
 use super::NodeContext;
 use super::state::has_ended;
 use crate::event_recorder::Level;
-use crate::node::{
-    DiskShortage, MachineLevels, MachineResource, MachineShortage, Resource, disk_shortage, disk_shortages,
-};
+use crate::node::{DiskLevels, DiskShortage, MachineLevels, MachineResource, MachineShortage, Resource};
+use disk::{DiskShortages, Found, Pace};
 pub(crate) use limits::LimitEviction;
 use machine::Urgency;
 pub use measured::DiskUsages;
@@ -37,11 +39,14 @@ use measurement::{MeasuredPods, Measurement, measure};
 pub(crate) use plan::{is_critical, is_limited};
 use soft::{Crossed, Due};
 use stalls::MemoryStalls;
+use trend::DiskTrend;
 
 /// Interval of the measurements, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Interval of the rounds while the lease timer does not tick. It is longer than the default interval of the ticks.
 const WITHOUT_PULSE: Duration = Duration::from_secs(15);
+/// Maximum time for which an eviction for a lack of disk space waits for the removal of unused images.
+const COLLECTION_LIMIT: Duration = Duration::from_secs(2);
 /// Maximum time to wait for the end of an evicted pod after its grace period. After it the next pod may be evicted. The
 /// value is the kubelet's.
 const END_LIMIT: Duration = Duration::from_secs(30);
@@ -80,6 +85,8 @@ pub(crate) struct Eviction {
     was_short: bool,
     /// When the next round for a lack of disk space is due.
     disk_due: Instant,
+    /// When the next round for a disk that fills up quickly is due.
+    early_due: Instant,
     /// The resource of the machine that was short in the round before.
     machine_short: Option<MachineResource>,
     /// Thresholds of memory and process IDs.
@@ -88,6 +95,8 @@ pub(crate) struct Eviction {
     disk: Crossed<Resource>,
     /// The measurement of the pods' disks.
     measurement: Measurement<MeasuredPods>,
+    /// How fast the disk fills up.
+    trend: DiskTrend,
     /// The amounts of the round before.
     levels: MachineLevels,
     /// Whether available memory or process IDs were only slightly above a threshold in the round before, and were
@@ -150,10 +159,12 @@ impl Eviction {
             pulse,
             was_short: false,
             disk_due: Instant::now(),
+            early_due: Instant::now(),
             machine_short: None,
             machine: Crossed::none(),
             disk: Crossed::none(),
             measurement: Measurement::none(),
+            trend: DiskTrend::default(),
             levels: MachineLevels::default(),
             is_near: false,
             evicted: HashSet::new(),
@@ -171,7 +182,7 @@ impl Eviction {
         let mut stalls = if is_watched { MemoryStalls::open() } else { MemoryStalls::none() };
         loop {
             let urgency = self.urgency();
-            let interval = urgency.interval(self.was_short.then_some(INTERVAL));
+            let interval = urgency.interval(self.disk_interval());
             tokio::select! {
                 // All arms only wait, so dropping them loses nothing.
                 () = tokio::time::sleep(interval.unwrap_or(WITHOUT_PULSE)) => {}
@@ -190,6 +201,10 @@ impl Eviction {
     async fn round(&mut self) {
         let now = Instant::now();
         let (machine, disk) = self.find_shortages(now);
+        if self.trend.interval(&self.node.config.eviction).is_some() {
+            // Above its own threshold, the collector removes unused images before the disk is short.
+            self.node.image_gc.check_disk();
+        }
         self.forget_ended(now);
         let is_short = machine.is_some() || disk.is_some();
         let has_evictions = !self.evicted.is_empty() || !self.node.evictions.is_empty();
@@ -203,12 +218,7 @@ impl Eviction {
             }
         }
         match disk {
-            // Rounds for memory may be more frequent than rounds for the disk.
-            Some(due) if now >= self.disk_due => {
-                self.disk_due = now + INTERVAL;
-                self.relieve(&pods, due);
-            }
-            Some(_) => {}
+            Some(due) => self.relieve(&pods, due, now),
             None => {
                 self.was_short = false;
                 self.unrelieved_disk = UnrelievedPressure::default();
@@ -234,30 +244,35 @@ impl Eviction {
         let levels = MachineLevels::read().with_pods(of_pods);
         let on_machine = levels.shortage(&hard, self.machine.hard());
         let soft_on_machine = levels.shortages(&soft, |resource| self.machine.is_lasting(resource));
-        let on_disk = disk_shortage(&config.state_dir, &hard, self.disk.hard().is_some());
-        let soft_on_disk =
-            disk_shortages(&config.state_dir, &soft, |resource| self.disk.is_lasting(resource));
-        let is_soft_on_disk = soft_on_disk.iter().any(Option::is_some);
+        let disk_levels = DiskLevels::read(&config.state_dir, &hard);
+        let on_disk = DiskShortages::find(&disk_levels, &hard, &self.disk);
         let mut pressure =
-            levels.pressure(&hard, on_disk.is_some()).or(levels.pressure(&soft, is_soft_on_disk));
+            levels.pressure(&hard, on_disk.hard.is_some()).or(levels.pressure(&soft, on_disk.is_soft()));
         for shortage in on_machine.iter().chain(soft_on_machine.iter().flatten()) {
             pressure.add(shortage.resource);
         }
         self.node.pressure.observe(pressure, now);
         self.is_near = levels.is_near(&self.levels, &hard);
         self.levels = levels;
+        self.trend.add(disk_levels, now);
         let short = soft_on_machine.iter().flatten().map(|shortage| shortage.resource);
         let short = short.map(|resource| (resource, machine::grace_period(&hard.soft, resource)));
         let kind = self.machine.update(on_machine.map(|shortage| shortage.resource), short, now);
         let mut lasting = soft_on_machine.into_iter().flatten();
         let lasting = lasting.find(|shortage| self.machine.is_lasting(shortage.resource));
         let of_machine = Due::of(kind, [on_machine, lasting], hard.soft.max_pod_grace);
-        let short = soft_on_disk.iter().flatten().map(|shortage| shortage.resource);
-        let short = short.map(|resource| (resource, plan::grace_period(&hard.soft, resource)));
-        let kind = self.disk.update(on_disk.map(|shortage| shortage.resource), short, now);
-        let mut lasting = soft_on_disk.into_iter().flatten();
-        let lasting = lasting.find(|shortage| self.disk.is_lasting(shortage.resource));
-        (of_machine, Due::of(kind, [on_disk, lasting], hard.soft.max_pod_grace))
+        (of_machine, on_disk.store(&mut self.disk, &hard, now))
+    }
+
+    /// The interval of the rounds for the disk. None if the node's heartbeat starts the next round.
+    fn disk_interval(&self) -> Option<Duration> {
+        let sooner = self.trend.interval(&self.node.config.eviction);
+        if !self.was_short {
+            return sooner;
+        }
+        // More frequent rounds have no use if no pod can be evicted, or while none may be evicted early.
+        let is_useful = self.unrelieved_disk.0.is_none() && Instant::now() >= self.early_due;
+        Some(sooner.filter(|_| is_useful).unwrap_or(INTERVAL))
     }
 
     fn urgency(&self) -> Urgency {
@@ -276,30 +291,67 @@ impl Eviction {
         }
     }
 
-    /// Frees space on the node's disk. Each round requests the removal of unused images. From the second round on, it
-    /// also begins to measure the pods. After the measurement one pod is evicted.
-    fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<DiskShortage>) {
-        self.node.image_gc.no_room();
-        if !self.was_short {
-            self.was_short = true;
+    /// Frees space on the node's disk. Each round requests the removal of unused images. From the second round on, it also
+    /// begins to measure the pods; the first round does so if the disk would be full before the second one. After the
+    /// measurement one pod is evicted.
+    fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<DiskShortage>, now: Instant) {
+        let Some(pace) = self.pace(due.shortage.resource, now) else { return };
+        self.disk_due = now + INTERVAL;
+        let collection = self.node.image_gc.no_room();
+        let is_first = !std::mem::replace(&mut self.was_short, true);
+        if is_first {
             let message = format!("Attempting to reclaim {}", plan::name_of(due.shortage.resource));
             self.node.recorder.node(Level::Warning, "EvictionThresholdMet", message);
+        }
+        if is_first && pace == Pace::Ordinary {
             return;
         }
-        if self.ending.is_none() {
-            let candidates = self.candidates(pods);
-            self.measurement.begin(measure(Arc::clone(&self.node), candidates, due));
+        self.early_due = now + INTERVAL;
+        if self.ending.is_some() {
+            return;
         }
+        let (node, candidates) = (Arc::clone(&self.node), self.candidates(pods));
+        self.measurement.begin(async move {
+            collection.wait(COLLECTION_LIMIT).await;
+            measure(node, candidates, pace).await
+        });
+    }
+
+    /// The pace of a round that finds this resource of the disk short. None: rounds for memory or process IDs, or for a
+    /// disk that fills up, may be more frequent.
+    fn pace(&self, resource: Resource, now: Instant) -> Option<Pace> {
+        let falls_since = self.trend.used_up_soon(resource, &self.node.config.eviction);
+        let found = Found {
+            now,
+            was_short: self.was_short,
+            due: self.disk_due,
+            early_due: self.early_due,
+            falls_since: falls_since.filter(|_| self.disk.hard() == Some(resource)),
+        };
+        Pace::of(found, |since| self.node.pulls.was_active_since(since))
+    }
+
+    /// Reads the disk again before an eviction: images may have been removed meanwhile, and a pull may have ended.
+    fn confirm(&mut self, pace: Pace, now: Instant) -> Option<Due<DiskShortage>> {
+        if !pace.permits(|since| self.node.pulls.was_active_since(since)) {
+            return None;
+        }
+        let config = &self.node.config;
+        let levels = DiskLevels::read(&config.state_dir, &config.eviction);
+        disk::confirmed(&levels, &config.eviction, &mut self.disk, now)
     }
 
     /// Evicts the first of the measured pods, unless the shortage is over, or another pod is still ending.
     fn relieve_disk(&mut self, measured: MeasuredPods) {
+        let now = Instant::now();
         // A measurement that takes longer than the interval must not be followed by the next one at once.
-        self.disk_due = Instant::now() + INTERVAL;
+        self.disk_due = now + INTERVAL;
+        self.early_due = self.disk_due;
         if !self.was_short || self.ending.is_some() {
             return;
         }
-        let MeasuredPods { due, pods } = measured;
+        let MeasuredPods { pace, pods } = measured;
+        let Some(due) = self.confirm(pace, now) else { return };
         let current = self.pods();
         let pods = measurement::still_candidates(pods, &self.candidates(&current));
         let shortage = due.shortage;

@@ -238,6 +238,7 @@ impl Subject<'_> {
         let began = Timestamp::now();
         let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
         let _running = self.node.metrics.pull_times.begin(uid);
+        let _active = self.node.pulls.begin();
         let records = &self.node.pull_records;
         records.settle(&*self.node.runtime).await;
         let begun = records.begin(&self.node.runtime, &reference.to_string());

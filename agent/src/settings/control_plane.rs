@@ -233,9 +233,10 @@ settings! {
     /// Maximum bytes of all objects in one namespace, as they are stored; 0: no limit. In a full namespace, writes that
     /// make an object longer are refused.
     max_namespace_bytes: Option<ByteSize>
-        = unset "a sixteenth of the machine's memory, at least 64Mi and at most 1Gi", "BYTES";
+        = unset "1/32 of the machine's memory, at least 32Mi and at most 1Gi", "BYTES";
     /// Maximum bytes of all objects in namespaces that are not of the system (kube-system, kube-public,
-    /// kube-node-lease), as they are stored; 0: no limit. Above it, writes that make such an object longer are refused.
+    /// kube-node-lease), as they are stored; 0: no limit. Above it, writes that make such an object longer are refused,
+    /// unless its namespace has at most 1Mi.
     max_all_namespaces_bytes: Option<ByteSize>
         = unset "an eighth of the machine's memory, at least 128Mi", "BYTES";
     /// Time for which the API server still accepts requests during its shutdown, while /readyz fails.

@@ -26,7 +26,7 @@ use crate::usage_history::InitialResourcesOptions;
 /// Maximum bytes of the authentication configuration file.
 const MAX_AUTHENTICATION: u64 = 1 << 20;
 /// Minimum and maximum of the default limit of the bytes of a namespace.
-const NAMESPACE_BYTES: [usize; 2] = [64 << 20, 1 << 30];
+const NAMESPACE_BYTES: [usize; 2] = [32 << 20, 1 << 30];
 
 /// Configuration of the API server.
 pub struct ApiserverConfig {
@@ -117,8 +117,8 @@ pub struct ServerOptions {
     pub toleration_seconds: [i64; 2],
     /// Time after which an event is deleted.
     pub event_lifetime: Duration,
-    /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: a sixteenth of the machine's memory,
-    /// at least 64 MiB and at most 1 GiB.
+    /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: 1/32 of the machine's memory, at least
+    /// 32 MiB and at most 1 GiB.
     pub max_namespace_bytes: Option<usize>,
     /// Maximum encoded bytes of the objects in all namespaces without those of the system; 0: no limit. `None`: an eighth
     /// of the machine's memory, at least 128 MiB.
@@ -171,18 +171,16 @@ impl ServerOptions {
             0 => usize::MAX,
             limit => limit,
         };
-        ByteLimits {
-            namespace: limit(self.max_namespace_bytes, default.namespace),
-            all: limit(self.max_all_namespaces_bytes, default.all),
-        }
+        let namespace = limit(self.max_namespace_bytes, default.namespace);
+        ByteLimits::new(namespace, limit(self.max_all_namespaces_bytes, default.all))
     }
 }
 
 /// The defaults of the maximum encoded bytes of the objects in namespaces, from the machine's memory in bytes. Objects
-/// take up to four times as much memory as their encoding.
+/// take up to four times as much memory as their encoding. One namespace gets at most a quarter of the limit of all.
 fn default_byte_limits(memory: usize) -> ByteLimits {
     let [min, max] = NAMESPACE_BYTES;
-    ByteLimits { namespace: (memory / 16).clamp(min, max), all: (memory / 8).max(2 * min) }
+    ByteLimits::new((memory / 32).clamp(min, max), (memory / 8).max(4 * min))
 }
 
 /// The machine's memory in bytes. 0 if the kernel does not report it.
@@ -315,20 +313,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_namespace_may_have_a_sixteenth_of_the_memory() {
+    fn a_namespace_may_have_a_quarter_of_the_bytes_of_all() {
         for (memory, namespace, all) in
-            [(0, 64 << 20, 128 << 20), (4 << 30, 256 << 20, 512 << 20), (64 << 30, 1 << 30, 8 << 30)]
+            [(0, 32 << 20, 128 << 20), (4 << 30, 128 << 20, 512 << 20), (64 << 30, 1 << 30, 8 << 30)]
         {
-            assert_eq!(default_byte_limits(memory), ByteLimits { namespace, all }, "{memory}");
+            assert_eq!(default_byte_limits(memory), ByteLimits::new(namespace, all), "{memory}");
+            assert!(namespace <= all / 4, "{memory}");
         }
         let limits = |max_namespace_bytes, max_all_namespaces_bytes| {
             let options =
                 ServerOptions { max_namespace_bytes, max_all_namespaces_bytes, ..ServerOptions::default() };
             options.byte_limits()
         };
-        assert_eq!(limits(Some(0), Some(7)), ByteLimits { namespace: usize::MAX, all: 7 });
-        assert_eq!(limits(Some(7), Some(0)), ByteLimits { namespace: 7, all: usize::MAX });
+        assert_eq!(limits(Some(0), Some(7)), ByteLimits::new(usize::MAX, 7));
+        assert_eq!(limits(Some(7), Some(0)), ByteLimits::new(7, usize::MAX));
         let default = limits(None, None);
-        assert!(default.namespace >= 64 << 20 && default.all >= 128 << 20);
+        assert!(default.namespace >= 32 << 20 && default.all >= 128 << 20);
     }
 }

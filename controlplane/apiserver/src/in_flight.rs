@@ -6,12 +6,16 @@
 //! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's requests
 //! on all priority levels together. `flow_control` limits the total.
 
+mod webhook_connections;
+
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coracle_connections::{Share, Source};
 
+use self::webhook_connections::WebhookConnections;
+pub(crate) use self::webhook_connections::WebhookPermit;
 use crate::{
     authn::User,
     error::{ApiError, Result},
@@ -70,8 +74,6 @@ const MAX_STREAMS_OF_NODE: usize = 512;
 const PROXIED: &str = "";
 /// Key of the connections to all kubelets in this map. No node has this name.
 const ALL_KUBELETS: &str = " ";
-/// Key of the connections to webhooks in this map. No node has this name.
-const WEBHOOKS: &str = "  ";
 /// Bytes of a body that are always accepted.
 const SMALL_BODY_BYTES: usize = 64 << 10;
 
@@ -98,7 +100,7 @@ pub(crate) struct InFlight {
     streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
     max_proxied: usize,
     max_kubelet_clients: usize,
-    max_webhooks: usize,
+    webhooks: WebhookConnections,
 }
 
 /// The permission for a connection to a server of the cluster. Dropping it releases the place. Empty for users without
@@ -201,7 +203,7 @@ impl InFlight {
             streams: Arc::default(),
             max_proxied: Share::ProxiedRequests.count(),
             max_kubelet_clients: Share::KubeletClients.count(),
-            max_webhooks: Share::Webhooks.count(),
+            webhooks: WebhookConnections::new(),
         }
     }
 
@@ -301,9 +303,15 @@ impl InFlight {
         self.connection(user, &[(PROXIED, self.max_proxied)])
     }
 
-    /// Reserves a connection to a webhook on a host.
-    pub(crate) fn webhook(&self, host: &str) -> Result<StreamPermit> {
-        Ok(StreamPermit { _streams: vec![self.owned_stream(host, WEBHOOKS, self.max_webhooks)?] })
+    /// Waits for a connection to a webhook on a host. `None` if too many calls wait.
+    pub(crate) async fn webhook(&self, host: &str) -> Option<WebhookPermit> {
+        self.webhooks.acquire(host).await
+    }
+
+    /// Limits the connections to webhooks and the calls that wait for one.
+    #[cfg(test)]
+    pub(crate) fn with_webhooks(self, max_used: usize, max_waiting: usize) -> Self {
+        Self { webhooks: WebhookConnections::with_limits(max_used, max_waiting), ..self }
     }
 
     /// Reserves a connection in each of the limits: a key of the map, and the maximum number of connections.
@@ -509,17 +517,6 @@ mod tests {
         assert!(limits.enter(&User::new("root", &["system:masters"]), &read).unwrap().is_none());
         drop(held);
         assert!(limits.enter(&ann, &read).is_ok());
-    }
-
-    #[test]
-    fn connections_to_webhooks_are_limited_and_shared_by_hosts() {
-        let limits = InFlight { max_webhooks: 8, ..InFlight::new(MAX_IN_FLIGHT) };
-        let mut of_slow: Vec<_> = std::iter::from_fn(|| limits.webhook("slow").ok()).collect();
-        assert_eq!(of_slow.len(), 6, "one host leaves a part for others");
-        assert_eq!(limits.webhook("slow").err().map(|error| error.code), Some(429));
-        assert!(limits.webhook("other").is_ok());
-        of_slow.pop();
-        assert!(limits.webhook("slow").is_ok());
     }
 
     #[test]

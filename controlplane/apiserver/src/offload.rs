@@ -34,14 +34,25 @@ struct OffloadPermit;
 
 /// Runs a function; a heavy one waits for a permit. A nested call uses the permit of the outer call.
 pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
-    let threaded = || Handle::try_current().is_ok_and(|h| h.runtime_flavor() == RuntimeFlavor::MultiThread);
-    if !is_heavy || IS_OFFLOADED.get() || !threaded() {
+    if !must_leave_worker(is_heavy) {
         return work();
     }
     tokio::task::block_in_place(|| {
         let _permit = GATE.wait();
         work()
     })
+}
+
+/// Runs a function of a caller that may hold locks. It waits for no permit, because the functions with a permit may wait
+/// for these locks.
+pub(crate) fn run_with_locks<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
+    if must_leave_worker(is_heavy) { tokio::task::block_in_place(work) } else { work() }
+}
+
+/// Whether a function must not run on an async worker, and the caller is on one.
+fn must_leave_worker(is_heavy: bool) -> bool {
+    let threaded = || Handle::try_current().is_ok_and(|h| h.runtime_flavor() == RuntimeFlavor::MultiThread);
+    is_heavy && !IS_OFFLOADED.get() && threaded()
 }
 
 /// Whether the JSON text of a tree has approximately `bytes` bytes or more. The traversal stops at that size.
@@ -125,6 +136,21 @@ mod tests {
         let (release, released) = mpsc::channel::<()>();
         let job = tokio::spawn(async move {
             run(true, || {
+                started.send(()).unwrap();
+                released.recv_timeout(DEADLINE)
+            })
+        });
+        has_started.recv_timeout(DEADLINE).unwrap();
+        tokio::spawn(async move { release.send(()).unwrap() }).await.unwrap();
+        job.await.unwrap().unwrap();
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn other_tasks_run_while_work_with_locks_blocks() {
+        let (release, released) = mpsc::channel::<()>();
+        let (started, has_started) = mpsc::channel::<()>();
+        let job = tokio::spawn(async move {
+            run_with_locks(true, || {
                 started.send(()).unwrap();
                 released.recv_timeout(DEADLINE)
             })

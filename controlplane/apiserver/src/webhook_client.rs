@@ -9,14 +9,14 @@ use http_body_util::Full;
 use hyper_util::rt::TokioIo;
 use rustls_pki_types::ServerName;
 use serde_json::Value;
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, time::Instant};
 use tokio_rustls::TlsConnector;
 
 use crate::{
     body,
     bundle_verifier::BundleVerifier,
     cache::Cache,
-    in_flight::{BodyMemory, InFlight, StreamPermit},
+    in_flight::{BodyMemory, InFlight, WebhookPermit},
     offload::{self, MIN_OFFLOADED_BYTES},
     remote::{
         identities::{Identities, Identity},
@@ -75,30 +75,44 @@ fn tls(ca_bundle: &str, client: Option<&ClientCertificate>) -> Result<Arc<rustls
     config.map(Arc::new).map_err(|error| format!("the client certificate is invalid: {error}"))
 }
 
+/// A connection that a call may open, and the end of the call.
+pub(crate) struct Slot {
+    permit: WebhookPermit,
+    deadline: Instant,
+}
+
+/// Waits for a connection to a webhook, within the webhook's timeout. The timeout includes the call that follows. A caller
+/// makes its review afterwards, so that waiting calls need little memory.
+pub(crate) async fn reserve(in_flight: &InFlight, hook: &Endpoint) -> Result<Slot, String> {
+    let deadline = Instant::now() + hook.timeout;
+    let why = match tokio::time::timeout_at(deadline, in_flight.webhook(&hook.host())).await {
+        Ok(Some(permit)) => return Ok(Slot { permit, deadline }),
+        Ok(None) => "too many calls wait for connections to webhooks; try again",
+        Err(_elapsed) => "context deadline exceeded: other calls use all connections to webhooks",
+    };
+    Err(hook.failed(why))
+}
+
 /// Sends a review to a webhook, within its timeout.
 ///
-/// The response is charged to the memory of all webhook responses of `in_flight` until `memory` is dropped. The call fails
-/// if other calls use the connections that its host may use.
+/// The response is charged to the memory of all webhook responses until `memory` is dropped.
 pub(crate) async fn call(
     cache: &Cache,
-    in_flight: &InFlight,
     hook: &Endpoint,
+    slot: Slot,
     review: &Value,
     memory: &mut BodyMemory,
 ) -> Result<Value, String> {
-    let url = hook.target.url(hook.timeout.as_secs());
-    let called = match in_flight.webhook(&hook.host()) {
-        Ok(permit) => tokio::time::timeout(hook.timeout, exchange(cache, hook, permit, review, memory)).await,
-        Err(_refused) => Ok(Err("other calls use all connections to webhooks; try again".to_owned())),
-    };
+    let Slot { permit, deadline } = slot;
+    let called = tokio::time::timeout_at(deadline, exchange(cache, hook, permit, review, memory)).await;
     let called = called.unwrap_or_else(|_elapsed| Err("context deadline exceeded".to_owned()));
-    called.map_err(|why| format!("failed to call webhook: Post {url:?}: {why}"))
+    called.map_err(|why| hook.failed(&why))
 }
 
 async fn exchange(
     cache: &Cache,
     hook: &Endpoint,
-    permit: StreamPermit,
+    permit: WebhookPermit,
     review: &Value,
     memory: &mut BodyMemory,
 ) -> Result<Value, String> {
@@ -200,6 +214,11 @@ impl Endpoint {
         self.target.host()
     }
 
+    /// The message of a failed call.
+    fn failed(&self, why: &str) -> String {
+        format!("failed to call webhook: Post {:?}: {why}", self.target.url(self.timeout.as_secs()))
+    }
+
     /// Maximum bytes of the response to a request of that many bytes.
     fn max_response(&self, sent: usize) -> usize {
         MAX_RESPONSE.saturating_add(sent.saturating_mul(PER_BYTE_SENT)).min(self.max_response)
@@ -265,6 +284,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::in_flight::MAX_IN_FLIGHT;
 
     #[test]
     fn a_target_is_a_service_or_a_url() {
@@ -293,6 +313,25 @@ mod tests {
             let tls = endpoint.tls.unwrap();
             assert_eq!(tls.client_auth_cert_resolver.has_certs(), has_certificate, "{namespace}");
         }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_waits_for_a_connection_until_its_timeout() {
+        let hook = Endpoint::read(&json!({"url": "https://slow.example/hook"}), Duration::from_secs(5));
+        let in_flight = InFlight::new(MAX_IN_FLIGHT).with_webhooks(2, 2);
+        let first = reserve(&in_flight, &hook).await.ok().unwrap();
+        let error = reserve(&in_flight, &hook).await.err().unwrap();
+        let url = "failed to call webhook: Post \"https://slow.example:443/hook?timeout=5s\": ";
+        let why = "context deadline exceeded: other calls use all connections to webhooks";
+        assert_eq!(error, format!("{url}{why}"));
+        let began = Instant::now();
+        let release = async {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            drop(first);
+        };
+        let (second, ()) = tokio::join!(reserve(&in_flight, &hook), release);
+        let end = second.ok().unwrap().deadline;
+        assert_eq!(end - began, hook.timeout, "the wait counts for the timeout");
     }
 
     #[test]

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use crate::format;
 use crate::schema::{Additional, Checks, Schema};
 use crate::violation::{Path, Violation, Violations, extended};
+use crate::work::comparison;
 
 /// Maximum work of the checks of one object; a unit is about a nanosecond. A schema can check the same value many
 /// times, with patterns of any size.
@@ -18,6 +19,9 @@ const MAX_WORK: u64 = 2_000_000_000;
 
 /// Work of checking one value against one node of the schema, without the texts of the value.
 const NODE: usize = 50;
+
+/// Maximum violations of one value. A list of required fields can be as long as a definition.
+const MAX_ERRORS: usize = 1000;
 
 /// Validates an object, or a part of it that the path names.
 pub(crate) fn check(
@@ -56,7 +60,7 @@ struct Outcome {
 impl Outcome {
     fn merge(&mut self, other: Outcome) {
         self.matches += other.matches;
-        if self.errors.len() < 1000 {
+        if self.errors.len() < MAX_ERRORS {
             self.errors.extend(other.errors);
         }
     }
@@ -261,7 +265,13 @@ impl Checker<'_> {
             outcome.merge(self.node(inner, before, field, &place));
         }
         let Some(checks) = &schema.checks else { return };
+        if !self.charge(checks.required.len(), 20) {
+            return;
+        }
         for name in checks.required.iter().filter(|name| !map.contains_key(&***name)) {
+            if outcome.errors.len() >= MAX_ERRORS || !self.charge(1, 500) {
+                return;
+            }
             self.report(outcome, &join(path, name), |violations, place| violations.required(place, ""));
         }
     }
@@ -285,7 +295,10 @@ impl Checker<'_> {
         let Some(known) = schema.checks.as_ref().and_then(|checks| checks.one_of_values.as_ref()) else {
             return;
         };
-        self.charge(known.len(), 5);
+        let size = comparison(value);
+        if !self.charge(size, 5) || !self.charge(known.len(), size.saturating_mul(5)) {
+            return;
+        }
         if known.iter().any(|allowed| number::equal(allowed, value)) {
             return;
         }

@@ -8,7 +8,7 @@ use crate::json_path::JsonPath;
 use crate::rules::{Rules, State};
 use crate::schema::{Schema, SchemaError};
 use crate::violation::{Path, Violations};
-use crate::{TooManyDefaults, check, default, embedded, list_type, prune, types};
+use crate::{TooManyDefaults, check, default, embedded, list_type, prune, types, work};
 
 /// One version of a custom resource.
 #[derive(Debug)]
@@ -52,6 +52,12 @@ impl CustomResource {
     /// Whether the schema has rules in CEL.
     pub fn has_rules(&self) -> bool {
         self.rules.is_some()
+    }
+
+    /// Whether the pruning, defaulting and validation of an object may take more than about a millisecond, without rules
+    /// in CEL. The old object is given for an update.
+    pub fn is_heavy(&self, object: &Value, old: Option<&Value>) -> bool {
+        work::is_heavy([object].into_iter().chain(old), &self.schema)
     }
 
     /// Whether `/status` is served.

@@ -22,10 +22,9 @@ pub(crate) fn is_complete(value: &Value, schema: &Schema) -> bool {
     match value {
         Value::Object(map) => {
             let present = |name: &str, property: &Schema| {
-                property.default.is_none()
-                    || map.get(name).is_some_and(|old| !old.is_null() || property.nullable)
+                map.get(name).is_some_and(|old| !old.is_null() || property.nullable)
             };
-            schema.properties.iter().all(|(name, property)| present(name, property))
+            schema.properties_with_default().all(|(name, _default, property)| present(name, property))
                 && map
                     .iter()
                     .all(|(name, inner)| schema.field(name).is_none_or(|field| is_complete(inner, field)))
@@ -66,11 +65,10 @@ impl Defaulter {
     fn value(&mut self, value: &mut Value, schema: &Schema) -> Result<(), TooManyDefaults> {
         match value {
             Value::Object(map) => {
-                for (name, property) in &schema.properties {
-                    let Some(default) = &property.default else { continue };
-                    let missing = map.get(&**name).is_none_or(|old| old.is_null() && !property.nullable);
+                for (name, default, property) in schema.properties_with_default() {
+                    let missing = map.get(name).is_none_or(|old| old.is_null() && !property.nullable);
                     if missing {
-                        map.insert(name.to_string(), self.copy(default)?);
+                        map.insert(name.to_owned(), self.copy(default)?);
                     }
                 }
                 for (name, inner) in map.iter_mut() {

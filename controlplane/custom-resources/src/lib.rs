@@ -12,6 +12,7 @@
 //! | unknown fields, defaults, embedded metadata | `prune`, `default`, `embedded` | `apiserver/schema/{pruning,defaulting,objectmeta}` |
 //! | numbers without a fraction | `whole_number` | `util/json` of the API machinery |
 //! | validation of objects | `check`, `format`, `list_type`, `rules` | `apiserver/validation`, `apiserver/schema/{listtype,cel}` |
+//! | estimated work of objects | `work` | none |
 //! | printer columns | [`columns`], [`json_path`] | `registry/customresource/tableconvertor` |
 //! | OpenAPI | [`publish`] | `controller/openapi` |
 //!
@@ -43,6 +44,7 @@ mod types;
 pub mod validate;
 mod violation;
 mod whole_number;
+mod work;
 
 pub use custom_resource::CustomResource;
 pub use default::TooManyDefaults;

@@ -26,6 +26,9 @@ pub struct Schema {
     pub default: Option<Value>,
     /// `properties`.
     pub properties: BTreeMap<Box<str>, Schema>,
+    /// The names of the properties with a default. A schema can have many properties without one, and an object many
+    /// values with such a schema.
+    pub defaulted: Vec<Box<str>>,
     /// `additionalProperties`.
     pub additional: Option<Additional>,
     /// `items`.
@@ -165,6 +168,14 @@ impl Schema {
     /// The schema of list elements.
     pub fn item(&self) -> Option<&Schema> {
         self.items.as_deref()
+    }
+
+    /// The properties with a default: name, default and schema.
+    pub fn properties_with_default(&self) -> impl Iterator<Item = (&str, &Value, &Schema)> {
+        self.defaulted.iter().filter_map(|name| {
+            let property = self.properties.get(name)?;
+            Some((&**name, property.default.as_ref()?, property))
+        })
     }
 
     /// Whether the node or a node below it has rules.

@@ -32,8 +32,9 @@ pub(super) struct Urgency {
 // === impl Urgency ===
 
 impl Urgency {
-    /// The time until the next round. `other` is the interval of other measurements. None if the next tick of the lease
-    /// timer starts the next round. If no pod can be evicted, faster rounds would only take time from the node.
+    /// The time until the next round. `other` is the interval of other measurements; the shorter interval counts. None if
+    /// the next tick of the lease timer starts the next round. If no pod can be evicted, faster rounds would only take
+    /// time from the node.
     pub(super) fn interval(self, other: Option<Duration>) -> Option<Duration> {
         let own = match self {
             Self { is_unrelieved: true, .. } => None,
@@ -41,7 +42,7 @@ impl Urgency {
             Self { is_near: true, .. } => Some(NEAR),
             Self { is_short: false, is_near: false, is_unrelieved: false } => None,
         };
-        own.or(other)
+        [own, other].into_iter().flatten().min()
     }
 
     /// Whether a round starts as soon as tasks wait for memory. This has no use if rounds are already frequent, or if
@@ -218,6 +219,8 @@ mod tests {
         assert_eq!(urgency(false, false, false).interval(ten), ten);
         assert_eq!(urgency(false, true, false).interval(ten), Some(NEAR));
         assert_eq!(urgency(true, true, false).interval(None), Some(SHORT));
+        let disk = Some(Duration::from_millis(900));
+        assert_eq!(urgency(true, true, false).interval(disk), disk, "the disk fills up at the same time");
         assert!(urgency(false, true, false).follows_stalls() && !urgency(true, true, true).follows_stalls());
         assert_eq!(
             (urgency(true, true, true).interval(ten), urgency(true, true, true).interval(None)),

@@ -8,10 +8,9 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::task::JoinSet;
 
+use super::disk::Pace;
 use super::plan::Usage;
-use super::soft::Due;
 use super::usage;
-use crate::node::DiskShortage;
 use crate::pod::NodeContext;
 
 /// A measurement. Dropping it ends the measurement.
@@ -20,7 +19,7 @@ pub(super) struct Measurement<T>(JoinSet<T>);
 
 /// The disk usage of the pods that may be evicted for a shortage.
 pub(super) struct MeasuredPods {
-    pub(super) due: Due<DiskShortage>,
+    pub(super) pace: Pace,
     pub(super) pods: Vec<(Arc<Pod>, Usage)>,
 }
 
@@ -53,11 +52,7 @@ impl<T: Send + 'static> Measurement<T> {
 }
 
 /// Measures the disk usage of these pods.
-pub(super) async fn measure(
-    node: Arc<NodeContext>,
-    candidates: Vec<Arc<Pod>>,
-    due: Due<DiskShortage>,
-) -> MeasuredPods {
+pub(super) async fn measure(node: Arc<NodeContext>, candidates: Vec<Arc<Pod>>, pace: Pace) -> MeasuredPods {
     let mut pods = Vec::with_capacity(candidates.len());
     // One list for all pods: the runtime searches all containers for each list.
     let mut layers = usage::layers(&node, None).await;
@@ -66,7 +61,7 @@ pub(super) async fn measure(
         let used = usage::with_layers(&node, &pod, own).await;
         pods.push((pod, used));
     }
-    MeasuredPods { due, pods }
+    MeasuredPods { pace, pods }
 }
 
 /// The measured pods that may still be evicted. The others have ended, or were evicted, during the measurement.

@@ -267,11 +267,15 @@ async fn call(
     }
     let objects = objects(attributes, kind, object).await?;
     let uid = uuid::Uuid::new_v4().to_string();
-    let request = review::request(attributes, hook.version, &uid, kind, &objects);
     let began = std::time::Instant::now();
     let mut memory = admission.in_flight.response(&hook.endpoint.host());
-    let (cache, in_flight) = (&admission.cache, &admission.in_flight);
-    let called = webhook_client::call(cache, in_flight, &hook.endpoint, &request, &mut memory).await;
+    let called = match webhook_client::reserve(&admission.in_flight, &hook.endpoint).await {
+        Ok(slot) => {
+            let request = review::request(attributes, hook.version, &uid, kind, &objects);
+            webhook_client::call(&admission.cache, &hook.endpoint, slot, &request, &mut memory).await
+        }
+        Err(why) => Err(why),
+    };
     let answer = called.and_then(|answer| review::response(&answer, hook.version, &uid, phase));
     let rejected = answer.as_ref().map_or(hook.fail_closed, |verdict| !verdict.allowed);
     let metrics = &admission.metrics.admission;

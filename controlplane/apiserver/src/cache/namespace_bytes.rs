@@ -12,6 +12,10 @@ use std::{
 /// namespaces: the components of the cluster work even if users have reached it.
 const SYSTEM: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];
 
+/// Encoded bytes up to which a namespace may grow while the limit of all namespaces is reached. So a few full namespaces do
+/// not prevent that others are used.
+const GUARANTEED: usize = 1 << 20;
+
 /// Maximum encoded bytes of objects in namespaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ByteLimits {
@@ -19,6 +23,9 @@ pub(crate) struct ByteLimits {
     pub(crate) namespace: usize,
     /// In all namespaces without those of the system. `usize::MAX`: no limit.
     pub(crate) all: usize,
+    /// In all namespaces without those of the system, for writes after which their namespace has at most [`GUARANTEED`]
+    /// bytes.
+    pub(crate) all_if_small: usize,
 }
 
 /// The limit that a write would exceed, with the bytes that count already.
@@ -57,11 +64,39 @@ pub(crate) struct ReservedBytes {
     bytes: usize,
 }
 
+/// Whether a namespace with `used` bytes may grow. All namespaces without those of the system have `all` bytes. The error
+/// is the limit that would be exceeded.
+fn decide(namespace: &str, used: usize, all: usize, growth: usize, limits: ByteLimits) -> Result<(), Full> {
+    let grown = used.saturating_add(growth);
+    if grown > limits.namespace {
+        return Err(Full::Namespace(used));
+    }
+    let most = if grown <= GUARANTEED { limits.all_if_small } else { limits.all };
+    let is_full = !SYSTEM.contains(&namespace) && all.saturating_add(growth) > most;
+    if is_full { Err(Full::All(all)) } else { Ok(()) }
+}
+
 /// The namespace in a key of the store. `None` for objects without a namespace.
 fn namespace_of(key: &str) -> Option<&str> {
     let mut parts = key.split('/').skip(2);
     let namespace = parts.next()?;
     parts.next().map(|_name| namespace)
+}
+
+// === impl ByteLimits ===
+
+impl ByteLimits {
+    /// The limits of one namespace and of all namespaces. Small namespaces together may exceed the second limit by a
+    /// quarter.
+    pub(crate) fn new(namespace: usize, all: usize) -> Self {
+        Self { namespace, all, all_if_small: all.saturating_add(all / 4) }
+    }
+
+    /// The limits for updates by the components of the cluster. Small namespaces do not use up their part.
+    pub(crate) fn of_components(self) -> Self {
+        let all = self.all.saturating_add(self.all / 8 * 3);
+        Self { namespace: self.namespace.saturating_add(self.namespace / 4), all, all_if_small: all }
+    }
 }
 
 // === impl Count ===
@@ -89,22 +124,15 @@ impl NamespaceBytes {
         bytes: usize,
         limits: ByteLimits,
     ) -> Result<ReservedBytes, Full> {
-        let is_system = namespace_of(key).is_some_and(|namespace| SYSTEM.contains(&namespace));
-        let mut exceeded = None;
+        let mut decision = Ok(());
         self.update(key, |count, all| {
-            let used = count.total();
-            if used.saturating_add(bytes) > limits.namespace {
-                exceeded = Some(Full::Namespace(used));
-            } else if !is_system && all.saturating_add(bytes) > limits.all {
-                exceeded = Some(Full::All(all));
-            } else {
+            let namespace = namespace_of(key).unwrap_or_default();
+            decision = decide(namespace, count.total(), all, bytes, limits);
+            if decision.is_ok() {
                 count.reserved += bytes;
             }
         });
-        match exceeded {
-            Some(full) => Err(full),
-            None => Ok(ReservedBytes { all: self.clone(), key: key.clone(), bytes }),
-        }
+        decision.map(|()| ReservedBytes { all: self.clone(), key: key.clone(), bytes })
     }
 
     /// Changes the count of the namespace of a key. It is removed if it is empty then. `update` also gets the bytes of all
@@ -201,7 +229,7 @@ mod tests {
     fn all_namespaces_share_a_limit_that_leaves_the_system_its_own() {
         let counts = Arc::<NamespaceBytes>::default();
         let key = |namespace: &str| Arc::<str>::from(format!("/configmaps/{namespace}/a"));
-        let limits = ByteLimits { namespace: 60, all: 100 };
+        let limits = ByteLimits { all_if_small: 100, ..ByteLimits::new(60, 100) };
         let reserve = |namespace: &str, bytes| counts.reserve(&key(namespace), bytes, limits);
         counts.count(&key("a"), 0, 50);
         counts.count(&key("kube-system"), 0, 50);
@@ -219,9 +247,36 @@ mod tests {
     }
 
     #[test]
+    fn a_small_namespace_may_grow_while_all_namespaces_are_full() {
+        let limits = ByteLimits::new(32 << 20, 100 << 20);
+        let decide = |used, all, growth| decide("ns", used, all, growth, limits);
+        let (all, full) = (limits.all, limits.all + limits.all / 4);
+        assert_eq!(decide(0, all, GUARANTEED), Ok(()), "up to the guaranteed bytes");
+        assert_eq!(decide(0, all, GUARANTEED + 1), Err(Full::All(all)));
+        assert_eq!(decide(GUARANTEED, all, 1), Err(Full::All(all)));
+        assert_eq!(decide(2 * GUARANTEED, all - 1, 1), Ok(()), "the common limit is not reached");
+        assert_eq!(decide(0, full - 1, 1), Ok(()), "a quarter above the common limit");
+        assert_eq!(decide(0, full, 1), Err(Full::All(full)));
+        assert_eq!(super::decide("kube-system", 0, full, 2 * GUARANTEED, limits), Ok(()));
+        let small = ByteLimits::new(100, usize::MAX);
+        assert_eq!(super::decide("ns", 0, 0, 101, small), Err(Full::Namespace(0)), "its own limit");
+    }
+
+    #[test]
+    fn components_update_objects_when_small_namespaces_have_used_up_their_part() {
+        let limits = ByteLimits::new(32 << 20, 100 << 20);
+        let (full, of_components) = (limits.all_if_small, limits.of_components());
+        assert_eq!(decide("ns", 0, full, 1, limits), Err(Full::All(full)));
+        assert_eq!(decide("ns", 0, full, 1, of_components), Ok(()));
+        assert_eq!(decide("ns", 40 << 20, full, 1, of_components), Err(Full::Namespace(40 << 20)));
+        let none = ByteLimits::new(usize::MAX, usize::MAX);
+        assert_eq!(none.of_components(), none);
+    }
+
+    #[test]
     fn writes_in_progress_count_until_they_end() {
         let all = Arc::<NamespaceBytes>::default();
-        let limits = ByteLimits { namespace: 100, all: usize::MAX };
+        let limits = ByteLimits::new(100, usize::MAX);
         let key: Arc<str> = "/configmaps/ns/a".into();
         all.count(&key, 0, 60);
         let first = all.reserve(&key, 30, limits);

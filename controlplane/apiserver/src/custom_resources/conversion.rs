@@ -60,14 +60,15 @@ impl WebhookConversion {
 
     async fn call(&self, objects: &[Value], to: &str) -> Result<Vec<Value>, String> {
         let cache = self.client.cache.upgrade().ok_or("the server is stopping")?;
+        let in_flight = &self.client.in_flight;
+        let slot = webhook_client::reserve(in_flight, &self.endpoint).await?;
         let uid = uuid::Uuid::new_v4().to_string();
         let api_version = format!("apiextensions.k8s.io/{}", self.version);
         let request = json!({"kind": "ConversionReview", "apiVersion": api_version, "request": {
             "uid": uid, "desiredAPIVersion": to, "objects": objects,
         }});
-        let in_flight = &self.client.in_flight;
         let mut memory = in_flight.response(&self.endpoint.host());
-        let review = webhook_client::call(&cache, in_flight, &self.endpoint, &request, &mut memory).await?;
+        let review = webhook_client::call(&cache, &self.endpoint, slot, &request, &mut memory).await?;
         let converted = response(review, &api_version, &uid)?;
         if converted.len() != objects.len() {
             return Err(format!("returned {} objects, expected {}", converted.len(), objects.len()));

@@ -47,10 +47,8 @@ impl CustomStrategy {
     fn problem(&self, problem: String) -> SchemaError {
         SchemaError::Decode { kind: self.kind.clone(), version: self.version.clone(), problem }
     }
-}
 
-impl Strategy for CustomStrategy {
-    fn decode(
+    fn decode_here(
         &self,
         parsed: Parsed,
         validation: FieldValidation,
@@ -77,9 +75,27 @@ impl Strategy for CustomStrategy {
         }
     }
 
+    /// Whether the validation must not run on an async worker. Rules may take seconds for a small object.
+    fn has_heavy_validation(&self, new: &Value, old: Option<&Value>) -> bool {
+        self.rules.has_rules() || self.rules.is_heavy(new, old)
+    }
+}
+
+impl Strategy for CustomStrategy {
+    fn decode(
+        &self,
+        parsed: Parsed,
+        validation: FieldValidation,
+    ) -> Result<(Value, Vec<String>), SchemaError> {
+        let is_heavy = self.rules.is_heavy(&parsed.value, None);
+        offload::run(is_heavy, || self.decode_here(parsed, validation))
+    }
+
     fn default(&self, object: &mut Value) {
-        // Defaults beyond the memory limit are omitted. The validation then refuses the object.
-        let _ = self.rules.default(object);
+        let is_heavy = self.rules.is_heavy(object, None);
+        // Defaults beyond the memory limit are omitted. The validation then refuses the object. The cache holds its lock
+        // when it completes stored objects.
+        let _ = offload::run_with_locks(is_heavy, || self.rules.default(object));
     }
 
     fn prepare_create(&self, object: &mut Value) {
@@ -91,19 +107,24 @@ impl Strategy for CustomStrategy {
     }
 
     fn validate(&self, causes: &mut Causes, new: &Value, old: Option<&Value>) {
-        if self.has_defaults && !self.rules.has_all_defaults(new) {
-            causes.invalid(&Path::root(""), &Value::Null, "the defaults of the object need too much memory");
-            return;
-        }
         let mut violations = Violations::default();
-        // Validation rules may take seconds for a small object.
-        offload::run(self.rules.has_rules(), || self.rules.validate(new, old, &mut violations));
+        let is_complete = offload::run(self.has_heavy_validation(new, old), || {
+            let is_complete = !self.has_defaults || self.rules.has_all_defaults(new);
+            if is_complete {
+                self.rules.validate(new, old, &mut violations);
+            }
+            is_complete
+        });
+        if !is_complete {
+            causes.invalid(&Path::root(""), &Value::Null, "the defaults of the object need too much memory");
+        }
         causes.extend(violations);
     }
 
     fn validate_status(&self, causes: &mut Causes, new: &Value, old: &Value) {
         let mut violations = Violations::default();
-        offload::run(self.rules.has_rules(), || self.rules.validate_status(new, old, &mut violations));
+        let is_heavy = self.has_heavy_validation(new, Some(old));
+        offload::run(is_heavy, || self.rules.validate_status(new, old, &mut violations));
         causes.extend(violations);
     }
 

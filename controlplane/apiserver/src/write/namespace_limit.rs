@@ -43,11 +43,7 @@ pub(super) fn limits(call: &Call, expect: Expect) -> Option<ByteLimits> {
     // Some controllers and add-ons have service accounts of their own.
     let is_component =
         COMPONENTS.contains(&user.name.as_str()) || user.is_in("system:serviceaccounts:kube-system");
-    let more = |limit: usize| limit.saturating_add(limit / 4);
-    Some(match is_component && is_update {
-        true => ByteLimits { namespace: more(limits.namespace), all: more(limits.all) },
-        false => limits,
-    })
+    Some(if is_component && is_update { limits.of_components() } else { limits })
 }
 
 /// Reserves the growth of an object up to its commit. `bytes` is its new length.

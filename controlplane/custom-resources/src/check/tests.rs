@@ -133,3 +133,32 @@ fn a_schema_that_searches_a_long_text_many_times_is_stopped() {
     let large = json!({"type": "string", "pattern": "^([ab]{100}){100}c"});
     assert_eq!(found(&large, &text, None), many);
 }
+
+/// The remaining work after the check of a list.
+fn left(item_schema: &Value, item: &Value, count: usize) -> u64 {
+    let schema = Schema::parse(&json!({"type": "array", "items": item_schema})).unwrap();
+    let mut checker = Checker { prefix: "", left: 10_000_000 };
+    let _outcome = checker.node(&json!(vec![item; count]), None, &schema, "");
+    checker.left
+}
+
+#[test]
+fn required_fields_and_allowed_values_count_for_each_item() {
+    let names: Vec<String> = (0..20_000).map(|number| format!("n{number}")).collect();
+    let required = json!({"type": "object", "required": names});
+    assert!(left(&required, &json!({}), 1) > 0);
+    assert_eq!(left(&required, &json!({}), 100), 0);
+    // The values differ in their last element.
+    let value = |last: usize| json!([vec![0; 1000], last]);
+    let allowed = json!({"enum": (0..1000).map(value).collect::<Vec<_>>()});
+    assert!(left(&allowed, &value(999), 1) > 0);
+    assert_eq!(left(&allowed, &value(999), 10), 0);
+}
+
+#[test]
+fn one_value_has_a_limited_number_of_violations() {
+    let names: Vec<String> = (0..20_000).map(|number| format!("n{number}")).collect();
+    let schema = Schema::parse(&json!({"type": "object", "required": names})).unwrap();
+    let mut checker = Checker { prefix: "", left: MAX_WORK };
+    assert_eq!(checker.node(&json!({}), None, &schema, "").errors.len(), MAX_ERRORS);
+}

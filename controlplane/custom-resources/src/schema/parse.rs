@@ -98,6 +98,8 @@ impl Reader {
                 schema.properties.insert(Box::from(name.as_str()), self.node(property, depth + 1)?);
             }
         }
+        let with_default = schema.properties.iter().filter(|(_name, property)| property.default.is_some());
+        schema.defaulted = with_default.map(|(name, _property)| name.clone()).collect();
         schema.additional = match map.get("additionalProperties") {
             Some(Value::Bool(allowed)) => Some(Additional::Allowed(*allowed)),
             Some(inner @ Value::Object(_)) => {
@@ -275,6 +277,15 @@ mod tests {
         let schema = |count: usize| json!({"type": "object", "x-kubernetes-validations": vec![json!({"rule": "true"}); count]});
         assert!(Schema::parse(&schema(MAX_RULES)).is_ok());
         assert_eq!(Schema::parse(&schema(MAX_RULES + 1)).err(), Some(SchemaError::TooManyRules));
+    }
+
+    #[test]
+    fn properties_with_a_default_are_known_apart() {
+        let properties = json!({"a": {"type": "string"}, "b": {"default": 1}, "c": {"default": null}});
+        let schema = Schema::parse(&json!({"type": "object", "properties": properties})).unwrap();
+        let found: Vec<_> =
+            schema.properties_with_default().map(|(name, default, _)| (name, default)).collect();
+        assert_eq!(found, [("b", &json!(1))]);
     }
 
     #[test]

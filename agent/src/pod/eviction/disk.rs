@@ -1,0 +1,205 @@
+//! Shortages of the node's disk, and when a pod is evicted for one. Pure.
+//!
+//! A large pull of an image makes the disk fall, too. So a pod is evicted only if the disk is still short after the unused
+//! images were collected, and by the ordinary pace while images are pulled.
+
+use std::time::Instant;
+
+use super::plan;
+use super::soft::{Crossed, Due};
+use crate::node::{DiskLevels, DiskShortage, EvictionThresholds, Resource};
+
+/// The shortages in one measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DiskShortages {
+    pub(super) hard: Option<DiskShortage>,
+    pub(super) soft: [Option<DiskShortage>; 2],
+}
+
+/// When a pod is evicted after a shortage was found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// In a later round, an interval or more after the shortage was found.
+    Ordinary,
+    /// As soon as the unused images are collected: the disk would be used up before. It falls since this time.
+    Early(Instant),
+}
+
+/// The facts of a round that finds a shortage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Found {
+    pub(super) now: Instant,
+    /// Whether an earlier round has found the shortage.
+    pub(super) was_short: bool,
+    /// When the next ordinary round is due.
+    pub(super) due: Instant,
+    /// When an early round may follow the last eviction or measurement.
+    pub(super) early_due: Instant,
+    /// The time since which the disk falls, if it is below a hard threshold and would be used up soon.
+    pub(super) falls_since: Option<Instant>,
+}
+
+// === impl DiskShortages ===
+
+impl DiskShortages {
+    /// The shortages with these amounts. `crossed` has those of the last measurement.
+    pub(super) fn find(
+        levels: &DiskLevels,
+        thresholds: &EvictionThresholds,
+        crossed: &Crossed<Resource>,
+    ) -> Self {
+        let is_lasting = |resource| crossed.is_lasting(resource);
+        Self {
+            hard: levels.shortage(thresholds, crossed.hard().is_some()),
+            soft: levels.shortages(&thresholds.as_soft(), is_lasting),
+        }
+    }
+
+    /// Whether a soft threshold is crossed.
+    pub(super) fn is_soft(&self) -> bool {
+        self.soft.iter().any(Option::is_some)
+    }
+
+    /// Stores the shortages. Returns the one for which a pod is to be evicted.
+    pub(super) fn store(
+        self,
+        crossed: &mut Crossed<Resource>,
+        thresholds: &EvictionThresholds,
+        now: Instant,
+    ) -> Option<Due<DiskShortage>> {
+        let soft = &thresholds.soft;
+        let short = self.soft.iter().flatten().map(|shortage| shortage.resource);
+        let short = short.map(|resource| (resource, plan::grace_period(soft, resource)));
+        let kind = crossed.update(self.hard.map(|shortage| shortage.resource), short, now);
+        let mut lasting = self.soft.into_iter().flatten();
+        let lasting = lasting.find(|shortage| crossed.is_lasting(shortage.resource));
+        Due::of(kind, [self.hard, lasting], soft.max_pod_grace)
+    }
+}
+
+// === impl Pace ===
+
+impl Pace {
+    /// The pace of this round. None: the round does nothing about the shortage. `has_pulled` says whether an image was
+    /// pulled at any time since then.
+    pub(super) fn of(found: Found, has_pulled: impl Fn(Instant) -> bool) -> Option<Self> {
+        let is_due = found.now >= found.due;
+        if is_due && found.was_short {
+            return Some(Self::Ordinary);
+        }
+        let early = found.falls_since.map(Self::Early);
+        let early = early.filter(|pace| found.now >= found.early_due && pace.permits(has_pulled));
+        early.or(is_due.then_some(Self::Ordinary))
+    }
+
+    /// Whether a pod may be evicted at this pace. A pull that ran during the fall may have caused it, and some of its
+    /// space is free again at its end.
+    pub(super) fn permits(self, has_pulled: impl Fn(Instant) -> bool) -> bool {
+        match self {
+            Self::Ordinary => true,
+            Self::Early(since) => !has_pulled(since),
+        }
+    }
+}
+
+/// The shortage for which a measured pod is evicted. `levels` are read immediately before, after the collection of
+/// images and the measurement. None: enough is available now.
+pub(super) fn confirmed(
+    levels: &DiskLevels,
+    thresholds: &EvictionThresholds,
+    crossed: &mut Crossed<Resource>,
+    now: Instant,
+) -> Option<Due<DiskShortage>> {
+    DiskShortages::find(levels, thresholds, crossed).store(crossed, thresholds, now)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::super::INTERVAL;
+    use super::*;
+    use crate::node::{Level, Threshold};
+
+    /// Amounts of a disk of 1,000 bytes.
+    fn levels(bytes: u64) -> DiskLevels {
+        DiskLevels { bytes: Level { available: bytes, capacity: 1000 }, ..DiskLevels::default() }
+    }
+
+    fn thresholds() -> EvictionThresholds {
+        EvictionThresholds { nodefs_available: Threshold::percent(10), ..EvictionThresholds::NONE }
+    }
+
+    /// The first round that finds a shortage, on a disk that falls quickly.
+    fn first(now: Instant) -> Found {
+        Found { now, was_short: false, due: now, early_due: now, falls_since: Some(now - INTERVAL) }
+    }
+
+    #[test]
+    fn no_pod_is_evicted_if_the_collected_images_were_enough() {
+        let (mut crossed, now) = (Crossed::none(), Instant::now());
+        let found = DiskShortages::find(&levels(90), &thresholds(), &crossed);
+        assert!(found.store(&mut crossed, &thresholds(), now).is_some(), "the round");
+        let later = now + Duration::from_secs(2);
+        assert_eq!(confirmed(&levels(100), &thresholds(), &mut crossed, later), None);
+        assert_eq!(crossed.hard(), None, "the shortage is over");
+        let due = confirmed(&levels(80), &thresholds(), &mut crossed, later).unwrap();
+        assert_eq!((due.shortage.available, due.max_grace), (80, 0), "the message has the newest amount");
+    }
+
+    #[test]
+    fn the_collected_images_have_to_free_the_minimum() {
+        let mut thresholds = thresholds();
+        thresholds.minimum_reclaim.nodefs_available = Threshold::percent(5);
+        let (mut crossed, now) = (Crossed::none(), Instant::now());
+        DiskShortages::find(&levels(90), &thresholds, &crossed).store(&mut crossed, &thresholds, now);
+        assert!(confirmed(&levels(149), &thresholds, &mut crossed, now).is_some());
+        assert!(confirmed(&levels(150), &thresholds, &mut crossed, now).is_none());
+    }
+
+    #[test]
+    fn a_soft_shortage_is_confirmed_by_its_own_threshold() {
+        let mut thresholds = EvictionThresholds::NONE;
+        thresholds.soft.nodefs_available.threshold = Threshold::percent(20);
+        thresholds.soft.max_pod_grace = 30;
+        let (mut crossed, now) = (Crossed::none(), Instant::now());
+        let found = DiskShortages::find(&levels(150), &thresholds, &crossed);
+        assert!(found.is_soft() && found.store(&mut crossed, &thresholds, now).is_some());
+        let due = confirmed(&levels(150), &thresholds, &mut crossed, now).unwrap();
+        assert_eq!(due.max_grace, 30);
+        assert_eq!(confirmed(&levels(200), &thresholds, &mut crossed, now), None);
+    }
+
+    #[test]
+    fn the_first_round_evicts_only_if_the_disk_would_be_used_up_before_the_next_one() {
+        let now = Instant::now();
+        let round = first(now);
+        let pace = |found| Pace::of(found, |_| false);
+        assert_eq!(pace(round), Some(Pace::Early(now - INTERVAL)));
+        let slow = Found { falls_since: None, ..round };
+        assert_eq!(pace(slow), Some(Pace::Ordinary));
+        // The disk begins to fall after the first round.
+        let later = Found { was_short: true, due: now + INTERVAL, ..round };
+        assert_eq!(pace(later), Some(Pace::Early(now - INTERVAL)));
+        assert_eq!(pace(Found { early_due: now + INTERVAL, ..later }), None, "a pod was evicted");
+        assert_eq!(pace(Found { falls_since: None, ..later }), None);
+        assert_eq!(pace(Found { was_short: true, ..round }), Some(Pace::Ordinary), "a later round");
+    }
+
+    #[test]
+    fn no_pod_is_evicted_early_because_of_a_pull() {
+        let now = Instant::now();
+        let round = first(now);
+        let during = |_| true;
+        assert_eq!(Pace::of(round, during), Some(Pace::Ordinary), "images are collected first");
+        assert_eq!(Pace::of(Found { was_short: true, due: now + INTERVAL, ..round }, during), None);
+        // The pull ended after the first of the two measurements.
+        let ended = now - INTERVAL / 2;
+        assert_eq!(Pace::of(round, |since| ended >= since), Some(Pace::Ordinary));
+        let ended = now - INTERVAL * 2;
+        let early = Pace::of(round, |since| ended >= since).unwrap();
+        assert_eq!(early, Pace::Early(now - INTERVAL));
+        assert!(!early.permits(during), "a pull began during the measurement of the pods");
+        assert!(early.permits(|_| false) && Pace::Ordinary.permits(during));
+    }
+}
