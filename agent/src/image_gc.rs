@@ -162,7 +162,7 @@ impl ImageGc {
     /// Collects at each trigger. Runs until dropped.
     pub(crate) async fn run(mut self) {
         if self.policy.is_off() {
-            // An eviction must not wait for it.
+            // An eviction must not wait for a collector that does nothing.
             self.trigger.complete(u64::MAX);
             return;
         }
@@ -225,7 +225,7 @@ impl ImageGc {
         // While the disk stays full, a pass without effect comes every ten seconds.
         if freed > 0 && need != SpaceToFree::Nothing {
             tracing::info!(?need, freed, percent = disk.percent(), "collected unused images");
-            // An eviction of a pod reads the free space after the pass.
+            // After the pass, an eviction reads the free space.
             self.wait_for_disk().await?;
         }
         let wanted = match need {

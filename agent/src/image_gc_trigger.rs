@@ -71,11 +71,11 @@ impl Default for Trigger {
 // === impl Collection ===
 
 impl Collection {
-    /// Waits until the images are removed and their space is free, but not longer than this time.
+    /// Waits until the images are removed and their space is free. The wait takes at most `limit`.
     pub(crate) async fn wait(self, limit: Duration) {
         let Self { number, mut completed } = self;
         let all = async { completed.wait_for(|completed| *completed >= number).await.is_ok() };
-        // After the time, the caller reads the free space in any case.
+        // After a timeout too, the caller reads the free space.
         let _ = tokio::time::timeout(limit, all).await;
     }
 }

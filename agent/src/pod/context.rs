@@ -60,7 +60,7 @@ pub(crate) struct NodeContext {
     pub(crate) user_ids: UserIds,
     /// Triggers image garbage collection.
     pub(crate) image_gc: Trigger,
-    /// Whether images are pulled.
+    /// Whether images are being pulled.
     pub(crate) pulls: PullActivity,
     pub(crate) evictions: Evictions,
     /// The node's conditions of pressure.

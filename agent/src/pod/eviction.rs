@@ -202,7 +202,7 @@ impl Eviction {
         let now = Instant::now();
         let (machine, disk) = self.find_shortages(now);
         if self.trend.interval(&self.node.config.eviction).is_some() {
-            // Above its own threshold, the collector removes unused images before the disk is short.
+            // The image collector has its own threshold. Above it, unused images are removed before the disk is short.
             self.node.image_gc.check_disk();
         }
         self.forget_ended(now);
@@ -264,13 +264,13 @@ impl Eviction {
         (of_machine, on_disk.store(&mut self.disk, &hard, now))
     }
 
-    /// The interval of the rounds for the disk. None if the node's heartbeat starts the next round.
+    /// The interval of the rounds for the disk. None if the next tick of the lease timer starts the next round.
     fn disk_interval(&self) -> Option<Duration> {
         let sooner = self.trend.interval(&self.node.config.eviction);
         if !self.was_short {
             return sooner;
         }
-        // More frequent rounds have no use if no pod can be evicted, or while none may be evicted early.
+        // More frequent rounds are useless if no pod can be evicted, or while no pod may be evicted early.
         let is_useful = self.unrelieved_disk.0.is_none() && Instant::now() >= self.early_due;
         Some(sooner.filter(|_| is_useful).unwrap_or(INTERVAL))
     }
@@ -317,8 +317,8 @@ impl Eviction {
         });
     }
 
-    /// The pace of a round that finds this resource of the disk short. None: rounds for memory or process IDs, or for a
-    /// disk that fills up, may be more frequent.
+    /// The pace of a round that finds this resource of the disk short. None if the round comes too early for the disk:
+    /// rounds for memory, process IDs or a disk that fills up may be more frequent.
     fn pace(&self, resource: Resource, now: Instant) -> Option<Pace> {
         let falls_since = self.trend.used_up_soon(resource, &self.node.config.eviction);
         let found = Found {
@@ -331,7 +331,8 @@ impl Eviction {
         Pace::of(found, |since| self.node.pulls.was_active_since(since))
     }
 
-    /// Reads the disk again before an eviction: images may have been removed meanwhile, and a pull may have ended.
+    /// Reads the disk again before an eviction, because images may have been removed or a pull may have ended since the
+    /// round.
     fn confirm(&mut self, pace: Pace, now: Instant) -> Option<Due<DiskShortage>> {
         if !pace.permits(|since| self.node.pulls.was_active_since(since)) {
             return None;

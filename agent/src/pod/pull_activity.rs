@@ -1,4 +1,4 @@
-//! Whether images are pulled. The space that a pull needs is no usage of pods.
+//! Whether images are being pulled. The disk space that a pull needs does not count as usage of pods.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -27,7 +27,7 @@ impl PullActivity {
         ActivePull(self.clone())
     }
 
-    /// Whether a pull is running, or ran at any time since then.
+    /// Whether a pull is running, or ran at any time after `since`.
     pub(super) fn was_active_since(&self, since: Instant) -> bool {
         let pulls = self.lock();
         pulls.running > 0 || pulls.ended.is_some_and(|ended| ended >= since)

@@ -1,7 +1,7 @@
 //! Shortages of the node's disk, and when a pod is evicted for one. Pure.
 //!
-//! A large pull of an image makes the disk fall, too. So a pod is evicted only if the disk is still short after the unused
-//! images were collected, and by the ordinary pace while images are pulled.
+//! A large image pull also takes disk space. So a pod is evicted only if the disk is still short after unused images
+//! were removed. While images are pulled, no pod is evicted early.
 
 use std::time::Instant;
 
@@ -16,12 +16,13 @@ pub(super) struct DiskShortages {
     pub(super) soft: [Option<DiskShortage>; 2],
 }
 
-/// When a pod is evicted after a shortage was found.
+/// How soon after a shortage a pod is evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pace {
     /// In a later round, an interval or more after the shortage was found.
     Ordinary,
-    /// As soon as the unused images are collected: the disk would be used up before. It falls since this time.
+    /// As soon as unused images are removed, because the disk would be full before a later round. The value is the time
+    /// since which the free space falls.
     Early(Instant),
 }
 
@@ -35,14 +36,14 @@ pub(super) struct Found {
     pub(super) due: Instant,
     /// When an early round may follow the last eviction or measurement.
     pub(super) early_due: Instant,
-    /// The time since which the disk falls, if it is below a hard threshold and would be used up soon.
+    /// The time since which the free space falls, if it is below a hard threshold and would soon be used up.
     pub(super) falls_since: Option<Instant>,
 }
 
 // === impl DiskShortages ===
 
 impl DiskShortages {
-    /// The shortages with these amounts. `crossed` has those of the last measurement.
+    /// The shortages with these amounts. `crossed` has the shortages of the last measurement.
     pub(super) fn find(
         levels: &DiskLevels,
         thresholds: &EvictionThresholds,
@@ -60,7 +61,7 @@ impl DiskShortages {
         self.soft.iter().any(Option::is_some)
     }
 
-    /// Stores the shortages. Returns the one for which a pod is to be evicted.
+    /// Stores the shortages. Returns the shortage for which a pod must be evicted, if any.
     pub(super) fn store(
         self,
         crossed: &mut Crossed<Resource>,
@@ -81,7 +82,7 @@ impl DiskShortages {
 
 impl Pace {
     /// The pace of this round. None: the round does nothing about the shortage. `has_pulled` says whether an image was
-    /// pulled at any time since then.
+    /// pulled at any time since its argument.
     pub(super) fn of(found: Found, has_pulled: impl Fn(Instant) -> bool) -> Option<Self> {
         let is_due = found.now >= found.due;
         if is_due && found.was_short {
@@ -92,8 +93,8 @@ impl Pace {
         early.or(is_due.then_some(Self::Ordinary))
     }
 
-    /// Whether a pod may be evicted at this pace. A pull that ran during the fall may have caused it, and some of its
-    /// space is free again at its end.
+    /// Whether a pod may be evicted at this pace. If a pull ran while the free space fell, the pull may be the cause.
+    /// It frees a part of the space at its end.
     pub(super) fn permits(self, has_pulled: impl Fn(Instant) -> bool) -> bool {
         match self {
             Self::Ordinary => true,
@@ -102,8 +103,8 @@ impl Pace {
     }
 }
 
-/// The shortage for which a measured pod is evicted. `levels` are read immediately before, after the collection of
-/// images and the measurement. None: enough is available now.
+/// The shortage for which a measured pod is evicted. `levels` were read just before the call, after images were removed
+/// and pods were measured. None if enough is available now.
 pub(super) fn confirmed(
     levels: &DiskLevels,
     thresholds: &EvictionThresholds,
@@ -130,7 +131,7 @@ mod tests {
         EvictionThresholds { nodefs_available: Threshold::percent(10), ..EvictionThresholds::NONE }
     }
 
-    /// The first round that finds a shortage, on a disk that falls quickly.
+    /// The first round that finds a shortage, on a disk that fills up quickly.
     fn first(now: Instant) -> Found {
         Found { now, was_short: false, due: now, early_due: now, falls_since: Some(now - INTERVAL) }
     }
@@ -178,7 +179,7 @@ mod tests {
         assert_eq!(pace(round), Some(Pace::Early(now - INTERVAL)));
         let slow = Found { falls_since: None, ..round };
         assert_eq!(pace(slow), Some(Pace::Ordinary));
-        // The disk begins to fall after the first round.
+        // The free space begins to fall after the first round.
         let later = Found { was_short: true, due: now + INTERVAL, ..round };
         assert_eq!(pace(later), Some(Pace::Early(now - INTERVAL)));
         assert_eq!(pace(Found { early_due: now + INTERVAL, ..later }), None, "a pod was evicted");

@@ -7,13 +7,14 @@ use crate::node::{DiskLevels, EvictionThresholds, Level, Resource};
 
 /// Minimum time until the next round.
 const MIN_INTERVAL: Duration = Duration::from_millis(900);
-/// Minimum time between two measurements whose difference counts. Rounds for other resources may follow each other at once.
+/// Minimum time between two measurements that are compared. Rounds for other resources may have nearly no pause between
+/// them.
 const MIN_WINDOW: Duration = Duration::from_millis(500);
-/// An amount falls noticeably if an [`INTERVAL`] takes more than the threshold divided by this number. Smaller changes
-/// are normal on an idle node.
+/// An amount falls noticeably if the loss in one [`INTERVAL`] exceeds the threshold divided by this number. Smaller
+/// changes are normal on an idle node.
 const MIN_FALL: u128 = 50;
-/// An eviction cannot wait if nothing is left after this time: the next ordinary round, the measurement of the pods and
-/// the end of the evicted pod may take as long.
+/// An eviction cannot wait if the resource would be used up within this time. The next ordinary round, the measurement
+/// of the pods and the end of the evicted pod together may take this long.
 const TOO_SOON: Duration = Duration::from_secs(20);
 
 /// The changes of the disk's resources between the last two measurements.
@@ -29,7 +30,7 @@ pub(super) struct DiskTrend {
 struct Fall {
     lost: u64,
     level: Level,
-    /// When the first of the two measurements was.
+    /// Time of the first of the two measurements.
     since: Instant,
     /// Time between the two measurements.
     elapsed: Duration,
@@ -38,7 +39,7 @@ struct Fall {
 // === impl DiskTrend ===
 
 impl DiskTrend {
-    /// Adds a measurement. The first one, and one directly after another, have no trend.
+    /// Adds a measurement. The first measurement gives no trend. A measurement directly after another one is ignored.
     pub(super) fn add(&mut self, levels: DiskLevels, now: Instant) {
         let Some((before, since)) = self.last else {
             self.last = Some((levels, now));
@@ -50,7 +51,7 @@ impl DiskTrend {
         }
         let fall = |before: Level, level: Level| {
             let lost = before.available.checked_sub(level.available)?;
-            // A capacity of 0 is an unknown amount.
+            // The capacity 0 means that the amount is unknown.
             let is_known = before.capacity > 0 && level.capacity > 0;
             (is_known && lost > 0).then_some(Fall { lost, level, since, elapsed })
         };
@@ -59,8 +60,8 @@ impl DiskTrend {
         self.last = Some((levels, now));
     }
 
-    /// The time until the next round, if a resource falls noticeably: half of the time in which it reaches its threshold.
-    /// None if that is not sooner than the ordinary round.
+    /// The time until the next round, if a resource falls noticeably. It is half of the time in which the resource
+    /// reaches its threshold. None if the ordinary round is sooner.
     pub(super) fn interval(&self, thresholds: &EvictionThresholds) -> Option<Duration> {
         let half = |resource: Resource| {
             let fall = self.noticeable(resource, thresholds)?;
@@ -71,7 +72,7 @@ impl DiskTrend {
         Some(next.max(MIN_INTERVAL)).filter(|next| *next < INTERVAL)
     }
 
-    /// The time since which the resource falls, if nothing of it is left within [`TOO_SOON`].
+    /// The time since which the resource falls, if it would be used up within [`TOO_SOON`].
     pub(super) fn used_up_soon(
         &self,
         resource: Resource,
@@ -141,7 +142,7 @@ mod tests {
     #[test]
     fn the_next_round_comes_after_half_of_the_time_until_the_threshold() {
         let interval = |bytes, inodes| trend(bytes, inodes).interval(&thresholds());
-        // It loses 200 bytes in ten seconds.
+        // The disk loses 200 bytes in ten seconds.
         assert_eq!(interval([500, 300], [900, 900]), millis(5000));
         assert_eq!(interval([320, 120], [900, 900]), millis(900), "not more often");
         assert_eq!(interval([250, 50], [900, 900]), millis(900), "below the threshold");
@@ -183,7 +184,7 @@ mod tests {
     #[test]
     fn an_eviction_cannot_wait_if_the_disk_is_used_up_soon() {
         let soon = |bytes, inodes, resource| trend(bytes, inodes).used_up_soon(resource, &thresholds());
-        // It loses 60 bytes in ten seconds.
+        // The disk loses 60 bytes in ten seconds.
         assert!(soon([150, 90], [900, 900], Resource::Bytes).is_some());
         assert!(soon([180, 120], [900, 900], Resource::Bytes).is_none(), "20 seconds are left");
         assert!(soon([150, 90], [900, 900], Resource::Inodes).is_none(), "the other resource");
