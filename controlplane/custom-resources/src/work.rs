@@ -1,13 +1,14 @@
-//! Estimated work of the pruning, defaulting and validation of an object, so that its caller can do it elsewhere than on an
-//! async worker.
+//! Estimated work of the pruning, defaulting and validation of an object. The caller must not do heavy work on an async
+//! worker.
 //!
-//! The estimate is an upper bound, apart from rules in CEL and from messages. It stops when an object is heavy.
+//! The estimate is an upper bound. It does not include rules in CEL and the formatting of messages. It stops as soon as
+//! an object is heavy.
 
 use serde_json::{Map, Value};
 
 use crate::schema::{Checks, Schema};
 
-/// Work above which an object is heavy; a unit is about a nanosecond.
+/// Work above which an object is heavy. A unit is about one nanosecond.
 const MAX_LIGHT: usize = 1_000_000;
 
 /// Work of one value and one node of the schema, without the texts of the value.
@@ -25,7 +26,7 @@ pub(crate) fn is_heavy<'a>(objects: impl IntoIterator<Item = &'a Value>, schema:
     !objects.into_iter().all(|object| estimate.value(object, schema))
 }
 
-/// The work of a comparison with an equal value, in parts of some nanoseconds.
+/// The work of a comparison with an equal value, in units of a few nanoseconds.
 pub(crate) fn comparison(value: &Value) -> usize {
     match value {
         Value::Object(map) => 1 + map.values().map(comparison).sum::<usize>(),
@@ -42,7 +43,7 @@ fn work_of_byte(schema: &Schema) -> usize {
     1 + format + pattern.map_or(0, |pattern| pattern.work)
 }
 
-/// Each method returns false if the objects are heavy.
+/// The estimate so far. Each method returns false if the objects are heavy.
 struct Estimate {
     /// The remaining part of [`MAX_LIGHT`].
     left: usize,
@@ -69,7 +70,7 @@ impl Estimate {
             }
     }
 
-    /// The checks of a value against other schemas and lists.
+    /// Adds the work of checks of a value against other schemas and lists.
     fn checks(&mut self, value: &Value, checks: &Checks) -> bool {
         let known = checks.one_of_values.as_ref().map_or(0, Vec::len);
         let names = checks.required.len().saturating_add(known).saturating_mul(NAME);

@@ -1,8 +1,8 @@
 //! Connections to webhooks: a maximum for all hosts, and a fair part for each.
 //!
-//! A call above the limits waits for a connection, first come, first served. A call is not refused at once: a user with
-//! many parallel requests could otherwise evade a webhook whose failure policy is `Ignore`. A host at its part delays no
-//! calls of other hosts.
+//! A call above the limits waits for a connection, first come, first served. If the call were refused at once, a user
+//! with many parallel requests could evade a webhook whose failure policy is `Ignore`. A host that has used its part
+//! does not delay the calls of other hosts.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -30,7 +30,7 @@ pub(crate) struct WebhookPermit {
 /// Reports that a waiting call has got a connection.
 type Granted = oneshot::Receiver<()>;
 
-/// Invariant: no call waits that may have a connection.
+/// Invariant: a call waits only while the limits do not permit a connection for it.
 struct Places {
     /// Maximum number of connections.
     max_used: usize,
@@ -38,7 +38,7 @@ struct Places {
     max_waiting: usize,
     used: usize,
     waiting: usize,
-    /// It has no entry for a host without connections and waiting calls.
+    /// Hosts with connections or waiting calls, by name.
     hosts: HashMap<String, Host>,
     /// Number of the next call.
     next: u64,
@@ -48,11 +48,12 @@ struct Places {
 #[derive(Default)]
 struct Host {
     used: usize,
-    /// By the number of the call. The lowest one came first.
+    /// Waiting calls, by number. The call with the lowest number is the oldest.
     waiting: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
-/// Whether an owner of `own` places may have one more. An owner gets at most three times what is left for others.
+/// Whether an owner of `own` places may have one more. An owner gets at most three times as many places as are still
+/// free.
 fn is_free(most: usize, used: usize, own: usize) -> bool {
     most.checked_sub(used + 1).is_some_and(|free| own < free.saturating_mul(PER_FREE_BYTE))
 }
@@ -64,12 +65,12 @@ fn lock(places: &Mutex<Places>) -> MutexGuard<'_, Places> {
 // === impl WebhookConnections ===
 
 impl WebhookConnections {
-    /// The connections that the limit of descriptors permits.
+    /// As many connections as the limit of descriptors permits.
     pub(super) fn new() -> Self {
         Self::with_limits(Share::Webhooks.count(), MAX_WAITING)
     }
 
-    /// A maximum number of connections, and one of waiting calls.
+    /// Sets the maximum number of connections and of waiting calls.
     pub(crate) fn with_limits(max_used: usize, max_waiting: usize) -> Self {
         let (hosts, next) = (HashMap::new(), 0);
         let places = Places { max_used, max_waiting, used: 0, waiting: 0, hosts, next };
@@ -99,7 +100,7 @@ impl Drop for WebhookPermit {
 // === impl Places ===
 
 impl Places {
-    /// Adds a call. Its number, and the receiver if it must wait. `None` if too many calls wait.
+    /// Adds a call. Returns its number, and a receiver if the call must wait. `None` if too many calls wait.
     fn enter(&mut self, name: &str) -> Option<(u64, Option<Granted>)> {
         let (used, waiting) = self.hosts.get(name).map_or((0, 0), |host| (host.used, host.waiting.len()));
         let must_wait = !is_free(self.max_used, self.used, used);
@@ -172,7 +173,7 @@ mod tests {
 
     use super::*;
 
-    /// A connection that is free now. A call that would wait leaves the queue.
+    /// Takes a connection if one is free now. A call that would wait leaves the queue.
     fn free(connections: &WebhookConnections, host: &str) -> Option<WebhookPermit> {
         connections.acquire(host).now_or_never().flatten()
     }
