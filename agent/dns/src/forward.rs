@@ -63,8 +63,8 @@ impl ForwarderState for Upstream {
 }
 
 impl Upstream {
-    /// Forwards to the servers of the file, which is read again when it changes, and to the servers of stub domains.
-    /// `own` has the addresses of this server. Queries are never sent to them.
+    /// Forwards to the servers of `resolv_conf` and of stub domains. The file is read again when it changes. `own` has
+    /// the addresses of this server. Queries are never sent to them.
     #[must_use]
     pub fn new(resolv_conf: PathBuf, own: Vec<IpAddr>, stubs: &[StubDomain], metrics: Arc<Metrics>) -> Self {
         let servers = Servers::new(resolv_conf, own, stubs);
@@ -107,7 +107,7 @@ impl Upstream {
     /// Queries the servers. An expired answer is used if they are slow or down.
     pub(crate) async fn resolve(self: &Arc<Self>, question: Question) -> Message {
         let stale = match self.cache().get(&question) {
-            // The pending query has ended since the caller looked up the cache.
+            // The pending query has ended since the caller looked in the cache.
             Some(Cached::Fresh { message, .. }) => return message,
             Some(Cached::Stale(message)) => Some(message),
             None => None,

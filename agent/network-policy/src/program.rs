@@ -11,7 +11,7 @@ use crate::rules::{Direction, Tier};
 /// Names of sets and maps. The flag is true for IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Set {
-    /// Map of this node's pods with policies of a tier to the chains of these policies.
+    /// Map from the addresses of this node's pods to the chains of their groups in a tier.
     Isolated(Tier, Direction, bool),
     /// Each address of a pod of this node with NetworkPolicies, paired with itself: it matches packets of a pod to
     /// itself.
@@ -93,12 +93,13 @@ pub(crate) struct Program {
     pub(crate) chains: HashMap<Chain, Lines>,
     /// All sets except the fixed ones. A set of ranges is stored with its ranges.
     pub(crate) sets: HashMap<Set, Vec<Range>>,
-    /// Claims of pods on elements, by the number of the pod. The highest number decides: it is of the latest pod.
+    /// Claims of pods on elements, by the number of the pod. The highest number decides: it belongs to the latest pod.
     claims: HashMap<(Set, Key), BTreeMap<u64, Element>>,
     previous: PreviousObjects,
 }
 
-/// Chains and sets that changed, with whether they existed before, and elements that changed, as they were before.
+/// The state before the changes: whether each changed chain or set existed, and the previous value of each changed
+/// element.
 #[derive(Debug, Default)]
 struct PreviousObjects {
     chains: BTreeMap<Chain, bool>,

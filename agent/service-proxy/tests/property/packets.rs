@@ -30,7 +30,8 @@ enum Delivery {
     Sent(SocketAddr),
     Rejected,
     Dropped,
-    /// Rejected or dropped: a TCP socket learns of a rejection only after a second.
+    /// Rejected or dropped. The test does not distinguish these for TCP: a TCP socket learns of a rejection only after
+    /// a second.
     Refused,
 }
 

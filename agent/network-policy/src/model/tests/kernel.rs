@@ -16,9 +16,10 @@ const TABLE: &str = "test-policies";
 /// Number of the pods of random changes. Each has a namespace.
 const PODS: u8 = 6;
 const PORTS: [u16; 3] = [80, 81, 8080];
-/// Maximum number of packets that are sent if they are expected to arrive, and the wait for each. The first one is lost
-/// while a new link is not up.
+/// Maximum packets that are sent until one arrives, if an arrival is expected. The first packets are lost while a new
+/// link is not up.
 const TRIES: usize = 20;
+/// Wait for each of these packets.
 const ARRIVAL: Duration = Duration::from_millis(500);
 /// Wait for a packet that must not arrive. Usually it has arrived when the call that sends it returns. A packet that
 /// arrives later is missed: a slow machine can hide a fault, but cannot fail the test.
