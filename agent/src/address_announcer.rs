@@ -193,7 +193,7 @@ impl AddressAnnouncer {
         let concerned: Vec<_> = self.assigned.iter().map(of_service).collect();
         let mut is_reachable = true;
         for (key, addresses) in concerned.into_iter().filter(|(_, addresses)| !addresses.is_empty()) {
-            // One timeout is enough.
+            // After one failed request, no further service is requested: each request could end by a timeout.
             let service = if is_reachable { self.services.fetch(&key).await.ok() } else { None };
             is_reachable = service.is_some();
             let confirmed = service.flatten().map(|service| self.announced(&service));

@@ -268,7 +268,7 @@ impl Checkpoint {
         }
     }
 
-    /// The file that exists while the kernel's table of services was made from stored services.
+    /// The file that exists while the kernel has a table of services that was made from stored services.
     pub(crate) fn stored_services_mark(&self) -> PathBuf {
         self.shared.dir.join("services-in-use")
     }
@@ -286,7 +286,7 @@ impl Checkpoint {
         let mut pause = FIRST_PAUSE;
         loop {
             self.shared.due.notified().await;
-            // A caller waits for removals.
+            // Removals are not delayed: a caller waits for them.
             if !self.state().due.values().any(|change| matches!(**change, Change::Remove)) {
                 tokio::time::sleep(COLLECT).await;
             }

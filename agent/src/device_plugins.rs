@@ -55,8 +55,8 @@ use requests::{Numbers, Request};
 use table::{Allocation, Owner, Refusal, Step, Table};
 pub(crate) use topology::AlignedDevices;
 
-/// Time in which a plugin must register again after its end, as in the kubelet (`endpointStopGracePeriod`). Then its
-/// devices are removed.
+/// Time in which a plugin must register again after its end, as in the kubelet (`endpointStopGracePeriod`). Otherwise
+/// its devices are removed.
 const GRACE: Duration = Duration::from_secs(300);
 
 /// Maximum number of registered plugins whose device lists are not followed yet.
@@ -114,8 +114,8 @@ struct Shared {
 struct State {
     table: Table,
     /// Plugins by resource, with the numbers of their registrations. Only a plugin that requires PreStartContainer
-    /// stays after its end. The call then fails, as upstream, so no container with its devices starts until it has
-    /// registered again.
+    /// stays after its end. The call then fails, as upstream, so no container with its devices starts until the plugin
+    /// has registered again.
     plugins: HashMap<String, (u64, Plugin)>,
     /// Uids of pods whose records are out of date, with the number of the last change.
     unsaved: HashMap<String, u64>,
@@ -400,7 +400,8 @@ impl DevicePlugins {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let owner = Owner { uid, container: &container.name };
         if self.lacks(owner, &numbers) {
-            // The pod was admitted before the plugin registered, or its record could not be written.
+            // This is the case if the pod was admitted before the plugin registered, or if its record could not be
+            // written.
             self.allocate(pod).await?;
         }
         for resource in numbers.keys() {
@@ -465,7 +466,7 @@ impl DevicePlugins {
         let save = move || {
             let change = this.state().unsaved.get(&uid).copied();
             this.shared.records.save(&uid, || this.state().table.pod(&uid).cloned())?;
-            // After a later change the record stays out of date, as after a failed write.
+            // If the devices changed during the write, the record still counts as out of date, as after a failed write.
             let mut state = this.state();
             if state.unsaved.get(&uid).copied() == change {
                 state.unsaved.remove(&uid);

@@ -12,10 +12,10 @@ use std::path::Path;
 use anyhow::Context;
 use nix::sys::stat::{Mode, umask};
 
-/// Users may pass through the state and run directories to a socket, and not list them.
+/// Mode of the state and run directories: users may pass through them to a socket, but cannot list them.
 const TRAVERSABLE: u32 = 0o711;
 const PRIVATE: u32 = 0o700;
-/// As the kubelet's root directory.
+/// Mode of the kubelet's root directory.
 const GROUP: u32 = 0o750;
 
 #[cfg(feature = "controlplane")]
@@ -60,7 +60,8 @@ pub(crate) fn prepare(top: &Path, below: &[&[(&str, u32)]]) -> anyhow::Result<()
     Ok(())
 }
 
-/// Removes permissions that an earlier version gave to the directory and to the named ones below it. Makes none.
+/// Removes permissions that an earlier version gave to the directory and to the named ones below it. Makes no
+/// directory.
 ///
 /// # Errors
 /// A mode cannot be changed.
@@ -75,10 +76,10 @@ pub(crate) fn repair(top: &Path, below: &[&[(&str, u32)]]) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Makes the directory for container logs, as the kubelet does. One that exists keeps its mode: other programs share it.
+/// Makes the directory for container logs, as the kubelet does. An existing directory keeps its mode: other programs
+/// share it.
 ///
-/// # Errors
-/// It cannot be made.
+/// # Errors The directory cannot be made.
 pub(crate) fn make_logs(path: &Path) -> anyhow::Result<()> {
     let made = DirBuilder::new().recursive(true).mode(GROUP).create(path);
     made.with_context(|| format!("cannot make the directory {}", path.display()))

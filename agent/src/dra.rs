@@ -5,9 +5,9 @@
 //!                                        │              │
 //!                      ResourceSlices ◄──┘              └──► record (durable)
 //! ```
-//! A claim is recorded before its first call, and its record is removed after the last one. A restart of the agent or a
-//! crash repeats a call at most, and calls are idempotent. A claim that several pods share is prepared once, and
-//! unprepared after the last of them has ended. As in the kubelet (`pkg/kubelet/cm/dra`).
+//! A claim is recorded before its first call, and its record is removed after the last one. After a restart or crash of
+//! the agent, a call may be repeated; calls are idempotent. A claim that several pods share is prepared once, and
+//! unprepared after the last of them has ended. Source: `pkg/kubelet/cm/dra`.
 
 mod claim;
 mod device_plugin;
@@ -262,7 +262,7 @@ impl Dra {
         blocking(name, move || shared.records.remove(&record)).await
     }
 
-    /// Whether a claim may be prepared for the pod. Its end must not be reported before.
+    /// Whether a claim may be prepared for the pod. While this is true, the end of the pod must not be reported.
     pub(crate) fn holds(&self, pod: &str) -> bool {
         self.shared.records.has_pod(pod)
     }

@@ -8,10 +8,10 @@
 //!           └─► request for a serving certificate, as the node ── approved for the Node's addresses
 //! both are renewed at 70 to 90 % of their lifetime, with the certificate that is valid then
 //! ```
-//! The kubeconfig, written last, makes the machine joined. A machine that crashes before joins again; one that
-//! crashes after needs no token. A key never leaves the machine and is written in one file with its certificate. The
-//! only exception is the key of the first request. It is stored alone until the request is answered, so that a retry
-//! continues with the same request.
+//! The kubeconfig is written last, and from then on the machine has joined. After an earlier crash the machine joins
+//! again; after a later crash it needs no token. A key never leaves the machine and is written in one file with its
+//! certificate. The only exception is the key of the first request. It is stored alone until the request is answered,
+//! so that a retry continues with the same request.
 
 mod client;
 mod cluster;

@@ -45,7 +45,7 @@ impl NewRecord {
         let temporary = path.with_extension("tmp");
         let _ = fs::remove_file(&temporary);
         let file = write_new(&temporary, content).inspect_err(|_| remove_incomplete(&temporary))?;
-        // On failure, the fsync waits for the whole transfer.
+        // The call only starts the transfer. If it fails, the later fsync waits for the whole transfer.
         let _ = posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
         Ok(Self { file, temporary, path })
     }
@@ -69,7 +69,7 @@ fn write_new(path: &Path, content: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// On a full disk an incomplete file would occupy the space that other writes need.
+/// Removes an incomplete file: on a full disk it would occupy the space that other writes need.
 fn remove_incomplete(temporary: &Path) {
     let _ = fs::remove_file(temporary);
 }

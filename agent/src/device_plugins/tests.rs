@@ -460,7 +460,7 @@ async fn an_ended_plugin_without_pods_is_forgotten_after_the_grace_period() {
     agent.has(1, 1).await;
     dongles.end();
     agent.has(1, 0).await;
-    // It requires PreStartContainer, so it is known until then.
+    // The plugin requires PreStartContainer, so it stays in the table until the grace period ends.
     let number = agent.devices.state().plugins.get(NAME).map(|(number, _)| *number).unwrap();
     tokio::time::pause();
     agent.devices.clone().expire(NAME.to_owned(), number).await;

@@ -64,7 +64,8 @@ fn converted(hints: BTreeMap<String, Vec<DeviceHint>>) -> Hints {
 
 impl DevicePlugins {
     /// Reserves devices near to NUMA nodes for a container that has none. Bit n of the affinity is node n.
-    /// [`Self::allocate`] gives the pod these devices, or devices as near to the nodes that the plugin prefers.
+    /// [`Self::allocate`] gives the pod these devices, or devices that the plugin prefers and that are as near to the
+    /// nodes.
     ///
     /// # Errors
     /// When there are too few devices. The message is upstream's.

@@ -137,7 +137,8 @@ impl Registry {
                 Ok(found) => found,
                 Err(error) => {
                     tracing::warn!(%error, dir = %self.dir.display(), "cannot read the registration directory of drivers");
-                    // Others may have made the sockets. After any other error the registered drivers stay.
+                    // After this error, the sockets may belong to other users. After any other error the registered
+                    // drivers stay.
                     if error.kind() == io::ErrorKind::PermissionDenied {
                         tasks.clear();
                     }
