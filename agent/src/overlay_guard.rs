@@ -1,8 +1,8 @@
 //! The table of Services on a node whose Services another program proxies.
 //!
 //! It keeps pods from the overlay's port, as the service proxy does otherwise. An earlier run with the service proxy
-//! may have left a table with outdated rules: that table is replaced. Until the Node object with the networks of pods
-//! is known, the table is not changed, and protects the port after a restart without API server. Without an overlay
+//! may have left a table with outdated rules: that table is replaced. The table is not changed until the Node object
+//! with the networks of pods is known. So it protects the port after a restart without API server. Without an overlay
 //! there is no table.
 
 use std::sync::Arc;

@@ -1,4 +1,5 @@
-//! Pods of this node whose sandbox exists, with the sandbox's addresses, which the API server gets later.
+//! Pods of this node whose sandbox exists, with the addresses of the sandbox. The API server gets these addresses
+//! later.
 
 use std::collections::{BTreeSet, HashMap};
 

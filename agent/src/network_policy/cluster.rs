@@ -42,7 +42,7 @@ struct Kind {
     /// Pause after the next refusal to show the definition.
     refused_pause: Duration,
     is_defined: bool,
-    /// While the kind is defined.
+    /// Events of the objects. None unless the kind is defined.
     objects: Option<Events<DynamicObject>>,
     /// Whether the last request for objects was refused.
     is_refused: bool,

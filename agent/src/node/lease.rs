@@ -19,7 +19,7 @@ const NAMESPACE: &str = "kube-node-lease";
 /// Pause after a failure: shorter than the period, because four missed renewals make the node NotReady.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Notifications of the lease's timer, so that other tasks need none.
+/// Notifications of the lease's timer, so that other tasks need no timer.
 #[derive(Clone, Debug)]
 pub(super) struct Heartbeats {
     /// Every quarter of the lease duration, also while the lease cannot be renewed. Then a turn may be late by the timeout

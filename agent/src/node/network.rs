@@ -97,7 +97,7 @@ impl PodNetwork {
         Self::Runtime(RuntimeNetwork { runtime, status_changes: watch::channel(()).0 })
     }
 
-    /// The network of this process, which alone can be part of the overlay.
+    /// The network that this process sets up. Only such a network can be part of the overlay.
     pub(super) fn cni(&self) -> Option<&Network> {
         match self {
             Self::Cni(network) => Some(network),

@@ -193,8 +193,8 @@ impl PressureConditions {
         Self { last: Arc::default(), transition, current: watch::channel(Pressure::default()).0 }
     }
 
-    /// Adds what is short at this time, and returns the conditions. They change at once when a resource becomes short,
-    /// and a while after it was last short.
+    /// Adds what is short at this time, and returns the conditions. A condition begins as soon as its resource is
+    /// short, and ends some time after the resource was last short.
     pub(crate) fn observe(&self, short: Pressure, now: Instant) -> Pressure {
         let conditions = {
             let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);

@@ -37,7 +37,8 @@ impl Job {
             .map(|c| c.id.clone())
             .collect();
         errors.extend(self.remove_containers(orphans).await.err().unwrap_or_default());
-        // Before the pod's directory: after a crash it is the record of the pod, see `pod_logs`.
+        // The logs are removed before the pod's directory: after a crash, the directory is the record of the pod, see
+        // `pod_logs`.
         errors.extend(self.remove_logs().await.err());
         errors.extend(self.free().await);
         if !errors.is_empty() {

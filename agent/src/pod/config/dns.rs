@@ -199,7 +199,7 @@ mod tests {
         );
     }
 
-    /// With a time that grows with the square of the number, this test takes minutes.
+    /// If the time grew with the square of the number, this test would take minutes.
     #[test]
     fn many_options_and_domains_take_linear_time() {
         let options: Vec<_> = (0..150_000).map(|at| json!({"name": format!("o{at}")})).collect();
