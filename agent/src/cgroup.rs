@@ -125,7 +125,7 @@ impl Cgroups {
         self.limit_memory();
         for class in ["kubepods/besteffort", "kubepods/burstable"] {
             tree.ensure(class, &Limits { shares: Some(cpu::MIN_SHARES), ..Limits::default() })?;
-            // This is set even if an earlier version created the cgroup.
+            // This also applies to a cgroup that an earlier version created.
             tree.inherit_cpusets(class);
         }
         Ok(())

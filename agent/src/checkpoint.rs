@@ -260,7 +260,7 @@ impl Checkpoint {
                 .into_iter()
                 .filter(|path| !owned.contains(path.file_name().unwrap_or_default()));
             for path in stray {
-                // The next start tries again.
+                // The next start of the agent removes the file.
                 if let Err(error) = files::remove(&path) {
                     tracing::warn!(%error, path = %path.display(), "cannot remove a checkpoint record");
                 }

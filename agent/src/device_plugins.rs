@@ -238,7 +238,7 @@ impl DevicePlugins {
             let Some(changed) = changed else { return Ok(()) };
             let is_changed = self.publish() || !changed.is_empty();
             for uid in changed {
-                // Fails only if pod sync has ended. Then the agent ends too.
+                // This fails only if pod sync has ended. Then the agent ends too.
                 let _ = self.shared.changed.send(uid);
             }
             tokio::time::sleep(pace.pause_after(waited, is_changed)).await;
@@ -433,7 +433,7 @@ impl DevicePlugins {
         numbers.keys().any(|resource| state.table.manages(resource) && !is_given(resource))
     }
 
-    /// Frees the devices of a pod. Its containers must have ended.
+    /// Frees the devices of a pod. The pod's containers must have ended.
     pub(crate) async fn release(&self, uid: &str) {
         let had = {
             let mut state = self.state();
@@ -446,7 +446,7 @@ impl DevicePlugins {
         }
     }
 
-    /// Whether the pod has devices. Its end must be reported only after they are freed.
+    /// Whether the pod has devices. The end of the pod must be reported only after its devices are freed.
     pub(crate) fn holds(&self, uid: &str) -> bool {
         self.state().table.pod(uid).is_some()
     }

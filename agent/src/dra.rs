@@ -164,7 +164,8 @@ impl Dra {
         for record in due {
             let (this, name, pod) = (self.clone(), record.name.clone(), uid.to_owned());
             let busy = Arc::clone(&busy);
-            // A task of its own: the pod's deletion does not interrupt it between the call and the record.
+            // The preparation has its own task. So the pod's deletion does not interrupt it between the call and the
+            // record.
             let task = tokio::spawn(async move {
                 let _busy = busy;
                 this.prepare_claim(&pod, record).await
@@ -186,7 +187,7 @@ impl Dra {
         let found = self.shared.health.request(recorded.is_some(), claims.get(&used.name)).await;
         match (found, recorded) {
             (Ok(found), _) => Ok(Some(claim::admit(pod, used, &found)?)),
-            // The pod was allowed to use the claim before.
+            // An earlier check has allowed the pod to use the claim.
             (Err(error), Some(recorded)) if is_unavailable(&error) => Ok(Some(recorded)),
             (Err(source), _) => Err(DraError::Get { claim: used.name.clone(), source }),
         }

@@ -219,7 +219,7 @@ impl ImageGc {
         self.pull_records.remove_absent(recorded, |id| present.contains(id));
         let planned = plan::plan(&self.policy, need, &images, Timestamp::now());
         let (freed, errors) = self.remove(planned.removals).await;
-        // While the disk stays full, a pass without effect comes every ten seconds.
+        // A pass that frees nothing is not logged: while the disk stays full, there is a pass every ten seconds.
         if freed > 0 && need != SpaceToFree::Nothing {
             tracing::info!(?need, freed, percent = disk.percent(), "collected unused images");
         }

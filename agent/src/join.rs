@@ -89,7 +89,7 @@ pub async fn join(
     let identity = match request::certificate(&bootstrap, &wanted, &key, APPROVAL_TIMEOUT).await {
         Ok(identity) => identity,
         Err(error) => {
-            // An unanswered request still exists when joining is retried with the same key.
+            // The key of an unanswered request is kept: a retry with the same key finds the request.
             if !error.is_unanswered() {
                 files.forget_pending_key();
             }

@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn a_child_of_an_ended_holder_is_waited_for() {
         let dir = tempfile::tempdir().expect("directory");
-        // Like a node that is killed between a fork and the execution of the program.
+        // The script behaves like a node that is killed between a fork and the execution of the program.
         let script = "exec 9>>coracle.lock; flock -x 9; echo $$ >coracle.lock; sleep 0.5 &";
         let holder = Command::new("sh").args(["-c", script]).current_dir(dir.path()).status();
         assert!(holder.expect("sh").success());

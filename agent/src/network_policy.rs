@@ -168,7 +168,8 @@ impl NetworkPolicies {
             self.admitted.is_settled = false;
         }
         self.earlier_table = None;
-        // Recorded before the policies are in the kernel, because pods of these namespaces must wait for them.
+        // The namespaces are recorded before their policies are in the kernel, because their pods must wait for the
+        // policies.
         self.record_restricted().await;
         if self.model.lock().is_empty() {
             if table.take().is_some() || self.peers.is_some() || !self.admitted.is_settled {
@@ -222,7 +223,8 @@ impl NetworkPolicies {
         }
         let enforcer = Enforcer::open(&self.table)?;
         let mut enforcer = replace(enforcer, self.model.clone()).await?;
-        // Opened after the replacement, because the notifications of the replacement may exceed the monitor's buffer.
+        // The monitor is opened after the replacement, because the notifications of the replacement may exceed its
+        // buffer.
         let monitor = Monitor::open().map_err(Error::Socket)?;
         if !enforcer.is_intact()? {
             return Err(Error::Changed { table: self.table.clone() });
@@ -565,7 +567,7 @@ mod tests {
     #[test]
     fn the_table_of_stored_policies_is_replaced_or_removed_after_the_first_lists() {
         in_new_namespace(|| {
-            // Its threads are in the network namespace of this thread.
+            // The runtime's threads are in the network namespace of this thread.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let (mut policies, _held) = with_stored_policy();
@@ -680,7 +682,7 @@ mod tests {
     #[test]
     fn stored_policies_admit_no_pod_while_there_are_policies_of_the_whole_cluster() {
         in_new_namespace(|| {
-            // Its threads are in the network namespace of this thread.
+            // The runtime's threads are in the network namespace of this thread.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let (mut policies, _held) = with_stored_policy();

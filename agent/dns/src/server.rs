@@ -369,7 +369,7 @@ mod tests {
         let query = query();
         let (eve, bob) = (udp("127.0.0.2:0".parse().unwrap()), udp("127.0.0.3:0".parse().unwrap()));
         let (eve, bob) = (eve.unwrap(), bob.unwrap());
-        // Fewer than the kernel's default buffer holds, so that it drops none.
+        // The kernel's default buffer has room for this number of queries, so the kernel drops none.
         for _ in 0..200 {
             eve.send_to(&query, address).await.unwrap();
         }

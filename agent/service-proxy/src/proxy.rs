@@ -236,7 +236,7 @@ impl Proxy {
     }
 
     fn claim(&mut self, element_id: ElementId, owner: Owner, entry: Entry) {
-        // Nearly all keys have one claim.
+        // Nearly all keys have one claim, so a larger capacity would waste memory.
         let claims = self.claims.entry(element_id).or_insert_with(|| Vec::with_capacity(1));
         match claims.binary_search_by(|(known, _)| known.cmp(&owner)) {
             Ok(at) => claims[at].1 = entry,

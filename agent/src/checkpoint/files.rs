@@ -81,9 +81,8 @@ pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
 
 /// Content of a record; None if it does not exist or is damaged.
 ///
-/// # Errors
-/// When the record cannot be read now, for example because the process has too many open files. It stays in place: a later
-/// start can read it. The error is logged.
+/// # Errors When the record cannot be read now, for example because the process has too many open files. The record
+/// stays in place: a later start can read it. The error is logged.
 pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match bounded::read(path, RECORD_MAX) {
         Ok(content) => Ok(Some(content)),

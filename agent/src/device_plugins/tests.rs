@@ -435,7 +435,7 @@ async fn a_container_does_not_start_before_its_devices_are_recorded() {
     let _serving = Dongles::new(&[("a", true)]).serve(dir.path(), "dongle.sock");
     let _registered = agent.devices.register_watched(watched(dir.path(), "v1beta1").await).await;
     agent.has(1, 1).await;
-    // A file in place of the directory of records.
+    // A file is in the place of the directory of records, so no record can be written.
     let records = dir.path().join("state/devices");
     std::fs::create_dir_all(dir.path().join("state")).unwrap();
     std::fs::write(&records, "").unwrap();

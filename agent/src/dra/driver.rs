@@ -93,7 +93,7 @@ impl Version {
 impl Link {
     /// Connects to an opened socket (`O_PATH`).
     pub(crate) async fn open(socket: &OwnedFd) -> io::Result<Self> {
-        // Connects to the opened file itself: its name may refer to another file meanwhile.
+        // Connects to the opened file itself: its name may refer to another file by now.
         let stream = UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd())).await?;
         let mut connecting = http2::Builder::new(TokioExecutor::new());
         connecting.max_header_list_size(HEADERS_MAX);

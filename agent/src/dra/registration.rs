@@ -2,7 +2,7 @@
 //! it, as for the kubelet's plugin watcher.
 //!
 //! A task for each socket asks the plugin for its driver and endpoint, connects to the endpoint, and waits until that
-//! connection ends. It starts again after a pause, until the socket is removed.
+//! connection ends. The task starts again after a pause, until the socket is removed.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -357,7 +357,7 @@ fn sockets(dir: &Path) -> io::Result<Found> {
         for file in files.take(files_left).flatten() {
             files_left = files_left.saturating_sub(1);
             let path = below.join(file.file_name());
-            // The metadata of the entry itself, because symlinks are not followed.
+            // This is the metadata of the entry itself: symlinks are not followed.
             let Ok(entry) = file.metadata() else { continue };
             if file.file_name().as_encoded_bytes().starts_with(b".") {
                 continue;

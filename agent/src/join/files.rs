@@ -71,7 +71,7 @@ impl Files {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             text => Some(text.map_err(|error| unusable(&path, &error))?),
         };
-        // A damaged key belongs to a lost request.
+        // With a damaged key, the request is lost, and a new key is made.
         if let Some(key) = text.and_then(|text| KeyPair::from_pem(&text).ok()) {
             return Ok(key);
         }

@@ -41,7 +41,7 @@ pub(super) struct StoredPolicies {
 
 /// The policies of an earlier agent.
 pub(super) enum Earlier {
-    /// Its table is in the kernel and stays in force.
+    /// The table of the earlier agent is in the kernel and stays in force.
     Table(Enforcer),
     /// The kernel has no table, as after a boot, but there is a record.
     Stored(StoredPolicies),
@@ -357,7 +357,7 @@ mod tests {
         put_pod(&mut model, "own", "here");
         let mut received = policy("own", "p");
         received.spec.get_or_insert_default().policy_types = Some(vec!["Egress".to_owned()]);
-        // The first part of a list.
+        // These policies are the first part of a list.
         for policy in [received, policy("new", "p")] {
             record.put(&policy);
             model.put_policy(&policy);

@@ -50,7 +50,7 @@ pub(super) async fn keep(
                 often
             }
             Err(error) => {
-                // Logged once per outage.
+                // The failure is logged once per outage.
                 if !std::mem::replace(&mut failing, true) {
                     tracing::warn!(error = chain(&error), "cannot renew the node's lease, retrying");
                 }
@@ -61,7 +61,7 @@ pub(super) async fn keep(
         if !failing {
             beats.renewals.send_replace(());
         }
-        // Retries are more frequent than turns.
+        // Retries are more frequent than turns, so not every retry is a turn.
         if !failing || last_turn.elapsed() >= often {
             last_turn = Instant::now();
             beats.turns.send_replace(());

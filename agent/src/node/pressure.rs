@@ -101,7 +101,7 @@ impl MachineLevels {
         let is_known = meminfo.lines().any(|line| line.starts_with("MemAvailable:"));
         let capacity = if is_known { bytes("MemTotal") } else { 0 };
         let memory = Level { available: bytes("MemAvailable"), capacity };
-        // Runnable and existing threads: "1/234".
+        // The field has the numbers of runnable and existing threads, as in `1/234`.
         let threads =
             loadavg.split(' ').nth(3).and_then(|field| field.split_once('/')?.1.parse::<u64>().ok());
         let pids = threads.zip(most.iter().filter_map(|text| text.trim().parse::<u64>().ok()).min());

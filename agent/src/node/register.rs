@@ -42,7 +42,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
         tokio::time::sleep(retry).await;
         retry = (retry * 2).min(LAST_RETRY);
     }
-    // Recorded after the registration, because an event without its object is lost.
+    // The event is recorded after the registration, because an event without its object is lost.
     agent.recorder.node(Level::Normal, "Starting", "Starting kubelet.");
     let mut changes = watch_object(api.clone(), &agent.config.name);
     let (mut images, mut ips) = (agent.images.subscribe(), agent.ips.subscribe());

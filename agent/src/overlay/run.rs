@@ -113,8 +113,8 @@ impl OverlayAgent {
                     self.refresh_addresses();
                     TaskEvent::Apply
                 }
-                // A point in time instead of a duration. The events of many nodes restart this select so often that
-                // a duration would never elapse.
+                // The retry waits until a point in time. The events of many nodes restart this select so often that a
+                // duration would never elapse.
                 () = until(retry.map(|retry| retry.at)) => TaskEvent::Apply,
                 () = until(tests.at) => TaskEvent::Test,
                 changed = self.pulse.changed() => changed.map_or(TaskEvent::End, |()| TaskEvent::LeaseTurn),

@@ -234,7 +234,7 @@ mod tests {
     fn a_hosts_file_that_a_container_made_huge_is_not_read_and_a_link_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(HOSTS);
-        // Larger than memory; the file has no blocks.
+        // The file is larger than memory, but has no blocks.
         fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
         write_shared(&path, "right").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "right");

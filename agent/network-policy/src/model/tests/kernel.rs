@@ -148,7 +148,7 @@ fn the_kernel_gives_every_packet_the_verdict_of_the_policies() {
         let (mut model, mut cluster) = (Model::default(), Cluster::default());
         let mut enforcer = Enforcer::open(TABLE).unwrap();
         enforcer.replace(&mut model).unwrap();
-        // No packet belongs to an earlier connection.
+        // Each packet has another source port, so that it belongs to no earlier connection.
         let mut from_ports = (20_000..60_000).cycle();
         for step in 1..=changes() {
             let change = any_change.new_tree(&mut random).unwrap().current();
