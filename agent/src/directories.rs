@@ -1,8 +1,9 @@
 //! The state and run directories: their modes.
 //!
 //! The directories hold secrets, records with environment variables, and layers with set-user-id programs. A local user
-//! could run such a program by its path (CVE-2021-41103). Every directory directly below them is private, so nothing
-//! deeper is reachable by a path, whatever its mode. Containers reach layers and volumes through mounts.
+//! could run such a program by its path (CVE-2021-41103). Every directory directly below the state and run directories
+//! is private. So nothing deeper is reachable by a path, whatever its mode. Containers reach layers and volumes through
+//! mounts.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};

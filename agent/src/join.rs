@@ -59,7 +59,7 @@ pub struct Membership {
 /// A certificate that the agent renews.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Renewal {
-    /// When it expires. None until the cluster has issued it.
+    /// When the certificate expires. None until the cluster has issued it.
     pub(crate) until: Option<jiff::Timestamp>,
     /// Failed attempts to obtain a certificate.
     pub(crate) failures: u64,
@@ -107,8 +107,8 @@ pub async fn join(
 
 /// The membership of a machine that has joined before; None if it has not.
 ///
-/// # Errors
-/// [`JoinError`] when it has joined as another node, its certificate has expired, or a file cannot be used.
+/// # Errors [`JoinError`] when the machine has joined as another node, its certificate has expired, or a file cannot be
+/// used.
 pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinError> {
     let files = Files::new(state_dir);
     let Some((endpoint, known)) = files.kubeconfig()? else { return Ok(None) };
@@ -129,8 +129,7 @@ pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinEr
 /// Whether a machine whose certificate has expired ([`JoinError::Expired`]) may join again over its files. It may join
 /// only the same cluster, because its pods and volumes belong to that cluster.
 ///
-/// # Errors
-/// [`JoinError::Joined`] when it had joined another cluster.
+/// # Errors [`JoinError::Joined`] when the machine has joined another cluster.
 pub fn may_rejoin(state_dir: &Path, hash: &CaHash) -> Result<(), JoinError> {
     Files::new(state_dir).check_cluster(hash)
 }

@@ -284,7 +284,8 @@ impl NetworkPolicies {
         self.record.use_stored(stored, &mut self.model.lock());
     }
 
-    /// Writes the record of the policies, after the first lists. Before, not all pods and namespaces are known.
+    /// Writes the record of the policies, after the first lists. Before these lists, not all pods and namespaces are
+    /// known.
     fn write_record(&mut self) {
         let are_policies_complete = self.policies.is_complete && self.cluster.are_complete();
         let are_peers_complete = match &self.peers {

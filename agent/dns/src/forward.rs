@@ -28,7 +28,7 @@ const STALE_AFTER: Duration = Duration::from_millis(500);
 /// The answer to a pending query. `None` before it arrives.
 type Outcome = watch::Receiver<Option<Message>>;
 
-/// The servers to which other names are forwarded, and their answers.
+/// The servers to which names outside the cluster are forwarded, and the cache of their answers.
 pub struct Upstream {
     servers: Servers,
     cache: Mutex<Cache>,

@@ -87,7 +87,7 @@ fn complete(
 ) -> Reply {
     match zone.answer(&alias, question.query_type) {
         Some(answer) => {
-            // This code is not "no error" if the target of the alias does not exist.
+            // The response code is the one of the alias's target, which may not exist.
             reply.metadata.response_code = answer.code;
             if answer.records.is_empty() && answer.code != ResponseCode::ServFail {
                 reply.add_authority(zone.soa());

@@ -245,9 +245,9 @@ impl Program {
 // === impl Changes ===
 
 impl Changes {
-    /// Whether the change may forbid a connection that was allowed: a pod has other policies, or the peers of a
-    /// NetworkPolicy lost a member. Other changes only allow more. While policies of other tiers exist, which the
-    /// caller checks, every change may forbid connections.
+    /// Whether the change may forbid a connection that was allowed. This is so if a pod has other policies, or if the
+    /// peers of a NetworkPolicy lost a member. Other changes only allow more. The caller checks whether policies of
+    /// other tiers exist: then every change may forbid connections.
     pub(crate) fn may_forbid(&self) -> bool {
         let has_no_peers = |set: &Set| {
             matches!(set, Set::Isolated(Tier::Namespaced, ..) | Set::Itself(..) | Set::Enforced(_))

@@ -98,8 +98,8 @@ pub(super) fn remove_all(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the sockets of the node and of device plugins beside the registration directory of drivers, and their
-/// directories if these are empty then.
+/// Removes the sockets of the node and of device plugins beside the registration directory of drivers. Also removes the
+/// directories of the sockets that are empty then.
 ///
 /// # Errors
 /// The first error of readdir(3) or unlink(2). It does not stop the removal.

@@ -110,7 +110,7 @@ impl Table {
         self.resources.entry(name.to_owned()).or_default();
     }
 
-    /// Adds the devices of a pod, of an earlier agent.
+    /// Adds the devices that a pod got from an earlier agent.
     pub(super) fn restore_pod(&mut self, pod: PodDevices) {
         for (resource, allocation) in pod.containers.values().flatten() {
             let used = self.used.entry(resource.clone()).or_default();
@@ -128,7 +128,7 @@ impl Table {
         self.last
     }
 
-    /// Replaces the devices of a resource. Returns the uids of pods with a device whose health has changed. None:
+    /// Replaces the devices of a resource. Returns the uids of pods with a device whose health has changed. None if
     /// another plugin has registered for the resource.
     pub(super) fn list(
         &mut self,
@@ -146,7 +146,8 @@ impl Table {
         Some(used.iter().filter(|(id, _)| is_changed(id)).map(|(_, uid)| uid.clone()).collect())
     }
 
-    /// The plugin of a resource has ended: its devices are not allocatable. Returns whether it was the current plugin.
+    /// Records that the plugin of a resource has ended: its devices are not allocatable. Returns whether it was the
+    /// current plugin.
     pub(super) fn disconnect(&mut self, name: &str, number: u64) -> bool {
         let resource = self.resources.get_mut(name).filter(|resource| resource.number == number);
         resource.map(|resource| resource.is_listed = false).is_some()

@@ -1,4 +1,4 @@
-//! Device plugins that serve gRPC on unix sockets, and the node beside them.
+//! Tests of a node with device plugins that serve gRPC on unix sockets.
 
 use std::path::Path;
 

@@ -100,8 +100,8 @@ impl DevicePlugins {
     }
 
     /// Topology hints for the devices of a container, by resource, on a machine with these NUMA nodes. Resources whose
-    /// devices have no topology are left out, because all nodes are equally good for them. An empty list: the devices
-    /// do not suffice.
+    /// devices have no topology are left out, because all nodes are equally good for them. A list is empty if the
+    /// devices do not suffice.
     fn hints(&self, pod: &Pod, container: &Container, machine: &[u32]) -> BTreeMap<String, Vec<DeviceHint>> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let owner = Owner { uid, container: &container.name };

@@ -29,7 +29,7 @@ use super::driver::{Caller, Link, Version, origin};
 use super::drivers::{Drivers, Registered};
 use super::health::HealthTable;
 
-/// Timeout of a call. The kubelet's is one second, which a driver on a loaded machine exceeds.
+/// Timeout of a call. The kubelet's timeout is one second, which a driver on a loaded machine exceeds.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of an answer.
 const ANSWER_MAX: usize = 64 << 10;

@@ -111,7 +111,7 @@ impl Files {
         Ok(Some((server.parse()?, node)))
     }
 
-    /// Writes the kubeconfig, which refers to the certificate file, because the certificate is renewed.
+    /// Writes the kubeconfig. It refers to the certificate file, because the certificate is renewed.
     pub(super) fn write_kubeconfig(
         &self,
         endpoint: &Endpoint,
@@ -175,7 +175,7 @@ impl ServingFile {
 
 const KEY: &str = "-----BEGIN PRIVATE KEY-----";
 
-/// Certificate and key are in one file, so that they always match.
+/// Writes certificate and key to one file, so that they always match.
 fn write_identity(path: &Path, identity: &Identity) -> Result<(), JoinError> {
     write(path, &format!("{}\n{}", identity.certificate.trim_end(), identity.key))
 }

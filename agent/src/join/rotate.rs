@@ -31,8 +31,8 @@ const MIN_PAUSE: Duration = Duration::from_secs(15 * 60);
 /// Maximum length of one sleep: the timer's clock stops while the machine is suspended.
 const MAX_SLEEP: Duration = Duration::from_secs(12 * 3600);
 
-/// Renews the client certificate before it expires. Runs until dropped. An expired one cannot authenticate a request:
-/// an error says what to do.
+/// Renews the client certificate before it expires. Runs until dropped. An expired certificate cannot authenticate a
+/// request. Then an error says what to do.
 pub(super) async fn client(current: &Arc<Current>, files: &Files, node: &str) {
     let wanted = RequestedIdentity::client(node);
     loop {

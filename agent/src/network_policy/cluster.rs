@@ -192,7 +192,7 @@ impl Kind {
     }
 
     /// Known policies are kept while the kind is not served, or the node is not permitted to read it. Only the removal
-    /// of its definition ends them.
+    /// of the kind's definition removes them.
     ///
     /// After another failure, for example of a conversion webhook, unknown policies may exist. Then restricted pods
     /// wait, and their status shows the failure.

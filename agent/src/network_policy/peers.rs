@@ -87,7 +87,7 @@ impl<K: Hash + Eq> Listing<K> {
 }
 
 impl Listing<String> {
-    /// The changes by an event. `known` has the names before the event.
+    /// Converts an event to changes of objects. `known` has the names before the event.
     fn changes<'a, K: kube::Resource>(
         &mut self,
         event: Event<K>,

@@ -257,7 +257,7 @@ impl PolicyRecord {
         self.used.contains(namespace)
     }
 
-    /// Ends the use of stored policies: the API server has listed all. Returns whether they were in use.
+    /// Ends the use of stored policies: the API server has listed all policies. Returns whether they were in use.
     pub(super) fn end_use(&mut self) -> bool {
         !std::mem::take(&mut self.used).is_empty()
     }

@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::eviction::Shortage;
 use super::{EvictionThresholds, Threshold, properties};
 
-/// An amount falls if the difference of two measurements is larger than the threshold divided by this number.
+/// An amount counts as falling if it has decreased by more than the threshold divided by this number.
 const MIN_FALL: u64 = 50;
 
 /// The conditions of pressure.
@@ -178,7 +178,7 @@ impl Level {
         self.capacity > 0 && is_falling && self.available < threshold.saturating_add(threshold / 2)
     }
 
-    /// `amounts`: the threshold, and what has to be available in addition while a shortage lasts.
+    /// `amounts` has the threshold, and the amount that must be available in addition while a shortage lasts.
     fn shortage(self, resource: MachineResource, amounts: [Threshold; 2]) -> Option<MachineShortage> {
         Shortage::find(resource, amounts, self.available, self.capacity)
     }

@@ -37,7 +37,7 @@ struct Datagram {
     port: u16,
 }
 
-/// The addresses that `pod` gives to the pod with the number.
+/// The address of the pod with this number. The function `pod` gives the pod the same addresses.
 fn address(number: u8, is_ipv4: bool) -> IpAddr {
     if is_ipv4 { [10, 42, 0, number].into() } else { format!("fd42::{number:x}").parse().unwrap() }
 }
