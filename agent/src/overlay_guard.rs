@@ -1,9 +1,9 @@
 //! The table of Services on a node whose Services another program proxies.
 //!
-//! The table keeps pods from the overlay's port. Otherwise the service proxy does this. An earlier run with the service
-//! proxy may have left a table with outdated rules: that table is replaced. The table is not changed until the Node
-//! object with the networks of pods is known. So it protects the port after a restart without API server. Without an
-//! overlay there is no table.
+//! The table keeps pods from the overlay's port. On other nodes the service proxy does this. An earlier run with the
+//! service proxy may have left a table with outdated rules: that table is replaced. The table is not changed until the
+//! Node object with the networks of pods is known. So it protects the port after a restart without API server. Without
+//! an overlay there is no table.
 
 use std::sync::Arc;
 
