@@ -23,8 +23,8 @@ use tokio::time::Instant;
 
 use crate::service_cache::ServiceCache;
 
-/// Class of the services, and the condition of their status whose message is the name of the node. The controller of
-/// the address pool writes it.
+/// Class of the services, and type of the condition in their status. The condition's message is the name of the node.
+/// The controller of the address pool writes it.
 const CLASS: &str = "coracle.dev/address-pool";
 const ANNOUNCED: &str = "coracle.dev/Announced";
 const CHOSEN: &str = "NodeChosen";
@@ -87,7 +87,7 @@ impl AddressAnnouncer {
             let own = node.borrow().as_deref().and_then(node_address);
             self.hold(own).await;
             let renewal = (!self.held.is_empty()).then(|| Instant::now() + RENEWAL);
-            // A change of another service must neither visit all addresses nor delay the renewal.
+            // After a change of another service, the loop must neither visit all addresses nor delay the renewal.
             loop {
                 // Cancel-safe: changed keys stay in the subscription until they are returned.
                 let is_other = tokio::select! {
@@ -170,7 +170,7 @@ impl AddressAnnouncer {
             Ok(announced) => announced,
             Err(error) => {
                 tracing::debug!(%error, "the monitor of load balancer addresses failed");
-                // It is opened again with the next renewal.
+                // The next renewal opens the monitor again.
                 close(self.conflicts.take());
                 return false;
             }
@@ -186,14 +186,14 @@ impl AddressAnnouncer {
         true
     }
 
-    /// Reads the services of these addresses from the API server. Yields the addresses that it does not confirm, and ends
-    /// this for the others.
+    /// Reads the services of these addresses from the API server. Addresses that it does not confirm become yielded.
+    /// The others are no longer yielded.
     async fn confirm(&mut self, addresses: &BTreeSet<IpAddr>) {
         let of_service = |(key, own): (&Key, &BTreeSet<IpAddr>)| (key.clone(), own & addresses);
         let concerned: Vec<_> = self.assigned.iter().map(of_service).collect();
         let mut is_reachable = true;
         for (key, addresses) in concerned.into_iter().filter(|(_, addresses)| !addresses.is_empty()) {
-            // One timeout is enough.
+            // After one failed request, no further service is requested: each request could end by a timeout.
             let service = if is_reachable { self.services.fetch(&key).await.ok() } else { None };
             is_reachable = service.is_some();
             let confirmed = service.flatten().map(|service| self.announced(&service));
@@ -212,7 +212,7 @@ impl AddressAnnouncer {
     }
 }
 
-/// Closes a monitor on a thread that may block: the kernel waits for a grace period.
+/// Closes a monitor on a thread that may block: the kernel waits for an RCU grace period.
 fn close(monitor: Option<ConflictMonitor>) {
     if let Some(monitor) = monitor {
         let _closing = tokio::task::spawn_blocking(move || drop(monitor));
@@ -355,7 +355,7 @@ mod tests {
             ip("link set uplink1 up");
             ip("link set uplink0 up");
             ip("addr add 192.0.2.1/24 dev uplink0");
-            // Its threads are in the network namespace of this thread.
+            // The runtime's threads are in the network namespace of this thread.
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_all().start_paused(true).build().unwrap();
             runtime.block_on(yield_and_take_again());

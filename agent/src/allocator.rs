@@ -25,10 +25,10 @@ const EARLY_SIZE: usize = 4096;
 /// Maximum bytes of the command line that are read.
 const COMMAND_LINE: usize = 4096;
 
-/// jemalloc's options, read at its first use. Two arenas for two workers. Free pages are returned to the kernel after
-/// a second, during another allocation or deallocation: there is no background thread. No huge pages, which Debian's
-/// kernel makes by default: it would also join pages that were returned into huge ones again, and memory would stay.
-/// Threads cache no blocks above 4 KiB: threads that sleep would keep theirs.
+/// jemalloc's options, read at its first use. Two arenas for two workers. Free pages are returned to the kernel after a
+/// second, during another allocation or deallocation: there is no background thread. No huge pages, which Debian's
+/// kernel makes by default: the kernel would join returned pages into huge pages again, and the memory would stay in
+/// use. Threads cache no blocks above 4 KiB: a sleeping thread would keep its blocks.
 #[cfg(target_env = "musl")]
 #[unsafe(export_name = "_rjem_malloc_conf")]
 static MALLOC_CONF: &[u8; 73] = b"narenas:2,dirty_decay_ms:1000,muzzy_decay_ms:0,thp:never,tcache_max:4096\0";

@@ -39,7 +39,7 @@ pub(crate) fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// As open(2); `InvalidInput` for another file type, `FileTooLarge` for a larger file.
 pub(crate) fn read_found(found: &File, max: u64) -> io::Result<Vec<u8>> {
-    // Checked before it is opened: opening a device can have effects.
+    // The type is checked before the file is opened: opening a device can have effects.
     if !found.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
     }

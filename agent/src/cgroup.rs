@@ -125,14 +125,15 @@ impl Cgroups {
         self.limit_memory();
         for class in ["kubepods/besteffort", "kubepods/burstable"] {
             tree.ensure(class, &Limits { shares: Some(cpu::MIN_SHARES), ..Limits::default() })?;
-            // This is set even if an earlier version created the cgroup.
+            // This also applies to a cgroup that an earlier version created.
             tree.inherit_cpusets(class);
         }
         Ok(())
     }
 
-    /// Limits the memory of all pods together, as a kubelet does, so that pods cannot use the reserved memory. A failure
-    /// is logged: v1 refuses a limit below the memory that pods use already. It is set at a later start then.
+    /// Limits the memory of all pods together, as a kubelet does, so that pods cannot use the reserved memory. A
+    /// failure is logged: v1 refuses a limit below the memory that pods use already. The limit is then set at a later
+    /// start.
     fn limit_memory(&self) {
         let Shared { config, tree, .. } = &*self.shared;
         let memory = Some(config.memory).filter(|bytes| *bytes > 0);
@@ -192,8 +193,8 @@ impl Cgroups {
 
     /// Removes the pod's cgroup with its children, in any QoS class. Succeeds if it does not exist.
     ///
-    /// A killed task leaves its cgroup shortly after the process table, so a busy cgroup is retried for about a
-    /// second.
+    /// A killed task leaves the process table shortly before it leaves its cgroup. So the removal of a busy cgroup is
+    /// retried for about a second.
     pub async fn remove_pod(&self, uid: &str) -> Result<(), CgroupError> {
         self.operations().measure(CgroupOperation::Destroy, self.try_to_remove(uid)).await
     }
@@ -262,7 +263,8 @@ impl Cgroups {
         if existing.is_empty() {
             return Ok(());
         }
-        // The cgroups of ended containers are removed here, and root of a container can have made very many below them.
+        // This also removes the cgroups of ended containers. Root in a container can have made very many cgroups below
+        // its own.
         self.run_apart(move |tree| {
             let results: Vec<_> = existing.iter().map(|path| tree.remove(path)).collect();
             results.into_iter().collect()

@@ -260,7 +260,7 @@ impl Checkpoint {
                 .into_iter()
                 .filter(|path| !owned.contains(path.file_name().unwrap_or_default()));
             for path in stray {
-                // The next start tries again.
+                // The next start of the agent removes the file.
                 if let Err(error) = files::remove(&path) {
                     tracing::warn!(%error, path = %path.display(), "cannot remove a checkpoint record");
                 }
@@ -268,7 +268,7 @@ impl Checkpoint {
         }
     }
 
-    /// The file that exists while the kernel's table of services was made from stored services.
+    /// The file that exists while the kernel has a table of services that was made from stored services.
     pub(crate) fn stored_services_mark(&self) -> PathBuf {
         self.shared.dir.join("services-in-use")
     }
@@ -286,7 +286,7 @@ impl Checkpoint {
         let mut pause = FIRST_PAUSE;
         loop {
             self.shared.due.notified().await;
-            // A caller waits for removals.
+            // Removals are not delayed: a caller waits for them.
             if !self.state().due.values().any(|change| matches!(**change, Change::Remove)) {
                 tokio::time::sleep(COLLECT).await;
             }

@@ -45,8 +45,8 @@ pub fn client(config: kube::Config) -> Result<kube::Client, kube::Error> {
     Ok(kube::Client::new(service, config.default_namespace))
 }
 
-/// The [`client`] of a node. Its user agent is a kubelet's. The API server names the manager of fields, and the caller
-/// in its audit log, after it.
+/// The [`client`] of a node. Its user agent is a kubelet's. The API server uses it as the name of the field manager,
+/// and as the name of the client in its audit log.
 ///
 /// # Errors
 /// See [`client`].

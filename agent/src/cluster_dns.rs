@@ -84,8 +84,8 @@ impl ClusterDns {
     }
 
     async fn attempt(&self, server: Server) -> Result<(), String> {
-        // Written before the addresses are added, so that a process that is killed in between leaves no unrecorded
-        // address.
+        // The record is written before the addresses are added. So a process that is killed in between leaves no
+        // unrecorded address.
         let text: String = self.addresses.iter().map(|address| format!("{address}\n")).collect();
         let record = self.record.clone();
         let written =

@@ -1,5 +1,5 @@
 //! Metrics and health checks of controllers and scheduler for another API server, at a loopback port without
-//! authentication. Within a control plane the API server has them.
+//! authentication. Within a control plane the API server serves them.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;

@@ -116,7 +116,8 @@ pub struct ServiceProxyConfig {
     pub external_ips: Vec<IpNetwork>,
     /// Ranges of addresses that Services may take by `status.loadBalancer`. Empty permits all.
     pub load_balancer_ips: Vec<IpNetwork>,
-    /// Ranges of the node's addresses that have node ports. Without a range of a family, all its addresses have them.
+    /// Ranges of the node's addresses that have node ports. If an address family has no range, all addresses of the
+    /// family have node ports.
     pub node_port_addresses: Vec<IpNetwork>,
     /// Address of its health checks. None means no server.
     pub healthz: Option<SocketAddr>,

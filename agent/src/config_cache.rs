@@ -26,9 +26,9 @@ pub(crate) enum Error {
     Get {
         /// `ConfigMap` or `Secret`.
         kind: String,
-        /// Its namespace.
+        /// Namespace of the object.
         namespace: String,
-        /// Its name.
+        /// Name of the object.
         name: String,
         /// Cause.
         #[source]
@@ -37,7 +37,7 @@ pub(crate) enum Error {
     /// The API server did not return a RuntimeClass, and there is no stored copy.
     #[error("cannot get RuntimeClass {name}")]
     RuntimeClass {
-        /// Its name.
+        /// Name of the class.
         name: String,
         /// Cause.
         #[source]

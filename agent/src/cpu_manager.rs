@@ -29,7 +29,7 @@ use policy::{CpuState, exclusive_count, exclusive_count_of_pod};
 
 /// Name of the policy in the kubelet's configuration and in the state file.
 pub(crate) const STATIC: &str = "static";
-/// Delay before failed updates of cpusets are retried, as long as the interval of the kubelet's updates.
+/// Delay before failed updates of cpusets are retried. It equals the interval of the kubelet's updates.
 const RETRY: Duration = Duration::from_secs(10);
 /// Labels of a container, with the kubelet's names.
 const POD_UID: &str = "io.kubernetes.pod.uid";

@@ -55,8 +55,8 @@ use requests::{Numbers, Request};
 use table::{Allocation, Owner, Refusal, Step, Table};
 pub(crate) use topology::AlignedDevices;
 
-/// Time in which a plugin must register again after its end, as in the kubelet (`endpointStopGracePeriod`). Then its
-/// devices are removed.
+/// Time in which a plugin must register again after its end, as in the kubelet (`endpointStopGracePeriod`). Otherwise
+/// its devices are removed.
 const GRACE: Duration = Duration::from_secs(300);
 
 /// Maximum number of registered plugins whose device lists are not followed yet.
@@ -114,8 +114,8 @@ struct Shared {
 struct State {
     table: Table,
     /// Plugins by resource, with the numbers of their registrations. Only a plugin that requires PreStartContainer
-    /// stays after its end. The call then fails, as upstream, so no container with its devices starts until it has
-    /// registered again.
+    /// stays after its end. The call then fails, as upstream, so no container with its devices starts until the plugin
+    /// has registered again.
     plugins: HashMap<String, (u64, Plugin)>,
     /// Uids of pods whose records are out of date, with the number of the last change.
     unsaved: HashMap<String, u64>,
@@ -238,7 +238,7 @@ impl DevicePlugins {
             let Some(changed) = changed else { return Ok(()) };
             let is_changed = self.publish() || !changed.is_empty();
             for uid in changed {
-                // Fails only if pod sync has ended. Then the agent ends too.
+                // This fails only if pod sync has ended. Then the agent ends too.
                 let _ = self.shared.changed.send(uid);
             }
             tokio::time::sleep(pace.pause_after(waited, is_changed)).await;
@@ -400,7 +400,8 @@ impl DevicePlugins {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let owner = Owner { uid, container: &container.name };
         if self.lacks(owner, &numbers) {
-            // The pod was admitted before the plugin registered, or its record could not be written.
+            // This is the case if the pod was admitted before the plugin registered, or if its record could not be
+            // written.
             self.allocate(pod).await?;
         }
         for resource in numbers.keys() {
@@ -432,7 +433,7 @@ impl DevicePlugins {
         numbers.keys().any(|resource| state.table.manages(resource) && !is_given(resource))
     }
 
-    /// Frees the devices of a pod. Its containers must have ended.
+    /// Frees the devices of a pod. The pod's containers must have ended.
     pub(crate) async fn release(&self, uid: &str) {
         let had = {
             let mut state = self.state();
@@ -445,7 +446,7 @@ impl DevicePlugins {
         }
     }
 
-    /// Whether the pod has devices. Its end must be reported only after they are freed.
+    /// Whether the pod has devices. The end of the pod must be reported only after its devices are freed.
     pub(crate) fn holds(&self, uid: &str) -> bool {
         self.state().table.pod(uid).is_some()
     }
@@ -465,7 +466,7 @@ impl DevicePlugins {
         let save = move || {
             let change = this.state().unsaved.get(&uid).copied();
             this.shared.records.save(&uid, || this.state().table.pod(&uid).cloned())?;
-            // After a later change the record stays out of date, as after a failed write.
+            // If the devices changed during the write, the record still counts as out of date, as after a failed write.
             let mut state = this.state();
             if state.unsaved.get(&uid).copied() == change {
                 state.unsaved.remove(&uid);

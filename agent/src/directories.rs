@@ -1,8 +1,9 @@
 //! The state and run directories: their modes.
 //!
-//! They hold secrets, records with environment variables, and layers with set-user-id programs, which a local user could
-//! run by their path (CVE-2021-41103). Every directory directly below them is private, so nothing deeper is reachable by
-//! a path, whatever its mode. Containers reach layers and volumes through mounts.
+//! The directories hold secrets, records with environment variables, and layers with set-user-id programs. A local user
+//! could run such a program by its path (CVE-2021-41103). Every directory directly below the state and run directories
+//! is private. So nothing deeper is reachable by a path, whatever its mode. Containers reach layers and volumes through
+//! mounts.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
@@ -12,10 +13,10 @@ use std::path::Path;
 use anyhow::Context;
 use nix::sys::stat::{Mode, umask};
 
-/// Users may pass through the state and run directories to a socket, and not list them.
+/// Mode of the state and run directories: users may pass through them to a socket, but cannot list them.
 const TRAVERSABLE: u32 = 0o711;
 const PRIVATE: u32 = 0o700;
-/// As the kubelet's root directory.
+/// Mode of the kubelet's root directory.
 const GROUP: u32 = 0o750;
 
 #[cfg(feature = "controlplane")]
@@ -60,7 +61,8 @@ pub(crate) fn prepare(top: &Path, below: &[&[(&str, u32)]]) -> anyhow::Result<()
     Ok(())
 }
 
-/// Removes permissions that an earlier version gave to the directory and to the named ones below it. Makes none.
+/// Removes permissions that an earlier version gave to the directory and to the named ones below it. Makes no
+/// directory.
 ///
 /// # Errors
 /// A mode cannot be changed.
@@ -75,10 +77,10 @@ pub(crate) fn repair(top: &Path, below: &[&[(&str, u32)]]) -> anyhow::Result<()>
     Ok(())
 }
 
-/// Makes the directory for container logs, as the kubelet does. One that exists keeps its mode: other programs share it.
+/// Makes the directory for container logs, as the kubelet does. An existing directory keeps its mode: other programs
+/// share it.
 ///
-/// # Errors
-/// It cannot be made.
+/// # Errors The directory cannot be made.
 pub(crate) fn make_logs(path: &Path) -> anyhow::Result<()> {
     let made = DirBuilder::new().recursive(true).mode(GROUP).create(path);
     made.with_context(|| format!("cannot make the directory {}", path.display()))

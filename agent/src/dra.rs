@@ -5,9 +5,9 @@
 //!                                        │              │
 //!                      ResourceSlices ◄──┘              └──► record (durable)
 //! ```
-//! A claim is recorded before its first call, and its record is removed after the last one. A restart of the agent or a
-//! crash repeats a call at most, and calls are idempotent. A claim that several pods share is prepared once, and
-//! unprepared after the last of them has ended. As in the kubelet (`pkg/kubelet/cm/dra`).
+//! A claim is recorded before its first call, and its record is removed after the last one. After a restart or crash of
+//! the agent, a call may be repeated; calls are idempotent. A claim that several pods share is prepared once, and
+//! unprepared after the last of them has ended. Source: `pkg/kubelet/cm/dra`.
 
 mod claim;
 mod device_plugin;
@@ -164,7 +164,8 @@ impl Dra {
         for record in due {
             let (this, name, pod) = (self.clone(), record.name.clone(), uid.to_owned());
             let busy = Arc::clone(&busy);
-            // A task of its own: the pod's deletion does not interrupt it between the call and the record.
+            // The preparation has its own task. So the pod's deletion does not interrupt it between the call and the
+            // record.
             let task = tokio::spawn(async move {
                 let _busy = busy;
                 this.prepare_claim(&pod, record).await
@@ -186,7 +187,7 @@ impl Dra {
         let found = self.shared.health.request(recorded.is_some(), claims.get(&used.name)).await;
         match (found, recorded) {
             (Ok(found), _) => Ok(Some(claim::admit(pod, used, &found)?)),
-            // The pod was allowed to use the claim before.
+            // An earlier check has allowed the pod to use the claim.
             (Err(error), Some(recorded)) if is_unavailable(&error) => Ok(Some(recorded)),
             (Err(source), _) => Err(DraError::Get { claim: used.name.clone(), source }),
         }
@@ -262,7 +263,7 @@ impl Dra {
         blocking(name, move || shared.records.remove(&record)).await
     }
 
-    /// Whether a claim may be prepared for the pod. Its end must not be reported before.
+    /// Whether a claim may be prepared for the pod. While this is true, the end of the pod must not be reported.
     pub(crate) fn holds(&self, pod: &str) -> bool {
         self.shared.records.has_pod(pod)
     }

@@ -119,7 +119,7 @@ impl Recorder {
         let about = ObjectReference {
             kind: Some("Node".to_owned()),
             name: Some(self.node.to_string()),
-            // The name, as the kubelet does: `kubectl describe node` searches for it.
+            // As in the kubelet, the uid is the node's name: `kubectl describe node` searches for it.
             uid: Some(self.node.to_string()),
             ..ObjectReference::default()
         };

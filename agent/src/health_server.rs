@@ -134,7 +134,7 @@ fn typed(status: StatusCode, kind: &'static str, body: String) -> Reply {
 }
 
 /// Opens more silent connections than any health server accepts from one address without a request, and waits until the
-/// oldest one is closed. Without a limit it would be closed after [`IDLE`].
+/// oldest one is closed. Without a limit, that connection would be closed only after [`IDLE`].
 #[cfg(test)]
 pub(crate) async fn assert_limited(port: u16) {
     use tokio::io::AsyncReadExt as _;

@@ -6,8 +6,8 @@
 //!   was removed │    (statvfs)                        ──► removals ([`plan`], pure) ──► RemoveImage
 //! 5 minutes ────┘
 //! ```
-//! A pull that failed on a full disk triggers a pass below the threshold, too. Pinned images are never removed, nor
-//! images of an existing container, of a pod of this node, or within the minimum age.
+//! A pull that failed on a full disk triggers a pass below the threshold, too. Some images are never removed: pinned
+//! images, images younger than the minimum age, and images of an existing container or of a pod of this node.
 
 mod inventory;
 mod plan;
@@ -30,12 +30,12 @@ use crate::pod::{Pods, PullRecords};
 use crate::runtime::{Runtime, RuntimeError};
 use plan::{Disk, Removal, SpaceToFree};
 
-/// Period of checks without a trigger, because other programs write to the disk, too; and of repeated events for a
-/// disk that stays full.
+/// Period of checks without a trigger: other programs write to the disk, too. It is also the period of repeated events
+/// while the disk stays full.
 const PERIOD: Duration = Duration::from_secs(300);
 
-/// Minimum pause between two passes, except for a pull that needs space: while the disk stays full, every removed
-/// container would trigger a pass.
+/// Minimum pause between two passes. Without it, every removed container would trigger a pass while the disk stays
+/// full. A pass for a pull that needs space does not wait.
 const REST: Duration = Duration::from_secs(10);
 
 /// Objects that image garbage collection reads and reports to.
@@ -201,13 +201,14 @@ impl ImageGc {
         }
     }
 
-    /// One pass. Returns when the next one is useful.
+    /// Runs one pass. Returns the time after which the next pass is useful, if it is known.
     async fn collect(&mut self, no_room: bool) -> Result<Option<Duration>, Failed> {
         let directory = self.directory().await?;
         let mut disk = read_disk(&directory)?;
         let mut need = plan::need(&self.policy, &disk, no_room);
         if need != SpaceToFree::Nothing {
-            // Space of removed images that is not released yet must not be freed twice.
+            // Wait until removed images have released their space. Otherwise this pass would remove more images for the
+            // same space.
             self.wait_for_disk().await?;
             disk = read_disk(&directory)?;
             need = plan::need(&self.policy, &disk, no_room);
@@ -222,7 +223,7 @@ impl ImageGc {
         self.pull_records.remove_absent(recorded, |id| present.contains(id));
         let planned = plan::plan(&self.policy, need, &images, Timestamp::now());
         let (freed, errors) = self.remove(planned.removals).await;
-        // While the disk stays full, a pass without effect comes every ten seconds.
+        // A pass that frees nothing is not logged: while the disk stays full, there is a pass every ten seconds.
         if freed > 0 && need != SpaceToFree::Nothing {
             tracing::info!(?need, freed, percent = disk.percent(), "collected unused images");
             // After the pass, an eviction reads the free space.
@@ -235,7 +236,7 @@ impl ImageGc {
         if !errors.is_empty() {
             return Err(Failed::Removing { wanted, freed, errors: errors.join("; ") });
         }
-        // Images within the minimum age are awaited before a failure is reported.
+        // A failure is reported only if no image has yet to reach the minimum age.
         if freed < wanted && planned.again.is_none() && disk.percent() >= self.policy.high_threshold.into() {
             let capacity = size(disk.capacity);
             return Err(Failed::Full { percent: disk.percent(), capacity, freed });
@@ -277,7 +278,7 @@ impl ImageGc {
         Ok(directory)
     }
 
-    /// The runtime responds after the space of removed images is released.
+    /// Waits until the space of removed images is released: the runtime responds only then.
     async fn wait_for_disk(&self) -> Result<(), Failed> {
         let info = self.runtime.image_fs_info(cri::ImageFsInfoRequest {}).await;
         info.map(drop).map_err(|s| runtime_failed(&s))

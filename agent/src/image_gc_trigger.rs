@@ -32,8 +32,8 @@ impl Trigger {
         self.check.notify_one();
     }
 
-    /// Requests the removal of images even if the use of the disk is below the high threshold: it is full, or short of
-    /// space.
+    /// Requests the removal of images even if disk usage is below the high threshold. The caller has found the disk
+    /// full or short of space.
     pub(crate) fn no_room(&self) -> Collection {
         let number = self.requested.fetch_add(1, Ordering::AcqRel) + 1;
         self.check.notify_one();

@@ -8,10 +8,10 @@
 //!           └─► request for a serving certificate, as the node ── approved for the Node's addresses
 //! both are renewed at 70 to 90 % of their lifetime, with the certificate that is valid then
 //! ```
-//! The kubeconfig, written last, makes the machine joined. A machine that crashes before joins again; one that
-//! crashes after needs no token. A key never leaves the machine and is written in one file with its certificate. The
-//! only exception is the key of the first request. It is stored alone until the request is answered, so that a retry
-//! continues with the same request.
+//! The kubeconfig is written last, and from then on the machine has joined. After an earlier crash the machine joins
+//! again; after a later crash it needs no token. A key never leaves the machine and is written in one file with its
+//! certificate. The only exception is the key of the first request. It is stored alone until the request is answered,
+//! so that a retry continues with the same request.
 
 mod client;
 mod cluster;
@@ -59,7 +59,7 @@ pub struct Membership {
 /// A certificate that the agent renews.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Renewal {
-    /// When it expires. None until the cluster has issued it.
+    /// When the certificate expires. None until the cluster has issued it.
     pub(crate) until: Option<jiff::Timestamp>,
     /// Failed attempts to obtain a certificate.
     pub(crate) failures: u64,
@@ -89,7 +89,7 @@ pub async fn join(
     let identity = match request::certificate(&bootstrap, &wanted, &key, APPROVAL_TIMEOUT).await {
         Ok(identity) => identity,
         Err(error) => {
-            // An unanswered request still exists when joining is retried with the same key.
+            // The key of an unanswered request is kept: a retry with the same key finds the request.
             if !error.is_unanswered() {
                 files.forget_pending_key();
             }
@@ -107,8 +107,8 @@ pub async fn join(
 
 /// The membership of a machine that has joined before; None if it has not.
 ///
-/// # Errors
-/// [`JoinError`] when it has joined as another node, its certificate has expired, or a file cannot be used.
+/// # Errors [`JoinError`] when the machine has joined as another node, its certificate has expired, or a file cannot be
+/// used.
 pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinError> {
     let files = Files::new(state_dir);
     let Some((endpoint, known)) = files.kubeconfig()? else { return Ok(None) };
@@ -129,8 +129,7 @@ pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinEr
 /// Whether a machine whose certificate has expired ([`JoinError::Expired`]) may join again over its files. It may join
 /// only the same cluster, because its pods and volumes belong to that cluster.
 ///
-/// # Errors
-/// [`JoinError::Joined`] when it had joined another cluster.
+/// # Errors [`JoinError::Joined`] when the machine has joined another cluster.
 pub fn may_rejoin(state_dir: &Path, hash: &CaHash) -> Result<(), JoinError> {
     Files::new(state_dir).check_cluster(hash)
 }

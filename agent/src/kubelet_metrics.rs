@@ -351,7 +351,7 @@ impl KubeletMetrics {
     }
 
     /// Counts a request to the kubelet API. `took` is the time until the response begins. The kubelet's duration of an
-    /// exec, attach or port-forward includes the session, so these have none here.
+    /// exec, attach or port-forward includes the session. So no duration of these requests is recorded here.
     pub(crate) fn request(&self, labels: RequestLabels, took: Duration) {
         let values = [labels.method, labels.path, "readwrite", if labels.is_long { "true" } else { "false" }];
         self.requests.total.with_label_values(&values).inc();
@@ -368,7 +368,8 @@ impl KubeletMetrics {
         }
     }
 
-    /// Counts a call that runs a sandbox, by the handler of its RuntimeClass. Only administrators make these.
+    /// Counts a call that runs a sandbox, by the handler of its RuntimeClass. Only administrators make RuntimeClasses,
+    /// so the label has few values.
     pub(crate) fn sandbox_run(&self, handler: &str, took: Duration, succeeded: bool) {
         self.starts.sandbox_durations.with_label_values(&[handler]).observe(took.as_secs_f64());
         if !succeeded {

@@ -16,12 +16,12 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 
 /// Maximum wait for a killed holder to exit: the kernel frees its memory before it closes its files.
 const MAX_WAIT: Duration = Duration::from_secs(30);
-/// Maximum wait if the holder has exited. A process that it forked just before has its descriptors until it executes
-/// its program.
+/// Maximum wait if the holder has exited. A process that the holder forked just before keeps the holder's descriptors
+/// until it executes its own program.
 const MAX_WAIT_FOR_CHILD: Duration = Duration::from_secs(5);
 /// Interval between two checks of a holder that does not seem to be exiting.
 const STEP: Duration = Duration::from_millis(20);
-/// Maximum checks of such a holder. A signal or an unlock a moment ago may be visible at the second check only.
+/// Maximum checks of such a holder. A recent signal or unlock may become visible only at the second check.
 const MAX_CHECKS: u32 = 5;
 
 /// Flag of a process that exits, in its `stat`: `PF_EXITING` of include/linux/sched.h.
@@ -135,8 +135,8 @@ pub(crate) fn release_held() {
     drop(HELD.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
-/// Waits for a process that is about to exit, until `until` at the latest. For another process it waits one interval.
-/// Returns the state before the wait.
+/// Waits for a process that is about to exit, until `until` at the latest. If the process is not about to exit, it
+/// waits one interval. Returns the state before the wait.
 fn wait_for(pid: Option<i32>, until: Instant) -> anyhow::Result<Holder> {
     let process = pid.and_then(Pid::from_raw).map(|pid| (pid, pidfd_open(pid, PidfdFlags::empty())));
     let Some((pid, Ok(process))) = process else {
@@ -223,7 +223,7 @@ mod tests {
     #[test]
     fn a_child_of_an_ended_holder_is_waited_for() {
         let dir = tempfile::tempdir().expect("directory");
-        // Like a node that is killed between a fork and the execution of the program.
+        // The script behaves like a node that is killed between a fork and the execution of the program.
         let script = "exec 9>>coracle.lock; flock -x 9; echo $$ >coracle.lock; sleep 0.5 &";
         let holder = Command::new("sh").args(["-c", script]).current_dir(dir.path()).status();
         assert!(holder.expect("sh").success());

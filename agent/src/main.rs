@@ -172,7 +172,7 @@ fn run(role: Role, log: Flags<LogSettings>) -> anyhow::Result<ExitCode> {
         directories::set_umask();
     }
     if starts_pods(&role) {
-        // A kernel without keys has no session keyring either.
+        // A kernel without support for keys has no session keyring.
         let _absent = coracle_shim::leave_session_keyring();
     }
     match role {

@@ -1,10 +1,10 @@
 //! Runs the enforcement of network policies: watches policies, and pods and namespaces while there are policies.
 //!
 //! The table is replaced when everything was listed, after a foreign change and after a failed transaction. Any other
-//! change commits only its difference. Until then the table of the previous run stays as it is. Containers of a pod
-//! start after its policies are in the kernel, see [`PolicyGate`](policy_gate::PolicyGate). If the API server does not
-//! answer, containers start in pods whose policies are in the table of the previous run. Without such a table, as after a
-//! boot, the stored policies are enforced.
+//! change commits only its difference. Until the first replacement, the table of the previous run stays as it is.
+//! Containers of a pod start after its policies are in the kernel, see [`PolicyGate`](policy_gate::PolicyGate). If the
+//! API server does not answer, containers start in pods whose policies are in the table of the previous run. Without
+//! such a table, as after a boot, the stored policies are enforced.
 
 mod admission;
 mod checks;
@@ -102,7 +102,8 @@ impl NetworkPolicies {
         let mut pause = RepairPause::default();
         let mut earlier = JoinSet::new();
         earlier.spawn(Earlier::find(self.record.path().to_owned(), self.table.clone()));
-        // Time of the next attempt after a failure. Events are received until then, as one of them may end the cause.
+        // Time of the next attempt after a failure. Until then, events are received, because an event may remove the
+        // cause.
         let mut retry: Option<Instant> = None;
         loop {
             if retry.is_none_or(|at| at <= Instant::now()) {
@@ -120,8 +121,8 @@ impl NetworkPolicies {
                 None => (None, None),
             };
             let nodes = self.nodes.as_mut().map(|nodes| &mut nodes.events);
-            // Cancel-safe: streams and channels keep what is not returned, and a lost notification only follows a
-            // change that the next replacement repairs.
+            // Cancel-safe: streams and channels keep what is not returned. A notification of a foreign change may be
+            // lost, but the next replacement repairs that change.
             tokio::select! {
                 Some(events) = policies.next() => self.apply_policy_events(events),
                 Some(events) = next(pods) => self.apply_pod_events(events),
@@ -134,7 +135,7 @@ impl NetworkPolicies {
                 () = self.record.is_due() => self.write_record(),
                 Some(Ok(Some(found))) = earlier.join_next() => self.use_earlier(found),
                 _ = foreign_change(self.earlier_table.as_mut(), &self.table) => {
-                    // If the table was removed, the stored policies follow.
+                    // If the table was removed, the stored policies are used next.
                     self.earlier_table = None;
                     earlier.spawn(Earlier::find(self.record.path().to_owned(), self.table.clone()));
                 }
@@ -161,12 +162,14 @@ impl NetworkPolicies {
             };
         }
         if self.record.end_use() {
-            // The table is replaced, so that all connections are checked that the stored policies allowed.
+            // The table is replaced, so that all connections are checked. The stored policies may have allowed some of
+            // them.
             *table = None;
             self.admitted.is_settled = false;
         }
         self.earlier_table = None;
-        // Recorded before the policies are in the kernel, because pods of these namespaces must wait for them.
+        // The namespaces are recorded before their policies are in the kernel, because their pods must wait for the
+        // policies.
         self.record_restricted().await;
         if self.model.lock().is_empty() {
             if table.take().is_some() || self.peers.is_some() || !self.admitted.is_settled {
@@ -220,7 +223,8 @@ impl NetworkPolicies {
         }
         let enforcer = Enforcer::open(&self.table)?;
         let mut enforcer = replace(enforcer, self.model.clone()).await?;
-        // Opened after the replacement, because the notifications of the replacement may exceed the monitor's buffer.
+        // The monitor is opened after the replacement, because the notifications of the replacement may exceed its
+        // buffer.
         let monitor = Monitor::open().map_err(Error::Socket)?;
         if !enforcer.is_intact()? {
             return Err(Error::Changed { table: self.table.clone() });
@@ -231,10 +235,10 @@ impl NetworkPolicies {
 
     /// Writes the stored policies to the kernel, and answers the requests of pods in their namespaces.
     async fn commit_stored(&mut self, table: &mut Option<Table>) -> Result<(), Error> {
-        // A list of policies of the whole cluster may have begun.
+        // A list of policies of the whole cluster may have begun. Then no pod's policies are known completely.
         let is_tiered = self.model.lock().is_tiered();
         for mut facts in self.admitted.facts() {
-            // Pods of other namespaces are peers.
+            // Pods of namespaces without stored policies only serve as peers of rules.
             facts.are_policies_known = !is_tiered && self.record.has(facts.namespace());
             self.model.lock().put_pod(facts);
         }
@@ -280,7 +284,8 @@ impl NetworkPolicies {
         self.record.use_stored(stored, &mut self.model.lock());
     }
 
-    /// Writes the record of the policies, after the first lists. Before, not all pods and namespaces are known.
+    /// Writes the record of the policies, after the first lists. Before these lists, not all pods and namespaces are
+    /// known.
     fn write_record(&mut self) {
         let are_policies_complete = self.policies.is_complete && self.cluster.are_complete();
         let are_peers_complete = match &self.peers {
@@ -313,7 +318,7 @@ impl NetworkPolicies {
                     self.model.lock().put_pod(facts);
                 }
             }
-            // Its object may exist for days, and another pod gets its address.
+            // The object of a pod without sandbox may exist for days, while another pod gets its address.
             Request::Release { uid } => {
                 self.admitted.remove(&uid);
                 self.model.lock().remove_pod(&uid);
@@ -448,8 +453,9 @@ async fn foreign_change(table: Option<&mut Table>, name: &str) -> bool {
     }
 }
 
-/// Removes table and record of an earlier run, on a node whose policies another program enforces. The policies of the table
-/// would stay in force. The record would become outdated: pods would start by it when policies are enabled again.
+/// Removes table and record of an earlier run, on a node whose policies another program enforces. Otherwise the
+/// policies of the table would stay in force. The outdated record would decide which pods start when policies are
+/// enabled again.
 pub(crate) async fn remove(table: String, record: PathBuf) {
     let name = table.clone();
     let removed = tokio::task::spawn_blocking(move || {
@@ -562,7 +568,7 @@ mod tests {
     #[test]
     fn the_table_of_stored_policies_is_replaced_or_removed_after_the_first_lists() {
         in_new_namespace(|| {
-            // Its threads are in the network namespace of this thread.
+            // The runtime's threads are in the network namespace of this thread.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let (mut policies, _held) = with_stored_policy();
@@ -660,7 +666,7 @@ mod tests {
                 let policies = NetworkPolicies::with(&client, recorder, "here", &table, end.unwrap());
                 let model = policies.model.clone();
                 let admit = async {
-                    // The stored policies are in use then.
+                    // After this time the stored policies are in use.
                     tokio::time::sleep(Duration::from_secs(10)).await;
                     gate.admit(&pod(UID), &[IpAddr::from([10, 42, 0, 2])]).await.is_ok()
                 };
@@ -677,11 +683,11 @@ mod tests {
     #[test]
     fn stored_policies_admit_no_pod_while_there_are_policies_of_the_whole_cluster() {
         in_new_namespace(|| {
-            // Its threads are in the network namespace of this thread.
+            // The runtime's threads are in the network namespace of this thread.
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             runtime.block_on(async {
                 let (mut policies, _held) = with_stored_policy();
-                // The first policy of a list.
+                // This is the first policy of a list that is not complete.
                 let kind = ClusterKind::AdminNetworkPolicy;
                 let specification = json!({"priority": 1, "subject": {"namespaces": {}}});
                 let of_cluster = ClusterPolicy::parse(kind, "p", &specification).unwrap();
@@ -716,7 +722,7 @@ mod tests {
         policies.apply_policy_events(listed.into_iter().map(Ok).collect());
         policies.record.is_due().await;
         policies.write_record();
-        // It ends a write in progress.
+        // This call also ends a write in progress.
         let is_due = tokio::time::timeout(Duration::from_secs(60), policies.record.is_due()).await;
         assert!(is_due.is_err(), "the policies of the whole cluster are not known");
         assert_eq!(std::fs::read(&path).unwrap(), b"of an earlier run");

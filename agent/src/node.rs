@@ -60,7 +60,7 @@ pub struct NodeAgent {
     network_status: watch::Sender<network::LastStatus>,
     /// The node's current addresses.
     ips: watch::Sender<Vec<IpAddr>>,
-    /// Ranges that the network has. Empty before the first.
+    /// Address ranges of the network. Empty before the network gets its first range.
     ranges: watch::Sender<Vec<IpNetwork>>,
     pressure: PressureConditions,
     overlay: Option<Overlay>,
@@ -206,7 +206,8 @@ impl NodeAgent {
     async fn set_first_mtu(&mut self) {
         let Some(network) = self.network.cni() else { return };
         let Some(overlay) = &mut self.overlay else {
-            // The ranges that an earlier agent's overlay routed are not routed now.
+            // The overlay of an earlier agent routed ranges that are not routed now, so packets to them must be
+            // masqueraded.
             if let Err(error) = network.set_unmasqueraded(Vec::new()).await {
                 tracing::warn!(%error, "cannot masquerade packets to other nodes' pods");
             }
@@ -251,7 +252,8 @@ pub(crate) use pressure::{
 };
 pub(crate) use properties::{binary, kib};
 
-/// Addresses of a node without configured ones: for its certificate, which is created first.
+/// Addresses of a node without configured addresses. The node's certificate, which is created before the node agent,
+/// needs them.
 pub fn own_addresses() -> Vec<IpAddr> {
     own_address::find()
 }

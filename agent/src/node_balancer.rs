@@ -61,7 +61,7 @@ struct Checks {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Check {
-    /// The uid and the ports of the checked service. It is checked again only if one of them changes.
+    /// The uid and the ports of the checked service. The service is checked again only if one of them changes.
     uid: Option<String>,
     ports: BTreeSet<Port>,
     /// Ports in use, each with the program or pod that uses it.
@@ -90,7 +90,8 @@ impl NodeBalancer {
         let Checks { services, sockets, .. } = &mut *checks;
         let (config, pods) = (&self.node.config, &self.node.pods);
         let own = in_use::own_ports(config);
-        // Listed once, and only if the service is checked: services and pods can have very many ports.
+        // The host ports are listed once, and only if the service is checked: services and pods can have very many
+        // ports.
         let all = LazyCell::new(|| pods.host_ports());
         let host_ports = LazyCell::new(|| in_use::host_ports_at(&all, addresses));
         let user = |port: (&str, u16)| match host_ports.contains(&(port.0, i32::from(port.1))) {

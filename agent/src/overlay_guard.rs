@@ -1,9 +1,9 @@
 //! The table of Services on a node whose Services another program proxies.
 //!
-//! It keeps pods from the overlay's port, as the service proxy does otherwise. An earlier run with the service proxy
-//! may have left a table with outdated rules: that table is replaced. Until the Node object with the networks of pods
-//! is known, the table is not changed, and protects the port after a restart without API server. Without an overlay
-//! there is no table.
+//! The table keeps pods from the overlay's port. On other nodes the service proxy does this. An earlier run with the
+//! service proxy may have left a table with outdated rules: that table is replaced. The table is not changed until the
+//! Node object with the networks of pods is known. So it protects the port after a restart without API server. Without
+//! an overlay there is no table.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(crate) async fn run(
 ) {
     let mut view = NodeView { overlay_port, ..NodeView::default() };
     if overlay_port.is_none() {
-        // The kernel of such a node may lack nftables.
+        // A node without an overlay may have a kernel without nftables.
         if let Err(error) = write(&table, &view).await {
             tracing::warn!(error = chain(&error), table, "cannot remove the table of services");
         }
@@ -99,7 +99,8 @@ mod tests {
         coracle_testing::in_new_namespace(move || {
             let mut former = Proxy::open(TABLE, NodeView::default()).unwrap();
             former.replace(NodeView::default(), Vec::new()).unwrap();
-            // Its threads are in the network namespace of this thread. Functions that block run one after the other.
+            // The runtime's threads are in the network namespace of this thread. Functions that block run one after the
+            // other.
             let mut runtime = tokio::runtime::Builder::new_current_thread();
             let runtime = runtime.enable_all().max_blocking_threads(1).build().unwrap();
             runtime.block_on(async {

@@ -18,18 +18,18 @@ const MAX_TTL: Duration = Duration::from_secs(3600);
 /// Maximum time for which a negative answer is used. RFC 2308 section 5 allows hours; a short time makes new names
 /// visible soon.
 const MAX_NEGATIVE_TTL: Duration = Duration::from_secs(30);
-/// Time after its expiry in which an answer is used while no server responds (RFC 8767).
+/// Maximum time after expiry for which an answer is still used while no server responds (RFC 8767).
 const MAX_STALE: Duration = Duration::from_secs(3600);
 
-/// Percentage of an answer's lifetime before its expiry in which a frequently used answer is renewed.
+/// Last part of an answer's lifetime, in percent. In this part a frequently used answer is renewed.
 const PREFETCH_PERCENT: u32 = 10;
-/// Minimum uses of a frequently used answer.
+/// Number of uses from which an answer counts as frequently used.
 const PREFETCH_USES: u32 = 2;
 
 /// Key of the cache: name and record type.
 pub(crate) type Question = (Name, RecordType);
 
-/// An answer and its age. The message is stored as on the wire: parsed, it needs up to 100 times the memory.
+/// An answer and its age. The message is stored in wire format: a parsed message needs up to 100 times the memory.
 struct Entry {
     message: Box<[u8]>,
     stored: Instant,
@@ -39,7 +39,7 @@ struct Entry {
     is_positive: bool,
 }
 
-/// An answer with its remaining times.
+/// An answer whose records have their remaining times to live.
 pub(crate) enum Cached {
     /// The answer has not expired. With `is_due`, it is used frequently and expires soon, so it must be renewed.
     Fresh { message: Message, is_due: bool },
@@ -61,7 +61,7 @@ pub(crate) struct Cache {
 // === impl Cache ===
 
 impl Cache {
-    /// The answer with its remaining times.
+    /// The answer, whose records have their remaining times to live.
     pub(crate) fn get(&mut self, question: &Question) -> Option<Cached> {
         if let Some(entry) = self.old.remove(question) {
             self.insert(question.clone(), entry);
@@ -112,7 +112,7 @@ impl Cache {
             self.old = std::mem::take(&mut self.new);
             self.new_bytes = 0;
         }
-        // `get` would replace the new answer by an older one of the old generation.
+        // Otherwise `get` would later replace the new answer by the older one of the old generation.
         self.old.remove(&question);
         let name_bytes = question.0.len();
         self.new_bytes += bytes;

@@ -12,7 +12,7 @@ use crate::cache::Question;
 
 /// Size of UDP messages that never need fragments (DNS flag day 2020).
 pub(crate) const UDP_PAYLOAD: u16 = 1232;
-/// Maximum received datagrams of an exchange. It fails after this number of datagrams that do not answer the query.
+/// An exchange fails after it has received this number of datagrams that do not answer its query.
 const SKIPPED_MAX: usize = 16;
 
 /// Sends the query to the server. Returns the answer and its bytes.
@@ -31,7 +31,7 @@ pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Res
         let answer = buffer.get(..size).and_then(|bytes| Message::from_vec(bytes).ok());
         match answer.filter(|answer| answers(answer, &query)) {
             Some(answer) if answer.metadata.truncation => {
-                // A question has one descriptor at a time.
+                // Close this socket before the TCP connection opens: a question has one descriptor at a time.
                 drop(socket);
                 return by_tcp(server, &query, &bytes).await;
             }

@@ -28,7 +28,7 @@ const STALE_AFTER: Duration = Duration::from_millis(500);
 /// The answer to a pending query. `None` before it arrives.
 type Outcome = watch::Receiver<Option<Message>>;
 
-/// The servers to which other names are forwarded, and their answers.
+/// The servers to which names outside the cluster are forwarded, and the cache of their answers.
 pub struct Upstream {
     servers: Servers,
     cache: Mutex<Cache>,
@@ -63,8 +63,8 @@ impl ForwarderState for Upstream {
 }
 
 impl Upstream {
-    /// Forwards to the servers of the file, which is read again when it changes, and to the servers of stub domains.
-    /// `own` has the addresses of this server. Queries are never sent to them.
+    /// Forwards to the servers of `resolv_conf` and of stub domains. The file is read again when it changes. `own` has
+    /// the addresses of this server. Queries are never sent to them.
     #[must_use]
     pub fn new(resolv_conf: PathBuf, own: Vec<IpAddr>, stubs: &[StubDomain], metrics: Arc<Metrics>) -> Self {
         let servers = Servers::new(resolv_conf, own, stubs);
@@ -107,7 +107,7 @@ impl Upstream {
     /// Queries the servers. An expired answer is used if they are slow or down.
     pub(crate) async fn resolve(self: &Arc<Self>, question: Question) -> Message {
         let stale = match self.cache().get(&question) {
-            // The pending query has ended since the caller looked up the cache.
+            // The pending query has ended since the caller looked in the cache.
             Some(Cached::Fresh { message, .. }) => return message,
             Some(Cached::Stale(message)) => Some(message),
             None => None,

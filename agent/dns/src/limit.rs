@@ -12,7 +12,7 @@ pub(crate) struct Limit {
     counts: Arc<Mutex<(usize, HashMap<IpAddr, usize>)>>,
 }
 
-/// A permit; the work ends when it is dropped.
+/// A permit for one unit of work. The holder drops it when the work ends.
 pub(crate) struct Permit {
     limit: Limit,
     client: IpAddr,

@@ -87,7 +87,7 @@ fn complete(
 ) -> Reply {
     match zone.answer(&alias, question.query_type) {
         Some(answer) => {
-            // The target of the alias does not exist, or has no records of this type.
+            // The response code is the one of the alias's target, which may not exist.
             reply.metadata.response_code = answer.code;
             if answer.records.is_empty() && answer.code != ResponseCode::ServFail {
                 reply.add_authority(zone.soa());

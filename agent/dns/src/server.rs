@@ -59,7 +59,7 @@ pub struct Server {
     /// Networks of the node's pods. Clients outside of them are refused, except the node itself and addresses for which
     /// `is_pod` returns true.
     clients: watch::Receiver<Vec<IpNetwork>>,
-    /// Pods outside of these networks: a network plugin may have ranges of its own.
+    /// Recognizes pods outside of these networks: a network plugin may have ranges of its own.
     is_pod: IsPod,
     forwards: Limit,
     connections: Limit,
@@ -68,7 +68,7 @@ pub struct Server {
 // === impl Server ===
 
 impl Server {
-    /// A server of the zone that forwards all other names.
+    /// Creates a server that answers names of the zone and forwards all other names.
     #[must_use]
     pub fn new(zone: Zone, upstream: Upstream, clients: watch::Receiver<Vec<IpNetwork>>) -> Self {
         let upstream = Arc::new(upstream);
@@ -83,8 +83,8 @@ impl Server {
         }
     }
 
-    /// Sets the function that finds pods outside of the networks of pods. It is called for each query of an address that
-    /// is in none of them, so it must be fast.
+    /// Sets the function that finds pods outside of the networks of pods. The server calls the function for each query
+    /// from outside of these networks, so it must be fast.
     #[must_use]
     pub fn with_pods(self, is_pod: IsPod) -> Self {
         Self { is_pod, ..self }
@@ -369,7 +369,7 @@ mod tests {
         let query = query();
         let (eve, bob) = (udp("127.0.0.2:0".parse().unwrap()), udp("127.0.0.3:0".parse().unwrap()));
         let (eve, bob) = (eve.unwrap(), bob.unwrap());
-        // Fewer than the kernel's default buffer holds, so that it drops none.
+        // The kernel's default buffer has room for this number of queries, so the kernel drops none.
         for _ in 0..200 {
             eve.send_to(&query, address).await.unwrap();
         }

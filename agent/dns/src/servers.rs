@@ -12,7 +12,7 @@ use tokio::time::Instant;
 use crate::cache::Question;
 use crate::metrics::{ServerMetrics, ServerMetricsByAddress};
 
-/// Maximum servers of a `resolv.conf`, as the C library's.
+/// Maximum servers of a `resolv.conf`, as in the C library.
 const SERVERS_MAX: usize = 3;
 /// Maximum size of a `resolv.conf` that is read.
 const RESOLV_CONF_MAX: u64 = 64 << 10;
@@ -189,8 +189,8 @@ impl Servers {
         true
     }
 
-    /// The counters of the servers of all domains, and of the host's servers as they were last used. They end with their
-    /// server when the host's file changes.
+    /// The counters of the servers of all domains, and of the host's servers at their last use. A server that a change
+    /// removes from the host's file loses its counters.
     pub(crate) fn metrics(&self) -> ServerMetricsByAddress {
         let mut all = ServerMetricsByAddress::new();
         let host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
@@ -200,7 +200,7 @@ impl Servers {
         all
     }
 
-    /// The servers of the file, which is read again when it changes.
+    /// The servers of the host's `resolv.conf`, which is read again when it changes.
     fn of_host(&self) -> Vec<Arc<Server>> {
         let modified = std::fs::metadata(&self.resolv_conf).and_then(|meta| meta.modified()).ok();
         let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);

@@ -14,7 +14,8 @@ use serde_json::Value;
 
 use crate::rules::{Direction, Namespaces, PodPeer, Rule, Rules, Tier};
 
-/// Priority of a BaselineAdminNetworkPolicy, which has none: after all ClusterNetworkPolicies of its tier.
+/// Priority of a BaselineAdminNetworkPolicy, which has no priority field. It follows all ClusterNetworkPolicies of its
+/// tier.
 const LAST: u16 = 1001;
 
 /// Kinds of policies of the whole cluster.
@@ -35,7 +36,7 @@ pub struct ClusterPolicy {
     pub(crate) name: String,
     pub(crate) rank: Rank,
     pub(crate) rules: Rules,
-    /// Descriptions of the parts that have no effect, or another effect than written.
+    /// Descriptions of the parts that have no effect, or an effect other than the intended one.
     pub problems: Vec<String>,
 }
 

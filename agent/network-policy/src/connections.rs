@@ -16,9 +16,9 @@ use crate::packet::Packet;
 /// Bit of the conntrack mark of connections that the policies do not allow.
 pub(crate) const FORBIDDEN: u32 = 0x2000_0000;
 
-/// Maximum connections of the kernel for which one list of all connections is requested. For each list, however short,
-/// the kernel goes through its whole table. With the usual 262,144 buckets this takes 8 to 10 ms, which is also the time
-/// to list this number of connections.
+/// If the kernel has at most this number of connections, one list of all of them is requested. For each list, even a
+/// short one, the kernel walks through its whole table. With the usual 262,144 buckets the walk takes 8 to 10 ms.
+/// Listing this number of connections takes as long.
 const ALL_MAX: u32 = 8192;
 /// Above [`ALL_MAX`] the connections of each address are listed separately, up to this number of addresses. For more
 /// addresses one list of all connections is faster.
@@ -37,8 +37,8 @@ pub struct ConnectionCounts {
 /// `addresses` limits the check to connections of these addresses. `None` checks all connections. After an error the
 /// channel must be closed.
 ///
-/// Callers keep the channel: to close a socket of nftables, the kernel waits for the end of all readers (RCU), and no
-/// transaction begins meanwhile.
+/// Without an error, callers keep the channel open. To close an nftables socket, the kernel waits for an RCU grace
+/// period, and no transaction begins during the wait.
 ///
 /// # Errors
 /// When the kernel refuses to list or to mark connections. The other connections are still checked; the first error is
@@ -77,7 +77,7 @@ impl Model {
     }
 }
 
-/// The lists that together have the connections of the addresses.
+/// Selectors of lists that together contain the connections of the addresses.
 fn selectors(addresses: Option<&BTreeSet<IpAddr>>, tracked: u32) -> Vec<FlowSelector> {
     match addresses {
         _ if tracked == 0 => Vec::new(),

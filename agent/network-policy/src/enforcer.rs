@@ -90,7 +90,7 @@ impl Enforcer {
     /// # Errors
     /// When the socket fails.
     pub fn enforces(&mut self, uid: &str, ips: &[IpAddr]) -> Result<bool, Error> {
-        // A flush of the table removes the rules, but no elements.
+        // A flush of the table removes the rules, but no elements. So elements alone prove nothing.
         if ips.is_empty() || !self.is_intact()? {
             return Ok(false);
         }

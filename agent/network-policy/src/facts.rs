@@ -23,7 +23,7 @@ pub struct PodFacts {
     /// Unique id of the pod.
     pub uid: String,
     pub(crate) namespace: String,
-    /// Shared by the copies of the facts.
+    /// Labels of the pod or node. Copies of the facts share them.
     pub(crate) labels: Arc<Labels>,
     /// Addresses of the pod.
     pub ips: Vec<IpAddr>,

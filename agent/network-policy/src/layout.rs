@@ -8,14 +8,14 @@
 //!         ─► ingress ─ the same for packets to an isolated pod
 //! ```
 //!
-//! The two base chains follow each other at one hook, so that an accepted packet of the first enters the second.
+//! The two base chains follow each other at one hook, so a packet that the first accepts enters the second.
 //!
 //! While there are policies of administrators, a base chain `egress-admin` precedes `egress`, and `ingress-admin`
 //! precedes `ingress`. A packet that such a policy accepts gets a mark, with which it skips the next chain. A packet
 //! with the action Pass gets no mark. A `goto` to the chains of NetworkPolicies would need no mark. But the kernel
 //! validates every path through the chains, and the number of paths would be the product of the numbers of pods and
-//! policies of both tiers. Packets of pods that no NetworkPolicy selects enter the group of the baseline policies of
-//! their pod at the end of `egress` and `ingress`.
+//! policies of both tiers. At the end of `egress` and `ingress`, packets of a pod that no NetworkPolicy selects enter
+//! the group of the pod's baseline policies.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -63,7 +63,8 @@ const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
     Ipv6Addr::new(0xfebf, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff, 0xffff),
 );
 
-/// The first and the last address of IPv4 and IPv6 groups. Those of IPv4 include all ones.
+/// The first and the last multicast address of IPv4 and IPv6. The range of IPv4 extends to the broadcast address
+/// 255.255.255.255.
 const GROUPS_V4: (Ipv4Addr, Ipv4Addr) = (Ipv4Addr::new(224, 0, 0, 0), Ipv4Addr::BROADCAST);
 const GROUPS_V6: (Ipv6Addr, Ipv6Addr) = (
     Ipv6Addr::new(0xff00, 0, 0, 0, 0, 0, 0, 0),
@@ -119,8 +120,8 @@ fn add_first_rules(transaction: &mut Transaction<'_>, name: &str) {
     to_groups().iter().for_each(|rule| transaction.rule(name, rule));
 }
 
-/// Rules that drop multicast and broadcast between pods. Each pod of a bridge gets such packets, also a pod to which no
-/// policy permits them, because the policies of a pod are found by its own address.
+/// Rules that drop multicast and broadcast between pods. Every pod of a bridge receives such packets. Policies would
+/// not apply to them, because a pod's policies are found by its own address.
 fn to_groups() -> [Rule; 3] {
     let [to_v4, to_v6] = [true, false].map(|is_ipv4| of_family(is_ipv4).destination(is_ipv4, R0));
     [
@@ -130,9 +131,9 @@ fn to_groups() -> [Rule; 3] {
     ]
 }
 
-/// Matches neighbour discovery between pods of one bridge: IPv6 with hop limit 255. A router has decremented the hop
-/// limit of a packet that it forwards, and receivers ignore such a message (RFC 4861, section 7.1). So a pod cannot use
-/// these ICMPv6 types to send data to other nodes.
+/// Matches neighbour discovery between pods of one bridge: IPv6 with hop limit 255. A router decrements the hop limit
+/// of packets that it forwards, and receivers ignore messages with a smaller one (RFC 4861, section 7.1). So a pod
+/// cannot use these ICMPv6 types to send data to other nodes.
 fn neighbour_discovery() -> Rule {
     const HOP_LIMIT: u32 = 7;
     let link = of_family(false).payload(Header::Network, HOP_LIMIT, 1, R0).equal(R0, &[u8::MAX]);
@@ -186,7 +187,7 @@ fn make_set(transaction: &mut Transaction<'_>, set: Set) {
     });
 }
 
-/// The rule of a line of a chain.
+/// Converts a line of a chain to an nftables rule.
 pub(crate) fn rule(line: &Line, chain: &Lines) -> Rule {
     let mut rule = line.peer.map_or_else(Rule::default, |peer| of_peer(peer, chain.direction));
     if let Some(ports) = &line.ports {

@@ -1,7 +1,7 @@
 //! The table's content from policies, namespaces and pods. Pure.
 //!
-//! Packets of a pod pass the chain of its group in each tier: all policies of the tier that select it. The chains and sets
-//! of a policy exist while a pod of this node needs them. Equal selectors share one set.
+//! In each tier, a pod belongs to the group of all policies that select it. The pod's packets pass the chain of this
+//! group. The chains and sets of a policy exist while a pod of this node needs them. Equal selectors share one set.
 
 mod addresses;
 mod build;
@@ -49,7 +49,7 @@ pub struct Model {
     groups: HashMap<GroupKey, Group>,
     selections: Selections,
     pub(crate) program: Program,
-    /// The last number of a pod, policy, group or selection.
+    /// The last number that a pod, policy, group or selection got.
     last_number: u64,
 }
 
@@ -65,7 +65,7 @@ struct PodEntry {
     /// Addresses that the pod lists, but that belong to another pod. Rules that name the pod as a peer do not include
     /// them.
     lost: Vec<IpAddr>,
-    /// Order of pods that claim one address: the pod with the highest number has it.
+    /// Numbers follow the order in which pods are added. If several pods claim one element, the highest number decides.
     number: u64,
     /// Selections that contain the pod.
     selections: BTreeSet<u64>,
@@ -164,7 +164,8 @@ impl Model {
     /// Adds the entry of a pod or replaces it.
     fn put_entry(&mut self, facts: PodFacts, lost: Vec<IpAddr>, number: u64) {
         if let Some(entry) = self.pods.get_mut(&facts.uid).filter(|entry| entry.lost == lost) {
-            // The sandbox only decides which pod has an address.
+            // The sandbox only decides which pod has an address, and `lost` is unchanged. So a new sandbox alone
+            // changes nothing.
             let sandbox = std::mem::replace(&mut entry.facts.sandbox, facts.sandbox);
             if entry.facts == facts {
                 return;
@@ -180,8 +181,7 @@ impl Model {
         }
         let entry = PodEntry { facts, lost, number, selections: BTreeSet::new(), policies: BTreeMap::new() };
         self.pods.insert(uid.clone(), entry);
-        // The new entry is added before the old one is removed: chains and sets of both are then neither removed nor
-        // made again.
+        // The new entry is added before the old one is removed, so chains and sets that both need are kept.
         self.select(&uid);
         self.restrict_by_all(&uid);
         self.claim_enforced(&uid);
@@ -328,7 +328,7 @@ impl Model {
 
     /// Removes the claims and references of an entry that is replaced or deleted.
     fn remove_claims(&mut self, old: &PodEntry, uid: &str) {
-        // This comes before groups are released, because a selection may end with its groups.
+        // This comes before groups are released: a selection is removed with the last group that needs it.
         let none = BTreeSet::new();
         for number in &old.selections {
             let Some(selection) = self.selections.get(*number) else { continue };

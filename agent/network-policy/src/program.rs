@@ -11,7 +11,7 @@ use crate::rules::{Direction, Tier};
 /// Names of sets and maps. The flag is true for IPv4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Set {
-    /// Map of this node's pods with policies of a tier to the chains of these policies.
+    /// Map from the addresses of this node's pods to the chains of their groups in a tier.
     Isolated(Tier, Direction, bool),
     /// Each address of a pod of this node with NetworkPolicies, paired with itself: it matches packets of a pod to
     /// itself.
@@ -93,12 +93,13 @@ pub(crate) struct Program {
     pub(crate) chains: HashMap<Chain, Lines>,
     /// All sets except the fixed ones. A set of ranges is stored with its ranges.
     pub(crate) sets: HashMap<Set, Vec<Range>>,
-    /// Claims of pods on elements, by the number of the pod. The highest number decides: it is of the latest pod.
+    /// Claims of pods on elements, by the number of the pod. The highest number decides: it belongs to the latest pod.
     claims: HashMap<(Set, Key), BTreeMap<u64, Element>>,
     previous: PreviousObjects,
 }
 
-/// Chains and sets that changed, with whether they existed before, and elements that changed, as they were before.
+/// The state before the changes: whether each changed chain or set existed, and the previous value of each changed
+/// element.
 #[derive(Debug, Default)]
 struct PreviousObjects {
     chains: BTreeMap<Chain, bool>,
@@ -244,9 +245,9 @@ impl Program {
 // === impl Changes ===
 
 impl Changes {
-    /// Whether the change may forbid a connection that was allowed: a pod has other policies, or the peers of a
-    /// NetworkPolicy lost a member. Other changes only allow more. While policies of other tiers exist, which the
-    /// caller checks, every change may forbid connections.
+    /// Whether the change may forbid a connection that was allowed. This is so if a pod has other policies, or if the
+    /// peers of a NetworkPolicy lost a member. Other changes only allow more. The caller checks whether policies of
+    /// other tiers exist: then every change may forbid connections.
     pub(crate) fn may_forbid(&self) -> bool {
         let has_no_peers = |set: &Set| {
             matches!(set, Set::Isolated(Tier::Namespaced, ..) | Set::Itself(..) | Set::Enforced(_))

@@ -84,7 +84,7 @@ pub(crate) enum Namespaces {
     Nodes,
 }
 
-/// Protocol and name of a container port. Without a protocol, the ports of all protocols that have the name.
+/// Protocol and name of a container port. Without a protocol, the name selects ports of all protocols.
 pub(crate) type NamedPort = (Option<u8>, String);
 
 /// A range of ports.
@@ -182,7 +182,8 @@ impl Peers {
                 Some(block) => {
                     let Ok(network) = block.cidr.parse::<IpNetwork>() else { continue };
                     let except = block.except.iter().flatten().map(|text| text.parse());
-                    // An exception that cannot be parsed might be any address of the block.
+                    // An exception that cannot be parsed may contain any address of the block. So the whole block is
+                    // ignored.
                     let Ok(except) = except.collect::<Result<Vec<IpNetwork>, _>>() else { continue };
                     peers.blocks.push(Block { network, except });
                 }

@@ -209,11 +209,11 @@ fn neighbour_discovery_carries_no_data_past_a_policy() {
     });
 }
 
-/// Each pod of a bridge gets such packets, but the policies of a pod are found by its own address.
+/// Every pod of a bridge receives multicast and broadcast, but the policies of a pod are found by its own address.
 #[test]
 fn multicast_and_broadcast_do_not_pass_a_policy() {
     on_a_bridge(|| {
-        // The address of the node, by which the kernel knows the broadcast address of the network.
+        // From the address of the node, the kernel knows the broadcast address of the network.
         ip("addr add 10.42.0.1/24 dev bridge0");
         let (web, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3));
         let mut model = Model::default();
@@ -359,8 +359,8 @@ fn open_connections_end_when_they_are_no_longer_allowed_and_others_stay() {
     });
 }
 
-/// Plays an agent. It starts with a policy that selects no pod, and adds one that allows only connections of friends to
-/// `web`.
+/// Acts as an agent that starts with a policy that selects no pod. Then it adds a policy that allows only connections
+/// of friends to `web`.
 fn restrict_web() {
     let (mut model, mut enforcer) = start(&unrelated());
     model.put_policy(&for_friends());
@@ -396,8 +396,8 @@ fn the_next_agent_completes_the_changes_of_a_killed_one() {
     }
     on_a_bridge(|| {
         let (web, friend, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
-        // The first passes belong to the start of the agent: it replaces the table and checks the connections. The later
-        // passes belong to the change.
+        // The agent passes each point first at its start, when it replaces the table and checks the connections. It
+        // passes each point again at the change.
         for (point, is_restricted) in [
             ("policies.committed:1", false),
             ("policies.marked:1", false),
@@ -499,7 +499,8 @@ fn blocks_of_any_number_and_size_are_exact_at_their_ends() {
         [(&web, "web"), (&near, "near"), (&far, "far")]
             .iter()
             .for_each(|(pod, app)| model.put_pod(pod.facts("n", app)));
-        // Every second address of a range, so that no two join to a larger block, and the addresses of a pod.
+        // The exceptions are the addresses of a pod, and every second address of a range, so that no two join to a
+        // larger block.
         let every_second = (0..EXCEPTIONS).map(|number| std::net::Ipv4Addr::from(0x0b00_0000 + 2 * number));
         let mut v4: Vec<String> = every_second.map(|address| format!("{address}/32")).collect();
         v4.push(format!("{}/32", near.ips[0]));

@@ -24,7 +24,7 @@ pub(crate) struct TrafficEndpoints {
     pub(crate) local: Vec<Target>,
     /// Endpoints that may keep open flows of datagrams: all that serve, whether or not they get new traffic.
     pub(crate) serving: Vec<Target>,
-    /// Endpoints on this node, whatever their state: they may reach their own service.
+    /// All endpoints on this node, in any state: each may connect to its own service.
     pub(crate) on_this_node: Vec<IpAddr>,
 }
 

@@ -232,7 +232,8 @@ fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
 fn drop_encapsulated(node: &NodeView) -> Vec<Rule> {
     const UDP: u8 = 17;
     let of_pods = node.pod_networks.iter().map(|pods| of_family(pods.is_ipv4()).from(*pods, false));
-    // A pod with an IPv6 address has a link-local one as well. No node has a link-local address for the overlay.
+    // A pod with an IPv6 address can also send from its link-local address. Nodes never use link-local addresses for
+    // the overlay.
     let has_local = node.pod_networks.iter().any(IpNetwork::is_ipv6);
     let local = of_family(false).source(false, R0);
     let local = local.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());

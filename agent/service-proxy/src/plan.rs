@@ -78,7 +78,8 @@ struct External<'a> {
     node: Vec<IpAddr>,
     /// Ports at which this node is the load balancer: protocol and number.
     node_ports: BTreeSet<(&'a str, i32)>,
-    /// `loadBalancerSourceRanges` of the family. `None` permits all sources. Empty, if no range is valid, permits none.
+    /// `loadBalancerSourceRanges` of the family. `None` permits all sources. An empty list, because no range is valid,
+    /// permits none.
     sources: Option<Vec<IpNetwork>>,
 }
 
@@ -94,8 +95,8 @@ impl<'a> External<'a> {
         // With ipMode Proxy, an entry is the address of another machine or of this node. Packets to another machine
         // must not be redirected here. An entry of this node names the ports that the node serves.
         let is_virtual = |entry: &&&LoadBalancerIngress| entry.ip_mode.as_deref().unwrap_or("VIP") == "VIP";
-        // The permission to write the status is a privilege. Ranges protect a cluster that grants it to others than the
-        // controllers of load balancers (CVE-2020-8554).
+        // The permission to write the status is a privilege. The ranges protect a cluster in which not only the
+        // controllers of load balancers have this permission (CVE-2020-8554).
         let ranges = &node.load_balancer_ips;
         let may_take = |ip: &IpAddr| ranges.is_empty() || ranges.iter().any(|range| range.contains(*ip));
         let address =
@@ -142,8 +143,8 @@ impl<'a> External<'a> {
     }
 }
 
-/// The ranges of sources in a family. `None` permits all: there is no range, or one has all addresses. Without a range of
-/// the family, a range with all addresses of the other family permits all.
+/// The ranges of sources in a family. `None` permits all: there is no range, or one range has all addresses. If the
+/// family has no range, the ranges of the other family decide.
 fn sources(ranges: &[&String], is_ipv4: bool) -> Option<Vec<IpNetwork>> {
     let all: Vec<IpNetwork> = ranges.iter().filter_map(|range| range.trim().parse().ok()).collect();
     let own: Vec<IpNetwork> = all.iter().filter(|range| range.is_ipv4() == is_ipv4).copied().collect();
@@ -275,7 +276,7 @@ impl<'a> Port<'a> {
     }
 
     /// Records the targets to which open flows of datagrams may lead: all endpoints that serve, as in upstream's
-    /// `CleanStaleEntries`. SCTP has connections, which end like TCP connections.
+    /// `CleanStaleEntries`. SCTP is not included: its connections end like TCP connections.
     fn record_connectionless(&self, program: &mut Program, address: Option<IpAddr>, port: u16) {
         const UDP: u8 = 17;
         if self.protocol != UDP {

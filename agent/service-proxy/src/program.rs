@@ -18,19 +18,19 @@ pub(crate) const SHARED_MAX: usize = 32;
 /// The maps and sets of the table, each once for IPv4 and once for IPv6.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Map {
-    /// Cluster IP, protocol and port to a chain.
+    /// Maps a cluster IP, protocol and port to a chain.
     Services,
-    /// Cluster IP, protocol, port and the number of a target to the target.
+    /// Maps a cluster IP, protocol, port and the number of a target to the target.
     Targets,
-    /// External address, protocol and port to a chain.
+    /// Maps an external address, protocol and port to a chain.
     External,
-    /// Protocol and node port to a chain.
+    /// Maps a protocol and node port to a chain.
     NodePorts,
-    /// Address, protocol and port without endpoints to `reject` or `drop`.
+    /// Maps an address, protocol and port without endpoints to `reject` or `drop`.
     Rejected,
-    /// Protocol and node port without endpoints to `reject` or `drop`.
+    /// Maps a protocol and node port without endpoints to `reject` or `drop`.
     RejectedPorts,
-    /// Load balancer address, protocol and port to a chain that checks the source.
+    /// Maps a load balancer address, protocol and port to a chain that checks the source.
     Guarded,
     /// All cluster IPs.
     ClusterIps,

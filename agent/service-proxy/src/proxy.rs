@@ -99,7 +99,8 @@ impl Proxy {
         listed.map_err(|source| Error::Commit { table: self.table.clone(), source })
     }
 
-    /// Whether the applied programs of these services are small: a change takes less time than the wake-up of a thread.
+    /// Whether the applied programs of these services are small. Then a change takes less time than the wake-up of a
+    /// thread.
     #[must_use]
     pub fn are_small<'a>(&self, mut services: impl Iterator<Item = &'a Key>) -> bool {
         let size = |(_, program): &(Owner, AppliedProgram)| program.chains.len() + program.elements.len();
@@ -158,8 +159,8 @@ impl Proxy {
         Ok(!self.stale.is_empty())
     }
 
-    /// Deletes conntrack entries that lead to former endpoints. Takes milliseconds if there may be some: the kernel goes
-    /// through all entries.
+    /// Deletes conntrack entries that lead to former endpoints. If there may be some, this takes milliseconds: the
+    /// kernel goes through all its entries.
     pub fn delete_stale_flows(&mut self) {
         if let Err(error) = flows::delete_stale(&mut self.channel, &std::mem::take(&mut self.stale)) {
             tracing::warn!(
@@ -179,9 +180,9 @@ impl Proxy {
         commit_once(table, transaction).map(drop)
     }
 
-    /// Replaces the table by a table without services, which only drops packets of pods to the overlay's port: for a
-    /// node whose services another program proxies. Without an overlay that has a port, the table is removed. Returns
-    /// the netlink port that identifies this change in notifications.
+    /// Replaces the table by a table without services, which only drops packets of pods to the overlay's port. This is
+    /// for a node whose services another program proxies. Without an overlay that has a port, the table is removed.
+    /// Returns the netlink port that identifies this change in notifications.
     ///
     /// # Errors
     /// When the kernel rejects it; the table is unchanged then.
@@ -235,7 +236,7 @@ impl Proxy {
     }
 
     fn claim(&mut self, element_id: ElementId, owner: Owner, entry: Entry) {
-        // Nearly all keys have one claim.
+        // Nearly all keys have one claim, so a larger capacity would waste memory.
         let claims = self.claims.entry(element_id).or_insert_with(|| Vec::with_capacity(1));
         match claims.binary_search_by(|(known, _)| known.cmp(&owner)) {
             Ok(at) => claims[at].1 = entry,

@@ -38,7 +38,7 @@ fn table() -> Vec<String> {
             let program =
                 if block.contains("set clients ") { block.split("elements = ").next() } else { None };
             let block = program.unwrap_or(&block);
-            // Elements of a set are on several lines.
+            // The text has the elements of a set on several lines.
             let mut all: Vec<&str> =
                 block.split(['\n', ',']).map(|part| part.trim_matches([' ', '\t', '{', '}'])).collect();
             if block.contains("elements = ") {

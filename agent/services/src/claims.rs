@@ -12,8 +12,8 @@ pub(crate) struct Claims {
     by_address: HashMap<IpAddr, Claimants>,
 }
 
-/// The services that claim one address, with the number of their claims. Nearly every address has one claimant, for
-/// which a tree would take ten times the memory.
+/// The services that claim one address, with the number of their claims. Nearly every address has one claimant. A tree
+/// for one claimant would take ten times the memory.
 #[derive(Debug)]
 enum Claimants {
     One(Arc<Key>, usize),

@@ -28,7 +28,7 @@ const V1_CONTROLLERS: [&str; 14] = [
     "rdma",
 ];
 
-/// Files of a v1 cpuset without which it accepts no process. A new cpuset has empty ones.
+/// Files of a v1 cpuset. They are empty in a new cpuset, which accepts no process until both have a value.
 const CPUSET_FILES: [&str; 2] = ["cpuset.cpus", "cpuset.mems"];
 
 /// File of a v1 cgroup: with `1`, a new child cpuset has the values of its parent (cgroup_clone_children).

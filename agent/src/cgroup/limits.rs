@@ -161,7 +161,7 @@ fn weight(shares: i64) -> u64 {
     }
     let log = f64::from(i32::try_from(shares).unwrap_or(i32::MAX)).log2();
     let exponent = (log * log + 125.0 * log) / 612.0 - 7.0 / 34.0;
-    // Bounded by the two returns above; ceil has removed the fraction.
+    // The two returns above bound the value, and ceil has removed the fraction.
     10_f64.powf(exponent).ceil() as u64
 }
 

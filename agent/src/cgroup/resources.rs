@@ -77,7 +77,7 @@ pub fn container_resources(pod: &Pod, container: &Container, machine: Machine) -
     }
 }
 
-/// The resources of a container for `UpdateContainerResources`, without those that no resize changes.
+/// The resources of a container for `UpdateContainerResources`, without the values that a resize never changes.
 pub fn resized_resources(pod: &Pod, container: &Container, machine: Machine) -> LinuxContainerResources {
     LinuxContainerResources {
         hugepage_limits: Vec::new(),
@@ -100,7 +100,8 @@ pub fn oom_score_adj(pod: &Pod, container: &Container, node_memory: i64) -> i64 
     }
     let spare = spec.map_or(0, spare_memory);
     let own = burstable_score(container, spare, node_memory);
-    // A main container can have the policy Always, too, so the name is compared.
+    // A sidecar is an init container with the policy Always. A main container can have this policy, too, so its name is
+    // compared.
     let inits = spec.iter().flat_map(|spec| spec.init_containers.iter().flatten());
     let is_sidecar = container.restart_policy.as_deref() == Some("Always")
         && inits.into_iter().any(|init| init.name == container.name);
@@ -118,7 +119,7 @@ fn burstable_score(container: &Container, spare: i128, node_memory: i64) -> i64 
     1000 - i64::try_from(parts).unwrap_or(1000)
 }
 
-/// The share of each container in the memory that the pod requests as a whole and its containers do not, in bytes.
+/// The pod-level memory request without the requests of the containers, divided by the number of containers, in bytes.
 ///
 /// Source: `remainingPodMemReqPerContainer` of `pkg/kubelet/qos/helpers.go`.
 fn spare_memory(spec: &PodSpec) -> i128 {

@@ -124,7 +124,7 @@ fn a_pod_is_removed_outside_the_executors_threads() {
         let (release, released) = std::sync::mpsc::channel::<()>();
         let blocks = tokio::task::spawn_blocking(move || released.recv().is_ok());
         let mut removal = std::pin::pin!(scratch.cgroups.remove_pod("u6"));
-        // Without a free thread for blocking calls it cannot begin.
+        // The removal cannot begin without a free thread for blocking calls.
         assert!(futures::poll!(removal.as_mut()).is_pending());
         assert_eq!(scratch.cgroups.pods(), BTreeSet::from(["u6".to_owned()]));
         drop(release);

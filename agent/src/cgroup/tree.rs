@@ -250,7 +250,7 @@ fn name_of_slice(slice: &str) -> Option<String> {
     Some(slice.strip_suffix(".slice")?.rsplit('-').next()?.replace('_', "-"))
 }
 
-/// Removes a cgroup and all below it. Containers can have made them.
+/// Removes a cgroup and all cgroups below it, which containers can have made.
 pub(super) fn remove_dir(dir: &Path) -> Result<(), CgroupError> {
     coracle_tree::cgroup::remove(dir).map_err(|source| CgroupError::Remove { path: dir.to_owned(), source })
 }

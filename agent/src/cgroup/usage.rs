@@ -37,7 +37,7 @@ pub(crate) struct PodUsage {
 
 /// Bytes of memory of a cgroup without pages of files and without the kernel's cached objects, such as directory
 /// entries. The kernel takes these pages and objects back when other memory is needed, so `MemAvailable` of the machine
-/// has them as well. v1 does not report the cached objects.
+/// includes them as well. v1 does not report the cached objects.
 pub(super) fn without_caches(dir: &Path, v2: bool) -> Option<u64> {
     let read = |file: &str| fs::read_to_string(dir.join(file)).ok();
     let usage: u64 =

@@ -35,7 +35,7 @@ pub(crate) fn has_limits(dirs: &BTreeMap<String, PathBuf>, limits: &Limits, v2: 
 pub(super) fn write_file(path: &Path, value: &str) -> Result<(), CgroupError> {
     let write = || -> io::Result<()> {
         let mut file = OpenOptions::new().read(true).write(true).open(path)?;
-        // Longer than all values. The position stays at the start.
+        // The buffer is longer than all values. A read at an offset keeps the file position at the start.
         let mut start = [0; 64];
         let length = file.read_at(&mut start, 0).unwrap_or(0);
         if start.get(..length).is_some_and(|held| held.trim_ascii() == value.as_bytes()) {
@@ -44,7 +44,7 @@ pub(super) fn write_file(path: &Path, value: &str) -> Result<(), CgroupError> {
         file.write_all(value.as_bytes())
     };
     match write() {
-        // A kernel without the bandwidth controller has the cgroup without this file.
+        // With a kernel without the bandwidth controller, the cgroup does not have this file.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             tracing::debug!(path = %path.display(), "the kernel does not support this limit");
             Ok(())

@@ -45,7 +45,7 @@ impl NewRecord {
         let temporary = path.with_extension("tmp");
         let _ = fs::remove_file(&temporary);
         let file = write_new(&temporary, content).inspect_err(|_| remove_incomplete(&temporary))?;
-        // On failure, the fsync waits for the whole transfer.
+        // The call only starts the transfer. If it fails, the later fsync waits for the whole transfer.
         let _ = posix_fadvise(&file, 0, 0, PosixFadviseAdvice::POSIX_FADV_DONTNEED);
         Ok(Self { file, temporary, path })
     }
@@ -69,7 +69,7 @@ fn write_new(path: &Path, content: &[u8]) -> io::Result<File> {
     Ok(file)
 }
 
-/// On a full disk an incomplete file would occupy the space that other writes need.
+/// Removes an incomplete file: on a full disk it would occupy the space that other writes need.
 fn remove_incomplete(temporary: &Path) {
     let _ = fs::remove_file(temporary);
 }
@@ -81,9 +81,8 @@ pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
 
 /// Content of a record; None if it does not exist or is damaged.
 ///
-/// # Errors
-/// When the record cannot be read now, for example because the process has too many open files. It stays in place: a later
-/// start can read it. The error is logged.
+/// # Errors When the record cannot be read now, for example because the process has too many open files. The record
+/// stays in place: a later start can read it. The error is logged.
 pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match bounded::read(path, RECORD_MAX) {
         Ok(content) => Ok(Some(content)),

@@ -113,7 +113,7 @@ impl Key {
         &self.name
     }
 
-    /// Name of the file. A digest, because namespace and name together may be longer than a file name.
+    /// Name of the file. It is a digest, because namespace and name together may be longer than a file name.
     pub(crate) fn file_name(&self) -> OsString {
         let digest = Sha256::digest(self.name.as_bytes());
         OsString::from(format!("{}.{}", hex::encode(&digest[..16]), super::files::EXTENSION))

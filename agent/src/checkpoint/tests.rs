@@ -161,7 +161,7 @@ fn a_failed_removal_stays_due() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = open(dir.path());
     let key = Key::pod("u");
-    // A directory is not removed like a file.
+    // A directory is in the place of the record, so its removal as a file fails.
     let path = checkpoint.path(&key);
     fs::create_dir(&path).unwrap();
     checkpoint.remove(&key);

@@ -105,7 +105,7 @@ impl<'a> Accumulator<'a> {
         let is_within = |cpu: &&Cpu| within.is_none_or(|(level, part)| cpu.part(level) == part);
         let parts: BTreeSet<u32> = self.free.values().filter(is_within).map(|cpu| cpu.part(level)).collect();
         let mut parts: Vec<u32> = parts.into_iter().collect();
-        // Stable, so parts with equal counts stay in ascending order.
+        // The sort is stable, so parts with equal counts stay in ascending order.
         parts.sort_by_cached_key(|part| self.free_in(level, *part).len());
         parts
     }

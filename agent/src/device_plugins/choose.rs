@@ -24,7 +24,7 @@ pub(super) struct DeviceRequest {
     pub(super) affinity: Option<u64>,
 }
 
-/// A choice before its last step, which can follow the preference of the plugin.
+/// A choice of devices before its last step. The last step can follow the preference of the plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
     /// Devices that are already chosen.
@@ -130,7 +130,7 @@ pub(super) struct HintInputs<'a> {
 }
 
 /// The topology hints of a request for `count` devices, on a machine with these NUMA nodes. None if the devices have no
-/// topology, so all nodes are equally good. An empty list: no set of nodes has enough devices.
+/// topology, so all nodes are equally good. Empty if no set of nodes has enough devices.
 pub(super) fn hints(count: usize, machine: &[u32], inputs: HintInputs<'_>) -> Option<Vec<DeviceHint>> {
     let HintInputs { all, free, reusable } = inputs;
     if all.values().all(Vec::is_empty) {

@@ -208,7 +208,7 @@ mod tests {
         let node = |id: &[u8]| field(1, &[&[1 << 3][..], id].concat());
         let topology =
             [node(&[3]), node(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1])].concat();
-        // Fields of newer versions: a number, four and eight bytes.
+        // Fields that newer versions may add: a number, four bytes, and eight bytes.
         let newer: [&[u8]; 3] =
             [&[9 << 3, 0x96, 1], &[(10 << 3) | 5, 0, 0, 0, 0], &[(11 << 3) | 1, 0, 0, 0, 0, 0, 0, 0, 0]];
         let first = [field(1, b"a"), field(2, b"Healthy"), newer.concat(), field(3, &topology)].concat();

@@ -37,7 +37,7 @@ mod tests {
     fn the_pause_grows_while_a_plugin_lists_without_end() {
         let mut pace = Pace::new();
         assert_eq!(pace.pause_after(Duration::from_secs(60), true), SHORT);
-        // A second list soon after the first one is not late.
+        // A second list soon after the first one waits only briefly.
         assert_eq!(pace.pause_after(Duration::ZERO, true), SHORT * 2);
         let pauses: Vec<_> = (0..10).map(|_| pace.pause_after(Duration::ZERO, false)).collect();
         assert!(pauses.is_sorted() && pauses.last() == Some(&LONG), "{pauses:?}");

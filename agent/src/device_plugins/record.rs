@@ -67,7 +67,7 @@ impl Records {
         None
     }
 
-    /// Writes the record of a pod as `current` returns it, or removes it.
+    /// Writes the record of a pod as `current` returns it. If it returns `None`, removes the record.
     ///
     /// # Errors
     /// Returns an error if the record cannot be written, or is larger than the maximum that can be read.

@@ -102,7 +102,7 @@ impl DevicePlugins {
         }
         self.check_name(&request.resource_name)?;
         let link = plugin::connect(&self.shared.config.sockets, Path::new(&request.endpoint)).await;
-        // The error contains the endpoint, a text from the plugin.
+        // The error contains the endpoint, which is a text from the plugin and may not be printable.
         let link =
             link.map_err(|error| Status::new(Code::Unknown, printable(&chain(&error), MESSAGE_MAX)))?;
         self.open_plugin(&request.resource_name, link, None).await
@@ -150,7 +150,7 @@ impl DevicePlugins {
         // The place is reserved after the call: a plugin that does not answer must not delay the registration of
         // others.
         let place = self.place().await?;
-        // Checked again, because other plugins may have registered meanwhile.
+        // The name is checked again, because other plugins may have registered meanwhile.
         self.check_name(name)?;
         place.send(Connected { ended, ..self.add(name, plugin, link) });
         tracing::info!(resource = name, "device plugin registered");

@@ -36,7 +36,7 @@ const FILES_MAX: usize = 4096;
 /// If the directory or the socket cannot be created, or other users can write the directory and so could replace the
 /// socket.
 pub(crate) fn listen(dir: &Path) -> io::Result<UnixListener> {
-    // The mode of the kubelet's directories.
+    // 0750 is the mode of the kubelet's directories.
     DirBuilder::new().recursive(true).mode(0o750).create(dir)?;
     check_owner(dir)?;
     let path = dir.join(NAME);
@@ -90,7 +90,7 @@ pub(super) fn remove_all(dir: &Path) -> io::Result<()> {
     };
     check_owner(dir)?;
     for entry in entries.take(FILES_MAX).flatten() {
-        // The type of the entry itself, because symlinks are not followed.
+        // This is the type of the entry itself: symlinks are not followed.
         if entry.file_type().is_ok_and(|found| found.is_socket()) {
             fs::remove_file(entry.path())?;
         }
@@ -98,8 +98,8 @@ pub(super) fn remove_all(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Removes the sockets of the node and of device plugins beside the registration directory of drivers, and their
-/// directories if these are empty then.
+/// Removes the sockets of the node and of device plugins beside the registration directory of drivers. Also removes the
+/// directories of the sockets that are empty then.
 ///
 /// # Errors
 /// The first error of readdir(3) or unlink(2). It does not stop the removal.

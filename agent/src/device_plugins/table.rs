@@ -110,7 +110,7 @@ impl Table {
         self.resources.entry(name.to_owned()).or_default();
     }
 
-    /// Adds the devices of a pod, of an earlier agent.
+    /// Adds the devices that a pod got from an earlier agent.
     pub(super) fn restore_pod(&mut self, pod: PodDevices) {
         for (resource, allocation) in pod.containers.values().flatten() {
             let used = self.used.entry(resource.clone()).or_default();
@@ -128,7 +128,7 @@ impl Table {
         self.last
     }
 
-    /// Replaces the devices of a resource. Returns the uids of pods with a device whose health has changed. None:
+    /// Replaces the devices of a resource. Returns the uids of pods with a device whose health has changed. None if
     /// another plugin has registered for the resource.
     pub(super) fn list(
         &mut self,
@@ -146,7 +146,8 @@ impl Table {
         Some(used.iter().filter(|(id, _)| is_changed(id)).map(|(_, uid)| uid.clone()).collect())
     }
 
-    /// The plugin of a resource has ended: its devices are not allocatable. Returns whether it was the current plugin.
+    /// Records that the plugin of a resource has ended: its devices are not allocatable. Returns whether it was the
+    /// current plugin.
     pub(super) fn disconnect(&mut self, name: &str, number: u64) -> bool {
         let resource = self.resources.get_mut(name).filter(|resource| resource.number == number);
         resource.map(|resource| resource.is_listed = false).is_some()
@@ -169,7 +170,8 @@ impl Table {
         present.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Whether another resource can be added. If not, forgets removed resources: the Node keeps their zero devices.
+    /// Whether another resource can be added. A full table forgets removed resources first. The Node keeps listing them
+    /// with zero devices.
     pub(super) fn make_room(&mut self) -> bool {
         let before = self.resources.len();
         if before >= RESOURCES_MAX && self.forgotten < FORGOTTEN_MAX {
@@ -455,8 +457,8 @@ impl Table {
         Some(resource.devices.iter().map(own).collect())
     }
 
-    /// The request with the affinity of the container's reservation. Also the healthy devices that are free or
-    /// reserved for the container, without those that it reuses.
+    /// Returns the request with the affinity of the container's reservation. Also returns the healthy devices that are
+    /// free or reserved for the container, without those that the container reuses.
     fn open(&self, owner: Owner<'_>, want: &DeviceRequest) -> (DeviceRequest, Devices) {
         let mut open = self.free(&want.resource);
         let Some(allocation) = self.allocation(owner, &want.resource) else { return (want.clone(), open) };
@@ -687,7 +689,7 @@ mod tests {
         assert_eq!(table.hints(at("q", "c"), &want(1), &[0]), None);
         let health = table.health(owner).remove(0).resources.unwrap().remove(0).health;
         assert_eq!(health.as_deref(), Some("Unhealthy"));
-        // A new plugin that does not know the device: it counts as healthy.
+        // The new plugin does not list the device, so it counts as healthy.
         let again = table.connect(NAME);
         let changed = table.list(NAME, again, devices(&[("b", true)])).unwrap();
         assert_eq!(changed, BTreeSet::from(["p".to_owned()]));

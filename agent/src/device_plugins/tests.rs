@@ -1,4 +1,4 @@
-//! Device plugins that serve gRPC on unix sockets, and the node beside them.
+//! Tests of a node with device plugins that serve gRPC on unix sockets.
 
 use std::path::Path;
 
@@ -435,7 +435,7 @@ async fn a_container_does_not_start_before_its_devices_are_recorded() {
     let _serving = Dongles::new(&[("a", true)]).serve(dir.path(), "dongle.sock");
     let _registered = agent.devices.register_watched(watched(dir.path(), "v1beta1").await).await;
     agent.has(1, 1).await;
-    // A file in place of the directory of records.
+    // A file is in the place of the directory of records, so no record can be written.
     let records = dir.path().join("state/devices");
     std::fs::create_dir_all(dir.path().join("state")).unwrap();
     std::fs::write(&records, "").unwrap();
@@ -460,7 +460,7 @@ async fn an_ended_plugin_without_pods_is_forgotten_after_the_grace_period() {
     agent.has(1, 1).await;
     dongles.end();
     agent.has(1, 0).await;
-    // It requires PreStartContainer, so it is known until then.
+    // The plugin requires PreStartContainer, so it stays in the table until the grace period ends.
     let number = agent.devices.state().plugins.get(NAME).map(|(number, _)| *number).unwrap();
     tokio::time::pause();
     agent.devices.clone().expire(NAME.to_owned(), number).await;

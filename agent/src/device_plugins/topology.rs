@@ -64,7 +64,8 @@ fn converted(hints: BTreeMap<String, Vec<DeviceHint>>) -> Hints {
 
 impl DevicePlugins {
     /// Reserves devices near to NUMA nodes for a container that has none. Bit n of the affinity is node n.
-    /// [`Self::allocate`] gives the pod these devices, or devices as near to the nodes that the plugin prefers.
+    /// [`Self::allocate`] gives the pod these devices, or devices that the plugin prefers and that are as near to the
+    /// nodes.
     ///
     /// # Errors
     /// When there are too few devices. The message is upstream's.
@@ -99,8 +100,8 @@ impl DevicePlugins {
     }
 
     /// Topology hints for the devices of a container, by resource, on a machine with these NUMA nodes. Resources whose
-    /// devices have no topology are left out, because all nodes are equally good for them. An empty list: the devices
-    /// do not suffice.
+    /// devices have no topology are left out, because all nodes are equally good for them. A list is empty if the
+    /// devices do not suffice.
     fn hints(&self, pod: &Pod, container: &Container, machine: &[u32]) -> BTreeMap<String, Vec<DeviceHint>> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let owner = Owner { uid, container: &container.name };

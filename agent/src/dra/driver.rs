@@ -54,7 +54,7 @@ pub(crate) enum DriverError {
     Devices { call: &'static str, claim: String, problem: &'static str },
 }
 
-/// Version of a driver's service. The messages of both are the same.
+/// Version of a driver's service. Both versions have the same messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Version {
     V1,
@@ -93,7 +93,7 @@ impl Version {
 impl Link {
     /// Connects to an opened socket (`O_PATH`).
     pub(crate) async fn open(socket: &OwnedFd) -> io::Result<Self> {
-        // Connects to the opened file itself: its name may refer to another file meanwhile.
+        // Connects to the opened file itself: its name may refer to another file by now.
         let stream = UnixStream::connect(format!("/proc/self/fd/{}", socket.as_raw_fd())).await?;
         let mut connecting = http2::Builder::new(TokioExecutor::new());
         connecting.max_header_list_size(HEADERS_MAX);
@@ -178,7 +178,7 @@ impl Caller {
     }
 }
 
-/// The scheme and host of requests. A unix socket has neither.
+/// Placeholders for the scheme and host of requests: a unix socket has neither.
 pub(crate) fn origin() -> Uri {
     Uri::from_static("http://localhost")
 }

@@ -17,7 +17,7 @@ use tonic::{Code, Status};
 
 use super::driver::{ANSWER_MAX, Caller, NAME_MAX, origin};
 
-/// Time after which the health of a device is unknown, unless the driver sets another, as in the kubelet
+/// Time after which the health of a device is unknown, unless the driver sets another time, as in the kubelet
 /// (`DefaultHealthTimeout`).
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum timeout of a device. A longer timeout is shortened to it, so that no deadline can overflow.

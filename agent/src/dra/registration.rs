@@ -2,7 +2,7 @@
 //! it, as for the kubelet's plugin watcher.
 //!
 //! A task for each socket asks the plugin for its driver and endpoint, connects to the endpoint, and waits until that
-//! connection ends. It starts again after a pause, until the socket is removed.
+//! connection ends. The task starts again after a pause, until the socket is removed.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -29,7 +29,7 @@ use super::driver::{Caller, Link, Version, origin};
 use super::drivers::{Drivers, Registered};
 use super::health::HealthTable;
 
-/// Timeout of a call. The kubelet's is one second, which a driver on a loaded machine exceeds.
+/// Timeout of a call. The kubelet's timeout is one second, which a driver on a loaded machine exceeds.
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of an answer.
 const ANSWER_MAX: usize = 64 << 10;
@@ -137,7 +137,8 @@ impl Registry {
                 Ok(found) => found,
                 Err(error) => {
                     tracing::warn!(%error, dir = %self.dir.display(), "cannot read the registration directory of drivers");
-                    // Others may have made the sockets. After any other error the registered drivers stay.
+                    // After this error, the sockets may belong to other users. After any other error the registered
+                    // drivers stay.
                     if error.kind() == io::ErrorKind::PermissionDenied {
                         tasks.clear();
                     }
@@ -356,7 +357,7 @@ fn sockets(dir: &Path) -> io::Result<Found> {
         for file in files.take(files_left).flatten() {
             files_left = files_left.saturating_sub(1);
             let path = below.join(file.file_name());
-            // The metadata of the entry itself, because symlinks are not followed.
+            // This is the metadata of the entry itself: symlinks are not followed.
             let Ok(entry) = file.metadata() else { continue };
             if file.file_name().as_encoded_bytes().starts_with(b".") {
                 continue;

@@ -1,4 +1,4 @@
-//! The whole of dynamic resource allocation beside a driver that serves gRPC on unix sockets.
+//! Tests of dynamic resource allocation with a driver that serves gRPC on unix sockets.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;

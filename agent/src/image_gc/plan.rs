@@ -75,7 +75,8 @@ impl Disk {
 }
 
 /// The space to free. A pull that failed on a full disk does not report how much it needs. So images are removed until
-/// at least twice the space is available. The first attempt does not remove everything, and each later one frees more.
+/// at least twice as much space is available as now. The first attempt does not remove everything, and each later one
+/// frees more.
 pub(super) fn need(policy: &ImageGcPolicy, disk: &Disk, no_room: bool) -> SpaceToFree {
     if policy.high_threshold >= 100 {
         return SpaceToFree::Nothing;

@@ -71,7 +71,7 @@ impl Files {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             text => Some(text.map_err(|error| unusable(&path, &error))?),
         };
-        // A damaged key belongs to a lost request.
+        // With a damaged key, the request is lost, and a new key is made.
         if let Some(key) = text.and_then(|text| KeyPair::from_pem(&text).ok()) {
             return Ok(key);
         }
@@ -111,7 +111,7 @@ impl Files {
         Ok(Some((server.parse()?, node)))
     }
 
-    /// Writes the kubeconfig, which refers to the certificate file, because the certificate is renewed.
+    /// Writes the kubeconfig. It refers to the certificate file, because the certificate is renewed.
     pub(super) fn write_kubeconfig(
         &self,
         endpoint: &Endpoint,
@@ -175,7 +175,7 @@ impl ServingFile {
 
 const KEY: &str = "-----BEGIN PRIVATE KEY-----";
 
-/// Certificate and key are in one file, so that they always match.
+/// Writes certificate and key to one file, so that they always match.
 fn write_identity(path: &Path, identity: &Identity) -> Result<(), JoinError> {
     write(path, &format!("{}\n{}", identity.certificate.trim_end(), identity.key))
 }

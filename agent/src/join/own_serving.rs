@@ -95,7 +95,7 @@ pub fn self_signed(
     params.not_before = (now - std::time::Duration::from_secs(3600)).into();
     params.not_after = (now + std::time::Duration::from_secs(DAYS.unsigned_abs() * 24 * 3600)).into();
     let made = params.self_signed(&pair).map_err(unusable)?;
-    // The key is written first: after a crash in between the pair does not fit, and the next start replaces it.
+    // The key is written first: after a crash in between the pair does not match, and the next start replaces it.
     files::write(&key, &pair.serialize_pem())?;
     files::write(&certificate, &made.pem())?;
     tracing::info!(path = %certificate.display(), "created a self-signed serving certificate");

@@ -23,7 +23,7 @@ const MIN_RETRY: Duration = Duration::from_secs(1);
 /// Timeout of one request, and maximum pause after denied requests, as in the kubelet. An administrator may have to
 /// approve, and each request stays in the cluster for a day.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15 * 60);
-/// Time after the end of a certificate in which its replacement is still awaited before an error is logged.
+/// After the end of a certificate, its replacement is awaited for this time before an error is logged.
 const EXPIRY_GRACE: Duration = Duration::from_secs(5);
 /// Minimum pause after a success, or a quarter of the validity if that is shorter. With a clock that is ahead, every
 /// new certificate would be due at once.
@@ -31,8 +31,8 @@ const MIN_PAUSE: Duration = Duration::from_secs(15 * 60);
 /// Maximum length of one sleep: the timer's clock stops while the machine is suspended.
 const MAX_SLEEP: Duration = Duration::from_secs(12 * 3600);
 
-/// Renews the client certificate before it expires. Runs until dropped. An expired one cannot authenticate a request:
-/// an error says what to do.
+/// Renews the client certificate before it expires. Runs until dropped. An expired certificate cannot authenticate a
+/// request. Then an error says what to do.
 pub(super) async fn client(current: &Arc<Current>, files: &Files, node: &str) {
     let wanted = RequestedIdentity::client(node);
     loop {
@@ -120,7 +120,7 @@ async fn log_expiry(identity: &Identity, node: &str) -> Infallible {
     std::future::pending().await
 }
 
-/// Uses the timer's clock, which does not jump with the wall clock.
+/// Sleeps by the timer's clock, which does not jump with the wall clock.
 async fn pause(identity: &Identity) {
     tokio::time::sleep(MIN_PAUSE.min(identity.lifetime() / 4)).await;
 }
@@ -156,8 +156,8 @@ async fn obtain(
     }
 }
 
-/// Longest pause before the next try to reach the control plane. It is so short that a control plane that returns
-/// before the certificate's end is found in time.
+/// Longest pause before the next try to reach the control plane. If the control plane returns before the certificate's
+/// end, a pause of this length still ends in time.
 fn longest_retry(left: Option<Duration>) -> Duration {
     let left = left.filter(|left| !left.is_zero());
     left.map_or(LAST_RETRY, |left| (left / 4).clamp(MIN_RETRY, LAST_RETRY))

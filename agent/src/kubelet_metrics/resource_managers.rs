@@ -166,8 +166,8 @@ impl KubeletMetrics {
         self.alignments(scope, boundary, succeeded).inc();
     }
 
-    /// Creates counters of alignments, so that they are 0 instead of absent before the first pod. `outcomes`: whether
-    /// to count successes (true), failures (false) or both.
+    /// Creates counters of alignments, so that they are 0 instead of absent before the first pod. `outcomes` selects
+    /// successes (true), failures (false) or both.
     pub(crate) fn create_alignments(
         &self,
         scope: Scope,

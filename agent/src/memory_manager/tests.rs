@@ -63,7 +63,7 @@ fn a_pod_is_recorded_once_for_all_its_containers() {
     assert!(!manager(&file).holds("u"));
     first.record("v").unwrap();
     assert!(!manager(&file).holds("u"), "another pod has no memory of nodes");
-    // A directory in place of the file: it cannot be written.
+    // A directory is in the place of the file, so the file cannot be written.
     std::fs::remove_file(&file).unwrap();
     std::fs::create_dir(&file).unwrap();
     assert!(first.record("u").is_err() && first.record("v").is_ok());

@@ -1,4 +1,5 @@
-//! Pods of this node whose sandbox exists, with the sandbox's addresses, which the API server gets later.
+//! Pods of this node whose sandbox exists, with the addresses of the sandbox. The API server gets these addresses
+//! later.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -31,7 +32,8 @@ impl Admitted {
     pub(super) fn add(&mut self, mut facts: PodFacts, done: oneshot::Sender<()>) -> PodFacts {
         self.count += 1;
         facts.sandbox = self.count;
-        // Pods repeat their requests while the API server does not answer.
+        // Pods repeat their requests while the API server does not answer. Requests whose caller has gone are removed
+        // here.
         self.waiting.retain(|waiting| !waiting.done.is_closed());
         self.waiting.push(Waiting { uid: facts.uid.clone(), namespace: facts.namespace().to_owned(), done });
         self.pods.insert(facts.uid.clone(), facts.clone());

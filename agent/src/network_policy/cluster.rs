@@ -42,7 +42,7 @@ struct Kind {
     /// Pause after the next refusal to show the definition.
     refused_pause: Duration,
     is_defined: bool,
-    /// While the kind is defined.
+    /// Events of the objects. None unless the kind is defined.
     objects: Option<Events<DynamicObject>>,
     /// Whether the last request for objects was refused.
     is_refused: bool,
@@ -192,7 +192,7 @@ impl Kind {
     }
 
     /// Known policies are kept while the kind is not served, or the node is not permitted to read it. Only the removal
-    /// of its definition ends them.
+    /// of the kind's definition removes them.
     ///
     /// After another failure, for example of a conversion webhook, unknown policies may exist. Then restricted pods
     /// wait, and their status shows the failure.

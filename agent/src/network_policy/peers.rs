@@ -27,7 +27,7 @@ pub(super) struct Listing<K> {
     pub(super) listed: HashSet<K>,
     /// Whether the list was complete once.
     pub(super) is_complete: bool,
-    /// Why requests for the first list failed. None if none has failed, and after the list.
+    /// Why requests for the first list failed. None after the first list, or if no request has failed.
     failure: Option<String>,
 }
 
@@ -87,7 +87,7 @@ impl<K: Hash + Eq> Listing<K> {
 }
 
 impl Listing<String> {
-    /// The changes by an event. `known` has the names before the event.
+    /// Converts an event to changes of objects. `known` has the names before the event.
     fn changes<'a, K: kube::Resource>(
         &mut self,
         event: Event<K>,
@@ -227,7 +227,7 @@ pub(super) async fn next<T>(stream: Option<&mut BoxStream<'static, T>>) -> Optio
 
 /// Notes why the objects of a kind were not listed. The first failure is logged.
 pub(super) fn note_failure(failure: &mut Option<String>, kind: &str, error: &Error) {
-    // The text of the client's error has all fields of the response.
+    // The text of the client's error has all fields of the response, so only the message and the code are used.
     let text = match error.status() {
         Some(status) => format!("{} (HTTP status {})", status.message, status.code),
         None => chain(error),

@@ -41,7 +41,7 @@ pub(super) struct StoredPolicies {
 
 /// The policies of an earlier agent.
 pub(super) enum Earlier {
-    /// Its table is in the kernel and stays in force.
+    /// The table of the earlier agent is in the kernel and stays in force.
     Table(Enforcer),
     /// The kernel has no table, as after a boot, but there is a record.
     Stored(StoredPolicies),
@@ -257,7 +257,7 @@ impl PolicyRecord {
         self.used.contains(namespace)
     }
 
-    /// Ends the use of stored policies: the API server has listed all. Returns whether they were in use.
+    /// Ends the use of stored policies: the API server has listed all policies. Returns whether they were in use.
     pub(super) fn end_use(&mut self) -> bool {
         !std::mem::take(&mut self.used).is_empty()
     }
@@ -357,7 +357,7 @@ mod tests {
         put_pod(&mut model, "own", "here");
         let mut received = policy("own", "p");
         received.spec.get_or_insert_default().policy_types = Some(vec!["Egress".to_owned()]);
-        // The first part of a list.
+        // These policies are the first part of a list.
         for policy in [received, policy("new", "p")] {
             record.put(&policy);
             model.put_policy(&policy);

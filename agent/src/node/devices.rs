@@ -78,7 +78,7 @@ mod tests {
         changes.changed().await;
         assert!(started.elapsed() < PAUSE);
         sender.send_modify(|_| {});
-        // Another event of the caller cancels the wait.
+        // The timeout cancels the wait, as another event of a caller does.
         assert!(tokio::time::timeout(PAUSE / 2, changes.changed()).await.is_err());
         changes.changed().await;
         assert!(started.elapsed() >= PAUSE);

@@ -42,7 +42,7 @@ pub struct SoftThresholds {
 pub struct SoftThreshold {
     /// The threshold. Zero: none.
     pub threshold: Threshold,
-    /// Time for which less has to be available.
+    /// Time for which less than the threshold must be available before pods are evicted.
     pub grace: Duration,
 }
 
@@ -68,7 +68,7 @@ pub enum Threshold {
     BasisPoints(u16),
 }
 
-/// Default of [`EvictionThresholds::pressure_transition`], as the kubelet's.
+/// Default of [`EvictionThresholds::pressure_transition`], as in the kubelet.
 const TRANSITION: Duration = Duration::from_secs(5 * 60);
 
 /// A shortage of a resource of the node.

@@ -19,7 +19,7 @@ const NAMESPACE: &str = "kube-node-lease";
 /// Pause after a failure: shorter than the period, because four missed renewals make the node NotReady.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Notifications of the lease's timer, so that other tasks need none.
+/// Notifications of the lease's timer, so that other tasks need no timer.
 #[derive(Clone, Debug)]
 pub(super) struct Heartbeats {
     /// Every quarter of the lease duration, also while the lease cannot be renewed. Then a turn may be late by the timeout
@@ -50,7 +50,7 @@ pub(super) async fn keep(
                 often
             }
             Err(error) => {
-                // Logged once per outage.
+                // The failure is logged once per outage.
                 if !std::mem::replace(&mut failing, true) {
                     tracing::warn!(error = chain(&error), "cannot renew the node's lease, retrying");
                 }
@@ -61,7 +61,7 @@ pub(super) async fn keep(
         if !failing {
             beats.renewals.send_replace(());
         }
-        // Retries are more frequent than turns.
+        // Retries are more frequent than turns, so not every retry is a turn.
         if !failing || last_turn.elapsed() >= often {
             last_turn = Instant::now();
             beats.turns.send_replace(());

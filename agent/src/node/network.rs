@@ -97,7 +97,7 @@ impl PodNetwork {
         Self::Runtime(RuntimeNetwork { runtime, status_changes: watch::channel(()).0 })
     }
 
-    /// The network of this process, which alone can be part of the overlay.
+    /// The network that this process sets up. Only such a network can be part of the overlay.
     pub(super) fn cni(&self) -> Option<&Network> {
         match self {
             Self::Cni(network) => Some(network),
@@ -105,8 +105,8 @@ impl PodNetwork {
         }
     }
 
-    /// The number of packets that the limit on the connections of pods has dropped. None without a limit of this process.
-    /// Blocks for the time of a call of the kernel.
+    /// The number of packets that the limit on the connections of pods has dropped. None without a limit of this
+    /// process. Blocks while the kernel answers.
     pub(crate) fn dropped_by_connection_limit(&self) -> Option<u64> {
         self.cni()?.dropped_by_connection_limit()
     }

@@ -100,8 +100,8 @@ fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
     config.labels.clone().into_iter().chain(own).collect()
 }
 
-/// The annotations with the directory of local volumes and the size of its file system, by which the control plane
-/// provisions them. None if the node does not have the annotation.
+/// The annotations with the directory of local volumes and the size of its file system. The control plane uses them to
+/// provision volumes. None if the node does not have the annotation.
 fn local_volumes(config: &NodeConfig, properties: &MachineProperties) -> [(&'static str, Option<String>); 2] {
     let directory = config.local_volume_dir.to_string_lossy().into_owned();
     let size = properties.local_volume_kib.map(|kib| format!("{kib}Ki"));

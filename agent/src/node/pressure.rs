@@ -9,7 +9,7 @@ use tokio::sync::watch;
 use super::eviction::Shortage;
 use super::{EvictionThresholds, Threshold, properties};
 
-/// An amount falls if the difference of two measurements is larger than the threshold divided by this number.
+/// An amount counts as falling if it has decreased by more than the threshold divided by this number.
 const MIN_FALL: u64 = 50;
 
 /// The conditions of pressure.
@@ -101,7 +101,7 @@ impl MachineLevels {
         let is_known = meminfo.lines().any(|line| line.starts_with("MemAvailable:"));
         let capacity = if is_known { bytes("MemTotal") } else { 0 };
         let memory = Level { available: bytes("MemAvailable"), capacity };
-        // Runnable and existing threads: "1/234".
+        // The field has the numbers of runnable and existing threads, as in `1/234`.
         let threads =
             loadavg.split(' ').nth(3).and_then(|field| field.split_once('/')?.1.parse::<u64>().ok());
         let pids = threads.zip(most.iter().filter_map(|text| text.trim().parse::<u64>().ok()).min());
@@ -178,7 +178,7 @@ impl Level {
         self.capacity > 0 && is_falling && self.available < threshold.saturating_add(threshold / 2)
     }
 
-    /// `amounts`: the threshold, and what has to be available in addition while a shortage lasts.
+    /// `amounts` has the threshold, and the amount that must be available in addition while a shortage lasts.
     pub(super) fn shortage<R>(self, resource: R, amounts: [Threshold; 2]) -> Option<Shortage<R>> {
         Shortage::find(resource, amounts, self.available, self.capacity)
     }
@@ -193,8 +193,8 @@ impl PressureConditions {
         Self { last: Arc::default(), transition, current: watch::channel(Pressure::default()).0 }
     }
 
-    /// Adds what is short at this time, and returns the conditions. They change at once when a resource becomes short,
-    /// and a while after it was last short.
+    /// Adds what is short at this time, and returns the conditions. A condition begins as soon as its resource is
+    /// short, and ends some time after the resource was last short.
     pub(crate) fn observe(&self, short: Pressure, now: Instant) -> Pressure {
         let conditions = {
             let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);

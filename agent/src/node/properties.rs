@@ -149,7 +149,7 @@ fn eviction_reserve(
 ) -> [(&'static str, i64); 2] {
     let amount = |name: &str, threshold: Threshold| {
         let kib = capacity.get(name).map_or(0, value_of) / 1024;
-        // In whole kibibytes, the unit of capacity.
+        // The result is in whole kibibytes, the unit of capacity.
         let held = threshold.of(u64::try_from(kib).unwrap_or(0) * 1024).div_ceil(1024);
         i64::try_from(held.saturating_mul(1024)).unwrap_or(i64::MAX)
     };

@@ -30,7 +30,7 @@ const LAST_RETRY: Duration = Duration::from_secs(5);
 /// Keeps the node registered and its status up to date until dropped.
 pub(super) async fn keep(agent: &NodeAgent) {
     let api: Api<Node> = Api::all(agent.client.clone());
-    // Stored ranges: pods get their network while the API server does not answer.
+    // With the stored ranges, pods get their network even while the API server does not answer.
     if let Some(cidrs) = json_file::read::<Vec<IpNetwork>>(&cidr_record(agent)) {
         set_cidrs(agent, cidrs).await;
     }
@@ -42,7 +42,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
         tokio::time::sleep(retry).await;
         retry = (retry * 2).min(LAST_RETRY);
     }
-    // Recorded after the registration, because an event without its object is lost.
+    // The event is recorded after the registration, because an event without its object is lost.
     agent.recorder.node(Level::Normal, "Starting", "Starting kubelet.");
     let mut changes = watch_object(api.clone(), &agent.config.name);
     let (mut images, mut ips) = (agent.images.subscribe(), agent.ips.subscribe());
@@ -127,8 +127,8 @@ fn record_status(agent: &NodeAgent, held: &Node, written: &Node) {
     }
 }
 
-/// Whether a node is older than the last recorded change: the watch delivers an earlier version after the response to a
-/// write. The events of the difference were recorded.
+/// Whether a node is older than the last recorded change. The watch may deliver such a version after the response to a
+/// write. The events of the change were already recorded.
 fn is_outdated(held: &Node, recorded: u64) -> bool {
     revision(held).is_some_and(|held| held < recorded)
 }
@@ -198,8 +198,8 @@ fn current_state(agent: &NodeAgent) -> CurrentState {
     }
 }
 
-/// Compares what is available now with the thresholds, and returns the conditions. Only the eviction of pods ends them: it
-/// knows whether the minimum is reclaimed.
+/// Compares what is available now with the thresholds, and returns the conditions. Only the eviction of pods ends
+/// conditions: it knows whether the minimum is reclaimed.
 fn pressure(agent: &NodeAgent) -> Pressure {
     let thresholds = &agent.config.eviction;
     let disk = DiskLevels::read(&agent.config.state_dir, thresholds).shortage(thresholds, false).is_some();

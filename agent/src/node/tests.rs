@@ -271,7 +271,7 @@ fn a_node_is_ready_when_its_network_plugins_are_ready() {
         std::fs::write(dir.path().join("busy"), "").expect("busy");
         let (api, shutdown, network) = (Api::new(), CancellationToken::new(), network(dir.path()).await);
         let ips: Vec<IpAddr> = vec!["192.0.2.1".parse().expect("address")];
-        // One poll a second.
+        // With this lease duration, the plugin is polled once a second.
         let config = NodeConfig { lease_seconds: 4, ..self::config(ips.clone(), dir.path()) };
         let (client, recorder) = recording(&api);
         let network_of_pods = PodNetwork::Cni(network.clone());
@@ -344,7 +344,7 @@ fn a_node_without_an_overlay_follows_its_addresses_too() {
         let agent = agent_at(Vec::new(), &api, network(&dir).await, &dir);
         let running = tokio::spawn(agent.run(shutdown.clone()));
         api.until_address("192.0.2.1").await;
-        // Another address, and another interface with the default route.
+        // First the address changes. Then another interface gets the default route.
         ip("addr del 192.0.2.1/24 dev eth0");
         ip("addr add 192.0.2.2/24 dev eth0");
         api.until_address("192.0.2.2").await;

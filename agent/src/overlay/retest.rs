@@ -15,7 +15,7 @@ const TURNS: usize = 30;
 pub(super) struct Rounds {
     /// The peer that was tested last.
     last: String,
-    /// Fractions of a peer, in units of one [`TURNS`]th.
+    /// Part of a peer that is due, in units of 1/[`TURNS`].
     due: usize,
 }
 

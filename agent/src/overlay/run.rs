@@ -113,8 +113,8 @@ impl OverlayAgent {
                     self.refresh_addresses();
                     TaskEvent::Apply
                 }
-                // A point in time instead of a duration. The events of many nodes restart this select so often that
-                // a duration would never elapse.
+                // The retry waits until a point in time. The events of many nodes restart this select so often that a
+                // duration would never elapse.
                 () = until(retry.map(|retry| retry.at)) => TaskEvent::Apply,
                 () = until(tests.at) => TaskEvent::Test,
                 changed = self.pulse.changed() => changed.map_or(TaskEvent::End, |()| TaskEvent::LeaseTurn),
@@ -266,8 +266,8 @@ impl Retry {
     }
 }
 
-/// Delay of this node's test when that many nodes test a peer at the same time. It is derived from the node's name, so
-/// that it is evenly spread and constant.
+/// Delay of this node's test when `nodes` nodes test a peer at the same time. The delay is derived from the node's
+/// name, so that delays are evenly spread and constant.
 fn test_delay(name: &str, nodes: usize) -> Duration {
     // FNV-1a (64 bits) with a final mix: names often differ in the last character only.
     let hash = name.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

@@ -1,7 +1,7 @@
 //! Counters of the queries to upstream servers.
 //!
 //! CoreDNS has renamed its metrics of forwarded queries: the plugin `forward` had them, and a package `proxy` has them
-//! now. Dashboards use both names, so the same counts have both.
+//! now. Dashboards use both names, so the same counts are exported under both names.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -23,7 +23,7 @@ pub(crate) struct ServerMetrics {
     responses: [Durations; CODES.len()],
 }
 
-/// The counters of all upstream servers. A server of several domains has several parts.
+/// The counters of all upstream servers. A server of several domains has one entry for each domain.
 pub(crate) type ServerMetricsByAddress = BTreeMap<SocketAddr, Vec<Arc<ServerMetrics>>>;
 
 /// The current counts of a server.

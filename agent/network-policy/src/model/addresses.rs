@@ -45,7 +45,7 @@ impl Model {
     /// Takes the addresses that a pod lists, except those that a pod of higher precedence has. Returns these exceptions.
     pub(super) fn take_addresses(&mut self, facts: &PodFacts, number: u64) -> Vec<IpAddr> {
         let mut lost = Vec::new();
-        // Pods and nodes have different networks.
+        // Nodes are skipped: no pod has an address of a node.
         for ip in facts.ips.iter().filter(|_| facts.namespace != NODES) {
             let holder = self.addresses.holders.get(ip).copied().filter(|holder| *holder != number);
             // Two pods rarely list one address, so there is no index from numbers to pods.

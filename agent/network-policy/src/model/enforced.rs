@@ -1,6 +1,6 @@
-//! The set elements of the pods whose policies are in the table. The next agent reads them while the API server does
-//! not answer, so that containers of these pods start. They change in the transactions that change the policies of the
-//! pods.
+//! The set elements of the pods whose policies are in the table. After a restart, the agent reads them while the API
+//! server does not answer, so that containers of these pods start. The elements change in the same transactions as the
+//! policies of the pods.
 
 use std::net::{IpAddr, Ipv6Addr};
 

@@ -30,7 +30,8 @@ enum Delivery {
     Sent(SocketAddr),
     Rejected,
     Dropped,
-    /// Rejected or dropped: a TCP socket learns of a rejection only after a second.
+    /// Rejected or dropped. The test does not distinguish these for TCP: a TCP socket learns of a rejection only after
+    /// a second.
     Refused,
 }
 
@@ -160,7 +161,7 @@ fn model(packet: &Packet, states: &[State]) -> Vec<Delivery> {
     match (targets.is_empty(), everywhere.is_empty()) {
         (false, _) => targets.into_iter().map(Delivery::Sent).collect(),
         (true, true) => refused(Delivery::Rejected),
-        // Another node has endpoints.
+        // Endpoints exist, but only on other nodes.
         (true, false) => refused(Delivery::Dropped),
     }
 }
@@ -172,7 +173,7 @@ impl Packet {
     fn send(&self, expects_rejection: bool) -> Delivery {
         loop {
             let (socket, port) = self.socket();
-            // An earlier connection from this port has a conntrack entry already.
+            // A port whose earlier connection still has a conntrack entry is not used.
             if tracked(port, self.to).is_none() {
                 return self.send_from(&socket, port, expects_rejection);
             }
@@ -199,7 +200,7 @@ impl Packet {
         assert!(matches!(connected, Ok(()) | Err(Errno::EINPROGRESS | Errno::ECONNREFUSED)), "{connected:?}");
         if self.is_udp {
             let sent = send(socket.as_raw_fd(), b"x", MsgFlags::empty());
-            // The call may take the error from the socket.
+            // This call may return the error of the socket and clear it.
             if sent == Err(Errno::ECONNREFUSED) {
                 return Delivery::Rejected;
             }

@@ -21,7 +21,7 @@ pub(crate) struct Distribution {
 /// NUMA nodes that share a request.
 struct Choice {
     nodes: Vec<u32>,
-    /// Nodes that give the remainder of the division of the CPUs by the number of nodes.
+    /// Nodes that give the CPUs that remain after an equal division over all nodes.
     remainder: Vec<u32>,
     /// Standard deviation, in thousandths, of the numbers of CPUs that stay free on the nodes.
     balance: i64,

@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn the_sockets_are_listed_once_for_all_ports_of_a_pod() {
-        // A kernel that is asked again would not list this socket.
+        // This socket does not exist, so a second list of the kernel's sockets would not contain it.
         let address = "0.0.0.0".parse().unwrap();
         let kernel = Listener { protocol: Protocol::Tcp, address, port: 0, inode: 0, v6_only: false };
         let mut sockets = Sockets { listed: vec![(Protocol::Tcp, vec![kernel])], ..Sockets::default() };

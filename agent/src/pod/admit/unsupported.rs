@@ -259,7 +259,7 @@ mod tests {
     fn ignored_fields_are_reported() {
         for ((refused, reported), name) in [
             (of_pod("overhead", json!({"cpu": "1"})), "spec.overhead"),
-            // Pods for both systems set them, and a kubelet on Linux ignores them.
+            // Pods for both Linux and Windows set these options, and a kubelet on Linux ignores them.
             (of_pod("securityContext", json!({"windowsOptions": {}})), "spec.securityContext.windowsOptions"),
             (
                 of_container("securityContext", json!({"windowsOptions": {"runAsUserName": "u"}})),

@@ -61,7 +61,7 @@ fn read_all(files: Vec<RequestedFile>, abandoned: &Abandoned) -> BTreeMap<FileNa
         };
         let taken = match &read {
             Ok(content) => content.as_ref().map_or(0, |content| content.len() as u64),
-            // It may be too large.
+            // A file that cannot be read counts with the maximum size, because it may be too large.
             Err(_) => FILE_MAX,
         };
         left = left.saturating_sub(taken);

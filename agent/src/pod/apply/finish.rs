@@ -11,7 +11,7 @@ impl Job {
     /// Releases claims, devices, volumes, cgroup, CPUs and memory of an ended pod. Its containers and logs stay readable
     /// until its object is deleted.
     pub(super) async fn release(&mut self) -> Result<(), Vec<ApplyError>> {
-        // Its sandbox has ended: another pod may get its addresses.
+        // The pod's sandbox has ended: another pod may get its addresses.
         self.node.policies.release(&self.uid);
         let errors = self.free().await;
         if errors.is_empty() {
@@ -37,7 +37,8 @@ impl Job {
             .map(|c| c.id.clone())
             .collect();
         errors.extend(self.remove_containers(orphans).await.err().unwrap_or_default());
-        // Before the pod's directory: after a crash it is the record of the pod, see `pod_logs`.
+        // The logs are removed before the pod's directory: after a crash, the directory is the record of the pod, see
+        // `pod_logs`.
         errors.extend(self.remove_logs().await.err());
         errors.extend(self.free().await);
         if !errors.is_empty() {
@@ -72,7 +73,7 @@ impl Job {
         let removed = if self.pod.metadata.name.is_some() {
             pod_logs::change(path.clone(), coracle_tree::remove).await
         } else {
-            // A crash left only the uid, see `orphan`.
+            // After a crash only the uid may be known, see `orphan`.
             let uids = BTreeSet::from([self.uid.clone()]);
             pod_logs::change(path.clone(), move |_| pod_logs::remove(&dir, &uids)).await
         };

@@ -217,7 +217,7 @@ impl Job {
         let sources = self.sources(container).await?;
         let env = environment(&self.pod, container, &sources).map_err(NotStarted::config)?;
         if shape.spec.host_users == Some(false) {
-            // The record of a running pod may be damaged.
+            // If the record of a running pod is damaged, its ids are read from the runtime.
             self.node.user_ids.restore(&*self.node.runtime).await.map_err(NotStarted::config)?;
         }
         let users = self.node.user_ids.mapping(&self.uid);

@@ -108,7 +108,7 @@ fn fit(config: &mut DnsConfig) -> Vec<String> {
     config.searches.retain(|domain| domain.len() <= SEARCH_MAX);
     let mut length = 0;
     let fitting = config.searches.iter().take_while(|domain| {
-        // The domain with the space before the next one. The last one has none.
+        // Each domain counts with a space after it. There is no space after the last one.
         length += domain.len() + 1;
         length - 1 <= SEARCH_LINE_MAX
     });
@@ -199,7 +199,7 @@ mod tests {
         );
     }
 
-    /// With a time that grows with the square of the number, this test takes minutes.
+    /// If the time grew with the square of the number, this test would take minutes.
     #[test]
     fn many_options_and_domains_take_linear_time() {
         let options: Vec<_> = (0..150_000).map(|at| json!({"name": format!("o{at}")})).collect();

@@ -97,7 +97,7 @@ fn node_resolver() -> String {
 
 /// Mounts of the files of [`write_sandbox_files`] beside a container's other mounts. A file is left out if a volume has
 /// its path, or if a bidirectional volume contains its path: the mount would appear on the host. An earlier version did
-/// not write the files: the containers of its sandboxes get those of the runtime.
+/// not write the files. Containers in its sandboxes get the files of the runtime.
 pub(crate) fn sandbox_mounts(dir: &Path, mounts: &[cri::Mount], readonly: bool) -> Vec<cri::Mount> {
     let is_taken = |place: &str| {
         mounts.iter().any(|mount| {
@@ -234,7 +234,7 @@ mod tests {
     fn a_hosts_file_that_a_container_made_huge_is_not_read_and_a_link_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(HOSTS);
-        // Larger than memory; the file has no blocks.
+        // The file is larger than memory, but has no blocks.
         fs::File::create(&path).unwrap().set_len(1 << 40).unwrap();
         write_shared(&path, "right").unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "right");

@@ -16,9 +16,10 @@ const TABLE: &str = "test-policies";
 /// Number of the pods of random changes. Each has a namespace.
 const PODS: u8 = 6;
 const PORTS: [u16; 3] = [80, 81, 8080];
-/// Maximum number of packets that are sent if they are expected to arrive, and the wait for each. The first one is lost
-/// while a new link is not up.
+/// Maximum packets that are sent until one arrives, if an arrival is expected. The first packets are lost while a new
+/// link is not up.
 const TRIES: usize = 20;
+/// Wait for each of these packets.
 const ARRIVAL: Duration = Duration::from_millis(500);
 /// Wait for a packet that must not arrive. Usually it has arrived when the call that sends it returns. A packet that
 /// arrives later is missed: a slow machine can hide a fault, but cannot fail the test.
@@ -36,7 +37,7 @@ struct Datagram {
     port: u16,
 }
 
-/// The addresses that `pod` gives to the pod with the number.
+/// The address of the pod with this number. The function `pod` gives the pod the same addresses.
 fn address(number: u8, is_ipv4: bool) -> IpAddr {
     if is_ipv4 { [10, 42, 0, number].into() } else { format!("fd42::{number:x}").parse().unwrap() }
 }
@@ -147,7 +148,7 @@ fn the_kernel_gives_every_packet_the_verdict_of_the_policies() {
         let (mut model, mut cluster) = (Model::default(), Cluster::default());
         let mut enforcer = Enforcer::open(TABLE).unwrap();
         enforcer.replace(&mut model).unwrap();
-        // No packet belongs to an earlier connection.
+        // Each packet has another source port, so that it belongs to no earlier connection.
         let mut from_ports = (20_000..60_000).cycle();
         for step in 1..=changes() {
             let change = any_change.new_tree(&mut random).unwrap().current();
