@@ -59,7 +59,7 @@ struct File {
 /// Value of `kind` in our records.
 const KIND: &str = "coracleCacheV1";
 
-/// An entry in memory. Trees of JSON with few members would take ten times the memory of their text.
+/// An attachment in memory. The capabilities are text: as parsed JSON they would take ten times the memory.
 struct Known {
     /// Without capabilities.
     entry: Entry,
@@ -203,7 +203,7 @@ impl Cache {
 impl Known {
     fn of(mut entry: Entry) -> Self {
         let capabilities = std::mem::take(&mut entry.at.capabilities);
-        // A map of trees always has a text.
+        // Capabilities always have a text: their map has string keys.
         let requested_mac = capabilities.get("mac").and_then(Value::as_str).and_then(parse_mac);
         let capabilities = serde_json::to_vec(&capabilities).unwrap_or_default().into();
         if let Some(result) = &mut entry.result {
@@ -361,7 +361,7 @@ mod tests {
     fn a_record_that_cannot_be_read_is_an_error_and_stays() {
         let dir = tempfile::tempdir().unwrap();
         open(dir.path());
-        // Reading it fails with ELOOP.
+        // A link to itself: reading it fails with ELOOP.
         let path = dir.path().join("results/a.json");
         std::os::unix::fs::symlink("a.json", &path).unwrap();
         assert!(Cache::open(dir.path(), &dir.path().join("root")).is_err());

@@ -203,8 +203,8 @@ impl Bridge<'_> {
         if conf.vlans.any() {
             links.set_vlans(bridge, &host_end, &conf.vlans).await?;
         }
-        // A pod that may send only from its own hardware address has no other address, and the bridge knows this one.
-        // So it is not necessary to flood frames to unknown addresses to its port.
+        // A pod that may send only from its own hardware address has no other address. The bridge knows this address,
+        // so it need not flood frames to unknown addresses to the pod's port.
         let is_checked = conf.ours && self.host.guard.is_some();
         if conf.hairpin || conf.port_isolation || conf.mac_spoof_check || is_checked {
             let port = Port {
@@ -236,8 +236,8 @@ impl Bridge<'_> {
         Ok(gateway)
     }
 
-    /// Announces addresses from which the hardware address is not derived: neighbours may have cached an earlier one. An
-    /// executable waits for the end of the announcement.
+    /// Announces addresses without a derived hardware address: neighbours may have cached an earlier hardware address.
+    /// An executable waits for the end of the announcement.
     async fn announce(&self, host_end: &Link, inside: &Link, answer: &Answer) -> Result<(), Error> {
         let addresses = answer.ips.iter().map(|ip| ip.address.ip());
         let announced: Vec<_> =
@@ -469,7 +469,7 @@ fn is_ipv4_alone(addresses: &[IpNetwork]) -> bool {
     !addresses.is_empty() && addresses.iter().all(IpNetwork::is_ipv4)
 }
 
-/// The first address of a network that can be a host's.
+/// The first address of a network that a host can have.
 fn first_of(network: IpNetwork) -> Option<IpAddr> {
     match network.network() {
         IpAddr::V4(v4) => v4.to_bits().checked_add(1).map(|bits| std::net::Ipv4Addr::from_bits(bits).into()),

@@ -15,8 +15,8 @@
 //! counter, and 13,600 without the limit (Linux 6.18, two cores). So each address has several counters, selected by a
 //! hash of destination and ports; docs/measurements.md has the numbers.
 //!
-//! A rule does not see the registers of the rule before it. So a new connection costs two hashes and two look-ups, three
-//! of each if its counter is full, and one more look-up for the rate.
+//! A rule does not see the registers of the rule before it. So a new connection costs two hashes and two look-ups. If
+//! its counter is full, it costs three of each. A rate limit costs one more look-up.
 //!
 //! Packets without ports, whose protocol has no header of four bytes, are not counted. The kernel replaces their
 //! connections when the table is full.
@@ -43,8 +43,8 @@ const CHAIN: &str = "begin";
 const PART: u32 = 256;
 /// Maximum counters of an address.
 const PARTS_MAX: u32 = 256;
-/// Maximum addresses of a family of which all counters are in use. Further counters have no limit. A node may have 250
-/// pods. The kernel allocates 16 bytes for each counter in advance.
+/// Maximum addresses of each family whose counters fit into the set of counters. Counters beyond the set have no limit.
+/// A node may have 250 pods. The kernel allocates 16 bytes for each counter in advance.
 const ADDRESSES_MAX: u32 = 256;
 /// Minimum size of the sets of counters and rates, for nodes with more pods.
 const SET_MIN: u32 = 4096;
@@ -52,16 +52,16 @@ const SET_MIN: u32 = 4096;
 const LINK_LOCAL_MAX: u32 = 256;
 /// Link-local addresses: `fe80::/10`.
 const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
-/// Seconds after which the kernel forgets a closed TCP connection (`nf_conntrack_tcp_timeout_time_wait` as the node sets
-/// it), and a datagram with its answer.
+/// Seconds after which the kernel forgets a closed TCP connection (`nf_conntrack_tcp_timeout_time_wait` as the node
+/// sets it), or one datagram and its reply.
 const EXPIRY: u32 = 30;
 /// Time after which the kernel removes the rate of an idle address. It is longer than the time in which a spent burst
 /// is restored.
 const RATED: Duration = Duration::from_secs(60);
 /// Maximum counters that are paused.
 const PAUSED_MAX: u32 = 8192;
-/// Time in which a full counter takes no connection. Without this pause each further packet would take memory of the
-/// kernel, which counts a packet before it compares the count with the limit.
+/// Time in which a full counter accepts no connection. The kernel counts a packet before it compares the count with the
+/// limit. So without this pause, each further packet would take kernel memory.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Maximum connections that the kernel tracks.
 const TRACKED: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -104,7 +104,7 @@ struct Limits {
 
 /// Connections that are counted by address and number of the counter.
 struct Counted<'a> {
-    /// End of the names of its sets and its chain.
+    /// Suffix of the names of the sets and the chain.
     suffix: &'a str,
     /// Matches the first packet of a connection, and loads its counter.
     counter: Rule,

@@ -297,7 +297,7 @@ impl Error {
         Self::InvalidField { field: field.to_owned(), reason: reason.into() }
     }
 
-    /// The code of the CNI specification (section 5, "Error"); ours begin at 100.
+    /// The code of the CNI specification (section 5, "Error"). Coracle's own codes begin at 100.
     #[must_use]
     pub fn code(&self) -> u32 {
         match self {

@@ -52,8 +52,8 @@ struct State {
     redirected: BTreeSet<Mapping>,
     /// Keys of removed claims whose files still exist. Another process would read these files as claims.
     gone: BTreeSet<String>,
-    /// Opened at first use, because most requests to plugins need no nftables. To close the socket, the kernel waits
-    /// until everything that any process has removed from nftables is freed.
+    /// Opened at first use, because most requests to plugins need no nftables. Closing the socket takes time: the
+    /// kernel first frees everything that any process has removed from nftables.
     channel: Option<Channel>,
 }
 

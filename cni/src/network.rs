@@ -73,8 +73,8 @@ pub struct Attachment {
     pub id: String,
     /// Its network namespace, for example `/proc/42/ns/net`.
     pub netns: PathBuf,
-    /// The process of this path. [`Network::reconcile`] does not adopt the sandbox after its end. `None` if the path
-    /// belongs to no process.
+    /// The process to which this path belongs. After the process has ended, [`Network::reconcile`] does not adopt the
+    /// sandbox. `None` if the path belongs to no process.
     pub process: Option<NamespaceProcess>,
     /// Name of the interface to make inside, `eth0`.
     pub ifname: String,
@@ -397,8 +397,8 @@ impl Network {
     }
 
     /// Removes the sandbox's network like [`del`](Self::del). If all plugins are our own, it returns when the host
-    /// ports are free. The kernel removes the interface with the namespace, many at once; a sweep a moment later
-    /// removes interfaces that still exist, and frees the addresses. Must be called when the namespace ends.
+    /// ports are free. The kernel removes the interface with the namespace. A sweep a moment later removes interfaces
+    /// that still exist, and frees the addresses. Must be called when the namespace ends.
     ///
     /// # Errors
     /// When a record cannot be written, or the kernel or a plugin fails. The call can be repeated.
@@ -429,7 +429,7 @@ impl Network {
 
     async fn release_attachment(&self, entry: &Entry) -> Result<(), Error> {
         let shared = self.inner.state.read().await;
-        // From here on GC restores nothing of it.
+        // From here on, GC restores no resource of the sandbox.
         self.inner.cache.mark_releasing(&entry.at.container_id);
         let _shared = entry.list.is_in_process().then_some(shared);
         self.delete_attachment(entry).await

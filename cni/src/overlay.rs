@@ -267,7 +267,7 @@ impl Overlay {
         narrow: &BTreeMap<String, u32>,
     ) -> Result<Applied, OverlayError> {
         let made = self.make_all(local, peers, narrow);
-        // Notifications are read even after a failure: one of them reports when the cause is removed.
+        // Notifications are read even after a failure: one of them reports when the cause of the failure is gone.
         self.monitor.listen_to(self.kernel.watched())?;
         let mut applied = made?;
         let uplinks = self.plan.uplinks();

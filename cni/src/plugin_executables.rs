@@ -78,7 +78,8 @@ impl Executables {
         let failed = |source| Error::Run { kind: kind.to_owned(), source };
         let input = serde_json::to_vec(&request.conf).map_err(|error| failed(error.into()))?;
         let mut child = self.start_when_written(&program, request).await.map_err(failed)?;
-        // Dropped before the child: until then the number of the process group cannot be reused.
+        // The group is dropped before the child. Until the child is dropped, the number of the process group cannot be
+        // reused.
         let group = self.lead.then(|| ProcessGroup::of(&child));
         let Ok(output) = tokio::time::timeout(self.timeout, exchange(&mut child, &input)).await else {
             let reason = format!("it did not end within {} s and was killed", self.timeout.as_secs());

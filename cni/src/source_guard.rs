@@ -283,7 +283,7 @@ const SOURCE_V4: (Header, u32, u32) = (Header::Network, 12, 4);
 const SOURCE_V6: (Header, u32, u32) = (Header::Network, 8, 16);
 const SENDER_V4: (Header, u32, u32) = (Header::Network, 14, 4);
 const TARGET_V6: (Header, u32, u32) = (Header::Transport, 8, 16);
-// The destination of the packet that an error of ICMP is about. Its header follows eight bytes.
+// The destination of the packet that an ICMP error reports. The header of that packet follows eight bytes.
 const ABOUT_V4: (Header, u32, u32) = (Header::Transport, 8 + 16, 4);
 const ABOUT_V6: (Header, u32, u32) = (Header::Transport, 8 + 24, 16);
 // Protocols.
@@ -364,8 +364,9 @@ fn rules_of_errors(addresses: &str, about: (Header, u32, u32)) -> [Rule; 2] {
 }
 
 /// Rules for IPv6 packets without a source address. Only duplicate address detection and reports of multicast listeners
-/// need them. No rule for the addresses of pods, such as a network policy, would match other packets. A probe for an
-/// address of another interface would make this interface give up the address.
+/// need such packets. Others are dropped, because rules for the addresses of pods, such as a network policy, do not
+/// match them. A probe for an address makes any other interface give up this address, so a pod may probe only its own
+/// addresses.
 fn rules_without_address() -> [Rule; 5] {
     let own = |kind: u8| key(icmp(kind), SOURCE, SOURCE_V6).in_set(V6).accept();
     [

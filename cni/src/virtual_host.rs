@@ -152,7 +152,7 @@ impl VirtualHost {
     }
 }
 
-/// Runs `work` on a new thread in a network namespace that ends with it.
+/// Runs `work` on a new thread in a new network namespace. The namespace ends with the thread.
 ///
 /// # Errors
 /// When the namespace cannot be made.

@@ -59,7 +59,7 @@ impl Deref for Space {
     }
 }
 
-/// A node with a pod network, an uplink, and a machine at its other end.
+/// A node with a pod network and an uplink, and a machine at the other end of the uplink.
 struct TestNetwork {
     network: Network,
     beyond: Space,
@@ -273,7 +273,7 @@ fn advertise(router: &Space, to: Ipv6Addr, seconds: u16) {
 fn a_forwarding_node_still_accepts_router_advertisements() {
     on_a_node(&["10.42.0.0/24"], async |scene: TestNetwork| {
         let by_router = || ip("-6 route show default dev up0 proto ra").contains("via fe80:");
-        // The kernel assigns it after both ends are up.
+        // The kernel assigns the address after both ends are up.
         let own: Ipv6Addr = eventually("the link-local address of the uplink", 20, || {
             let own = ip("-6 -o addr show dev up0 scope link");
             Some(own.split(" inet6 ").nth(1)?.split('/').next()?.parse().unwrap())

@@ -1,7 +1,8 @@
 //! Conntrack entries: listing, removal and marks.
 //!
-//! An entry is made by the first packet between two addresses and ports, and decides the target of all further packets
-//! until it expires. A client that keeps sending by UDP would reach a removed target, or the next one with its address.
+//! The first packet between two addresses and ports creates an entry. The entry decides the target of all further
+//! packets until it expires. Without the removal, a client that keeps sending UDP packets would reach a removed target,
+//! or a new target with the same address.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -56,8 +57,8 @@ pub struct Flow {
 pub enum FlowSelector {
     /// All connections, of both address families.
     All,
-    /// Connections whose client, or whose answering end, has the address. The kernel filters the list, but goes through its
-    /// whole table: once for each end, and once more for IPv6.
+    /// Connections that begin at the address or are answered by it. The kernel filters the list, but reads its whole
+    /// table: once for each end, and once more for IPv6.
     Of(IpAddr),
 }
 
@@ -76,9 +77,8 @@ const PORTS_MAX: usize = 16;
 /// Deletes entries to these ports, of the protocol and address family, for which `stale` is true. For few ports, the
 /// kernel lists only the entries to them, if it supports the filter. Returns the number of listed entries.
 ///
-/// # Errors
-/// When the kernel refuses the list; then no entry is deleted. When it refuses a deletion; then the other stale entries
-/// are still deleted, and the first error is returned.
+/// If the kernel refuses the list, no entry is deleted. If it refuses a deletion, the other stale entries are still
+/// deleted, and the first error is returned.
 pub fn delete_flows(
     channel: &mut Channel,
     is_ipv4: bool,
@@ -131,9 +131,8 @@ pub fn count_flows(channel: &mut Channel) -> io::Result<u32> {
 /// Sets or clears a bit in the marks of connections. `wanted` returns the bit's value for a connection, or `None` to keep
 /// its mark.
 ///
-/// # Errors
-/// When the kernel refuses the list; then no connection is changed. When it refuses a change; then the other
-/// connections are still changed, and the first error is returned.
+/// If the kernel refuses the list, no connection is changed. If it refuses a change, the other connections are still
+/// changed, and the first error is returned.
 pub fn mark_flows(
     channel: &mut Channel,
     ends: FlowSelector,

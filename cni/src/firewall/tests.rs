@@ -79,7 +79,7 @@ fn a_claim_that_cannot_be_read_is_an_error_and_stays() {
     let dir = tempfile::tempdir().unwrap();
     let claims = dir.path().join("firewall");
     fs::create_dir(&claims).unwrap();
-    // Reading it fails with ELOOP.
+    // A link to itself: reading it fails with ELOOP.
     let path = claims.join("a.json");
     std::os::unix::fs::symlink("a.json", &path).unwrap();
     assert!(Firewall::open("t", dir.path(), false).is_err());

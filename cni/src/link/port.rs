@@ -49,8 +49,9 @@ impl Links {
         }
         if let Some(floods) = port.floods {
             change = change.append_info_data(InfoBridgePort::UnicastFlood(floods));
-            // Otherwise the port itself receives frames to link-local protocols, also IP packets, before the rules of
-            // sources and past all rules for the bridge. With the mask the bridge handles them as all other frames.
+            // Without this mask, the port itself receives frames to link-local protocols, which may contain IP packets.
+            // Such frames bypass the rules of sources and all rules for the bridge. With the mask, the bridge handles
+            // them like all other frames.
             let mask = if floods { 0 } else { LINK_LOCAL_PROTOCOLS };
             change = change.append_info_data(InfoBridgePort::GroupFwdMask(mask));
         }

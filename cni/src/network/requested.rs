@@ -71,7 +71,8 @@ impl Network {
         let mac = text.as_str().and_then(parse_mac).ok_or_else(|| {
             Error::invalid("runtimeConfig.mac", format!("{text} is not a unicast hardware address"))
         })?;
-        // Many IPv6 addresses have the same derived one, so a sandbox could choose it by a requested IPv6 address.
+        // Many IPv6 addresses give the same derived hardware address, so a sandbox could request it by its IPv6
+        // address.
         if mac.starts_with(&DERIVED)
             && !requested_addresses(at).any(|ip| ip.is_ipv4() && hardware_address(ip) == mac)
         {

@@ -22,7 +22,7 @@ pub(crate) struct Entrances<'a> {
 // === impl Table ===
 
 impl Table<'_> {
-    /// Writes or removes the rules when the first host port begins, or the last one ends.
+    /// Writes the rules when the first host port is added. Removes the rules when the last host port is removed.
     pub(super) fn entrances(&mut self, entrances: &Entrances<'_>) {
         let [before, now] = entrances.ports;
         if before == now {

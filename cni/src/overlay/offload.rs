@@ -15,11 +15,11 @@ use crate::route_socket::RouteSocket;
 /// Origin of the checksums of a device's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offload {
-    /// The device: the default.
+    /// The device computes the checksums. This is the default.
     On,
-    /// The kernel: a test found that packets with the device's checksums are lost.
+    /// The kernel computes the checksums: a test found that packets with the device's checksums are lost.
     OffByTest,
-    /// The kernel: set by an administrator.
+    /// The kernel computes the checksums: an administrator has set this.
     OffByOthers,
 }
 

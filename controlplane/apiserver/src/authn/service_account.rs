@@ -17,7 +17,7 @@ use crate::{cache::Cache, error::Result};
 
 /// Tolerated clock difference in seconds.
 const LEEWAY: i64 = 10;
-/// Seconds after the end of its grace period for which the tokens of a terminating pod are valid, as upstream.
+/// Seconds for which the tokens of a terminating pod stay valid after the pod's grace period, as upstream.
 const TERMINATING_SECONDS: i64 = 60;
 
 /// Issuer of tokens in Secrets. Kubernetes created these automatically before 1.24, and creates them on request since.

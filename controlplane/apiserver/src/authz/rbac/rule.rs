@@ -28,7 +28,7 @@ const MAX_BYTES: usize = 16 << 20;
 /// words in its namespace.
 const MAX_COMPARISONS: usize = 100_000_000;
 
-/// From this number of names on, the names of a rule are sorted, and one is found by a binary search.
+/// Minimum number of names that a rule sorts. A binary search then finds a name.
 const MANY_NAMES: usize = 100;
 
 /// The rules have more than [`MAX_PARTS`] parts, or [`MAX_BYTES`] bytes, or need more than [`MAX_COMPARISONS`].
@@ -305,7 +305,7 @@ mod tests {
             ("metadata.name%3D%3Dc", true),
             ("metadata.namespace%3Da,metadata.name%3Dc", true),
             ("metadata.name!%3Dc", false),
-            // The comma belongs to the value of the first requirement, which all objects meet.
+            // The comma belongs to the value of the first requirement. All objects meet that requirement.
             ("metadata.namespace!%3Dx%5C,metadata.name%3Dc", false),
         ] {
             let path = format!("/api/v1/namespaces/a/configmaps?fieldSelector={selector}");
@@ -366,7 +366,7 @@ mod tests {
         let repeated =
             rule(json!({"verbs": vec!["get"; 1000], "apiGroups": vec![""; 1000], "resources": ["pods"]}));
         assert_eq!(missing([].iter(), &[repeated]).unwrap().len(), 1);
-        // A rule for both resources and URLs is covered by parts only.
+        // No single rule covers both resources and URLs, so the rule is compared part by part.
         let both = rule(
             json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "nonResourceURLs": ["/a"]}),
         );
