@@ -28,7 +28,7 @@ use crate::socket_filter::{EQUAL, LOAD, LOAD_HALF, RETURN, attach};
 const PACKET_MAX: usize = 1500;
 /// Maximum packets that are read in one step.
 const PACKETS_MAX: usize = 256;
-/// Maximum addresses of one filter. Each takes up to 16 bytes in the kernel, which limits a filter to
+/// Maximum addresses of one filter. Each address takes up to 16 bytes in the kernel. The kernel limits a filter to
 /// `net.core.optmem_max`: 20 KiB before Linux 6.8.
 const ADDRESSES_MAX: usize = 1024;
 /// Maximum addresses in a block of a filter. A conditional jump skips at most 255 instructions.
@@ -134,7 +134,7 @@ impl Listener {
         }
     }
 
-    /// The address that the packet announces, if it is one of this node's and the packet is of another machine.
+    /// The announced address, if it belongs to this node and another machine sent the packet.
     fn conflict(&self, packet: &[u8], own: &BTreeSet<[u8; 6]>) -> Option<IpAddr> {
         let (address, mac) = match self.protocol {
             Protocol::Arp => sender(packet)?,
@@ -149,7 +149,7 @@ fn own_hardware_addresses() -> BTreeSet<[u8; 6]> {
     all.filter_map(|one| one.address?.as_link_addr()?.addr()).collect()
 }
 
-/// Addresses of the sender of an ARP packet. A probe has the unspecified address.
+/// Addresses of the sender of an ARP packet. In a probe the IP address is unspecified.
 fn sender(packet: &[u8]) -> Option<(IpAddr, [u8; 6])> {
     // Ethernet, IPv4, the lengths of their addresses and any operation.
     let [0, 1, 8, 0, 6, 4, _, _, rest @ ..] = packet else { return None };
@@ -334,7 +334,7 @@ mod tests {
             send(link.0, &[frame(OTHER, stranger.parse().unwrap())]).unwrap();
             send(pod, &[frame(OTHER, address)]).unwrap();
             if address.is_ipv6() {
-                // This frame was forwarded by a router. The hop limit follows 14 bytes of Ethernet and 7 of IPv6.
+                // A router has forwarded this frame. The hop limit follows 14 bytes of Ethernet and 7 of IPv6.
                 let mut forwarded = frame(OTHER, address);
                 forwarded[14 + 7] = 254;
                 send(link.0, &[forwarded]).unwrap();

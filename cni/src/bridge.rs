@@ -90,7 +90,7 @@ impl Bridge<'_> {
         let netns = Netns::open(self.request.netns()?)?;
         let mut answer = match self.run_ipam().await {
             Ok(answer) => answer.unwrap_or_default(),
-            // Our own IPAM plugin leaves nothing after a failure. An executable may.
+            // Our own IPAM plugin leaves nothing after a failure. An executable may leave addresses.
             Err(error) if self.conf.ipam.as_ref().is_none_or(|kind| self.is_in_process(kind)) => {
                 return Err(error);
             }
@@ -108,7 +108,7 @@ impl Bridge<'_> {
         }
     }
 
-    /// Returns the error, and logs a failed undo: the DEL that follows a failed ADD repeats it.
+    /// Returns the error, and logs a failed undo. The DEL that follows a failed ADD repeats the undo.
     fn fail<T>(&self, error: Error, undone: Result<(), Error>) -> Result<T, Error> {
         if let Err(undo) = undone {
             let id = &self.request.container_id;
@@ -193,7 +193,7 @@ impl Bridge<'_> {
             bridge: bridge.index,
             mtu: conf.mtu,
             mac,
-            // The address of another bridge may change with its ports.
+            // A bridge of another owner may change its address with its ports.
             host_mac: <[u8; 6]>::try_from(&bridge.mac[..]).ok().filter(|_| conf.ours),
             is_up: false,
         };
@@ -266,7 +266,7 @@ impl Bridge<'_> {
         });
         let routes: Vec<Route> = routes.collect();
         let addresses: Vec<IpNetwork> = answer.ips.iter().map(|ip| ip.address).collect();
-        // Other networks keep the address: programs in their pods may use it.
+        // Other networks keep the link-local address: programs in their pods may use it.
         let no_link_local = self.conf.ours && is_ipv4_alone(&addresses);
         if !self.conf.enable_dad {
             let setup = Setup { addresses, detect: false, no_link_local, host_end, up: true, routes };
@@ -295,9 +295,8 @@ impl Bridge<'_> {
         }
     }
 
-    /// Finds or makes the host's interface in a VLAN of the bridge. It is a veth pair as the reference plugin makes
-    /// it, so that each plugin can use the pair of the other. Like the bridge, it is not removed with the last
-    /// attachment.
+    /// Finds or makes the host's interface in a VLAN of the bridge. The reference plugin makes the same veth pair, so
+    /// each plugin can use the pair of the other. Like the bridge, the pair is not removed with the last attachment.
     async fn ensure_gateway(&self, bridge: &Link, vlan: u16) -> Result<Link, Error> {
         let (links, name) = (&self.host.links, self.conf.gateway_of(vlan));
         let gateway = match links.find(&name).await? {

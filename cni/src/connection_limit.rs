@@ -1,25 +1,25 @@
 //! A limit on the connections of each pod of the default network. Without it one pod can fill the node's connection
 //! tracking table, which stops new connections of all others.
 //!
-//! The limit is a table of the family `inet`. The kernel counts the tracked connections that each address behind the
-//! bridge began (`ct count`), and drops the first packet of a connection above the limit. Packets of existing
-//! connections cost two comparisons. When the table is made again, counting begins again. `nft list table` shows the
-//! numbers of dropped packets.
+//! The limit is a table of the family `inet`. For each address behind the bridge, the kernel counts the tracked
+//! connections that the address began (`ct count`). It drops the first packet of a connection above the limit. Packets
+//! of existing connections cost two comparisons. When the table is made again, counting begins again. `nft list table`
+//! shows the numbers of dropped packets.
 //!
 //! Closed TCP connections are not counted, but they stay in the connection tracking table for [`EXPIRY`]. So a limit
 //! that the user sets also limits the rate of new connections. The maximum rate is the rate at which `max` closed
 //! connections expire. The default limit has no rate, because busy clients without keep-alive exceed it.
 //!
 //! In each clock tick the kernel visits all connections of a counter once. Linux before 6.19 then removes at most 8
-//! ended connections. In a measurement, an address with 8,000 connections began 1,800 new connections a second with one
-//! counter, and 13,600 without the limit (Linux 6.18, two cores). So each address has several counters, selected by a
-//! hash of destination and ports; docs/measurements.md has the numbers.
+//! ended connections. In a measurement, an address had 8,000 connections. With one counter it began 1,800 new
+//! connections a second, and 13,600 without the limit (Linux 6.18, two cores). So each address has several counters,
+//! selected by a hash of destination and ports; docs/measurements.md has the numbers.
 //!
 //! A rule does not see the registers of the rule before it. So a new connection costs two hashes and two look-ups. If
 //! its counter is full, it costs three of each. A rate limit costs one more look-up.
 //!
-//! Packets without ports, whose protocol has no header of four bytes, are not counted. The kernel replaces their
-//! connections when the table is full.
+//! A packet whose transport header has less than four bytes is not counted, because it has no ports. The kernel
+//! replaces the connections of such packets when the table is full.
 
 use std::net::Ipv6Addr;
 use std::sync::{Mutex, PoisonError};

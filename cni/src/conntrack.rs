@@ -64,7 +64,7 @@ impl LocalAddresses {
         }
         // Without an answer, the address counts as local: a pod must not get datagrams to a former target of the port.
         let is_local = self.ask(address).unwrap_or_else(|_failed| {
-            // The next answer of this socket may belong to this address.
+            // A late answer on this socket could be taken for the answer to the next request.
             self.socket = None;
             true
         });
@@ -107,7 +107,7 @@ mod tests {
     fn only_addresses_of_this_machine_are_local_also_with_nonlocal_binds() {
         in_new_namespace(|| {
             for family in ["ipv4", "ipv6"] {
-                // Of the network namespace of this thread.
+                // This sysctl belongs to the network namespace of the thread.
                 std::fs::write(format!("/proc/sys/net/{family}/ip_nonlocal_bind"), "1").unwrap();
             }
             ip("link set lo up");

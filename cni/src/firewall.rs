@@ -1,9 +1,9 @@
 //! Firewall claims of attachments, one file each, and the nftables table that is derived from them. A table that was
 //! flushed or changed by another program can be rebuilt at any time.
 //!
-//! Several processes may share a directory (plugin executables). A lock admits one at a time. Each process reads the
-//! files of the others, and detects whether another process was killed after it wrote a claim and before it updated the
-//! table. A single process (the node) keeps all claims in memory.
+//! Several processes may share a directory (plugin executables). Only one process at a time can hold the lock. Each
+//! process reads the files of the others. It detects whether another process was killed between the write of a claim
+//! and the update of the table. A single process (the node) keeps all claims in memory.
 
 mod claim;
 mod index;

@@ -87,7 +87,8 @@ pub(crate) struct Pair<'a> {
     pub(crate) mtu: Option<u32>,
     pub(crate) mac: [u8; 6],
     /// Hardware address of the end on the host. `None` selects a random address. With the bridge's own address, the
-    /// bridge needs no entry for the port. Otherwise the kernel visits all these entries for each new port.
+    /// bridge needs no entry for the port. With other addresses, the kernel visits the entries of all ports for each new
+    /// port.
     pub(crate) host_mac: Option<[u8; 6]>,
     /// Whether the end on the host is set up at once. Otherwise [`inside::Setup`] does it.
     pub(crate) is_up: bool,

@@ -8,7 +8,7 @@
 //! ```text
 //! prerouting, output ─ to an address of this machine ─► hostports ─ map ─► DNAT to a pod
 //!   (only while there are host ports)                             ─► conditional ─► DNAT to a pod
-//! postrouting ─ from a network to beyond it and its set ─► masquerade
+//! postrouting ─ from a network, not to it or its exceptions ─► masquerade
 //!             ─ from a pod to its network by a host port ─► masquerade (else the reply bypasses the translation)
 //!             ─ from 127.0.0.0/8 by a host port          ─► masquerade
 //! forward     ─ from one isolated bridge to another      ─► drop

@@ -1,4 +1,5 @@
-//! Execution of plugins: environment and standard input in, a result or an error object out.
+//! Runs plugin executables. Their input is the environment and standard input. Their output is a result or an error
+//! object.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -104,8 +105,8 @@ impl Executables {
         answer(request, &output.stdout)
     }
 
-    /// Waits while the executable is open for writing (ETXTBSY). It is being replaced, or a process that forked in the
-    /// meantime still has the descriptor. As in libcni.
+    /// Starts the executable. While the file is open for writing (ETXTBSY), the start is retried, as in libcni: the
+    /// file is being replaced, or a process that forked in the meantime still has the descriptor.
     async fn start_when_written(&self, program: &Path, request: &Request) -> io::Result<Child> {
         let busy = |error: &io::Error| error.kind() == io::ErrorKind::ExecutableFileBusy;
         for _ in 0..BUSY_TRIES {

@@ -355,9 +355,9 @@ fn rules() -> [Rule; 14] {
     ]
 }
 
-/// Rules for errors of ICMP: a pod may report only packets that were sent to it. Otherwise it could end or slow down
-/// connections of others, for example queries of the node's DNS server, because the kernel looks up the connection by
-/// the reported packet alone. A fragment that is too short for this packet's header is dropped.
+/// Rules for errors of ICMP: a pod may report only packets that were sent to it. The kernel looks up the connection by
+/// the reported packet alone. So a pod could otherwise end or slow down connections of others, for example queries of
+/// the node's DNS server. A fragment that is too short for the header of the reported packet is dropped.
 fn rules_of_errors(addresses: &str, about: (Header, u32, u32)) -> [Rule; 2] {
     let own = key(Rule::default(), SOURCE, about).in_set(addresses);
     [own.verdict(&Verdict::Return), Rule::default().drop()]

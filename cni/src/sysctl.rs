@@ -157,8 +157,8 @@ fn advertised_interfaces(routes: &str) -> BTreeSet<&str> {
 }
 
 /// Sets whether processes of the node can reach host ports at 127.0.0.1. Such packets leave through the interface with
-/// a loopback source, which is masqueraded later. The sysctl also accepts packets that arrive for 127.0.0.1, so the
-/// rules against these must exist before. An absent interface is not an error.
+/// a loopback source, which is masqueraded later. With this sysctl the kernel also accepts packets that arrive for
+/// 127.0.0.1. So the rules that drop these packets must exist before. An absent interface is not an error.
 pub(crate) fn route_localnet(interface: &str, on: bool) -> Result<(), Error> {
     let path = format!("/proc/sys/net/ipv4/conf/{interface}/route_localnet");
     unless_absent(ensure(&path, if on { "1" } else { "0" }))

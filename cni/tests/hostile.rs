@@ -48,7 +48,7 @@ impl Deref for Pod {
     }
 }
 
-/// `check_sources` says whether the filter of sources is on, which hides the other defences.
+/// With `check_sources` the filter of sources is on. This filter hides the other defences.
 fn on_a_node(check_sources: bool, test: impl AsyncFnOnce(Network, Pod) + Send + 'static) {
     in_new_namespace_async(async move || {
         ip("link set lo up");
@@ -381,7 +381,7 @@ fn claimed_by(mac: [u8; 6]) -> usize {
     neighbours(mac).lines().filter(|line| !line.starts_with("10.99.0.2 ")).count()
 }
 
-/// Entries of the node's neighbour table, so that an accepted frame changes them.
+/// Adds entries to the node's neighbour tables. An accepted frame changes them.
 fn add_victims() {
     ip("addr add fd99::1/64 dev coracle0 nodad");
     for address in ["10.99.0.77", "fd99::77"] {

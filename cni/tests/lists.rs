@@ -599,7 +599,7 @@ fn an_executable_that_hangs_blocks_nothing_else() {
             network.del("b1").await.unwrap();
             std::fs::write(format!("{}.go", log.display()), "").unwrap();
         };
-        // Far less than the timeout of a plugin.
+        // This limit is far below the timeout of a plugin.
         let others = tokio::time::timeout(Duration::from_secs(40), others);
         let (added, others) = tokio::join!(network.add(&hanging), others);
         others.expect("another call waited");

@@ -239,7 +239,7 @@ fn a_host_port_works_over_ipv6() {
         for (to, from) in [("[2001:db8::1]:8080", "2001:db8::9"), ("192.0.2.1:8080", "192.0.2.9")] {
             let to: SocketAddr = to.parse().unwrap();
             let seen = scene.beyond.within(move || {
-                // On a busy machine the kernel notices a new link's carrier late: neighbours do not answer before.
+                // On a busy machine the kernel notices a new link's carrier late. Neighbours do not answer before that.
                 let mut stream =
                     eventually("a connection", 20, || TcpStream::connect_timeout(&to, LONG).ok());
                 let mut text = String::new();

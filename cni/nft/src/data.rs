@@ -7,7 +7,7 @@ use crate::message::Attributes;
 /// A verdict on a packet (nft(8), "Verdict statement").
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
-    /// The base chain's evaluation ends; chains of other tables continue.
+    /// Ends the evaluation of the base chain. Other base chains still see the packet.
     Accept,
     /// The packet is discarded.
     Drop,

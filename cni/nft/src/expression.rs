@@ -348,8 +348,8 @@ impl Rule {
         self.push("dynset", Attributes::default().text(1, set).number(3, ADD).number(4, R0).nest(7, count))
     }
 
-    /// Matches packets above the limit of their key, which is in the registers from `R0`: `rate` packets per second,
-    /// after a burst of `burst` packets. The set has an element for each key, which measures its packets (`limit rate
+    /// Matches packets that exceed the rate of their key: `rate` packets per second, after a burst of `burst` packets.
+    /// The key is in the registers from `R0`. The set has an element for each key, which measures the rate (`limit rate
     /// over`).
     #[must_use]
     pub fn more_packets_than(self, set: &str, rate: u64, burst: u32) -> Self {
@@ -388,7 +388,8 @@ impl Rule {
         self.push("hash", data.number(4, modulus).number(5, SEED).number(7, JENKINS))
     }
 
-    /// Translates the destination to the address in `R0` and the port in the register after it.
+    /// Translates the destination to the address in the registers from `R0`, and the port in the register after the
+    /// address.
     #[must_use]
     pub fn destination_nat(self, family: u8, address_registers: u32) -> Self {
         let data = Attributes::default().number(1, 1).number(2, u32::from(family));
@@ -456,7 +457,7 @@ impl Rule {
 // === impl AnonymousMap ===
 
 impl AnonymousMap {
-    /// A map from 0, 1, 2 and so on to the values, for a choice by a random number.
+    /// A map from the numbers 0, 1, 2 and so on to the values. A rule chooses a value by a random number.
     #[must_use]
     pub fn choice(value: Option<(u32, u32)>, values: impl IntoIterator<Item = crate::Value>) -> Self {
         /// `TYPE_INTEGER` of the nft tool.

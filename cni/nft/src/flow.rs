@@ -29,7 +29,7 @@ const ID: u16 = 12;
 const ZONE: u16 = 18;
 const MARK_MASK: u16 = 21;
 const FILTER: u16 = 25;
-/// Attributes of a filter: the fields to compare of the packets in each direction.
+/// Attributes of a filter: the fields to compare in each direction.
 const ORIGINAL_FLAGS: u16 = 1;
 const REPLY_FLAGS: u16 = 2;
 
@@ -74,9 +74,10 @@ pub struct MarkCounts {
 /// Maximum number of ports that are listed separately. For more ports one list of all connections is cheaper.
 const PORTS_MAX: usize = 16;
 
-/// Deletes entries to these ports, of the protocol and address family, for which `stale` is true. For few ports, the
-/// kernel lists only the entries to them, if it supports the filter. Returns the number of listed entries.
+/// Deletes the entries of the protocol and address family to these ports, if `stale` is true for them. For few ports,
+/// the kernel lists only the entries to these ports, if it supports the filter. Returns the number of listed entries.
 ///
+/// # Errors
 /// If the kernel refuses the list, no entry is deleted. If it refuses a deletion, the other stale entries are still
 /// deleted, and the first error is returned.
 pub fn delete_flows(
@@ -114,8 +115,8 @@ pub fn delete_flows(
     first.map(|()| listed)
 }
 
-/// Number of connections that the kernel tracks in the network namespace. A connection counts before its first packet
-/// enters a filter.
+/// Number of connections that the kernel tracks in the network namespace. A new connection is counted before its first
+/// packet reaches a filter.
 ///
 /// # Errors
 /// When the kernel refuses the request.
@@ -131,6 +132,7 @@ pub fn count_flows(channel: &mut Channel) -> io::Result<u32> {
 /// Sets or clears a bit in the marks of connections. `wanted` returns the bit's value for a connection, or `None` to keep
 /// its mark.
 ///
+/// # Errors
 /// If the kernel refuses the list, no connection is changed. If it refuses a change, the other connections are still
 /// changed, and the first error is returned.
 pub fn mark_flows(

@@ -6,7 +6,7 @@ use crate::element::Element;
 use crate::expression::{AnonymousMap, Hook, Part, Rule};
 use crate::message::{Attributes, Batch, INET, Verb};
 
-/// `TYPE_IPADDR`. The nft tool prints the keys and values of a set by such a type.
+/// `TYPE_IPADDR`: the nft tool uses such types to print the keys and values of a set.
 pub const IPV4_ADDR: u32 = 7;
 /// `TYPE_IP6ADDR`.
 pub const IPV6_ADDR: u32 = 8;

@@ -58,7 +58,7 @@ impl<T: Ord + Clone> Counted<T> {
         }
     }
 
-    /// Objects that were added or removed, each with whether it exists now.
+    /// Added and removed objects. The flag is true if the object exists now.
     fn changed(&self) -> impl Iterator<Item = (&T, bool)> {
         self.touched.iter().filter_map(|(item, before)| {
             let now = self.counts.contains_key(item);
@@ -153,7 +153,7 @@ impl Ledger {
         self.had_content
     }
 
-    /// Whether the content differs from that before.
+    /// Whether the content differs from the content at the last transaction.
     pub(super) fn is_changed(&self) -> bool {
         let elements =
             self.mappings.is_changed() || self.untouched.is_changed() || self.masquerade_all.is_changed();
@@ -233,7 +233,7 @@ impl Ledger {
         self.opened.touched.clear();
     }
 
-    /// Host ports that were added or removed, each with whether it exists now.
+    /// Added and removed host ports. The flag is true if the host port exists now.
     pub(super) fn changed_ports(&self) -> Vec<(Mapping, bool)> {
         let plain = self.mappings.changed().map(|(mapping, now)| (mapping.clone(), now));
         let conditional = self.conditional.changed().map(|((mapping, _), now)| (mapping.clone(), now));
@@ -246,7 +246,7 @@ fn common(claimed: &BTreeSet<(IpNetwork, Vec<IpNetwork>)>) -> BTreeMap<IpNetwork
     let mut all: BTreeMap<IpNetwork, Vec<IpNetwork>> = BTreeMap::new();
     for (network, except) in claimed {
         let entry = all.entry(*network);
-        // Both are sorted.
+        // Both lists are sorted.
         let both = entry.and_modify(|all| all.retain(|range| except.binary_search(range).is_ok()));
         both.or_insert_with(|| except.clone());
     }

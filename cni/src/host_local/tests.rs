@@ -231,7 +231,7 @@ fn the_directory_is_listed_only_after_foreign_changes() {
         assert_eq!(listings, 0, "{number}");
         del(&format!("a{number}"), address);
     }
-    // Longer than a clock tick of kernels without exact modification times.
+    // This wait is longer than a clock tick of kernels without exact modification times.
     #[expect(clippy::disallowed_methods, reason = "the next change must have a later modification time")]
     std::thread::sleep(std::time::Duration::from_millis(30));
     fs::remove_file(dir.path().join("net").join(first.to_string())).unwrap();

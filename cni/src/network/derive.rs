@@ -262,7 +262,7 @@ impl Network {
         };
         let sandbox = live.netns.to_string_lossy().into_owned();
         let inside = Interface { sandbox, ..of_host(&link) };
-        // In the order of the bridge plugin's result.
+        // The interfaces are in the order of the bridge plugin's result.
         let mut interfaces: Vec<_> = bridge.iter().chain(&outside).map(of_host).collect();
         let ips = addresses.iter().map(|a| Ip {
             interface: Some(interfaces.len()),

@@ -109,7 +109,7 @@ fn converted(remote: &Remote, list: &Value) -> Value {
                     resource.insert(field.to_owned(), entry[field].clone());
                 }
             }
-            // Of several equal names only the first one gets the subresources.
+            // If several entries have the same name, only the first one gets the subresources.
             if let Some(subresources) = subresources.remove(name) {
                 resource.insert("subresources".to_owned(), subresources.into());
             }

@@ -72,7 +72,7 @@ enum Document {
 #[derive(Clone)]
 struct Part {
     text: Arc<str>,
-    /// Changes with the text. Unique among all parts.
+    /// A new text has a new version. The version is unique among all parts.
     version: u64,
 }
 

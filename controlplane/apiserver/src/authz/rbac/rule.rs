@@ -24,8 +24,8 @@ pub(crate) const MAX_PARTS: usize = 20_000;
 /// Maximum bytes of the words of all these parts. Each part repeats its words, and a word may have a megabyte.
 const MAX_BYTES: usize = 16 << 20;
 
-/// Maximum comparisons of words with those of the rules that the user holds. A tenant can hold roles with millions of
-/// words in its namespace.
+/// Maximum comparisons between the words of wanted rules and the words of the rules that the user holds. A tenant can
+/// hold roles with millions of words in its namespace.
 const MAX_COMPARISONS: usize = 100_000_000;
 
 /// Minimum number of names that a rule sorts. A binary search then finds a name.
