@@ -50,7 +50,7 @@ pub(crate) async fn run(
         }
         Command::Gc => {
             let collected = bridge.run_ipam_without_attachment().await;
-            // The claims are collected even if the GC of the IPAM plugin fails.
+            // The GC of firewall claims runs even if the GC of the IPAM plugin fails.
             host.firewall.keep_valid(request).and(collected)?;
         }
         Command::Version => {}

@@ -102,11 +102,11 @@ struct Limits {
     is_rated: bool,
 }
 
-/// Connections that are counted by address and number of the counter.
+/// The parameters of one set of counters. Each address has several numbered counters.
 struct Counted<'a> {
     /// Suffix of the names of the sets and the chain.
     suffix: &'a str,
-    /// Matches the first packet of a connection, and loads its counter.
+    /// Matches the first packet of a connection, and loads the key of its counter.
     counter: Rule,
     key: (u32, u32),
     /// Maximum connections of a counter.

@@ -160,7 +160,7 @@ pub enum Error {
         #[source]
         source: io::Error,
     },
-    /// An interface of the bridge's name exists and is not a bridge.
+    /// An interface with the bridge's name exists and is not a bridge.
     #[error("an interface named {name} exists and is not a bridge")]
     ForeignInterface {
         /// The interface's name.

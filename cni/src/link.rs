@@ -152,7 +152,7 @@ impl Links {
         sysctl::no_router_advertisements(name)?;
         let mut change = LinkUnspec::new_with_index(link.index);
         if wanted.ours && is_new {
-            // In the same message as `up`: a bridge that is down and not marked is still being made.
+            // The alias is in the same message as `up`: a bridge that is down and not marked is still being made.
             change = change.alias(OURS);
         }
         if let Some(mtu) = mtu {
@@ -185,7 +185,8 @@ impl Links {
 
     /// Makes the bridge. Returns it, and whether this call made it: another process may have made it first.
     async fn make_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
-        // A fixed address: otherwise the bridge has the lowest address of its ports, and changes it with them.
+        // The address is fixed. Otherwise the bridge would have the lowest address of its ports, and the address would
+        // change with the ports.
         let mut message = LinkBridge::new(name).address(random_mac().to_vec()).down();
         if let Some(mtu) = wanted.mtu {
             message = message.mtu(mtu);

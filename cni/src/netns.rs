@@ -37,7 +37,7 @@ impl Netns {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// Its inode: unique as long as the namespace exists.
+    /// The namespace's inode, which is unique as long as the namespace exists.
     pub(crate) fn id(&self) -> Option<u64> {
         use std::os::unix::fs::MetadataExt;
         self.file.metadata().ok().map(|meta| meta.ino())

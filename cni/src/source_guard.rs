@@ -42,7 +42,7 @@ const MEASURED: Duration = Duration::from_secs(60);
 /// Types of the nft tool: interface name and Ethernet address.
 const IFNAME: u32 = 41;
 const ETHER_ADDR: u32 = 9;
-/// Before `br_netfilter` and all filters of other programs.
+/// Priority of the chain: before `br_netfilter` and all filters of other programs.
 const PRIORITY: i32 = -310;
 /// Number of registers of an interface name, and of a hardware address.
 const NAME_REGISTERS: u32 = 4;

@@ -454,7 +454,7 @@ fn a_second_network_with_the_same_bridge_or_table_is_refused() {
         // In another network namespace the names are free.
         let elsewhere = second.clone();
         on_a_node(async move |other| drop((other, open_with(&elsewhere, "second0").await)));
-        // An agent that restarts while the previous one ends.
+        // The new network waits for the end of the previous one, as after a restart of the agent.
         let before = node.network;
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(500)).await;

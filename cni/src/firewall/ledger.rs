@@ -12,7 +12,7 @@ use crate::port_condition::Condition;
 #[derive(Debug)]
 struct Counted<T> {
     counts: BTreeMap<T, usize>,
-    /// Objects that changed, and whether they existed before.
+    /// Objects that changed, and whether they existed at the last transaction.
     touched: BTreeMap<T, bool>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Ledger {
     masquerade_all: Counted<IpAddr>,
     isolated: Counted<String>,
     opened: Counted<String>,
-    /// Whether the table existed at the last call of [`settle`](Self::settle).
+    /// Whether the table had content at the last call of [`mark_committed`](Self::mark_committed).
     had_content: bool,
 }
 
@@ -86,7 +86,7 @@ impl<T: Ord + Clone> Counted<T> {
         self.changed().next().is_some()
     }
 
-    /// Whether there were objects before, and whether there are some now.
+    /// Whether objects existed at the last transaction, and whether some exist now.
     fn exist(&self) -> [bool; 2] {
         let before = self.changed().any(|(_, now)| !now);
         let added = self.changed().filter(|(_, now)| *now).count();
@@ -130,7 +130,7 @@ impl Ledger {
         self.opened.counts.keys()
     }
 
-    /// The interfaces that were open before, and are not open now.
+    /// The interfaces that were open at the last transaction and are not open now.
     pub(super) fn closed(&self) -> BTreeSet<String> {
         self.opened.changed_in(false)
     }
@@ -148,7 +148,7 @@ impl Ledger {
             && self.opened.counts.is_empty()
     }
 
-    /// Whether the table had content before.
+    /// Whether the table had content at the last transaction.
     pub(super) fn had_rules(&self) -> bool {
         self.had_content
     }
@@ -170,7 +170,7 @@ impl Ledger {
             || self.opened.is_changed()
     }
 
-    /// Whether there were host ports before, and whether there are some now.
+    /// Whether host ports existed at the last transaction, and whether some exist now.
     pub(super) fn have_ports(&self) -> [bool; 2] {
         let ([was, is], [was_conditional, is_conditional]) =
             (self.mappings.exist(), self.conditional.exist());

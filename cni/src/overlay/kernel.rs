@@ -99,7 +99,7 @@ impl Kernel {
         Ok(uplinks)
     }
 
-    /// Reads our objects, and foreign ones on our devices.
+    /// Reads our objects, and foreign objects on our devices.
     pub(crate) fn observe(&mut self) -> Result<Tables, OverlayError> {
         let mut tables = Tables::default();
         self.indexes.clear();

@@ -32,7 +32,7 @@ fn local() -> Local {
     Local { cidrs: vec![net("10.42.0.0/24"), net("fd42::/64")], addresses: Vec::new() }
 }
 
-/// A peer with the ranges and addresses of a number.
+/// The peer with this number. Its ranges and addresses contain the number.
 pub(super) fn peer(number: u8, kind: PeerKind, families: &[u8]) -> (String, Peer) {
     let address =
         |v: &u8| if *v == 4 { ip(&format!("192.0.2.{number}")) } else { ip(&format!("2001:db8::{number}")) };

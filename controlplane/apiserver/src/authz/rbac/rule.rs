@@ -401,7 +401,7 @@ mod tests {
         };
         let resources = of([words(20_000), vec!["x".to_owned()]].concat(), Vec::new());
         assert_eq!(missing([of(words(20_000), Vec::new())].iter(), &[resources]), Err(TooManyParts));
-        // Very many names need few comparisons each.
+        // A rule with very many names needs few comparisons for each name.
         let names = of(vec!["pods".to_owned()], [words(15_000), vec!["x".to_owned()]].concat());
         let held = vec![of(vec!["pods".to_owned()], words(15_000)); 20];
         assert_eq!(missing(held.iter(), &[names]).unwrap().len(), 1);
