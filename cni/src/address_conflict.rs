@@ -1,7 +1,7 @@
 //! Detection of address conflicts (RFC 5227 §2.4): another machine announces an address that this node announces, too.
 //!
-//! Programs in the kernel select these packets, so that others wake no thread. Only packets that arrive at the interface
-//! with the address count. Packets of pods arrive at other interfaces.
+//! Packet filters in the kernel select these packets, so other packets wake no thread. Only packets that arrive at the
+//! interface with the address count. Packets of pods arrive at other interfaces.
 #![allow(unsafe_code, reason = "AF_PACKET sockets and filters have no safe interface")]
 
 use std::collections::BTreeSet;
@@ -24,11 +24,11 @@ use crate::error::Error;
 use crate::link::{Link, Links};
 use crate::socket_filter::{EQUAL, LOAD, LOAD_HALF, RETURN, attach};
 
-/// Bytes of a packet that are read. Options of an advertisement behind them are ignored.
+/// Maximum bytes that are read of a packet. Later options of an advertisement are ignored.
 const PACKET_MAX: usize = 1500;
 /// Maximum packets that are read in one step.
 const PACKETS_MAX: usize = 256;
-/// Maximum addresses of one filter. Each takes up to 16 bytes in the kernel, which limits a filter to
+/// Maximum addresses of one filter. Each address takes up to 16 bytes in the kernel. The kernel limits a filter to
 /// `net.core.optmem_max`: 20 KiB before Linux 6.8.
 const ADDRESSES_MAX: usize = 1024;
 /// Maximum addresses in a block of a filter. A conditional jump skips at most 255 instructions.
@@ -40,8 +40,8 @@ const HARDWARE_ADDRESS: u8 = 2;
 /// Receives the announcements of other machines for addresses of this node.
 pub struct ConflictMonitor {
     listeners: Vec<Listener>,
-    /// The hardware addresses of all interfaces of this machine. Two of them may be in one network, and the kernel sends
-    /// ARP requests for an address of one interface through the other.
+    /// The hardware addresses of all interfaces of this machine. If two interfaces are in one network, the kernel sends
+    /// ARP requests for the address of one interface through the other.
     own: BTreeSet<[u8; 6]>,
 }
 
@@ -134,7 +134,7 @@ impl Listener {
         }
     }
 
-    /// The address that the packet announces, if it is one of this node's and the packet is of another machine.
+    /// The announced address, if it belongs to this node and another machine sent the packet.
     fn conflict(&self, packet: &[u8], own: &BTreeSet<[u8; 6]>) -> Option<IpAddr> {
         let (address, mac) = match self.protocol {
             Protocol::Arp => sender(packet)?,
@@ -149,7 +149,7 @@ fn own_hardware_addresses() -> BTreeSet<[u8; 6]> {
     all.filter_map(|one| one.address?.as_link_addr()?.addr()).collect()
 }
 
-/// Addresses of the sender of an ARP packet. A probe has the unspecified address.
+/// Addresses of the sender of an ARP packet. In a probe the IP address is unspecified.
 fn sender(packet: &[u8]) -> Option<(IpAddr, [u8; 6])> {
     // Ethernet, IPv4, the lengths of their addresses and any operation.
     let [0, 1, 8, 0, 6, 4, _, _, rest @ ..] = packet else { return None };
@@ -221,7 +221,7 @@ const PASS: libc::sock_filter = libc::sock_filter { code: RETURN, jt: 0, jf: 0, 
 const PACKET_TYPE: u32 = 0xffff_f000 + 4;
 /// `PACKET_OTHERHOST`, also the type of frames of unknown VLANs.
 const OTHER_HOST: u32 = 3;
-/// `SKF_NET_OFF`, and the hop limit in the IPv6 header.
+/// `SKF_NET_OFF` plus the offset of the hop limit in the IPv6 header.
 const HOP_LIMIT: u32 = 0xfff0_0000 + 7;
 
 fn load(code: u16, k: u32) -> libc::sock_filter {
@@ -250,8 +250,8 @@ fn arp_program(mac: [u8; 6], addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_fil
     steps
 }
 
-/// Passes neighbour advertisements of the link whose target has the last four bytes of one of the addresses. A router has
-/// decremented the hop limit of a packet that it forwards (RFC 4861, section 7.1).
+/// Passes neighbour advertisements of this link whose target ends with the last four bytes of one of the addresses. The
+/// hop limit is lower in a packet that a router has forwarded (RFC 4861, section 7.1).
 fn discovery_program(addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_filter> {
     let mut steps = vec![
         load(LOAD_BYTE, HOP_LIMIT),
@@ -278,7 +278,8 @@ fn among(addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_filter> {
     let ends: Vec<u32> = addresses.iter().take(ADDRESSES_MAX).map(end).collect();
     let mut steps = Vec::new();
     for block in ends.chunks(BLOCK_MAX) {
-        // `PASS` is at the end of the block, after the jump to the next block. Each comparison has its distance to `PASS`.
+        // `PASS` is at the end of the block, after the jump to the next block, so each comparison jumps over a
+        // different distance.
         let last = u8::try_from(block.len()).unwrap_or(u8::MAX);
         let distances = (1..=last).rev();
         steps.extend(block.iter().zip(distances).map(|(end, distance)| equal(*end, distance, 0)));
@@ -333,7 +334,7 @@ mod tests {
             send(link.0, &[frame(OTHER, stranger.parse().unwrap())]).unwrap();
             send(pod, &[frame(OTHER, address)]).unwrap();
             if address.is_ipv6() {
-                // A router has forwarded it. The hop limit follows 14 bytes of Ethernet and 7 of IPv6.
+                // A router has forwarded this frame. The hop limit follows 14 bytes of Ethernet and 7 of IPv6.
                 let mut forwarded = frame(OTHER, address);
                 forwarded[14 + 7] = 254;
                 send(link.0, &[forwarded]).unwrap();
@@ -366,7 +367,8 @@ mod tests {
     #[test]
     fn the_kernel_accepts_programs_of_any_number_of_addresses() {
         let addresses: BTreeSet<IpAddr> = (0..2000_u32).map(|number| Ipv4Addr::from(number).into()).collect();
-        // The kernel translates an instruction into at most two of 8 bytes, and those that load into some more.
+        // The kernel translates an instruction into one or two instructions of 8 bytes. The reserve of 1024 bytes is
+        // for load instructions, which need more.
         let most = (20_480 - 1024) / 16;
         assert!(arp_program([0; 6], &addresses).len() <= most);
         assert!(discovery_program(&addresses).len() <= most);

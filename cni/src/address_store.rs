@@ -1,8 +1,8 @@
-//! The files of a network. There is one per allocated address, with its owner's id and interface in two lines. Others
-//! have the last allocated address of each range set. One lock for all processes.
+//! The files of a network. Each allocated address has one file, whose two lines are the owner's id and interface. Other
+//! files contain the last allocated address of each range set. All processes share one lock.
 //!
-//! An address file is written under another name and then linked to its own. So a process that is killed at any
-//! instruction leaves no address without an owner.
+//! An address file is written under a temporary name and then linked to its final name. So every address has an owner,
+//! even if the process is killed at any instruction.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -133,7 +133,8 @@ impl Store {
     /// The version of the directory. It changes when a file is created or removed. None if the directory cannot be
     /// read.
     ///
-    /// Since Linux 6.13 the modification time is exact; before, it changes with the clock tick of at most 10 ms.
+    /// Since Linux 6.13 the modification time is exact. Before, the time advances only with the clock tick, which is at
+    /// most 10 ms.
     pub(crate) fn version(&self) -> Option<DirVersion> {
         let found = fs::metadata(&self.dir).ok()?;
         Some(DirVersion { inode: found.ino(), modified: (found.mtime(), found.mtime_nsec()) })
@@ -198,7 +199,8 @@ impl Store {
     }
 }
 
-/// Counts how often this thread lists a directory, for tests of work that must not grow with the number of addresses.
+/// Number of directory listings by this thread. Tests use it to check that the work does not grow with the number of
+/// addresses.
 #[cfg(test)]
 pub(crate) mod listings {
     use std::cell::Cell;

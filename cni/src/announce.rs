@@ -17,9 +17,9 @@ use crate::netns::Netns;
 const ARP: u16 = 0x0806;
 const IPV6: u16 = 0x86dd;
 
-/// Announces the addresses from inside the link's namespace, on a thread of its own: when a packet socket is closed, the
-/// kernel waits some 10 ms for a grace period. A failure is only logged: neighbours also find the address by ARP requests
-/// and neighbour solicitations. `None` if no thread was started.
+/// Announces the addresses from inside the link's namespace, on a separate thread. When the thread closes its packet
+/// socket, the kernel waits some 10 ms for a grace period. A failure is only logged: neighbours also find the address
+/// by ARP requests and neighbour solicitations. `None` if no thread was started.
 pub(crate) fn announce(netns: Netns, link: &Link, addresses: &[IpAddr]) -> Option<JoinHandle<()>> {
     let mac = <[u8; 6]>::try_from(&link.mac[..]).ok()?;
     let frames: Vec<_> = addresses.iter().map(|address| frame(mac, *address)).collect();

@@ -41,7 +41,7 @@ pub async fn announce_address(
     let present = links.addresses(&link).await?;
     let same = |present: &&AssignedAddress| present.network.ip() == address;
     let is_new = !present.iter().any(|present| same(&present));
-    // With a lifetime the kernel would remove the node's own address.
+    // If the node's own address got a lifetime, the kernel would remove it.
     if present.iter().filter(same).any(is_node_address) {
         return Err(Error::Changed {
             what: format!("the address {address}"),

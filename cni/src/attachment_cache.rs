@@ -1,8 +1,8 @@
 //! Records of attachments, one file each. DEL, CHECK and GC work from them, even after a crash.
 //!
-//! A record is written before the first plugin runs, and again with the result. Records are on a tmpfs (`/run`) and
-//! end with the boot, like the objects that they describe. Records of lists with executables are kept across boots,
-//! and the next start runs DEL. Such a plugin may keep its data on disk, as host-local does below `/var/lib`.
+//! A record is written before the first plugin runs, and again with the result. Records are on a tmpfs (`/run`). A
+//! reboot removes them and the objects that they describe. Records of lists with executables are kept across boots, and
+//! the next start runs DEL. Such a plugin may keep its data on disk, as host-local does below `/var/lib`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -31,7 +31,7 @@ pub(crate) struct Entry {
     pub(crate) at: Parameters,
     /// Inode of the network namespace: its path may be reused.
     pub(crate) netns_id: Option<u64>,
-    /// Absent while ADD runs, or if it never ended.
+    /// Absent while ADD runs, and if ADD never ended.
     pub(crate) result: Option<Answer>,
     /// Whether its DEL has begun: its resources may already belong to another attachment.
     releasing: bool,
@@ -59,9 +59,9 @@ struct File {
 /// Value of `kind` in our records.
 const KIND: &str = "coracleCacheV1";
 
-/// An entry in memory. Trees of JSON with few members would take ten times the memory of their text.
+/// An attachment in memory. The capabilities are text: as parsed JSON they would take ten times the memory.
 struct Known {
-    /// Without capabilities.
+    /// The attachment without its capabilities.
     entry: Entry,
     /// The capabilities as JSON.
     capabilities: Box<[u8]>,
@@ -71,7 +71,7 @@ struct Known {
 
 /// All attachments, in memory and on disk.
 pub(crate) struct Cache {
-    /// Directories of records that end with the boot, and of records that are kept.
+    /// Directories: one for records that a reboot removes, one for records that are kept.
     volatile: PathBuf,
     lasting: PathBuf,
     boot: String,
@@ -203,7 +203,7 @@ impl Cache {
 impl Known {
     fn of(mut entry: Entry) -> Self {
         let capabilities = std::mem::take(&mut entry.at.capabilities);
-        // A map of trees always has a text.
+        // Capabilities can always be written as JSON, because their map has string keys.
         let requested_mac = capabilities.get("mac").and_then(Value::as_str).and_then(parse_mac);
         let capabilities = serde_json::to_vec(&capabilities).unwrap_or_default().into();
         if let Some(result) = &mut entry.result {
@@ -263,7 +263,7 @@ impl Entry {
             capabilities: file.capability_args,
         };
         (file.kind == KIND).then_some(())?;
-        // Records without a boot ID are of an earlier version, which kept none across boots.
+        // An earlier version wrote records without a boot ID. It kept no record across boots.
         let netns_id = file.netns_id.filter(|_| file.boot.is_none_or(|of| of == boot));
         Some(Self { result, ..Self::new(List::parse(file.config).ok()?.into(), at, netns_id) })
     }
@@ -361,7 +361,7 @@ mod tests {
     fn a_record_that_cannot_be_read_is_an_error_and_stays() {
         let dir = tempfile::tempdir().unwrap();
         open(dir.path());
-        // Reading it fails with ELOOP.
+        // A link to itself: reading it fails with ELOOP.
         let path = dir.path().join("results/a.json");
         std::os::unix::fs::symlink("a.json", &path).unwrap();
         assert!(Cache::open(dir.path(), &dir.path().join("root")).is_err());

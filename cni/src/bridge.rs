@@ -50,7 +50,7 @@ pub(crate) async fn run(
         }
         Command::Gc => {
             let collected = bridge.run_ipam_without_attachment().await;
-            // The claims are collected even if the GC of the IPAM plugin fails.
+            // The GC of firewall claims runs even if the GC of the IPAM plugin fails.
             host.firewall.keep_valid(request).and(collected)?;
         }
         Command::Version => {}
@@ -90,7 +90,7 @@ impl Bridge<'_> {
         let netns = Netns::open(self.request.netns()?)?;
         let mut answer = match self.run_ipam().await {
             Ok(answer) => answer.unwrap_or_default(),
-            // Our own IPAM plugin leaves nothing after a failure. An executable may.
+            // Our own IPAM plugin leaves nothing after a failure. An executable may leave addresses.
             Err(error) if self.conf.ipam.as_ref().is_none_or(|kind| self.is_in_process(kind)) => {
                 return Err(error);
             }
@@ -108,7 +108,7 @@ impl Bridge<'_> {
         }
     }
 
-    /// Returns the error, and logs a failed undo: the DEL that follows a failed ADD repeats it.
+    /// Returns the error, and logs a failed undo. The DEL that follows a failed ADD repeats the undo.
     fn fail<T>(&self, error: Error, undone: Result<(), Error>) -> Result<T, Error> {
         if let Err(undo) = undone {
             let id = &self.request.container_id;
@@ -193,7 +193,7 @@ impl Bridge<'_> {
             bridge: bridge.index,
             mtu: conf.mtu,
             mac,
-            // The address of another bridge may change with its ports.
+            // A bridge of another owner may change its address with its ports.
             host_mac: <[u8; 6]>::try_from(&bridge.mac[..]).ok().filter(|_| conf.ours),
             is_up: false,
         };
@@ -203,8 +203,8 @@ impl Bridge<'_> {
         if conf.vlans.any() {
             links.set_vlans(bridge, &host_end, &conf.vlans).await?;
         }
-        // A pod that may send only from its own hardware address has no other address, and the bridge knows this one.
-        // So it is not necessary to flood frames to unknown addresses to its port.
+        // A pod that may send only from its own hardware address has no other address. The bridge knows this address,
+        // so it need not flood frames to unknown addresses to the pod's port.
         let is_checked = conf.ours && self.host.guard.is_some();
         if conf.hairpin || conf.port_isolation || conf.mac_spoof_check || is_checked {
             let port = Port {
@@ -236,8 +236,8 @@ impl Bridge<'_> {
         Ok(gateway)
     }
 
-    /// Announces addresses from which the hardware address is not derived: neighbours may have cached an earlier one. An
-    /// executable waits for the end of the announcement.
+    /// Announces addresses without a derived hardware address: neighbours may have cached an earlier hardware address.
+    /// An executable waits for the end of the announcement.
     async fn announce(&self, host_end: &Link, inside: &Link, answer: &Answer) -> Result<(), Error> {
         let addresses = answer.ips.iter().map(|ip| ip.address.ip());
         let announced: Vec<_> =
@@ -266,7 +266,7 @@ impl Bridge<'_> {
         });
         let routes: Vec<Route> = routes.collect();
         let addresses: Vec<IpNetwork> = answer.ips.iter().map(|ip| ip.address).collect();
-        // Other networks keep the address: programs in their pods may use it.
+        // Other networks keep the link-local address: programs in their pods may use it.
         let no_link_local = self.conf.ours && is_ipv4_alone(&addresses);
         if !self.conf.enable_dad {
             let setup = Setup { addresses, detect: false, no_link_local, host_end, up: true, routes };
@@ -295,9 +295,8 @@ impl Bridge<'_> {
         }
     }
 
-    /// Finds or makes the host's interface in a VLAN of the bridge. It is a veth pair as the reference plugin makes
-    /// it, so that each plugin can use the pair of the other. Like the bridge, it is not removed with the last
-    /// attachment.
+    /// Finds or makes the host's interface in a VLAN of the bridge. The reference plugin makes the same veth pair, so
+    /// each plugin can use the pair of the other. Like the bridge, the pair is not removed with the last attachment.
     async fn ensure_gateway(&self, bridge: &Link, vlan: u16) -> Result<Link, Error> {
         let (links, name) = (&self.host.links, self.conf.gateway_of(vlan));
         let gateway = match links.find(&name).await? {
@@ -469,7 +468,7 @@ fn is_ipv4_alone(addresses: &[IpNetwork]) -> bool {
     !addresses.is_empty() && addresses.iter().all(IpNetwork::is_ipv4)
 }
 
-/// The first address of a network that can be a host's.
+/// The first address of a network that a host can have.
 fn first_of(network: IpNetwork) -> Option<IpAddr> {
     match network.network() {
         IpAddr::V4(v4) => v4.to_bits().checked_add(1).map(|bits| std::net::Ipv4Addr::from_bits(bits).into()),

@@ -1,25 +1,25 @@
 //! A limit on the connections of each pod of the default network. Without it one pod can fill the node's connection
 //! tracking table, which stops new connections of all others.
 //!
-//! The limit is a table of the family `inet`. The kernel counts the tracked connections that each address behind the
-//! bridge began (`ct count`), and drops the first packet of a connection above the limit. Packets of existing
-//! connections cost two comparisons. When the table is made again, counting begins again. `nft list table` shows the
-//! numbers of dropped packets.
+//! The limit is a table of the family `inet`. For each address behind the bridge, the kernel counts the tracked
+//! connections that the address began (`ct count`). It drops the first packet of a connection above the limit. Packets
+//! of existing connections cost two comparisons. When the table is made again, counting begins again. `nft list table`
+//! shows the numbers of dropped packets.
 //!
 //! Closed TCP connections are not counted, but they stay in the connection tracking table for [`EXPIRY`]. So a limit
 //! that the user sets also limits the rate of new connections. The maximum rate is the rate at which `max` closed
 //! connections expire. The default limit has no rate, because busy clients without keep-alive exceed it.
 //!
 //! In each clock tick the kernel visits all connections of a counter once. Linux before 6.19 then removes at most 8
-//! ended connections. In a measurement, an address with 8,000 connections began 1,800 new connections a second with one
-//! counter, and 13,600 without the limit (Linux 6.18, two cores). So each address has several counters, selected by a
-//! hash of destination and ports; docs/measurements.md has the numbers.
+//! ended connections. In a measurement, an address had 8,000 connections. With one counter it began 1,800 new
+//! connections a second, and 13,600 without the limit (Linux 6.18, two cores). So each address has several counters,
+//! selected by a hash of destination and ports; docs/measurements.md has the numbers.
 //!
-//! A rule does not see the registers of the rule before it. So a new connection costs two hashes and two look-ups, three
-//! of each if its counter is full, and one more look-up for the rate.
+//! A rule does not see the registers of the rule before it. So a new connection costs two hashes and two look-ups. If
+//! its counter is full, it costs three of each. A rate limit costs one more look-up.
 //!
-//! Packets without ports, whose protocol has no header of four bytes, are not counted. The kernel replaces their
-//! connections when the table is full.
+//! A packet whose transport header has less than four bytes is not counted, because it has no ports. The kernel
+//! replaces the connections of such packets when the table is full.
 
 use std::net::Ipv6Addr;
 use std::sync::{Mutex, PoisonError};
@@ -43,8 +43,8 @@ const CHAIN: &str = "begin";
 const PART: u32 = 256;
 /// Maximum counters of an address.
 const PARTS_MAX: u32 = 256;
-/// Maximum addresses of a family of which all counters are in use. Further counters have no limit. A node may have 250
-/// pods. The kernel allocates 16 bytes for each counter in advance.
+/// Maximum addresses of each family whose counters fit into the set of counters. Counters beyond the set have no limit.
+/// A node may have 250 pods. The kernel allocates 16 bytes for each counter in advance.
 const ADDRESSES_MAX: u32 = 256;
 /// Minimum size of the sets of counters and rates, for nodes with more pods.
 const SET_MIN: u32 = 4096;
@@ -52,16 +52,16 @@ const SET_MIN: u32 = 4096;
 const LINK_LOCAL_MAX: u32 = 256;
 /// Link-local addresses: `fe80::/10`.
 const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
-/// Seconds after which the kernel forgets a closed TCP connection (`nf_conntrack_tcp_timeout_time_wait` as the node sets
-/// it), and a datagram with its answer.
+/// Seconds after which the kernel forgets a closed TCP connection (`nf_conntrack_tcp_timeout_time_wait` as the node
+/// sets it), or one datagram and its reply.
 const EXPIRY: u32 = 30;
 /// Time after which the kernel removes the rate of an idle address. It is longer than the time in which a spent burst
 /// is restored.
 const RATED: Duration = Duration::from_secs(60);
 /// Maximum counters that are paused.
 const PAUSED_MAX: u32 = 8192;
-/// Time in which a full counter takes no connection. Without this pause each further packet would take memory of the
-/// kernel, which counts a packet before it compares the count with the limit.
+/// Time in which a full counter accepts no connection. The kernel counts a packet before it compares the count with the
+/// limit. So without this pause, each further packet would take kernel memory.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Maximum connections that the kernel tracks.
 const TRACKED: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -102,11 +102,11 @@ struct Limits {
     is_rated: bool,
 }
 
-/// Connections that are counted by address and number of the counter.
+/// The parameters of one set of counters. Each address has several numbered counters.
 struct Counted<'a> {
-    /// End of the names of its sets and its chain.
+    /// Suffix of the names of the sets and the chain.
     suffix: &'a str,
-    /// Matches the first packet of a connection, and loads its counter.
+    /// Matches the first packet of a connection, and loads the key of its counter.
     counter: Rule,
     key: (u32, u32),
     /// Maximum connections of a counter.

@@ -1,7 +1,7 @@
 //! Removal of conntrack entries of datagrams to host ports.
 //!
-//! A client that keeps sending by UDP would reach a removed pod, or the next pod with its address. A client that sent
-//! before the port existed would never reach the pod.
+//! Without the removal, a client that keeps sending UDP packets would reach a removed pod, or the next pod with its
+//! address. A client that sent packets before the port existed would never reach the pod.
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -55,15 +55,16 @@ fn is_mapped_by(flow: &Flow, port: &Mapping, here: &mut LocalAddresses) -> bool 
 // === impl LocalAddresses ===
 
 impl LocalAddresses {
-    /// Whether the kernel delivers packets to the address to this machine, as the rules of ports ask it (`fib daddr type
-    /// local`). A bind to the address would not tell it: with the sysctl `ip_nonlocal_bind` it succeeds for any address.
+    /// Whether the kernel delivers packets to the address to this machine. The rules of host ports use the same check
+    /// (`fib daddr type local`). A bind to the address is no check: with the sysctl `ip_nonlocal_bind` it succeeds for
+    /// any address.
     fn has(&mut self, address: IpAddr) -> bool {
         if let Some(known) = self.known.get(&address) {
             return *known;
         }
-        // Without an answer all addresses count: a pod must not get datagrams to a former target of the port.
+        // Without an answer, the address counts as local: a pod must not get datagrams to a former target of the port.
         let is_local = self.ask(address).unwrap_or_else(|_failed| {
-            // The next answer of this socket may belong to this address.
+            // A late answer on this socket could be taken for the answer to the next request.
             self.socket = None;
             true
         });
@@ -106,7 +107,7 @@ mod tests {
     fn only_addresses_of_this_machine_are_local_also_with_nonlocal_binds() {
         in_new_namespace(|| {
             for family in ["ipv4", "ipv6"] {
-                // Of the network namespace of this thread.
+                // This sysctl belongs to the network namespace of the thread.
                 std::fs::write(format!("/proc/sys/net/{family}/ip_nonlocal_bind"), "1").unwrap();
             }
             ip("link set lo up");

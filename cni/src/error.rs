@@ -86,7 +86,7 @@ pub enum Error {
     UnsupportedField {
         /// The field, with the path to it.
         field: String,
-        /// Its value as JSON.
+        /// The value of the field as JSON.
         value: String,
     },
     /// An unknown version of the CNI specification.
@@ -106,7 +106,7 @@ pub enum Error {
     /// A missing or invalid environment variable of a plugin.
     #[error("{variable} {reason}")]
     Environment {
-        /// Its name.
+        /// The variable's name.
         variable: &'static str,
         /// The reason.
         reason: String,
@@ -134,7 +134,7 @@ pub enum Error {
     /// No executable exists for a plugin type.
     #[error("cannot find the plugin {kind} in {}", path.iter().map(|p| p.display().to_string()).collect::<Vec<_>>().join(":"))]
     NoPlugin {
-        /// Its type.
+        /// The plugin's type.
         kind: String,
         /// The searched directories.
         path: Vec<PathBuf>,
@@ -142,7 +142,7 @@ pub enum Error {
     /// A plugin returned an error.
     #[error("plugin {kind}: {message}{} (code {code})", if details.is_empty() { String::new() } else { format!("; {details}") })]
     Plugin {
-        /// Its type.
+        /// The plugin's type.
         kind: String,
         /// The error code of the CNI specification. Codes of plugins begin at 100.
         code: u32,
@@ -154,13 +154,13 @@ pub enum Error {
     /// A plugin could not be run, or did not end.
     #[error("cannot run plugin {kind}")]
     Run {
-        /// Its type.
+        /// The plugin's type.
         kind: String,
         /// The error of the system call.
         #[source]
         source: io::Error,
     },
-    /// An interface of the bridge's name exists and is not a bridge.
+    /// An interface with the bridge's name exists and is not a bridge.
     #[error("an interface named {name} exists and is not a bridge")]
     ForeignInterface {
         /// The interface's name.
@@ -183,7 +183,7 @@ pub enum Error {
     NameInUse {
         /// The kind of object.
         what: &'static str,
-        /// Its name.
+        /// The object's name.
         name: String,
         /// The setting for another name.
         setting: &'static str,
@@ -229,7 +229,7 @@ pub enum Error {
     /// A network namespace could not be opened or entered.
     #[error("cannot enter the network namespace {}", path.display())]
     Namespace {
-        /// Its path.
+        /// The namespace's path.
         path: PathBuf,
         /// The error of the system call.
         #[source]
@@ -238,7 +238,7 @@ pub enum Error {
     /// The sandbox's namespace is the plugin's own.
     #[error("{} is the plugin's own network namespace, not that of a sandbox", path.display())]
     OwnNamespace {
-        /// Its path.
+        /// The namespace's path.
         path: PathBuf,
     },
     /// A netlink socket could not be opened or used.
@@ -297,7 +297,7 @@ impl Error {
         Self::InvalidField { field: field.to_owned(), reason: reason.into() }
     }
 
-    /// The code of the CNI specification (section 5, "Error"); ours begin at 100.
+    /// The code of the CNI specification (section 5, "Error"). Coracle's own codes begin at 100.
     #[must_use]
     pub fn code(&self) -> u32 {
         match self {

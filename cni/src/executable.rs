@@ -1,5 +1,5 @@
-//! Our own plugins as executables: environment and standard input in, a result or an error object out (section 2 of
-//! the specification).
+//! Our own plugins as executables. The input is the environment and standard input. The output is a result or an error
+//! object (section 2 of the specification).
 
 use std::io::{Read, Write};
 use std::path::PathBuf;
@@ -27,7 +27,7 @@ use crate::spec::{Command, Version, is_identifier, is_interface_name};
 struct OwnOptions {
     /// The nftables table of the executables. The node has another table.
     table: String,
-    /// Directory of claims. It ends with the boot, like the table.
+    /// Directory of claims. Like the table, it must be lost at a reboot.
     state_dir: PathBuf,
 }
 

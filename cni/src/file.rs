@@ -19,8 +19,9 @@ pub(crate) fn remove_file(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Writes a temporary file, prepares it, and renames it to its path: a reader sees the whole content or the old one. A
-/// failed write leaves no temporary file: on a full disk it would occupy the space that other writes need.
+/// Writes a temporary file, prepares it, and renames it to its path. So a reader sees either the old or the complete
+/// new content. A failed write leaves no temporary file: on a full disk it would occupy the space that other writes
+/// need.
 pub(crate) fn replace(
     path: &Path,
     text: &[u8],

@@ -1,9 +1,9 @@
 //! Firewall claims of attachments, one file each, and the nftables table that is derived from them. A table that was
 //! flushed or changed by another program can be rebuilt at any time.
 //!
-//! Several processes may share a directory (plugin executables). A lock admits one at a time. Each process reads the
-//! files of the others, and detects whether another process was killed after it wrote a claim and before it updated the
-//! table. A single process (the node) keeps all claims in memory.
+//! Several processes may share a directory (plugin executables). Only one process at a time can hold the lock. Each
+//! process reads the files of the others. It detects whether another process was killed between the write of a claim
+//! and the update of the table. A single process (the node) keeps all claims in memory.
 
 mod claim;
 mod index;
@@ -52,8 +52,8 @@ struct State {
     redirected: BTreeSet<Mapping>,
     /// Keys of removed claims whose files still exist. Another process would read these files as claims.
     gone: BTreeSet<String>,
-    /// Opened at first use, because most requests to plugins need no nftables. To close the socket, the kernel waits
-    /// until everything that any process has removed from nftables is freed.
+    /// Opened at first use, because most requests to plugins need no nftables. Closing the socket takes time: the
+    /// kernel first frees everything that any process has removed from nftables.
     channel: Option<Channel>,
 }
 

@@ -239,8 +239,8 @@ impl Ipam {
         Ok(())
     }
 
-    /// Frees the addresses of the attachment. If the result of its ADD has an address of each set, these are all of its
-    /// addresses. Otherwise the directory of addresses is searched.
+    /// Frees the addresses of the attachment. If the result of its ADD has an address of each set, the attachment has
+    /// no other addresses. Otherwise the directory of addresses is searched.
     fn del(&self, request: &Request, owner: &Owner, attachments: Option<&Cache>) -> Result<(), Error> {
         let Some(mut store) = Store::existing(&self.dir)? else { return Ok(()) };
         let is_complete = |attachments: &&Cache| attachments.is_complete(&self.dir, store.version());

@@ -86,8 +86,9 @@ pub(crate) struct Pair<'a> {
     pub(crate) bridge: u32,
     pub(crate) mtu: Option<u32>,
     pub(crate) mac: [u8; 6],
-    /// Hardware address of the end on the host. `None`: a random one. With the bridge's own address the bridge needs no
-    /// entry for the port, and visits no such entries for each new port.
+    /// Hardware address of the end on the host. `None` selects a random address. With the bridge's own address, the
+    /// bridge needs no entry for the port. With other addresses, the kernel visits the entries of all ports for each new
+    /// port.
     pub(crate) host_mac: Option<[u8; 6]>,
     /// Whether the end on the host is set up at once. Otherwise [`inside::Setup`] does it.
     pub(crate) is_up: bool,
@@ -151,7 +152,7 @@ impl Links {
         sysctl::no_router_advertisements(name)?;
         let mut change = LinkUnspec::new_with_index(link.index);
         if wanted.ours && is_new {
-            // In the same message as `up`: a bridge that is down and not marked is still being made.
+            // The alias is in the same message as `up`: a bridge that is down and not marked is still being made.
             change = change.alias(OURS);
         }
         if let Some(mtu) = mtu {
@@ -184,7 +185,8 @@ impl Links {
 
     /// Makes the bridge. Returns it, and whether this call made it: another process may have made it first.
     async fn make_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
-        // A fixed address: otherwise the bridge has the lowest address of its ports, and changes it with them.
+        // The address is fixed. Otherwise the bridge would have the lowest address of its ports, and the address would
+        // change with the ports.
         let mut message = LinkBridge::new(name).address(random_mac().to_vec()).down();
         if let Some(mtu) = wanted.mtu {
             message = message.mtu(mtu);

@@ -34,7 +34,7 @@ pub struct Listener {
     pub address: IpAddr,
     /// The port.
     pub port: u16,
-    /// The socket's inode, as links in `/proc/<pid>/fd` name it; 0 for a socket of the kernel's.
+    /// The socket's inode, as links in `/proc/<pid>/fd` name it; 0 for a socket of the kernel.
     pub inode: u32,
     /// Whether the socket is an IPv6 socket that does not accept IPv4.
     pub v6_only: bool,

@@ -1,10 +1,10 @@
 //! Locks of names in a network namespace: bridge, nftables table, route protocol number.
 //!
 //! Two networks with the same bridge or table, or two overlays with the same route protocol number, would remove each
-//! other's objects. Each name is a file lock in a directory of root; the file's name contains the inode of the network
-//! namespace. Abstract sockets have the same scope, but a process in a pod with the node's network can bind them, too.
-//! The kernel releases the lock of a process that ends. Plugin executables take no lock: they remove only objects of
-//! their own attachment.
+//! other's objects. Each name is a file lock in a directory that belongs to root. The file's name contains the inode of
+//! the network namespace. Abstract sockets have the same scope, but a process in a pod with the node's network can bind
+//! them, too. The kernel releases the lock of a process that ends. Plugin executables take no lock: they remove only
+//! objects of their own attachment.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, ErrorKind};

@@ -37,7 +37,7 @@ impl Netns {
         Ok(Self { file, path: path.to_owned() })
     }
 
-    /// Its inode: unique as long as the namespace exists.
+    /// The namespace's inode, which is unique as long as the namespace exists.
     pub(crate) fn id(&self) -> Option<u64> {
         use std::os::unix::fs::MetadataExt;
         self.file.metadata().ok().map(|meta| meta.ino())
@@ -48,7 +48,7 @@ impl Netns {
         self.file.as_raw_fd()
     }
 
-    /// Moves the calling thread into the namespace, permanently. For threads that end with their work there.
+    /// Moves the calling thread into the namespace, permanently. The thread must end after its work there.
     pub(crate) fn enter(&self) -> io::Result<()> {
         Ok(setns(&self.file, CloneFlags::CLONE_NEWNET)?)
     }
@@ -89,7 +89,7 @@ impl Netns {
     }
 }
 
-/// Moves the calling thread to the namespace of the process, so that the thread does not keep the visited namespace
+/// Moves the calling thread to the namespace of the process. Otherwise the thread would keep the visited namespace
 /// alive while it waits for work. `Break` if it cannot be moved: then the thread must end.
 fn leave() -> ControlFlow<()> {
     static HOME: OnceLock<File> = OnceLock::new();

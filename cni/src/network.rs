@@ -71,10 +71,10 @@ pub struct NetworkConfig {
 pub struct Attachment {
     /// ID of the sandbox: the key for [`Network::del`].
     pub id: String,
-    /// Its network namespace, for example `/proc/42/ns/net`.
+    /// The sandbox's network namespace, for example `/proc/42/ns/net`.
     pub netns: PathBuf,
-    /// The process of this path. [`Network::reconcile`] does not adopt the sandbox after its end. `None` if the path
-    /// belongs to no process.
+    /// The process to which this path belongs. After the process has ended, [`Network::reconcile`] does not adopt the
+    /// sandbox. `None` if the path belongs to no process.
     pub process: Option<NamespaceProcess>,
     /// Name of the interface to make inside, `eth0`.
     pub ifname: String,
@@ -90,11 +90,11 @@ pub struct Attachment {
 /// The result of an ADD.
 #[derive(Debug, Clone)]
 pub struct Attached {
-    /// The addresses of its interface with the prefix of the pod network.
+    /// The addresses of the sandbox's interface with the prefix of the pod network.
     pub addresses: Vec<IpNetwork>,
     /// Gateways, one for each address that has one.
     pub gateways: Vec<IpAddr>,
-    /// Hardware address of its interface. Empty if the plugins do not report it.
+    /// Hardware address of the sandbox's interface. Empty if the plugins do not report it.
     pub mac: String,
     /// Interfaces of the host that its plugins made or used.
     pub host_interfaces: Vec<String>,
@@ -111,7 +111,7 @@ struct Inner {
     host: Arc<Host>,
     executables: Executables,
     cache: Arc<Cache>,
-    /// ADD and DEL hold it for reading, GC for writing: GC may free resources of an ADD or DEL in progress. With
+    /// ADD and DEL hold this lock for reading, GC for writing: GC may free resources of an ADD or DEL in progress. With
     /// executables, ADD and DEL hold it only until the attachment is recorded, so that a plugin that hangs blocks
     /// nothing else.
     state: RwLock<State>,
@@ -166,8 +166,8 @@ impl Drop for Inner {
 // === impl NetworkConfig ===
 
 impl NetworkConfig {
-    /// The configuration of the default network alone: no configuration lists, no plugins that are not our own, the
-    /// kernel's MTU. Pods may send from their own addresses only.
+    /// The configuration of the default network alone: no configuration lists, only our own plugins, the kernel's MTU.
+    /// Pods may send from their own addresses only.
     #[must_use]
     pub fn of_default_network(state_dir: PathBuf, root_dir: PathBuf, bridge: &str, table: &str) -> Self {
         Self {
@@ -208,7 +208,7 @@ impl Network {
         let host = Host::in_own_namespace(firewall, guard, Some(Arc::clone(&cache)))?;
         let host = Arc::new(host.limiting(ConnectionLimit::beside(&config.table)));
         let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT, lead: true };
-        // Packets to pods of other nodes are not masqueraded, also before the other nodes are known again.
+        // Packets to pods of other nodes are not masqueraded, even before this process knows the other nodes.
         let state = State { unmasqueraded: default::unmasqueraded(&host.firewall), ..State::default() };
         let keeper = tokio::spawn(firewall_repair::keep(Arc::downgrade(&host), events)).abort_handle();
         let network = Self {
@@ -358,7 +358,8 @@ impl Network {
             if list.is_in_process() || recording.is_some() {
                 return Ok(CurrentList { list, state, recording });
             }
-            // GC may take long, and needs the state to end. The list may change in the meantime.
+            // GC may take long, and it needs the lock of the state before it can end. The list may change in the
+            // meantime.
             drop(state);
             recording = Some(inner.gc_lock.record().await);
         }
@@ -397,8 +398,8 @@ impl Network {
     }
 
     /// Removes the sandbox's network like [`del`](Self::del). If all plugins are our own, it returns when the host
-    /// ports are free. The kernel removes the interface with the namespace, many at once; a sweep a moment later
-    /// removes interfaces that still exist, and frees the addresses. Must be called when the namespace ends.
+    /// ports are free. The kernel removes the interface with the namespace. A sweep a moment later removes interfaces
+    /// that still exist, and frees the addresses. Must be called when the namespace ends.
     ///
     /// # Errors
     /// When a record cannot be written, or the kernel or a plugin fails. The call can be repeated.
@@ -408,7 +409,7 @@ impl Network {
         if !entry.list.is_in_process() {
             return self.del(id).await;
         }
-        // From here on GC does not restore its host ports.
+        // From here on, GC does not restore the host ports of the sandbox.
         inner.cache.mark_releasing(id);
         inner.host.firewall.remove_sandbox(id)?;
         coracle_fault::point("network.released");
@@ -429,7 +430,7 @@ impl Network {
 
     async fn release_attachment(&self, entry: &Entry) -> Result<(), Error> {
         let shared = self.inner.state.read().await;
-        // From here on GC restores nothing of it.
+        // From here on, GC restores no resource of the sandbox.
         self.inner.cache.mark_releasing(&entry.at.container_id);
         let _shared = entry.list.is_in_process().then_some(shared);
         self.delete_attachment(entry).await

@@ -8,7 +8,7 @@
 //! ```text
 //! prerouting, output ─ to an address of this machine ─► hostports ─ map ─► DNAT to a pod
 //!   (only while there are host ports)                             ─► conditional ─► DNAT to a pod
-//! postrouting ─ from a network to beyond it and its set ─► masquerade
+//! postrouting ─ from a network, not to it or its exceptions ─► masquerade
 //!             ─ from a pod to its network by a host port ─► masquerade (else the reply bypasses the translation)
 //!             ─ from 127.0.0.0/8 by a host port          ─► masquerade
 //! forward     ─ from one isolated bridge to another      ─► drop
@@ -118,15 +118,15 @@ pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
     table.rule("hostports", &Rule::default().jump(CONDITIONAL));
     table.entrances(&Entrances { ports: [false, plan.has_ports()], served });
     if !plan.has_masquerading_rules() {
-        // Otherwise `turn` writes all rules of the chain.
+        // If the plan has masquerading rules, `turn` writes all rules of the chain.
         table.postrouting_rules(plan);
     }
     table.turn(&Plan::default(), plan);
     table.0.finish()
 }
 
-/// The transaction that changes the table from `present` to `wanted`. Both may be without the same elements, and without
-/// all rules if none of them changes.
+/// The transaction that changes the table from `present` to `wanted`. Both plans may omit unchanged elements. They may
+/// omit all rules if no rule changes.
 pub(crate) fn change(table: &str, present: &Plan, wanted: &Plan, entrances: &Entrances<'_>) -> Batch {
     let mut table = Table(Transaction::new(table));
     table.turn(present, wanted);
@@ -545,7 +545,8 @@ mod tests {
         };
         let (none, one, other) = (except(&[]), except(&["10.1.0.0/24"]), except(&["10.2.0.0/24"]));
         assert_eq!(length(&one, &other).0, 3);
-        // The rules of the chain, its removal, and the set with its element or its removal.
+        // The first number counts the chain's rules, the chain's removal, and the set with its element. The second
+        // number counts the rules and both removals.
         assert_eq!((length(&none, &one).0, length(&one, &none).0), (9, 8));
     }
 

@@ -90,20 +90,20 @@ impl OverlayConfig {
 /// This node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Local {
-    /// The ranges of its pods, at most one of each family.
+    /// The ranges of the node's pods, at most one of each family.
     pub cidrs: Vec<IpNetwork>,
-    /// Its addresses for other nodes, at most one of each family.
+    /// The node's addresses for other nodes, at most one of each family.
     pub addresses: Vec<IpAddr>,
 }
 
 /// Another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Peer {
-    /// The ranges of its pods.
+    /// The ranges of the peer's pods.
     pub cidrs: Vec<IpNetwork>,
-    /// Its backend.
+    /// The peer's backend.
     pub kind: PeerKind,
-    /// Its addresses, at most one of each family.
+    /// The peer's addresses, at most one of each family.
     pub ends: Vec<End>,
     /// Whether the node's bridge has the second address of each range even without pods, as on nodes of Coracle.
     pub bridged: bool,
@@ -114,7 +114,7 @@ pub struct Peer {
 pub struct End {
     /// The address.
     pub ip: IpAddr,
-    /// VNI and hardware address of its VXLAN interface.
+    /// VNI and hardware address of the peer's VXLAN interface.
     pub vtep: Option<(u32, Mac)>,
 }
 
@@ -254,8 +254,8 @@ impl Overlay {
         (kind, addresses.iter().map(end).collect())
     }
 
-    /// Changes the kernel's tables to those for these peers. `narrow` has the path MTU of peers to which full packets
-    /// do not pass, in bytes. A repeated call repairs the tables.
+    /// Changes the kernel's tables to those for these peers. `narrow` has the path MTU in bytes of each peer to which
+    /// full packets do not pass. A repeated call repairs the tables.
     ///
     /// # Errors
     /// When no interface has an address of the node, a foreign interface has the overlay's name or VNI, or the kernel
@@ -267,7 +267,7 @@ impl Overlay {
         narrow: &BTreeMap<String, u32>,
     ) -> Result<Applied, OverlayError> {
         let made = self.make_all(local, peers, narrow);
-        // Notifications are read even after a failure: one of them reports when the cause is removed.
+        // Notifications are read even after a failure: one of them reports when the cause of the failure is gone.
         self.monitor.listen_to(self.kernel.watched())?;
         let mut applied = made?;
         let uplinks = self.plan.uplinks();

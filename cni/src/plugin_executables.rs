@@ -1,4 +1,5 @@
-//! Execution of plugins: environment and standard input in, a result or an error object out.
+//! Runs plugin executables. Their input is the environment and standard input. Their output is a result or an error
+//! object.
 
 use std::io;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -78,7 +79,8 @@ impl Executables {
         let failed = |source| Error::Run { kind: kind.to_owned(), source };
         let input = serde_json::to_vec(&request.conf).map_err(|error| failed(error.into()))?;
         let mut child = self.start_when_written(&program, request).await.map_err(failed)?;
-        // Dropped before the child: until then the number of the process group cannot be reused.
+        // The group is dropped before the child. Until the child is dropped, the number of the process group cannot be
+        // reused.
         let group = self.lead.then(|| ProcessGroup::of(&child));
         let Ok(output) = tokio::time::timeout(self.timeout, exchange(&mut child, &input)).await else {
             let reason = format!("it did not end within {} s and was killed", self.timeout.as_secs());
@@ -103,8 +105,8 @@ impl Executables {
         answer(request, &output.stdout)
     }
 
-    /// Waits while the executable is open for writing (ETXTBSY). It is being replaced, or a process that forked in the
-    /// meantime still has the descriptor. As in libcni.
+    /// Starts the executable. While the file is open for writing (ETXTBSY), the start is retried, as in libcni: the
+    /// file is being replaced, or a process that forked in the meantime still has the descriptor.
     async fn start_when_written(&self, program: &Path, request: &Request) -> io::Result<Child> {
         let busy = |error: &io::Error| error.kind() == io::ErrorKind::ExecutableFileBusy;
         for _ in 0..BUSY_TRIES {

@@ -7,7 +7,7 @@ use tokio::process::Child;
 /// The process group of a running program. Dropping it kills the program and its descendants, which would otherwise
 /// continue after the kill of the program.
 ///
-/// It must be dropped before the [`Child`]: until then the number of the group cannot be reused.
+/// It must be dropped before the [`Child`]: until the child is dropped, the number of the group cannot be reused.
 #[derive(Debug)]
 pub struct ProcessGroup(Option<Pid>);
 

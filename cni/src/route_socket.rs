@@ -33,7 +33,7 @@ impl RouteSocket {
         socket.bind_auto()?;
         // Without this option the kernel ignores the filters of dumps.
         socket.set_netlink_get_strict_chk(true)?;
-        // Errors without a copy of the request.
+        // With this option, errors contain no copy of the request.
         socket.set_cap_ack(true)?;
         Ok(Self { socket, sequence: 0, buffer: Vec::with_capacity(MAX_ANSWER) })
     }

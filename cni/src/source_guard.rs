@@ -42,7 +42,7 @@ const MEASURED: Duration = Duration::from_secs(60);
 /// Types of the nft tool: interface name and Ethernet address.
 const IFNAME: u32 = 41;
 const ETHER_ADDR: u32 = 9;
-/// Before `br_netfilter` and all filters of other programs.
+/// Priority of the chain: before `br_netfilter` and all filters of other programs.
 const PRIORITY: i32 = -310;
 /// Number of registers of an interface name, and of a hardware address.
 const NAME_REGISTERS: u32 = 4;
@@ -283,7 +283,7 @@ const SOURCE_V4: (Header, u32, u32) = (Header::Network, 12, 4);
 const SOURCE_V6: (Header, u32, u32) = (Header::Network, 8, 16);
 const SENDER_V4: (Header, u32, u32) = (Header::Network, 14, 4);
 const TARGET_V6: (Header, u32, u32) = (Header::Transport, 8, 16);
-// The destination of the packet that an error of ICMP is about. Its header follows eight bytes.
+// The destination of the packet that an ICMP error reports. The header of that packet follows eight bytes.
 const ABOUT_V4: (Header, u32, u32) = (Header::Transport, 8 + 16, 4);
 const ABOUT_V6: (Header, u32, u32) = (Header::Transport, 8 + 24, 16);
 // Protocols.
@@ -355,17 +355,18 @@ fn rules() -> [Rule; 14] {
     ]
 }
 
-/// Rules for errors of ICMP: a pod may report only packets that were sent to it. Otherwise it could end or slow down
-/// connections of others, for example queries of the node's DNS server, because the kernel looks up the connection by
-/// the reported packet alone. A fragment that is too short for this packet's header is dropped.
+/// Rules for errors of ICMP: a pod may report only packets that were sent to it. The kernel looks up the connection by
+/// the reported packet alone. So a pod could otherwise end or slow down connections of others, for example queries of
+/// the node's DNS server. A fragment that is too short for the header of the reported packet is dropped.
 fn rules_of_errors(addresses: &str, about: (Header, u32, u32)) -> [Rule; 2] {
     let own = key(Rule::default(), SOURCE, about).in_set(addresses);
     [own.verdict(&Verdict::Return), Rule::default().drop()]
 }
 
 /// Rules for IPv6 packets without a source address. Only duplicate address detection and reports of multicast listeners
-/// need them. No rule for the addresses of pods, such as a network policy, would match other packets. A probe for an
-/// address of another interface would make this interface give up the address.
+/// need such packets. Others are dropped, because rules for the addresses of pods, such as a network policy, do not
+/// match them. A probe for an address makes any other interface give up this address, so a pod may probe only its own
+/// addresses.
 fn rules_without_address() -> [Rule; 5] {
     let own = |kind: u8| key(icmp(kind), SOURCE, SOURCE_V6).in_set(V6).accept();
     [

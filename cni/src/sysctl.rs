@@ -157,8 +157,8 @@ fn advertised_interfaces(routes: &str) -> BTreeSet<&str> {
 }
 
 /// Sets whether processes of the node can reach host ports at 127.0.0.1. Such packets leave through the interface with
-/// a loopback source, which is masqueraded later. The sysctl also accepts packets that arrive for 127.0.0.1, so the
-/// rules against these must exist before. An absent interface is not an error.
+/// a loopback source, which is masqueraded later. With this sysctl the kernel also accepts packets that arrive for
+/// 127.0.0.1. So the rules that drop these packets must exist before. An absent interface is not an error.
 pub(crate) fn route_localnet(interface: &str, on: bool) -> Result<(), Error> {
     let path = format!("/proc/sys/net/ipv4/conf/{interface}/route_localnet");
     unless_absent(ensure(&path, if on { "1" } else { "0" }))
@@ -188,9 +188,9 @@ pub(crate) fn no_router_advertisements(interface: &str) -> Result<(), Error> {
 }
 
 /// Disables IPv6 on a port of a bridge. Only the bridge has addresses. With IPv6 each port adds routes and addresses to
-/// the kernel's tables. The kernel walks them whenever a port goes down, so the cost of a pod grows with the number of
-/// pods. It also implies that the port accepts no router advertisements. Must be called before packets can arrive. A
-/// kernel without IPv6 is not an error.
+/// the kernel's tables. The kernel walks these tables whenever a port goes down, so the cost of a pod grows with the
+/// number of pods. Without IPv6 the port also accepts no router advertisements. Must be called before packets can
+/// arrive. A kernel without IPv6 is not an error.
 pub(crate) fn no_ipv6(port: &str) -> Result<(), Error> {
     let path = format!("/proc/sys/net/ipv6/conf/{port}/disable_ipv6");
     // A new port usually has IPv6, so the setting is not read first. A write of the same value does nothing.

@@ -41,9 +41,9 @@ pub struct HostNetwork {
 pub struct VirtualHost {
     /// Path at which its network namespace is mounted.
     pub namespace: PathBuf,
-    /// Name of its port of the bridge.
+    /// Name of the host's port of the bridge.
     pub port: String,
-    /// Its addresses, with the prefix lengths of the network.
+    /// The host's addresses, with the prefix lengths of the network.
     pub addresses: Vec<IpNetwork>,
 }
 
@@ -144,7 +144,7 @@ impl VirtualHost {
         Netns::open(&self.namespace)?.run(work)
     }
 
-    /// Inode number of its namespace, which links in `/proc/PID/ns` show. None without a namespace.
+    /// Inode number of the host's namespace, which links in `/proc/PID/ns` show. None without a namespace.
     #[must_use]
     pub fn namespace_id(&self) -> Option<u64> {
         Netns::open(&self.namespace).ok()?;
@@ -152,7 +152,7 @@ impl VirtualHost {
     }
 }
 
-/// Runs `work` on a new thread in a network namespace that ends with it.
+/// Runs `work` on a new thread in a new network namespace. The namespace ends with the thread.
 ///
 /// # Errors
 /// When the namespace cannot be made.

@@ -48,7 +48,7 @@ impl Deref for Pod {
     }
 }
 
-/// `check_sources` says whether the filter of sources is on, which hides the other defences.
+/// With `check_sources` the filter of sources is on. This filter hides the other defences.
 fn on_a_node(check_sources: bool, test: impl AsyncFnOnce(Network, Pod) + Send + 'static) {
     in_new_namespace_async(async move || {
         ip("link set lo up");
@@ -200,8 +200,8 @@ fn error6(from: [u8; 6], kind: u8, source: Ipv6Addr, about: Ipv6Addr) -> Vec<u8>
     [&mac_of(BRIDGE)[..], &from, &[0x86, 0xdd], &header, &message].concat()
 }
 
-/// Binds a socket. A process that another test starts inherits the sockets of this process until its execve, so that a
-/// closed one may still be bound.
+/// Binds a socket, and retries while the address is in use. A process that another test starts inherits the sockets of
+/// this process until its execve. So the address of a closed socket may still be in use.
 fn bound(at: &str) -> UdpSocket {
     eventually("the address is free", 20, || UdpSocket::bind(at).ok())
 }
@@ -278,7 +278,7 @@ fn a_pod_does_not_reach_ports_of_the_nodes_loopback() {
         };
         let port =
             PortMapping { host_ip: None, host_port: 8080, container_port: 80, protocol: Protocol::Udp };
-        // Without a host port the kernel drops such packets; with a host port the firewall's rules must do it.
+        // Without a host port the kernel drops such packets. With a host port the firewall's rules must drop them.
         for ports in [Vec::new(), vec![port]] {
             let has_port = !ports.is_empty();
             add(&network, &pod, ports).await;
@@ -381,7 +381,7 @@ fn claimed_by(mac: [u8; 6]) -> usize {
     neighbours(mac).lines().filter(|line| !line.starts_with("10.99.0.2 ")).count()
 }
 
-/// Entries of the node's neighbour table, so that an accepted frame changes them.
+/// Adds entries to the node's neighbour tables. An accepted frame changes them.
 fn add_victims() {
     ip("addr add fd99::1/64 dev coracle0 nodad");
     for address in ["10.99.0.77", "fd99::77"] {
@@ -533,8 +533,8 @@ fn a_pod_sends_no_packets_past_the_rules_of_sources() {
     });
 }
 
-/// No rule for the addresses of pods matches such packets. A probe for an address makes an interface that is about to
-/// use it give it up.
+/// Rules for the addresses of pods do not match packets without a source address. A probe for an address makes another
+/// interface that is about to use this address give it up.
 #[test]
 fn a_pod_sends_only_probes_for_its_own_addresses_without_a_source_address() {
     const FRAMES: u64 = 100;
@@ -648,7 +648,8 @@ fn a_pod_reports_icmpv6_errors_of_its_own_packets_only() {
     });
 }
 
-/// A bridge takes a frame to such an address before the hook of the rules of sources, and learns from it.
+/// A port receives frames to link-local protocols before the hook of the rules of sources. With learning, the bridge
+/// would learn their source addresses.
 #[test]
 fn a_pod_does_not_take_over_the_entry_of_another_pod() {
     on_a_node(true, async |network, pod| {

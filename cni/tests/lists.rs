@@ -239,7 +239,7 @@ fn macvlan_of_the_reference_gets_its_addresses_from_ours() {
     on_a_host(async |host| {
         run("ip", &["link", "add", "up0", "type", "veth", "peer", "name", "up1"]);
         run("ip", &["link", "set", "up0", "up"]);
-        // As an executable would: our host-local by its link, independent of the binary's path.
+        // macvlan and the host-local that it calls are executables of the reference.
         host.configure(&json!({"cniVersion": "0.4.0", "name": "mac", "type": "macvlan", "master": "up0",
             "ipam": ipam(&host, &json!([[{"subnet": "10.78.0.0/24"}]]))}));
         let network = host.open().await;
@@ -421,7 +421,7 @@ fn script(host: &Host, name: &str, text: &str) {
 #[test]
 fn requested_addresses_reach_the_plugins_and_must_be_assigned() {
     on_a_host(async |host| {
-        // An interface with this address, whatever the request contains.
+        // The plugin always returns this interface and address, independent of the request.
         let answer = json!({"cniVersion": "1.0.0", "ips": [{"address": "10.86.0.9/24", "interface": 0}],
             "interfaces": [{"name": "eth0", "mac": "0a:00:00:00:00:01", "sandbox": "/x"}]});
         let record = host.path("configuration");
@@ -599,7 +599,7 @@ fn an_executable_that_hangs_blocks_nothing_else() {
             network.del("b1").await.unwrap();
             std::fs::write(format!("{}.go", log.display()), "").unwrap();
         };
-        // Far less than the timeout of a plugin.
+        // This limit is far below the timeout of a plugin.
         let others = tokio::time::timeout(Duration::from_secs(40), others);
         let (added, others) = tokio::join!(network.add(&hanging), others);
         others.expect("another call waited");
@@ -795,7 +795,7 @@ fn a_lost_firewall_is_restored_from_running_sandboxes() {
         network.add(&ports(8081)).await.unwrap();
         let both = firewall(&host);
         assert_eq!(both.1.len(), 6, "masquerading, ports and isolation of each: {both:?}");
-        // Otherwise it would repair the table itself.
+        // A running network would repair the table itself.
         drop(network);
         for lost in ["none", "firewall", ""] {
             std::fs::create_dir_all(host.path("state/none")).unwrap();
@@ -918,7 +918,7 @@ fn records_of_tuning_are_removed_with_the_attachment() {
         // Files of another network and of another program.
         std::fs::write(host.path("tuning/c1_eth0.json"), r#"{"network":"other","mtu":1500}"#).unwrap();
         std::fs::write(host.path("tuning/d1_eth0.json"), r#"{"mtu":1500}"#).unwrap();
-        // Its record is lost, so that it gets no DEL.
+        // The record of `a1` is lost, so `a1` gets no DEL.
         drop(network);
         std::fs::remove_file(host.path("state/results/a1.json")).unwrap();
         let network = host.open().await;

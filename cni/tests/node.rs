@@ -18,7 +18,8 @@ use coracle_cni::{Attachment, NamespaceProcess, Network, NetworkConfig, PortMapp
 use coracle_testing::{NamespaceThread, eventually, eventually_async, in_new_namespace_async, ip, run};
 use ipnetwork::IpNetwork;
 
-/// The kernel's random address can begin as ours do. Then an empty bridge is one that we are making.
+/// Hardware address of foreign bridges. A random address of the kernel can begin with our prefix. An empty bridge with
+/// our prefix counts as a bridge that a process of ours is making.
 const FOREIGN_MAC: &str = "02:00:00:00:00:01";
 
 /// Runs the test in a new network namespace.
@@ -434,7 +435,7 @@ fn a_second_network_with_the_same_bridge_or_table_is_refused() {
             assert_eq!(refused.to_string(), said);
             assert!(!second.exists(), "nothing was made");
         };
-        // At the same time: each waits some seconds for the end of the other process.
+        // The calls run at the same time, because each waits some seconds for the end of the other process.
         tokio::join!(
             refused(
                 "coracle0",
@@ -453,7 +454,7 @@ fn a_second_network_with_the_same_bridge_or_table_is_refused() {
         // In another network namespace the names are free.
         let elsewhere = second.clone();
         on_a_node(async move |other| drop((other, open_with(&elsewhere, "second0").await)));
-        // An agent that restarts while the previous one ends.
+        // The new network waits for the end of the previous one, as after a restart of the agent.
         let before = node.network;
         tokio::spawn(async move {
             tokio::time::sleep(Duration::from_millis(500)).await;
@@ -782,7 +783,7 @@ fn a_failed_removal_of_a_released_network_is_retried() {
             !run("ip", &["-o", "link"]).contains(&host[1])
         })
         .await;
-        // Another attempt waits for this one. It fails as well, and the record stays.
+        // This attempt waits for the running removal, which fails. The attempt also fails, and the record stays.
         node.network.del("aaaa").await.unwrap_err();
         assert!(node.dir.path().join("results/aaaa.json").exists());
         std::fs::remove_dir(&file).unwrap();

@@ -36,7 +36,7 @@ fn with_uplink() -> Overlay {
     Overlay::open(config(1, VXLAN)).unwrap()
 }
 
-/// Waits until the overlay notices a foreign change. The change `what` is named if it does not.
+/// Waits until the overlay notices a foreign change. After the timeout the panic names the change `what`.
 async fn wait_for_foreign_change(overlay: &mut Overlay, what: &impl std::fmt::Debug) {
     let change = tokio::time::timeout(LONG, overlay.foreign_change());
     change.await.unwrap_or_else(|_| panic!("not noticed: {what:?}"));
@@ -153,7 +153,7 @@ fn reaches_everything(mtu: usize) {
         assert!(echoes("10.42.1.7", "10.42.2.7", length), "IPv4, {length} bytes\n{}", ip("route"));
         assert!(echoes("fd42:0:0:1::7", "fd42:0:0:2::7", length), "IPv6, {length} bytes\n{}", ip("-6 route"));
     }
-    // From the node itself, with its default source address.
+    // The node itself sends with its default source address.
     assert!(echoes("0.0.0.0", "10.42.2.7", 100) && echoes("::", "fd42:0:0:2::7", 100));
 }
 
@@ -459,7 +459,7 @@ fn own_changes_and_those_of_pods_are_not_notified() {
         ip("neigh add 10.42.1.9 lladdr 02:00:00:00:00:09 dev vethpod nud reachable");
         ip("link del vethpod");
         let change = tokio::time::timeout(Duration::from_millis(300), overlay.foreign_change()).await;
-        // The interface of a pod may come with its own address, which has no effect.
+        // The new interface of a pod may get its own address. The notification of that address changes nothing.
         if change.is_ok() {
             assert_eq!(overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().changes, 0);
         }
@@ -504,7 +504,7 @@ fn two_overlays_in_a_network_namespace_keep_their_own_routes() {
             let why = std::error::Error::source(&refused).unwrap().to_string();
             assert!(why.contains(taken) && why.contains(setting), "{why}");
         };
-        // At the same time: each waits some seconds for the end of the other process.
+        // The calls run at the same time, because each waits some seconds for the end of the other process.
         tokio::join!(
             refused("coracle.1", "overlay interface coracle.1", "--overlay-interface"),
             refused("coracle.3", "route protocol number 67", "--overlay-route-protocol"),
@@ -530,7 +530,7 @@ fn two_overlays_in_a_network_namespace_keep_their_own_routes() {
         other.apply(&of_other, &theirs, &BTreeMap::new()).unwrap();
         let routes = |number: u8| ip(&format!("route show proto {number}")).lines().count();
         assert_eq!((routes(67), routes(68)), (3, 2));
-        // Each reads all tables, as after a start, and finds nothing to remove.
+        // Each overlay reads all tables, as after a start, and finds nothing to remove.
         let mut again = Overlay::open(config(1, VXLAN)).unwrap();
         assert_eq!(again.apply(&local(1), &peers(3), &BTreeMap::new()).unwrap().changes, 0);
         one.remove().unwrap();

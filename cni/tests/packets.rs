@@ -59,7 +59,7 @@ impl Deref for Space {
     }
 }
 
-/// A node with a pod network, an uplink, and a machine at its other end.
+/// A node with a pod network and an uplink, and a machine at the other end of the uplink.
 struct TestNetwork {
     network: Network,
     beyond: Space,
@@ -239,7 +239,7 @@ fn a_host_port_works_over_ipv6() {
         for (to, from) in [("[2001:db8::1]:8080", "2001:db8::9"), ("192.0.2.1:8080", "192.0.2.9")] {
             let to: SocketAddr = to.parse().unwrap();
             let seen = scene.beyond.within(move || {
-                // On a busy machine the kernel notices a new link's carrier late: neighbours do not answer before.
+                // On a busy machine the kernel notices a new link's carrier late. Neighbours do not answer before that.
                 let mut stream =
                     eventually("a connection", 20, || TcpStream::connect_timeout(&to, LONG).ok());
                 let mut text = String::new();
@@ -273,7 +273,7 @@ fn advertise(router: &Space, to: Ipv6Addr, seconds: u16) {
 fn a_forwarding_node_still_accepts_router_advertisements() {
     on_a_node(&["10.42.0.0/24"], async |scene: TestNetwork| {
         let by_router = || ip("-6 route show default dev up0 proto ra").contains("via fe80:");
-        // The kernel assigns it after both ends are up.
+        // The kernel assigns the address after both ends are up.
         let own: Ipv6Addr = eventually("the link-local address of the uplink", 20, || {
             let own = ip("-6 -o addr show dev up0 scope link");
             Some(own.split(" inet6 ").nth(1)?.split('/').next()?.parse().unwrap())

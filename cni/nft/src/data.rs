@@ -7,7 +7,7 @@ use crate::message::Attributes;
 /// A verdict on a packet (nft(8), "Verdict statement").
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Verdict {
-    /// The base chain's evaluation ends; chains of other tables continue.
+    /// Ends the evaluation of the base chain. Other base chains still see the packet.
     Accept,
     /// The packet is discarded.
     Drop,
@@ -19,12 +19,12 @@ pub enum Verdict {
     Goto(String),
 }
 
-/// `NFTA_DATA_VALUE`.
+/// The attribute `NFTA_DATA_VALUE` with these bytes.
 pub(crate) fn value(bytes: &[u8]) -> Attributes {
     Attributes::default().bytes(1, bytes)
 }
 
-/// `NFTA_DATA_VERDICT`.
+/// The attribute `NFTA_DATA_VERDICT` with the verdict.
 pub(crate) fn verdict_data(verdict: &Verdict) -> Attributes {
     let coded = |code: i32| Attributes::default().number(1, u32::from_ne_bytes(code.to_ne_bytes()));
     let verdict = match verdict {

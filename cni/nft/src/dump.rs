@@ -1,4 +1,4 @@
-//! Reading the sets whose elements rules add, and the counters of rules.
+//! Reads dynamic sets, whose elements come from rules, and the counters of rules.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,7 +12,7 @@ const ELEMENTS_MAX: usize = 1 << 20;
 /// `NFT_SET_EVAL`.
 const DYNAMIC: u32 = 0x20;
 
-/// The elements of the table's dynamic sets, by the set's name, with their remaining time.
+/// The elements of the table's dynamic sets with their remaining time, by the name of the set.
 ///
 /// # Errors
 /// `NotFound` if the table does not exist. Other errors if the socket fails.
@@ -42,7 +42,7 @@ pub fn dynamic_elements(channel: &mut Channel, table: &str) -> io::Result<HashMa
     Ok(all)
 }
 
-/// The number of packets that the counters in the rules of a table have counted together. `None` without a counter.
+/// The sum of the packet counters in the rules of a table. `None` if the table has no counter.
 ///
 /// # Errors
 /// When the socket fails.

@@ -184,13 +184,15 @@ impl Rule {
         self.meta(Meta::Transport, into).payload(Header::Transport, 2, 2, into + 1)
     }
 
-    /// Matches packets whose source is in the network; with `elsewhere`, those whose source is not.
+    /// Matches packets whose source is inside the network. With `elsewhere`, matches packets whose source is outside
+    /// it.
     #[must_use]
     pub fn from(self, network: IpNetwork, elsewhere: bool) -> Self {
         self.source(network.is_ipv4(), R0).within(network, elsewhere)
     }
 
-    /// Matches packets whose destination is in the network; with `elsewhere`, those whose destination is not.
+    /// Matches packets whose destination is inside the network. With `elsewhere`, matches packets whose destination is
+    /// outside it.
     #[must_use]
     pub fn to(self, network: IpNetwork, elsewhere: bool) -> Self {
         self.destination(network.is_ipv4(), R0).within(network, elsewhere)
@@ -239,8 +241,8 @@ impl Rule {
         self.state().equal(R0, &0u32.to_ne_bytes())
     }
 
-    /// Matches first packets of connections (`ct state new`, `ct status ! confirmed`). Later packets of a connection without an
-    /// answer are new, too, but confirmed.
+    /// Matches the first packet of each connection (`ct state new`, `ct status ! confirmed`). Until a reply arrives,
+    /// later packets also have the state `new`, but their connection is confirmed.
     #[must_use]
     pub fn begins_connection(self) -> Self {
         const NEW: u32 = 0x8;
@@ -287,7 +289,7 @@ impl Rule {
         self.compare(register, AT_LEAST, first).compare(register, AT_MOST, last)
     }
 
-    /// Looks up the key in the registers from `R0`, and loads the value there.
+    /// Looks up the key in the registers from `R0`, and loads the value into these registers.
     #[must_use]
     pub fn lookup(self, map: &str) -> Self {
         self.push("lookup", Attributes::default().text(1, map).number(2, R0).number(3, R0))
@@ -312,7 +314,8 @@ impl Rule {
         self.push("lookup", Attributes::default().text(1, set).number(2, R0).number(5, INVERTED))
     }
 
-    /// Looks up the key in the registers from `R0` in an anonymous map, and loads the value or executes the verdict.
+    /// Looks up the key in the registers from `R0` in an anonymous map, and loads the value into these registers or
+    /// executes the verdict.
     #[must_use]
     pub fn lookup_in(mut self, set: AnonymousMap) -> Self {
         let into = Some(if set.value.is_some() { R0 } else { VERDICT });
@@ -334,8 +337,8 @@ impl Rule {
         self.push("dynset", Attributes::default().text(1, set).number(3, UPDATE).number(4, R0))
     }
 
-    /// Matches a packet if its connection would be one more than `max` with the same key, in the registers from `R0`.
-    /// The set has an element for each key, which counts the connections (`ct count over`).
+    /// Matches a packet whose connection exceeds the limit of `max` connections with the same key. The key is in the
+    /// registers from `R0`. The set has an element for each key, which counts the connections (`ct count over`).
     #[must_use]
     pub fn more_connections_than(self, set: &str, max: u32) -> Self {
         const ADD: u32 = 0;
@@ -345,8 +348,8 @@ impl Rule {
         self.push("dynset", Attributes::default().text(1, set).number(3, ADD).number(4, R0).nest(7, count))
     }
 
-    /// Matches packets above the limit of their key, which is in the registers from `R0`: `rate` packets per second,
-    /// after a burst of `burst` packets. The set has an element for each key, which measures its packets (`limit rate
+    /// Matches packets that exceed the rate of their key: `rate` packets per second, after a burst of `burst` packets.
+    /// The key is in the registers from `R0`. The set has an element for each key, which measures the rate (`limit rate
     /// over`).
     #[must_use]
     pub fn more_packets_than(self, set: &str, rate: u64, burst: u32) -> Self {
@@ -385,7 +388,8 @@ impl Rule {
         self.push("hash", data.number(4, modulus).number(5, SEED).number(7, JENKINS))
     }
 
-    /// Translates the destination to the address in `R0` and the port in the register after it.
+    /// Translates the destination to the address in the registers from `R0`, and the port in the register after the
+    /// address.
     #[must_use]
     pub fn destination_nat(self, family: u8, address_registers: u32) -> Self {
         let data = Attributes::default().number(1, 1).number(2, u32::from(family));
@@ -453,7 +457,7 @@ impl Rule {
 // === impl AnonymousMap ===
 
 impl AnonymousMap {
-    /// A map from 0, 1, 2 and so on to the values, for a choice by a random number.
+    /// A map from the numbers 0, 1, 2 and so on to the values. A rule chooses a value by a random number.
     #[must_use]
     pub fn choice(value: Option<(u32, u32)>, values: impl IntoIterator<Item = crate::Value>) -> Self {
         /// `TYPE_INTEGER` of the nft tool.

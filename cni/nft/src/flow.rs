@@ -1,7 +1,8 @@
 //! Conntrack entries: listing, removal and marks.
 //!
-//! An entry is made by the first packet between two addresses and ports, and decides the target of all further packets
-//! until it expires. A client that keeps sending by UDP would reach a removed target, or the next one with its address.
+//! The first packet between two addresses and ports creates an entry. The entry decides the target of all further
+//! packets until it expires. Without the removal, a client that keeps sending UDP packets would reach a removed target,
+//! or a new target with the same address.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -28,7 +29,7 @@ const ID: u16 = 12;
 const ZONE: u16 = 18;
 const MARK_MASK: u16 = 21;
 const FILTER: u16 = 25;
-/// Attributes of a filter: the fields to compare of the packets in each direction.
+/// Attributes of a filter: the fields to compare in each direction.
 const ORIGINAL_FLAGS: u16 = 1;
 const REPLY_FLAGS: u16 = 2;
 
@@ -56,8 +57,8 @@ pub struct Flow {
 pub enum FlowSelector {
     /// All connections, of both address families.
     All,
-    /// Connections whose client, or whose answering end, has the address. The kernel filters the list, but goes through its
-    /// whole table: once for each end, and once more for IPv6.
+    /// Connections that begin at the address or are answered by it. The kernel filters the list, but reads its whole
+    /// table: once for each end, and once more for IPv6.
     Of(IpAddr),
 }
 
@@ -73,12 +74,12 @@ pub struct MarkCounts {
 /// Maximum number of ports that are listed separately. For more ports one list of all connections is cheaper.
 const PORTS_MAX: usize = 16;
 
-/// Deletes entries to these ports, of the protocol and address family, for which `stale` is true. For few ports, the
-/// kernel lists only the entries to them, if it supports the filter. Returns the number of listed entries.
+/// Deletes the entries of the protocol and address family to these ports, if `stale` is true for them. For few ports,
+/// the kernel lists only the entries to these ports, if it supports the filter. Returns the number of listed entries.
 ///
 /// # Errors
-/// When the kernel refuses the list; then no entry is deleted. When it refuses a deletion; then the other stale entries
-/// are still deleted, and the first error is returned.
+/// If the kernel refuses the list, no entry is deleted. If it refuses a deletion, the other stale entries are still
+/// deleted, and the first error is returned.
 pub fn delete_flows(
     channel: &mut Channel,
     is_ipv4: bool,
@@ -114,8 +115,8 @@ pub fn delete_flows(
     first.map(|()| listed)
 }
 
-/// Number of connections that the kernel tracks in the network namespace. A connection counts before its first packet
-/// enters a filter.
+/// Number of connections that the kernel tracks in the network namespace. A new connection is counted before its first
+/// packet reaches a filter.
 ///
 /// # Errors
 /// When the kernel refuses the request.
@@ -132,8 +133,8 @@ pub fn count_flows(channel: &mut Channel) -> io::Result<u32> {
 /// its mark.
 ///
 /// # Errors
-/// When the kernel refuses the list; then no connection is changed. When it refuses a change; then the other
-/// connections are still changed, and the first error is returned.
+/// If the kernel refuses the list, no connection is changed. If it refuses a change, the other connections are still
+/// changed, and the first error is returned.
 pub fn mark_flows(
     channel: &mut Channel,
     ends: FlowSelector,

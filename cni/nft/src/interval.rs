@@ -16,7 +16,7 @@ pub struct Interval {
     is_ipv4: bool,
 }
 
-/// Networks of one family as ranges that neither overlap nor touch, which the kernel requires.
+/// Converts networks of one family to ranges. The ranges neither overlap nor touch, as the kernel requires.
 #[must_use]
 pub fn intervals(networks: &[IpNetwork]) -> BTreeSet<Interval> {
     let mut all: Vec<Interval> = networks.iter().map(Interval::of).collect();

@@ -128,7 +128,7 @@ impl Attributes {
         Self { too_long: nested.too_long | inner.too_long, ..nested }
     }
 
-    /// Like [`nest`](Self::nest), with attributes that `fill` appends in place: it copies nothing.
+    /// Like [`nest`](Self::nest), but `fill` appends the attributes in place, without a copy.
     #[must_use]
     pub(crate) fn nest_with(mut self, kind: u16, fill: impl FnOnce(Self) -> Self) -> Self {
         let at = self.bytes.len();
@@ -259,8 +259,8 @@ impl Channel {
         self.port
     }
 
-    /// Sends the transaction, and reads the result: the first error, or the acknowledgement of the last message, which
-    /// the kernel sends only after the commit.
+    /// Sends the transaction and reads the result: the first error, or the acknowledgement of the last message. The
+    /// kernel sends the acknowledgement only after the commit.
     ///
     /// # Errors
     /// When the kernel rejects a part; then nothing is changed.

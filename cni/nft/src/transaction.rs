@@ -6,7 +6,7 @@ use crate::element::Element;
 use crate::expression::{AnonymousMap, Hook, Part, Rule};
 use crate::message::{Attributes, Batch, INET, Verb};
 
-/// `TYPE_IPADDR`. The nft tool prints the keys and values of a set by such a type.
+/// `TYPE_IPADDR`: the nft tool uses such types to print the keys and values of a set.
 pub const IPV4_ADDR: u32 = 7;
 /// `TYPE_IP6ADDR`.
 pub const IPV6_ADDR: u32 = 8;
@@ -19,8 +19,8 @@ pub const MARK: u32 = 19;
 /// `NFT_DATA_VERDICT`.
 const VERDICT: u32 = 0xffff_ff00;
 
-/// Size at which a list of elements is sent as one message. With one more element it is still far below the maximum
-/// size of an attribute.
+/// Size at which a list of elements is sent as one message. Even with one more element, the list is far below the
+/// maximum size of an attribute.
 const LONG_LIST: usize = 32 << 10;
 
 /// The nft tool's type of concatenated fields.
@@ -55,10 +55,11 @@ pub struct SetSpec<'a> {
     pub verdicts: bool,
     /// Whether the elements are the ends of intervals.
     pub intervals: bool,
-    /// Rules add elements, at most this number. The kernel removes an element after this time.
+    /// For a set to which rules add elements: the time after which the kernel removes an element, and the maximum
+    /// number of elements.
     pub dynamic: Option<(Duration, u32)>,
-    /// Rules add elements that count connections, at most this number of elements. The kernel removes an element
-    /// without connections.
+    /// For a set to which rules add elements that count connections: the maximum number of elements. The kernel removes
+    /// an element without connections.
     pub counted: Option<u32>,
 }
 
@@ -103,8 +104,8 @@ impl<'a> Transaction<'a> {
         self.batch.push(self.family, Verb::NewTable, &named);
     }
 
-    /// Deletes the table if it exists. The deletion of an absent table is an error, so the table is made first, which
-    /// is not an error for an existing one.
+    /// Deletes the table if it exists. The kernel refuses to delete an absent table, so the transaction first makes the
+    /// table. Making an existing table is not an error.
     pub fn delete_table(&mut self) {
         self.make_table();
         let named = self.named();

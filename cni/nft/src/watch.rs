@@ -10,8 +10,9 @@ use crate::event::changes;
 
 /// `NFNLGRP_NFTABLES`.
 const GROUP: u32 = 7;
-/// Receive buffer in bytes: larger than the notifications for a table of some ten thousand elements. With a smaller
-/// buffer, the repair itself would overflow the buffer and cause the next repair.
+/// Receive buffer in bytes: larger than the notifications for a table of some ten thousand elements. When the user
+/// repairs such a table, the notifications of the repair would overflow a smaller buffer. The overflow would cause the
+/// next repair.
 const RECEIVE_BUFFER: usize = 8 << 20;
 
 /// The kernel's notifications of nftables changes.

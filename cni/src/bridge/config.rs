@@ -137,8 +137,8 @@ impl Conf {
     /// The hardware address of the sandbox: the requested one, or one that is derived from its first IP address. The
     /// bridge's own address is refused.
     ///
-    /// None is derived from a requested IPv6 address. Many of these have the same hash, so a pod could choose one that
-    /// gives it the hardware address of another pod, and with it the frames to that pod.
+    /// A requested IPv6 address gets no derived hardware address. Many IPv6 addresses have the same hash, so a pod
+    /// could choose an address with the hash of another pod's address. It would then receive the frames to that pod.
     pub(crate) fn hardware_address(&self, bridge: &[u8], answer: &Answer) -> Result<[u8; 6], Error> {
         if let Some(mac) = self.mac.filter(|mac| mac[..] == *bridge) {
             let why = format!("{} is the address of the bridge", format_mac(&mac));

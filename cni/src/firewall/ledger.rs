@@ -12,7 +12,7 @@ use crate::port_condition::Condition;
 #[derive(Debug)]
 struct Counted<T> {
     counts: BTreeMap<T, usize>,
-    /// Objects that changed, and whether they existed before.
+    /// Objects that changed, and whether they existed at the last transaction.
     touched: BTreeMap<T, bool>,
 }
 
@@ -28,7 +28,7 @@ pub(super) struct Ledger {
     masquerade_all: Counted<IpAddr>,
     isolated: Counted<String>,
     opened: Counted<String>,
-    /// Whether the table existed at the last call of [`settle`](Self::settle).
+    /// Whether the table had content at the last call of [`mark_committed`](Self::mark_committed).
     had_content: bool,
 }
 
@@ -58,7 +58,7 @@ impl<T: Ord + Clone> Counted<T> {
         }
     }
 
-    /// Objects that were added or removed, each with whether it exists now.
+    /// Added and removed objects. The flag is true if the object exists now.
     fn changed(&self) -> impl Iterator<Item = (&T, bool)> {
         self.touched.iter().filter_map(|(item, before)| {
             let now = self.counts.contains_key(item);
@@ -86,7 +86,7 @@ impl<T: Ord + Clone> Counted<T> {
         self.changed().next().is_some()
     }
 
-    /// Whether there were objects before, and whether there are some now.
+    /// Whether objects existed at the last transaction, and whether some exist now.
     fn exist(&self) -> [bool; 2] {
         let before = self.changed().any(|(_, now)| !now);
         let added = self.changed().filter(|(_, now)| *now).count();
@@ -130,7 +130,7 @@ impl Ledger {
         self.opened.counts.keys()
     }
 
-    /// The interfaces that were open before, and are not open now.
+    /// The interfaces that were open at the last transaction and are not open now.
     pub(super) fn closed(&self) -> BTreeSet<String> {
         self.opened.changed_in(false)
     }
@@ -148,12 +148,12 @@ impl Ledger {
             && self.opened.counts.is_empty()
     }
 
-    /// Whether the table had content before.
+    /// Whether the table had content at the last transaction.
     pub(super) fn had_rules(&self) -> bool {
         self.had_content
     }
 
-    /// Whether the content differs from that before.
+    /// Whether the content differs from the content at the last transaction.
     pub(super) fn is_changed(&self) -> bool {
         let elements =
             self.mappings.is_changed() || self.untouched.is_changed() || self.masquerade_all.is_changed();
@@ -170,7 +170,7 @@ impl Ledger {
             || self.opened.is_changed()
     }
 
-    /// Whether there were host ports before, and whether there are some now.
+    /// Whether host ports existed at the last transaction, and whether some exist now.
     pub(super) fn have_ports(&self) -> [bool; 2] {
         let ([was, is], [was_conditional, is_conditional]) =
             (self.mappings.exist(), self.conditional.exist());
@@ -233,7 +233,7 @@ impl Ledger {
         self.opened.touched.clear();
     }
 
-    /// Host ports that were added or removed, each with whether it exists now.
+    /// Added and removed host ports. The flag is true if the host port exists now.
     pub(super) fn changed_ports(&self) -> Vec<(Mapping, bool)> {
         let plain = self.mappings.changed().map(|(mapping, now)| (mapping.clone(), now));
         let conditional = self.conditional.changed().map(|((mapping, _), now)| (mapping.clone(), now));
@@ -246,7 +246,7 @@ fn common(claimed: &BTreeSet<(IpNetwork, Vec<IpNetwork>)>) -> BTreeMap<IpNetwork
     let mut all: BTreeMap<IpNetwork, Vec<IpNetwork>> = BTreeMap::new();
     for (network, except) in claimed {
         let entry = all.entry(*network);
-        // Both are sorted.
+        // Both lists are sorted.
         let both = entry.and_modify(|all| all.retain(|range| except.binary_search(range).is_ok()));
         both.or_insert_with(|| except.clone());
     }

@@ -79,7 +79,7 @@ fn a_claim_that_cannot_be_read_is_an_error_and_stays() {
     let dir = tempfile::tempdir().unwrap();
     let claims = dir.path().join("firewall");
     fs::create_dir(&claims).unwrap();
-    // Reading it fails with ELOOP.
+    // A link to itself: reading it fails with ELOOP.
     let path = claims.join("a.json");
     std::os::unix::fs::symlink("a.json", &path).unwrap();
     assert!(Firewall::open("t", dir.path(), false).is_err());
@@ -100,7 +100,7 @@ fn a_change_of_a_killed_process_is_completed_by_the_next() {
         let of_network =
             |id: &str| Claim { masquerade: vec!["10.1.0.0/16".parse().unwrap()], ..claim(id, Vec::new()) };
         process().put(&claim("a", vec![port(None, 1)])).unwrap();
-        // Killed after it has written the claim: the claim is not in the table.
+        // This process is killed after it has written the claim, so the claim is not in the table.
         let killed = process();
         let (state, lock) = killed.lock().unwrap();
         killed.mark().unwrap();
@@ -112,7 +112,7 @@ fn a_change_of_a_killed_process_is_completed_by_the_next() {
         process().put(&of_network("c")).unwrap();
         assert!(listed("t").contains("10.1.0.0/16 ip daddr"), "{}", listed("t"));
         assert!(process().is_applied(&of_network("b")).unwrap());
-        // Killed after it has removed the claim's file: the table still has the port.
+        // This process is killed after it has removed the claim's file, so the table still has the port.
         let (state, lock) = killed.lock().unwrap();
         killed.mark().unwrap();
         remove_file(&killed.path(&claim("a", Vec::new()).key())).unwrap();

@@ -163,7 +163,7 @@ fn the_file_of_an_interrupted_reservation_is_no_address_and_changes_no_owner() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"subnet": "10.1.2.0/24"});
     add(dir.path(), "a", &ipam).unwrap();
-    // The state after a process was killed right after it made the link.
+    // This is the state after a process was killed right after it made the link.
     fs::hard_link(dir.path().join("net/10.1.2.2"), dir.path().join("net/.taking")).unwrap();
     add(dir.path(), "b", &ipam).unwrap();
     assert_eq!(fs::read_to_string(dir.path().join("net/10.1.2.2")).unwrap(), "a\r\neth0");
@@ -231,7 +231,7 @@ fn the_directory_is_listed_only_after_foreign_changes() {
         assert_eq!(listings, 0, "{number}");
         del(&format!("a{number}"), address);
     }
-    // Longer than a clock tick of kernels without exact modification times.
+    // This wait is longer than a clock tick of kernels without exact modification times.
     #[expect(clippy::disallowed_methods, reason = "the next change must have a later modification time")]
     std::thread::sleep(std::time::Duration::from_millis(30));
     fs::remove_file(dir.path().join("net").join(first.to_string())).unwrap();

@@ -43,7 +43,7 @@ impl Links {
         Ok(present.filter(|present| !is_link_local(present.network.ip())).collect())
     }
 
-    /// Adds an address. Without `detect`, it is used at once, without duplicate address detection.
+    /// Adds an address. Without `detect`, the kernel uses the address at once, without duplicate address detection.
     pub(crate) async fn add_address(
         &self,
         link: &Link,
@@ -70,7 +70,7 @@ impl Links {
     }
 
     /// Adds an address with a lifetime in seconds, after which the kernel removes it. Extends the lifetime of an
-    /// existing address. It is not chosen as the source of packets.
+    /// existing address. The kernel does not choose this address as the source of packets.
     pub(crate) async fn add_expiring(&self, link: &Link, address: IpAddr, seconds: u32) -> Result<(), Error> {
         let network = IpNetwork::from(address);
         let mut add = self.handle.address().add(link.index, network.ip(), network.prefix()).replace();
@@ -265,7 +265,8 @@ fn destination(message: &RouteMessage) -> Option<(IpAddr, u8)> {
     Some((ip.or((prefix == 0).then_some(any))?, prefix))
 }
 
-/// The message for a link's address. Without `detect`, it is used at once, without duplicate address detection.
+/// The message for a link's address. Without `detect`, the kernel uses the address at once, without duplicate address
+/// detection.
 pub(super) fn address_message(link: &Link, address: IpNetwork, detect: bool) -> AddressMessage {
     let mut message = match address {
         IpNetwork::V4(v4) => {

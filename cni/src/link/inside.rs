@@ -37,7 +37,7 @@ pub(crate) struct Setup {
     pub(crate) routes: Vec<Route>,
 }
 
-/// One change, for errors.
+/// Description of one change, for errors.
 struct Step {
     action: &'static str,
     what: String,
@@ -88,7 +88,7 @@ impl Setup {
         });
         let no_link_local = self.no_link_local.then(|| {
             let step = Step::new("disable the link-local address of", &link.name);
-            // A kernel without IPv6 assigns none.
+            // A kernel without IPv6 assigns no link-local address.
             (Step { ignored: Some(libc::EAFNOSUPPORT), ..step }, no_link_local(link.index))
         });
         addresses.chain(no_link_local).collect()

@@ -24,11 +24,11 @@ pub(crate) struct Port {
     pub(crate) hairpin: bool,
     /// Port isolation: no packets to and from other isolated ports.
     pub(crate) isolated: bool,
-    /// Only packets from the hardware address that the bridge has recorded for the port.
+    /// Locked port: the bridge accepts only packets from the hardware address that it has recorded for the port.
     pub(crate) locked: bool,
-    /// Whether the port gets frames to hardware addresses that the bridge does not know, whether the bridge learns
-    /// addresses from its frames, and whether the port itself receives its frames to link-local protocols. `None`
-    /// leaves the settings unchanged.
+    /// Three settings with one value. Whether the port gets frames to hardware addresses that the bridge does not know.
+    /// Whether the bridge learns addresses from the port's frames. Whether the port itself receives frames to
+    /// link-local protocols. `None` leaves the settings unchanged.
     pub(crate) floods: Option<bool>,
 }
 
@@ -49,14 +49,15 @@ impl Links {
         }
         if let Some(floods) = port.floods {
             change = change.append_info_data(InfoBridgePort::UnicastFlood(floods));
-            // Otherwise the port itself receives frames to link-local protocols, also IP packets, before the rules of
-            // sources and past all rules for the bridge. With the mask the bridge handles them as all other frames.
+            // Without this mask, the port itself receives frames to link-local protocols, which may contain IP packets.
+            // Such frames bypass the rules of sources and all rules for the bridge. With the mask, the bridge handles
+            // them like all other frames.
             let mask = if floods { 0 } else { LINK_LOCAL_PROTOCOLS };
             change = change.append_info_data(InfoBridgePort::GroupFwdMask(mask));
         }
-        // A port without flooding has a recorded address and sends from no other one. If the port itself received
-        // frames to link-local protocols, the bridge would also learn from them, and the rules of sources would not see
-        // them: a frame with the source address of another pod would move that pod's entry to this port.
+        // A port without flooding has a recorded address and sends from no other address. If the port itself received
+        // frames to link-local protocols, the bridge would also learn from these frames. The rules of sources would not
+        // see them. So a frame with the source address of another pod would move that pod's entry to this port.
         if let Some(learns) = if port.locked { Some(false) } else { port.floods } {
             change = change.append_info_data(InfoBridgePort::Learning(learns));
         }
@@ -67,9 +68,9 @@ impl Links {
     /// Records a hardware address for a port of a bridge. The entry does not age, and stays while the port is down.
     pub(crate) async fn add_forwarding(&self, link: &Link, mac: [u8; 6]) -> Result<(), Error> {
         let add = self.handle.neighbours().add_bridge(link.index, &mac).replace();
-        // In the table of the bridge, not of the port. The kernel tells the hardware filters of ports about static
-        // entries: it visits all ports for each new entry, and all entries for each new port. It does not do this for
-        // external entries.
+        // The entry is in the table of the bridge, not of the port. For a static entry, the kernel updates the hardware
+        // filters of ports: it visits all ports for each new entry, and all entries for each new port. It does not do
+        // this for external entries.
         add.flags(NeighbourFlags::Controller | NeighbourFlags::ExtLearned)
             .state(NeighbourState::Noarp)
             .execute()
@@ -78,7 +79,7 @@ impl Links {
     }
 
     /// Sets whether an existing port gets frames to unknown hardware addresses, and whether the bridge learns from its
-    /// frames. Otherwise the bridge must know the pod's own address. An absent port is not an error.
+    /// frames. If not, the pod's own address is recorded in the bridge. An absent port is not an error.
     pub(crate) async fn set_flooding(&self, port: &str, mac: [u8; 6], floods: bool) -> Result<(), Error> {
         let found = self.find(port).await?.filter(|link| link.controller.is_some());
         let Some(link) = found else { return Ok(()) };

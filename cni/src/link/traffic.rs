@@ -37,7 +37,7 @@ impl Bucket {
     fn options(self) -> Vec<TcOption> {
         let rate = u32::try_from(self.rate).unwrap_or(u32::MAX);
         let queue = self.rate.saturating_mul(LATENCY) / 1_000_000 + u64::from(self.burst);
-        // In ticks of the scheduler, 64 ns each.
+        // The time to send a burst, in ticks of the scheduler (64 ns each).
         let ticks = u128::from(self.burst) * 1_000_000_000 / u128::from(self.rate.max(1)) / 64;
         let mut qopt = vec![0; 8];
         qopt.extend_from_slice(&rate.to_ne_bytes());
@@ -114,7 +114,7 @@ impl Links {
         let wrong = failed("redirect the traffic of", &link.name);
         let index = i32::try_from(link.index).unwrap_or_default();
         match self.handle.qdisc().add(index).ingress().execute().await {
-            // Left by an interrupted ADD.
+            // An interrupted ADD may have left the ingress qdisc.
             Err(error) if is_errno(&error, libc::EEXIST) => {}
             added => added.map_err(&wrong)?,
         }

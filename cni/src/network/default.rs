@@ -111,7 +111,7 @@ impl Network {
         host.links.ensure_addresses(&bridge, &gateways).await?;
         coracle_fault::point("recover.bridge-addressed");
         if !host.firewall.opens(&config.bridge) {
-            // An earlier version left it enabled.
+            // An earlier version left this sysctl enabled.
             sysctl::route_localnet(&config.bridge, false)?;
         }
         host.firewall.put(&claim(state))?;

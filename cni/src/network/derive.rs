@@ -58,7 +58,8 @@ impl Network {
                 }
                 first = first.and(given_back);
             } else {
-                // An executable may wait for a part of the node that is not started yet, so this does not wait for it.
+                // This call does not wait for executables: they may wait for a part of the node that is not started
+                // yet.
                 inner.cache.mark_releasing(id);
                 self.schedule_removal(id);
             }
@@ -210,8 +211,8 @@ impl Network {
         links.delete_ports_except(&bridge, &wanted).await
     }
 
-    /// Restores the missing records of running sandboxes from the state of their namespaces. A sandbox whose process has
-    /// ended is no longer one of them.
+    /// Restores the missing records of running sandboxes from the state of their namespaces. A sandbox whose process
+    /// has ended gets no record.
     async fn adopt(&self, state: &mut State) -> Result<(), Error> {
         let Some(list) = state.list.clone() else { return Ok(()) };
         let mut first = Ok(());
@@ -261,7 +262,7 @@ impl Network {
         };
         let sandbox = live.netns.to_string_lossy().into_owned();
         let inside = Interface { sandbox, ..of_host(&link) };
-        // In the order of the bridge plugin's result.
+        // The interfaces are in the order of the bridge plugin's result.
         let mut interfaces: Vec<_> = bridge.iter().chain(&outside).map(of_host).collect();
         let ips = addresses.iter().map(|a| Ip {
             interface: Some(interfaces.len()),
@@ -277,7 +278,7 @@ impl Network {
 /// Opens the namespace of a sandbox. `None` if its process has ended.
 fn open_namespace(live: &Attachment) -> Result<Option<Netns>, Error> {
     let opened = Netns::open(&live.netns);
-    // Checked after the open: the pid of a process that is alive was not reused before.
+    // The check follows the open: if the process is still alive, its pid was not reused before the open.
     if live.process.as_ref().is_some_and(|process| !process.is_alive()) {
         return Ok(None);
     }

@@ -65,7 +65,7 @@ impl GcLock {
     /// Waits until the GC must be cancelled: [`MAX_POD_WAIT`] has passed, and an attachment waits.
     async fn until_cancelled(&self) {
         tokio::time::sleep(MAX_POD_WAIT).await;
-        // The sender is a field of this, so the wait cannot fail.
+        // The sender is a field of `self`, so the wait cannot fail.
         let _ = self.waiting.subscribe().wait_for(|waiting| *waiting > 0).await;
     }
 }

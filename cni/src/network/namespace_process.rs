@@ -18,7 +18,7 @@ impl NamespaceProcess {
         Self(Arc::new(is_alive))
     }
 
-    /// Whether the process has not ended. If so, a path that was opened before this call led to its namespace.
+    /// Whether the process is alive. If it is, a path that was opened before this call led to its namespace.
     pub(super) fn is_alive(&self) -> bool {
         (self.0)()
     }

@@ -24,7 +24,8 @@ const LAST_RETRY: Duration = Duration::from_secs(300);
 #[derive(Default)]
 pub(super) struct ReleaseQueue {
     state: Mutex<State>,
-    /// Held during a sweep. After a caller has waited for it, everything that was released before is removed.
+    /// Held during a sweep. A caller that waits for this lock also waits for the removal of all sandboxes that were
+    /// released before.
     sweeping: tokio::sync::Mutex<()>,
 }
 

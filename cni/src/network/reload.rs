@@ -23,7 +23,8 @@ impl Network {
         let mut state = self.inner.state.write().await;
         let taken = match found {
             Ok(Some(list)) => self.install(&mut state, list).await,
-            // If the directory does not exist, this is called after each change of its nearest existing parent.
+            // If the directory does not exist, this function is called after each change of its nearest existing
+            // parent.
             Ok(None) if !state.configured && !state.unusable => return,
             Ok(None) => self.install_default(&mut state).await,
             Err(error) => Err(error),

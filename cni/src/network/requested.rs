@@ -58,8 +58,8 @@ impl Network {
         Ok(())
     }
 
-    /// Refuses capabilities that no plugin declares, and a hardware address that is invalid, that the network may derive
-    /// for another sandbox, or that another sandbox of the network has.
+    /// Refuses capabilities that no plugin declares. Refuses a hardware address that is invalid, that another sandbox
+    /// of the network has, or that the network may derive for another sandbox.
     pub(super) fn check_capabilities(&self, list: &List, at: &Parameters) -> Result<(), Error> {
         for capability in [IPS, MAC] {
             if at.capabilities.contains_key(capability) && !list.declares(capability) {
@@ -71,7 +71,8 @@ impl Network {
         let mac = text.as_str().and_then(parse_mac).ok_or_else(|| {
             Error::invalid("runtimeConfig.mac", format!("{text} is not a unicast hardware address"))
         })?;
-        // Many IPv6 addresses have the same derived one, so a sandbox could choose it by a requested IPv6 address.
+        // A derived hardware address is permitted only with its IPv4 address. Many IPv6 addresses have the same derived
+        // address, so a sandbox could choose an IPv6 address to get the hardware address of another sandbox.
         if mac.starts_with(&DERIVED)
             && !requested_addresses(at).any(|ip| ip.is_ipv4() && hardware_address(ip) == mac)
         {

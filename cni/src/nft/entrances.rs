@@ -13,7 +13,7 @@ const CHAINS: [&str; 2] = ["prerouting", "output"];
 /// Rules that lead to the host ports. They exist only while there are host ports: they search the routes for the first
 /// packet of each connection.
 pub(crate) struct Entrances<'a> {
-    /// Whether there were host ports, and whether there are some now.
+    /// Whether host ports existed before this transaction, and whether some exist after it.
     pub(crate) ports: [bool; 2],
     /// Addresses that host ports do not take: a host port 53 would take over cluster DNS.
     pub(crate) served: &'a [IpAddr],
@@ -22,7 +22,7 @@ pub(crate) struct Entrances<'a> {
 // === impl Table ===
 
 impl Table<'_> {
-    /// Writes or removes the rules when the first host port begins, or the last one ends.
+    /// Writes the rules when the first host port is added. Removes the rules when the last host port is removed.
     pub(super) fn entrances(&mut self, entrances: &Entrances<'_>) {
         let [before, now] = entrances.ports;
         if before == now {

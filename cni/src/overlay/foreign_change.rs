@@ -1,4 +1,4 @@
-//! Notifications of changes that the overlay did not make, and that its tables must follow.
+//! Detects changes in the kernel that the overlay did not make and must react to.
 
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::LinkMessage;

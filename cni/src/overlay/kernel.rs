@@ -23,7 +23,7 @@ use super::plan::{Change, Device, Kind, OutInterface, Port, Route, Tables, Uplin
 use crate::route_socket::{Request, RouteSocket};
 use crate::sysctl;
 
-/// Attempts of a dump during which the table changes.
+/// Maximum attempts of a dump. A dump is repeated if the table changes during the dump.
 const DUMP_ATTEMPTS: usize = 10;
 
 /// The tables of one network namespace.
@@ -99,7 +99,7 @@ impl Kernel {
         Ok(uplinks)
     }
 
-    /// Reads our objects, and foreign ones on our devices.
+    /// Reads our objects, and foreign objects on our devices.
     pub(crate) fn observe(&mut self) -> Result<Tables, OverlayError> {
         let mut tables = Tables::default();
         self.indexes.clear();
@@ -183,8 +183,8 @@ impl Kernel {
         self.indexes.insert(port, link.header.index);
         // A kernel without IPv6 refuses this; the error is ignored.
         self.send(vec![(device::without_own_address(link.header.index), 0)])?;
-        // The device ignores router advertisements: pods can send packets to its UDP port that look like packets of
-        // peers.
+        // Pods can send packets that look like packets of peers to the device's UDP port. So the device ignores router
+        // advertisements.
         let made = made.and(
             sysctl::no_router_advertisements(&name)
                 .map_err(|source| OverlayError::Parameter { name: name.clone(), source: Box::new(source) }),

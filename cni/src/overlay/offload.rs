@@ -1,5 +1,5 @@
-//! Checksum offload of the overlay's device. If a test finds that packets are lost with it, it is switched off. The
-//! device's alias records the reason: `ip link` shows it, and it exists as long as the setting.
+//! Checksum offload of the overlay's device. The offload is switched off if a test finds that it loses packets. The
+//! device's alias records the reason. `ip link` shows the alias, and the alias exists as long as the setting.
 
 #![expect(unsafe_code, reason = "a device's features are set by an ioctl with a pointer in it")]
 
@@ -15,11 +15,11 @@ use crate::route_socket::RouteSocket;
 /// Origin of the checksums of a device's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offload {
-    /// The device: the default.
+    /// The device computes the checksums. This is the default.
     On,
-    /// The kernel: a test found that packets with the device's checksums are lost.
+    /// The kernel computes the checksums: a test found that packets with the device's checksums are lost.
     OffByTest,
-    /// The kernel: set by an administrator.
+    /// The kernel computes the checksums: an administrator has set this.
     OffByOthers,
 }
 

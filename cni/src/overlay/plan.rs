@@ -78,12 +78,12 @@ pub(crate) struct Route {
     pub(crate) mtu: Option<u32>,
 }
 
-/// All objects of the overlay in the kernel. Fast hashes: a dump looks up each entry of each peer.
+/// All objects of the overlay in the kernel. The maps use a fast hash, because a dump looks up each entry of each peer.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Tables {
     pub(crate) devices: BTreeMap<Port, Device>,
     pub(crate) forwards: HashSet<Forward, RandomState>,
-    /// By the key of the kernel.
+    /// The neighbour entries by the kernel's key: device and address.
     pub(crate) neighbours: HashMap<(Port, IpAddr), Mac, RandomState>,
     pub(crate) routes: HashMap<IpNetwork, Route, RandomState>,
 }
@@ -157,7 +157,7 @@ fn overhead(port: Port, outer_v6: bool) -> u32 {
 // === impl Change ===
 
 impl Change {
-    /// Whether the kernel changes further objects with it: routes are removed with their device.
+    /// Whether the kernel removes further objects with this change: it removes routes with their device.
     pub(crate) fn removes_other_objects(&self) -> bool {
         matches!(
             self,
@@ -266,7 +266,7 @@ impl Node {
         if let Some(mtu) = tunnel
             && (is_udp || (matches!(self.config.backend, Backend::Vxlan { .. }) && udp_peers()))
         {
-            // The VXLAN device has the addresses, if there is one.
+            // If there is a VXLAN device, that device has the addresses.
             let addresses = ours.iter().map(IpNetwork::network).filter(|_| is_udp).collect();
             devices.insert(Port::Tun, Device { kind: Kind::Tun, mtu, up: true, addresses });
         }

@@ -42,8 +42,8 @@ pub struct ProbePath {
 pub struct ProbeResult {
     /// Size of the longest packet that passes, in bytes. 0 if no packet passes.
     pub bytes: u32,
-    /// Whether datagrams arrive intact that the device splits and computes the checksums of. True if the kernel does not
-    /// offload.
+    /// Whether datagrams arrive intact if the device splits them and computes their checksums. True if the kernel does
+    /// not offload.
     pub offloaded: bool,
 }
 
@@ -120,8 +120,8 @@ impl Search {
     }
 }
 
-/// For each path: whether two datagrams arrive that are passed to the kernel as one, or the kernel does not offload. False
-/// if `bytes`, the longest packet that passes, is 0.
+/// For each path: whether two datagrams arrive that were passed to the kernel as one. True if the kernel does not
+/// offload. False if `bytes`, the longest packet that passes, is 0.
 fn offloaded(paths: &[ProbePath], bytes: &[u32]) -> Vec<bool> {
     let mut passed = vec![false; paths.len()];
     for _ in 0..ATTEMPTS {

@@ -41,8 +41,8 @@ impl Tunnel {
         Ok(Self { device, ranges: Arc::default(), sockets: Vec::new(), tasks: Vec::new() })
     }
 
-    /// Makes a device again that was deleted. The sockets are kept: an aborted task may use its socket, and with it the
-    /// address, for some more time.
+    /// Makes the device again after its deletion. The sockets are kept: an aborted task may use its socket, and with it
+    /// the address, for some more time.
     pub(crate) fn open_again(&mut self, name: &str) -> Result<(), OverlayError> {
         self.tasks.drain(..).for_each(|task| task.abort());
         self.device = open_device(name)?;

@@ -172,7 +172,8 @@ fn uncapitalized(value: Value) -> Value {
     }
 }
 
-/// A value as `T`, or an error with the field: an unknown field is unsupported, a wrong one is invalid.
+/// A value as `T`, or an error with the field. An unknown field is unsupported. Any other error makes the field
+/// invalid.
 pub(crate) fn from_value<T: DeserializeOwned>(value: Value, at: &str) -> Result<T, Error> {
     T::deserialize(&value).map_err(|error| {
         let reason = error.to_string();
@@ -233,7 +234,7 @@ mod tests {
         assert_eq!(request(good, "").own::<Own>().unwrap().size, 3);
         let error = request(json!({"size": 3, "colour": 1}), "").own::<Own>().unwrap_err();
         assert_eq!((error.code(), error.to_string().contains("colour")), (2, true));
-        // Key and value, as the specification requires.
+        // The error contains key and value, as the specification requires.
         let error = request(json!({"size": 3, "colour": {"deep": "red"}}), "").own::<Own>().unwrap_err();
         assert!(error.to_string().contains(r#"{"deep":"red"}"#), "{error}");
         assert_eq!(request(json!({"size": "x"}), "").own::<Own>().unwrap_err().code(), 7);

@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::BUDGET;
 
 /// Maximum cost of all policies, bindings, parameters and match conditions of one request. Upstream limits only each
-/// evaluation, to [`BUDGET`], which is about a second. There the time of a request grows with the number of policies.
+/// evaluation, to [`BUDGET`], which is about a second. So in upstream the time of a request grows with the number of
+/// policies.
 pub const REQUEST_BUDGET: u64 = 10 * BUDGET;
 
 /// The cost of the expressions of one request until now.
@@ -53,7 +54,7 @@ impl RequestCost {
         self.end().saturating_sub(self.spent())
     }
 
-    /// Records that the limit of the attempt or of the request ended an evaluation. It was not the evaluation's own budget.
+    /// Records that an evaluation ended at the limit of the attempt or of the request, and not at its own budget.
     pub(crate) fn run_out(&self) {
         let what = if self.end() < REQUEST_BUDGET { &self.is_cut } else { &self.is_exhausted };
         what.store(true, Ordering::Relaxed);

@@ -59,7 +59,8 @@ fn respond(
     switch: impl FnOnce(OnUpgrade),
 ) -> Result<Reply> {
     check_switch(asked, answer.status())?;
-    // The client would send its credentials to the address that the server chose (CVE-2022-3172).
+    // A client that follows the redirect would send its credentials to an address that the server chose
+    // (CVE-2022-3172).
     if is_redirect(&answer) {
         return Ok(reply::text(
             502,

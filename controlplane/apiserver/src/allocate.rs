@@ -128,7 +128,7 @@ pub(crate) struct Allocator {
     pub(crate) ranges: ServiceRanges,
     /// Port range for node ports.
     node_ports: RangeInclusive<u16>,
-    /// It is held while a service's addresses are allocated and stored.
+    /// Held while a service's addresses are allocated and stored.
     lock: Arc<Mutex<()>>,
 }
 
@@ -391,7 +391,8 @@ fn needs_health_check(object: &Value) -> bool {
     object["spec"]["type"] == "LoadBalancer" && object["spec"]["externalTrafficPolicy"] == "Local"
 }
 
-/// Checks the requested health check port, or allocates a port. It must differ from the node ports of the service.
+/// Checks the requested health check port, or allocates a port. The port must differ from the node ports of the
+/// service.
 fn health_port(object: &mut Value, used: &UsedAllocations<'_>) -> std::result::Result<(), String> {
     if !needs_health_check(object) {
         return Ok(());

@@ -148,7 +148,8 @@ impl Auditor {
 
     /// Waits until all earlier events are written, at most [`FLUSH_TIMEOUT`].
     pub(crate) async fn flush(&self) {
-        // Tasks that record the end of a response on a connection that was just closed are ready: let them run first.
+        // When a connection was just closed, the tasks that record the end of its responses are ready. Let them run
+        // first.
         tokio::task::yield_now().await;
         let all = async {
             if let Some(log) = &self.log {

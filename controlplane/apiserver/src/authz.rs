@@ -152,7 +152,8 @@ impl Authorizers {
     pub(crate) fn reload(&self) -> std::result::Result<(), String> {
         let members = self.config.members(&self.policies)?;
         if members.allows_all && !self.allows_all {
-            // Whether anonymous requests are accepted is fixed at the start; here they may be.
+            // At its start the server determines whether it accepts anonymous requests. A chain that allows everything
+            // needs a server that refuses them.
             return Err("the authorizer AlwaysAllow cannot be added without a restart".to_owned());
         }
         self.chain.store(Arc::new(members.chain));

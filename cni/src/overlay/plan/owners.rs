@@ -1,7 +1,7 @@
 //! Owners of the hardware addresses of VXLAN devices. Pure.
 //!
-//! The kernel has one destination for each hardware address. A node that announces the address of another one would get
-//! the packets for it.
+//! The kernel has one destination for each hardware address. A node that announces the hardware address of another node
+//! would get the packets for that node.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

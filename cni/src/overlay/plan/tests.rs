@@ -32,7 +32,7 @@ fn local() -> Local {
     Local { cidrs: vec![net("10.42.0.0/24"), net("fd42::/64")], addresses: Vec::new() }
 }
 
-/// A peer with the ranges and addresses of a number.
+/// The peer with this number. Its ranges and addresses contain the number.
 pub(super) fn peer(number: u8, kind: PeerKind, families: &[u8]) -> (String, Peer) {
     let address =
         |v: &u8| if *v == 4 { ip(&format!("192.0.2.{number}")) } else { ip(&format!("2001:db8::{number}")) };
@@ -132,7 +132,7 @@ fn no_peer_gets_the_packets_for_another_one_by_its_hardware_address() {
         |name: &str, owner: &str| vec![(name.to_owned(), format!("its hardware address is that of {owner}"))];
     let derived = hardware_address("n2", false);
     assert_eq!(made(derived), (vec!["192.0.2.2".to_owned()], refused("n1", "n2"), 2));
-    // Of two others, the first one.
+    // If the address is derived from neither name, the first peer is the owner.
     assert_eq!(made([2; 6]), (vec!["192.0.2.1".to_owned()], refused("n2", "n1"), 2));
 }
 

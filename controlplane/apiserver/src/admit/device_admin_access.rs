@@ -56,8 +56,8 @@ fn is_labelled(admission: &Admission, name: &str) -> bool {
     })
 }
 
-/// The path of the first `adminAccess` of a new object, or of an update of an object without any. Requests and
-/// allocations are immutable, so an update keeps existing admin access.
+/// The path of the first `adminAccess` that a request adds. `None` if the old object has admin access: requests and
+/// allocations are immutable, so an update keeps it.
 fn added(what: (&str, &str), old: Option<&Value>, object: &Value) -> Option<Path> {
     let before = old.and_then(|old| devices(what, old)).and_then(|(_, list)| first(list));
     let (path, list) = devices(what, object)?;

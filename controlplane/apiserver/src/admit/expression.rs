@@ -35,8 +35,8 @@ struct Host<'a> {
     user: &'a User,
 }
 
-/// Evaluates expressions. A long evaluation runs outside of the async workers. If the cost exceeds the expectation, the
-/// evaluation is repeated there from the beginning.
+/// Evaluates expressions. A long evaluation runs outside of the async workers. If an evaluation costs more than
+/// expected, it is repeated from the beginning outside of the async workers.
 pub(super) async fn evaluate<T>(cost: &RequestCost, is_heavy: bool, mut work: impl FnMut() -> T) -> T {
     let is_heavy = is_heavy || cost.spent() > LIGHT;
     let light = if is_heavy { None } else { cost.attempt(LIGHT, &mut work) };

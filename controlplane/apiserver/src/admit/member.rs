@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::{Admission, Admit, Attributes, Operation};
 use crate::{error::Result, metrics::Step};
 
-/// The steps that a member implements. It is not called in another step.
+/// The steps that a member implements. The chain calls the member in these steps only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Steps {
     Mutate,

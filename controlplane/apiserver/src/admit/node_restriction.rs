@@ -31,7 +31,7 @@ const OWN_LABELS: &[&str] = &[
 const LOCAL_NODE: &str = crate::authz::node::LOCAL_NODE;
 const LOCAL_FINALIZER: &str = "coracle.dev/local-volume";
 const OWN_LABEL_DOMAINS: &[&str] = &["kubelet.kubernetes.io", "node.kubernetes.io"];
-/// Domain of labels by which controllers select nodes, for example those that serve load balancers.
+/// Domain of labels by which controllers select nodes, for example nodes that serve load balancers.
 const PRODUCT_DOMAIN: &str = "coracle.dev";
 
 #[async_trait]
@@ -91,8 +91,8 @@ fn node_object(node: &str, attributes: &Attributes<'_>, object: &Value) -> Check
     })
 }
 
-/// Whether a node changes the ranges of its pods. All nodes send what is for these ranges to it, so it must not choose
-/// them: it would get the packets of other nodes' pods. Upstream's plugin allows that.
+/// Whether a node changes the ranges of its pods. All nodes send the packets for these ranges to that node. So a node
+/// that chose its ranges could get the packets of other nodes' pods. Upstream's plugin allows that.
 fn sets_pod_ranges(old: Option<&Value>, new: &Value) -> bool {
     let before = old.map_or(&Value::Null, |old| &old["spec"]);
     let after = &new["spec"];

@@ -149,7 +149,7 @@ pub(super) fn response(review: &Value, version: &str, uid: &str, phase: Phase) -
     }
     let allowed = match &response["allowed"] {
         Value::Bool(allowed) => *allowed,
-        // As upstream, a response without the field is a refusal, which `failurePolicy: Ignore` does not ignore.
+        // As upstream, a response without the field is a refusal. `failurePolicy: Ignore` does not apply to refusals.
         Value::Null => false,
         _ => return Err("the field response.allowed is not a boolean".to_owned()),
     };

@@ -68,8 +68,8 @@ impl Admit for ServiceAccount {
     }
 }
 
-/// The error of the look-up of a missing account, in the words of upstream's client. It refuses names that cannot be
-/// in the path of a request.
+/// The error of the look-up of a missing account, in the words of upstream's client. That client refuses names that
+/// cannot be in the path of a request.
 fn lookup_error(name: &str) -> String {
     let dots = matches!(name, "." | "..").then(|| format!("may not be '{name}'"));
     let signs = ['/', '%'].into_iter().filter(|sign| name.contains(*sign));

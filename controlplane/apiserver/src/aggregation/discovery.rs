@@ -77,7 +77,8 @@ fn add_version(
 
 /// The resources of an APIResourceList in the aggregated form.
 fn converted(remote: &Remote, list: &Value) -> Value {
-    // Entries without a name would multiply the list of a hostile server: each gets the fields of a resource.
+    // Entries without a name are left out. Each entry gets the fields of a resource, so empty entries of a hostile
+    // server would make the result many times larger.
     let is_named = |entry: &&Value| entry["name"].as_str().is_some_and(|name| !name.is_empty());
     let entries = || list["resources"].as_array().into_iter().flatten().filter(is_named);
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -108,7 +109,7 @@ fn converted(remote: &Remote, list: &Value) -> Value {
                     resource.insert(field.to_owned(), entry[field].clone());
                 }
             }
-            // Of several equal names only the first one gets the subresources.
+            // If several entries have the same name, only the first one gets the subresources.
             if let Some(subresources) = subresources.remove(name) {
                 resource.insert("subresources".to_owned(), subresources.into());
             }
@@ -124,7 +125,7 @@ pub(crate) fn fuzz(data: &[u8]) {
     let spec = json!({"group": "far.io", "version": "v1", "service": {"namespace": "d", "name": "far"}});
     let remote = Remote::read(&super::FrontProxy::default(), &json!({"spec": spec}));
     let converted = converted(&remote, &list).to_string();
-    // The worst case: entries that have a short name only, which are completed.
+    // The worst case: entries that have only a short name. All other fields are added.
     assert!(converted.len() <= 12 * (data.len() + 10), "{} bytes of {}", converted.len(), data.len());
 }
 

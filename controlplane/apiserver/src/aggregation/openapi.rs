@@ -72,7 +72,7 @@ enum Document {
 #[derive(Clone)]
 struct Part {
     text: Arc<str>,
-    /// Changes with the text. Unique among all parts.
+    /// A new text has a new version. The version is unique among all parts.
     version: u64,
 }
 
@@ -517,7 +517,7 @@ mod tests {
         assert_eq!(link(), format!("/openapi/v3/apis/far.io/v1?hash={}", document.hash));
         let body: Value = serde_json::from_slice(&document.body).unwrap();
         assert!(body["components"]["schemas"]["Thing"].is_object(), "{body}");
-        // The part has not changed, so it is not converted again: this text could not be.
+        // This text cannot be converted. The part has not changed, so it is not converted again.
         let replace = |text: &str, more: u64| {
             remote.documents.with(|inner| {
                 let version = inner.v2.as_ref().unwrap().version + more;
@@ -536,7 +536,7 @@ mod tests {
             next.hash != document.hash && !next.body.is_empty(),
             "the known hash is that of another part"
         );
-        // Another error says nothing about the version.
+        // Another error does not show whether the server has version 3.
         assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 500".to_owned())).is_err());
         assert!(converted_v3(&remote, |_| false).is_none() && link().is_null());
         let root =

@@ -186,7 +186,7 @@ mod tests {
         for _ in 0..8 {
             webhook.send("{}\n");
         }
-        // The task has not run yet: five wait.
+        // The task has not run yet, so the queue has five events.
         assert_eq!(lost.load(Ordering::Relaxed), 3);
         webhook.send(&"x".repeat(MAX_BYTES + 1));
         assert_eq!(lost.load(Ordering::Relaxed), 4);

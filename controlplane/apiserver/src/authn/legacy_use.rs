@@ -1,4 +1,5 @@
-//! Records the last use of tokens in Secrets in a label of the Secret, at most once a day.
+//! Records the last use of the token in a Secret. A label of the Secret contains the day, so it changes at most once a
+//! day.
 //!
 //! Source: `legacyValidator` of `k8s.io/kubernetes/pkg/serviceaccount`. Administrators find unused tokens by the label.
 

@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(read(&HeaderMap::new()), Presented::Nothing);
     }
 
-    /// The headers of a WebSocket with these protocols, one a header.
+    /// The headers of a WebSocket with these protocols, one header for each protocol.
     fn upgrade(protocols: &[&str]) -> HeaderMap {
         let mut headers = HeaderMap::new();
         headers.insert(header::CONNECTION, HeaderValue::from_static("keep-alive, Upgrade"));

@@ -17,10 +17,11 @@ use crate::{cache::Cache, error::Result};
 
 /// Tolerated clock difference in seconds.
 const LEEWAY: i64 = 10;
-/// Seconds after the end of its grace period for which the tokens of a terminating pod are valid, as upstream.
+/// Seconds for which the tokens of a terminating pod stay valid after the pod's grace period, as upstream.
 const TERMINATING_SECONDS: i64 = 60;
 
-/// Issuer of tokens in Secrets. Kubernetes created these automatically before 1.24, and creates them on request since.
+/// Issuer of tokens in Secrets. Before 1.24 Kubernetes created these tokens automatically. Since 1.24 it creates them
+/// on request.
 const LEGACY_ISSUER: &str = "kubernetes/serviceaccount";
 const LEGACY_TYPE: &str = "kubernetes.io/service-account-token";
 

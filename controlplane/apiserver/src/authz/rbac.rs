@@ -584,7 +584,7 @@ mod tests {
         lines
     }
 
-    /// An object of one of a few names, that `pick` chooses: it returns a number below its argument.
+    /// A random object with one of a few names. `pick` returns a number below its argument.
     fn any_object(pick: &mut impl FnMut(usize) -> usize) -> (&'static str, Value) {
         let resource = RESOURCES[pick(4)];
         let namespace = ["a", "b"][pick(2)];
@@ -641,7 +641,8 @@ mod tests {
         store(&cache, "roles", &role(Some("a"), "own", "secrets"), false);
         assert_eq!(resources(), ["secrets"]);
         store(&cache, "roles", &role(Some("a"), "own", "secrets"), true);
-        // The history of a resource has at most 1,000 changes that are not recent.
+        // The history keeps recent changes, and at most 1,000 older changes. So the index misses the first of these
+        // changes.
         for number in 0..1500 {
             store(&cache, "roles", &role(Some("b"), "other", &format!("r{number}")), false);
             tokio::time::advance(crate::cache::RECENT / 100).await;

@@ -44,7 +44,8 @@ fn any_peer(number: u8) -> impl Strategy<Value = Peer> {
     ];
     let cidrs = prop_oneof![6 => Just(own), 1 => vec(select(ranges).prop_map(net), 0..3)];
     let kind = prop_oneof![6 => Just(PeerKind::Vxlan), 1 => Just(PeerKind::HostGw), 1 => Just(PeerKind::Udp)];
-    // The peer's own addresses and hardware addresses, sometimes addresses of another peer, and a node with two names.
+    // Most addresses are the peer's own. Some belong to other peers. Some peers have all addresses of peer 9, like a
+    // node with two names.
     let v4 = select(vec![format!("192.0.2.{number}"), "198.51.100.9".to_owned()]);
     let v6 = select(vec![format!("2001:db8::{number}"), "2001:db8:9::9".to_owned()]);
     let vtep =
@@ -123,7 +124,8 @@ fn peers_without_common_ranges_are_planned_alone() {
     let cidrs = heir.remove("n4").unwrap().cidrs;
     heir.insert("n9".to_owned(), Peer { cidrs, ..peer(9, PeerKind::Vxlan, &[4, 6]).1 });
     assert!(is_planned_alone(&all, &heir), "one that takes the ranges of one that leaves");
-    // The peer needs a device that no other peer needs, or shares entries with other peers.
+    // A peer is not planned alone if it needs a device that no other peer needs, or if it shares entries with another
+    // peer.
     let mut same_range = peer(5, PeerKind::Vxlan, &[4]);
     same_range.1.cidrs = all["n1"].cidrs.clone();
     let mut same_end = peer(5, PeerKind::Vxlan, &[4]);

@@ -1,5 +1,5 @@
-//! Sets the pull policy `Always` for every container. A pod then cannot use a private image that another pod has pulled
-//! without having the credentials.
+//! Sets the pull policy `Always` for every container. So a pod without the credentials for a private image cannot use
+//! the image that another pod has pulled.
 //!
 //! Source: `plugin/pkg/admission/alwayspullimages`.
 

@@ -142,7 +142,7 @@ impl EventRateLimit {
 // === impl LimitConfig ===
 
 impl LimitConfig {
-    /// The full buckets. The error names the invalid field and the reason.
+    /// Creates the buckets, which are full. The error names the invalid field and the reason.
     fn checked(&self) -> std::result::Result<Buckets, String> {
         for (field, value) in [("burst", self.burst), ("qps", self.qps)] {
             if value <= 0 {

@@ -160,7 +160,7 @@ mod tests {
             let why = "image policy webhook backend denied one or more images: bad image";
             assert_eq!(refused.decision().unwrap_err(), why);
         }
-        // Refusals are not cached with a time of -1.
+        // With a time to live of -1, refusals are not cached.
         assert_eq!(hook.count(), 3);
         let sent = hook.bodies.lock().unwrap()[0].clone();
         let expected = json!({"apiVersion": "imagepolicy.k8s.io/v1alpha1", "kind": "ImageReview", "metadata": {},

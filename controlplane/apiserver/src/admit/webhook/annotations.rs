@@ -12,7 +12,7 @@ const PATCH: &str = "patch.webhook.admission.k8s.io/";
 const FAILED_OPEN_MUTATION: &str = "failed-open.mutation.webhook.admission.k8s.io/";
 const FAILED_OPEN_VALIDATION: &str = "failed-open.validating.webhook.admission.k8s.io/";
 
-/// The place of a call in the keys of its annotations.
+/// The position of a call. The keys of its annotations contain this position.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     /// 0 for the first call, 1 for the call after other plugins have changed the object.

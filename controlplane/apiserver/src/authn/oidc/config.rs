@@ -156,7 +156,8 @@ struct Mappings {
 #[serde(deny_unknown_fields, default)]
 struct Source {
     claim: String,
-    /// As upstream, required with a claim for users or groups: names without a prefix can collide with names of the cluster.
+    /// Required beside `claim` for users and groups, as upstream: a name without a prefix can equal a name of the
+    /// cluster.
     prefix: Option<String>,
     expression: String,
 }

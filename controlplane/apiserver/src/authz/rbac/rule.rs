@@ -24,11 +24,11 @@ pub(crate) const MAX_PARTS: usize = 20_000;
 /// Maximum bytes of the words of all these parts. Each part repeats its words, and a word may have a megabyte.
 const MAX_BYTES: usize = 16 << 20;
 
-/// Maximum comparisons of words with those of the rules that the user holds. A tenant can hold roles with millions of
-/// words in its namespace.
+/// Maximum comparisons between the words of wanted rules and the words of the rules that the user holds. A tenant can
+/// hold roles with millions of words in its namespace.
 const MAX_COMPARISONS: usize = 100_000_000;
 
-/// From this number of names on, the names of a rule are sorted, and one is found by a binary search.
+/// Minimum number of names that a rule sorts. A binary search then finds a name.
 const MANY_NAMES: usize = 100;
 
 /// The rules have more than [`MAX_PARTS`] parts, or [`MAX_BYTES`] bytes, or need more than [`MAX_COMPARISONS`].
@@ -305,7 +305,7 @@ mod tests {
             ("metadata.name%3D%3Dc", true),
             ("metadata.namespace%3Da,metadata.name%3Dc", true),
             ("metadata.name!%3Dc", false),
-            // The comma belongs to the value of the first requirement, which all objects meet.
+            // The comma belongs to the value of the first requirement. All objects meet that requirement.
             ("metadata.namespace!%3Dx%5C,metadata.name%3Dc", false),
         ] {
             let path = format!("/api/v1/namespaces/a/configmaps?fieldSelector={selector}");
@@ -366,7 +366,7 @@ mod tests {
         let repeated =
             rule(json!({"verbs": vec!["get"; 1000], "apiGroups": vec![""; 1000], "resources": ["pods"]}));
         assert_eq!(missing([].iter(), &[repeated]).unwrap().len(), 1);
-        // A rule for both resources and URLs is covered by parts only.
+        // No single rule covers both resources and URLs, so the rule is compared part by part.
         let both = rule(
             json!({"verbs": ["get"], "apiGroups": [""], "resources": ["pods"], "nonResourceURLs": ["/a"]}),
         );
@@ -401,7 +401,7 @@ mod tests {
         };
         let resources = of([words(20_000), vec!["x".to_owned()]].concat(), Vec::new());
         assert_eq!(missing([of(words(20_000), Vec::new())].iter(), &[resources]), Err(TooManyParts));
-        // Very many names need few comparisons each.
+        // A rule with very many names needs few comparisons for each name.
         let names = of(vec!["pods".to_owned()], [words(15_000), vec!["x".to_owned()]].concat());
         let held = vec![of(vec!["pods".to_owned()], words(15_000)); 20];
         assert_eq!(missing(held.iter(), &[names]).unwrap().len(), 1);
