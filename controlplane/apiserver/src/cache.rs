@@ -51,8 +51,8 @@ pub(crate) use references::{ReferenceKind, References};
 pub(crate) use rendered_events::RenderedEvents;
 pub(crate) use watchers::{Event, Events, Watcher};
 
-/// Store key of the guard for service addresses and ports: each write that allocates some also updates it. It contains
-/// no `/`, so no object has this key.
+/// Store key of the guard for service addresses and ports. Each write that allocates an address or a port also updates the
+/// guard. The key contains no `/`, so no object has it.
 pub(crate) const ALLOCATIONS: &str = "allocations";
 /// Number of guards of quotas, which all namespaces share. Changing it requires that all servers are replaced at once.
 pub(crate) const QUOTA_GUARDS: usize = 64;

@@ -69,7 +69,7 @@ impl<C: Fn() -> bool + Send + Sync + 'static> FollowedFile<C> {
     /// Follows the file until the watch fails. Cancel-safe: a change that is not reported yet is found again.
     async fn follow(&mut self) -> io::Error {
         let watch = DirectoryWatch::start(&self.path);
-        // Without a watch the file is compared at each attempt.
+        // Each attempt compares the file, even if the watch could not start.
         self.compare().await;
         let watch = match watch {
             Ok(watch) => watch,

@@ -76,7 +76,7 @@ pub(crate) struct Seats {
     levels: Arc<Mutex<Levels>>,
     ticket: Ticket,
     since: Instant,
-    /// The count of the request. `None` while it waits.
+    /// Counts the request as executing. `None` while the request waits.
     executing: Option<Executing>,
 }
 

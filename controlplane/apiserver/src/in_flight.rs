@@ -94,7 +94,7 @@ pub(crate) struct InFlight {
     unauthenticated: SharedCapacity,
     /// The memory of requests of clients that authentication does not know, by source.
     unknown: SharedCapacity,
-    /// The connections to each kubelet in use, and those to other servers of the cluster.
+    /// The connections in use: to each kubelet, and to other servers of the cluster.
     streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
     max_proxied: usize,
     max_kubelet_clients: usize,
@@ -336,8 +336,8 @@ impl InFlight {
         Ok(memory)
     }
 
-    /// Memory for the response of a webhook on a host. It is separate from the memory of clients, so that hostile
-    /// webhooks cannot use that up.
+    /// Memory for the response of a webhook on a host. It is separate, so that hostile webhooks cannot use up the memory
+    /// of clients.
     pub(crate) fn response(&self, host: &str) -> BodyMemory {
         BodyMemory { shared: Some((self.responses.clone(), host.to_owned())), bytes: 0 }
     }

@@ -86,7 +86,7 @@ impl ProtobufList {
                     sized.push((object, size));
                 }
             });
-            // Other requests, and the time limit of this one, have their turn.
+            // Lets other requests run, and the time limit of this request.
             tokio::task::yield_now().await;
         }
         let mut bytes = encode::envelope_head(&api_version, list_kind, length);

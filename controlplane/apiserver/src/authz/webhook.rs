@@ -28,8 +28,7 @@ pub(crate) struct WebhookSettings {
     /// Name in messages.
     pub(crate) name: String,
     pub(crate) timeout: Duration,
-    /// Time to live of cached decisions that allow a request; zero disables the cache. The next field is for all other
-    /// decisions.
+    /// Time to live of cached decisions that allow a request. Zero disables the cache.
     pub(crate) authorized: Duration,
     pub(crate) unauthorized: Duration,
     /// `v1` or `v1beta1`.

@@ -1,7 +1,7 @@
 //! Index of allocated addresses and node ports, and of the ranges that they come from.
 //!
-//! The collections of services, IPAddresses and ServiceCIDRs update it with each change, so that an allocation does not
-//! read other objects.
+//! The collections of services, IPAddresses and ServiceCIDRs update the index with each change. An allocation therefore
+//! does not read other objects.
 
 use std::{
     collections::{BTreeMap, HashMap},

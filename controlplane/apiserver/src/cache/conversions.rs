@@ -30,7 +30,8 @@ type Converting = BoxFuture<'static, Result<Arc<Object>>>;
 pub(crate) struct Conversions(Mutex<VecDeque<Conversion>>);
 
 struct Conversion {
-    /// The addresses identify object and version: they are not used again as long as these references exist.
+    /// The memory addresses of object and kind identify the conversion. As long as these weak references exist, the
+    /// allocator does not reuse the addresses.
     object: Weak<Object>,
     kind: Weak<Resource>,
     state: State,

@@ -65,7 +65,7 @@ struct Queued {
     reader: Option<Arc<Reader>>,
 }
 
-/// A slot is an event and its part of a block of the queue.
+// `SLOT_BYTES` covers an event and its share of the overhead of a block of the queue.
 const _: () = assert!(size_of::<Queued>() < SLOT_BYTES);
 
 /// State that both halves share.
@@ -110,11 +110,11 @@ struct Running {
     reached: Option<u64>,
 }
 
-/// The objects that a watcher may select. Changes of others do not visit it.
+/// The objects that a watcher may select. Changes of other objects do not visit the watcher.
 enum Selection {
     /// The pods of a node.
     Node(Box<str>),
-    /// The objects whose keys have this prefix, which is empty or ends with `/`. Otherwise the object with this key.
+    /// If the text is empty or ends with `/`: the objects whose keys have this prefix. Otherwise the object with this key.
     Key(Box<str>),
 }
 
@@ -187,7 +187,7 @@ impl Queued {
         is_within.then(|| Self { event, reader: reader.cloned() })
     }
 
-    /// Ends the count. The event is moved, because all watches share the number of references to its object.
+    /// Ends the count. The event is moved, not cloned: all watches would contend for the reference count of its object.
     fn into_event(mut self) -> Event {
         self.uncount();
         std::mem::replace(&mut self.event, Event::Bookmark(0))
@@ -221,7 +221,7 @@ impl Event {
         self.object().map(|object| object.stored())
     }
 
-    /// Bytes of the event, which it may keep in memory.
+    /// Bytes that the event may keep in memory.
     pub(crate) fn weight(&self) -> usize {
         self.object().map_or(0, |object| object.json_len())
     }
@@ -338,7 +338,7 @@ impl Selection {
         if let Some(node) = scope.node().filter(|_| is_pod) {
             return Self::Node(node.into());
         }
-        // Group, resource, and the namespace of a namespaced kind. Then the prefix and a name are a key.
+        // Whether the prefix has group, resource, and the namespace of a namespaced kind: prefix and name are then a key.
         let is_complete = scope.prefix.matches('/').count() == 2 + usize::from(kind.namespaced);
         Self::Key(match scope.fields.exact_name() {
             Some(name) if is_complete => format!("{}{name}", scope.prefix).into(),

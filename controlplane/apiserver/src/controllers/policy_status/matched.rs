@@ -35,7 +35,7 @@ enum Params {
 }
 
 /// The names of a policy's resources and of its kind of parameters, as hashes. The combined names of a small policy
-/// can take a hundred times its size. An equal hash of another name only causes a needless check.
+/// can take a hundred times its size. A hash collision only causes an unnecessary check.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     /// Group, version and plural name.
