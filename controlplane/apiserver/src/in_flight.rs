@@ -48,8 +48,8 @@ const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
 /// Maximum bytes of all requests of unknown clients whose response is not sent yet. Clients that do not read could
 /// otherwise use up the memory of requests with valid credentials.
 const MAX_UNKNOWN_BYTES: usize = 32 << 20;
-/// Bytes of requests of both kinds that each source always gets, even if other sources have used up the memory: a
-/// source needs no credentials to use memory. The number of sources is at most the number of the connections.
+/// Bytes that each source always gets in both of these limits, even if other sources have used up the memory: a source
+/// needs no credentials to use it. There are at most as many sources as connections.
 pub(crate) const GRANTED_WITHOUT_CREDENTIALS: usize = 128 << 10;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;

@@ -190,7 +190,7 @@ impl ResourceInfo {
         let mut behind = None;
         if subresource == "proxy" || subresource.starts_with("proxy/") {
             "proxy".clone_into(&mut subresource);
-            // The segments before: the group version, the namespace, and `resource/name/proxy`.
+            // Number of segments before the rest: the group version, the namespace, and `resource/name/proxy`.
             let before = if group.is_empty() { 2 } else { 3 } + if inside { 2 } else { 0 } + 3;
             behind = path.trim_start_matches('/').splitn(before + 1, '/').nth(before).map(str::to_owned);
         }

@@ -194,7 +194,7 @@ impl<'a> Estimator<'a> {
         self.locals.push(Local { name, origin: value.origin, size: value.size, entries: value.entries });
     }
 
-    /// Declares the variables of a loop: element or key, or both of index and element, or of key and value.
+    /// Declares the variables of a loop: one (element or key), or two (index and element, or key and value).
     fn declare_elements(&mut self, inner: &'a Comprehension, range: &Part<'a>) {
         let is_list = match range.entries {
             Some(entries) => entries.is_list,
