@@ -221,7 +221,7 @@ async fn local_class(state: &Arc<State>) -> Result<()> {
     ensure_kind(state, kind, class).await
 }
 
-/// Writes the config map with the certificate authorities, if one of them has changed. With it aggregated servers
+/// Writes the config map with the certificate authorities, if one of them has changed. Aggregated servers read it to
 /// authenticate clients and this server.
 async fn extension_authentication(state: &Arc<State>) -> Result<()> {
     let Some(map) = authentication_map(state) else { return Ok(()) };

@@ -32,8 +32,9 @@ impl ClientUpgrade {
         self.running.as_ref().and_then(LongRunning::reader)
     }
 
-    /// Serves the connection in a task until `serve` returns or the server shuts down. It also ends if the connection
-    /// is evicted, or if its watch has lost to other owners of unread bytes. `serve` can be cancelled at any time.
+    /// Serves the connection in a task until `serve` returns or the server shuts down. The task also ends if the
+    /// connection is evicted, or if its watch has lost because of the limit on unread bytes. `serve` can be cancelled at
+    /// any time.
     pub(crate) fn serve<F>(
         self,
         shutdown: CancellationToken,

@@ -1,4 +1,4 @@
-//! Configuration of the API server, and errors of its start.
+//! Configuration of the API server, and the errors of its startup.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -98,7 +98,7 @@ pub struct ServerFeatures {
     pub response_compression: bool,
     /// Whether a watch can begin with all objects (`sendInitialEvents`). Gate `WatchList`.
     pub watch_list: bool,
-    /// Whether the verbs `impersonate:MODE` allow to impersonate users. Gate `ConstrainedImpersonation`.
+    /// Whether the verbs `impersonate:MODE` permit impersonation. Gate `ConstrainedImpersonation`.
     pub constrained_impersonation: bool,
 }
 

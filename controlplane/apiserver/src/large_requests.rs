@@ -13,12 +13,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Bytes of a unit of the budget.
 const UNIT: usize = 1 << 10;
-/// The budget of all large requests at work: 4 MiB of bodies and stored objects. A larger request uses all of it.
+/// The budget of all running large requests: 4 MiB of bodies and stored objects. A larger request uses all of it.
 const BUDGET_UNITS: u32 = 4 << 10;
 /// The part of the budget for one owner. A larger request of the owner uses all of that part.
 const OWN_UNITS: u32 = BUDGET_UNITS / 2;
 
-/// The large requests at work and those that wait.
+/// The running and the waiting large requests.
 pub(crate) struct LargeRequests {
     budget: Arc<Semaphore>,
     turns: Turns,

@@ -221,9 +221,9 @@ async fn wait_for_ending(activity: &Activity, shutdown: &CancellationToken, is_h
     }
 }
 
-/// The response to a request that has memory, or to one that was refused. The task of an HTTP/2 stream has the size of
-/// this future until the response is sent. The task of a watch has this size until the watch ends. The large future of
-/// the handler is therefore boxed: its memory is released when the response begins.
+/// The response to a request. `Err` is a request that was refused because there was no memory for it. The task of an
+/// HTTP/2 stream has the size of this future until the response is sent. The task of a watch has this size until the
+/// watch ends. The large future of the handler is therefore boxed: its memory is released when the response begins.
 async fn respond<B>(
     server: Apiserver,
     request: Result<Request<B>, ApiError>,
@@ -340,7 +340,7 @@ mod tests {
             let _ended = builder.serve_connection_with_upgrades(TokioIo::new(connection), service).await;
         });
         client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
-        // The settings permit 1 MiB on a stream, the window update permits it on the connection.
+        // The settings permit 1 MiB on a stream. The window update permits 1 MiB on the connection.
         client.write_all(&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 16, 0, 0]).await.unwrap();
         client.write_all(&[0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 16, 0, 0]).await.unwrap();
         // GET http://a/

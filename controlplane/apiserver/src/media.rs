@@ -187,7 +187,8 @@ impl MediaType<'_> {
         self.parameters.iter().find(|(name, _)| *name == key).map(|(_, value)| value.trim_matches('"'))
     }
 
-    /// Whether the objects are unchanged. As upstream, each of these parameters names a kind to which they are converted.
+    /// Whether the media type is for unchanged objects. As upstream, each of the parameters `as`, `g` and `v` names a kind
+    /// to which the objects are converted.
     fn is_plain(&self) -> bool {
         ["as", "g", "v"].iter().all(|name| self.parameter(name).is_none())
     }

@@ -2,9 +2,9 @@
 //!
 //! A response that a client does not read keeps its objects in memory, even after they have changed. A client could
 //! thus keep many versions of its objects. When the cache and its history drop an object to which responses still refer,
-//! the cache counts the object until its memory is freed. Above a limit, the server ends responses: it selects the owner
-//! whose responses may refer to the most of these bytes, and ends the oldest responses of that owner. Current objects do
-//! not count, so many readers of the same objects do not end.
+//! the cache counts the object until its memory is freed. Above a limit, the server selects the owner whose responses may
+//! refer to the most of these bytes. It ends the oldest responses of that owner. Current objects do not count, so many
+//! readers of the same objects do not end.
 //!
 //! Responses to members of `system:masters` and to components of the cluster are protected: they have a limit of their
 //! own. The server subtracts all bytes to which the other responses may refer. It ends protected responses only if the

@@ -37,7 +37,7 @@ pub(crate) const MIN_HELD_BYTES: usize = 8 << 10;
 /// this count, small events that many watches share would take memory without a limit.
 pub(crate) const SLOT_BYTES: usize = 32;
 
-/// Number of elements for which an empty map keeps its memory.
+/// Number of elements for which an empty map keeps memory reserved.
 const KEPT_CAPACITY: usize = 14;
 
 /// Address and length. Only bytes in memory at the same time can be compared.

@@ -319,7 +319,7 @@ mod tests {
         let containers: Vec<Value> =
             names.iter().map(|name| json!({"name": name, "image": "web:1"})).collect();
         let pod = json!({"metadata": {"uid": "1"}, "spec": {"containers": containers}});
-        // With a search of the list for each name, this takes minutes.
+        // A search of the list for each name would take minutes.
         assert_eq!(images(&pod, &pair).len(), CONTAINERS);
         assert_eq!(declared(&pod, pair.1.pod_since(&pair.0, "1")).len(), CONTAINERS);
         assert!(declared(&json!({"spec": {}}), pair.1.pod_since(&pair.0, "1")).is_empty());

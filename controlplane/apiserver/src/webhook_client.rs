@@ -200,7 +200,7 @@ impl Endpoint {
         self.target.host()
     }
 
-    /// Maximum bytes of the response to a request of that many bytes.
+    /// Maximum bytes of the response to a request of `sent` bytes.
     fn max_response(&self, sent: usize) -> usize {
         MAX_RESPONSE.saturating_add(sent.saturating_mul(PER_BYTE_SENT)).min(self.max_response)
     }

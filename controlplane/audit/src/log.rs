@@ -116,8 +116,8 @@ impl Log {
         self.memory.clone().try_acquire_many_owned(kib(line)).ok().map(LineMemory)
     }
 
-    /// Reserves memory for a shortened line, for which the queue has a separate amount. `None` if too little of this
-    /// amount is free.
+    /// Reserves memory for a shortened line from the separate budget of such lines. `None` if too little of this budget
+    /// is free.
     pub fn memory_of_shortened(&self, line: &str) -> Option<LineMemory> {
         self.shortened.clone().try_acquire_many_owned(kib(line)).ok().map(LineMemory)
     }

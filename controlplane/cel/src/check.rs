@@ -136,7 +136,7 @@ impl<'a> Checker<'a> {
         Ok(Type::KeyedMap(Arc::new(key), Arc::new(values.unwrap_or(Type::Dyn))))
     }
 
-    /// Checks that an element has the type of those before it. `dyn` fits any type.
+    /// Checks that an element has the type of the elements before it. `dyn` fits any type.
     fn same_type(&self, expr: &Expr, before: Option<&Type>, kind: &Type) -> Result<(), CompileError> {
         let allows_mixed = || self.scopes.iter().any(|(name, _)| *name == MIXED);
         match before {

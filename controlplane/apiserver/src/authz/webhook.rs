@@ -291,7 +291,7 @@ mod tests {
         assert_eq!(review(&webhook_a, "/version").await, Verdict::NoOpinion);
         assert_eq!(hook.count(), 1);
         assert_eq!(review(&webhook_a, "/api/v1/namespaces/a/pods").await, Verdict::Allow);
-        // A condition that fails is a failure of the webhook.
+        // An error in a condition counts as a failure of the webhook.
         let broken = json!([{"expression": "request.resourceAttributes.namespace == 'a'"}]);
         assert_eq!(review(&webhook(&hook, true, &broken), "/version").await, Verdict::Deny);
     }

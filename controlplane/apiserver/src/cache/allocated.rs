@@ -140,7 +140,7 @@ fn service(spec: &Value) -> Allocation {
     Allocation { addresses: addresses.filter_map(|address| address.as_str()?.parse().ok()).collect(), ports }
 }
 
-/// The ranges of a ServiceCIDR. They are usable while it is ready and not being deleted.
+/// The ranges of a ServiceCIDR. They are usable while the ServiceCIDR is ready and not being deleted.
 fn ranges(object: &Value) -> Ranges {
     let cidrs = object["spec"]["cidrs"].as_array().into_iter().flatten();
     let networks = cidrs.filter_map(|cidr| cidr.as_str()?.parse::<IpNetwork>().ok());

@@ -104,7 +104,7 @@ impl Collection {
         }
     }
 
-    /// Sets the shared form of this collection, to which watches refer.
+    /// Sets the reference to the [`Shared`] that contains this collection. Watches keep this reference.
     pub(super) fn share_as(&mut self, itself: Weak<Shared>) {
         self.watchers = Watchers::of(itself);
     }
@@ -158,8 +158,8 @@ impl Collection {
         }
     }
 
-    /// Counts replaced objects that responses refer to. Some share their bytes with a current object, but not after its
-    /// next change.
+    /// Counts replaced objects that responses refer to. A replaced object may share its bytes with a current object, but
+    /// only until the current object changes.
     fn count_replaced(&self, mut replaced: Vec<Arc<Object>>) {
         // The same object may have been in the history and in the objects, so remove duplicates. Any further reference
         // then belongs to a response.

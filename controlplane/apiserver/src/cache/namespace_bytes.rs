@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Namespaces of the system. Users cannot write to them with the default roles, so they do not count for the limit of all
-/// namespaces: the components of the cluster work even if users have reached it.
+/// namespaces. The components of the cluster therefore work even if users have reached this limit.
 const SYSTEM: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];
 
 /// Maximum encoded bytes of objects in namespaces.

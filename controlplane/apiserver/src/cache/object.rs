@@ -221,7 +221,7 @@ impl Object {
         format!("\"resourceVersion\":\"{}\"{end}", self.revision)
     }
 
-    /// Whether the metadata has no field but the resourceVersion.
+    /// Whether the resourceVersion is the only field of the metadata.
     fn is_only_metadata_field(&self) -> bool {
         self.stored.get(self.fields_at) == Some(&b'}')
     }

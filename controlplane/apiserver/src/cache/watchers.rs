@@ -73,7 +73,7 @@ const _: () = assert!(size_of::<Queued>() < SLOT_BYTES);
 struct Link {
     /// Bytes of the queued events.
     queued: AtomicUsize,
-    /// It is set when the collection adds the watcher.
+    /// Set when the collection adds the watcher.
     registration: OnceLock<Registration>,
 }
 

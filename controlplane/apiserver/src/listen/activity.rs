@@ -49,7 +49,7 @@ pub(super) struct Running {
     activity: Arc<Activity>,
 }
 
-/// A response's body. The request ends when the body is dropped, and the large frames that the connection has taken.
+/// A response's body. The request ends when the body and all large frames that the connection has taken are dropped.
 struct Tracked {
     body: Body,
     /// The rest of a frame that is longer than a piece.
@@ -96,8 +96,8 @@ impl Activity {
         is_header
     }
 
-    /// Returns when a request header is incomplete `limit` after its first byte; for the first request, after the start
-    /// of the connection.
+    /// Returns when a request header is still incomplete `limit` after its first byte. For the first request, the time
+    /// starts with the connection.
     pub(super) async fn late_header(&self, limit: Duration) {
         let mut header = self.header.subscribe();
         loop {

@@ -184,7 +184,7 @@ fn log_query(query: &str) -> String {
 }
 
 /// Checks the requested container, or chooses the default: the container that the pod's annotation names, the only
-/// container, or the first one. For logs, the first one of several is no default.
+/// container, or the first one. A log request has no default if the pod has several containers and no annotation.
 fn container(pod: &Value, wanted: &str, logs: bool) -> Result<String> {
     let names = |field: &str| -> Vec<String> {
         let list = pod["spec"][field].as_array().into_iter().flatten();

@@ -324,8 +324,8 @@ fn limited<S: Stream>(call: &Call, lines: S) -> impl Stream<Item = S::Item> + us
     })))
 }
 
-/// Duration of a watch without `timeoutSeconds`: the minimum plus a random time of up to the minimum, so that the clients
-/// do not reconnect at the same time.
+/// Duration of a watch without `timeoutSeconds`: the minimum plus a random time of up to the minimum. Clients therefore
+/// reconnect at different times.
 fn unasked_limit(min: Duration) -> Duration {
     match min.as_secs() {
         0 => Duration::MAX,

@@ -98,7 +98,7 @@ async fn a_broken_webhook_fails_the_request_or_is_ignored() {
     }
 }
 
-/// CVE-2020-8561: the API server followed redirects of webhooks to hosts that only it reaches.
+/// CVE-2020-8561: the API server followed redirects of webhooks to hosts that only the API server can reach.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cve_2020_8561_a_redirect_of_a_webhook_is_not_followed() {
     let server = Fixture::new().await;
