@@ -66,7 +66,7 @@ async fn own_service(state: &Arc<State>) -> Result<()> {
     ensure(state, "services", own_service_object(state)).await
 }
 
-/// Restores the ports and the type of the service of this server. As upstream, only at the start. Source:
+/// Restores the ports and the type of the service of this server. As upstream, this happens only at the start. Source:
 /// `pkg/controlplane/controller/kubernetesservice`.
 async fn restore_own_service(state: &Arc<State>) -> Result<()> {
     const FIELDS: [&str; 2] = ["ports", "type"];
@@ -171,7 +171,7 @@ fn is_extended(stored: &Value, ranges: &Value) -> bool {
     ranges.len() == 2 && *stored == json!([ranges[0]])
 }
 
-/// Creates the service of cluster DNS. The nodes serve its address themselves; the service reserves the address.
+/// Creates the service of cluster DNS. The nodes themselves answer at its address. The service reserves the address.
 async fn cluster_dns(state: &Arc<State>) -> Result<()> {
     /// Number of the address in the service range, as in clusters of kubeadm.
     const DNS_ADDRESS_NUMBER: u128 = 10;

@@ -75,7 +75,7 @@ pub(crate) struct Cache {
     resyncs: AtomicU64,
     /// Notified by changes above the usual limits of a history.
     bursts: Notify,
-    /// The usage of quotas by the objects. Lock order: before a collection.
+    /// The usage of quotas by the objects. Lock order: this lock before the lock of a collection.
     pub(crate) quotas: Ledger,
     /// Events that watches share.
     pub(crate) rendered: Arc<RenderedEvents>,

@@ -14,7 +14,8 @@ pub(crate) struct ClientUpgrade {
     pub(crate) on: OnUpgrade,
     /// The permit of the connection. `None` for requests from this process.
     pub(crate) permit: Option<Arc<ConnectionPermit>>,
-    /// Counts the request as long-running until the connection ends: its response ends with the switch of protocols.
+    /// Counts the request as long-running until the connection ends. The response itself ends earlier, with the switch
+    /// of protocols.
     pub(crate) running: Option<LongRunning>,
 }
 

@@ -48,15 +48,15 @@ const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
 /// Maximum bytes of all requests of unknown clients whose response is not sent yet. Clients that do not read could
 /// otherwise use up the memory of requests with valid credentials.
 const MAX_UNKNOWN_BYTES: usize = 32 << 20;
-/// Bytes that each source always gets in both of these limits, even if other sources have used up the memory: a source
-/// needs no credentials to use it. There are at most as many sources as connections.
+/// Bytes that each source always gets under each of the two limits above, even if other sources have used up the memory.
+/// A source needs no credentials to use memory. There are at most as many sources as connections.
 pub(crate) const GRANTED_WITHOUT_CREDENTIALS: usize = 128 << 10;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all copies of objects in another version, for lists.
 const MAX_COPIES_BYTES: usize = 64 << 20;
-/// Maximum bytes of such copies that count for one list: the part of one owner. A list with more is served only while no
-/// other list has copies.
+/// Maximum bytes that the copies of one list count: the part of one owner. A list with more copies is served only while
+/// no other list has copies.
 const MAX_LIST_COPIES_BYTES: usize = MAX_COPIES_BYTES / (PER_FREE_BYTE + 1) * PER_FREE_BYTE;
 /// The copies of a list do not count if they have at most this many bytes.
 const SMALL_COPIES_BYTES: usize = 256 << 10;

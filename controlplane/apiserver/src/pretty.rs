@@ -57,8 +57,8 @@ enum Position {
     Escaped,
 }
 
-/// Whether the response to this request is indented. As upstream, the version and the list of paths always are, and
-/// OpenAPI documents never are.
+/// Whether the response to this request is indented. As upstream, the version and the list of paths are always
+/// indented, and OpenAPI documents are never indented.
 pub(crate) fn is_wanted(info: &RequestInfo, headers: &HeaderMap) -> bool {
     match info.path.as_str() {
         "/" | "/version" | "/version/" => return true,

@@ -30,7 +30,7 @@ pub(crate) struct ResourceInfo {
     pub(crate) version: String,
     /// Empty for all namespaces and for cluster-scoped kinds.
     pub(crate) namespace: String,
-    /// Whether the path is below `namespaces/<name>/`. The paths of a Namespace itself are not.
+    /// Whether the path is below `namespaces/<name>/`. The paths of a Namespace itself do not count.
     pub(crate) below_namespace: bool,
     pub(crate) resource: String,
     /// Empty for the collection.

@@ -301,7 +301,7 @@ mod tests {
         let server = Server::default();
         let mut of_eve = vec![server.open("eve", 30), server.open("eve", 30)];
         let mut objects = server.supersede(40);
-        // Readers of current objects, and a large list that began later.
+        // Other owners do not lose: readers of current objects, and a large list that began later.
         let mut others: Vec<Opened> = (0..100).map(|_| server.open("nodes", 100)).collect();
         others.push(server.open("bob", 100));
         of_eve.push(server.open("eve", 30));
@@ -358,7 +358,7 @@ mod tests {
         let mut objects = server.supersede(192);
         assert!(users.iter().any(has_lost));
         for user in users {
-            // Each of them has kept six objects.
+            // Each user has kept six objects.
             objects.truncate(objects.len() - 6);
             drop(user);
             assert!(!protected.iter().any(has_lost));

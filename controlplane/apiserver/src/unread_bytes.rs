@@ -33,8 +33,8 @@ const MAX_COUNTED_BYTES: usize = MAX_BYTES / 2;
 /// Minimum bytes of a piece that counts while it is being sent.
 pub(crate) const MIN_HELD_BYTES: usize = 8 << 10;
 
-/// Bytes that a queued event counts for its slot in the queue, which watches do not share. The slot is not larger. Without
-/// this count, small events that many watches share would take memory without a limit.
+/// Bytes that a queued event counts for its slot in the queue; a slot is not larger. Watches share objects, but not slots.
+/// Without this count, the slots of small shared events would take memory without a limit.
 pub(crate) const SLOT_BYTES: usize = 32;
 
 /// Number of elements for which an empty map keeps memory reserved.
@@ -284,8 +284,8 @@ impl Reader {
         }
     }
 
-    /// Counts the memory of a list, without what its elements refer to. The list must exist at this address until the
-    /// result is dropped. Returns `None` where [`Self::add`] returns false.
+    /// Counts the memory of a list, without the memory to which its elements refer. The list must exist at this address
+    /// until the result is dropped. Returns `None` where [`Self::add`] returns false.
     pub(crate) fn hold_list<T>(self: &Arc<Self>, list: &[T]) -> Option<HeldList> {
         let identity = (list.as_ptr().addr(), size_of_val(list));
         if identity.1 < MIN_HELD_BYTES {
@@ -439,8 +439,8 @@ impl Unread {
         of_class.bytes.saturating_sub(of_class.ending).saturating_sub(class.share())
     }
 
-    /// The reader with the most bytes of the owner with the most bytes; of equal readers the newest. Readers that have
-    /// lost do not count. `None` within the limit.
+    /// The reader with the most bytes of the owner with the most bytes. If readers are equal, the newest one. Readers that
+    /// have lost do not count. `None` within the limit.
     fn next_to_end(&self) -> Option<(Arc<str>, u64)> {
         if self.bytes.saturating_sub(self.ending) <= MAX_BYTES {
             return None;

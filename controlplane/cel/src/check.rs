@@ -48,7 +48,7 @@ impl Types {
         self.0.get(&std::ptr::from_ref(expr)).unwrap_or(&DYN)
     }
 
-    /// Whether the part has a type. Names of namespaces have none.
+    /// Whether the part has a type. Names of namespaces have no type.
     pub(crate) fn has(&self, expr: &Expr) -> bool {
         self.0.contains_key(&std::ptr::from_ref(expr))
     }

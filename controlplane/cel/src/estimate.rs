@@ -236,7 +236,7 @@ impl<'a> Estimator<'a> {
         match optional {
             None => Part { entries: body.entries, ..self.computed(expr, bound, body.size) },
             Some(optional) => {
-                // `hasValue()` and `value()` are one call each. `optMap` has another one: `optional.of()`.
+                // `hasValue()` and `value()` are one call each. `optMap` has another call: `optional.of()`.
                 let calls = if optional == OptionalMap::Wrap { 3 } else { 2 };
                 let cost = bound.saturating_add(value.cost).saturating_add(calls);
                 let size = type_size(self.types.of(expr)).unwrap_or(Size::UNKNOWN);

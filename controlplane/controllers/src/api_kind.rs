@@ -150,7 +150,7 @@ impl ApiKind {
         match client.request::<Meta>(request).await {
             Ok(meta) => Ok(Some(meta)),
             Err(error) if is_missing(&error, &key.name) => Ok(None),
-            // Some aggregated servers name no object. The kind is served if its objects can be listed.
+            // The 404 of some aggregated servers never names an object. The kind is served if its objects can be listed.
             Err(error) if is_not_found(&error) && self.can(&["list"]) => {
                 self.list_version(client).await.map(|_version| None)
             }

@@ -158,8 +158,8 @@ impl Collection {
         }
     }
 
-    /// Counts replaced objects that responses refer to. A replaced object may share its bytes with a current object, but
-    /// only until the current object changes.
+    /// Counts replaced objects that responses refer to, even if a current object shares their bytes. After its next change
+    /// only the responses keep these bytes in memory.
     fn count_replaced(&self, mut replaced: Vec<Arc<Object>>) {
         // The same object may have been in the history and in the objects, so remove duplicates. Any further reference
         // then belongs to a response.

@@ -197,14 +197,14 @@ impl Object {
         text.extend_from_slice(self.stored.get(self.fields_at..).unwrap_or_default());
     }
 
-    /// The whole object as JSON: the start, and the rest without a copy.
+    /// The whole object as JSON, in two parts: a new start, and the rest, which is not copied.
     pub(crate) fn json_parts(&self) -> (Vec<u8>, Bytes) {
         let head = self.stored.get(..self.fields_at).unwrap_or_default();
         ([head, self.resource_version_field().as_bytes()].concat(), self.stored.slice(self.fields_at..))
     }
 
-    /// The object as an item of a list of its kind. Returns the start, and the rest without a copy. As upstream, only
-    /// items of custom resources have apiVersion and kind.
+    /// The object as an item of a list of its kind, in two parts: a new start, and the rest, which is not copied. As
+    /// upstream, only items of custom resources have apiVersion and kind.
     pub(crate) fn item(&self, kind: &Resource) -> (String, Bytes) {
         let head = self.stored.get(..self.fields_at).filter(|_| !kind.is_built_in());
         let head = head.and_then(|head| std::str::from_utf8(head).ok());

@@ -61,7 +61,7 @@ impl RenderedEvents {
         if let Some(known) = self.lock().events.get(&key) {
             return known.event.clone();
         }
-        // This runs without the lock, so another watch may render the same event meanwhile.
+        // `render` runs without the lock, so another watch may render the same event meanwhile.
         let event = render();
         self.lock().add(key, Rendered { _object: Arc::downgrade(object), event: event.clone() });
         event

@@ -15,8 +15,8 @@ use tokio::sync::oneshot;
 
 /// Maximum number of waiting requests of all levels. Each one keeps its headers in memory.
 const MAX_WAITING: usize = 2000;
-/// Maximum waiting requests of one level, as a multiple of the free places: at most three quarters. A flood in one
-/// level leaves places for the requests of nodes and controllers.
+/// Maximum waiting requests of one level, as a multiple of the free places. One level therefore gets at most three
+/// quarters of the places, and a flood leaves places for the requests of nodes and controllers.
 const PER_FREE_PLACE: usize = 3;
 /// Assumed seat time of a request when it starts, in microseconds.
 const ESTIMATE: u64 = 3000;

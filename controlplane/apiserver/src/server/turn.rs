@@ -125,7 +125,7 @@ fn processed_bytes(call: &Call) -> usize {
     call.body.len() + stored.map_or(0, |object| object.stored_bytes())
 }
 
-/// Runs a request in its turn. After [`MAX_TURN`] it continues beside the next large request.
+/// Runs a request in its turn. After [`MAX_TURN`] the turn ends: the request continues, and the next large request starts.
 pub(super) async fn run(turn: Option<Turn>, mut request: BoxFuture<'_, Result<Reply>>) -> Result<Reply> {
     let Some(turn) = turn else { return request.await };
     if let Ok(reply) = timeout(MAX_TURN, request.as_mut()).await {

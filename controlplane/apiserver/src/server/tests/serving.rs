@@ -209,7 +209,7 @@ async fn a_watch_over_a_web_socket_has_a_message_for_each_event() {
     let serving = hyper::server::conn::http1::Builder::new().serve_connection(connection, service);
     tokio::spawn(serving.with_upgrades());
     let mut request = format!("ws://server{CONFIG_MAPS}?watch=1").into_client_request().unwrap();
-    // The token of the file of static tokens, as a browser sends it.
+    // A token from the file of static tokens, in the form that a browser sends.
     let token = BASE64_URL_SAFE_NO_PAD.encode("secret");
     let protocols = format!("base64url.bearer.authorization.k8s.io.{token}, json");
     request.headers_mut().insert("sec-websocket-protocol", protocols.parse().unwrap());

@@ -49,7 +49,7 @@ struct Expression<'a> {
     values: Option<Vec<Text<'a>>>,
 }
 
-/// A string of the stored text, without a copy unless it has escapes.
+/// A string of the stored text. It is copied only if it has escapes.
 #[derive(Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 

@@ -21,7 +21,7 @@ const MICROS_PER_BYTE: u64 = 16;
 pub(crate) struct FirstEvents {
     /// Cancelled when the first events are sent.
     sent: CancellationToken,
-    /// Additional microseconds for the client. [`Self::are_sent_within`] uses this time and resets it to 0.
+    /// Additional microseconds for the client. [`FirstEvents::are_sent_within`] uses this time and resets it to 0.
     additional: Arc<AtomicU64>,
 }
 
