@@ -80,7 +80,7 @@ pub(crate) struct Seats {
     executing: Option<Executing>,
 }
 
-/// What a request needs.
+/// The seats that a request needs, and its flow.
 struct Demand {
     seats: u64,
     flow: u64,

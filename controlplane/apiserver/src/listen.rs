@@ -71,7 +71,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum time for the response to a ping. After it, the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Why the server ends a connection.
+/// The reason why the server ends a connection.
 enum Ending {
     /// The client does not read a response.
     Unread,

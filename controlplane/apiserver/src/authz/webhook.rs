@@ -25,7 +25,7 @@ const MAX_REASON: usize = 1024;
 /// The settings of one webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WebhookSettings {
-    /// Name in messages.
+    /// Name of the webhook in messages.
     pub(crate) name: String,
     pub(crate) timeout: Duration,
     /// Time to live of cached decisions that allow a request. Zero disables the cache.

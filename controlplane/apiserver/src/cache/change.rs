@@ -81,7 +81,7 @@ impl Scope {
         match (was, is, &change.old) {
             (false, true, _) => Some(Event::Added(new)),
             (true, true, _) => Some(Event::Modified(new)),
-            // The last state that matched, as upstream.
+            // Send the last state that matched, as upstream.
             (true, false, Some(old)) if !change.deleted => {
                 let left = change.left.get_or_init(|| Arc::new(old.with_revision(change.revision)));
                 Some(Event::Deleted(left.clone()))

@@ -272,7 +272,7 @@ impl Collection {
             let event = watcher.scope.event(kind, &change);
             event.is_none_or(|event| watcher.send(event, change.revision))
         };
-        // Each node watches its pods.
+        // Nodes are looked up only if a watch selects the pods of one node, as kubelets do.
         let nodes = if self.watchers.select_nodes() { change.nodes(kind) } else { [""; 2] };
         self.watchers.retain_of(&change.new.key, nodes, send);
         self.record_change(change.clone());

@@ -97,7 +97,7 @@ impl Conversions {
         Found::Running(running)
     }
 
-    /// Keeps a small result, and forgets others. `None` for an error.
+    /// Keeps a small result. Removes the conversion if its result is larger, or if it failed (`None`).
     fn finish(&self, object: &Arc<Object>, kind: &Arc<Resource>, converted: Option<&Arc<Object>>) {
         let mut newest = self.lock();
         match converted.filter(|converted| converted.stored_bytes() <= MAX_KEPT_BYTES) {

@@ -491,7 +491,7 @@ mod tests {
         let unread = Arc::<UnreadBytes>::default();
         let kind = by_kind("v1", "ConfigMap").unwrap();
         let value = serde_json::json!({"metadata": {"name": "n"}, "data": {"a": "x".repeat(1 << 20)}});
-        // Each watch is at another version.
+        // Each call makes a new object, so that the watches share no bytes.
         let version = |revision: u64| Arc::new(Object::of(kind, "k".into(), revision, &value));
         let watches = (0..10).map(|_| Watcher::counted(Scope::default(), false, Some(unread.reader("eve"))));
         let mut watches: Vec<_> = watches.collect();

@@ -33,7 +33,7 @@ struct Incomplete {
     /// Finds the headers in the frames of HTTP/2. `None` with HTTP/1.1.
     block: Option<HeaderBlock>,
     received: usize,
-    /// Parts of [`STEP`] bytes.
+    /// Reservations of [`STEP`] bytes each.
     reserved: Vec<BodyMemory>,
 }
 

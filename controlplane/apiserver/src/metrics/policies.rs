@@ -20,7 +20,7 @@ pub(crate) struct PolicyMetrics {
     names: KnownNames,
 }
 
-/// Why a validation failed.
+/// The reason why a validation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailureKind {
     /// An expression does not compile.

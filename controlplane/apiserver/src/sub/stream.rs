@@ -170,7 +170,7 @@ fn query_of(options: &Value) -> String {
     let ports: Vec<String> =
         options["ports"].as_array().into_iter().flatten().map(Value::to_string).collect();
     if !ports.is_empty() {
-        // The kubelet's name and form. Source: `streamParams` of upstream's pod registry.
+        // The kubelet expects one parameter with all ports. Source: `streamParams` of upstream's pod registry.
         words.append_pair("port", &ports.join(","));
     }
     words.finish()
