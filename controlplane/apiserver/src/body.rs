@@ -24,7 +24,7 @@ pub(crate) use yaml::{first_duplicate, parse as parse_yaml};
 const NO_VERSION: &str = "couldn't get version/kind";
 /// Maximum bytes of a request body, as upstream.
 const LIMIT: usize = 3 << 20;
-/// Minimum bytes by which the memory of a body grows.
+/// Minimum growth of the buffer of a body, in bytes.
 const MIN_GROWTH: usize = 16 << 10;
 
 /// The expected type of a body.
@@ -122,8 +122,8 @@ where
     Ok(rest.map_or(first, Bytes::from))
 }
 
-/// Makes room for further bytes. The vector grows by a quarter: the usual doubling would take up to twice the memory that
-/// is counted.
+/// Makes room for further bytes. The vector grows by a quarter: [`BodyMemory`] counts only the length, and the usual
+/// doubling could allocate twice as much.
 fn make_room(text: &mut Vec<u8>, additional: usize) {
     if text.capacity() - text.len() < additional {
         text.reserve_exact(additional.max(text.len() / 4).max(MIN_GROWTH));

@@ -32,7 +32,7 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     local_class(state).await?;
     extension_authentication(state).await?;
     token_tracking(state).await?;
-    // Admission may refuse changes of existing objects. They are attempted again later, and the server starts.
+    // Admission may refuse changes of existing objects. The server starts anyway, and retries the changes later.
     let range = default_range(state).await;
     if let Err(error) = &range {
         tracing::warn!(%error, "cannot write the default ServiceCIDR");
@@ -66,7 +66,7 @@ async fn own_service(state: &Arc<State>) -> Result<()> {
     ensure(state, "services", own_service_object(state)).await
 }
 
-/// Restores the ports and the type of the service of this server. As upstream, only at the start. Source:
+/// Restores the ports and the type of the service of this server. As upstream, this happens only at the start. Source:
 /// `pkg/controlplane/controller/kubernetesservice`.
 async fn restore_own_service(state: &Arc<State>) -> Result<()> {
     const FIELDS: [&str; 2] = ["ports", "type"];
@@ -106,7 +106,7 @@ async fn default_range(state: &Arc<State>) -> Result<()> {
     let (kind, object) = (range_kind()?, range_object(state));
     ensure_kind(state, kind, object.clone()).await?;
     let call = Call::internal(state, kind.clone(), &object);
-    // An object with the right content needs no write, which admission could refuse.
+    // Skip the write if the object is already correct: admission could refuse it.
     let found = stored(state, kind, &object).unwrap_or_default();
     let ranges = &object["spec"]["cidrs"];
     if is_extended(&found["spec"]["cidrs"], ranges) {
@@ -147,7 +147,7 @@ fn range_object(state: &State) -> Value {
     })
 }
 
-/// Whether a ServiceCIDR that stays has no condition `Ready`.
+/// Whether a ServiceCIDR lacks the condition `Ready` and is not being deleted.
 fn lacks_status(range: &Value) -> bool {
     let mut conditions = range["status"]["conditions"].as_array().into_iter().flatten();
     conditions.all(|condition| condition["type"] != "Ready")
@@ -171,7 +171,7 @@ fn is_extended(stored: &Value, ranges: &Value) -> bool {
     ranges.len() == 2 && *stored == json!([ranges[0]])
 }
 
-/// Creates the service of cluster DNS. The nodes serve its address themselves; the service reserves the address.
+/// Creates the service of cluster DNS. The nodes themselves answer at its address. The service reserves the address.
 async fn cluster_dns(state: &Arc<State>) -> Result<()> {
     /// Number of the address in the service range, as in clusters of kubeadm.
     const DNS_ADDRESS_NUMBER: u128 = 10;
@@ -186,7 +186,7 @@ async fn cluster_dns(state: &Arc<State>) -> Result<()> {
         "spec": {"type": "ClusterIP", "clusterIP": address.to_string(), "ports": ports, "sessionAffinity": "None"},
     });
     match ensure(state, "services", service).await {
-        // A service from an earlier version of the cluster has the address.
+        // Another service, from an earlier version of the cluster, already has the address.
         Err(error) if error.reason == "Invalid" => {
             tracing::warn!(%address, error = error.message, "another service has the address of cluster DNS");
             Ok(())
@@ -221,7 +221,8 @@ async fn local_class(state: &Arc<State>) -> Result<()> {
     ensure_kind(state, kind, class).await
 }
 
-/// Writes the config map by which aggregated servers authenticate clients and this server, if an authority has changed.
+/// Writes the config map with the certificate authorities, if one of them has changed. Aggregated servers read it to
+/// authenticate clients and this server.
 async fn extension_authentication(state: &Arc<State>) -> Result<()> {
     let Some(map) = authentication_map(state) else { return Ok(()) };
     let kind = core("configmaps")?;
@@ -282,7 +283,7 @@ async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()>
     ensure_kind(state, core(resource)?, object).await
 }
 
-/// Creates an object if it does not exist. An existing object needs no write, which admission webhooks could refuse.
+/// Creates an object if it does not exist. Does not write an existing object: admission webhooks could refuse the write.
 async fn ensure_kind(state: &Arc<State>, kind: &Arc<Resource>, object: Value) -> Result<()> {
     if stored(state, kind, &object).is_some() {
         return Ok(());

@@ -51,13 +51,13 @@ pub(crate) use references::{ReferenceKind, References};
 pub(crate) use rendered_events::RenderedEvents;
 pub(crate) use watchers::{Event, Events, Watcher};
 
-/// Store key of the guard for service addresses and ports: each write that allocates some also updates it. It contains
-/// no `/`, so no object has this key.
+/// Store key of the guard for service addresses and ports. Each write that allocates an address or a port also updates the
+/// guard. The key contains no `/`, so no object has it.
 pub(crate) const ALLOCATIONS: &str = "allocations";
 /// Number of guards of quotas, which all namespaces share. Changing it requires that all servers are replaced at once.
 pub(crate) const QUOTA_GUARDS: usize = 64;
-/// Store keys of the guards of quotas, without their number: with several servers, each write that increases the use of
-/// a quota also updates a guard. These keys contain no `/`, so no object has such a key.
+/// Prefix of the store keys of the guards of quotas; the number of the guard follows. With several servers, each write
+/// that increases the use of a quota also updates a guard. These keys contain no `/`, so no object has such a key.
 const QUOTA_GUARD: &str = "quotas-";
 
 /// Collections by group and resource name.
@@ -75,7 +75,7 @@ pub(crate) struct Cache {
     resyncs: AtomicU64,
     /// Notified by changes above the usual limits of a history.
     bursts: Notify,
-    /// The usage of quotas by the objects. Lock order: before a collection.
+    /// The usage of quotas by the objects. Lock order: this lock before the lock of a collection.
     pub(crate) quotas: Ledger,
     /// Events that watches share.
     pub(crate) rendered: Arc<RenderedEvents>,
@@ -210,8 +210,8 @@ impl Cache {
         }
     }
 
-    /// Removes changes above the usual limits of a history when they are no longer recent. Without such changes it has
-    /// no timer.
+    /// Removes changes above the usual limits of a history when they are no longer recent. While there are no such
+    /// changes, no timer runs.
     async fn remove_old_changes(&self) {
         loop {
             self.bursts.notified().await;
@@ -245,8 +245,8 @@ impl Cache {
         } else {
             self.note_guard(&commit.key, commit.revision);
         }
-        // A waiting request may allocate next and then needs the guard of the same revision, so the guard's commit
-        // advances the revision.
+        // A request that waits for this revision may allocate next, and then needs the guard of the same revision. If
+        // the commit of a guard follows, that commit advances the revision.
         if !commit.guard_follows {
             self.revision.advance(commit.revision);
         }
@@ -275,7 +275,7 @@ impl Cache {
         }
         quotas.load(self);
         drop(quotas);
-        // After the objects: a request that knows a guard must find all objects up to the guard's revision.
+        // Guards come after the objects: a request that knows a guard must find all objects up to the guard's revision.
         self.forget_guards(unreadable);
         guards.iter().for_each(|guard| self.note_guard(&guard.key, guard.modified));
         self.revision.advance(page.revision);
@@ -510,7 +510,7 @@ mod tests {
         let (watcher, _events) = Watcher::new(Scope::default(), false);
         let late = cache.of(kind).unwrap().lock().watch_after(watcher, 3);
         assert!(late.is_err_and(|error| error.is_expired()));
-        // A commit that the list has already is not applied again.
+        // A commit that the list already contains is not applied again.
         cache.apply(&commit("gone", 4));
         assert!(cache.get(kind, "ns", "gone").is_none());
     }

@@ -214,7 +214,7 @@ impl Call {
         if self.kind.namespaced { &self.resource.namespace } else { "" }
     }
 
-    /// The current object of this name, of the call's kind and namespace. The error is that it does not exist.
+    /// The current object of this name, of the call's kind and namespace. The error is `NotFound`.
     pub(crate) fn current(&self, name: &str) -> Result<Arc<Object>> {
         let object = self.state.cache.get(&self.kind, self.namespace(), name);
         object.ok_or_else(|| ApiError::not_found(&self.kind, name))

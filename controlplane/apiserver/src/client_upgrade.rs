@@ -14,7 +14,8 @@ pub(crate) struct ClientUpgrade {
     pub(crate) on: OnUpgrade,
     /// The permit of the connection. `None` for requests from this process.
     pub(crate) permit: Option<Arc<ConnectionPermit>>,
-    /// Counts the request as long-running until the connection ends: its response ends with the switch of protocols.
+    /// Counts the request as long-running until the connection ends. The response itself ends earlier, with the switch
+    /// of protocols.
     pub(crate) running: Option<LongRunning>,
 }
 
@@ -32,8 +33,9 @@ impl ClientUpgrade {
         self.running.as_ref().and_then(LongRunning::reader)
     }
 
-    /// Serves the connection in a task until `serve` returns or the server shuts down. It also ends if the connection
-    /// is evicted, or if its watch has lost to other owners of unread bytes. `serve` can be cancelled at any time.
+    /// Serves the connection in a task until `serve` returns or the server shuts down. The task also ends if the
+    /// connection is evicted, or if its watch has lost because of the limit on unread bytes. `serve` can be cancelled at
+    /// any time.
     pub(crate) fn serve<F>(
         self,
         shutdown: CancellationToken,

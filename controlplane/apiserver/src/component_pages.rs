@@ -18,7 +18,7 @@ const COMPONENT: &str = "apiserver";
 /// The first parts of the paths that `/statusz` lists. As upstream, it lists only pages for troubleshooting.
 const LISTED: [&str; 6] = ["/flagz", "/healthz", "/livez", "/metrics", "/readyz", "/version"];
 
-/// What the pages show.
+/// The data that the pages show.
 pub(crate) struct ComponentPages {
     started: Timestamp,
     flags: BTreeMap<String, String>,

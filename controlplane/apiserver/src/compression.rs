@@ -229,7 +229,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_small_body_is_not_read_after_its_end() {
-        // Such a stream panics when it is polled after its end.
+        // A stream of `unfold` panics when it is polled after its end.
         let chunks = futures::stream::unfold(0, async |number| {
             (number < 2).then(|| (Ok::<_, std::io::Error>(Frame::data(Bytes::from_static(b"a"))), number + 1))
         });

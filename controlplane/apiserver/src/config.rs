@@ -1,4 +1,4 @@
-//! Configuration of the API server, and errors of its start.
+//! Configuration of the API server, and the errors of its startup.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,7 +25,7 @@ use crate::usage_history::InitialResourcesOptions;
 
 /// Maximum bytes of the authentication configuration file.
 const MAX_AUTHENTICATION: u64 = 1 << 20;
-/// Minimum and maximum of the default limit of the bytes of a namespace.
+/// Minimum and maximum of the default byte limit of a namespace.
 const NAMESPACE_BYTES: [usize; 2] = [32 << 20, 1 << 30];
 
 /// Configuration of the API server.
@@ -98,7 +98,7 @@ pub struct ServerFeatures {
     pub response_compression: bool,
     /// Whether a watch can begin with all objects (`sendInitialEvents`). Gate `WatchList`.
     pub watch_list: bool,
-    /// Whether the verbs `impersonate:MODE` allow to impersonate users. Gate `ConstrainedImpersonation`.
+    /// Whether the verbs `impersonate:MODE` permit impersonation. Gate `ConstrainedImpersonation`.
     pub constrained_impersonation: bool,
 }
 
@@ -120,7 +120,7 @@ pub struct ServerOptions {
     /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: 1/32 of the machine's memory, at least
     /// 32 MiB and at most 1 GiB.
     pub max_namespace_bytes: Option<usize>,
-    /// Maximum encoded bytes of the objects in all namespaces without those of the system; 0: no limit. `None`: an eighth
+    /// Maximum encoded bytes of the objects in all namespaces except the system namespaces; 0: no limit. `None`: an eighth
     /// of the machine's memory, at least 128 MiB.
     pub max_all_namespaces_bytes: Option<usize>,
     /// Issuers of service account tokens. The first issuer issues new tokens. Tokens of all issuers are accepted. If
@@ -176,8 +176,8 @@ impl ServerOptions {
     }
 }
 
-/// The defaults of the maximum encoded bytes of the objects in namespaces, from the machine's memory in bytes. Objects
-/// take up to four times as much memory as their encoding. One namespace gets at most a quarter of the limit of all.
+/// The default byte limits of namespaces for a machine with `memory` bytes of memory. Objects take up to four times as
+/// much memory as their encoding.
 fn default_byte_limits(memory: usize) -> ByteLimits {
     let [min, max] = NAMESPACE_BYTES;
     ByteLimits::new((memory / 32).clamp(min, max), (memory / 8).max(4 * min))

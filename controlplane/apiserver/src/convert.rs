@@ -75,7 +75,8 @@ pub(crate) async fn value(to: &Resource, value: Value) -> Result<Value> {
     convert_one(to, to.convert.as_deref(), value).await
 }
 
-/// Converts an object between two versions of a resource. The stored version may have no conversion of its own.
+/// Converts an object between two versions of a resource. For the stored version, the conversion of `from` takes
+/// precedence: the stored version may have no conversion of its own.
 pub(crate) async fn between(from: &Resource, to: &Resource, value: Value) -> Result<Value> {
     if value["apiVersion"] == to.api_version() {
         return Ok(value);

@@ -1,5 +1,5 @@
-//! Bodies whose rendered frames count as unread bytes from their beginning. Indentation and compression keep a frame
-//! in memory until the connection has taken its last part.
+//! Bodies that count each rendered frame as unread bytes as soon as the frame exists. Indentation and compression keep a
+//! frame in memory until the connection has taken its last part.
 
 use std::{
     pin::Pin,
@@ -22,13 +22,13 @@ use crate::{
 struct CountedBody {
     body: Body,
     reader: Arc<Reader>,
-    /// Dropped after the body, which refers to objects.
+    /// The body refers to objects, so this field is dropped after it.
     _open: OpenResponse,
 }
 
-/// The response with a count of its rendered frames, and registered as a response that may refer to superseded objects.
-/// A short response does not count. `begin` is the result of [`SupersededObjects::counted`] at the start of the
-/// request.
+/// Counts the rendered frames of a response as unread, and registers the response as one that may refer to superseded
+/// objects. A short response does not count. `begin` is the result of [`SupersededObjects::counted`] at the start of
+/// the request.
 pub(crate) fn counted(
     reply: Reply,
     reader: Arc<Reader>,
@@ -39,7 +39,7 @@ pub(crate) fn counted(
     if hint.exact().is_some_and(|length| length < MIN_HELD_BYTES as u64) {
         return reply;
     }
-    // The stored objects are larger than their protobuf.
+    // The length of a protobuf response is not an upper bound: the stored objects are larger than their protobuf.
     let is_protobuf = reply.headers().get(header::CONTENT_TYPE).is_some_and(|found| found == media::PROTOBUF);
     let size = hint.upper().filter(|_| !is_protobuf).and_then(|length| usize::try_from(length).ok());
     let open = superseded.open(&reader, begin, size.unwrap_or(usize::MAX));

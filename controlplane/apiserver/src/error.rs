@@ -72,7 +72,7 @@ impl ApiError {
     /// The resource is not served.
     pub(crate) fn no_resource() -> Self {
         let error = Self::new(404, "NotFound", "the server could not find the requested resource");
-        // An empty object without fields, as `NewGenericServerResponse` of upstream.
+        // The details are an object without fields, as in upstream's `NewGenericServerResponse`.
         Self { details: json!({}), ..error }
     }
 

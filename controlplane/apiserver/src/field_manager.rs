@@ -147,8 +147,8 @@ fn updated(call: &Call, live: &Value, new: &Value, managers: Managers) -> Manage
     with_kept_times(updated, earlier)
 }
 
-/// Whether the write sets no times. Source: `ScaleHandler.ToParent` of `managedfields`, which takes the times from the
-/// entries of the workload before the write.
+/// Whether the write keeps the times of the managers' earlier entries. Source: `ScaleHandler.ToParent` of
+/// `managedfields`, which takes the times from the entries of the workload before the write.
 fn keeps_times(call: &Call) -> bool {
     call.resource.subresource == "scale"
 }

@@ -21,8 +21,8 @@ const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
 
 /// Calls `changed` at the start and after each change of the file's content, until `shutdown` is cancelled. `changed`
 /// may block: it runs on a blocking thread. It reads the file itself, and returns whether it could use the content. If
-/// not, the next event in the directory calls it again, even with the same content: a writer may have truncated the
-/// file in between. A watch that fails is logged and restarted after a delay.
+/// it returns false, the next event in the directory calls it again, even if the content is the same: a writer may
+/// have truncated the file in between. A watch that fails is logged and restarted after a delay.
 ///
 /// The function watches the directory of `path`, because programs replace the file, or a symbolic link, by a rename.
 pub async fn follow_file(
@@ -69,7 +69,7 @@ impl<C: Fn() -> bool + Send + Sync + 'static> FollowedFile<C> {
     /// Follows the file until the watch fails. Cancel-safe: a change that is not reported yet is found again.
     async fn follow(&mut self) -> io::Error {
         let watch = DirectoryWatch::start(&self.path);
-        // Without a watch the file is compared at each attempt.
+        // Each attempt compares the file, even if the watch could not start.
         self.compare().await;
         let watch = match watch {
             Ok(watch) => watch,

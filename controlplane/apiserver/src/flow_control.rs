@@ -50,7 +50,7 @@ pub(crate) struct FlowControl {
     /// Seats of all limited levels.
     seats: u64,
     max_wait: Duration,
-    /// Random key of the hash. Without it a client could choose a user name that shares the queues of another user.
+    /// Random key of the hash. Without this key a client could choose a user name that shares the queues of another user.
     hasher: RandomState,
     times: Times,
 }
@@ -76,11 +76,11 @@ pub(crate) struct Seats {
     levels: Arc<Mutex<Levels>>,
     ticket: Ticket,
     since: Instant,
-    /// The count of the request. `None` while it waits.
+    /// Counts the request as executing. `None` while the request waits.
     executing: Option<Executing>,
 }
 
-/// What a request needs.
+/// The seats that a request needs, and its flow.
 struct Demand {
     seats: u64,
     flow: u64,

@@ -22,7 +22,7 @@ const REVISION_TIMEOUT: Duration = Duration::from_secs(2);
 /// `apiserver/pkg/storage/cacher/watch_cache.go`.
 const CACHE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Maximum time for which service account tokens and bootstrap tokens are accepted while the store does not respond.
+/// Maximum time that service account tokens and bootstrap tokens are accepted while the store does not respond.
 const MAX_STALE_CREDENTIAL: Duration = Duration::from_secs(15 * 60);
 
 /// Waits until the cache is current enough for a request with this `resourceVersion`.
@@ -52,7 +52,7 @@ pub(crate) async fn wait(store: &dyn Store, cache: &Cache, verb: &str, resource_
     Ok(())
 }
 
-/// Refuses a user whose credential is an object after the store has not responded for a long time: another server may
+/// Refuses a user whose credential is a stored object, if the store has not responded for a long time: another server may
 /// have deleted the credential.
 pub(crate) fn check_credential(store: &dyn Store, user: &User) -> Result<()> {
     if is_outdated(user, store.unreachable_for()) {

@@ -1,6 +1,6 @@
-//! Limits on the requests of one user, separate for reads and writes, and on the bytes of all bodies. Further limits
-//! are on the connections to each kubelet, to other servers of the cluster and to webhooks, and on the memory of
-//! requests that are not authenticated yet.
+//! Limits on the requests of one user, separate for reads and writes, and on the bytes of all bodies. Other limits
+//! apply to connections: to each kubelet, to other servers of the cluster, and to webhooks. Requests that are not
+//! authenticated yet have a limit on their memory.
 //!
 //! Watches have a limit of their own. Other long-running requests (logs and streams), health checks and members of
 //! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's requests
@@ -31,8 +31,8 @@ pub const MAX_IN_FLIGHT: [usize; 2] = [400, 200];
 const READ: usize = 0;
 /// Index of the mutating requests.
 const WRITE: usize = 1;
-/// Maximum watches of one user, or of all service accounts of a namespace. A watch takes about 25 kB over HTTP/2, and each
-/// event of its collection some bytes more until the client reads it.
+/// Maximum watches of one user, or of all service accounts of a namespace. A watch takes about 25 kB over HTTP/2. Each
+/// unread event of its collection takes some additional bytes.
 const MAX_WATCHES: usize = 10_000;
 /// Maximum watches of such an owner for each node, if that is more: the pods of a DaemonSet use one service account.
 const MAX_WATCHES_PER_NODE: u64 = 20;
@@ -42,8 +42,8 @@ const MAX_BODIES_BYTES: usize = 64 << 20;
 const MAX_SELECTORS_BYTES: usize = 64 << 20;
 /// Memory of selectors that each owner always gets: a few users must not prevent the watches of all others.
 const GRANTED_SELECTORS_BYTES: usize = 64 << 10;
-/// Maximum bytes of the selectors of a watch, as text, that do not count. The components of a cluster use short
-/// selectors.
+/// The selectors of a watch do not count if their text has at most this many bytes. The components of a cluster use
+/// short selectors.
 const SHORT_SELECTORS: usize = 256;
 /// Maximum memory of a selector for each byte of its text: in a long list, an empty value takes one byte of the text.
 const PER_SELECTOR_BYTE: usize = 48;
@@ -52,17 +52,17 @@ const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
 /// Maximum bytes of all requests of unknown clients whose response is not sent yet. Clients that do not read could
 /// otherwise use up the memory of requests with valid credentials.
 const MAX_UNKNOWN_BYTES: usize = 32 << 20;
-/// Bytes of requests of both kinds that each source always gets, even if other sources have used up the memory: a
-/// source needs no credentials to use memory. The number of sources is at most the number of the connections.
+/// Bytes that each source always gets under each of the two limits above, even if other sources have used up the memory.
+/// A source needs no credentials to use memory. There are at most as many sources as connections.
 pub(crate) const GRANTED_WITHOUT_CREDENTIALS: usize = 128 << 10;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all copies of objects in another version, for lists.
 const MAX_COPIES_BYTES: usize = 64 << 20;
-/// Maximum bytes of such copies that count for one list: the part of one owner. A list with more is served only while no
-/// other list has copies.
+/// Maximum bytes that the copies of one list count: the part of one owner. A list with more copies is served only while
+/// no other list has copies.
 const MAX_LIST_COPIES_BYTES: usize = MAX_COPIES_BYTES / (PER_FREE_BYTE + 1) * PER_FREE_BYTE;
-/// Maximum bytes of the copies of a list that do not count.
+/// The copies of a list do not count if they have at most this many bytes.
 const SMALL_COPIES_BYTES: usize = 256 << 10;
 /// Maximum memory of one owner, as a multiple of the free memory. One owner gets at most three quarters.
 const PER_FREE_BYTE: usize = 3;
@@ -96,7 +96,7 @@ pub(crate) struct InFlight {
     unauthenticated: SharedCapacity,
     /// The memory of requests of clients that authentication does not know, by source.
     unknown: SharedCapacity,
-    /// The connections to each kubelet in use, and those to other servers of the cluster.
+    /// The connections in use: to each kubelet, and to other servers of the cluster.
     streams: Arc<Mutex<HashMap<String, SharedCapacity>>>,
     max_proxied: usize,
     max_kubelet_clients: usize,
@@ -344,8 +344,8 @@ impl InFlight {
         Ok(memory)
     }
 
-    /// Memory for the response of a webhook on a host. It is separate from the memory of clients, so that hostile
-    /// webhooks cannot use that up.
+    /// Memory for the response of a webhook on a host. It is separate, so that hostile webhooks cannot use up the memory
+    /// of clients.
     pub(crate) fn response(&self, host: &str) -> BodyMemory {
         BodyMemory { shared: Some((self.responses.clone(), host.to_owned())), bytes: 0 }
     }

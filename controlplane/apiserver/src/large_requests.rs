@@ -1,4 +1,4 @@
-//! Turns of requests with large bodies or objects.
+//! Queues requests with large bodies or objects until their part of a common budget is free.
 //!
 //! The tree of an object takes more than twenty times the memory of its text, and a write has several trees at a time. So
 //! the large requests of all users share a budget of bytes. One user, or all service accounts of a namespace, gets at most
@@ -13,12 +13,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Bytes of a unit of the budget.
 const UNIT: usize = 1 << 10;
-/// The budget of all large requests at work: 4 MiB of bodies and stored objects. A larger request uses all of it.
+/// The budget of all running large requests: 4 MiB of bodies and stored objects. A larger request uses all of it.
 const BUDGET_UNITS: u32 = 4 << 10;
 /// The part of the budget for one owner. A larger request of the owner uses all of that part.
 const OWN_UNITS: u32 = BUDGET_UNITS / 2;
 
-/// The large requests at work and those that wait.
+/// The running and the waiting large requests.
 pub(crate) struct LargeRequests {
     budget: Arc<Semaphore>,
     turns: Turns,
@@ -70,7 +70,7 @@ impl Drop for Turn {
     fn drop(&mut self) {
         self.permits.clear();
         let mut turns = lock(&self.turns);
-        // Each request of the owner that waits has another reference.
+        // Each other large request of the owner, running or waiting, holds one more reference.
         if turns.get(&self.owner).is_some_and(|own| Arc::strong_count(own) == 1) {
             turns.remove(&self.owner);
         }

@@ -51,7 +51,7 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Maximum time from the first byte of an HTTP/1.1 request header to its end, as upstream's read header timeout.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(32);
-/// ALPN name of HTTP/2. Its frames are not always part of a request.
+/// ALPN name of HTTP/2.
 const H2: &[u8] = b"h2";
 /// Maximum HTTP/2 streams of one connection, as upstream.
 const MAX_STREAMS: u32 = 250;
@@ -60,10 +60,10 @@ const MAX_HEADER_BYTES: u32 = 64 << 10;
 /// Maximum bytes of request bodies that an HTTP/2 client sends before they are read, on one connection and one stream.
 const RECEIVE_WINDOW: u32 = 1 << 20;
 /// Maximum bytes of a request body that an HTTP/2 client without a certificate sends before they are read. Until the
-/// request is authenticated, they take memory that any client can use. An HTTP/1.1 body takes no more: the connection
-/// reads at most [`UNCERTIFIED_HEADER`] at once.
+/// request is authenticated, its body takes memory that any client can use up. An HTTP/1.1 body takes no more: the
+/// connection reads at most [`UNCERTIFIED_HEADER`] at once.
 const UNCERTIFIED_WINDOW: u32 = 64 << 10;
-/// Bytes that wait for the client on one HTTP/2 stream from which on the stream takes no further piece of the response.
+/// Maximum bytes in the send buffer of one HTTP/2 stream. Above it, the stream takes no further piece of the response.
 /// Small events of watches wait here, and a user may have thousands of watches.
 const MAX_SEND_BUFFER: usize = 16 << 10;
 /// Interval of HTTP/2 pings to a client.
@@ -71,7 +71,7 @@ const PING_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum time for the response to a ping. After it, the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Why the server ends a connection.
+/// The reason why the server ends a connection.
 enum Ending {
     /// The client does not read a response.
     Unread,
@@ -221,9 +221,9 @@ async fn wait_for_ending(activity: &Activity, shutdown: &CancellationToken, is_h
     }
 }
 
-/// The response to a request that has memory, or to one that was refused. The task of an HTTP/2 stream has the size of
-/// this future until the response is sent. The task of a watch has this size until the watch ends. The large future of
-/// the handler is therefore boxed: its memory is released when the response begins.
+/// The response to a request. `Err` is a request that was refused because there was no memory for it. The task of an
+/// HTTP/2 stream has the size of this future until the response is sent. The task of a watch has this size until the
+/// watch ends. The large future of the handler is therefore boxed: its memory is released when the response begins.
 async fn respond<B>(
     server: Apiserver,
     request: Result<Request<B>, ApiError>,
@@ -270,7 +270,7 @@ mod tests {
 
     use super::*;
 
-    /// The result of a client of a connection, on which each request gets a response.
+    /// Runs `client` on a connection to a server that answers each request. Returns the result of `client`.
     async fn connected<T>(is_certified: bool, client: impl AsyncFnOnce(DuplexStream) -> T) -> T {
         let (stream, connection) = tokio::io::duplex(1 << 20);
         let service = service_fn(|_request: Request<Incoming>| async {
@@ -282,7 +282,7 @@ mod tests {
         tokio::join!(served, client(stream)).1
     }
 
-    /// The begin of the response to a request with a header field of this length.
+    /// The start of the response to a request with a header field of this length.
     async fn status(is_certified: bool, field: usize) -> String {
         let exchange = async move |mut client: DuplexStream| {
             let field = "x".repeat(field);
@@ -340,7 +340,7 @@ mod tests {
             let _ended = builder.serve_connection_with_upgrades(TokioIo::new(connection), service).await;
         });
         client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await.unwrap();
-        // The settings permit 1 MiB on a stream, the window update permits it on the connection.
+        // The settings permit 1 MiB on a stream. The window update permits 1 MiB on the connection.
         client.write_all(&[0, 0, 6, 4, 0, 0, 0, 0, 0, 0, 4, 0, 16, 0, 0]).await.unwrap();
         client.write_all(&[0, 0, 4, 8, 0, 0, 0, 0, 0, 0, 16, 0, 0]).await.unwrap();
         // GET http://a/

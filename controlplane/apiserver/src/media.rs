@@ -37,15 +37,15 @@ pub(crate) enum BodyType {
     ApplyPatch,
 }
 
-/// Among the forms of a response: unchanged objects may be written in protobuf.
+/// In the `forms` of [`negotiate`]: unchanged objects may be written in protobuf.
 pub(crate) const PROTOBUF: &str = "application/vnd.kubernetes.protobuf";
 /// YAML. A response in YAML is the response in JSON with a few characters escaped, which is YAML in flow style.
 pub(crate) const YAML: &str = "application/yaml";
-/// Among the forms of a response: the metadata of one object.
+/// In the `forms` of [`negotiate`]: the metadata of one object.
 pub(crate) const METADATA: &str = "PartialObjectMetadata";
-/// Among the forms of a response: the metadata of the objects of a list.
+/// In the `forms` of [`negotiate`]: the metadata of the objects of a list.
 pub(crate) const METADATA_LIST: &str = "PartialObjectMetadataList";
-/// Among the forms of a response: PartialObjectMetadata may be written in protobuf.
+/// In the `forms` of [`negotiate`]: PartialObjectMetadata may be written in protobuf.
 pub(crate) const PROTOBUF_METADATA: &str = "PartialObjectMetadata in protobuf";
 
 struct MediaType<'a> {
@@ -99,7 +99,7 @@ pub(crate) fn accepted(headers: &HeaderMap) -> String {
 /// The media types in the client's order of preference. Of equal preferences, those without wildcards come first.
 fn preferences(accept: &str) -> Vec<MediaType<'_>> {
     let mut wanted: Vec<MediaType<'_>> = accept.split(',').filter_map(parse).collect();
-    // A stable sort: otherwise the client's order is kept.
+    // The sort is stable: media types of equal rank keep the client's order.
     wanted.sort_by_key(|media| (std::cmp::Reverse(media.quality()), media.wildcards()));
     wanted.retain(|media| media.quality() > 0);
     wanted
@@ -187,7 +187,8 @@ impl MediaType<'_> {
         self.parameters.iter().find(|(name, _)| *name == key).map(|(_, value)| value.trim_matches('"'))
     }
 
-    /// Whether the objects are unchanged. As upstream, each of these parameters names a kind to which they are converted.
+    /// Whether the media type is for unchanged objects. As upstream, each of the parameters `as`, `g` and `v` names a kind
+    /// to which the objects are converted.
     fn is_plain(&self) -> bool {
         ["as", "g", "v"].iter().all(|name| self.parameter(name).is_none())
     }

@@ -19,7 +19,7 @@ use crate::{
     offload,
 };
 
-/// Time for which the bytes of a document are kept.
+/// Time that the bytes of a document are kept.
 const BODY_LIFETIME: Duration = Duration::from_secs(60);
 
 /// Encoding of a document.
@@ -42,7 +42,7 @@ pub(crate) struct Merged {
 #[derive(Default)]
 struct CachedDocument {
     built: Mutex<Option<Built>>,
-    /// It is locked while the document is built, so that concurrent requests share the build.
+    /// Locked while the document is built, so that concurrent requests share the build.
     building: Mutex<()>,
 }
 

@@ -301,7 +301,7 @@ fn watchers(cache: &Cache) -> IntGaugeVec {
     all
 }
 
-/// The size of the embedded store. The size of etcd is a metric of etcd.
+/// The size of the embedded store. etcd reports its size itself.
 fn store_size(store: &dyn Store) -> IntGaugeVec {
     let size = gauge(
         "apiserver_storage_size_bytes",

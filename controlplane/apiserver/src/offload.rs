@@ -129,7 +129,7 @@ mod tests {
         assert!(!IS_OFFLOADED.get());
     }
 
-    /// The runtime has one worker. The job would keep it forever: the task that ends the job would never run.
+    /// The runtime has one worker. If the job blocked this worker, the task that ends the job would never run.
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn other_tasks_run_while_offloaded_work_blocks() {
         let (started, has_started) = mpsc::channel::<()>();

@@ -54,7 +54,8 @@ pub(crate) fn claims_of(pod: &Value, pod_name: &str) -> Vec<String> {
     volumes.filter_map(claim).collect()
 }
 
-/// Names of the ResourceClaims of a pod. Its spec names some. Its status names those that controllers created for it.
+/// Names of the ResourceClaims of a pod. The spec names existing claims. The status names the claims that controllers
+/// created for the pod.
 pub(crate) fn resource_claims_of(pod: &Value) -> Vec<&str> {
     let statuses = list(&pod["status"], "resourceClaimStatuses");
     let claims = list(&pod["spec"], "resourceClaims").chain(statuses);

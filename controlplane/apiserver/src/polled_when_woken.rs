@@ -1,6 +1,6 @@
-//! A future beside the main work of a task, for example a time limit. A task polls all of its futures at each wake-up,
-//! and the poll of a timer or of a cancellation token takes locks that other tasks use. A connection with a watch wakes
-//! up for each event, so a change with a thousand watches would poll thousands of time limits that have not changed.
+//! A future beside the main work of a task, for example a time limit. A task polls all of its futures at each wake-up.
+//! To poll a timer or a cancellation token takes locks that other tasks use. A connection with a watch wakes up for each
+//! event. Without this type, a change that reaches a thousand watches would poll thousands of unchanged time limits.
 
 use std::{
     pin::Pin,
@@ -25,7 +25,7 @@ pub(crate) struct PolledWhenWoken<F> {
 struct Wakeup {
     /// Whether the future must be polled.
     is_due: AtomicBool,
-    /// The task that has polled last. It stays when it is woken, because the next poll may not set it again.
+    /// The task that has polled last. A wake-up does not take it out, because the next poll may not set it again.
     task: Mutex<Option<Waker>>,
 }
 

@@ -24,8 +24,8 @@ const MAX_LEVELS: usize = 64;
 /// Starts of the header User-Agent of programs that show responses to people.
 const HUMAN_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
 
-/// Marks a response of an aggregated server. Its body is not changed: the server indents it itself, and it may be a stream
-/// in which white space separates documents.
+/// Marks a response of an aggregated server. Its body is not changed: the aggregated server decides about indentation, and
+/// the body may be a stream in which white space separates documents.
 #[derive(Clone, Copy)]
 pub(crate) struct Forwarded;
 
@@ -57,8 +57,8 @@ enum Position {
     Escaped,
 }
 
-/// Whether the response to this request is indented. As upstream, the version and the list of paths always are, and
-/// OpenAPI documents never are.
+/// Whether the response to this request is indented. As upstream, the version and the list of paths are always
+/// indented, and OpenAPI documents are never indented.
 pub(crate) fn is_wanted(info: &RequestInfo, headers: &HeaderMap) -> bool {
     match info.path.as_str() {
         "/" | "/version" | "/version/" => return true,

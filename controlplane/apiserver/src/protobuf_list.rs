@@ -18,7 +18,7 @@ use serde_json::Value;
 
 use crate::{cache::Object, in_flight::BodyMemory, media::Form, offload};
 
-/// Minimum bytes of a chunk but the last.
+/// Minimum bytes of each chunk except the last.
 const MIN_CHUNK_BYTES: usize = 16 << 10;
 
 /// Minimum bytes of the objects' JSON that is encoded without a pause for other requests.
@@ -86,7 +86,7 @@ impl ProtobufList {
                     sized.push((object, size));
                 }
             });
-            // Other requests, and the time limit of this one, have their turn.
+            // Lets other requests run, and the time limit of this request.
             tokio::task::yield_now().await;
         }
         let mut bytes = encode::envelope_head(&api_version, list_kind, length);

@@ -19,7 +19,7 @@ pub(crate) struct Registry {
     built_in: Arc<Resources>,
     current: ArcSwap<Resources>,
     changes: watch::Sender<Arc<Resources>>,
-    /// It is locked during a change.
+    /// Locked during a change.
     changing: Mutex<()>,
 }
 

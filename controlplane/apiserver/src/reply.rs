@@ -65,7 +65,7 @@ pub(crate) fn in_preferred_format(mut reply: Reply, headers: &HeaderMap) -> Repl
 }
 
 /// Escapes the characters of a JSON document that YAML forbids or reads as a line break. They occur only in strings.
-/// `data` is a part of the document that splits no character. Source: sections 4.1.1 and 4.2.4 of YAML 1.1.
+/// `data` is a part of the document with whole characters only. Source: sections 4.1.1 and 4.2.4 of YAML 1.1.
 fn escaped(data: Bytes) -> Bytes {
     let is_special = |one: char| {
         matches!(one, '\u{7f}'..='\u{9f}' | '\u{2028}' | '\u{2029}' | '\u{feff}' | '\u{fffe}' | '\u{ffff}')

@@ -30,7 +30,7 @@ pub(crate) struct ResourceInfo {
     pub(crate) version: String,
     /// Empty for all namespaces and for cluster-scoped kinds.
     pub(crate) namespace: String,
-    /// Whether the path is below `namespaces/<name>/`. The paths of a Namespace itself are not.
+    /// Whether the path is below `namespaces/<name>/`. The paths of a Namespace itself do not count.
     pub(crate) below_namespace: bool,
     pub(crate) resource: String,
     /// Empty for the collection.
@@ -190,7 +190,7 @@ impl ResourceInfo {
         let mut behind = None;
         if subresource == "proxy" || subresource.starts_with("proxy/") {
             "proxy".clone_into(&mut subresource);
-            // The segments before: the group version, the namespace, and `resource/name/proxy`.
+            // Number of segments before the rest: the group version, the namespace, and `resource/name/proxy`.
             let before = if group.is_empty() { 2 } else { 3 } + if inside { 2 } else { 0 } + 3;
             behind = path.trim_start_matches('/').splitn(before + 1, '/').nth(before).map(str::to_owned);
         }

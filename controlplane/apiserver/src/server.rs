@@ -177,9 +177,9 @@ impl Apiserver {
         }
     }
 
-    /// The response with what only the network gets: the header for browsers, and the count of a long-running request.
-    /// All other responses, and errors instead of a stream, have a time limit and keep the memory of a request whose
-    /// client is not known.
+    /// Adds what only responses to the network have: the header for browsers, and the count of a long-running request.
+    /// Responses to other requests, and errors instead of a stream, also get a time limit. They keep the memory of a
+    /// request whose client is not known.
     fn for_network(
         &self,
         mut reply: Reply,

@@ -36,7 +36,7 @@ pub(crate) struct State {
     pub(crate) admission: Admission,
     /// Allocates addresses and ports of services.
     pub(crate) allocator: Allocator,
-    /// It is locked while a request is checked against quotas and committed.
+    /// Locked while a request is checked against quotas and committed.
     pub(crate) quota_locks: Locks,
     pub(crate) auditor: Option<Arc<Auditor>>,
     pub(crate) in_flight: Arc<InFlight>,

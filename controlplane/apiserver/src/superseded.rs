@@ -1,12 +1,14 @@
 //! Memory of superseded objects that responses still refer to.
 //!
 //! A response that a client does not read keeps its objects in memory, even after they have changed. A client could
-//! thus keep many versions of its objects. The cache counts an object that it and its history no longer have, if others
-//! refer to it. The object counts until it is dropped. Above a limit, responses end: the oldest ones of the owner that
-//! may refer to the most of these bytes. Current objects do not count, so many readers of the same objects do not end.
+//! thus keep many versions of its objects. When the cache and its history drop an object to which responses still refer,
+//! the cache counts the object until its memory is freed. Above a limit, the server selects the owner whose responses may
+//! refer to the most of these bytes. It ends the oldest responses of that owner. Current objects do not count, so many
+//! readers of the same objects do not end.
 //!
-//! Responses to members of `system:masters` and to components of the cluster have a limit of their own. They end only if
-//! all others together cannot refer to so many bytes that the rest is within this limit. So other users cannot end them.
+//! Responses to members of `system:masters` and to components of the cluster are protected: they have a limit of their
+//! own. The server subtracts all bytes to which the other responses may refer. It ends protected responses only if the
+//! rest exceeds their limit. Other users therefore cannot end protected responses.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -24,7 +26,7 @@ const MAX_BYTES: usize = 64 << 20;
 /// Maximum bytes of superseded objects that only protected responses ([`Reader::is_protected`]) refer to, in addition.
 const MAX_PROTECTED_BYTES: usize = 64 << 20;
 
-/// The superseded objects that are still in memory, and the responses that may refer to some.
+/// The superseded objects that are still in memory, and the responses that may refer to some of them.
 #[derive(Default)]
 pub(crate) struct SupersededObjects {
     /// Bytes of the objects that are still in memory.
@@ -34,14 +36,14 @@ pub(crate) struct SupersededObjects {
     responses: Mutex<Responses>,
 }
 
-/// The bytes of a superseded object. They count until this is dropped.
+/// The bytes of a superseded object. They count until this value is dropped.
 #[derive(Debug)]
 pub(crate) struct CountedBytes {
     all: Arc<AtomicUsize>,
     bytes: usize,
 }
 
-/// A response that may refer to superseded objects, until this is dropped.
+/// A response that may refer to superseded objects. Dropping this value removes it from the registry.
 pub(crate) struct OpenResponse {
     all: Arc<SupersededObjects>,
     number: u64,
@@ -65,7 +67,7 @@ struct Open {
     is_ending: bool,
 }
 
-/// Limits of the bytes that the responses of an owner refer to.
+/// Upper bounds for the bytes that the responses of an owner refer to.
 #[derive(Default)]
 struct Held {
     /// Bytes of the responses.
@@ -77,7 +79,7 @@ struct Held {
 // === impl SupersededObjects ===
 
 impl SupersededObjects {
-    /// Bytes of all objects that were ever counted: the start of a request, for [`Self::open`].
+    /// Bytes of all objects that were ever counted. A request passes the value at its start to [`Self::open`].
     pub(crate) fn counted(&self) -> usize {
         self.counted.load(Ordering::Relaxed)
     }
@@ -140,7 +142,7 @@ impl Responses {
             return Vec::new();
         }
         let (protected, others) = (self.held(true, counted), self.held(false, counted));
-        // At least these bytes above the limit are in protected responses.
+        // Bytes above the protected limit to which only protected responses can refer.
         let of_protected = bytes.saturating_sub(others + MAX_PROTECTED_BYTES);
         if of_protected > 0 && protected > 0 {
             return self.end_oldest(of_protected, counted, |one| one.reader.is_protected());
@@ -299,7 +301,7 @@ mod tests {
         let server = Server::default();
         let mut of_eve = vec![server.open("eve", 30), server.open("eve", 30)];
         let mut objects = server.supersede(40);
-        // Readers of current objects, and a large list that began later.
+        // Other owners do not lose: readers of current objects, and a large list that began later.
         let mut others: Vec<Opened> = (0..100).map(|_| server.open("nodes", 100)).collect();
         others.push(server.open("bob", 100));
         of_eve.push(server.open("eve", 30));
@@ -356,7 +358,7 @@ mod tests {
         let mut objects = server.supersede(192);
         assert!(users.iter().any(has_lost));
         for user in users {
-            // Each of them has kept six objects.
+            // Each user has kept six objects.
             objects.truncate(objects.len() - 6);
             drop(user);
             assert!(!protected.iter().any(has_lost));

@@ -136,7 +136,7 @@ impl Endpoint {
             .ok_or_else(|| ApiError::bad_request("address not allowed"))
     }
 
-    /// Sends a request. With TLS, the server may have any certificate. The permit is held as long as the connection.
+    /// Sends a request. With TLS, the server may have any certificate. The permit is held until the connection is closed.
     pub(crate) async fn send(
         &self,
         is_tls: bool,
@@ -271,7 +271,7 @@ mod tests {
             let (ours, mut theirs) = tokio::io::duplex(1 << 20);
             let head = format!("HTTP/1.1 204 No Content\r\nA: {}\r\n\r\n", "x".repeat(length));
             let answer = async {
-                // A response before the request is an error of the protocol.
+                // Read the request first: a response before the request is a protocol error.
                 assert_ne!(theirs.read(&mut [0; 1024]).await.unwrap(), 0);
                 theirs.write_all(head.as_bytes()).await.unwrap();
             };

@@ -1,14 +1,14 @@
 //! Memory of events and responses that clients have not read yet.
 //!
 //! A client that does not read keeps the queued events of its watch in memory, and the piece of the response that is
-//! being sent. Each watch has a limit, but a user can have thousands of them, and users can be many. So all users
+//! being sent. Each watch has a limit, but there can be many users, and each can have thousands of watches. So all users
 //! share a limit. Above it, the owner with the most unread bytes loses its largest response: the reader of this
-//! response has lost, and the response ends. Only if its connection still holds the bytes, the connection is closed.
+//! response has lost, and the response ends. The connection is closed only if it still holds the bytes.
 //!
 //! Bytes that several responses share count once: one service account may have watches on every node of a cluster.
 //!
-//! Many users can hold a few bytes each, so that a component of the cluster would be the owner with the most. So each
-//! class of owners has a share of the limit that the others cannot take from it.
+//! If many users hold a few bytes each, a component of the cluster could be the owner with the most bytes. So each class
+//! of owners has a share of the limit that the others cannot take from it.
 
 mod class;
 
@@ -28,16 +28,16 @@ use class::Class;
 
 /// Maximum unread bytes of all owners.
 const MAX_BYTES: usize = 64 << 20;
-/// Maximum bytes that one piece counts. A larger piece is thus possible for one response at a time.
+/// Maximum bytes that one piece counts. Larger pieces are therefore possible, but only for one response at a time.
 const MAX_COUNTED_BYTES: usize = MAX_BYTES / 2;
 /// Minimum bytes of a piece that counts while it is being sent.
 pub(crate) const MIN_HELD_BYTES: usize = 8 << 10;
 
-/// Bytes of a queued event that watches do not share: its slot in the queue, which is not larger. Small events that many
-/// watches share would otherwise take this memory without a limit.
+/// Bytes that a queued event counts for its slot in the queue; a slot is not larger. Watches share objects, but not slots.
+/// Without this count, the slots of small shared events would take memory without a limit.
 pub(crate) const SLOT_BYTES: usize = 32;
 
-/// Number of elements for which an empty map keeps its memory.
+/// Number of elements for which an empty map keeps memory reserved.
 const KEPT_CAPACITY: usize = 14;
 
 /// Address and length. Only bytes in memory at the same time can be compared.
@@ -84,7 +84,8 @@ struct Unread {
     classes_of: HashMap<Identity, usize>,
     /// In the order of [`Class::ALL`].
     classes: [ClassBytes; 3],
-    /// An owner stays until its readers are dropped, because a watch has unread bytes for each event for a short time.
+    /// An owner stays until its readers are dropped: each event of a watch is unread for a short time, and would
+    /// otherwise add and remove the owner.
     owners: HashMap<Arc<str>, Owner>,
     /// Bytes of readers that have lost and still hold them.
     ending: usize,
@@ -122,7 +123,7 @@ struct Holding {
     has_lost: bool,
 }
 
-/// The memory of a list counts until this is dropped. Short lists do not count.
+/// The memory of a list. It counts until this value is dropped. Short lists do not count.
 pub(crate) struct HeldList(Option<(Identity, Arc<Reader>)>);
 
 /// Bytes that count until they are sent.
@@ -218,9 +219,8 @@ impl Reader {
         self.count(identity(bytes).into())
     }
 
-    /// As [`Self::add`], for an event in a queue and the object that it keeps in memory. If the result is false, the
-    /// reader has lost: its watch cannot continue. Its bytes are released soon, so watches with as many bytes do not end
-    /// too.
+    /// Like [`Self::add`], for an event in a queue and the object that it keeps in memory. If the result is false, the
+    /// reader has lost: its watch cannot continue. Its bytes are released soon, so further watches need not end.
     pub(crate) fn add_event(&self, object: Option<&Bytes>) -> bool {
         let is_within = self.count(Piece::event(object));
         if !is_within {
@@ -251,7 +251,7 @@ impl Reader {
             return false;
         }
         let (mut lost, mut is_kept) = (Vec::new(), true);
-        // A large piece needs the memory of many small pieces.
+        // A large piece may need the memory of many small pieces, so several readers may have to lose.
         while let Some((owner, number)) = unread.next_to_end() {
             if number == self.number {
                 unread.remove(self, piece);
@@ -284,8 +284,8 @@ impl Reader {
         }
     }
 
-    /// Counts the memory of a list, without what its elements refer to. The list must exist at this address until the
-    /// result is dropped. Returns `None` where [`Self::add`] returns false.
+    /// Counts the memory of a list, without the memory to which its elements refer. The list must exist at this address
+    /// until the result is dropped. Returns `None` where [`Self::add`] returns false.
     pub(crate) fn hold_list<T>(self: &Arc<Self>, list: &[T]) -> Option<HeldList> {
         let identity = (list.as_ptr().addr(), size_of_val(list));
         if identity.1 < MIN_HELD_BYTES {
@@ -328,7 +328,7 @@ impl Reader {
         self.is_of_masters || self.class == Class::Components
     }
 
-    /// Number of unread bytes of all owners, with those that have no limit, and without the slots of events.
+    /// Number of unread bytes of all owners, including owners without a limit, but without the slots of events.
     pub(crate) fn bytes_of_all(&self) -> usize {
         let of_masters = self.all.of_masters.load(Ordering::Relaxed);
         let unread = self.all.lock();
@@ -439,8 +439,8 @@ impl Unread {
         of_class.bytes.saturating_sub(of_class.ending).saturating_sub(class.share())
     }
 
-    /// The reader with the most bytes of the owner with the most bytes; of equal readers the newest. Readers that have
-    /// lost do not count. `None` within the limit.
+    /// The reader with the most bytes of the owner with the most bytes. If readers are equal, the newest one. Readers that
+    /// have lost do not count. `None` within the limit.
     fn next_to_end(&self) -> Option<(Arc<str>, u64)> {
         if self.bytes.saturating_sub(self.ending) <= MAX_BYTES {
             return None;
@@ -500,7 +500,7 @@ mod tests {
         Bytes::from(vec![0_u8; mebibytes << 20])
     }
 
-    /// Whether nothing counts. Owners whose readers are not dropped yet may be known.
+    /// Whether no bytes count. Owners may still be present if their readers are not dropped yet.
     fn is_released(unread: &Unread) -> bool {
         let is_unused = |owner: &Owner| {
             let bytes = owner.bytes + owner.ending;

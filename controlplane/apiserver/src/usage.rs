@@ -135,7 +135,7 @@ fn images<'a>(object: &'a Value, (earlier, later): &Pair) -> Vec<(&'a str, Rate)
     let rates = later.pod_since(earlier, object["metadata"]["uid"].as_str().unwrap_or_default());
     let containers = object["spec"]["containers"].as_array().into_iter().flatten();
     let named = containers.filter_map(|one| Some((one["name"].as_str()?, one["image"].as_str()?)));
-    // A map, because the node and the author of the pod choose the number of containers.
+    // A map keeps look-ups fast: the node and the author of the pod choose the number of containers.
     let images: HashMap<&str, &str> = named.collect();
     rates.into_iter().filter_map(|(name, rate)| Some((*images.get(name)?, rate))).collect()
 }
@@ -179,7 +179,7 @@ fn pod(call: &Call, object: &Value, earlier: &Sample, later: &Sample) -> Option<
 /// The rates of the containers that the pod declares. The kubelet also reports containers that have ended.
 fn declared<'a>(object: &Value, rates: Vec<(&'a str, Rate)>) -> Vec<(&'a str, Rate)> {
     let lists = ["containers", "initContainers"].map(|field| object["spec"][field].as_array());
-    // A set, because the node and the author of the pod choose the number of containers.
+    // A set keeps look-ups fast: the node and the author of the pod choose the number of containers.
     let names: HashSet<&str> =
         lists.into_iter().flatten().flatten().filter_map(|one| one["name"].as_str()).collect();
     rates.into_iter().filter(|(name, _)| names.contains(*name)).collect()
@@ -319,7 +319,7 @@ mod tests {
         let containers: Vec<Value> =
             names.iter().map(|name| json!({"name": name, "image": "web:1"})).collect();
         let pod = json!({"metadata": {"uid": "1"}, "spec": {"containers": containers}});
-        // With a search of the list for each name, this takes minutes.
+        // A search of the list for each name would take minutes.
         assert_eq!(images(&pod, &pair).len(), CONTAINERS);
         assert_eq!(declared(&pod, pair.1.pod_since(&pair.0, "1")).len(), CONTAINERS);
         assert!(declared(&json!({"spec": {}}), pair.1.pod_since(&pair.0, "1")).is_empty());

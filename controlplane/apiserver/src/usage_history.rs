@@ -8,7 +8,7 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-/// Maximum pairs of namespace and image. Above it, the pair with the oldest last sample is removed.
+/// Maximum pairs of namespace and image. Above this number, the pair with the oldest last sample is removed.
 const MAX_SERIES: usize = 256;
 /// Maximum images of one namespace, so that a tenant cannot displace the pairs of other tenants.
 const MAX_SERIES_OF_NAMESPACE: usize = 64;
@@ -96,7 +96,7 @@ impl UsageHistory {
         Self { options, namespaces: Mutex::default() }
     }
 
-    /// Counts the usage of a container at a time in seconds since 1970.
+    /// Counts the usage of a container at the time `now`, in seconds since 1970.
     pub(crate) fn record(&self, namespace: &str, image: &str, usage: ContainerUsage, now: u64) {
         if image.is_empty() || image.len() > MAX_NAME {
             return;

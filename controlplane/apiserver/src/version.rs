@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 /// The Kubernetes version whose behaviour the server has. The schemas, the conformance suite, and the servers that it
 /// is compared with have this version.
 const MINOR: &str = "36";
-/// The oldest Kubernetes version of which a server may use the same store.
+/// The oldest Kubernetes version whose servers may use the same store.
 const MIN_COMPATIBILITY_MINOR: &str = "35";
 
 /// The version of the API, with upstream's fields.

@@ -27,7 +27,7 @@ impl Warnings {
         }
     }
 
-    /// Adds those about the fields of a valid object. `old` is the stored object of an update.
+    /// Adds the warnings about the fields of a valid object. `old` is the stored object of an update.
     pub(crate) fn add_about(&self, kind: &Resource, new: &Value, old: Option<&Value>) {
         warnings::about(kind, new, old).into_iter().for_each(|text| self.add(text));
     }

@@ -214,7 +214,7 @@ impl Endpoint {
         self.target.host()
     }
 
-    /// The message of a failed call.
+    /// Maximum bytes of the response to a request of `sent` bytes.
     fn failed(&self, why: &str) -> String {
         format!("failed to call webhook: Post {:?}: {why}", self.target.url(self.timeout.as_secs()))
     }

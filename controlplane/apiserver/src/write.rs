@@ -56,8 +56,8 @@ const RETRIES: usize = 16;
 /// Attempts to find a free name for generateName.
 const NAMES: usize = 8;
 
-/// Creates an object. With `generateName`, the full name is generated between mutating and validating admission. Before,
-/// the prefix is the name in errors.
+/// Creates an object. With `generateName`, the full name is generated between mutating and validating admission. Earlier
+/// errors contain the prefix as the name.
 pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Result<Stored> {
     let kind = &*call.kind;
     call.dry_run()?;
@@ -376,7 +376,8 @@ pub(crate) fn is_finished(object: &Value) -> bool {
 pub(crate) enum Failed {
     /// Another write changed the entry first. The cache contains that write.
     Conflict,
-    /// Another server allocated addresses or ports, or used quotas of the namespace meanwhile. The cache contains them.
+    /// Another server allocated addresses or ports, or used quotas of the namespace meanwhile. The cache contains these
+    /// writes.
     Allocated,
     Other(ApiError),
 }

@@ -15,7 +15,7 @@ pub struct Event {
     api_version: &'static str,
     /// How much is recorded.
     pub level: Level,
-    /// Id of the request, which all of its events have.
+    /// Id of the request. All events of the request have this id.
     #[serde(rename = "auditID")]
     pub audit_id: String,
     /// The stage.

@@ -116,8 +116,8 @@ impl Log {
         self.memory.clone().try_acquire_many_owned(kib(line)).ok().map(LineMemory)
     }
 
-    /// Reserves memory for a shortened line, for which the queue has a separate amount. `None` if too little of this
-    /// amount is free.
+    /// Reserves memory for a shortened line from the separate budget of such lines. `None` if too little of this budget
+    /// is free.
     pub fn memory_of_shortened(&self, line: &str) -> Option<LineMemory> {
         self.shortened.clone().try_acquire_many_owned(kib(line)).ok().map(LineMemory)
     }
@@ -333,7 +333,7 @@ mod tests {
     fn a_file_that_cannot_be_renamed_grows_and_keeps_every_line() {
         let directory = tempfile::tempdir().unwrap();
         let mut writer = writer(directory.path(), 10, 2);
-        // Too long for a name with a time, short enough for the file itself.
+        // The name is short enough for the file itself, but too long for a full file, whose name contains the time.
         writer.options.path = directory.path().join("a".repeat(250));
         for line in ["aaaaaa\n", "bbbbbb\n", "cccccc\n"] {
             writer.append(line.as_bytes());

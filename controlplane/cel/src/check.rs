@@ -48,7 +48,7 @@ impl Types {
         self.0.get(&std::ptr::from_ref(expr)).unwrap_or(&DYN)
     }
 
-    /// Whether the part has a type. Names of namespaces have none.
+    /// Whether the part has a type. Names of namespaces have no type.
     pub(crate) fn has(&self, expr: &Expr) -> bool {
         self.0.contains_key(&std::ptr::from_ref(expr))
     }
@@ -136,7 +136,7 @@ impl<'a> Checker<'a> {
         Ok(Type::KeyedMap(Arc::new(key), Arc::new(values.unwrap_or(Type::Dyn))))
     }
 
-    /// Checks that an element has the type of those before it. `dyn` fits any type.
+    /// Checks that an element has the type of the elements before it. `dyn` fits any type.
     fn same_type(&self, expr: &Expr, before: Option<&Type>, kind: &Type) -> Result<(), CompileError> {
         let allows_mixed = || self.scopes.iter().any(|(name, _)| *name == MIXED);
         match before {
@@ -319,8 +319,8 @@ impl<'a> Checker<'a> {
     }
 }
 
-/// Name in the scopes of the arguments of `format`: lists there may have elements of several types. It is not a valid
-/// identifier, so no expression contains it.
+/// Marker in the scopes while the arguments of `format` are checked: lists there may have elements of several types. The
+/// marker is not a valid identifier, so no expression contains it.
 const MIXED: &str = "@mixed";
 
 fn literal_type(literal: &Literal) -> Type {

@@ -18,7 +18,7 @@ pub struct Environment {
     structures: bool,
 }
 
-/// An expression that cannot be compiled, in the words of cel-go.
+/// The error of an expression that cannot be compiled, with the text of cel-go.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CompileError(pub(crate) String);
 
@@ -39,7 +39,8 @@ impl Environment {
         self
     }
 
-    /// Declares `variables`. Without this, `variables` is an undeclared reference while there are no shared values.
+    /// Declares `variables` even if there are no shared values. Otherwise it is an undeclared reference until the first
+    /// shared value is declared.
     #[must_use]
     pub fn with_shared(mut self) -> Environment {
         self.declares_shared = true;

@@ -194,7 +194,7 @@ impl<'a> Estimator<'a> {
         self.locals.push(Local { name, origin: value.origin, size: value.size, entries: value.entries });
     }
 
-    /// Declares the variables of a loop: element or key, or both of index and element, or of key and value.
+    /// Declares the variables of a loop: one (element or key), or two (index and element, or key and value).
     fn declare_elements(&mut self, inner: &'a Comprehension, range: &Part<'a>) {
         let is_list = match range.entries {
             Some(entries) => entries.is_list,
@@ -236,7 +236,7 @@ impl<'a> Estimator<'a> {
         match optional {
             None => Part { entries: body.entries, ..self.computed(expr, bound, body.size) },
             Some(optional) => {
-                // `hasValue()` and `value()` are one call each. `optMap` has another one: `optional.of()`.
+                // `hasValue()` and `value()` are one call each. `optMap` has another call: `optional.of()`.
                 let calls = if optional == OptionalMap::Wrap { 3 } else { 2 };
                 let cost = bound.saturating_add(value.cost).saturating_add(calls);
                 let size = type_size(self.types.of(expr)).unwrap_or(Size::UNKNOWN);

@@ -138,7 +138,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         let mut map = BTreeMap::new();
         for MapEntry { key, value, optional } in entries {
             let key = self.eval(key)?;
-            // The text of a key is copied.
+            // Charges the copy of the key's text.
             self.meter.charge(key.cost_size() / 10)?;
             let key = Key::of(&key).ok_or_else(|| EvalError::Failed("unsupported key type".to_owned()))?;
             let value = match self.eval(value)? {
@@ -183,7 +183,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
                 None => functions::call(&mut self.meter, name, values, target.is_some()),
             },
         };
-        // The text of an error can contain an argument, and a loop can ignore the error and repeat the call.
+        // The text of an error is charged: it can contain an argument, and a loop can ignore the error and repeat the call.
         if let Err(EvalError::Failed(text)) = &result {
             self.meter.charge(u64::try_from(text.len() / 10).unwrap_or(u64::MAX))?;
         }
@@ -261,7 +261,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
 
     fn comprehension(&mut self, inner: &'a Comprehension) -> Evaluated<'a> {
         let range = self.eval(&inner.range)?;
-        // The keys of a map are collected.
+        // Charges the collection of the keys of a map.
         self.meter.charge(if range.is_map() { range.keys_cost() } else { 0 })?;
         let range = Range::new(range)?;
         let init = self.eval(&inner.init)?;

@@ -26,7 +26,7 @@ pub(crate) fn call<'a>(
     args: Vec<Value<'a>>,
     member: bool,
 ) -> Evaluated<'a> {
-    // Every function reads its arguments. Each function charges for its first argument itself.
+    // Charges for reading the further arguments. Each function charges for its first argument itself.
     for arg in args.iter().skip(1) {
         meter.charge(if matches!(arg, Value::String(_)) { arg.cost_size() / 10 } else { 0 })?;
     }

@@ -302,7 +302,7 @@ fn unescape(text: &str, section: Section) -> Result<Vec<u8>, String> {
     Ok(made)
 }
 
-/// Whether a byte may be escaped. In hosts, only non-ASCII bytes may be, and `%25`, which begins a zone.
+/// Whether a byte may be escaped. In hosts, only non-ASCII bytes and the percent sign may be escaped: `%25` begins a zone.
 fn may_be_escaped(byte: u8, section: Section) -> bool {
     match section {
         Section::Host => !byte.is_ascii() || byte == b'%',

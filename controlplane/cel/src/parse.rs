@@ -12,7 +12,7 @@ use two_variables::MacroCall;
 /// Maximum length of an expression in bytes.
 const MAX_LENGTH: usize = 16 * 1024;
 
-/// Maximum depth of an expression. Recursive code over expressions relies on it.
+/// Maximum depth of an expression. Recursive code over expressions relies on this limit.
 const MAX_DEPTH: usize = 200;
 
 /// Maximum depth of calls in the parser.

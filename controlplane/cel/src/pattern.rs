@@ -77,7 +77,7 @@ impl Visitor for Repeated {
 }
 
 /// Number of characters that the crate looks up when it compiles the expression, to fold the case of its classes. A
-/// range of seven bytes such as `[!-\u{10ffff}]` has a million. 0 for a case-sensitive or invalid expression.
+/// short range such as `[!-\u{10ffff}]` has a million characters. 0 for a case-sensitive or invalid expression.
 pub fn folded(text: &str) -> u64 {
     if text.len() > MAX_TEXT || !text.contains("(?") {
         return 0;
@@ -103,7 +103,7 @@ impl Folded {
             ClassUnicodeKind::OneLetter(_) => "",
             ClassUnicodeKind::Named(name) | ClassUnicodeKind::NamedValue { value: name, .. } => name,
         };
-        // The crate ignores case, some signs and a prefix `is`.
+        // In the name of a class, the crate ignores case, some signs and a prefix `is`.
         let name: String =
             name.chars().filter(char::is_ascii_alphabetic).map(|c| c.to_ascii_lowercase()).collect();
         let is_all = name.ends_with("any") || name.ends_with("assigned");

@@ -16,7 +16,7 @@ pub fn is_uuid(text: &str) -> bool {
     rest.is_empty()
 }
 
-/// Whether the text is base64 with padding. The empty text is not.
+/// Whether the text is base64 with padding. An empty text is not valid.
 pub fn is_base64(text: &str) -> bool {
     let digits = text.trim_end_matches('=');
     let padding = text.len() - digits.len();

@@ -365,7 +365,7 @@ impl<'a> Value<'a> {
         if !self.is_map() || !other.is_map() {
             return Some(false);
         }
-        // The keys are collected.
+        // Charges the collection of the keys.
         *work = work.checked_sub(self.keys_cost().saturating_add(other.keys_cost()))?;
         if let (Value::JsonObject(left, of), Value::JsonObject(right, of_right)) = (self, other)
             && (unknown::has_unknown(left, of) || unknown::has_unknown(right, of_right))

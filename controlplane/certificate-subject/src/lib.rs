@@ -1,7 +1,7 @@
 //! The user and the groups that the subject of a certificate signing request names.
 //!
-//! The API server admits requests, and the controllers approve and sign them. They must read a subject in the same way,
-//! or the checked name could differ from the signed one. So both use this crate.
+//! The API server admits requests, and the controllers approve and sign them. Both must read a subject in the same way,
+//! or the signed name could differ from the checked name. So both use this crate.
 
 use x509_parser::asn1_rs::Tag;
 use x509_parser::oid_registry::{OID_X509_COMMON_NAME, OID_X509_ORGANIZATION_NAME};

@@ -137,8 +137,8 @@ impl ApiKind {
     /// Reads the object's metadata from the API server.
     ///
     /// # Errors
-    /// The request fails, or the API server does not serve the kind at this moment: then its 404 names no object, and the object
-    /// may exist.
+    /// The request fails, or the API server does not serve the kind at this moment. In the second case the 404 names no object,
+    /// and the object may exist.
     pub(crate) async fn live(&self, client: &Client, key: &Key) -> Result<Option<Meta>, Error> {
         let failed = self.failed("get", key);
         let Some(name) = path_segment(&key.name) else { return Ok(None) };
@@ -150,7 +150,7 @@ impl ApiKind {
         match client.request::<Meta>(request).await {
             Ok(meta) => Ok(Some(meta)),
             Err(error) if is_missing(&error, &key.name) => Ok(None),
-            // Some aggregated servers name no object. The kind is served if its objects can be listed.
+            // The 404 of some aggregated servers never names an object. The kind is served if its objects can be listed.
             Err(error) if is_not_found(&error) && self.can(&["list"]) => {
                 self.list_version(client).await.map(|_version| None)
             }

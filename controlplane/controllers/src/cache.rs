@@ -1,9 +1,9 @@
 //! The cache of one kind: updated by one watch and by the controllers' own writes.
 //!
 //! The response of a write goes into the cache at once ([`Cache::written`], [`Cache::removed`]). So no plan uses a
-//! state older than the controller's last write; upstream needs "expectations" for this. Resource versions of one kind
-//! rise along its watch. So the two sources are merged by the version: the higher one wins, and a response older than
-//! the watch is ignored.
+//! state older than the controller's last write; upstream needs "expectations" for this. The resource versions in the
+//! watch of one kind increase. So the two sources are merged by version: the higher version wins, and a response older
+//! than the watch is ignored.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};

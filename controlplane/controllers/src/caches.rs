@@ -40,19 +40,19 @@ pub(crate) struct Caches {
     pub(crate) nodes: Arc<Cache<Node>>,
     pub(crate) namespaces: Arc<Cache<Namespace>>,
     pub(crate) service_accounts: Arc<Cache<ServiceAccount>>,
-    /// It has only config maps with the cluster's CA.
+    /// Contains only config maps with the cluster's CA.
     pub(crate) root_cas: Arc<Cache<ConfigMap>>,
     pub(crate) services: Arc<Cache<Service>>,
     pub(crate) endpoints: Arc<Cache<Endpoints>>,
     pub(crate) endpoint_slices: Arc<Cache<EndpointSlice>>,
     pub(crate) signing_requests: Arc<Cache<CertificateSigningRequest>>,
-    /// It has only leases of nodes.
+    /// Contains only leases of nodes.
     pub(crate) leases: Arc<Cache<Lease>>,
-    /// It has only bootstrap tokens.
+    /// Contains only bootstrap tokens.
     pub(crate) tokens: Arc<Cache<Secret>>,
-    /// It has only Secrets for tokens of service accounts.
+    /// Contains only Secrets for tokens of service accounts.
     pub(crate) account_tokens: Arc<Cache<Secret>>,
-    /// It has only config maps named `cluster-info`.
+    /// Contains only config maps named `cluster-info`.
     pub(crate) cluster_infos: Arc<Cache<ConfigMap>>,
     pub(crate) budgets: Arc<Cache<PodDisruptionBudget>>,
     pub(crate) cluster_roles: Arc<Cache<ClusterRole>>,
@@ -65,8 +65,8 @@ pub(crate) struct Caches {
     pub(crate) resource_slices: Arc<Cache<ResourceSlice>>,
     /// [`Caches::synced`] does not wait for the classes, because servers of earlier versions do not have the kind.
     pub(crate) attributes_classes: Arc<Cache<VolumeAttributesClass>>,
-    /// [`Caches::synced`] does not wait for the autoscalers. Only their own controller reads them, and it needs no
-    /// autoscaler that is not in the cache yet.
+    /// [`Caches::synced`] does not wait for the autoscalers. Only their own controller reads them, and it acts on each
+    /// autoscaler when it arrives.
     pub(crate) autoscalers: Arc<Cache<HorizontalPodAutoscaler>>,
     /// [`Caches::synced`] does not wait for this cache, for the same reasons as for `autoscalers`. The cache is empty
     /// if the API server does not serve the kind.

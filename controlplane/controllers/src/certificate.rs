@@ -88,7 +88,7 @@ impl RequestedCertificate {
         self.common_name.strip_prefix(NODE_PREFIX).filter(|name| !name.is_empty())
     }
 
-    /// Why the signer with this name must refuse the request. `None` if it may sign.
+    /// The reason why the signer with this name must refuse the request. `None` if the signer may sign.
     pub(crate) fn refusal(&self, signer: &str, usages: &[String]) -> Option<String> {
         let refused = match signer {
             CLIENT => self.client(usages),

@@ -53,8 +53,9 @@ impl Signer {
         Ok(Self { authority: Arc::new(authority), longest })
     }
 
-    /// Signs a certificate and returns it in PEM. It has the checked subject, names and key, and these usages; nothing
-    /// else of the request. It is valid for at most `seconds`. `now` is in seconds since 1970.
+    /// Signs a certificate and returns it in PEM. The certificate has the checked subject, names and key, and these
+    /// usages. Nothing else is copied from the request. The certificate is valid for at most `seconds`. `now` is in
+    /// seconds since 1970.
     ///
     /// # Errors
     /// [`SignError::Request`].
@@ -109,7 +110,7 @@ fn serial() -> Result<SerialNumber, SignError> {
     Ok(SerialNumber::from_slice(&bytes))
 }
 
-/// Sets the usages. `usages` has only those that the signers allow.
+/// Sets the usages. `usages` contains only usages that the signers allow.
 fn set_usages(params: &mut CertificateParams, usages: &[String]) {
     params.key_usages = Vec::new();
     params.extended_key_usages = Vec::new();

@@ -34,11 +34,11 @@ pub struct ControllersConfig {
     /// deleted.
     pub token_clean_up_period: Duration,
     /// The API server's URL for machines that join, published with the CA as ConfigMap `kube-public/cluster-info`.
-    /// None: not published; a published one is signed.
+    /// `None`: the controller does not publish the ConfigMap, but signs an existing one.
     pub server: Option<String>,
     /// The API server's DNS names. No node gets a certificate for them.
     pub server_names: Vec<String>,
-    /// The API server's addresses. No other machine's node gets a certificate for them.
+    /// The API server's addresses. Only the node on the API server's machine gets a certificate for them.
     pub server_addresses: Vec<IpAddr>,
     /// The node on the API server's machine. It may have the addresses of that machine.
     pub own_node: Option<String>,
@@ -48,7 +48,7 @@ pub struct ControllersConfig {
     pub signer: Option<Signer>,
     /// Whether nodes serve LoadBalancer services at the nodes' addresses.
     pub node_balancers: bool,
-    /// Ports from which services get node ports. No load balancer has them.
+    /// Range of the node ports of services. Load balancers do not use these ports.
     pub node_ports: RangeInclusive<u16>,
     /// Ranges from which LoadBalancer services of the class `coracle.dev/address-pool` get addresses.
     pub load_balancer_pool: Vec<IpNetwork>,

@@ -25,11 +25,10 @@ const MAX_REASON: usize = 1024;
 /// The settings of one webhook.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WebhookSettings {
-    /// Name in messages.
+    /// Name of the webhook in messages.
     pub(crate) name: String,
     pub(crate) timeout: Duration,
-    /// Time to live of cached decisions that allow a request; zero disables the cache. The next field is for all other
-    /// decisions.
+    /// Time to live of cached decisions that allow a request. Zero disables the cache.
     pub(crate) authorized: Duration,
     pub(crate) unauthorized: Duration,
     /// `v1` or `v1beta1`.
@@ -292,7 +291,7 @@ mod tests {
         assert_eq!(review(&webhook_a, "/version").await, Verdict::NoOpinion);
         assert_eq!(hook.count(), 1);
         assert_eq!(review(&webhook_a, "/api/v1/namespaces/a/pods").await, Verdict::Allow);
-        // A condition that fails is a failure of the webhook.
+        // An error in a condition counts as a failure of the webhook.
         let broken = json!([{"expression": "request.resourceAttributes.namespace == 'a'"}]);
         assert_eq!(review(&webhook(&hook, true, &broken), "/version").await, Verdict::Deny);
     }

@@ -17,7 +17,7 @@ use crate::{
 /// Maximum product of bytes and flow collections. For each token the parser inspects all open flow collections; this
 /// number of steps takes a few tenths of a second.
 const MAX_STEPS: usize = 1 << 28;
-/// Maximum product of a document that is parsed on an async worker: a few milliseconds.
+/// Maximum [`steps`] of a document that is parsed on an async worker: a few milliseconds.
 const MAX_INLINE_STEPS: usize = 1 << 22;
 /// Bytes to which aliases may expand any document, however short.
 const MIN_EXPANSION: usize = 64 << 10;
@@ -43,7 +43,7 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
     offload::run(is_slow(bytes), || parse_tree(bytes))
 }
 
-/// Maximum steps of the parser: the product of bytes and flow collections.
+/// Upper bound for the steps of the parser: the product of bytes and flow collections.
 ///
 /// Brackets in texts count as well. Only the parser itself can tell them from flow collections, so the exact depth is
 /// not known before a document is parsed.

@@ -107,8 +107,8 @@ async fn write_endpoints(state: &Arc<State>, servers: &[SocketAddr]) -> Result<(
     replace(state, kind, slice, &["endpoints", "ports"]).await
 }
 
-/// The addresses of the servers, and their port. A slice has one address family and one port, so servers that differ
-/// are excluded. All servers compute the same result.
+/// The addresses of the servers, and their port. A slice has one address family and one port, so servers with another
+/// family or port are excluded. All servers compute the same result.
 fn endpoints(servers: &[SocketAddr]) -> Option<(Vec<String>, u16)> {
     let first = servers.iter().min()?;
     let fits = |one: &&SocketAddr| one.port() == first.port() && one.is_ipv4() == first.is_ipv4();

@@ -50,7 +50,7 @@ async fn reconcile(state: &Arc<State>, wanted: Value) -> Result<()> {
     write::update(&call, name, Part::Main, Writer::Update, |old| Ok(completed(old, &wanted))).await.map(drop)
 }
 
-/// The existing object with the missing labels, annotations, rules and subjects of the default one.
+/// The existing object, with the labels, annotations, rules and subjects of the default object that it lacked.
 fn completed(found: &Value, wanted: &Value) -> Value {
     let mut new = found.clone();
     for map in ["labels", "annotations"] {

@@ -1,7 +1,7 @@
 //! Restores default objects that a user deletes or changes: a cluster does not work without them.
 //!
-//! Upstream's controllers compare these objects every ten seconds or every minute (`pkg/controlplane/controller`). This one
-//! runs when one of them changes.
+//! Upstream's controllers compare these objects every ten seconds or every minute (`pkg/controlplane/controller`). This
+//! controller runs when one of the objects changes.
 
 use std::{
     sync::{Arc, Weak},
@@ -75,9 +75,9 @@ async fn restore(state: &Arc<State>) -> Result<()> {
     let mut outcome = namespaces(state).await;
     outcome = outcome.and(default_range(state).await);
     outcome = outcome.and(own_service(state).await);
-    // Servers that share a store write their addresses periodically. A server that stops must not register again. Their
-    // authorities may differ, for example while an authority is replaced one server after another. If each server
-    // restored its own addresses and authorities, the writes of the servers would never end.
+    // Servers that share a store write their addresses periodically, and a server that stops must not register again.
+    // The authorities of the servers may differ, for example while the servers replace an authority one after another.
+    // If each server restored its own addresses and authorities, the servers would overwrite each other forever.
     if state.store.is_shared() {
         return outcome.and(missing_extension_authentication(state).await);
     }

@@ -1,7 +1,7 @@
 //! Index of allocated addresses and node ports, and of the ranges that they come from.
 //!
-//! The collections of services, IPAddresses and ServiceCIDRs update it with each change, so that an allocation does not
-//! read other objects.
+//! The collections of services, IPAddresses and ServiceCIDRs update the index with each change. An allocation therefore
+//! does not read other objects.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -140,7 +140,7 @@ fn service(spec: &Value) -> Allocation {
     Allocation { addresses: addresses.filter_map(|address| address.as_str()?.parse().ok()).collect(), ports }
 }
 
-/// The ranges of a ServiceCIDR. They are usable while it is ready and not being deleted.
+/// The ranges of a ServiceCIDR. They are usable while the ServiceCIDR is ready and not being deleted.
 fn ranges(object: &Value) -> Ranges {
     let cidrs = object["spec"]["cidrs"].as_array().into_iter().flatten();
     let networks = cidrs.filter_map(|cidr| cidr.as_str()?.parse::<IpNetwork>().ok());

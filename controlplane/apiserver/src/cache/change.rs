@@ -1,4 +1,4 @@
-//! One change of an object, and the event that a client of a scope gets for it.
+//! A change of an object, and the event that a watch with a scope sends for the change.
 
 use std::sync::{Arc, OnceLock};
 
@@ -22,7 +22,8 @@ pub(crate) struct Change {
     /// For a deletion: the last state with the revision of the deletion.
     pub(crate) new: Arc<Object>,
     pub(crate) deleted: bool,
-    /// The last state for watches whose selectors it no longer matches, which share it. Made at first use.
+    /// The state before the change, with the revision of the change. Watches whose selectors no longer match the object
+    /// share it. Created at first use.
     pub(super) left: OnceLock<Arc<Object>>,
 }
 
@@ -39,7 +40,7 @@ pub(crate) struct Scope {
 // === impl Change ===
 
 impl Change {
-    /// The node of a pod after and before the change. Empty if it is not bound.
+    /// The node of a pod after and before the change. Empty if the pod is not bound.
     pub(super) fn nodes(&self, kind: &Resource) -> [&str; 2] {
         let old = self.old.as_ref().map_or("", |old| old.selector_attributes(kind).field(NODE));
         [self.new.selector_attributes(kind).field(NODE), old]
@@ -80,7 +81,7 @@ impl Scope {
         match (was, is, &change.old) {
             (false, true, _) => Some(Event::Added(new)),
             (true, true, _) => Some(Event::Modified(new)),
-            // The last state that matched, as upstream.
+            // Send the last state that matched, as upstream.
             (true, false, Some(old)) if !change.deleted => {
                 let left = change.left.get_or_init(|| Arc::new(old.with_revision(change.revision)));
                 Some(Event::Deleted(left.clone()))

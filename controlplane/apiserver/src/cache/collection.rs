@@ -22,10 +22,11 @@ use crate::{
 /// Maximum number of changes in the history of a kind, and maximum bytes of their superseded objects.
 const MAX_HISTORY: usize = 1000;
 const MAX_HISTORY_BYTES: usize = 384 << 10;
-/// Time for which the history may be larger. During a burst of changes, a client needs it between its list and its
-/// watch.
+/// Age up to which the history keeps changes above these limits. During a burst of changes, a client that has listed the
+/// objects can then still start its watch at the revision of the list.
 pub(crate) const RECENT: Duration = Duration::from_secs(2);
-/// Maximum bytes of the history with the changes of this time. It also limits their number: each counts 256 bytes.
+/// Maximum bytes of the history including these recent changes. This also limits their number, because each change counts
+/// at least 256 bytes.
 const MAX_RECENT_BYTES: usize = 4 << 20;
 
 pub(crate) struct Collection {
@@ -103,7 +104,7 @@ impl Collection {
         }
     }
 
-    /// Sets the shared form of this collection, to which watches refer.
+    /// Sets the reference to the [`Shared`] that contains this collection. Watches keep this reference.
     pub(super) fn share_as(&mut self, itself: Weak<Shared>) {
         self.watchers = Watchers::of(itself);
     }
@@ -123,7 +124,7 @@ impl Collection {
         let names = |kind: &Resource| kind.fields.iter().map(|field| field.name.clone()).collect::<Vec<_>>();
         let mut replaced = Vec::new();
         if names(&self.kind) != names(&kind) {
-            // The attributes contain values of the former fields.
+            // The parsed attributes contain values of the former selectable fields.
             let of_changes = self.changes.iter_mut();
             let of_changes = of_changes.flat_map(|change| change.old.iter_mut().chain([&mut change.new]));
             for object in self.objects.values_mut().chain(of_changes) {
@@ -144,8 +145,8 @@ impl Collection {
         self.count_replaced(replaced);
     }
 
-    /// Makes the history refer to the new objects instead of the replaced objects. The history would otherwise keep
-    /// these in memory, and they would count as objects that responses refer to.
+    /// Makes the history refer to the new objects instead of the replaced objects. Otherwise the history would keep the
+    /// replaced objects in memory, and [`Self::count_replaced`] would count them as objects that responses refer to.
     fn share_objects(&mut self, replaced: &mut Vec<Arc<Object>>) {
         for change in self.changes.iter_mut().filter(|change| !change.deleted) {
             if let Some(object) = self.objects.get(&change.new.key)
@@ -157,10 +158,11 @@ impl Collection {
         }
     }
 
-    /// Counts replaced objects that responses refer to. Some share their bytes with a current object, but not after its
-    /// next change.
+    /// Counts replaced objects that responses refer to, even if a current object shares their bytes. After its next change
+    /// only the responses keep these bytes in memory.
     fn count_replaced(&self, mut replaced: Vec<Arc<Object>>) {
-        // The same object may have been in the history and in the objects. Then only responses have further references.
+        // The same object may have been in the history and in the objects, so remove duplicates. Any further reference
+        // then belongs to a response.
         replaced.sort_unstable_by_key(Arc::as_ptr);
         replaced.dedup_by(|one, other| Arc::ptr_eq(one, other));
         replaced.iter().for_each(|old| old.count_superseded(&self.superseded));
@@ -270,7 +272,7 @@ impl Collection {
             let event = watcher.scope.event(kind, &change);
             event.is_none_or(|event| watcher.send(event, change.revision))
         };
-        // Each node watches its pods.
+        // Nodes are looked up only if a watch selects the pods of one node, as kubelets do.
         let nodes = if self.watchers.select_nodes() { change.nodes(kind) } else { [""; 2] };
         self.watchers.retain_of(&change.new.key, nodes, send);
         self.record_change(change.clone());
@@ -396,7 +398,8 @@ impl Collection {
             return Err(too_old(revision, self.compacted));
         }
         let later = self.changes.iter().rev().take_while(|change| change.revision > revision);
-        // The former states of the objects that have changed since. Of several changes the oldest counts.
+        // The former states of the objects that have changed since. If an object changed several times, its oldest change
+        // counts.
         let mut former: HashMap<&str, Option<&Arc<Object>>> = HashMap::new();
         for change in later.filter(|change| change.new.key.starts_with(prefix) && *change.new.key >= *start) {
             former.insert(&*change.new.key, change.old.as_ref());
@@ -411,8 +414,8 @@ impl Collection {
         Ok(objects)
     }
 
-    /// Registers a watcher. It gets the changes after `revision`. As upstream, that revision may be in the future,
-    /// because another server may have reached it already. The watcher then gets no event up to it.
+    /// Registers a watcher. It gets the changes after `revision`. As upstream, `revision` may be in the future, because
+    /// another server may have reached it already. The watcher gets no events up to `revision`.
     pub(crate) fn watch_after(&mut self, mut watcher: Watcher, revision: u64) -> Result<()> {
         if revision < self.compacted {
             return Err(too_old(revision, self.compacted));
@@ -422,8 +425,8 @@ impl Collection {
             if let Some(event) = watcher.scope.event(&self.kind, change)
                 && !watcher.send(event, change.revision)
             {
-                // The watcher is dropped. The client gets the queued events and resumes after the last event. There is
-                // at least one, unless the owner has too many unread events.
+                // The watcher is dropped. The client gets the queued events and resumes after the last one. At least one
+                // event is queued, unless the owner of the watch has too many unread bytes.
                 return Ok(());
             }
         }

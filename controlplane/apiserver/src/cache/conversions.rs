@@ -30,7 +30,8 @@ type Converting = BoxFuture<'static, Result<Arc<Object>>>;
 pub(crate) struct Conversions(Mutex<VecDeque<Conversion>>);
 
 struct Conversion {
-    /// The addresses identify object and version: they are not used again as long as these references exist.
+    /// The memory addresses of object and kind identify the conversion. As long as these weak references exist, the
+    /// allocator does not reuse the addresses.
     object: Weak<Object>,
     kind: Weak<Resource>,
     state: State,
@@ -96,7 +97,7 @@ impl Conversions {
         Found::Running(running)
     }
 
-    /// Keeps a small result, and forgets others. `None` for an error.
+    /// Keeps a small result. Removes the conversion if its result is larger, or if it failed (`None`).
     fn finish(&self, object: &Arc<Object>, kind: &Arc<Resource>, converted: Option<&Arc<Object>>) {
         let mut newest = self.lock();
         match converted.filter(|converted| converted.stored_bytes() <= MAX_KEPT_BYTES) {

@@ -1,4 +1,5 @@
-//! The fields of an encoded object, with the texts of their values. A change of a few fields needs no tree of the others.
+//! The fields of an encoded object, with the texts of their values. To change a few fields, the caller does not parse the
+//! others.
 
 use std::{borrow::Cow, collections::BTreeMap};
 

@@ -175,8 +175,8 @@ impl Account {
 }
 
 /// Whether a change of a pod cannot change its usage: a binding, or a change of the metadata or of conditions. Such
-/// pods are not parsed. Of the conditions, usage reads only the conditions of a resize, and it reads the metadata only
-/// together with them. `None` for a new pod.
+/// pods are not parsed. The usage of a pod depends on conditions and metadata only while the pod has conditions of a
+/// resize. `None` for a new pod.
 fn has_same_use(change: &Change) -> Option<bool> {
     let (old, new) = (change.old.as_deref()?.fields()?, change.new.fields()?);
     let (old_spec, new_spec) = (old.object("spec")?, new.object("spec")?);

@@ -1,4 +1,4 @@
-//! The encoded bytes of all objects in each namespace, and in all namespaces without those of the system.
+//! The encoded bytes of all objects in each namespace, and in all namespaces except the system namespaces.
 //!
 //! The cache counts an object when it is added, replaced or removed, in constant time. A write reserves the growth of its
 //! object until the cache has the commit. So concurrent writes on one server do not exceed the limit together.
@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Namespaces of the system. Users cannot write to them with the default roles, so they do not count for the limit of all
-/// namespaces: the components of the cluster work even if users have reached it.
+/// namespaces. The components of the cluster therefore work even if users have reached this limit.
 const SYSTEM: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];
 
 /// Encoded bytes up to which a namespace may grow while the limit of all namespaces is reached. So a few full namespaces do
@@ -21,7 +21,7 @@ const GUARANTEED: usize = 1 << 20;
 pub(crate) struct ByteLimits {
     /// In one namespace. `usize::MAX`: no limit.
     pub(crate) namespace: usize,
-    /// In all namespaces without those of the system. `usize::MAX`: no limit.
+    /// In all namespaces except the system namespaces. `usize::MAX`: no limit.
     pub(crate) all: usize,
     /// In all namespaces without those of the system, for writes after which their namespace has at most [`GUARANTEED`]
     /// bytes.
@@ -43,9 +43,9 @@ pub(crate) struct NamespaceBytes {
 
 #[derive(Default)]
 struct Counts {
-    /// It has no entry for a namespace without objects.
+    /// A namespace without objects has no entry.
     namespaces: HashMap<Box<str>, Count>,
-    /// Stored and reserved bytes of all namespaces without those of the system.
+    /// Stored and reserved bytes of all namespaces except the system namespaces.
     all: usize,
 }
 
@@ -57,7 +57,7 @@ struct Count {
     reserved: usize,
 }
 
-/// The growth of an object through a write in progress. It counts until this is dropped.
+/// The growth of an object through a write in progress. The bytes count until this value is dropped.
 pub(crate) struct ReservedBytes {
     all: Arc<NamespaceBytes>,
     key: Arc<str>,
@@ -135,8 +135,8 @@ impl NamespaceBytes {
         decision.map(|()| ReservedBytes { all: self.clone(), key: key.clone(), bytes })
     }
 
-    /// Changes the count of the namespace of a key. It is removed if it is empty then. `update` also gets the bytes of all
-    /// namespaces without those of the system.
+    /// Changes the count of the namespace of a key, and removes the count if it becomes zero. `update` also gets the bytes
+    /// of all namespaces except the system namespaces.
     fn update(&self, key: &str, update: impl FnOnce(&mut Count, usize)) {
         let Some(namespace) = namespace_of(key) else { return };
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -162,7 +162,7 @@ impl NamespaceBytes {
         counts.namespaces.get(namespace).map(|count| [count.stored, count.reserved])
     }
 
-    /// The stored and reserved bytes of all namespaces without those of the system.
+    /// The stored and reserved bytes of all namespaces except the system namespaces.
     #[cfg(test)]
     fn all(&self) -> usize {
         self.counts.lock().unwrap_or_else(PoisonError::into_inner).all

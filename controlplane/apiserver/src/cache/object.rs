@@ -31,17 +31,18 @@ pub(crate) struct Object {
     fields_at: usize,
     /// The attributes for selectors, parsed at first use.
     attributes: OnceLock<SelectorAttributes>,
-    /// It is set when the cache and its history no longer have the object, but others refer to it.
+    /// Set if responses still refer to the object after the cache and its history have dropped it.
     superseded: OnceLock<Box<CountedBytes>>,
 }
 
-/// A part of an object's bytes, with the object: if it is superseded, it counts until the part is sent.
+/// A part of an object's bytes, with a reference to the object. A superseded object therefore counts until the part is
+/// sent.
 struct Part {
     bytes: Bytes,
     _object: Arc<Object>,
 }
 
-/// The bytes, which are a part of the object's. The result refers to the object.
+/// The same bytes with a reference to the object. `bytes` is a part of the object's bytes.
 pub(crate) fn part_of(object: Arc<Object>, bytes: Bytes) -> Bytes {
     Bytes::from_owner(Part { bytes, _object: object })
 }
@@ -85,8 +86,8 @@ impl Object {
         }
     }
 
-    /// Counts the object as superseded until it is dropped, if there are other references to it. The cache calls it when
-    /// it drops its last one.
+    /// Counts the object as superseded until it is dropped, if there are other references to it. The cache calls this
+    /// function when it drops its last reference.
     pub(super) fn count_superseded(self: &Arc<Self>, superseded: &SupersededObjects) {
         if Arc::strong_count(self) > 1 {
             let _counted = self.superseded.get_or_init(|| Box::new(superseded.count(self.stored_bytes())));
@@ -196,14 +197,14 @@ impl Object {
         text.extend_from_slice(self.stored.get(self.fields_at..).unwrap_or_default());
     }
 
-    /// The whole object as JSON: the start, and the rest without a copy.
+    /// The whole object as JSON, in two parts: a new start, and the rest, which is not copied.
     pub(crate) fn json_parts(&self) -> (Vec<u8>, Bytes) {
         let head = self.stored.get(..self.fields_at).unwrap_or_default();
         ([head, self.resource_version_field().as_bytes()].concat(), self.stored.slice(self.fields_at..))
     }
 
-    /// The object as an item of a list of its kind. Returns the start, and the rest without a copy. As upstream, only
-    /// items of custom resources have apiVersion and kind.
+    /// The object as an item of a list of its kind, in two parts: a new start, and the rest, which is not copied. As
+    /// upstream, only items of custom resources have apiVersion and kind.
     pub(crate) fn item(&self, kind: &Resource) -> (String, Bytes) {
         let head = self.stored.get(..self.fields_at).filter(|_| !kind.is_built_in());
         let head = head.and_then(|head| std::str::from_utf8(head).ok());
@@ -220,7 +221,7 @@ impl Object {
         format!("\"resourceVersion\":\"{}\"{end}", self.revision)
     }
 
-    /// Whether the metadata has no field but the resourceVersion.
+    /// Whether the resourceVersion is the only field of the metadata.
     fn is_only_metadata_field(&self) -> bool {
         self.stored.get(self.fields_at) == Some(&b'}')
     }
@@ -308,7 +309,7 @@ pub(crate) fn prefix_of(kind: &Resource, namespace: &str) -> String {
     }
 }
 
-/// Counts how often this thread parses objects, for tests of work that must not grow with their number.
+/// Counts how often this thread parses objects. Tests check that some work does not grow with the number of objects.
 #[cfg(test)]
 pub(crate) mod parses {
     use std::cell::Cell;

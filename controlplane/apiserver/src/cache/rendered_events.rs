@@ -12,8 +12,8 @@ use bytes::Bytes;
 use super::Object;
 use crate::media::Form;
 
-/// Maximum number of kept events. While a write reaches a thousand watches, further writes make dozens of events. Without
-/// them, the watches that come last would each render their own copy.
+/// Maximum number of kept events. While the event of one write reaches a thousand watches, further writes make dozens of
+/// events. If the first event were dropped meanwhile, each remaining watch would render its own copy.
 const MAX_EVENTS: usize = 128;
 /// Maximum bytes of all kept events. A larger event is not kept.
 const MAX_BYTES: usize = 256 << 10;
@@ -30,7 +30,7 @@ struct Newest {
     bytes: usize,
 }
 
-/// What determines the bytes of an event.
+/// The values that determine the bytes of an event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 struct Key {
     /// The address of the object.
@@ -61,7 +61,7 @@ impl RenderedEvents {
         if let Some(known) = self.lock().events.get(&key) {
             return known.event.clone();
         }
-        // This runs without the lock, so another watch may render the same event meanwhile.
+        // `render` runs without the lock, so another watch may render the same event meanwhile.
         let event = render();
         self.lock().add(key, Rendered { _object: Arc::downgrade(object), event: event.clone() });
         event

@@ -65,7 +65,7 @@ struct Queued {
     reader: Option<Arc<Reader>>,
 }
 
-/// A slot is an event and its part of a block of the queue.
+// `SLOT_BYTES` covers an event and its share of the overhead of a block of the queue.
 const _: () = assert!(size_of::<Queued>() < SLOT_BYTES);
 
 /// State that both halves share.
@@ -73,7 +73,7 @@ const _: () = assert!(size_of::<Queued>() < SLOT_BYTES);
 struct Link {
     /// Bytes of the queued events.
     queued: AtomicUsize,
-    /// It is set when the collection adds the watcher.
+    /// Set when the collection adds the watcher.
     registration: OnceLock<Registration>,
 }
 
@@ -110,11 +110,11 @@ struct Running {
     reached: Option<u64>,
 }
 
-/// The objects that a watcher may select. Changes of others do not visit it.
+/// The objects that a watcher may select. Changes of other objects do not visit the watcher.
 enum Selection {
     /// The pods of a node.
     Node(Box<str>),
-    /// The objects whose keys have this prefix, which is empty or ends with `/`. Otherwise the object with this key.
+    /// If the text is empty or ends with `/`: the objects whose keys have this prefix. Otherwise the object with this key.
     Key(Box<str>),
 }
 
@@ -134,8 +134,8 @@ impl Watcher {
         (Self { scope, bookmarks, sent: 0, after: 0, events, link, reader, _cut: cut.drop_guard() }, received)
     }
 
-    /// Queues an event, if the watch has begun. Returns false if the queue is full, or if the reader has lost to other
-    /// owners of unread bytes: the collection then removes the watcher.
+    /// Queues an event, if the watch has begun. Returns false if the queue is full, or if the reader has lost because of
+    /// the limit on unread bytes. The collection then removes the watcher.
     pub(super) fn send(&mut self, event: Event, revision: u64) -> bool {
         if revision <= self.after {
             return true;
@@ -181,13 +181,13 @@ impl Drop for Events {
 // === impl Queued ===
 
 impl Queued {
-    /// Counts the event as unread. `None` if its reader has lost to other owners of unread bytes.
+    /// Counts the event as unread. `None` if its reader has lost because of the limit on unread bytes.
     fn new(event: Event, reader: Option<&Arc<Reader>>) -> Option<Self> {
         let is_within = reader.is_none_or(|reader| reader.add_event(event.stored()));
         is_within.then(|| Self { event, reader: reader.cloned() })
     }
 
-    /// Ends the count. The event is moved, because all watches share the number of references to its object.
+    /// Ends the count. The event is moved, not cloned: all watches would contend for the reference count of its object.
     fn into_event(mut self) -> Event {
         self.uncount();
         std::mem::replace(&mut self.event, Event::Bookmark(0))
@@ -221,7 +221,7 @@ impl Event {
         self.object().map(|object| object.stored())
     }
 
-    /// Bytes of the event, which it may keep in memory.
+    /// Bytes that the event may keep in memory.
     pub(crate) fn weight(&self) -> usize {
         self.object().map_or(0, |object| object.json_len())
     }
@@ -338,7 +338,7 @@ impl Selection {
         if let Some(node) = scope.node().filter(|_| is_pod) {
             return Self::Node(node.into());
         }
-        // Group, resource, and the namespace of a namespaced kind. Then the prefix and a name are a key.
+        // Whether the prefix has group, resource, and the namespace of a namespaced kind: prefix and name are then a key.
         let is_complete = scope.prefix.matches('/').count() == 2 + usize::from(kind.namespaced);
         Self::Key(match scope.fields.exact_name() {
             Some(name) if is_complete => format!("{}{name}", scope.prefix).into(),
@@ -491,7 +491,7 @@ mod tests {
         let unread = Arc::<UnreadBytes>::default();
         let kind = by_kind("v1", "ConfigMap").unwrap();
         let value = serde_json::json!({"metadata": {"name": "n"}, "data": {"a": "x".repeat(1 << 20)}});
-        // Each watch is at another version.
+        // Each call makes a new object, so that the watches share no bytes.
         let version = |revision: u64| Arc::new(Object::of(kind, "k".into(), revision, &value));
         let watches = (0..10).map(|_| Watcher::counted(Scope::default(), false, Some(unread.reader("eve"))));
         let mut watches: Vec<_> = watches.collect();

@@ -1,7 +1,7 @@
 //! Watches the APIServices of aggregated servers, and checks that the servers respond.
 //!
-//! All servers are checked when an APIService changes, and every ten seconds if there is any. The condition `Available`
-//! is written when it changes.
+//! All servers are checked when an APIService changes, and every ten seconds if there is an aggregated server. The
+//! condition `Available` is written when it changes.
 
 use std::{
     collections::BTreeMap,
@@ -71,7 +71,7 @@ fn watch(state: &Arc<State>, kind: &Arc<Resource>) -> Result<Events> {
     Ok(events)
 }
 
-/// Reads the APIServices of other servers and checks each server. Returns whether there is any.
+/// Reads the APIServices of other servers and checks each server. Returns whether there is such an APIService.
 async fn follow(state: &Arc<State>, kind: &Arc<Resource>) -> bool {
     let former = state.remotes.current();
     let mut current = BTreeMap::new();
@@ -137,7 +137,7 @@ async fn check(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) {
 /// The reason and the message of the condition.
 type Obstacle = (&'static str, String);
 
-/// The reason and the message why the service of another server is not available. `None` if it is.
+/// The reason and the message why the service of another server is not available. `None` if it is available.
 fn missing(state: &State, remote: &Remote) -> Option<Obstacle> {
     let services = by_resource("", "v1", "services")?;
     let slices = by_resource("discovery.k8s.io", "v1", "endpointslices")?;
@@ -148,7 +148,8 @@ fn missing(state: &State, remote: &Remote) -> Option<Obstacle> {
     missing_in(reference, service.as_ref(), &slices)
 }
 
-/// A service with an address in the cluster needs the port and a ready endpoint. Source: `AvailableConditionController`.
+/// Checks that a service exists. A service of type ClusterIP also needs the port and a ready endpoint. Source:
+/// `AvailableConditionController`.
 fn missing_in(reference: &ServiceReference, service: Option<&Value>, slices: &[Value]) -> Option<Obstacle> {
     let ServiceReference { namespace, name, port } = reference;
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();

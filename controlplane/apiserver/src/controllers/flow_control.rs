@@ -127,7 +127,7 @@ enum Step {
     Create(Value),
     /// Sets the default spec and the annotation on the stored object.
     Correct(Value),
-    /// Sets the annotation of the stored object that leaves the spec to the administrators.
+    /// Sets the annotation to false on the stored object: administrators maintain its spec.
     Leave(String),
     /// Deletes an object that an earlier version of the server created, if its revision is unchanged since the
     /// annotation was read.

@@ -1,8 +1,8 @@
 //! Writes the status of validating admission policies: the observed generation, and warnings about expressions that do
 //! not fit the types of the matched kinds. Source: `pkg/controller/validatingadmissionpolicystatus`.
 //!
-//! A policy is checked when its specification changes, and also when a resource that it names appears or changes, which
-//! upstream leaves out. One policy is checked at a time.
+//! A policy is checked when its specification changes. Unlike upstream, it is also checked when a resource that it names
+//! appears or changes. One policy is checked at a time.
 
 mod matched;
 
@@ -54,7 +54,7 @@ struct Controller {
     kind: Arc<Resource>,
     /// The resources with which policies were checked.
     known: Arc<Resources>,
-    /// What each policy names.
+    /// The resources and parameters that each policy names, by policy.
     names: HashMap<String, Names>,
     /// The policies whose status could not be written, by name.
     failed: BTreeSet<String>,
@@ -67,7 +67,7 @@ impl Controller {
         let Some(shutdown) = self.state.upgrade().map(|state| state.shutdown.clone()) else { return };
         while let Some(mut events) = self.load().await {
             loop {
-                // A branch that is dropped loses no event.
+                // Cancel-safe: a dropped branch loses no event.
                 tokio::select! {
                     event = events.recv() => match event {
                         Some(event) => self.apply(event).await,
@@ -166,7 +166,7 @@ async fn check(state: &Arc<State>, kind: &Arc<Resource>, name: &str) -> Result<(
     call.resource.subresource = "status".to_owned();
     call.info.query = Query::parse("fieldManager=validatingadmissionpolicy-status");
     let written = write::update(&call, name, Part::Status, Writer::Update, |old| {
-        // A later event is about a newer generation.
+        // The check is for one generation only. A newer generation causes an event and another check.
         let is_current = old["metadata"]["generation"] == generation;
         Ok(if is_current { with_status(old, &generation, &warnings) } else { old.clone() })
     });

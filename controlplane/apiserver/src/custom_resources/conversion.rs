@@ -24,8 +24,8 @@ const MAX_RESPONSE: usize = 48 << 20;
 /// Maximum number of objects in one call. A longer list is converted by several calls.
 const MAX_OBJECTS: usize = 500;
 
-/// The services that a call of a conversion webhook needs. The cache owns the custom resources, and these own this
-/// client. The reference to the cache is weak to avoid a reference cycle.
+/// The services that a call of a conversion webhook needs. The cache owns the custom resources, and the custom resources
+/// own this client. The reference to the cache is weak to avoid a reference cycle.
 #[derive(Clone)]
 pub(crate) struct ConversionClient {
     pub(crate) cache: Weak<Cache>,

@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use super::conversion::{ConversionClient, WebhookConversion};
 use super::strategy::CustomStrategy;
 
-/// The served versions of a definition. An unserved storage version is referenced by the others.
+/// The served versions of a definition. They refer to the storage version, even if it is not served.
 pub(crate) fn of_definition(
     definition: &Definition,
     client: &ConversionClient,

@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::convert;
 
-/// The schema of a resource without one.
+/// Empty schema, for a resource that has no schema.
 static UNKNOWN: LazyLock<Schema> = LazyLock::new(Schema::default);
 
 /// The served versions of the resource of a request.

@@ -40,7 +40,7 @@ pub(super) struct Counts {
     executions: [OnceLock<Histogram>; TYPES.len()],
 }
 
-/// Requests and their seats at one time.
+/// The current number of requests, and of their seats.
 #[derive(Default)]
 struct Load {
     requests: AtomicU64,

@@ -15,8 +15,8 @@ use tokio::sync::oneshot;
 
 /// Maximum number of waiting requests of all levels. Each one keeps its headers in memory.
 const MAX_WAITING: usize = 2000;
-/// Maximum waiting requests of one level, as a multiple of the free places: at most three quarters. A flood in one
-/// level leaves places for the requests of nodes and controllers.
+/// Maximum waiting requests of one level, as a multiple of the free places. One level therefore gets at most three
+/// quarters of the places, and a flood leaves places for the requests of nodes and controllers.
 const PER_FREE_PLACE: usize = 3;
 /// Assumed seat time of a request when it starts, in microseconds.
 const ESTIMATE: u64 = 3000;
@@ -69,7 +69,7 @@ pub(crate) struct LevelCounts {
     pub(crate) nominal: u64,
     /// Seats that no other level may use.
     pub(crate) reserved: u64,
-    /// Maximum seats, with those that the level may borrow.
+    /// Maximum seats, including borrowed seats.
     pub(crate) limit: u64,
     #[cfg(test)]
     pub(crate) seats_in_use: u64,
@@ -510,7 +510,7 @@ mod tests {
     fn a_level_lends_only_its_lendable_seats_and_gets_them_back_first() {
         let queue = || json!({"queues": 4, "handSize": 1, "queueLengthLimit": 9});
         let mut levels = levels(vec![limited("a", 1, 50, queue()), limited("b", 1, 0, queue())], 20);
-        // 10 of its own, 5 of a; b lends none.
+        // Level b gets its 10 nominal seats and borrows the 5 lendable seats of a.
         let busy = fill(&mut levels, "b", 0);
         assert_eq!(busy.len(), 15);
         let own = fill(&mut levels, "a", 0);
@@ -535,7 +535,7 @@ mod tests {
         let (_, full) = levels.admit(id, 1, 0);
         assert!(matches!(full, Admitted::Rejected(Rejection::QueueFull)));
         let (_, mut other) = wait(&mut levels, "a", 1);
-        // Two requests end: one of the flood may be before the other flow, not more.
+        // Two requests end: at most one request of the flood may start before the other flow.
         levels.end(&first, 1000);
         levels.end(&flood[0].0, 1000);
         assert!(other.try_recv().is_ok());

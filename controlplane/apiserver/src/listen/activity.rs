@@ -29,8 +29,8 @@ use crate::{
 /// Maximum bytes of a piece of a body that the connection gets. The connection takes a whole piece even if the client
 /// reads nothing.
 const MAX_PIECE_BYTES: usize = 64 << 10;
-/// Maximum time for a connection to drop the bytes of an HTTP/2 stream that has ended. If its socket takes no bytes, it
-/// does not drop them: then the connection is closed.
+/// Maximum time for a connection to drop the bytes of an HTTP/2 stream that has ended. The connection does not drop them
+/// while its socket takes no bytes. After this time, the connection is closed.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Activity of the requests of one connection.
@@ -49,17 +49,18 @@ pub(super) struct Running {
     activity: Arc<Activity>,
 }
 
-/// A response's body. The request ends when this and the large frames that the connection has taken are dropped.
+/// A response's body. The request ends when the body and all large frames that the connection has taken are dropped.
 struct Tracked {
     body: Body,
     /// The rest of a frame that is longer than a piece.
     rest: Bytes,
-    /// Counts compressed frames; other layers count theirs earlier. `None` for watches, and without a limit.
+    /// Counts compressed frames. Other layers have already counted frames that are not compressed. `None` for watches,
+    /// and without a limit.
     reader: Option<Arc<Reader>>,
     request: Arc<TrackedRequest>,
 }
 
-/// What ends with a request.
+/// The counts and time limits that end with a request.
 struct TrackedRequest {
     _running: Running,
     _ended: Option<DropGuard>,
@@ -95,8 +96,8 @@ impl Activity {
         is_header
     }
 
-    /// Returns when a request header is incomplete `limit` after its first byte; for the first request, after the start
-    /// of the connection.
+    /// Returns when a request header is still incomplete `limit` after its first byte. For the first request, the time
+    /// starts with the connection.
     pub(super) async fn late_header(&self, limit: Duration) {
         let mut header = self.header.subscribe();
         loop {
@@ -136,7 +137,7 @@ impl Activity {
         self.stuck.cancelled().await;
     }
 
-    /// Ends the response of the current task after `wait`, unless the result is dropped before: the request has ended.
+    /// Ends the response of the current task after `wait`. The request drops the result at its end, which cancels this.
     fn end_response_after(&self, wait: impl Future<Output = ()> + Send + 'static) -> DropGuard {
         let (ended, stuck, stream) = (CancellationToken::new(), self.stuck.clone(), stream_end());
         let guard = ended.clone().drop_guard();
@@ -163,7 +164,7 @@ impl Running {
     /// short-lived response. It also applies to the first events of a watch, and to the last events after its end.
     /// After the limit, the response ends: its HTTP/2 stream, or else its connection. The connection also ends if it
     /// still holds large frames of the stream. A response that the client reads slowly gives its seats back earlier. A
-    /// response that has lost to other owners of unread bytes ends too.
+    /// response also ends if its reader has lost because of the limit on unread bytes (`unread_bytes`).
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
         let mut limited = response.extensions_mut().remove::<ShortLived>();
         let long = response.extensions_mut().remove::<LongRunning>();

@@ -15,12 +15,12 @@ use crate::{
     server::{PeerAddress, ShortLived},
 };
 
-/// Bytes that a request takes besides its header: its stream, its task and its handler until it is authenticated.
+/// Bytes that a request takes besides its header until it is authenticated: for its stream, its task and its handler.
 pub(super) const TASK_BYTES: usize = 8 << 10;
 /// Bytes that a header field takes besides its text.
 const FIELD_BYTES: usize = 128;
 
-/// What the requests of a connection have in common.
+/// The properties that all requests of a connection share.
 #[derive(Clone)]
 pub(super) struct Client {
     pub(super) certificate: Option<PeerCertificate>,
@@ -38,7 +38,7 @@ fn unread_size<B: Body>(request: &Request<B>) -> usize {
     TASK_BYTES + target + header + body
 }
 
-/// The response to a request for which there is no memory.
+/// The response if there is no memory for a request.
 pub(super) fn refusal(error: &ApiError) -> Reply {
     let mut reply = reply::failure(error);
     reply.extensions_mut().insert(ShortLived::default());

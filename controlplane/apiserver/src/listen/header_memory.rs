@@ -33,7 +33,7 @@ struct Incomplete {
     /// Finds the headers in the frames of HTTP/2. `None` with HTTP/1.1.
     block: Option<HeaderBlock>,
     received: usize,
-    /// Parts of [`STEP`] bytes.
+    /// Reservations of [`STEP`] bytes each.
     reserved: Vec<BodyMemory>,
 }
 
@@ -76,7 +76,7 @@ impl HeaderMemory {
         self.release(&mut incomplete);
     }
 
-    /// Releases the memory, unless it is that of the buffer of a client that has not authenticated.
+    /// Releases the memory. With HTTP/1.1, keeps it until the client has authenticated: the connection keeps its buffer.
     fn release(&self, incomplete: &mut Incomplete) {
         if !incomplete.reserved.is_empty() && (incomplete.block.is_some() || self.permit.is_authenticated()) {
             incomplete.reserved.clear();
@@ -99,7 +99,7 @@ mod tests {
 
     const PIECE: [u8; 1024] = [b'x'; 1024];
 
-    /// Connections without a limit that these tests reach.
+    /// A port whose limits are above the number of connections in these tests.
     fn port() -> Connections {
         let [total, per_source, unauthenticated, unauthenticated_per_source] = [4096; 4];
         Connections::new(Limits { total, per_source, unauthenticated, unauthenticated_per_source })
@@ -113,12 +113,12 @@ mod tests {
         HeaderMemory::new(in_flight.clone(), permit, false)
     }
 
-    /// Whether the connection gets memory for a header of the maximum length without an end.
+    /// Whether the connection gets memory for an incomplete header of the maximum length.
     fn is_received(header: &HeaderMemory) -> bool {
         (0..UNCERTIFIED_HEADER / PIECE.len()).all(|_| header.received(&PIECE, true).is_ok())
     }
 
-    /// Headers of a source without an end, as many as get memory.
+    /// Opens connections of a source, each with an incomplete header, until one gets no memory.
     fn incomplete(in_flight: &Arc<InFlight>, port: &Connections, last: u8) -> Vec<HeaderMemory> {
         let headers = std::iter::repeat_with(|| header(in_flight, permit(port, last)));
         headers.take_while(is_received).collect()

@@ -1,9 +1,9 @@
 //! Short reads of an HTTP/1.1 connection whose client has no certificate.
 //!
-//! The bytes that follow a complete request wait in the connection's buffer until the request ends. They are the begin
-//! of the next header, and are not counted by [`HeaderMemory`](super::header_memory::HeaderMemory), which cannot know
-//! where a body ends. The HTTP library reads nothing while its buffer has such bytes. So they are at most those of one
-//! read, and a read is not longer than a header that does not count.
+//! The bytes that follow a complete request wait in the connection's buffer until the request ends. They are the start
+//! of the next header. [`HeaderMemory`](super::header_memory::HeaderMemory) cannot know where a body ends, so it does
+//! not count them. The HTTP library reads nothing while its buffer has such bytes, so they come from one read. Such a
+//! read is not longer than a header that does not count.
 
 use std::{
     io,
@@ -20,7 +20,7 @@ const MAX_READ: usize = (8 << 10) - 1;
 /// A stream with reads of at most [`MAX_READ`] bytes.
 pub(super) struct SmallReads<I, T> {
     io: I,
-    /// Reads are short while this exists.
+    /// Reads are short while this reference is alive.
     limiting: Weak<T>,
 }
 
@@ -114,7 +114,7 @@ mod tests {
         let served = builder.serve_connection_with_upgrades(TokioIo::new(held), service);
         // The clock advances when the server has nothing to do.
         assert!(tokio::time::timeout(Duration::from_secs(1), served).await.is_err());
-        // The library first reads as many bytes as the preface of HTTP/2 has. They are the begin of the running request.
+        // The library first reads as many bytes as the preface of HTTP/2 has. They are the start of the running request.
         let preface = 24;
         let taken = taken.load(Ordering::Relaxed);
         assert!((1..=preface + MAX_READ).contains(&taken), "{taken}");

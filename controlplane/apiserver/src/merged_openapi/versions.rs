@@ -22,7 +22,7 @@ const MAX_KEPT: usize = 16 << 20;
 pub(crate) struct VersionDocuments {
     /// Bytes by hash.
     kept: Mutex<HashMap<String, Bytes>>,
-    /// It is locked while a document is built, so that concurrent requests share the build.
+    /// Locked while a document is built, so that concurrent requests share the build.
     building: Mutex<()>,
 }
 

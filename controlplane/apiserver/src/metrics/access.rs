@@ -75,7 +75,7 @@ impl AccessMetrics {
     /// Counts an authentication of a request from the network. Anonymous requests are not counted.
     ///
     /// # Errors
-    /// Those of the authentication.
+    /// The errors of the authentication.
     pub(crate) async fn authentication(&self, work: impl Future<Output = Result<User>>) -> Result<User> {
         let began = Instant::now();
         let identified = work.await;

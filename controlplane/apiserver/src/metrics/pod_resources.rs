@@ -66,7 +66,7 @@ fn add(requests: &mut String, limits: &mut String, pod: &Value) {
     write(limits, "kube_pod_resource_limit", &labels, &limited);
 }
 
-/// Writes a sample for each resource. As upstream, an amount of 0 has none.
+/// Writes a sample for each resource. As upstream, an amount of 0 has no sample.
 fn write(text: &mut String, name: &str, labels: &str, resources: &Resources) {
     let Resources { cpu_millis, memory, ephemeral_storage, others, .. } = resources;
     let bytes = [("memory", *memory), ("ephemeral-storage", *ephemeral_storage)];
@@ -86,7 +86,7 @@ fn number(amount: i128) -> f64 {
     amount as f64
 }
 
-/// The unit of a resource. Resources of devices have none.
+/// The unit of a resource. Resources of devices have no unit.
 fn unit(resource: &str) -> &'static str {
     match resource {
         "cpu" => "cores",

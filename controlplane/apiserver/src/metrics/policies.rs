@@ -1,7 +1,7 @@
 //! Metrics of validating admission policies. Source: `apiserver/pkg/admission/plugin/policy/validating/metrics`.
 //!
-//! As upstream, failed validations are counted, once for each action of the binding. Validations that pass are not. Errors
-//! that the failure policy ignores are not counted here.
+//! As upstream, only failed validations are counted, once for each action of the binding. Errors that the failure policy
+//! ignores are not counted here.
 
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ pub(crate) struct PolicyMetrics {
     names: KnownNames,
 }
 
-/// Why a validation failed.
+/// The reason why a validation failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FailureKind {
     /// An expression does not compile.

@@ -31,8 +31,8 @@ pub(crate) struct ServingMetrics {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Terminated;
 
-/// Counts a long-running request until all clones are dropped. The body of the response holds one, and so does an
-/// upgraded connection.
+/// Counts a long-running request until all clones are dropped. The body of the response and an upgraded connection each
+/// hold a clone.
 #[derive(Clone)]
 pub(crate) struct LongRunning {
     _counted: Arc<Counted>,

@@ -4,7 +4,7 @@ use prometheus::{IntCounterVec, core::Collector};
 
 use super::counter;
 
-/// Uses of extended tokens before and after the end of the validity without the extension.
+/// Uses of extended tokens: before and after the time at which they would expire without the extension.
 pub(crate) struct TokenMetrics {
     valid: IntCounterVec,
     stale: IntCounterVec,

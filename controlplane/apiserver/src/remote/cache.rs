@@ -1,4 +1,5 @@
-//! Cache of webhook responses with a time to live. A full part evicts its oldest entry.
+//! Cache of webhook responses with a time to live. Acceptances and refusals are separate parts. A full part evicts its
+//! oldest entry.
 
 use std::{
     collections::{HashMap, VecDeque},

@@ -48,7 +48,7 @@ async fn run_verb(call: &Call, method: &Method, upgrade: ClientUpgrade) -> Resul
     if !has_path(call) {
         return Err(ApiError::no_resource());
     }
-    // Upstream has no route for HEAD. The authorization before treats HEAD as GET, as upstream.
+    // Upstream has no route for HEAD. The earlier authorization treats HEAD as GET, as upstream.
     if *method == Method::HEAD || !call.kind.has_verb(call.info.verb) {
         return Err(ApiError::method_not_allowed());
     }
@@ -64,7 +64,7 @@ async fn run_verb(call: &Call, method: &Method, upgrade: ClientUpgrade) -> Resul
         return verb::review::run(call).await;
     }
     if !matches!(call.info.verb, "get" | "list" | "watch") {
-        // A client that accepts no form of the response changes nothing.
+        // Refuse a client that accepts no form of the response before anything is changed.
         call.form()?;
     }
     match call.info.verb {

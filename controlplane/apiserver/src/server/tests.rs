@@ -87,7 +87,7 @@ impl Fixture {
         drop(api);
         let path = directory.path().join("store");
         let released = async || {
-            // The server's tasks end when they run. Opening a store in use would block their thread for 200 ms.
+            // The server's tasks need this thread to end. Opening a store in use would block the thread for 200 ms.
             tokio::time::sleep(Duration::from_millis(5)).await;
             if users.strong_count() > 0 {
                 return None;

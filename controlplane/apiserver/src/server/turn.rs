@@ -30,8 +30,8 @@ use crate::{
 
 /// Maximum time that a client sends a body, or reads a response, while the request has seats.
 pub(crate) const SLOW_CLIENT: Duration = Duration::from_millis(500);
-/// Maximum duration of a large request's turn. A webhook may delay the request for longer; it must not delay the large
-/// requests of others, on which the webhook itself may wait.
+/// Maximum duration of a large request's turn. A webhook may delay the request for longer. It must not delay the large
+/// requests of others: the webhook itself may wait for one of them.
 const MAX_TURN: Duration = Duration::from_secs(5);
 
 /// Marks a response that must be delivered within the request timeout. Its request counts as in flight until then.
@@ -49,8 +49,8 @@ pub(super) struct Requester<'a> {
     pub(super) info: &'a RequestInfo,
 }
 
-/// Releases the memory that a request has until its authentication. A request of an unknown client gets other memory, until
-/// its response is sent. If too little is free, its connection is closed: an unknown client may read no response.
+/// Releases the memory that a request has until its authentication. A request of an unknown client gets other memory until
+/// its response is sent. If too little is free, its connection is closed: an unknown client might never read the response.
 pub(super) fn identified(in_flight: &InFlight, extensions: &mut Extensions, is_known: bool) {
     let Some(memory) = extensions.remove::<Arc<BodyMemory>>().filter(|_| !is_known) else { return };
     if let Some(memory) = in_flight.unknown(&memory) {
@@ -99,9 +99,9 @@ pub(super) async fn of_large_request(call: &Call, seats: &mut Option<Seats>) -> 
     Some(wait_for_turn(&call.state.large_requests, owner, bytes, seats).await)
 }
 
-/// Waits for a turn. After [`SLOW_CLIENT`] the request gives its seats back. It needs none in its turn, because the
-/// turn is a limit, too. A turn may wait for the seats of a level that others use up. The large requests of all levels
-/// would then wait for this turn.
+/// Waits for a turn. After [`SLOW_CLIENT`] the request gives its seats back. During its turn it needs no seats, because
+/// the turn itself is a limit. If it waited for seats during its turn, the large requests of all levels would wait until
+/// seats of its level are free.
 async fn wait_for_turn(large: &LargeRequests, owner: &str, bytes: usize, seats: &mut Option<Seats>) -> Turn {
     let mut wait = std::pin::pin!(large.enter(owner, bytes));
     if let Ok(turn) = timeout(SLOW_CLIENT, wait.as_mut()).await {
@@ -125,7 +125,7 @@ fn processed_bytes(call: &Call) -> usize {
     call.body.len() + stored.map_or(0, |object| object.stored_bytes())
 }
 
-/// Runs a request in its turn. After [`MAX_TURN`] it continues beside the next large request.
+/// Runs a request in its turn. After [`MAX_TURN`] the turn ends: the request continues, and the next large request starts.
 pub(super) async fn run(turn: Option<Turn>, mut request: BoxFuture<'_, Result<Reply>>) -> Result<Reply> {
     let Some(turn) = turn else { return request.await };
     if let Ok(reply) = timeout(MAX_TURN, request.as_mut()).await {

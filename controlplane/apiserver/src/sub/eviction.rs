@@ -26,7 +26,7 @@ use crate::{
 const MAX_DISRUPTED_PODS: usize = 2000;
 /// Maximum attempts of an eviction while other requests change the pod or its budget, as upstream.
 const MAX_ATTEMPTS: usize = 20;
-/// Seconds; `retryAfterSeconds` of a refusal that is expected to end soon, as upstream.
+/// `retryAfterSeconds` of an eviction that is likely to succeed soon, as upstream.
 const RETRY_AFTER_SECONDS: u64 = 10;
 
 /// The decision about an eviction.

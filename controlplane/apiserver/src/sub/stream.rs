@@ -170,7 +170,7 @@ fn query_of(options: &Value) -> String {
     let ports: Vec<String> =
         options["ports"].as_array().into_iter().flatten().map(Value::to_string).collect();
     if !ports.is_empty() {
-        // The kubelet's name and form. Source: `streamParams` of upstream's pod registry.
+        // The kubelet expects one parameter with all ports. Source: `streamParams` of upstream's pod registry.
         words.append_pair("port", &ports.join(","));
     }
     words.finish()
@@ -184,7 +184,7 @@ fn log_query(query: &str) -> String {
 }
 
 /// Checks the requested container, or chooses the default: the container that the pod's annotation names, the only
-/// container, or the first one. For logs, the first one of several is no default.
+/// container, or the first one. A log request has no default if the pod has several containers and no annotation.
 fn container(pod: &Value, wanted: &str, logs: bool) -> Result<String> {
     let names = |field: &str| -> Vec<String> {
         let list = pod["spec"][field].as_array().into_iter().flatten();

@@ -2,7 +2,7 @@
 
 use super::MAX_BYTES;
 
-/// Classes of owners. Tenants cannot be owners of the first two.
+/// Classes of owners. Tenants cannot be owners of the first two classes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
     /// Scheduler, controller manager, and service accounts of `kube-system`.

@@ -144,8 +144,8 @@ pub(crate) async fn one(call: &Call, name: &str, options: &Options) -> Result<Ou
         {
             Ok(None) => return Ok(Outcome::Removed(last())),
             Ok(Some(object)) => return Ok(Outcome::Marked(Stored::Committed(object))),
-            // Another write came first: the loop decides again from the new state. A resourceVersion precondition of
-            // the client fails there.
+            // Another write came first: the next iteration decides again from the new state. A resourceVersion
+            // precondition of the client fails in that iteration.
             Err(Failed::Conflict | Failed::Allocated) => {}
             Err(Failed::Other(error)) => return Err(error),
         }

@@ -242,7 +242,7 @@ mod tests {
             !token.is_expired(1000 + TOKEN_LIFETIME_SECONDS)
                 && token.is_expired(1001 + TOKEN_LIFETIME_SECONDS)
         );
-        // A clock that was set back.
+        // The clock was set back.
         assert!(!token.is_expired(1));
         let next = Continue::decode(&token.inconsistent().unwrap()).unwrap();
         assert_eq!((next.rv, &*next.start), (0, "/pods/a"));

@@ -43,8 +43,8 @@ pub(crate) use first_events::FirstEvents;
 /// The media types of a watch, as upstream names them in an error.
 const STREAM_TYPES: &str = "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
 
-/// Maximum time of one conversion that the client gets in addition to read the first events. A client can stop reading
-/// during a conversion, which then seems to last longer.
+/// Maximum time by which one conversion extends the time limit of the first events. The conversion seems to last longer if
+/// the client stops reading meanwhile.
 const MAX_CONVERSION: Duration = Duration::from_secs(1);
 /// The end of a line, after its object.
 const END_OF_LINE: &[u8] = b"}\n";
@@ -118,7 +118,7 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let open = reader.as_ref().filter(|_| size > 0).map(|reader| superseded.open(reader, begin, size));
     let reading = first_events.clone();
     let first = initial_events(first, reader.as_ref())?.inspect(move |event| {
-        // The first events are dropped after the last of them is sent.
+        // Keeps the response registered. This closure is dropped after the last of the first events is sent.
         let _registered = &open;
         reading.add_reading(event.weight());
     });
@@ -127,7 +127,7 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let lines = stream::iter(first)
         .chain(stream::unfold((events, Some(first_events.clone())), following))
         .then(move |event| match is_in_version(&kind, &event) {
-            // Most events. All watches share what a conversion needs, so a clone for each of them takes time.
+            // Most events need no conversion. A conversion clones references that all watches share, which takes time.
             true => Either::Left(std::future::ready(Ok::<_, ApiError>(event))),
             false => Either::Right(converted(conversions.clone(), kind.clone(), event, first_events.clone())),
         })
@@ -176,7 +176,7 @@ async fn following(
 /// The form of the events. The messages of a WebSocket are always JSON.
 fn form(call: &Call) -> Result<Form> {
     if media::prefers_yaml(&call.headers) {
-        // A stream of events is not a document.
+        // A stream of events is not a YAML document.
         return Err(ApiError::not_acceptable_as(STREAM_TYPES));
     }
     Ok(match call.form()? {
@@ -243,7 +243,7 @@ fn written(writer: &mut Option<Writer>, event: Result<Event>) -> Option<Vec<Byte
     }))
 }
 
-/// An ERROR event; the stream ends after it.
+/// An ERROR event. The stream ends after this event.
 fn error_event(form: Form, error: &ApiError) -> Bytes {
     if let Form::Protobuf | Form::PartialProtobuf(_) = form {
         let status = error.status();
@@ -253,9 +253,9 @@ fn error_event(form: Form, error: &ApiError) -> Bytes {
     format!("{{\"type\":\"ERROR\",\"object\":{}}}\n", status.trim_end()).into()
 }
 
-/// A stream of one ERROR event. As upstream, two errors are in the stream and not in the HTTP status. They are a
-/// compacted revision, and a future revision of a watch with initial events. Clients rely on it: kube-rs lists again
-/// only after an ERROR event.
+/// A stream of one ERROR event. As upstream, two errors are in the stream and not in the HTTP status: a compacted
+/// revision, and a future revision of a watch with initial events. Clients rely on this: kube-rs lists again only after
+/// an ERROR event.
 fn ended_by(form: Form, error: &ApiError) -> Reply {
     let mut response = Response::new(full(error_event(form, error)));
     response.headers_mut().insert(header::CONTENT_TYPE, content_type(form));
@@ -324,8 +324,8 @@ fn limited<S: Stream>(call: &Call, lines: S) -> impl Stream<Item = S::Item> + us
     })))
 }
 
-/// Duration of a watch without `timeoutSeconds`. Up to the minimum is added at random, so that the clients do not reconnect
-/// at the same time.
+/// Duration of a watch without `timeoutSeconds`: the minimum plus a random time of up to the minimum. Clients therefore
+/// reconnect at different times.
 fn unasked_limit(min: Duration) -> Duration {
     match min.as_secs() {
         0 => Duration::MAX,
@@ -381,16 +381,16 @@ impl Writer {
             return Ok(vec![start.into(), self.held(rest)?, Bytes::from_static(END_OF_LINE)]);
         }
         let line = match self.form {
-            // Its rows have ages, and the first table of a watch has headers.
+            // Watches do not share tables: rows have ages, and only the first table of a watch has column headers.
             Form::Table(_) => self.rendered_change(name, object),
-            // Other watches do not send the first objects of this one now, but events that these would replace.
+            // Other watches do not send these first objects now. Keeping them would evict events that other watches need.
             _ if object.revision <= self.first_revision => self.rendered_change(name, object),
             form => self.shared.get(object, name, form, || self.rendered_change(name, object)),
         };
         Ok(vec![self.held(line)?])
     }
 
-    /// Counts a large piece until it is sent. An error if the reader has lost to other owners of unread bytes.
+    /// Counts a large piece until it is sent. An error if the reader has lost because of the limit on unread bytes.
     fn held(&self, piece: Bytes) -> Result<Bytes> {
         match &self.reader {
             Some(reader) => reader.hold(piece).ok_or_else(ApiError::too_many_requests),

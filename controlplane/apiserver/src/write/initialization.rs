@@ -19,7 +19,7 @@ use crate::{
     state::State,
 };
 
-/// Maximum time for which a create waits, as upstream. The parameter `timeout` shortens it.
+/// Maximum time that a create waits, as upstream. The parameter `timeout` shortens this time.
 const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Attempts to remove a rejected object while other writes change it.
 const ATTEMPTS: usize = 8;
@@ -88,7 +88,7 @@ pub(super) async fn finish(call: &Call, stored: Stored, permit: Option<WaitPermi
     }
 }
 
-/// The time for which a create waits, from the parameter `timeout`.
+/// The maximum time that a create waits, from the parameter `timeout`.
 fn limit(text: &str) -> Duration {
     let seconds = text.strip_suffix('s').unwrap_or(text).parse::<u64>().ok();
     seconds.map_or(MAX_WAIT, |seconds| Duration::from_secs(seconds).min(MAX_WAIT))

@@ -174,8 +174,8 @@ fn are_texts(left: &Part<'_>, right: &Part<'_>) -> bool {
     [Type::String, Type::Bytes].iter().any(|kind| left.could_be(kind) && right.could_be(kind))
 }
 
-/// The cost of a call that has other overloads than the one of `cost`. Those have a cost of one, and fit only if the
-/// types of all arguments are unknown.
+/// The cost of a call with several overloads. `cost` is the cost of one overload; all others cost one. The others fit
+/// only if the types of all arguments are unknown.
 fn any_of(args: &[&Part<'_>], cost: u64) -> u64 {
     let fits_others = args.iter().all(|arg| *arg.kind == Type::Dyn);
     if fits_others { cost.max(1) } else { cost }

@@ -1,4 +1,4 @@
-//! Sizes of values and costs. Both saturate.
+//! Sizes of values, and costs. Their arithmetic saturates.
 
 /// The cost of reading one character, byte or element of a value.
 pub(super) const READ: f64 = 0.1;

@@ -83,7 +83,7 @@ fn optional_values_have_the_costs_of_their_expansion() {
     let bounds = Bounds::default();
     let limits = Limits { variable: None, bounds: &bounds };
     for (source, expected) in [
-        // optional.of 1; then hasValue, and optional.of around a new list, the value and the body.
+        // `optional.of(1)`, then `hasValue`, then `optional.of` around a new list, the value and the body.
         ("optional.of(1).optMap(x, x + 1).hasValue()", (1 + 1) + (1 + NEW_LIST + (1 + 1) + 2) + 1),
         ("optional.of(1).optFlatMap(x, optional.of(x)).hasValue()", (1 + 1) + (NEW_LIST + (1 + 1) + 2) + 1),
     ] {

@@ -48,7 +48,7 @@ pub(super) fn call<'a>(
     Some(meter.charge(1).map(|()| result))
 }
 
-/// Why an argument is invalid.
+/// The reason why an argument is invalid.
 fn problem(stage: Stage, name: &str, args: &[Value<'_>]) -> Option<&'static str> {
     let is_blank = |text: &str| text.trim().is_empty();
     match (stage, name, args) {

@@ -71,8 +71,8 @@ fn problems(format: &str, text: &str) -> Vec<String> {
     }
 }
 
-/// Makes a name prefix valid as a name: replaces a dash at its end and the character before it by a letter, because more
-/// characters follow a prefix (`maskTrailingDash`).
+/// Makes a name prefix valid as a name, because more characters follow a prefix. Replaces a dash at the end, and the
+/// character before the dash, by a letter (`maskTrailingDash`).
 fn masked(text: &str) -> Cow<'_, str> {
     match text.strip_suffix('-') {
         Some(before) if !before.is_empty() => {

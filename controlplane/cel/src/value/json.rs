@@ -16,8 +16,8 @@ const NODE_SIZE: usize = 32;
 const MAX_JSON_DEPTH: usize = 100;
 
 impl Value<'_> {
-    /// The value as JSON. None if that is larger or deeper than allowed: a value can share one part many times, and JSON
-    /// has a copy for each.
+    /// The value as JSON. `None` if the JSON is larger or deeper than allowed: a value can share one part many times, and
+    /// JSON has a copy for each.
     pub fn to_limited_json(&self) -> Option<Json> {
         self.weigh(&mut MAX_JSON.clone(), 0)?;
         Some(self.to_json())

@@ -1,4 +1,4 @@
-//! Equality of objects with fields that their type does not have: these are compared as JSON, as upstream does.
+//! Equality of objects with fields that their type does not have. Such objects are compared as JSON, as upstream does.
 
 use serde_json::{Map, Value as Json};
 

@@ -33,8 +33,8 @@ impl Claims {
         match change.new.filter(|service| is_ours(service)) {
             Some(service) => {
                 let held = self.services.entry(key.clone()).or_default();
-                // The status was written before this process started. The reconcile resolves an address of two
-                // services.
+                // The status was written before this process started. If two services have one address, the
+                // reconcile resolves the conflict.
                 for address in addresses(service) {
                     self.taken.add(address);
                     if self.holders.entry(address).or_insert_with(|| key.clone()) == &key {

@@ -57,7 +57,7 @@ pub(crate) fn choose_addresses(
             all.insert(address);
             continue;
         }
-        // An address that was just chosen is possibly not in the status yet.
+        // A recently chosen address may not be in the status yet.
         let mut kept = service::addresses(service).chain(claims.held(&key)).filter(of_family);
         let kept = kept.find(|address| is_in_pool(*address) && is_free(*address));
         let found = kept.or_else(|| ranges.find_map(|range| claims.first_free(range)));

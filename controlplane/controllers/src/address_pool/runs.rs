@@ -65,7 +65,7 @@ impl Runs {
         (free <= last).then(|| address(is_ipv4, free))?
     }
 
-    /// The run that starts at the address or next before it.
+    /// The last run that starts at or before the address.
     fn at_or_before(&self, (is_ipv4, number): Number) -> Option<(u128, u128)> {
         let mut before = self.last.range((is_ipv4, 0)..=(is_ipv4, number));
         before.next_back().map(|((_, first), last)| (*first, *last))

@@ -39,7 +39,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Reconciles the config map. No timer for expiring tokens: their deletion is a change of the Secret.
+/// Reconciles the config map. Expiring tokens need no timer: their deletion is a change of the Secret.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let config = &context.config;
     let found = context.caches.cluster_infos.get(&key);

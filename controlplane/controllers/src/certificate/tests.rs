@@ -17,7 +17,8 @@ fn tlv(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     [&[tag, 0x82][..], &length, &content].concat()
 }
 
-/// A signed request with this subject: parts of attributes (2.5.4.x), each with the tag of its text.
+/// A signed request with this subject. Each part of the subject is a list of attributes: the x of the type 2.5.4.x, the
+/// tag of the text, and the text.
 pub(crate) fn raw(subject: &[&[(u8, u8, &str)]]) -> String {
     let attribute = |&(kind, tag, text): &(u8, u8, &str)| {
         tlv(0x30, &[&[0x06, 3, 0x55, 4, kind], &tlv(tag, &[text.as_bytes()])])

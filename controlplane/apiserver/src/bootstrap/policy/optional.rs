@@ -52,7 +52,7 @@ pub(super) const OPTIONAL: &[Optional] = &[
         controllers: &[(
             "storage-version-migrator-controller",
             &[
-                // A server-side apply of a deleted object is a creation, which fails because of the uid.
+                // `create` is for a server-side apply of an object that was deleted meanwhile. The uid makes this creation fail.
                 On("*", "*", "create list patch"),
                 On("apiextensions.k8s.io", "customresourcedefinitions", "get"),
                 On("apiextensions.k8s.io", "customresourcedefinitions/status", "patch"),

@@ -13,8 +13,8 @@ use serde_json::Value;
 /// Maximum number of kinds whose types are checked. Source: `maxTypesToCheck`.
 const MAX_KINDS: usize = 10;
 
-/// Maximum number of resources that are looked for. The names in a rule are combined, so a small policy can name
-/// billions.
+/// Maximum number of resources of a policy that are looked up. The names in a rule are combined, so a small policy can
+/// name billions of resources.
 const MAX_NAMES: usize = 1000;
 
 /// Maximum bytes of a group, a version or a resource (DNS names). Longer names are left out: each is hashed for each
@@ -35,7 +35,7 @@ enum Params {
 }
 
 /// The names of a policy's resources and of its kind of parameters, as hashes. The combined names of a small policy
-/// can take a hundred times its size. An equal hash of another name only causes a needless check.
+/// can take a hundred times its size. A hash collision only causes an unnecessary check.
 #[derive(Debug, Default)]
 pub(super) struct Names {
     /// Group, version and plural name.

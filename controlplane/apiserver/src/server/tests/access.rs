@@ -29,7 +29,7 @@ async fn an_external_signer_signs_and_its_new_keys_are_fetched_for_tokens_of_the
     assert_eq!(answer.headers["cache-control"], "no-cache, private", "the signer changes its keys");
     let set = answer.body;
     assert_eq!((&set["keys"][0]["kid"], &set["keys"][0]["alg"]), (&json!("a"), &json!("ES256")));
-    // Another API server gets a token of a new key.
+    // Another API server gets a token that is signed with a new key.
     let other = TokenSigner::connect(&socket, CancellationToken::new()).await.unwrap();
     behaviour.lock().unwrap().published.push(("b".to_owned(), false));
     behaviour.lock().unwrap().key_id = "b".to_owned();
@@ -180,7 +180,7 @@ async fn the_range_of_a_node_is_not_chosen_by_the_node() {
     assert_eq!(send(request("POST", all, json!({"metadata": {"name": "n1"}}))).await.code, 201);
     assert_eq!(send(request("PATCH", own, json!({"spec": range}))).await.code, 403);
     assert_eq!(server.merge(own, json!({"spec": range})).await.code, 200);
-    // Other changes of a node that has a range.
+    // A node may change other fields of its Node after the range is set.
     let other = json!({"metadata": {"annotations": {"a": "b"}}});
     for path in [own, "/api/v1/nodes/n1/status"] {
         assert_eq!(send(request("PATCH", path, other.clone())).await.code, 200, "{path}");

@@ -128,7 +128,7 @@ async fn an_update_to_a_limited_amount_needs_a_quota_of_that_amount() {
     let path = "/api/v1/namespaces/default/services";
     let service = json!({"metadata": {"name": "s"}, "spec": {"ports": [{"port": 80}]}});
     assert_eq!(server.post(path, service).await.code, 201);
-    // The amount that the quota limits does not grow.
+    // The update does not change `services`, the only resource that the quota limits.
     let refused = server.merge(&format!("{path}/s"), json!({"spec": {"type": "LoadBalancer"}})).await;
     let why = "services \"s\" is forbidden: insufficient quota to consume: services.loadbalancers";
     assert_eq!((refused.code, message(&refused)), (403, why));
@@ -160,7 +160,7 @@ async fn a_webhook_decides_on_the_images_of_pods() {
     let path = format!("{PODS}/p/ephemeralcontainers");
     let refused = server.call("PATCH", &path, "application/strategic-merge-patch+json", Some(debug)).await;
     assert_eq!(refused.code, 403, "{}", refused.body);
-    // The review of the ephemeral container equals the review of the refused pod, whose answer is cached.
+    // The ephemeral container and the refused pod have equal reviews, so the webhook was called only once for both.
     assert_eq!(hook.count(), 2);
 }
 

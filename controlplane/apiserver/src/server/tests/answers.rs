@@ -576,7 +576,7 @@ async fn an_update_creates_objects_of_some_kinds() {
     assert_eq!((made.code, &made.body["spec"]["holderIdentity"]), (201, &json!("h")), "{}", made.body);
     assert_eq!(made.body["metadata"]["managedFields"][0]["operation"], "Update");
     assert_eq!(server.put(&format!("{leases}/a"), made.body).await.code, 200);
-    // The client means a lease that was deleted.
+    // The uid is from a lease that no longer exists.
     let deleted = server.put(&format!("{leases}/b"), lease("b", json!({"uid": "u"}))).await;
     assert_eq!((deleted.code, &deleted.body["reason"]), (409, &json!("Conflict")), "{}", deleted.body);
     let dry = server.put(&format!("{leases}/b?dryRun=All"), lease("b", json!({}))).await;

@@ -83,7 +83,7 @@ async fn parts_of_the_status_of_a_claim_need_rights_of_their_own() {
     driver.extra.insert("authentication.kubernetes.io/node-name".to_owned(), node("m"));
     grant(&server, &scheduler, ("patch", "status"), None).await;
     grant(&server, &driver, ("patch", "status"), None).await;
-    // Without an allocation `status.devices` is removed, because the right to write it is checked only with an allocation.
+    // A claim without an allocation loses `status.devices`: the right to write this field is checked only with an allocation.
     let early = json!({"devices": [{"driver": "other.example.com", "pool": "p", "device": "d"}]});
     let early = merge_status(&server, &driver, early).await;
     assert_eq!((early.code, &early.body["status"]["devices"]), (200, &Value::Null), "{}", early.body);

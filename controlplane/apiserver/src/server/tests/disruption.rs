@@ -77,7 +77,7 @@ async fn an_eviction_is_refused_with_its_reason_and_then_nothing_is_changed() {
     let eviction = json!({"metadata": {"name": "p"}, "deleteOptions": {"gracePeriodSeconds": 0}});
     let tried = server.post(&format!("{PODS}/p/eviction?dryRun=All"), eviction).await;
     assert_eq!(tried.code, 201, "{}", tried.body);
-    // A budget that changed and was not counted since.
+    // The disruption controller has not processed this change of the budget yet.
     let change = json!({"spec": {"minAvailable": 2}});
     assert_eq!(server.merge(&format!("{BUDGETS}/b"), change).await.body["metadata"]["generation"], 2);
     let refused = server.evict("p", Value::Null).await;
@@ -113,7 +113,7 @@ async fn an_eviction_without_the_right_to_delete_changes_no_budget() {
         let body = json!({"metadata": {"name": "p"}}).to_string();
         server.send(user, Request::post(path.as_str()).body(Full::from(body)).unwrap()).await.code
     };
-    // Without a budget, and with one.
+    // Refused without a budget, and with a budget.
     assert_eq!(evict_as(node("n2")).await, 403);
     server.budget("b", 1).await;
     assert_eq!(evict_as(node("n2")).await, 403);

@@ -163,7 +163,7 @@ async fn an_account_impersonates_only_the_node_of_its_pod() {
     agent.extra.insert("authentication.kubernetes.io/node-name".to_owned(), vec!["n1".to_owned()]);
     let node = |name: &'static str| [("impersonate-user", name)];
     assert_eq!(get_as(&server, agent.clone(), &node("system:node:n1"), CONFIG_MAPS).await.code, 200);
-    // Another node, another user, an account without a node, and another request.
+    // Refused: another node, another user, an account without a node, and another request.
     grant(&server, "system:node:n2", lists).await;
     assert_eq!(get_as(&server, agent.clone(), &node("system:node:n2"), CONFIG_MAPS).await.code, 403);
     assert_eq!(get_as(&server, agent.clone(), &node("ben"), CONFIG_MAPS).await.code, 403);

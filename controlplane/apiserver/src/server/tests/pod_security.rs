@@ -89,7 +89,7 @@ async fn a_restricted_namespace_rejects_a_privileged_pod_in_upstreams_words() {
     assert_eq!(warnings(&refused), [] as [&str; 0]);
     assert_eq!(server.post(IN_N, restricted("q")).await.code, 201);
     assert_eq!(server.post(&format!("{IN_N}?dryRun=All"), privileged("p")).await.code, 403);
-    // A prefix of a name does not hide the pod.
+    // A pod with a generated name is checked, too.
     let mut generated = privileged("");
     generated["metadata"] = json!({"generateName": "p-"});
     let refused = server.post(IN_N, generated).await;
@@ -108,7 +108,7 @@ async fn updates_and_ephemeral_containers_are_checked() {
     let media = "application/strategic-merge-patch+json";
     let refused = server.call("PATCH", &path, media, Some(debugger)).await;
     assert_eq!(refused.code, 403, "{}", refused.body);
-    // A pod from before the policy may change, but not get a new image.
+    // A pod that is older than the policy may change, but it must not get a new image.
     let server = with(&[]).await;
     assert_eq!(server.post(IN_N, privileged("old")).await.code, 201);
     let stricter = server.merge(&format!("{NAMESPACES}/n"), namespace(&[("enforce", "baseline")])).await;

@@ -151,7 +151,7 @@ async fn parameters_come_from_objects() {
     let refused = server.post(secrets, secret("x-b")).await;
     let message = refused.body["message"].as_str().unwrap_or_default().to_owned();
     assert!(message.contains("finds 21 params, of which at most 20"), "{message}");
-    // Nor does a policy that ignores failures lose its effect: its binding acts as if a validation had failed.
+    // This also holds for a policy that ignores failures: its binding acts as if a validation had failed.
     let policy = format!("{GROUP}/validatingadmissionpolicies/p");
     assert_eq!(server.merge(&policy, json!({"spec": {"failurePolicy": "Ignore"}})).await.code, 200);
     let refused = server.post(secrets, secret("x-b")).await;
@@ -253,8 +253,8 @@ async fn connections_through_the_proxy_are_admitted() {
 #[tokio::test]
 async fn each_object_of_a_deleted_collection_has_a_budget_of_its_own() {
     let server = Fixture::new().await;
-    // The cost is the product of a tenth of both lengths: 810,000. So an object costs more than 8 million, and all of them
-    // more than a request may.
+    // An expression costs a tenth of one length times a tenth of the other: 810,000. The ten validations of one object
+    // cost more than 8 million. All objects together cost more than one request may.
     let one = json!({"expression": "!oldObject.data.a.contains(oldObject.data.b)"});
     let spec = json!({
         "matchConstraints": {"resourceRules": [{"operations": ["DELETE"], "apiGroups": ["*"], "apiVersions": ["*"],

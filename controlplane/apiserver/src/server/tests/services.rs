@@ -52,7 +52,7 @@ async fn a_client_that_disconnects_does_not_give_its_address_to_another_service(
     for n in 0..40 {
         let spec = json!({"clusterIP": format!("10.43.1.{n}"), "ports": [{"port": 80}]});
         let mut first = Box::pin(fixture.post(SERVICES, service(&format!("first-{n}"), spec.clone())));
-        // Some polls on the way to the commit, and then the connection is gone.
+        // Poll the request a few times on its way to the commit, then disconnect.
         for _ in 0..n % 8 {
             if futures::poll!(first.as_mut()).is_ready() {
                 break;

@@ -24,7 +24,7 @@ async fn always_allow_is_not_for_anonymous_requests() {
     let review =
         Request::post("/apis/authorization.k8s.io/v1/selfsubjectrulesreviews").body(Full::from(review));
     let rules = server.send(User::new("bob", &[]), review.unwrap()).await.body["status"].clone();
-    // Without RBAC the rules of roles count for nothing.
+    // Without RBAC the rules of roles have no effect.
     let all = json!([{"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"]}]);
     assert_eq!((&rules["resourceRules"], &rules["incomplete"]), (&all, &json!(false)));
     assert_eq!(anonymous(&server, PODS).await, 401);
@@ -209,7 +209,7 @@ async fn a_watch_over_a_web_socket_has_a_message_for_each_event() {
     let serving = hyper::server::conn::http1::Builder::new().serve_connection(connection, service);
     tokio::spawn(serving.with_upgrades());
     let mut request = format!("ws://server{CONFIG_MAPS}?watch=1").into_client_request().unwrap();
-    // The token of the file of static tokens, as a browser sends it.
+    // A token from the file of static tokens, in the form that a browser sends.
     let token = BASE64_URL_SAFE_NO_PAD.encode("secret");
     let protocols = format!("base64url.bearer.authorization.k8s.io.{token}, json");
     request.headers_mut().insert("sec-websocket-protocol", protocols.parse().unwrap());
@@ -227,7 +227,7 @@ async fn a_watch_over_a_web_socket_has_a_message_for_each_event() {
         }
     }
     assert_eq!(events, ["ADDED", "DELETED"]);
-    // The watch counts as running for as long as its connection.
+    // The watch counts as running until its connection is closed.
     let running = async || {
         let text = server.get("/metrics").await.body.as_str().unwrap().to_owned();
         let mut lines = text.lines().filter(|line| line.starts_with("apiserver_longrunning_requests{"));

@@ -59,7 +59,7 @@ impl Webhook {
         Self { url, ca_bundle, seen: ours }
     }
 
-    /// A configuration with one webhook for config maps, with more fields.
+    /// A configuration with one webhook for config maps. `more` has additional fields of the webhook.
     pub(super) fn configuration(&self, more: Value) -> Value {
         let mut hook = json!({
             "name": "test.example.com", "sideEffects": "None", "admissionReviewVersions": ["v1"],

@@ -11,7 +11,7 @@ const CONFIGURATION: &str =
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/test.example.com";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// What a webhook does after it has read a request: it writes the bytes, and closes the connection unless it hangs.
+/// The behaviour of a webhook after it has read a request: it writes `answer`, and closes the connection unless it hangs.
 #[derive(Clone)]
 struct Fault {
     answer: Vec<u8>,
@@ -98,7 +98,7 @@ async fn a_broken_webhook_fails_the_request_or_is_ignored() {
     }
 }
 
-/// CVE-2020-8561: the API server followed redirects of webhooks to hosts that only it reaches.
+/// CVE-2020-8561: the API server followed redirects of webhooks to hosts that only the API server can reach.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cve_2020_8561_a_redirect_of_a_webhook_is_not_followed() {
     let server = Fixture::new().await;

@@ -1,7 +1,7 @@
 //! The disruption budgets that select a pod.
 //!
-//! A tenant can store tens of megabytes of budgets, and each eviction compares its pod with all of the namespace. So
-//! their stored text is read without copies and outside of the async workers, and few budgets are kept.
+//! A tenant can store tens of megabytes of budgets, and each eviction compares its pod with all budgets of the namespace.
+//! So the stored text is read without copies and outside of the async workers, and few budgets are kept in memory.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -49,7 +49,7 @@ struct Expression<'a> {
     values: Option<Vec<Text<'a>>>,
 }
 
-/// A string of the stored text, without a copy unless it has escapes.
+/// A string of the stored text. It is copied only if it has escapes.
 #[derive(Deserialize, PartialEq, Eq, PartialOrd, Ord)]
 struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 

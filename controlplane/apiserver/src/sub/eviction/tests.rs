@@ -1,4 +1,4 @@
-//! Decisions about pods and budgets as data. Evictions by requests are tested in `server/tests/disruption.rs`.
+//! Tests of the decision without a server: pods and budgets are data. `server/tests/disruption.rs` tests requests.
 
 use super::*;
 

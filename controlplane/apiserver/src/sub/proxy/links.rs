@@ -394,7 +394,7 @@ mod tests {
     #[tokio::test]
     async fn a_page_of_short_links_grows_in_small_pieces() {
         let links = || Links { base: format!("/{}", "b".repeat(360)), hosts: Vec::new() };
-        // Void elements: of others, the rewriter keeps those that are open.
+        // Void elements, because the rewriter keeps other elements in memory while they are open.
         let plain = "<img src=/>".repeat(100_000);
         let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
         encoder.write_all(plain.as_bytes()).unwrap();
