@@ -1,7 +1,7 @@
 //! The metrics of jobs and cron jobs, in the text format of Prometheus. Source: `pkg/controller/job/metrics` and
 //! `pkg/controller/cronjob/metrics`.
 //!
-//! Labels have values of fixed sets, so their number is limited.
+//! The values of the labels are from fixed sets, so the number of time series is limited.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -410,7 +410,7 @@ impl Object for Pod {
             .containers
             .retain(|container| container.ports.as_ref().is_some_and(|ports| !ports.is_empty()));
         self.spec.containers.shrink_to_fit();
-        // A decoded list of few items has the capacity for four or eight.
+        // A decoded list has the capacity for at least four items, even if it has fewer.
         if let Some(owners) = &mut self.metadata.owner_references {
             owners.shrink_to_fit();
         }

@@ -15,8 +15,7 @@ pub(crate) mod run;
 
 /// Annotation that is set on a claim and a volume once they are bound.
 pub(crate) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-/// Annotation that is set on a claim whose volume, and on a volume whose claim, was chosen by the controller and not by
-/// the user.
+/// Annotation of a claim or a volume. It means that the controller, not the user, selected the other of the two.
 pub(crate) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 /// Name of the provisioner that must create the volume of a claim.
 pub(crate) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";

@@ -376,7 +376,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Reports a violation of the object as a whole, as upstream does for junctors.
+    /// Reports a violation of the object as a whole, as upstream does for `allOf`, `anyOf`, `oneOf` and `not`.
     fn whole(&self, outcome: &mut Outcome, detail: &str) {
         self.report(outcome, "", |violations, place| violations.invalid(place, &"".into(), detail));
     }

@@ -136,7 +136,7 @@ impl Rule {
         Rule { text: text.clone(), program, message, field, uses_old }
     }
 
-    /// The rule in messages.
+    /// The name of the rule in messages.
     fn name(&self) -> &str {
         if self.text.message.is_empty() { self.text.rule.trim() } else { self.text.message.trim() }
     }

@@ -1,7 +1,8 @@
 //! Validation of definitions (`apis/apiextensions/validation`).
 //!
-//! Upstream validates its internal version, in which fields that are the same in all versions are fields of the
-//! definition: `spec.validation`, `spec.subresources`. The paths of violations are paths in the internal version.
+//! Upstream validates its internal version of a definition. If a field is the same in all versions, the internal
+//! version has it in the definition itself: `spec.validation`, `spec.subresources`. The paths of violations are paths
+//! in the internal version.
 
 mod approval;
 mod conversion;

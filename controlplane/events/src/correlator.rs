@@ -21,8 +21,8 @@ const SIMILAR_SECONDS: f64 = 600.0;
 /// Capacity of the tables of objects and of groups of similar events.
 const KEPT_MAX: usize = 4096;
 
-/// A digest of an event's identity. The tables have one entry for each event of the last pods, so texts as keys would take
-/// most of a kilobyte for each. The hash functions have random keys, so that authors of messages cannot find collisions.
+/// A digest of an event's identity. The tables have an entry for each recent event, and a text as the key would take
+/// most of a kilobyte. The hash functions have random keys, so that authors of messages cannot find collisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Digest(u64, u64);
 

@@ -179,7 +179,7 @@ impl Causes {
         });
     }
 
-    /// Adds: a value is duplicate, with the rule that it breaks.
+    /// Adds: a value is duplicate. `detail` is the rule that the value violates.
     pub fn duplicate_because(&mut self, path: &Path, value: &Value, detail: &str) {
         self.add("FieldValueDuplicate", path, || format!("Duplicate value: {value}: {detail}"));
     }

@@ -31,7 +31,7 @@ pub struct Document {
 
 /// `/openapi/v3`: URLs with content hash, by path. Hashes are computed once for each change of a group version.
 pub fn root(set: &Resources) -> Value {
-    // It is read only when a hash is missing.
+    // The text is decompressed only if a hash is missing.
     let text = LazyLock::new(definitions_text);
     let mut definitions = None;
     let mut paths = Map::new();

@@ -17,7 +17,7 @@ pub use self::scope::is_terminating;
 pub use self::usage::Usage;
 use crate::Resource;
 
-/// Names for which each container of a pod needs an amount.
+/// Amounts that each container of a pod must state if a quota limits them.
 const REQUIRED: [&str; 6] =
     ["cpu", "limits.cpu", "limits.memory", "memory", "requests.cpu", "requests.memory"];
 

@@ -284,7 +284,7 @@ impl Resource {
         self.verbs.iter().any(|known| known == verb)
     }
 
-    /// Whether objects are stored. Reviews and usage are not, so they cannot be watched.
+    /// Whether objects are stored. Reviews and metrics are not stored, so they cannot be watched.
     pub fn is_stored(&self) -> bool {
         self.has_verb("get") && self.has_verb("watch")
     }

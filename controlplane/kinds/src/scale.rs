@@ -50,7 +50,8 @@ pub fn read(kind: &Resource, workload: &Value) -> Value {
     scale
 }
 
-/// Writes a Scale's replicas (and its resourceVersion, when given, as the update's precondition) into the workload.
+/// Writes the replicas of a Scale into the workload. If the Scale has a resourceVersion, it becomes the precondition of
+/// the update.
 pub fn apply(kind: &Resource, workload: &mut Value, scale: &Value) -> Result<(), Vec<Cause>> {
     let replicas = scale["spec"]["replicas"].as_i64().unwrap_or(0);
     let mut causes = Causes::default();

@@ -137,8 +137,9 @@ pub fn ratcheted(
     causes
 }
 
-/// Whether two causes are the same violation. An address or a prefix in an old form may have moved in its list, so only
-/// the messages are compared, which contain it. Source: `IsValidIPForLegacyField`, which accepts all old values.
+/// Whether two causes are the same violation. An address or a prefix in an old form may have moved in its list. So only
+/// the messages are compared: they contain the address or the prefix. Source: `IsValidIPForLegacyField`, which accepts
+/// all old values.
 fn is_same(one: &Cause, other: &Cause) -> bool {
     one == other || (one.message == other.message && format::is_about_old_form(&one.message))
 }

@@ -66,8 +66,8 @@ fn uid_of(reference: &ObjectReference) -> &str {
     reference.uid.as_deref().unwrap_or_default()
 }
 
-/// The delay until the next time of a schedule that has changed. As upstream, a time before the change gets no job,
-/// because it was not a time of the schedule then. `None` if the schedule is invalid or never fires.
+/// The delay until the next time of a changed schedule. As upstream, times before the change get no job, because the
+/// new schedule did not exist then. `None` if the schedule is invalid or never fires.
 pub(crate) fn until_next(cron_job: &CronJob, now: Timestamp) -> Option<Duration> {
     let spec = &cron_job.spec;
     let schedule: Schedule = spec.schedule.parse().ok()?;

@@ -39,7 +39,7 @@ pub(crate) fn claim(id: &str, secret: Option<&Secret>, node: &str, nodes: &[Arc<
     if secret.text(SINGLE) != Some("true") {
         return Claim::Good;
     }
-    // A Ready node has its certificate already, so another machine uses its name.
+    // A Ready node has its certificate already, so the request comes from another machine with the same name.
     let lives = |known: &Arc<Node>| {
         known.name() == node && known.condition("Ready").is_some_and(|ready| ready.status == "True")
     };

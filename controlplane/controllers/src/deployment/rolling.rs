@@ -192,7 +192,7 @@ fn proportional(deployment: &Deployment, bounds: Bounds, mut active: Vec<Arc<Rep
     sizes
 }
 
-/// The change of a set's size that keeps its share of the total as it was at the last scaling.
+/// The change of a set's size after which the set has the same share of the total as at the last scaling.
 fn fraction(deployment: &Deployment, bounds: Bounds, set: &ReplicaSet) -> i32 {
     if bounds.desired == 0 {
         return -size(set);

@@ -23,8 +23,8 @@ pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
 const MANAGER: &str = "endpointslice-controller.k8s.io";
-/// Maximum bytes of labels that each slice has from its service. A service may have megabytes of labels, and a slice for
-/// each of its pods.
+/// Maximum bytes of labels that a slice copies from its service. A service may have megabytes of labels, and one slice
+/// for each of its pods.
 const MAX_LABEL_BYTES: usize = 16 << 10;
 const COMPONENT: &str = "endpoint-slice-controller";
 

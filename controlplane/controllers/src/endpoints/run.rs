@@ -147,7 +147,7 @@ const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const MANAGER: &str = "endpoint-controller";
 const COMPONENT: &str = "endpoint-controller";
 
-/// Annotation of Endpoints without addresses beyond the maximum, and its value.
+/// Annotation of truncated Endpoints, and its value.
 const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
 const TRUNCATED: &str = "truncated";
 

@@ -214,7 +214,7 @@ impl Collector {
         let found = found.into_iter().map(kept).collect();
         *kinds = found;
         drop(kinds);
-        // An API server that did not serve a kind for a moment had none of its objects.
+        // While the API server did not serve a kind, it reported the objects of that kind as absent.
         self.absent_owners().clear();
     }
 
@@ -222,8 +222,8 @@ impl Collector {
         self.removed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes the objects of a kind that is not served any more from the graph. If its definition was deleted, the
-    /// objects were deleted too, and their dependents are queued, because the watch may have ended before the last
+    /// Removes the objects of a kind that is not served any more from the graph. If the kind's definition was deleted,
+    /// its objects were deleted too. Their dependents are queued, because the watch may have ended before the last
     /// deletions. Otherwise the objects may still exist, so their dependents are kept.
     fn remove_unserved(&self, kind: &Arc<ApiKind>) {
         let is_removed = {
@@ -553,7 +553,7 @@ mod tests {
         collector.apply_event(&thing, Event::Apply(object(meta)), &mut HashSet::new());
         let item = collector.lock().get("child").cloned().unwrap();
         for _ in 0..2 {
-            // The clock advances if no read gets a response.
+            // Without a response to the reads, the paused clock advances to the timeout.
             let found = collector.owners(&context, &item, &references);
             let found = tokio::time::timeout(Duration::from_secs(60), found).await.unwrap().unwrap();
             let expect: Vec<_> = references.iter().map(|owner| (owner, Owner::Absent)).collect();

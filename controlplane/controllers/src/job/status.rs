@@ -87,7 +87,7 @@ fn count(observed: &ObservedJob<'_>, update: &mut Update) -> UncountedTerminated
         let mut removable = true;
         if listed(&failed) || listed(&succeeded) {
         } else if has_succeeded(pod) {
-            // An indexed job counts the index, once.
+            // For an indexed job, the completed index counts, not the pod.
             if !is_indexed(job) {
                 if full {
                     continue;

@@ -98,8 +98,8 @@ async fn empty(context: &Context, namespace: &str, kinds: &[&ApiKind]) -> Remain
 
 /// Deletes the objects of a kind. Returns the remaining ones, and the result of the deletion.
 ///
-/// Most kinds have no objects in a namespace, and a list costs less than a deletion with its admission and audit. A
-/// list proves that a kind is empty also before the deletion: a namespace that is being deleted gets no new objects.
+/// Most kinds have no objects in a namespace, and a list costs less than a deletion with its admission and audit. If
+/// the list is empty, no deletion is needed: a namespace that is being deleted gets no new objects.
 async fn delete_kind(
     client: &Client,
     namespace: &str,

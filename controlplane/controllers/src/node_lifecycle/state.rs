@@ -152,7 +152,8 @@ impl Lifecycle {
         let changed = known.update(zones, config, now) || was_full != is_full;
         drop(known);
         if was_full && !is_full {
-            // Heartbeats could not arrive before, so every node gets a full grace period from now.
+            // While the cluster was in full disruption, heartbeats could not arrive. So every node gets a full grace
+            // period from now.
             lock(&self.heartbeats).values_mut().for_each(|heartbeat| heartbeat.at = now);
         }
         changed

@@ -218,7 +218,7 @@ fn selector_of(selector: Option<&ApiSelector>) -> Result<Option<String>, String>
     Ok((!text.is_empty()).then_some(text))
 }
 
-/// A Go duration, for example `1m30.5s`. Zero if invalid: the value then counts immediately.
+/// A Go duration, for example `1m30.5s`. An invalid duration is zero.
 fn duration(text: &str) -> Duration {
     text.parse::<jiff::SignedDuration>().ok().and_then(|parsed| parsed.try_into().ok()).unwrap_or_default()
 }

@@ -66,7 +66,7 @@ pub(crate) struct PodStatus {
 
 resource!(Pod, "", "pods", NamespaceResourceScope);
 
-/// The pods by their meaning for a metric.
+/// The pods, grouped by how they count for a metric.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     pub(super) ready: usize,

@@ -30,10 +30,11 @@ use crate::write::{Part, status_patch};
 const COMPONENT: &str = "horizontal-pod-autoscaler";
 /// Time between two reconciles of one autoscaler.
 const SYNC_PERIOD: Duration = Duration::from_secs(15);
-/// Maximum metrics of an autoscaler. Each of them is a request in each reconcile, whose values for all pods are kept until
-/// its end.
+/// Maximum metrics of an autoscaler. Each metric costs a request in each reconcile. Its values for all pods stay in
+/// memory until the reconcile ends.
 const MAX_METRICS: usize = 100;
-/// Maximum autoscalers of the same pods that a message names. Each of them has the message in its status.
+/// Maximum number of other autoscalers that the message about an overlap names. Each overlapping autoscaler has the
+/// message in its status.
 const MAX_NAMES: usize = 10;
 /// Maximum characters of a selector in such a message.
 const MAX_SELECTOR: usize = 1024;

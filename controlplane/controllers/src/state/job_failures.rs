@@ -1,5 +1,5 @@
-//! The last failed pods of jobs, including pods that do not exist any more. Without them a job whose failed pods are
-//! deleted would replace its pods without a back-off. Source: `backoffStore` of upstream's job controller.
+//! The last failed pods of jobs, including pods that do not exist any more. Without this record, a job whose failed
+//! pods are deleted would replace them without a back-off. Source: `backoffStore` of upstream's job controller.
 //!
 //! After a restart of the controller only the existing pods are known.
 
@@ -72,8 +72,8 @@ impl JobFailures {
         own.map(|entry| entry.failed.clone()).unwrap_or_default()
     }
 
-    /// Keeps the failed pods of a job for later reconciles. A success is kept, too: when its pod is deleted, failed pods
-    /// from before do not count again.
+    /// Keeps the failed pods of a job for later reconciles. The last success is kept, too: after its pod is deleted,
+    /// earlier failed pods must not count again.
     pub(crate) fn keep(&self, job: &Job, failed: &FailedPods) {
         if *failed == FailedPods::default() {
             return self.forget(&job.key());

@@ -110,8 +110,8 @@ pub(super) fn changed_owners(
     Some(others)
 }
 
-/// Whether a claim is about to be deleted, so that a new pod of this ordinal must not use it. Either it is being
-/// deleted, or it is owned by an earlier pod of the same name, with which the garbage collector deletes it. Source:
+/// Whether a claim is about to be deleted, so that a new pod of this ordinal must not use it. The claim is being
+/// deleted already, or an earlier pod of the same name owns it: then the garbage collector deletes both. Source:
 /// `PodClaimIsStale`.
 pub(super) fn is_stale(set: &StatefulSet, claim: &Claim, ordinal: i32) -> bool {
     let (_, deletes) = deletes(set);

@@ -1,5 +1,5 @@
-//! Selects a volume for a claim. A volume that is reserved for the claim comes first. Of the others, those that fit
-//! with the fewest access modes are compared, and the smallest one is selected.
+//! Selects a volume for a claim. A volume that is reserved for the claim comes first. Otherwise a volume with fewer
+//! access modes is preferred, then a smaller one.
 
 use std::sync::Arc;
 
@@ -126,7 +126,7 @@ mod tests {
         ] {
             assert_eq!(found(&claim(spec.clone()), &volumes), expect, "{spec}");
         }
-        // As upstream, a volume that allows less is used first, even if it is larger.
+        // As upstream, a volume with fewer access modes is used first, even if it is larger.
         let volumes =
             [volume("a", "2Gi", json!({})), volume("b", "9Gi", json!({"accessModes": ["ReadWriteOnce"]}))];
         assert_eq!(found(&claim(json!({})), &volumes), "b");

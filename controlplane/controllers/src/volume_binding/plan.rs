@@ -283,7 +283,7 @@ pub(crate) fn volume(volume: &PersistentVolume, claim: Option<&Claim>) -> Vec<Ac
         return volume_phase(volume, "Bound", None);
     }
     if claim.volume().is_empty() && !has_same_mode(claim, volume) {
-        // The claim's own reconcile does not consider the volume, so its events do not name it.
+        // The reconcile of the claim does not consider this volume, so the claim's other events do not name the volume.
         let message =
             |what: String| format!("Cannot bind PersistentVolume {what} due to incompatible volumeMode.");
         let of_volume = message(format!("to requested PersistentVolumeClaim \"{}\"", claim.name()));

@@ -29,14 +29,14 @@ const WRITE_PARAMETERS: &[&str] = &["dryRun", "fieldManager", "fieldValidation"]
 const PATCH_PARAMETERS: &[&str] = &["dryRun", "fieldManager", "fieldValidation", "force"];
 const DELETE_PARAMETERS: &[&str] = &["dryRun", "gracePeriodSeconds", "orphanDependents", "propagationPolicy"];
 
-/// What the operations of a path are about.
+/// The kind, the subresource and the scope of a path.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     kind: &'a Resource,
     sub: Option<&'a Subresource>,
     /// Name of the definition of the bodies.
     schema: &'a str,
-    /// Whether the path is the one of all namespaces.
+    /// Whether the path covers all namespaces.
     is_everywhere: bool,
 }
 

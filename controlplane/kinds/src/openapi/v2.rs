@@ -229,8 +229,8 @@ fn encoded(schema: &Value) -> Message {
     message
 }
 
-/// Maximum bytes of a parameter's name. Parameters with longer names are omitted, because many operations may refer to
-/// one.
+/// Maximum bytes of a parameter's name. Parameters with longer names are omitted: each operation that refers to a
+/// parameter repeats its name.
 const MAX_PARAMETER: usize = 256;
 
 /// `PathItem` with its PATCH, if it has one. `shared` has the parameters to which operations refer.

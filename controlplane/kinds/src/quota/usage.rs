@@ -111,8 +111,9 @@ fn claim(usage: &mut Usage, claim: &Value) {
     }
 }
 
-/// The devices of a claim count by their class, and as the extended resource that the class provides implicitly. The pod
-/// of a claim for extended resources has used these already.
+/// Adds the devices of a claim. They count by their class, and as the extended resource that the class provides
+/// implicitly. If the claim was created for the extended resources of a pod, the pod already counts for the extended
+/// resource.
 fn devices(usage: &mut Usage, claim: &Value) {
     let is_of_pod = is_for_extended_resources(claim);
     for request in claim["spec"]["devices"]["requests"].as_array().into_iter().flatten() {

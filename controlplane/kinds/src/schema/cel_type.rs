@@ -1,7 +1,7 @@
 //! CEL types of built-in definitions (`SchemaDeclType` of upstream).
 //!
-//! Fields that the schema does not describe, quantities, and a definition within itself have any type. Upstream knows
-//! no fields there, and warns about expressions that are right.
+//! Fields that the schema does not describe, quantities, and recursive definitions have any type. Upstream has no
+//! fields there, so it warns about correct expressions, too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

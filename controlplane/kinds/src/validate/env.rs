@@ -248,7 +248,7 @@ fn bulk(causes: &mut Causes, list: &Path, index: usize, from: &Value) {
     }
 }
 
-/// A name whose last dash, if any, is a letter. Source: `maskTrailingDash` of apimachinery.
+/// The name with a letter instead of a trailing dash. Source: `maskTrailingDash` of apimachinery.
 fn masked(name: &str) -> String {
     match name.strip_suffix('-') {
         Some(rest) if !rest.is_empty() => format!("{rest}a"),

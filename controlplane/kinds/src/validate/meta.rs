@@ -56,7 +56,7 @@ fn finalizers(causes: &mut Causes, kind: &Resource, path: &Path, list: &Value) {
             causes.invalid(&path.index(index), finalizer, PLAIN_FINALIZER);
         }
     }
-    // Dependents are either deleted first or left alone.
+    // These finalizers exclude each other: dependents are either deleted first or orphaned.
     if ["orphan", "foregroundDeletion"].iter().all(|name| items(list).any(|(_, one)| one == name)) {
         let detail = "finalizer orphan and foregroundDeletion cannot be both set";
         causes.invalid(path, list, detail);

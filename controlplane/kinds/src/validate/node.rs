@@ -131,7 +131,7 @@ pub(crate) fn csi_node(causes: &mut Causes, object: &Value, old: Option<&Value>)
         }
     }
     let Some(old) = old else { return };
-    // Only the volumes that fit may change in the entry of a driver.
+    // In the entry of a driver, only `allocatable` may change: the number of volumes that fit.
     let before: HashMap<&str, &Value> =
         items(&old["spec"]["drivers"]).map(|(_, driver)| (text(&driver["name"]), driver)).collect();
     for (_, driver) in items(drivers) {
