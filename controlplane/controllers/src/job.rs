@@ -2,7 +2,7 @@
 //!
 //! Pods are counted exactly once, even if the process ends at any step. Each pod has a finalizer. A finished pod's uid
 //! is first written to `status.uncountedTerminatedPods`, then the finalizer is removed, then one write moves the uid
-//! into the counter. The pods of an indexed job are counted by their index, which needs no list.
+//! into the counter. The pods of an indexed job are counted by their index, which needs no list of uids.
 
 mod indexes;
 pub(crate) mod orphan;

@@ -14,7 +14,8 @@ use crate::definition::{Definition, Names, Spec};
 use crate::violation::{Path, Violations};
 use coracle_values::names;
 
-/// Validates a new definition. The caller validates the metadata, except that the name is `<plural>.<group>`.
+/// Validates a new definition. Of the metadata, this function checks only that the name is `<plural>.<group>`. The
+/// caller checks the rest.
 pub fn create(object: &Value, violations: &mut Violations) {
     let Some(definition) = read(object, violations) else { return };
     let name = format!("{}.{}", definition.spec.names.plural, definition.spec.group);

@@ -33,7 +33,8 @@ pub struct Causes {
     count: usize,
 }
 
-/// Maximum number of violations of one object. A request can have a million, and the response repeats each twice.
+/// Maximum number of violations of one object. A request can have a million violations, and the response contains each
+/// of them twice.
 const MAX_CAUSES: usize = 300;
 /// Bytes of violations after which no more are added. Each can quote a value of any size.
 const MAX_BYTES: usize = 1 << 20;

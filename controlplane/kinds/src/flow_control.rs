@@ -14,7 +14,7 @@ const EVERYBODY: &[&str] = &["system:unauthenticated", "system:authenticated"];
 struct QueuedLevel {
     name: &'static str,
     shares: i64,
-    /// Percentage of the shares that other levels may use.
+    /// Percentage of the level's shares that other levels may use.
     lendable_percent: i64,
     queues: i64,
     hand_size: i64,

@@ -162,7 +162,7 @@ fn above_ratio(kind: &str, name: &str, enforced: Quantity, usage: &Usage<'_>) ->
 }
 
 /// The amount that a pod needs: the sum of its containers, or the largest init container. A sidecar counts as a
-/// container. CPU and memory of the pod as a whole replace the sum. `None` if a container does not have the amount.
+/// container. Pod-level CPU and memory replace the sum. `None` if a container does not have the amount.
 fn pod_amount(pod: &Value, list: &str, name: &str) -> Option<Quantity> {
     let whole = quantity(&pod["spec"]["resources"][list][name]);
     if whole.is_some() && matches!(name, "cpu" | "memory") {

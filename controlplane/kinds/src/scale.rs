@@ -82,7 +82,8 @@ fn at<'a>(object: &'a Value, path: &[String]) -> &'a Value {
     path.iter().fold(object, |value, name| &value[name.as_str()])
 }
 
-/// Sets the value at a path. Creates missing objects; leaves the object unchanged if another type is in the way.
+/// Sets the value at a path. Creates missing objects; leaves the object unchanged if a value on the path is not an
+/// object.
 fn set(object: &mut Value, path: &[String], value: i64) {
     let mut place = object;
     for name in path {

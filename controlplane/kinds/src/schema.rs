@@ -93,8 +93,8 @@ pub fn metadata_type() -> coracle_cel::Type {
     cel_type(METADATA).unwrap_or(coracle_cel::Type::Dyn)
 }
 
-/// Checks an object against the named definition (see [`crate::kind::schema_of`]) and makes it canonical: removes
-/// unknown fields, rewrites times and quantities, and makes the object canonical. Returns the object and warnings
+/// Checks an object against the named definition (see [`crate::kind::schema_of`]). Removes unknown fields, rewrites
+/// times and quantities, and makes the object canonical. Returns the object, and warnings
 /// such as `unknown field "spec.foo"`.
 pub fn decode(
     schema: &str,

@@ -252,7 +252,7 @@ fn metadata_of(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value
     object.entry("metadata").or_insert_with(|| json!({})).as_object_mut()
 }
 
-/// Keeps server-owned metadata. A client may omit it; it can never set generation and deletion.
+/// Keeps server-owned metadata. A client may omit this metadata, but can never set the generation and the deletion.
 fn keep_server_owned(new: &mut Value, old: &Value) {
     let Some(metadata) = new.as_object_mut().and_then(metadata_of) else { return };
     metadata.remove("selfLink");

@@ -155,7 +155,7 @@ fn schedule(cron_job: &CronJob, running: Vec<Arc<Job>>, now: Timestamp, plan: &m
     let Times { missed, many, next } = times(&schedule, &zone, from, now);
     plan.again = next.and_then(|next| until(next, now));
     if missed.is_none() && next.is_none() {
-        // Upstream's error for such a schedule.
+        // Upstream's error text.
         let why = "time difference between two schedules is less than 1 second";
         let message = format!("invalid schedule: {} : {why}", spec.schedule);
         return plan.events.push(Event::warning("InvalidSchedule", message));

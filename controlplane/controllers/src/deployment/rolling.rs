@@ -134,8 +134,8 @@ pub(crate) fn is_rescaled(deployment: &Deployment, history: &History) -> bool {
     active.any(|set| number(&**set, DESIRED_REPLICAS).is_some_and(|written| written != desired))
 }
 
-/// New sizes after the deployment's size changed, also during a rollout: in proportion, so that a rollout does not
-/// become riskier.
+/// New sizes after the deployment's size changed, also during a rollout. Each set keeps its share, so that the rollout
+/// does not become riskier.
 pub(crate) fn rescale(deployment: &Deployment, history: &History) -> Vec<Size> {
     let bounds = Bounds::of(deployment);
     let active: Vec<_> = history.all().filter(|set| size(set) > 0).cloned().collect();

@@ -107,7 +107,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(pause_after_endpoints(count, service.spec.ports.as_ref().map_or(0, Vec::len)))
 }
 
-/// The event of a failed write. A conflict has none: the retry reads the new version.
+/// The event of a failed write. A conflict causes no event: the retry reads the new version.
 fn failure(service: &Key, error: &Error) -> Option<Event> {
     let message = format!("Error updating Endpoint Slices for Service {service}: {}", error.cause());
     (!error.is_conflict()).then(|| Event::warning("FailedToUpdateEndpointSlices", message))

@@ -119,7 +119,7 @@ fn reported(context: &Context, endpoints: &Endpoints, error: Error) -> Error {
     error
 }
 
-/// The event of a failed write. Endpoints without a uid could not be created.
+/// The event of a failed write. Without a uid, the Endpoints could not be created.
 fn failure(endpoints: &Endpoints, cause: &str) -> Event {
     let key = endpoints.key();
     match endpoints.metadata.uid {

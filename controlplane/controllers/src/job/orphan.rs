@@ -63,7 +63,7 @@ fn is_job(owner: &OwnerReference) -> bool {
 /// counted.
 async fn has_controller(context: &Context, pod: &Pod) -> Result<bool, Error> {
     let Some(owner) = controller_of(&pod.metadata) else { return Ok(false) };
-    // As upstream, because a controller that is not a job may use the finalizer for its own pods.
+    // As upstream, the finalizer stays: a controller that is not a job may use it for its own pods.
     if !is_job(owner) {
         return Ok(true);
     }

@@ -126,7 +126,7 @@ async fn write_conditions(
     context.writer(&context.caches.namespaces).merge(&namespace.key(), Part::Status, patch).await.map(drop)
 }
 
-/// Removes the finalizer through the subresource `finalize`, the only request that can.
+/// Removes the finalizer through the subresource `finalize`. No other request can remove it.
 async fn finalize(context: &Context, namespace: &Namespace) -> Result<Next, Error> {
     let key = &namespace.key();
     let failed = |verb| move |source| Error::Request { verb, object: format!("Namespace {key}"), source };

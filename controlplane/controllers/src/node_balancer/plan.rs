@@ -86,7 +86,7 @@ pub(crate) fn served(service: &Service) -> BTreeSet<Port> {
     ports.filter_map(|port| Some((port.protocol.clone(), u16::try_from(port.port).ok()?))).collect()
 }
 
-/// The entries of a service's status that this controller did not write. When it is disabled, it keeps only these.
+/// The entries of a service's status that this controller did not write. A disabled controller keeps only these.
 pub(crate) fn foreign(service: &Service, nodes: &[BalancerNode]) -> Vec<Value> {
     let is_own = |entry: &&LoadBalancerIngress| {
         let ip = entry.ip.as_deref().and_then(|ip| ip.parse().ok());

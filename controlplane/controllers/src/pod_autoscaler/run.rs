@@ -33,10 +33,10 @@ const SYNC_PERIOD: Duration = Duration::from_secs(15);
 /// Maximum metrics of an autoscaler. Each metric costs a request in each reconcile. Its values for all pods stay in
 /// memory until the reconcile ends.
 const MAX_METRICS: usize = 100;
-/// Maximum number of other autoscalers that the message about an overlap names. Each overlapping autoscaler has the
+/// Maximum number of autoscalers that the message about an overlap names. Each overlapping autoscaler has the
 /// message in its status.
 const MAX_NAMES: usize = 10;
-/// Maximum characters of a selector in such a message.
+/// Maximum characters of the selector in that message.
 const MAX_SELECTOR: usize = 1024;
 
 /// Queues changed autoscalers.

@@ -57,7 +57,7 @@ pub(crate) fn pods_of_absent_node(node: &str, pods: Vec<Arc<Pod>>) -> Vec<Arc<Po
     pods.into_iter().filter(|pod| pod.spec.node_name.as_deref() == Some(node)).collect()
 }
 
-/// Whether the node cannot stop its pods. A ready node can, even with the taint.
+/// Whether the node cannot stop its pods. A ready node can stop them, even if it has the taint.
 pub(crate) fn is_out_of_service(node: &Node) -> bool {
     let ready = node.condition("Ready").is_some_and(|ready| ready.status == "True");
     !ready && node.taints().iter().any(|taint| taint.key == OUT_OF_SERVICE)

@@ -70,7 +70,7 @@ impl ZoneIndex {
         let _is_changed = if is_automatic { services.insert(key) } else { services.remove(&key) };
     }
 
-    /// The processors of each zone, in thousandths. None if a node that counts has no zone or no processors.
+    /// The processors of each zone, in thousandths. `None` if one of the counted nodes has no zone or no processors.
     pub(crate) fn processors(&self) -> Option<BTreeMap<String, i128>> {
         let state = self.lock();
         let zones = || state.zones.iter().map(|(name, zone)| (name.clone(), zone.processors)).collect();

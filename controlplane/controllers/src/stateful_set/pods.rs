@@ -63,7 +63,7 @@ pub(super) fn new_pod(set: &StatefulSet, ordinal: i32, template: &Template, revi
     let mut pod = pod_control::from_template(set, &template.value());
     let name = format!("{}-{ordinal}", set.name());
     pod["metadata"]["name"] = name.clone().into();
-    // No effect in addition to the name, but upstream sets it.
+    // `generateName` has no effect beside the name. Upstream sets it, too.
     pod["metadata"]["generateName"] = format!("{}-", set.name()).into();
     for (label, value) in
         [(POD_NAME, name.as_str()), (POD_INDEX, &ordinal.to_string()), (POD_REVISION, revision)]

@@ -93,7 +93,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let (actions, delay) = due(context, &set, planned(context, &set, &own, names.update), &names);
     let mut outcome = Ok(());
     for action in actions {
-        // As upstream, pods above the desired number are not deleted while a pod below it cannot be created.
+        // As upstream, pods above the desired number stay while a pod below that number cannot be created.
         if outcome.is_err() && plan::is_above_size(&set, &action) {
             break;
         }

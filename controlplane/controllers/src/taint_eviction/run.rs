@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(names(), "");
     }
 
-    /// Reconciles the queued nodes. The time is shorter than the tolerations.
+    /// Reconciles the queued nodes for a time that is shorter than the tolerations.
     async fn work(api: &TestApi, queue: &Queue<Key>, pending: &Pending) {
         let work = queue.work("test", |key| reconcile(&api.context, pending, key));
         assert!(tokio::time::timeout(std::time::Duration::from_secs(1), work).await.is_err());

@@ -239,7 +239,8 @@ fn bind(claim: &Claim, volume: &PersistentVolume) -> Vec<Action> {
         let mut status = json!({
             "phase": "Bound", "accessModes": volume.spec.access_modes, "capacity": volume.spec.capacity,
         });
-        // Only the binding writes the class. Later the resizer of the volume's driver writes it (`updateClaimStatus`).
+        // Later the resizer of the volume's driver writes the class (`updateClaimStatus`). So only the first binding
+        // writes it here.
         if claim.status.phase.as_deref() != Some("Lost") {
             status["currentVolumeAttributesClassName"] = json!(volume.spec.volume_attributes_class_name);
         }

@@ -7,7 +7,7 @@ use super::{child_of, each, fill, present};
 /// Maximum length of an image's name in bytes.
 const MAX_IMAGE_NAME: usize = 255;
 
-/// Sets the defaults of a container of any list.
+/// Sets the defaults of a container, an init container or an ephemeral container.
 pub(super) fn container(container: &mut Map<String, Value>) {
     let policy = pull_policy(container.get("image").and_then(Value::as_str).unwrap_or_default());
     fill(container, "imagePullPolicy", policy);

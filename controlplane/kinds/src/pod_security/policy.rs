@@ -73,7 +73,7 @@ impl Policy {
             && self.warn.is_equivalent(&other.warn)
     }
 
-    /// The modes that labels set and that check anything, as text: `enforce=baseline:latest, warn=…`.
+    /// The modes that labels set to a level with checks, as text: `enforce=baseline:latest, warn=…`.
     pub fn labelled(&self, labels: &Value) -> String {
         let modes = [("enforce", self.enforce), ("audit", self.audit), ("warn", self.warn)];
         let is_set = |name: &str| {

@@ -280,7 +280,7 @@ fn the_work_does_not_grow_with_the_completions() {
     let status = json!({"completedIndexes": "0-2147483639", "failedIndexes": "2147483641-2147483643"});
     let begin = std::time::Instant::now();
     assert_eq!(decide(&job(spec, status), ""), "+2147483640 +2147483644 +2147483645");
-    // If the plan did this work for each completion, it would take longer, even on a fast machine.
+    // A plan that does work for each completion takes longer, even on a fast machine.
     assert!(begin.elapsed() < std::time::Duration::from_secs(20));
 }
 
