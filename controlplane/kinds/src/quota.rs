@@ -151,7 +151,7 @@ pub fn growth(new: &Usage, old: &Usage) -> Usage {
     new.iter().filter_map(grown).collect()
 }
 
-/// The requests and limits that the quota requires of each container and that the pod lacks.
+/// The requests and limits that the pod lacks, although the quota requires them of each container.
 pub fn missing_requests(quota: &Quota, pod: &Value) -> Option<String> {
     if pod["spec"]["resources"].as_object().is_some_and(|resources| !resources.is_empty()) {
         return None;

@@ -69,8 +69,8 @@ fn syntax(error: &serde_json::Error) -> String {
     if error.is_eof() { "unexpected end of JSON input".to_owned() } else { error.to_string() }
 }
 
-/// Checks the metadata of an object whose other fields another schema describes, and makes it canonical. Returns
-/// warnings such as `unknown field "metadata.foo"`.
+/// Checks the metadata of an object and makes it canonical. Another schema describes the other fields of the object.
+/// Returns warnings such as `unknown field "metadata.foo"`.
 ///
 /// # Errors
 /// A value has the wrong type.

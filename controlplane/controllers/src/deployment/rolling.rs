@@ -167,7 +167,7 @@ fn proportional(deployment: &Deployment, bounds: Bounds, mut active: Vec<Arc<Rep
     let total: i32 = active.iter().map(|set| size(set)).sum();
     let allowed = if bounds.desired > 0 { bounds.most() } else { 0 };
     let change = allowed - total;
-    // The larger set first. Of equal sets the newer one grows first and the older one shrinks first.
+    // The larger set first. If two sets have the same size, the newer one grows first and the older one shrinks first.
     active.sort_by(|one, other| by_age(one, other));
     if change > 0 {
         active.reverse();

@@ -98,7 +98,7 @@ impl Zones {
     }
 
     /// The zone that each endpoint serves. `endpoints` has the zones of the endpoints. `None` if an endpoint has no
-    /// zone, or if they are too few for a distribution without an overloaded zone.
+    /// zone, or if there are too few endpoints to avoid an overloaded zone.
     fn assign(&self, endpoints: &[Option<&str>]) -> Option<Vec<String>> {
         let own = endpoints.iter().map(|zone| zone.filter(|zone| !zone.is_empty()).map(str::to_owned));
         let mut assigned: Vec<String> = own.collect::<Option<_>>()?;

@@ -10,7 +10,7 @@ use crate::object::{ObjectExt, Secret, ServiceAccount};
 
 /// Label with the day (UTC) of the token's last use.
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
-/// Label with the day since which the token is invalid.
+/// Label with the day on which the token became invalid.
 pub(super) const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 const DAY: Duration = Duration::from_secs(24 * 3600);
 

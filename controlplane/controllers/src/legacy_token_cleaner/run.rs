@@ -22,7 +22,7 @@ use crate::write::{Part, if_unchanged};
 const RECHECK: Duration = Duration::from_secs(24 * 3600);
 /// Pods in one page of a list.
 const PAGE: u32 = 100;
-/// ConfigMap with the day since which the API server records the uses of tokens.
+/// ConfigMap with the first day on which the API server recorded the uses of tokens.
 const TRACKING: &str = "kube-apiserver-legacy-service-account-token-tracking";
 
 /// Queues the namespace of each Secret at the time when the Secret is due.

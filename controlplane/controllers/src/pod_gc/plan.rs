@@ -1,5 +1,5 @@
-//! The pods to delete. They are pods of nodes that do not exist or are out of service, terminating pods without a
-//! node, and the oldest finished pods above the limit.
+//! The pods to delete. These are the pods of nodes that do not exist, and the oldest finished pods above the limit. The
+//! terminating pods without a node, or on a node that is out of service, are also deleted.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ pub(crate) fn is_unscheduled(pod: &Pod) -> bool {
     pod.is_being_deleted() && !pod.finished() && pod.spec.node_name.as_deref().is_none_or(str::is_empty)
 }
 
-/// Taint that an administrator sets on a node that is switched off: none of its pods runs.
+/// Taint that an administrator sets on a switched-off node: none of its pods runs.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// The pods of a node that does not exist.

@@ -84,7 +84,7 @@ impl RuntimeConfig {
         Ok(config)
     }
 
-    /// The resources that nodes and controllers need and that are not served, as keys.
+    /// The keys of resources that nodes and controllers need, but that are not served.
     pub fn missing(&self) -> Vec<String> {
         let missing = NEEDED.iter().filter(|(group, plural)| !self.serves(group, "v1", plural));
         let key = |(group, plural): &(&str, &str)| format!("{group}/v1/{plural}");

@@ -119,7 +119,7 @@ fn devices(usage: &mut Usage, claim: &Value) {
     for request in claim["spec"]["devices"]["requests"].as_array().into_iter().flatten() {
         let exact = &request["exactly"];
         let list = request["firstAvailable"].as_array().into_iter().flatten();
-        // Of alternatives, each class counts with the largest amount.
+        // If a request has alternatives, each class counts with its largest amount.
         let mut largest: BTreeMap<&str, i128> = BTreeMap::new();
         for one in std::iter::once(exact).chain(list).filter(|one| one.is_object()) {
             let Some(class) = one["deviceClassName"].as_str() else { continue };
