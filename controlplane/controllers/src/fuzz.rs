@@ -33,7 +33,7 @@ pub fn signer(data: &[u8]) {
         if requested.refusal(signer, &usages).is_some() {
             continue;
         }
-        // Keys and names of some types are not supported.
+        // The signer does not support some types of keys and names.
         let Some(certificate) = signed(&requested, &usages) else { continue };
         let Some(subject) = subject(&certificate) else { panic!("not a certificate: {certificate}") };
         assert!(!subject.organizations.iter().any(|group| group == "system:masters"), "{subject:?}");

@@ -289,7 +289,7 @@ impl Checker<'_> {
         if known.iter().any(|allowed| number::equal(allowed, value)) {
             return;
         }
-        // The message quotes the value.
+        // The work includes the value, because the message quotes it.
         if !self.charge(value.to_string().len(), 20) {
             return;
         }

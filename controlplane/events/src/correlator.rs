@@ -81,7 +81,7 @@ impl Correlator {
         similar.last = record.at;
         let is_known = similar.messages.contains(&message);
         if !is_known && similar.messages.len() < SIMILAR_MAX {
-            // Most events have one message.
+            // Most events always have the same message, so the list grows by one place at a time.
             similar.messages.reserve_exact(1);
             similar.messages.push(message);
         } else if !is_known {

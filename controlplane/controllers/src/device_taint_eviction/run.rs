@@ -67,7 +67,7 @@ pub(crate) async fn reconcile(context: &Context, pools: &Mutex<Pools>, key: Key)
         let Some(end) = due else { continue };
         match until(end, now) {
             Some(wait) => next = Some(next.map_or(wait, |next: Duration| next.min(wait))),
-            // A failed eviction does not prevent the others.
+            // A failed eviction does not prevent the other evictions.
             None => {
                 let eviction = Eviction {
                     component: COMPONENT,

@@ -91,7 +91,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     });
     loop {
         collector.kinds_changed.notified().await;
-        // One discovery for all events that arrive within a short time.
+        // The delay lets one discovery serve all events that arrive within a short time.
         tokio::time::sleep(DISCOVERY_DELAY).await;
         let known = collector.kinds();
         collector.set_kinds(discover(&context, &known).await);
@@ -151,7 +151,7 @@ impl Watches {
             let task = tokio::spawn(watch(context.clone(), collector.clone(), kind.clone(), done));
             self.running.push((kind.clone(), AbortOnDropHandle::new(task)));
             listed.spawn(async {
-                // The sender is dropped after the first list.
+                // The watch drops the sender after its first list.
                 let _ = first.await;
             });
         }
@@ -184,7 +184,7 @@ async fn watch(
             }
             Err(error) => {
                 tracing::debug!(kind = %kind.name(), %error, "cannot watch a kind");
-                // The kind may have been removed.
+                // The kind may not be served any more: discover the kinds again.
                 collector.kinds_changed.notify_one();
             }
         }
@@ -287,7 +287,7 @@ impl Collector {
         cache.on_change_and_now(move |change| {
             let work = match (change.new, change.old) {
                 (Some(new), old) => {
-                    // Another object with the same name: the old one was deleted.
+                    // If the new object has another uid, the old object of this name was deleted.
                     let replaced = old.filter(|old| old.uid() != new.uid());
                     let mut work = replaced.map(|old| own.lock().remove(old.uid())).unwrap_or_default();
                     let more = own.lock().set(&kind, new.meta());
@@ -350,7 +350,7 @@ impl Collector {
         };
         let live = item.kind.live(&context.client, &item.key).await?;
         let Some(live) = live.filter(|live| live.metadata.uid.as_ref() == Some(&uid)) else {
-            // The watch also reports the deletion. The dependents are queued immediately.
+            // Do not wait until the watch reports the deletion: queue the dependents immediately.
             let work = self.lock().remove(&uid);
             self.enqueue(work);
             return Ok(Next::Wait);

@@ -256,7 +256,7 @@ fn indexed_prefix(job: &str, index: i32) -> String {
     /// Maximum length of a prefix, to which the API server adds five characters.
     const LONGEST: usize = 58;
     let index = format!("-{index}-");
-    // The names of jobs are ASCII.
+    // The names of jobs are ASCII, so every byte is a character boundary.
     let name = job.get(..LONGEST - index.len()).unwrap_or(job);
     format!("{name}{index}")
 }

@@ -62,7 +62,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return finalize(context, &namespace).await;
     }
     write_conditions(context, &namespace, &remaining).await?;
-    // Retried with back-off, and immediately when a pod is deleted.
+    // The queue retries with back-off. The deletion of a pod queues the namespace immediately.
     Err(Error::NotEmpty { object: format!("Namespace {key}") })
 }
 

@@ -136,7 +136,7 @@ impl Selected<'_> {
         let (namespace, name) = (segment(self.namespace), segment(&metric.name));
         let version = object.api_version.as_deref().unwrap_or("v1");
         let path = if object.kind == "Namespace" && !version.contains('/') {
-            // The name of the object is not used: an autoscaler reads metrics of its own namespace only.
+            // The object is a namespace. Its name is not used: an autoscaler reads metrics of its own namespace only.
             format!("{CUSTOM}/namespaces/{namespace}/metrics/{name}")
         } else {
             let kind = target::resource_of(self.client, version, &object.kind).await.map_err(failed)?;

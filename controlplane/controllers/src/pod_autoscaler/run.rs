@@ -43,7 +43,7 @@ const MAX_SELECTOR: usize = 1024;
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.autoscalers.on_change(move |change| {
-        // Changes of the status are this controller's own.
+        // This controller itself changes the status, so such changes are skipped.
         let same = change.old.zip(change.new).is_some_and(|(old, new)| {
             old.spec == new.spec && old.metadata.annotations == new.metadata.annotations
         });
@@ -204,7 +204,7 @@ impl Reconcile<'_> {
         let key = self.autoscaler.key();
         let mut state = self.state.lock();
         state.entry(key.clone()).or_default().selector = Some(selector);
-        // Most pods of a target have the same labels.
+        // Most pods of a target have the same labels, so each set of labels is checked once.
         let mut labels: Vec<_> = pods.iter().map(|pod| pod.metadata.labels.as_ref()).collect();
         labels.sort_unstable();
         labels.dedup();

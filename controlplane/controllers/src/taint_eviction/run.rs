@@ -131,7 +131,7 @@ pub(crate) async fn reconcile(context: &Context, pending: &Pending, key: Key) ->
         due.insert(pod.key(), pod.uid().to_owned());
         match until(end, now) {
             Some(wait) => next = Some(next.map_or(wait, |next: std::time::Duration| next.min(wait))),
-            // A failed eviction does not prevent the others.
+            // A failed eviction does not prevent the other evictions.
             None => {
                 let message = format!("Marking for deletion Pod {}", pod.key());
                 let eviction = Eviction {

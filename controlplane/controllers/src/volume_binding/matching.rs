@@ -13,7 +13,7 @@ const TOO_SMALL: &str = "requested PV is too small";
 /// The reason why a claim cannot be bound to a volume, in upstream's words.
 pub(crate) fn mismatch(claim: &Claim, volume: &PersistentVolume) -> Option<&'static str> {
     let why = mismatch_of_reserved(claim, volume);
-    // In upstream's order.
+    // As upstream, the size is checked before the class.
     if why != Some(TOO_SMALL) && claim.class() != volume.class() {
         return Some("storageClassName does not match");
     }

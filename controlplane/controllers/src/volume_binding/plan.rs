@@ -298,8 +298,8 @@ pub(crate) fn volume(volume: &PersistentVolume, claim: Option<&Claim>) -> Vec<Ac
         // The claim's own reconcile completes the binding.
         return Vec::new();
     }
-    // The claim is bound to another volume. A volume that was provisioned for the claim is deleted if its reclaim policy
-    // is `Delete`. Otherwise it becomes available to other claims.
+    // The claim is bound to another volume. A volume that was provisioned for the claim is deleted if its reclaim
+    // policy is `Delete`. Otherwise the volume becomes available to other claims.
     let is_deleted = volume.spec.persistent_volume_reclaim_policy.as_deref() == Some("Delete");
     if is_deleted && volume.annotation(PROVISIONED_BY).is_some() {
         return released(volume);

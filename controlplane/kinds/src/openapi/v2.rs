@@ -251,7 +251,7 @@ fn path_item(item: &Value, shared: &Value) -> Message {
         query.text(2, &parameter["in"]);
         query.text(4, &parameter["name"]);
         query.text(6, &parameter["type"]);
-        // ParametersItem, Parameter, NonBodyParameter.
+        // The field numbers of the messages ParametersItem, Parameter and NonBodyParameter.
         operation.message(8, only(1, only(2, only(3, query))));
     }
     let mut responses = Message::default();

@@ -139,7 +139,7 @@ pub(super) fn annotations(causes: &mut Causes, path: &Path, annotations: &Value)
 
 fn owners(causes: &mut Causes, path: &Path, owners: &Value) {
     for (_, owner) in items(owners) {
-        // Upstream leaves out the index.
+        // As upstream, the paths of violations lack the index of the owner.
         let here = path;
         let version = text(&owner["apiVersion"]);
         let is_malformed = version.matches('/').count() > 1 || version.ends_with('/') || version.is_empty();
