@@ -156,7 +156,7 @@ fn sync_labels([mode, result, action]: &[&str; 3]) -> String {
     format!("completion_mode=\"{mode}\",result=\"{result}\",action=\"{action}\"")
 }
 
-/// Writes the head of a metric that has samples.
+/// Writes the lines HELP and TYPE of a metric, if the metric has samples.
 fn head(text: &mut String, name: &str, kind: &str, help: &str, samples: usize) {
     if samples > 0 {
         // Writing to memory cannot fail.

@@ -16,7 +16,7 @@ use crate::violation::{Path, Violation, Violations, extended};
 /// times, with patterns of any size.
 const MAX_WORK: u64 = 2_000_000_000;
 
-/// Work of checking one value against one node of the schema, without the texts of the value.
+/// Work for the check of one value against one node of the schema, without the texts of the value.
 const NODE: usize = 50;
 
 /// Validates an object, or a part of it that the path names.
@@ -39,7 +39,7 @@ pub(crate) fn check(
 }
 
 struct Checker<'a> {
-    /// Path of the checked value, in front of the paths of violations.
+    /// Path of the checked value: the prefix of the paths of violations.
     prefix: &'a str,
     /// The remaining part of [`MAX_WORK`]. At zero the check ends, and the object is refused.
     left: u64,

@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 const ANNOTATION: &str = "kubernetes.io/limit-ranger";
 
-/// Requests and limits that are compared with a limit.
+/// Requests and limits of a container, pod or claim, which a limit range restricts.
 struct Usage<'a> {
     requests: &'a dyn Fn(&str) -> Option<Quantity>,
     limits: &'a dyn Fn(&str) -> Option<Quantity>,

@@ -125,19 +125,19 @@ impl Quota {
         status.into()
     }
 
-    /// An amount in the notation of its limit.
+    /// Formats an amount in the form of its limit, for example with the suffix `Mi`.
     fn text(&self, name: &str, thousandths: i128) -> String {
         let like = self.hard.get(name).copied().unwrap_or_default();
         like.with_thousandths(thousandths).to_string()
     }
 }
 
-/// Whether the usage depends on the object, and not on its kind alone.
+/// Whether two objects of the kind can have different usages.
 pub fn reads_object(kind: &Resource) -> bool {
     usage::reads_object(kind)
 }
 
-/// The usage of an object by all names, also those that no quota limits.
+/// The usage of an object, by the resource names of quotas. It includes names that no quota limits.
 pub fn whole_usage(kind: &Resource, object: &Value) -> Usage {
     usage::of(kind, object)
 }

@@ -17,7 +17,7 @@ pub use pod_group::drop_scheduling_group;
 pub use resize::prepare_for_resize;
 pub use workload::prepare_named;
 
-/// Metadata that no client changes after creation.
+/// Metadata that no client can change after creation.
 const SERVER_OWNED: [&str; 5] =
     ["uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds"];
 

@@ -96,7 +96,8 @@ pub fn status_update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     causes.into_list()
 }
 
-/// The violation of an update of the status of an uninitialized pod. Source: `podStatusStrategy` of upstream, v1.9.
+/// The violation of a request that updates the status of an uninitialized pod. Source: `podStatusStrategy` of upstream,
+/// v1.9.
 pub fn uninitialized_status() -> Vec<Cause> {
     let mut causes = Causes::default();
     let detail = "must not update status when the object is uninitialized";

@@ -253,7 +253,7 @@ impl Item {
         }
     }
 
-    /// The state of an owner of the object that is in the graph.
+    /// The state of one owner of the object, if the graph has the owner.
     ///
     /// A namespaced owner of a cluster-scoped object is not valid: the object is kept. Source:
     /// `namespacedOwnerOfClusterScopedObjectErr` in the garbage collector.

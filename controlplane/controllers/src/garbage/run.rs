@@ -49,7 +49,7 @@ pub(crate) struct Collector {
 struct Removed {
     /// Names of deleted definitions: resource and group.
     definitions: HashSet<String>,
-    /// Group and kind, with the name of the definition.
+    /// Names of the definitions, by group and kind.
     kinds: HashMap<(String, String), String>,
 }
 
@@ -100,7 +100,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     }
 }
 
-/// Maximum wait for the first lists, as upstream. Kinds that are listed later are added later.
+/// Maximum wait for the first lists, as upstream. Kinds whose first list takes longer are added later.
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay between a change of a definition and the discovery.
 const DISCOVERY_DELAY: Duration = Duration::from_millis(200);

@@ -130,7 +130,7 @@ async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result
     Ok(next.map_or(Next::Wait, Next::After))
 }
 
-/// The name of a change in the metrics.
+/// The name of the change for the metrics.
 fn action_of(change: &Change) -> &'static str {
     match change {
         Change::Nothing => "tracking",

@@ -44,8 +44,8 @@ pub(super) fn next(secret: &Secret, period: Duration) -> Option<(Action, Timesta
     }
 }
 
-/// The time at which a period after the end of a day has passed. `None` if the day is malformed or the time too far in
-/// the future.
+/// The end of a period that begins at the end of a day. `None` if the day is malformed or the time too far in the
+/// future.
 pub(super) fn after_day(day: &str, period: Duration) -> Option<Timestamp> {
     after(start_of(day)?, DAY + period)
 }

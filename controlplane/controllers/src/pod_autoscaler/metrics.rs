@@ -20,7 +20,7 @@ use super::target;
 const RESOURCE: &str = "/apis/metrics.k8s.io/v1beta1";
 const CUSTOM: &str = "/apis/custom.metrics.k8s.io/v1beta2";
 const EXTERNAL: &str = "/apis/external.metrics.k8s.io/v1beta1";
-/// Window of custom metrics that state none.
+/// Window of custom metrics that do not state their window.
 const DEFAULT_WINDOW: Duration = Duration::from_secs(60);
 
 /// The values of one metric.

@@ -149,7 +149,7 @@ fn seconds(duration: Duration) -> String {
     duration.as_secs_f64().to_string()
 }
 
-/// The lines above the values of a metric. The name has no prefix.
+/// The lines HELP and TYPE of a metric. The name lacks the prefix `workqueue_`.
 #[derive(Clone, Copy)]
 struct Head<'a> {
     name: &'a str,

@@ -13,9 +13,9 @@ use jiff::Timestamp;
 use crate::cache::Cache;
 use crate::object::{ObjectExt, Pod, controller_of};
 
-/// Time after its creation in which the failure of a pod counts as immediate.
+/// If a pod fails within this time after its creation, its failure counts as immediate.
 pub(crate) const FAILURE_WINDOW: Duration = Duration::from_secs(60);
-/// Maximum pods of a set that are recorded.
+/// Maximum number of recorded pods of a set.
 const MAX_PODS: usize = 16 << 10;
 /// Minimum number of sets at which outdated records are removed.
 const MANY_SETS: usize = 64;

@@ -65,7 +65,7 @@ impl FailedPods {
 // === impl JobFailures ===
 
 impl JobFailures {
-    /// The failed pods of a job as far as earlier reconciles have observed them.
+    /// The failed pods of a job that earlier reconciles have observed.
     pub(crate) fn of(&self, job: &Job) -> FailedPods {
         let entries = self.entries();
         let own = entries.get(&job.key()).filter(|entry| entry.uid == job.uid());

@@ -58,7 +58,7 @@ impl Action {
     }
 }
 
-/// The event of a recorded step.
+/// The event that a step records.
 pub(crate) fn event(reason: &'static str, is_warning: bool, message: String) -> Event {
     if is_warning { Event::warning(reason, message) } else { Event::normal(reason, message) }
 }

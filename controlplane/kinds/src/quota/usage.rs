@@ -36,7 +36,7 @@ pub(super) fn of(kind: &Resource, object: &Value) -> Usage {
     usage
 }
 
-/// Whether the amounts depend on the object, and not on its kind alone.
+/// Whether two objects of the kind can have different amounts.
 pub(super) fn reads_object(kind: &Resource) -> bool {
     let special = ["pods", "services", "persistentvolumeclaims"];
     (kind.group.is_empty() && special.contains(&&*kind.plural))

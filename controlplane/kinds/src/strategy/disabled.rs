@@ -6,18 +6,18 @@ use serde_json::Value;
 use crate::Resource;
 use crate::pod_security::template_path;
 
-/// Projected sources of the gates `ClusterTrustBundleProjection` and `PodCertificateRequest`.
+/// Projected sources that need the gates `ClusterTrustBundleProjection` and `PodCertificateRequest`.
 const SOURCES: [&str; 2] = ["clusterTrustBundle", "podCertificate"];
-/// Fields of a Lease of the gate `CoordinatedLeaderElection`.
+/// Fields of a Lease that need the gate `CoordinatedLeaderElection`.
 const LEASE: [&str; 2] = ["strategy", "preferredHolder"];
-/// Field of a device of the gate `DRANodeAllocatableResources`.
+/// Field of a device that needs the gate `DRANodeAllocatableResources`.
 const MAPPINGS: &str = "nodeAllocatableResourceMappings";
-/// Fields of a device's attribute of the gate `DRAListTypeAttributes`.
+/// Fields of a device's attribute that need the gate `DRAListTypeAttributes`.
 const LISTS: [&str; 4] = ["bools", "ints", "strings", "versions"];
 const CONTAINERS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
-/// Field of a pod's status of the gate `DRANodeAllocatableResources`.
+/// Field of a pod's status that needs the gate `DRANodeAllocatableResources`.
 const CLAIM_STATUSES: &str = "nodeAllocatableResourceClaimStatuses";
-/// Field of a volume mount in a pod's status of the gate `ImageVolumeWithDigest`.
+/// Field of a volume mount in a pod's status that needs the gate `ImageVolumeWithDigest`.
 const VOLUME_STATUS: &str = "volumeStatus";
 const STATUSES: [&str; 3] = ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"];
 
