@@ -1,7 +1,7 @@
 //! The built-in provisioner of local volumes: a directory on the node of the claim's first pod.
 //!
 //! The controller creates only the PersistentVolume. The node's agent creates the directory when it mounts the volume,
-//! and removes it when the volume is being deleted. The volume's finalizer waits for that.
+//! and removes it when the volume is being deleted. A finalizer keeps the volume until then.
 
 pub(crate) mod plan;
 pub(crate) mod run;

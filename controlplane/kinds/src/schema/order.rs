@@ -1,4 +1,4 @@
-//! The order of messages about fields: the order of the document, which the tree does not have.
+//! The order of messages about fields. It is the order of the document, which the parsed tree does not keep.
 
 use std::collections::HashMap;
 
