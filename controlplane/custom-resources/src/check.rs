@@ -1,4 +1,4 @@
-//! Validation of values against their schema, in the words of `kube-openapi/pkg/validation/validate`.
+//! Validation of values against their schema, with the messages of `kube-openapi/pkg/validation/validate`.
 //!
 //! An update is ratcheted: an invalid value that the old object already has at the same place is accepted
 //! (`CRDValidationRatcheting`). Elements of a list are matched by their keys; in a list without keys no old element

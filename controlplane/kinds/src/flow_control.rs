@@ -10,7 +10,7 @@ const CONTROLLERS: &str = "system:kube-controller-manager";
 const SCHEDULER: &str = "system:kube-scheduler";
 const EVERYBODY: &[&str] = &["system:unauthenticated", "system:authenticated"];
 
-/// A limited level with queues.
+/// A priority level of type Limited, with queues.
 struct QueuedLevel {
     name: &'static str,
     shares: i64,

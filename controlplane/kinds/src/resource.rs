@@ -324,7 +324,7 @@ impl std::fmt::Debug for Resource {
 // === impl Subresource ===
 
 impl Subresource {
-    /// `autoscaling/v1` of `scale`.
+    /// The apiVersion of the subresource's kind, for example `autoscaling/v1` for `scale`.
     pub fn api_version(&self) -> Text {
         match &*self.group {
             "" => self.version.clone(),

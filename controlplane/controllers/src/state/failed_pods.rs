@@ -1,6 +1,6 @@
 //! Pods of replica sets that failed soon after their creation.
 //!
-//! Each pod is recorded when it fails, because another controller may delete it before its set is reconciled. For
+//! Each pod is recorded when it fails, because another controller may delete the pod before its set is reconciled. For
 //! example, the pods of a node with a `NoExecute` taint are deleted. Without the record, the set would replace them
 //! without end and without a delay. With the record, a set also need not read all of its pods before it creates one.
 

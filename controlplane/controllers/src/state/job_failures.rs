@@ -46,7 +46,7 @@ impl FailedPods {
         Self { last_success, ends: ends.into_iter().map(|(uid, end)| (uid.to_owned(), end)).collect() }
     }
 
-    /// These failed pods and newer failed pods.
+    /// These failed pods, together with newer failed pods.
     pub(crate) fn and(&self, newer: &Self) -> Self {
         let mut ends: BTreeMap<&str, Timestamp> = BTreeMap::new();
         for (uid, end) in self.ends.iter().chain(&newer.ends) {

@@ -10,7 +10,7 @@ use crate::object::{Claim, ObjectExt, PersistentVolume};
 
 const TOO_SMALL: &str = "requested PV is too small";
 
-/// The reason why a claim cannot be bound to a volume, in upstream's words.
+/// The reason why a claim cannot be bound to a volume, with upstream's message.
 pub(crate) fn mismatch(claim: &Claim, volume: &PersistentVolume) -> Option<&'static str> {
     let why = mismatch_of_reserved(claim, volume);
     // As upstream, the size is checked before the class.

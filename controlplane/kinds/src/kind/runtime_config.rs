@@ -31,7 +31,7 @@ const NEEDED: [(&str, &str); 14] = [
 /// The versions that `--runtime-config` enables and disables. The default serves versions without `alpha` or `beta`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfig {
-    /// By key: `api/beta`, `group/version`, `group/version/resource`. The core group is empty.
+    /// By key: `api/beta`, `group/version`, `group/version/resource`. The name of the core group is empty.
     entries: BTreeMap<String, bool>,
 }
 

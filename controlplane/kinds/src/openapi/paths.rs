@@ -64,7 +64,7 @@ pub(super) fn add(kind: &Resource, paths: &mut Map<String, Value>) {
     }
 }
 
-/// Name of the definition of a subresource's bodies. `None` if they are streams or text.
+/// Name of the definition of a subresource's bodies. `None` if the bodies are streams or text.
 pub(super) fn body_of<'a>(kind: &'a Resource, sub: &Subresource) -> Option<&'a str> {
     if sub.name == "log" {
         return None;

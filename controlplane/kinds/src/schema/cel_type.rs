@@ -20,7 +20,7 @@ pub fn cel_type(name: &str) -> Option<Type> {
 
 struct Builder {
     schemas: &'static Schemas,
-    /// The types of definitions. None while a type is being built.
+    /// The types of definitions. `None` while the type is being built.
     known: HashMap<usize, Option<Type>>,
 }
 

@@ -144,7 +144,7 @@ fn drop_field(value: Option<&mut Value>, field: &str, old: Option<&Value>) {
     }
 }
 
-/// The elements of a list. None if it is absent.
+/// The elements of a list. Yields nothing if the list is absent.
 fn elements<'a>(value: &'a mut Value, list: &str) -> impl Iterator<Item = &'a mut Value> + use<'a> {
     value.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten()
 }

@@ -13,7 +13,7 @@ const MAX_ID: i64 = i32::MAX as i64;
 const MAX_HEALTH_MESSAGE: usize = 1024;
 const HEALTH: &[&str] = &["Healthy", "Unhealthy", "Unknown"];
 
-/// Checks the parts. `path` is the path of the status.
+/// Checks these parts of a pod's status. `path` is the path of the status.
 pub(super) fn all(causes: &mut Causes, path: &Path, pod: &Value) {
     let (spec, status) = (&pod["spec"], &pod["status"]);
     conditions(causes, &path.field("conditions"), &status["conditions"]);

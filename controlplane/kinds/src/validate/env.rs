@@ -224,7 +224,7 @@ fn divisor(causes: &mut Causes, path: &Path, resource: &str, divisor: &Value) {
     causes.invalid(path, &resource.into(), &detail);
 }
 
-/// Checks one element of `envFrom`. Upstream reports some errors at the list.
+/// Checks one element of `envFrom`. As upstream, some errors have the path of the list.
 fn bulk(causes: &mut Causes, list: &Path, index: usize, from: &Value) {
     let path = &list.index(index);
     let prefix = text(&from["prefix"]);
