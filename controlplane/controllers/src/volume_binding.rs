@@ -1,10 +1,13 @@
 //! Binds claims to volumes, and reclaims released volumes.
 //!
-//! ```text claim:   Pending ──► Bound ──► Lost (its volume is gone or belongs to another claim) volume:  Available ──►
-//! Bound ──► Released ──► deleted (Delete) or kept (Retain)                                     └──► Failed (the volume
-//! cannot be deleted or recycled) ``` A binding consists of four writes: the volume's claimRef, the volume's phase, the
-//! claim's volumeName, the claim's status. The first write has the version of the volume as a precondition, so that two
-//! claims never get the same volume. Each write can be repeated: after a crash the next reconcile continues.
+//! ```text
+//! claim:   Pending ──► Bound ──► Lost (its volume is gone or belongs to another claim)
+//! volume:  Available ──► Bound ──► Released ──► deleted (Delete) or kept (Retain)
+//!                                     └──► Failed (the volume cannot be deleted or recycled)
+//! ```
+//! A binding consists of four writes: the volume's claimRef, the volume's phase, the claim's volumeName, the claim's
+//! status. The first write has the version of the volume as a precondition, so that two claims never get the same
+//! volume. Each write can be repeated: after a crash the next reconcile continues.
 
 pub(crate) mod matching;
 pub(crate) mod plan;
