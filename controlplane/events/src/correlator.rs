@@ -1,7 +1,8 @@
 //! Limits on the events about one object, with upstream's figures (`EventCorrelator`). The module does no I/O.
 //!
-//! A component may send 25 events about one object at once, then one event every 5 minutes. After 10 events within 10
-//! minutes that differ only in their message, all further such events count as repeats of one combined event.
+//! A component may send 25 events about one object at once, then one event every 5 minutes. If 10 events differ only in
+//! their message, with less than 10 minutes between two of them, further such events count as repeats of one combined
+//! event.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};

@@ -126,8 +126,8 @@ pub fn certificate_request(data: &[u8]) {
     let _refused = created(object.to_string().as_bytes());
 }
 
-/// Custom resources. The input is a schema of a definition (`openAPIV3Schema`), an object, and optionally the object
-/// before an update, in JSON, with line ends between them.
+/// Custom resources. The input is lines of JSON: the schema of a definition (`openAPIV3Schema`), an object, and
+/// optionally the object before an update.
 pub fn custom_resource(data: &[u8]) {
     let mut lines = data.splitn(3, |byte| *byte == b'\n').map(schema::parse_json);
     let (Some(Ok(schema)), Some(Ok(object))) = (lines.next(), lines.next()) else { return };

@@ -27,7 +27,7 @@ pub(crate) fn selects(service: &Service, pod: &Pod) -> bool {
     is_ours(service) && service.spec.selector.iter().flatten().all(|(name, value)| has(name, value))
 }
 
-/// Whether the API accepts an IP address of an endpoint. A node may report any address for its pods, and one invalid
+/// Whether the API accepts an IP address of an endpoint. A node may report any address for its pods. One invalid
 /// address must not prevent changes of the endpoints of other nodes. Source: `ValidateEndpointIP`.
 pub(crate) fn is_reachable(ip: &str) -> bool {
     match ip.parse() {

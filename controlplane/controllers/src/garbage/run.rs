@@ -446,8 +446,8 @@ impl Collector {
         self.absent_owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state of an owner whose kind is not served. It cannot be read, so it counts as existing, unless the
-    /// definition of its kind was deleted and still does not exist.
+    /// The state of an owner whose kind is not served. The owner cannot be read. It counts as absent if the definition
+    /// of its kind was deleted and was not created again. Otherwise it counts as existing.
     async fn owner_of_unknown_kind(
         &self,
         context: &Context,

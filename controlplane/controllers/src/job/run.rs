@@ -143,8 +143,8 @@ async fn delete(control: &PodControl<'_, Job>, pods: &[Arc<Pod>]) -> Result<(), 
     control.delete(pods).await.map_err(|error| control.failed("delete pods of", error))
 }
 
-/// Deletes pods that must not count as failed. A pod that keeps its finalizer, for example because a webhook refuses the
-/// change, does not prevent the deletion of the others.
+/// Deletes pods that must not count as failed. If a pod keeps its finalizer, for example because a webhook refuses the
+/// change, the other pods are still deleted.
 async fn discard(control: &PodControl<'_, Job>, pods: &[Arc<Pod>]) -> Result<(), Error> {
     let (mut released, mut outcome) = (Vec::new(), Ok(()));
     for batch in pods.chunks(CONCURRENT) {

@@ -25,8 +25,8 @@ pub(super) enum Action {
 
 /// The next action on a Secret, and the time at which it is due. `None` if no action is ever due.
 ///
-/// The period begins when the Secret was created, or at the end of the day that a label names; the latest of these times
-/// counts.
+/// The period begins at the latest of these times: the creation of the Secret, and the ends of the days that its labels
+/// name.
 pub(super) fn next(secret: &Secret, period: Duration) -> Option<(Action, Timestamp)> {
     if secret.is_being_deleted() {
         return None;

@@ -43,8 +43,8 @@ pub(crate) fn is_finished(pod: &Pod) -> bool {
     pod.finished() && !pod.is_being_deleted()
 }
 
-/// Whether the pod is being deleted and has no node. A finalizer keeps such a pod, and no kubelet sets its phase:
-/// without this controller a job that replaces only failed pods would wait forever.
+/// Whether the pod is being deleted and has no node. A finalizer keeps such a pod, and no kubelet sets its phase.
+/// Without this controller, a job that replaces only failed pods would wait forever.
 pub(crate) fn is_unscheduled(pod: &Pod) -> bool {
     pod.is_being_deleted() && !pod.finished() && pod.spec.node_name.as_deref().is_none_or(str::is_empty)
 }

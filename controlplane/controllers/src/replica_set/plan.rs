@@ -86,8 +86,8 @@ pub(crate) fn desired<K: Replicas>(set: &K) -> i32 {
     set.spec().replicas.unwrap_or(1)
 }
 
-/// Whether a change of a pod can affect the plan or the status of a replica set. Most changes of a starting pod cannot,
-/// and the cost of a reconcile grows with the number of the set's pods.
+/// Whether a change of a pod can affect the plan or the status of a replica set. Most changes of a starting pod have no
+/// effect, and the cost of a reconcile grows with the number of the set's pods.
 pub(crate) fn is_relevant(old: &Pod, new: &Pod) -> bool {
     old.is_active() != new.is_active()
         || is_terminating(old) != is_terminating(new)
@@ -166,8 +166,8 @@ impl ReplicaCounts {
         self.next
     }
 
-    /// The pause after a write of the status. While many pods start, each of them changes the counts, and each status
-    /// write of the set causes a status write of the deployment. The pause shrinks with the number of pods that are not
+    /// The pause after a write of the status. While many pods start, each of them changes the counts. Each status write
+    /// of the set causes a status write of the deployment. The pause shrinks with the number of pods that are not
     /// ready.
     pub(crate) fn pause(&self) -> Option<Duration> {
         /// Minimum number of pods that are not ready for a pause.

@@ -27,8 +27,8 @@ struct Builder {
 // === impl Builder ===
 
 impl Builder {
-    /// The type of a definition. Each is built once, so recursion ends, and the depth is at most the number of
-    /// definitions that are nested in each other.
+    /// The type of a definition. Each definition is built once, so the recursion ends. Its depth is at most the number
+    /// of definitions that are nested in each other.
     fn object(&mut self, id: DefinitionId) -> Type {
         match self.known.get(&id.index()) {
             Some(Some(kind)) => return kind.clone(),
