@@ -1,5 +1,5 @@
-//! Evicts pods whose claims have devices with NoExecute taints, if the claims do not tolerate the taints or no longer
-//! tolerate them.
+//! Evicts pods whose claims have devices with NoExecute taints, unless the claims tolerate the taints. Tolerations can
+//! expire.
 
 pub(crate) mod plan;
 pub(crate) mod run;

@@ -1,7 +1,7 @@
 //! The status of pod disruption budgets: how many of their pods may be evicted now.
 //!
 //! The API server decreases `disruptionsAllowed` at each eviction and records the pod in `disruptedPods`. This
-//! controller recomputes both when pods appear, change and disappear.
+//! controller recomputes both fields when a pod appears, changes or disappears.
 
 pub(crate) mod plan;
 pub(crate) mod run;

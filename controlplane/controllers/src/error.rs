@@ -27,7 +27,7 @@ pub(crate) enum Error {
     /// Discovery of the API's kinds failed.
     #[error("cannot discover the API's kinds")]
     Discovery(#[source] kube::Error),
-    /// A reconcile that was cut off.
+    /// A reconcile that exceeded its time limit.
     #[error("the reconcile did not end within {} s", limit.as_secs())]
     TooLong {
         /// The maximum time of a reconcile.

@@ -15,11 +15,11 @@ use crate::{
     certificate_signer::Signer,
 };
 
-/// Requests for certificates, in DER. An invalid signature is ignored, because the fuzzer cannot sign what it changes. If a
-/// signer may sign the request, the certificate has the checked subject.
+/// Checks the signers with one certificate request in DER. If a signer may sign the request, the certificate has the
+/// checked subject. An invalid signature is ignored, because the fuzzer cannot sign the requests that it generates.
 ///
 /// # Panics
-/// When the certificate has another subject, or one of the administrators.
+/// The certificate has another subject, or its subject is in the administrators' group.
 pub fn signer(data: &[u8]) {
     let Ok((_, request)) = X509CertificationRequest::from_der(data) else { return };
     let _is_signed = request.verify_signature();
@@ -33,7 +33,7 @@ pub fn signer(data: &[u8]) {
         if requested.refusal(signer, &usages).is_some() {
             continue;
         }
-        // Keys and names of some types are not supported.
+        // The signer does not support some types of keys and names.
         let Some(certificate) = signed(&requested, &usages) else { continue };
         let Some(subject) = subject(&certificate) else { panic!("not a certificate: {certificate}") };
         assert!(!subject.organizations.iter().any(|group| group == "system:masters"), "{subject:?}");

@@ -1,7 +1,7 @@
 //! The metrics of jobs and cron jobs, in the text format of Prometheus. Source: `pkg/controller/job/metrics` and
 //! `pkg/controller/cronjob/metrics`.
 //!
-//! Labels have values of fixed sets, so their number is limited.
+//! The values of the labels are from fixed sets, so the number of time series is limited.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -156,7 +156,7 @@ fn sync_labels([mode, result, action]: &[&str; 3]) -> String {
     format!("completion_mode=\"{mode}\",result=\"{result}\",action=\"{action}\"")
 }
 
-/// Writes the head of a metric that has samples.
+/// Writes the lines HELP and TYPE of a metric, if the metric has samples.
 fn head(text: &mut String, name: &str, kind: &str, help: &str, samples: usize) {
     if samples > 0 {
         // Writing to memory cannot fail.

@@ -1,7 +1,7 @@
 //! The built-in provisioner of local volumes: a directory on the node of the claim's first pod.
 //!
 //! The controller creates only the PersistentVolume. The node's agent creates the directory when it mounts the volume,
-//! and removes it when the volume is being deleted. The volume's finalizer waits for that.
+//! and removes it when the volume is being deleted. A finalizer keeps the volume until then.
 
 pub(crate) mod plan;
 pub(crate) mod run;
@@ -10,7 +10,8 @@ pub(crate) mod run;
 pub(crate) const PROVISIONER_NAME: &str = "coracle.dev/local-path";
 /// The node annotation with the directory of local volumes. The agent sets it.
 pub(crate) const DIRECTORY: &str = "coracle.dev/local-volumes";
-/// The node annotation with the size of the file system that has the directory, if it enforces sizes of volumes.
+/// The node annotation with the size of the file system that has the directory. Absent if the file system does not
+/// enforce the sizes of volumes.
 pub(crate) const DISK: &str = "coracle.dev/local-volumes-disk";
 /// The volume label with the name of the node that has the directory.
 pub(crate) const NODE: &str = "coracle.dev/node";

@@ -142,7 +142,8 @@ impl Pod {
         self.status.conditions.iter().flatten().find(|condition| condition.type_ == type_)
     }
 
-    /// Time since which the pod is ready. `None` if it is not ready; the inner value is `None` if the time is unknown.
+    /// Time at which the pod became ready. `None` if the pod is not ready. The inner value is `None` if the time is
+    /// unknown.
     pub(crate) fn ready_since(&self) -> Option<Option<Time>> {
         self.condition("Ready")
             .filter(|ready| ready.status == "True")
@@ -154,7 +155,7 @@ impl Pod {
         self.condition("Ready")?.last_transition_time.as_ref().map(|time| time.0)
     }
 
-    /// Time since which the pod is on its node: its binding, or its creation if it was created with a node.
+    /// Time at which the pod got its node: its binding, or its creation if it was created with a node.
     pub(crate) fn bound_since(&self) -> Option<jiff::Timestamp> {
         let bound = self.condition("PodScheduled").filter(|bound| bound.status == "True");
         let bound = bound.and_then(|bound| bound.last_transition_time.as_ref());
@@ -410,7 +411,7 @@ impl Object for Pod {
             .containers
             .retain(|container| container.ports.as_ref().is_some_and(|ports| !ports.is_empty()));
         self.spec.containers.shrink_to_fit();
-        // A decoded list of few items has the capacity for four or eight.
+        // A decoded list has the capacity for at least four items, even if it has fewer.
         if let Some(owners) = &mut self.metadata.owner_references {
             owners.shrink_to_fit();
         }

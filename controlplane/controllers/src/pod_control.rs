@@ -159,8 +159,8 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
         Ok(())
     }
 
-    /// Whether the workload exists and is not being deleted, according to the API server. A workload that is still in the
-    /// cache may have been deleted with the option to orphan its pods, which must then stay orphans.
+    /// Whether the workload exists and is not being deleted, according to the API server. A cached workload may have
+    /// been deleted already, with the option to orphan its pods. Such pods must stay orphans.
     pub(crate) async fn may_adopt(&self) -> Result<bool, Error> {
         let live = self.context.writer(self.cache).live(&self.owner.key()).await?;
         Ok(live.is_some_and(|live| live.uid() == self.owner.uid() && !live.is_being_deleted()))

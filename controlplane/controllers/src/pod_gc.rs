@@ -1,5 +1,5 @@
-//! Deletes pods whose node does not exist any more, terminating pods whose node is out of service or that have no node, and
-//! the oldest finished pods above the limit.
+//! Deletes pods whose node does not exist any more, and the oldest finished pods above the limit. Also deletes
+//! terminating pods that have no node, or whose node is out of service.
 
 pub(crate) mod plan;
 pub(crate) mod run;

@@ -31,8 +31,8 @@ pub(crate) struct Queue<T> {
 
 struct State<T> {
     ready: VecDeque<T>,
-    /// The time at which each key was added. It has the keys in `ready`, and keys that were added again while a worker
-    /// handles them.
+    /// The time at which each key was added. The map contains the keys in `ready`, and the keys that were added again
+    /// while a worker handles them.
     added: HashMap<T, Instant>,
     working: HashSet<T>,
     later: BTreeMap<(Instant, u64), T>,
@@ -68,8 +68,8 @@ pub(crate) fn pause_after(items: usize) -> Next {
     Next::Rest(PER_ITEM.saturating_mul(u32::try_from(items).unwrap_or(u32::MAX)).min(MAX_REST))
 }
 
-/// The result of a reconcile of the endpoints of a service with very many ports: each of its objects has all of them. For a
-/// service with fewer ports the result is the same as of [`pause_after`].
+/// Does the same as [`pause_after`] for the endpoints of a service. If the service has very many ports, the delay is
+/// longer, because each endpoint object contains all ports.
 pub(crate) fn pause_after_endpoints(endpoints: usize, ports: usize) -> Next {
     /// Maximum number of ports that do not lengthen the delay.
     const FEW_PORTS: usize = 1000;
@@ -246,7 +246,7 @@ impl<T: Clone + Eq + Hash> State<T> {
         is_ready
     }
 
-    /// The next ready key. Otherwise the time at which a key becomes ready.
+    /// The next ready key. If no key is ready, the time at which the next one becomes ready.
     fn take(&mut self, now: Instant) -> (Option<T>, Option<Instant>) {
         while let Some(entry) = self.resting.first_entry().filter(|entry| entry.key().0 <= now) {
             let key = entry.remove();

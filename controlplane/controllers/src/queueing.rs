@@ -19,7 +19,7 @@ pub(crate) fn queue_changed<K: Object>(cache: &Cache<K>, queue: &Arc<Queue<Key>>
     });
 }
 
-/// Queues each object of a kind that was added or modified. Deleted ones are not queued.
+/// Queues each object of a kind that was added or modified. Deleted objects are not queued.
 pub(crate) fn queue_stored<K: Object>(cache: &Cache<K>, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     cache.on_change(move |change| {

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 /// The label that distinguishes the pods of a deployment's replica sets.
 pub(crate) const HASH_LABEL: &str = "pod-template-hash";
 
-/// Maps for which empty means absent.
+/// Map fields in which an empty map counts as absent.
 const MAPS: [&str; 11] = [
     "labels",
     "annotations",
@@ -23,7 +23,7 @@ const MAPS: [&str; 11] = [
     "volumeAttributes",
     "userAnnotations",
 ];
-/// Fields for which false means absent.
+/// Boolean fields in which false counts as absent.
 const FALSE: [&str; 10] = [
     "hostNetwork",
     "hostPID",
@@ -36,9 +36,9 @@ const FALSE: [&str; 10] = [
     "chapAuthSession",
     "sslEnabled",
 ];
-/// Fields for which zero means absent.
+/// Number fields in which zero counts as absent.
 const ZERO: [&str; 2] = ["hostPort", "initialDelaySeconds"];
-/// Fields in which an empty string differs from an absent string.
+/// Text fields in which an empty string differs from an absent string.
 const TEXT: [&str; 3] = ["storageClassName", "volumeAttributesClassName", "apiGroup"];
 
 /// A pod template as compact JSON.

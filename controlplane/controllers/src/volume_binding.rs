@@ -5,9 +5,9 @@
 //! volume:  Available ──► Bound ──► Released ──► deleted (Delete) or kept (Retain)
 //!                                     └──► Failed (the volume cannot be deleted or recycled)
 //! ```
-//! A binding consists of four writes: the volume's claimRef, its phase, the claim's volumeName, its status. The first
-//! write has the version of the volume as a precondition, so that two claims never get the same volume. Each write can
-//! be repeated: after a crash the next reconcile continues.
+//! A binding consists of four writes: the volume's claimRef, the volume's phase, the claim's volumeName, the claim's
+//! status. The first write has the version of the volume as a precondition, so that two claims never get the same
+//! volume. Each write can be repeated: after a crash the next reconcile continues.
 
 pub(crate) mod matching;
 pub(crate) mod plan;
@@ -15,8 +15,7 @@ pub(crate) mod run;
 
 /// Annotation that is set on a claim and a volume once they are bound.
 pub(crate) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-/// Annotation that is set on a claim whose volume, and on a volume whose claim, was chosen by the controller and not by
-/// the user.
+/// Annotation of a claim or a volume. It means that the controller, not the user, selected the other of the two.
 pub(crate) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 /// Name of the provisioner that must create the volume of a claim.
 pub(crate) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";

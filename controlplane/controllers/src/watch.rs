@@ -10,7 +10,7 @@ use kube::{Api, Client};
 use crate::cache::{Cache, Unverified};
 use crate::object::Object;
 
-/// First and maximum delay between attempts of other requests.
+/// First and maximum delay between failed attempts of a request.
 const FIRST_DELAY: Duration = Duration::from_millis(20);
 const MAX_DELAY: Duration = Duration::from_secs(10);
 

@@ -1,6 +1,6 @@
 //! The metrics of zones of nodes, in the text format of Prometheus. Source: `pkg/controller/nodelifecycle/metrics.go`.
 //!
-//! Only zones with nodes have values, so their number is at most the number of the nodes.
+//! Only zones with nodes have values, so the number of zones is at most the number of nodes.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Write as _};

@@ -1,4 +1,4 @@
-//! Validation of values against their schema, in the words of `kube-openapi/pkg/validation/validate`.
+//! Validation of values against their schema, with the messages of `kube-openapi/pkg/validation/validate`.
 //!
 //! An update is ratcheted: an invalid value that the old object already has at the same place is accepted
 //! (`CRDValidationRatcheting`). Elements of a list are matched by their keys; in a list without keys no old element
@@ -17,7 +17,7 @@ use crate::work::comparison;
 /// times, with patterns of any size.
 const MAX_WORK: u64 = 2_000_000_000;
 
-/// Work of checking one value against one node of the schema, without the texts of the value.
+/// Work for the check of one value against one node of the schema, without the texts of the value.
 const NODE: usize = 50;
 
 /// Maximum violations of one value. A list of required fields can be as long as a definition.
@@ -43,7 +43,7 @@ pub(crate) fn check(
 }
 
 struct Checker<'a> {
-    /// Path of the checked value, in front of the paths of violations.
+    /// Path of the checked value: the prefix of the paths of violations.
     prefix: &'a str,
     /// The remaining part of [`MAX_WORK`]. At zero the check ends, and the object is refused.
     left: u64,
@@ -302,7 +302,7 @@ impl Checker<'_> {
         if known.iter().any(|allowed| number::equal(allowed, value)) {
             return;
         }
-        // The message quotes the value.
+        // The work includes the value, because the message quotes it.
         if !self.charge(value.to_string().len(), 20) {
             return;
         }
@@ -389,7 +389,7 @@ impl Checker<'_> {
         }
     }
 
-    /// Reports a violation of the object as a whole, as upstream does for junctors.
+    /// Reports a violation of the object as a whole, as upstream does for `allOf`, `anyOf`, `oneOf` and `not`.
     fn whole(&self, outcome: &mut Outcome, detail: &str) {
         self.report(outcome, "", |violations, place| violations.invalid(place, &"".into(), detail));
     }

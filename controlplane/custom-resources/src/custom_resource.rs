@@ -83,7 +83,7 @@ impl CustomResource {
         default::default(object, &self.schema)
     }
 
-    /// Whether no default is missing in the object. Defaults are missing after [`default`](Self::default) has failed.
+    /// Whether the object has all defaults. After [`default`](Self::default) has failed, some are missing.
     pub fn has_all_defaults(&self, object: &Value) -> bool {
         default::is_complete(object, &self.schema)
     }

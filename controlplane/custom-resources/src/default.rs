@@ -4,7 +4,8 @@ use serde_json::Value;
 
 use crate::schema::Schema;
 
-/// Maximum number of copied default nodes of one object. Without it a small object multiplies a large default.
+/// Maximum number of copied default nodes of one object. Without this limit, a small object could copy a large default
+/// very often.
 const MAX_COPIED: usize = 1_000_000;
 
 /// The defaults of an object need too much memory.
@@ -17,7 +18,7 @@ pub(crate) fn default(object: &mut Value, schema: &Schema) -> Result<(), TooMany
     Defaulter { left: MAX_COPIED }.value(object, schema)
 }
 
-/// Whether no default is missing.
+/// Whether the value has all defaults.
 pub(crate) fn is_complete(value: &Value, schema: &Schema) -> bool {
     match value {
         Value::Object(map) => {

@@ -30,7 +30,7 @@ fn prune_node(value: &mut Value, schema: &Schema, embedded: bool) -> Vec<String>
     pruner.paths
 }
 
-/// Whether the field is type or object metadata of a resource.
+/// Whether the field is `apiVersion`, `kind` or `metadata`.
 pub(crate) fn is_meta(name: &str) -> bool {
     matches!(name, "apiVersion" | "kind" | "metadata")
 }

@@ -56,7 +56,8 @@ fn unfold(schema: &mut Map<String, Value>) {
     }
 }
 
-/// The OpenAPI v2 schema of a version. It has no junctors, and no structure where values may be null or unknown.
+/// The OpenAPI v2 schema of a version. It has no junctors (`allOf`, `anyOf`, `oneOf`, `not`). It has no nested schemas
+/// where values may be null or unknown.
 pub fn v2(definition: &Definition, version: &Version) -> Value {
     let mut schema = match version.schema() {
         Some(Value::Object(map)) if !preserves(map) => {

@@ -136,7 +136,7 @@ impl Rule {
         Rule { text: text.clone(), program, message, field, uses_old }
     }
 
-    /// The rule in messages.
+    /// The name of the rule in messages.
     fn name(&self) -> &str {
         if self.text.message.is_empty() { self.text.rule.trim() } else { self.text.message.trim() }
     }
@@ -296,8 +296,8 @@ impl Run<'_> {
         if *error == EvalError::CostLimit { Err(CostLimitExceeded) } else { Ok(()) }
     }
 
-    /// The result of the messageExpression, if it is one usable line. If the expression uses up the budget, this function
-    /// reports it as a violation, and the caller does not report the rule.
+    /// The result of the messageExpression. `None` if it is not one non-empty line of at most [`MAX_MESSAGE`] bytes. If the
+    /// expression uses up the budget, this function reports it as a violation, and the caller does not report the rule.
     fn message(
         &mut self,
         rule: &Rule,

@@ -110,9 +110,9 @@ pub struct Checks {
 pub struct Pattern {
     /// The text in the schema.
     pub text: Box<str>,
-    /// Compiled, or the reason why not.
+    /// The compiled expression, or the reason why it cannot be compiled.
     pub regex: Result<Regex, Box<str>>,
-    /// The work of a search for each byte of a text, at worst: it grows with the size of the compiled expression.
+    /// Maximum work of a search for each byte of the searched text. It grows with the size of the compiled expression.
     pub work: usize,
 }
 

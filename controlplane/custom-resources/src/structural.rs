@@ -149,7 +149,7 @@ struct SkippedPatterns {
     first_all_of: bool,
 }
 
-/// Checks below the junctors.
+/// Checks the schemas in the junctors (`allOf`, `anyOf`, `oneOf`, `not`), and the pattern.
 fn nested_checks(checks: &Checks, skipped: SkippedPatterns, path: &Path, violations: &mut Violations) {
     if !skipped.any_of {
         for (index, schema) in checks.any_of.iter().enumerate() {

@@ -13,8 +13,8 @@ pub(crate) fn of_schema(schema: &Schema, resource: bool) -> Option<Type> {
     Reader { metadata: &metadata() }.schema(schema, resource)
 }
 
-/// The type of the objects of a custom resource. `metadata` is the type of their metadata. It can have all fields, while
-/// rules can read the names only.
+/// The type of the objects of a custom resource. `metadata` is the type of their metadata. That type may have all
+/// fields of the metadata. Rules can read only the names.
 pub(crate) fn of_resource(schema: &Schema, metadata: &Type) -> Option<Type> {
     Reader { metadata }.schema(schema, true)
 }

@@ -1,7 +1,8 @@
 //! Validation of definitions (`apis/apiextensions/validation`).
 //!
-//! Upstream validates its internal version, in which fields that are the same in all versions are fields of the
-//! definition: `spec.validation`, `spec.subresources`. The paths of violations are paths in the internal version.
+//! Upstream validates its internal version of a definition. If a field is the same in all versions, the internal
+//! version has it in the definition itself: `spec.validation`, `spec.subresources`. The paths of violations are paths
+//! in the internal version.
 
 mod approval;
 mod conversion;
@@ -13,7 +14,8 @@ use crate::definition::{Definition, Names, Spec};
 use crate::violation::{Path, Violations};
 use coracle_values::names;
 
-/// Validates a new definition. The caller validates the metadata, except that the name is `<plural>.<group>`.
+/// Validates a new definition. Of the metadata, this function checks only that the name is `<plural>.<group>`. The
+/// caller checks the rest.
 pub fn create(object: &Value, violations: &mut Violations) {
     let Some(definition) = read(object, violations) else { return };
     let name = format!("{}.{}", definition.spec.names.plural, definition.spec.group);

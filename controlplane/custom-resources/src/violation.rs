@@ -1,4 +1,4 @@
-//! Violations with their field paths, in the words of `apimachinery/pkg/util/validation/field`.
+//! Violations with their field paths, with the messages of `apimachinery/pkg/util/validation/field`.
 
 use std::fmt;
 

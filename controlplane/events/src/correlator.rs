@@ -1,7 +1,8 @@
 //! Limits on the events about one object, with upstream's figures (`EventCorrelator`). The module does no I/O.
 //!
-//! A component may send 25 events about one object at once, then one event every 5 minutes. After 10 events within 10
-//! minutes that differ only in their message, all further such events count as repeats of one combined event.
+//! A component may send 25 events about one object at once, then one event every 5 minutes. If 10 events differ only in
+//! their message, with less than 10 minutes between two of them, further such events count as repeats of one combined
+//! event.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -21,8 +22,8 @@ const SIMILAR_SECONDS: f64 = 600.0;
 /// Capacity of the tables of objects and of groups of similar events.
 const KEPT_MAX: usize = 4096;
 
-/// A digest of an event's identity. The tables have one entry for each event of the last pods, so texts as keys would take
-/// most of a kilobyte for each. The hash functions have random keys, so that authors of messages cannot find collisions.
+/// A digest of an event's identity. The tables have an entry for each recent event, and a text as the key would take
+/// most of a kilobyte. The hash functions have random keys, so that authors of messages cannot find collisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Digest(u64, u64);
 
@@ -81,7 +82,7 @@ impl Correlator {
         similar.last = record.at;
         let is_known = similar.messages.contains(&message);
         if !is_known && similar.messages.len() < SIMILAR_MAX {
-            // Most events have one message.
+            // Most events always have the same message, so the list grows by one place at a time.
             similar.messages.reserve_exact(1);
             similar.messages.push(message);
         } else if !is_known {

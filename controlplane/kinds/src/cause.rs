@@ -33,7 +33,8 @@ pub struct Causes {
     count: usize,
 }
 
-/// Maximum number of violations of one object. A request can have a million, and the response repeats each twice.
+/// Maximum number of violations of one object. A request can have a million violations, and the response contains each
+/// of them twice.
 const MAX_CAUSES: usize = 300;
 /// Bytes of violations after which no more are added. Each can quote a value of any size.
 const MAX_BYTES: usize = 1 << 20;
@@ -179,7 +180,7 @@ impl Causes {
         });
     }
 
-    /// Adds: a value is duplicate, with the rule that it breaks.
+    /// Adds: a value is duplicate. `detail` is the rule that the value violates.
     pub fn duplicate_because(&mut self, path: &Path, value: &Value, detail: &str) {
         self.add("FieldValueDuplicate", path, || format!("Duplicate value: {value}: {detail}"));
     }

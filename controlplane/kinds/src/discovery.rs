@@ -32,8 +32,8 @@ const PRIORITIES: &[(&str, i64)] = &[
     ("resource.k8s.io", 16_200),
 ];
 
-/// The priority of a built-in group. If several groups have a resource of one name, clients use the resource of the
-/// first group in the discovery documents.
+/// The priority of a built-in group. If several groups have a resource with the same name, clients use the resource of
+/// the first group in the discovery documents.
 #[must_use]
 pub fn group_priority(group: &str) -> Option<i64> {
     PRIORITIES.iter().find(|(name, _)| *name == group).map(|(_, priority)| *priority)

@@ -10,11 +10,11 @@ const CONTROLLERS: &str = "system:kube-controller-manager";
 const SCHEDULER: &str = "system:kube-scheduler";
 const EVERYBODY: &[&str] = &["system:unauthenticated", "system:authenticated"];
 
-/// A limited level with queues.
+/// A priority level of type Limited, with queues.
 struct QueuedLevel {
     name: &'static str,
     shares: i64,
-    /// Percentage of the shares that other levels may use.
+    /// Percentage of the level's shares that other levels may use.
     lendable_percent: i64,
     queues: i64,
     hand_size: i64,

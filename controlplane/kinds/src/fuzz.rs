@@ -1,5 +1,6 @@
 //! Entry points of the fuzz targets in `integration/fuzz`, and the test that replays their corpora with a stable
-//! compiler. Each accepts any bytes. It fails by a panic, or by exceeding the fuzzer's limits on time and memory.
+//! compiler. Each accepts any bytes. An entry point fails if it panics or exceeds the fuzzer's limits on time and
+//! memory.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use coracle_custom_resources::json_path::JsonPath;
@@ -125,8 +126,8 @@ pub fn certificate_request(data: &[u8]) {
     let _refused = created(object.to_string().as_bytes());
 }
 
-/// Custom resources. The input is a schema of a definition (`openAPIV3Schema`), an object, and optionally the object
-/// before an update, in JSON, with line ends between them.
+/// Custom resources. The input is lines of JSON: the schema of a definition (`openAPIV3Schema`), an object, and
+/// optionally the object before an update.
 pub fn custom_resource(data: &[u8]) {
     let mut lines = data.splitn(3, |byte| *byte == b'\n').map(schema::parse_json);
     let (Some(Ok(schema)), Some(Ok(object))) = (lines.next(), lines.next()) else { return };

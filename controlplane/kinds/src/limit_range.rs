@@ -7,7 +7,7 @@ use serde_json::{Map, Value};
 
 const ANNOTATION: &str = "kubernetes.io/limit-ranger";
 
-/// Requests and limits that are compared with a limit.
+/// Requests and limits of a container, pod or claim, which a limit range restricts.
 struct Usage<'a> {
     requests: &'a dyn Fn(&str) -> Option<Quantity>,
     limits: &'a dyn Fn(&str) -> Option<Quantity>,
@@ -162,7 +162,7 @@ fn above_ratio(kind: &str, name: &str, enforced: Quantity, usage: &Usage<'_>) ->
 }
 
 /// The amount that a pod needs: the sum of its containers, or the largest init container. A sidecar counts as a
-/// container. CPU and memory of the pod as a whole replace the sum. `None` if a container does not have the amount.
+/// container. Pod-level CPU and memory replace the sum. `None` if a container does not have the amount.
 fn pod_amount(pod: &Value, list: &str, name: &str) -> Option<Quantity> {
     let whole = quantity(&pod["spec"]["resources"][list][name]);
     if whole.is_some() && matches!(name, "cpu" | "memory") {

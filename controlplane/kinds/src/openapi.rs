@@ -1,8 +1,8 @@
 //! OpenAPI v3 documents: the definitions with their descriptions, and the paths that clients need.
 //!
-//! kubectl finds a kind through a path whose operations have `x-kubernetes-group-version-kind`. It detects server-side
-//! field validation by the parameter `fieldValidation` of the PATCH, and strategic merge by the PATCH's body types.
-//! A document is built when a client asks for it. Its content hash is kept with its group version.
+//! kubectl finds a kind through a path whose operations have `x-kubernetes-group-version-kind`. kubectl detects
+//! server-side field validation by the parameter `fieldValidation` of the PATCH, and strategic merge by the PATCH's
+//! body types. A document is built when a client asks for it. Its content hash is kept with its group version.
 
 mod list;
 mod paths;
@@ -31,7 +31,7 @@ pub struct Document {
 
 /// `/openapi/v3`: URLs with content hash, by path. Hashes are computed once for each change of a group version.
 pub fn root(set: &Resources) -> Value {
-    // It is read only when a hash is missing.
+    // The text is decompressed only if a hash is missing.
     let text = LazyLock::new(definitions_text);
     let mut definitions = None;
     let mut paths = Map::new();

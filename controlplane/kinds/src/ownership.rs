@@ -11,7 +11,7 @@ static OWNERSHIP: LazyLock<Ownership> = LazyLock::new(Ownership::load);
 /// The types of all definitions.
 struct Ownership {
     schema: Schema,
-    /// Type of each definition, in their order.
+    /// Type of each definition, in the order of the definitions.
     definitions: Vec<TypeId>,
     scalar: TypeId,
     atomic: TypeId,

@@ -109,7 +109,8 @@ fn read_message(
     Ok(())
 }
 
-/// Adds a field. A repeated message field is merged, any other repeated field is replaced.
+/// Adds a field. If the field occurs again, a message is merged with the earlier one, and any other value replaces the
+/// earlier one.
 fn insert(into: &mut Map<String, Value>, name: &str, value: Value) {
     match (into.get_mut(name), value) {
         (Some(Value::Object(old)), Value::Object(new)) => old.extend(new),
@@ -160,7 +161,7 @@ fn read_entry(
     Ok(())
 }
 
-/// The JSON form of the value of a map entry that has none, or an empty time.
+/// The JSON form of an absent value, for a map entry without a value and for an empty time.
 fn empty(shape: &Type) -> Value {
     match shape {
         Type::Text | Type::Bytes => Value::String(String::new()),

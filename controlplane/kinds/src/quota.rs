@@ -17,7 +17,7 @@ pub use self::scope::is_terminating;
 pub use self::usage::Usage;
 use crate::Resource;
 
-/// Names for which each container of a pod needs an amount.
+/// Amounts that each container of a pod must state if a quota limits them.
 const REQUIRED: [&str; 6] =
     ["cpu", "limits.cpu", "limits.memory", "memory", "requests.cpu", "requests.memory"];
 
@@ -125,19 +125,19 @@ impl Quota {
         status.into()
     }
 
-    /// An amount in the notation of its limit.
+    /// Formats an amount in the form of its limit, for example with the suffix `Mi`.
     fn text(&self, name: &str, thousandths: i128) -> String {
         let like = self.hard.get(name).copied().unwrap_or_default();
         like.with_thousandths(thousandths).to_string()
     }
 }
 
-/// Whether the usage depends on the object, and not on its kind alone.
+/// Whether two objects of the kind can have different usages.
 pub fn reads_object(kind: &Resource) -> bool {
     usage::reads_object(kind)
 }
 
-/// The usage of an object by all names, also those that no quota limits.
+/// The usage of an object, by the resource names of quotas. It includes names that no quota limits.
 pub fn whole_usage(kind: &Resource, object: &Value) -> Usage {
     usage::of(kind, object)
 }
@@ -151,7 +151,7 @@ pub fn growth(new: &Usage, old: &Usage) -> Usage {
     new.iter().filter_map(grown).collect()
 }
 
-/// The requests and limits that the quota requires of each container and that the pod lacks.
+/// The requests and limits that the pod lacks, although the quota requires them of each container.
 pub fn missing_requests(quota: &Quota, pod: &Value) -> Option<String> {
     if pod["spec"]["resources"].as_object().is_some_and(|resources| !resources.is_empty()) {
         return None;

@@ -284,7 +284,7 @@ impl Resource {
         self.verbs.iter().any(|known| known == verb)
     }
 
-    /// Whether objects are stored. Reviews and usage are not, so they cannot be watched.
+    /// Whether objects are stored. Reviews and metrics are not stored, so they cannot be watched.
     pub fn is_stored(&self) -> bool {
         self.has_verb("get") && self.has_verb("watch")
     }
@@ -324,7 +324,7 @@ impl std::fmt::Debug for Resource {
 // === impl Subresource ===
 
 impl Subresource {
-    /// `autoscaling/v1` of `scale`.
+    /// The apiVersion of the subresource's kind, for example `autoscaling/v1` for `scale`.
     pub fn api_version(&self) -> Text {
         match &*self.group {
             "" => self.version.clone(),

@@ -50,7 +50,8 @@ pub fn read(kind: &Resource, workload: &Value) -> Value {
     scale
 }
 
-/// Writes a Scale's replicas (and its resourceVersion, when given, as the update's precondition) into the workload.
+/// Writes the replicas of a Scale into the workload. If the Scale has a resourceVersion, it becomes the precondition of
+/// the update.
 pub fn apply(kind: &Resource, workload: &mut Value, scale: &Value) -> Result<(), Vec<Cause>> {
     let replicas = scale["spec"]["replicas"].as_i64().unwrap_or(0);
     let mut causes = Causes::default();
@@ -81,7 +82,8 @@ fn at<'a>(object: &'a Value, path: &[String]) -> &'a Value {
     path.iter().fold(object, |value, name| &value[name.as_str()])
 }
 
-/// Sets the value at a path. Creates missing objects; leaves the object unchanged if another type is in the way.
+/// Sets the value at a path. Creates missing objects; leaves the object unchanged if a value on the path is not an
+/// object.
 fn set(object: &mut Value, path: &[String], value: i64) {
     let mut place = object;
     for name in path {

@@ -69,8 +69,8 @@ fn syntax(error: &serde_json::Error) -> String {
     if error.is_eof() { "unexpected end of JSON input".to_owned() } else { error.to_string() }
 }
 
-/// Checks the metadata of an object whose other fields another schema describes, and makes it canonical. Returns
-/// warnings such as `unknown field "metadata.foo"`.
+/// Checks the metadata of an object and makes it canonical. Another schema describes the other fields of the object.
+/// Returns warnings such as `unknown field "metadata.foo"`.
 ///
 /// # Errors
 /// A value has the wrong type.
@@ -93,8 +93,8 @@ pub fn metadata_type() -> coracle_cel::Type {
     cel_type(METADATA).unwrap_or(coracle_cel::Type::Dyn)
 }
 
-/// Checks an object against the named definition (see [`crate::kind::schema_of`]) and makes it canonical: removes
-/// unknown fields, rewrites times and quantities, and makes the object canonical. Returns the object and warnings
+/// Checks an object against the named definition (see [`crate::kind::schema_of`]). Removes unknown fields, rewrites
+/// times and quantities, and makes the object canonical. Returns the object, and warnings
 /// such as `unknown field "spec.foo"`.
 pub fn decode(
     schema: &str,

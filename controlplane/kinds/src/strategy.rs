@@ -17,7 +17,7 @@ pub use pod_group::drop_scheduling_group;
 pub use resize::prepare_for_resize;
 pub use workload::prepare_named;
 
-/// Metadata that no client changes after creation.
+/// Metadata that no client can change after creation.
 const SERVER_OWNED: [&str; 5] =
     ["uid", "creationTimestamp", "generation", "deletionTimestamp", "deletionGracePeriodSeconds"];
 
@@ -252,7 +252,7 @@ fn metadata_of(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value
     object.entry("metadata").or_insert_with(|| json!({})).as_object_mut()
 }
 
-/// Keeps server-owned metadata. A client may omit it; it can never set generation and deletion.
+/// Keeps server-owned metadata. A client may omit this metadata, but can never set the generation and the deletion.
 fn keep_server_owned(new: &mut Value, old: &Value) {
     let Some(metadata) = new.as_object_mut().and_then(metadata_of) else { return };
     metadata.remove("selfLink");

@@ -123,7 +123,7 @@ fn table(columns: Value, list_meta: Value, rows: Vec<Value>, version: MetaVersio
     })
 }
 
-/// The row of an object. `kind` is the kind, if the object does not have the field `kind`.
+/// The row of an object. `kind` is needed if the object does not have the field `kind`.
 fn row(kind: Option<&Resource>, cells: Vec<Value>, object: &Value, content: Content) -> Value {
     match content.include {
         Include::None => json!({"cells": cells}),

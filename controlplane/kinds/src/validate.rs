@@ -96,7 +96,8 @@ pub fn status_update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     causes.into_list()
 }
 
-/// The violation of an update of the status of an uninitialized pod. Source: `podStatusStrategy` of upstream, v1.9.
+/// The violation of a request that updates the status of an uninitialized pod. Source: `podStatusStrategy` of upstream,
+/// v1.9.
 pub fn uninitialized_status() -> Vec<Cause> {
     let mut causes = Causes::default();
     let detail = "must not update status when the object is uninitialized";
@@ -137,8 +138,9 @@ pub fn ratcheted(
     causes
 }
 
-/// Whether two causes are the same violation. An address or a prefix in an old form may have moved in its list, so only
-/// the messages are compared, which contain it. Source: `IsValidIPForLegacyField`, which accepts all old values.
+/// Whether two causes are the same violation. An address or a prefix in an old form may have moved in its list. So only
+/// the messages are compared: they contain the address or the prefix. Source: `IsValidIPForLegacyField`, which accepts
+/// all old values.
 fn is_same(one: &Cause, other: &Cause) -> bool {
     one == other || (one.message == other.message && format::is_about_old_form(&one.message))
 }

@@ -66,8 +66,8 @@ fn uid_of(reference: &ObjectReference) -> &str {
     reference.uid.as_deref().unwrap_or_default()
 }
 
-/// The delay until the next time of a schedule that has changed. As upstream, a time before the change gets no job,
-/// because it was not a time of the schedule then. `None` if the schedule is invalid or never fires.
+/// The delay until the next time of a changed schedule. As upstream, times before the change get no job, because the
+/// new schedule did not exist then. `None` if the schedule is invalid or never fires.
 pub(crate) fn until_next(cron_job: &CronJob, now: Timestamp) -> Option<Duration> {
     let spec = &cron_job.spec;
     let schedule: Schedule = spec.schedule.parse().ok()?;
@@ -155,7 +155,7 @@ fn schedule(cron_job: &CronJob, running: Vec<Arc<Job>>, now: Timestamp, plan: &m
     let Times { missed, many, next } = times(&schedule, &zone, from, now);
     plan.again = next.and_then(|next| until(next, now));
     if missed.is_none() && next.is_none() {
-        // Upstream's error for such a schedule.
+        // Upstream's error text.
         let why = "time difference between two schedules is less than 1 second";
         let message = format!("invalid schedule: {} : {why}", spec.schedule);
         return plan.events.push(Event::warning("InvalidSchedule", message));

@@ -51,7 +51,7 @@ fn has_other_schedule(old: &CronJob, new: &CronJob) -> bool {
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(cron_job) = context.caches.cron_jobs.get(&key) else { return Ok(Next::Wait) };
     let mut jobs = context.caches.jobs.owned_by(cron_job.namespace(), cron_job.uid());
-    // The cache may not have a new job yet. Without this read the cron job would start another job.
+    // The cache may lack a new job. Without a read from the API server, the cron job would start another job.
     for reference in plan::missing(&cron_job, &jobs) {
         let name = reference.name.unwrap_or_default();
         if !name.is_empty() {

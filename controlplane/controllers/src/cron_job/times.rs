@@ -25,7 +25,7 @@ pub(super) fn times(schedule: &Schedule, zone: &TimeZone, from: Timestamp, now: 
     let Some(second) = next(first) else { return Times { missed: Some(first), many: false, next: None } };
     let interval = second.duration_since(first).as_secs().max(1);
     let count = now.duration_since(first).as_secs() / interval + 1;
-    // Go back twice as far as needed, as the intervals of a schedule differ, and step forward from there.
+    // The intervals of a schedule differ. So start two intervals ago, or earlier, and step forward from there.
     let mut back = interval.saturating_mul(2);
     let mut missed = None;
     while missed.is_none() {

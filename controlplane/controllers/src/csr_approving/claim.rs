@@ -1,9 +1,9 @@
 //! Whether a bootstrap token may be used for a node's certificate.
 //!
-//! By default a token of `coracle token create` is for one machine. Its Secret has a mark for that. Before the first
-//! node's certificate is approved, the node's name is written into the Secret, with the resource version that was
-//! read. If two machines race, one of the two writes conflicts, and that request is refused at the retry. Secrets
-//! without the mark, as kubeadm makes them, can be used by any number of machines.
+//! By default a token of `coracle token create` is for one machine. The token's Secret has a mark for that. Before the
+//! first certificate of a node is approved, the node's name is written into the Secret. The write has the read resource
+//! version as a precondition. If two machines race, one of the two writes conflicts, and that request is refused at the
+//! retry. Secrets without the mark, as kubeadm makes them, can be used by any number of machines.
 
 use std::sync::Arc;
 
@@ -39,7 +39,7 @@ pub(crate) fn claim(id: &str, secret: Option<&Secret>, node: &str, nodes: &[Arc<
     if secret.text(SINGLE) != Some("true") {
         return Claim::Good;
     }
-    // A Ready node has its certificate already, so another machine uses its name.
+    // A Ready node has its certificate already, so the request comes from another machine with the same name.
     let lives = |known: &Arc<Node>| {
         known.name() == node && known.condition("Ready").is_some_and(|ready| ready.status == "True")
     };

@@ -16,7 +16,7 @@ pub(crate) enum Action {
     Ask(Vec<&'static str>),
     Approve(&'static str),
     Deny(String),
-    /// No decision: an administrator must decide; why.
+    /// No decision: an administrator must decide. The text is the reason.
     LeaveToPeople(String),
 }
 
@@ -44,9 +44,9 @@ pub(crate) fn plan(
     }
 }
 
-/// A node may serve under its own name and the addresses in its Node object only. The Node may get these addresses
-/// later, so a request with other addresses waits. The node itself writes them. So they are accepted only if they do
-/// not belong to another node, the API server, a pod or a service.
+/// A node may serve only under its own name and the addresses in its Node object. The Node object may get these
+/// addresses later, so a request with other addresses waits. The node itself writes its addresses. So an address is
+/// accepted only if it does not belong to another node, the API server, a pod or a service.
 fn serving(
     request: &CertificateSigningRequest,
     requested: &RequestedCertificate,

@@ -10,7 +10,7 @@ use crate::object::CertificateSigningRequest;
 
 /// Time from the issue of the certificate, or from the denial, to the deletion of the request, as upstream.
 const MAX_DECIDED_AGE: Duration = Duration::from_secs(3600);
-/// Time to the deletion of a request without a decision, or of an approved one without a certificate, as upstream.
+/// Time to the deletion of a request that has no decision, or that is approved but has no certificate, as upstream.
 const MAX_PENDING_AGE: Duration = Duration::from_secs(24 * 3600);
 
 /// Time at which the request is deleted.

@@ -17,7 +17,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_stored(&context.caches.signing_requests, queue);
 }
 
-/// Reconciles one request. A newer version of the request may have a later decision, so the deletion is for this version.
+/// Reconciles one request. A newer version of the request may have a later decision, so the version is a precondition.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(request) = context.caches.signing_requests.get(&key) else { return Ok(Next::Wait) };
     let Some(end) = plan::end(&request) else { return Ok(Next::Wait) };

@@ -25,7 +25,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Whether the request is approved, for a signer of ours, and neither signed nor failed.
+/// Whether the request is approved, for one of the signers of this controller, and neither signed nor failed.
 fn is_ready(request: &CertificateSigningRequest) -> bool {
     [CLIENT, NODE_CLIENT, NODE_SERVING].contains(&request.spec.signer_name.as_str())
         && request.condition("Approved").is_some()

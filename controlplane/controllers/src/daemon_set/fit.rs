@@ -14,7 +14,7 @@ use crate::pod_control;
 use crate::revision_history::POD_REVISION;
 use crate::template::Template;
 
-/// The fields of a pod template that decide on the nodes.
+/// The fields of a pod template that determine the nodes of the pods.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct NodeRequirements {
@@ -110,7 +110,7 @@ pub(crate) fn new_pod(set: &DaemonSet, node: &str, hash: &str) -> Value {
     }
     pod["spec"]["tolerations"] = list.into();
     let by_name = json!([{"key": "metadata.name", "operator": "In", "values": [node]}]);
-    // The terms of the template are replaced: they selected this node, so it matches them.
+    // The terms of the template are replaced. The node matches them, so they are not needed.
     let mut affinity = as_object(&pod["spec"]["affinity"]);
     let mut of_nodes = as_object(&affinity["nodeAffinity"]);
     of_nodes["requiredDuringSchedulingIgnoredDuringExecution"] =

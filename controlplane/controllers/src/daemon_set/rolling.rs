@@ -38,7 +38,8 @@ fn scaled(value: Option<&IntOrString>, whole: usize, absent: usize) -> usize {
     }
 }
 
-/// The pods of a node: of the current template and of old templates. `None` if there are several pods of one kind.
+/// The pods of a node: of the current template and of old templates. `None` if the node has several pods of the current
+/// template, or several of old templates.
 type Pair<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
 
 fn pair<'a>(observed: &ObservedDaemonSet<'_>, pods: &'a [Arc<Pod>]) -> Option<Pair<'a>> {

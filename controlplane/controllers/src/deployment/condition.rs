@@ -51,7 +51,7 @@ impl Conditions {
     }
 }
 
-/// A condition that changes now.
+/// A condition whose times are the current time.
 pub(crate) fn condition(
     type_: &str,
     status: &str,

@@ -168,8 +168,8 @@ impl Plan {
             None => self.make_new(deployment, history, size),
             Some(new) => {
                 self.sync_new(deployment, history);
-                // As upstream, a set of the right size keeps its annotations: a change of maxSurge alone does not
-                // write to it.
+                // As upstream, a set of the right size keeps its annotations: a change of maxSurge alone causes no
+                // write.
                 if size != rolling::size(new) {
                     self.resize(deployment, vec![Size { set: new.clone(), to: size }]);
                 } else if !rolling::recreates(deployment) {

@@ -103,7 +103,7 @@ pub(crate) fn missing_annotations(
     missing
 }
 
-/// A list of revisions with one more. The oldest revisions are removed if it is too long.
+/// Appends a revision to a list of revisions. If the list is too long, the oldest revisions are removed.
 fn with_revision(list: &str, revision: i64) -> String {
     let last = revision.to_string();
     let mut first = list;

@@ -134,8 +134,8 @@ pub(crate) fn is_rescaled(deployment: &Deployment, history: &History) -> bool {
     active.any(|set| number(&**set, DESIRED_REPLICAS).is_some_and(|written| written != desired))
 }
 
-/// New sizes after the deployment's size changed, also during a rollout: in proportion, so that a rollout does not
-/// become riskier.
+/// New sizes after the deployment's size changed, also during a rollout. Each set keeps its share, so that the rollout
+/// does not become riskier.
 pub(crate) fn rescale(deployment: &Deployment, history: &History) -> Vec<Size> {
     let bounds = Bounds::of(deployment);
     let active: Vec<_> = history.all().filter(|set| size(set) > 0).cloned().collect();
@@ -167,7 +167,7 @@ fn proportional(deployment: &Deployment, bounds: Bounds, mut active: Vec<Arc<Rep
     let total: i32 = active.iter().map(|set| size(set)).sum();
     let allowed = if bounds.desired > 0 { bounds.most() } else { 0 };
     let change = allowed - total;
-    // The larger set first. Of equal sets the newer one grows first and the older one shrinks first.
+    // The larger set first. If two sets have the same size, the newer one grows first and the older one shrinks first.
     active.sort_by(|one, other| by_age(one, other));
     if change > 0 {
         active.reverse();
@@ -192,7 +192,7 @@ fn proportional(deployment: &Deployment, bounds: Bounds, mut active: Vec<Arc<Rep
     sizes
 }
 
-/// The change of a set's size that keeps its share of the total as it was at the last scaling.
+/// The change of a set's size after which the set has the same share of the total as at the last scaling.
 fn fraction(deployment: &Deployment, bounds: Bounds, set: &ReplicaSet) -> i32 {
     if bounds.desired == 0 {
         return -size(set);

@@ -120,8 +120,8 @@ async fn adopt(context: &Context, deployment: &Deployment, sets: &[Arc<ReplicaSe
     if sets.is_empty() {
         return Ok(());
     }
-    // The cached deployment may have been deleted, with its sets orphaned on purpose: read it from the API server
-    // first.
+    // The deployment may have been deleted with the option to orphan its sets, and the cache may not know yet. So the
+    // deployment is first read from the API server.
     let live = context.deployments().live(&deployment.key()).await?;
     if !live.is_some_and(|live| live.uid() == deployment.uid() && !live.is_being_deleted()) {
         return Ok(());
@@ -200,7 +200,7 @@ async fn create(
 }
 
 /// Resolves a name collision. If the existing set has another template, the hashes collide: a higher collision count
-/// changes the next name. If it has the same template, only the cache lacks the set, which is added to it.
+/// changes the next name. If it has the same template, it is the wanted set, and it is added to the cache.
 async fn collision(context: &Context, deployment: &Deployment, name: &str) -> Result<(), Error> {
     let key = Key::new(deployment.namespace(), name);
     let Some(taken) = context.replica_sets().live(&key).await? else { return Ok(()) };
@@ -252,8 +252,8 @@ async fn update(context: &Context, deployment: &Deployment, change: &Update) -> 
     Ok(())
 }
 
-/// Writes the status and the revision. The revision is an annotation, which upstream also writes with the status: so it
-/// does not change the generation.
+/// Writes the status and the revision. The revision is an annotation. As upstream, it is written with the status, so
+/// that the generation does not change.
 async fn write_status(
     context: &Context,
     deployment: &Deployment,
@@ -269,7 +269,7 @@ fn status_patch(
     status: Option<&DeploymentStatus>,
     revision: Option<String>,
 ) -> Value {
-    // Without resourceVersion: no other client writes the status, and `observedGeneration` names the generation that it
+    // No resourceVersion: no other client writes the status, and `observedGeneration` states the generation that it
     // describes.
     let mut patch = json!({"metadata": {"uid": deployment.uid()}});
     if let Some(revision) = revision {
@@ -277,7 +277,7 @@ fn status_patch(
     }
     let Some(status) = status else { return patch };
     let mut status = json!(status);
-    // A merge patch deletes a field only if it names it with null.
+    // A merge patch removes a field only if it sets the field to null.
     for field in [
         "replicas",
         "updatedReplicas",

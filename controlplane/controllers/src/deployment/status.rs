@@ -42,8 +42,8 @@ pub(crate) fn counts(
     }
 }
 
-/// The number of pods that are being deleted. `None` if the number of one set is not known. A set that was never
-/// reconciled does not count.
+/// The number of pods that are being deleted. `None` if one of the sets does not report its number. A set that was
+/// never reconciled does not count.
 fn terminating(history: &History) -> Option<i32> {
     let observed = |set: &&Arc<ReplicaSet>| {
         set.status.observed_generation.unwrap_or_default() != 0 || set.status.terminating_replicas.is_some()
@@ -55,8 +55,8 @@ fn positive(count: i32) -> Option<i32> {
     (count > 0).then_some(count)
 }
 
-/// The status during and after a rollout, with the conditions `Progressing` and `ReplicaFailure`, and when a rollout
-/// without progress must be reconciled again.
+/// The status during and after a rollout, with the conditions `Progressing` and `ReplicaFailure`. Also the delay after
+/// which a rollout without progress must be reconciled again.
 pub(crate) fn rollout(
     deployment: &Deployment,
     history: &History,

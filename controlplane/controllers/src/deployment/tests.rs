@@ -186,7 +186,7 @@ fn a_change_of_max_surge_alone_writes_to_no_set() {
     world.deployment.spec.paused = Some(true);
     assert!(world.decide().update.is_empty(), "also while the deployment is paused");
     world.deployment.spec.paused = None;
-    // With the next change of the size the annotation follows.
+    // The next change of the size also writes the annotation.
     world.scale_to(4);
     world.settle(|_| {});
     assert_eq!(annotation(&world.sets[0], super::revision::MAX_REPLICAS), Some("6"));

@@ -62,7 +62,7 @@ impl Pools {
     }
 }
 
-/// The time at which the pods on a node whose claim has this allocation must be evicted. `None` if they stay.
+/// The time at which the node's pods that use this allocation must be evicted. `None` if they stay.
 pub(crate) fn due(allocation: &Value, pools: &Pools, node: &str, now: Timestamp) -> Option<Timestamp> {
     let results = allocation.pointer("/devices/results").and_then(Value::as_array).into_iter().flatten();
     let ends = results.filter_map(|result| {
@@ -78,7 +78,8 @@ pub(crate) fn due(allocation: &Value, pools: &Pools, node: &str, now: Timestamp)
 }
 
 /// The time at which the toleration of one taint expires. `None` if it does not expire. As upstream, only tolerations
-/// with the effect NoExecute count, and the shortest `tolerationSeconds` apply unless a toleration has none.
+/// with the effect NoExecute count. The shortest `tolerationSeconds` applies. If a toleration has no
+/// `tolerationSeconds`, the toleration does not expire.
 fn end(taint: &Taint, tolerations: &[Toleration], now: Timestamp) -> Option<Timestamp> {
     let since = taint.time_added.as_ref().map_or(now, |time| time.0);
     let matching = tolerations.iter().filter(|toleration| {

@@ -15,11 +15,12 @@ use crate::taint_eviction::run::{Eviction, evict};
 
 const COMPONENT: &str = "device-taint-eviction-controller";
 
-/// Queues the claims of pools whose taints changed, and changed claims and bound pods while a device has a taint.
+/// Queues the claims with devices of a pool when one of its slices changes and has, or had, a tainted device. While any
+/// device has a taint, also queues changed claims, and the claims of changed bound pods.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, pools: &Arc<Mutex<Pools>>) {
     let (own, all, claims) = (queue.clone(), pools.clone(), context.caches.resource_claims.clone());
     context.caches.resource_slices.on_change(move |change| {
-        // A driver may write its slices often. Only taints, the generation and the place of the devices matter.
+        // A driver may write its slices often. Only taints, the generation, the pool and the node matter.
         if change.old.map(|old| &old.spec) == change.new.map(|new| &new.spec) {
             return;
         }
@@ -53,7 +54,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, pools: &Arc<Mut
     });
 }
 
-/// Evicts the pods of one claim whose tolerations have expired. Returns the time of the next expiry.
+/// Evicts the pods of one claim for which a toleration has expired. Returns the time of the next expiry.
 pub(crate) async fn reconcile(context: &Context, pools: &Mutex<Pools>, key: Key) -> Result<Next, Error> {
     let caches = &context.caches;
     let Some(claim) = caches.resource_claims.get(&key) else { return Ok(Next::Wait) };
@@ -66,7 +67,7 @@ pub(crate) async fn reconcile(context: &Context, pools: &Mutex<Pools>, key: Key)
         let Some(end) = due else { continue };
         match until(end, now) {
             Some(wait) => next = Some(next.map_or(wait, |next: Duration| next.min(wait))),
-            // A failed eviction does not prevent the others.
+            // A failed eviction does not prevent the other evictions.
             None => {
                 let eviction = Eviction {
                     component: COMPONENT,
@@ -84,7 +85,7 @@ pub(crate) async fn reconcile(context: &Context, pools: &Mutex<Pools>, key: Key)
     }
 }
 
-/// The pods on nodes for which the claim is reserved.
+/// The bound pods for which the claim is reserved.
 fn pods_of(context: &Context, claim: &ResourceClaim) -> Vec<Arc<Pod>> {
     let users = claim.status.reserved_for.iter().filter(|user| user["resource"] == "pods");
     let pods = users.filter_map(|user| {
@@ -184,7 +185,7 @@ mod tests {
         for pod in &pods {
             api.context.caches.pods.written(serde_json::from_value(pod.clone()).unwrap());
         }
-        // The claim is reserved for an earlier pod with the name of the last one.
+        // The claim is reserved for a former pod named `new`, not for the present one.
         let users = [("p", "p"), ("waits", "waits"), ("new", "former")];
         api.context.caches.resource_claims.written(claim("a", "p", &users));
         let pools = Mutex::new(Pools::default());

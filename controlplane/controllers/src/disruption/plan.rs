@@ -92,7 +92,7 @@ pub(crate) fn verdict(
             expected_pods: Some(expected.pods),
             observed_generation: generation,
         },
-        // One second more: times in the API are whole seconds.
+        // One second is added, because times in the API are whole seconds.
         recheck: recheck
             .and_then(|time| time.checked_add(DELETION_TIMEOUT + SignedDuration::from_secs(1)).ok()),
         overdue,
@@ -153,7 +153,7 @@ fn share(part: &IntOrString, whole: i32) -> Result<i32, String> {
     Ok(whole.saturating_mul(percent).saturating_add(99) / 100)
 }
 
-/// The evicted pods that are not deleted yet, and those whose time for that has passed.
+/// Evicted pods that are not being deleted: those within [`DELETION_TIMEOUT`], and those past it.
 fn disrupted(
     budget: &PodDisruptionBudget,
     pods: &[(Arc<Pod>, Controller)],
@@ -183,7 +183,7 @@ fn condition(status: &str, reason: &str, message: String, generation: Option<i64
     }
 }
 
-/// The budget's conditions with this one set. The transition time changes with its status.
+/// The budget's conditions with this condition set. Its transition time changes only if its status changes.
 fn with(budget: &PodDisruptionBudget, mut condition: Condition, now: Timestamp) -> Vec<Condition> {
     let mut all = budget.status.conditions.clone().unwrap_or_default();
     let known = all.iter_mut().find(|known| known.type_ == condition.type_);

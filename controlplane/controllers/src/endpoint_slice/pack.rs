@@ -35,7 +35,7 @@ pub(crate) struct Changes {
     pub(crate) delete: Vec<Arc<EndpointSlice>>,
 }
 
-/// Compares the groups with the slices. Each key has one group.
+/// Compares the groups with the slices. No two groups have the same key.
 pub(crate) fn pack(groups: Vec<Group>, slices: &[Arc<EndpointSlice>]) -> Changes {
     let mut changes = Changes::default();
     let has_shape = |slice: &EndpointSlice, slice_key: &SliceKey| {

@@ -23,8 +23,8 @@ pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
 const MANAGER: &str = "endpointslice-controller.k8s.io";
-/// Maximum bytes of labels that each slice has from its service. A service may have megabytes of labels, and a slice for
-/// each of its pods.
+/// Maximum bytes of labels that a slice copies from its service. A service may have megabytes of labels, and one slice
+/// for each of its pods.
 const MAX_LABEL_BYTES: usize = 16 << 10;
 const COMPONENT: &str = "endpoint-slice-controller";
 
@@ -107,7 +107,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(pause_after_endpoints(count, service.spec.ports.as_ref().map_or(0, Vec::len)))
 }
 
-/// The event of a failed write. A conflict has none: the retry reads the new version.
+/// The event of a failed write. A conflict causes no event: the retry reads the new version.
 fn failure(service: &Key, error: &Error) -> Option<Event> {
     let message = format!("Error updating Endpoint Slices for Service {service}: {}", error.cause());
     (!error.is_conflict()).then(|| Event::warning("FailedToUpdateEndpointSlices", message))

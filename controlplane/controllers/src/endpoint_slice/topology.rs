@@ -19,7 +19,7 @@ const MODE: &str = "service.kubernetes.io/topology-mode";
 const FORMER_MODE: &str = "service.kubernetes.io/topology-aware-hints";
 /// Labels of nodes that do not count: they usually run no endpoints and no clients.
 const EXCLUDED: [&str; 2] = ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
-/// A zone's endpoints may have this share of the load of an even distribution.
+/// Maximum load of a zone's endpoints. 1 is the load of an even distribution.
 const OVERLOAD: f64 = 1.2;
 
 /// The share of each zone in the processors of the cluster's nodes.
@@ -98,7 +98,7 @@ impl Zones {
     }
 
     /// The zone that each endpoint serves. `endpoints` has the zones of the endpoints. `None` if an endpoint has no
-    /// zone, or if they are too few for a distribution without an overloaded zone.
+    /// zone, or if there are too few endpoints to avoid an overloaded zone.
     fn assign(&self, endpoints: &[Option<&str>]) -> Option<Vec<String>> {
         let own = endpoints.iter().map(|zone| zone.filter(|zone| !zone.is_empty()).map(str::to_owned));
         let mut assigned: Vec<String> = own.collect::<Option<_>>()?;
@@ -124,7 +124,7 @@ impl Zones {
     }
 }
 
-/// The number of endpoints that zones give to others, and that zones get.
+/// The surplus of each zone that must give endpoints, and the lack of each zone that must get endpoints.
 fn transfers(
     desired: BTreeMap<String, f64>,
     assigned: &[String],
@@ -184,7 +184,7 @@ mod tests {
         Zones::of(&index.processors()?)
     }
 
-    /// The zones that endpoints serve in two zones with these processors.
+    /// The zone that each endpoint serves, in a cluster of two zones with these processors.
     fn served(processors: (&str, &str), endpoints: &[&str]) -> Option<String> {
         let zones = zones(&[("a", processors.0), ("b", processors.1)]).unwrap();
         let own: Vec<_> = endpoints.iter().map(|zone| Some(*zone)).collect();

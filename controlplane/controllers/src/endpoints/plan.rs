@@ -27,7 +27,7 @@ pub(crate) fn selects(service: &Service, pod: &Pod) -> bool {
     is_ours(service) && service.spec.selector.iter().flatten().all(|(name, value)| has(name, value))
 }
 
-/// Whether the API accepts an IP address of an endpoint. A node may report any address for its pods, and one invalid
+/// Whether the API accepts an IP address of an endpoint. A node may report any address for its pods. One invalid
 /// address must not prevent changes of the endpoints of other nodes. Source: `ValidateEndpointIP`.
 pub(crate) fn is_reachable(ip: &str) -> bool {
     match ip.parse() {
@@ -164,7 +164,7 @@ pub(crate) fn ports(service: &Service, pod: &Pod) -> Vec<EndpointPort> {
     ports
 }
 
-/// The ports of a pod by name and protocol. Of several ports with a name and a protocol, the first one.
+/// The ports of a pod by name and protocol. If several ports have the same name and protocol, the first one counts.
 fn named_ports(pod: &Pod) -> HashMap<(&str, &str), i32> {
     let containers = pod.spec.containers.iter().chain(&pod.spec.sidecars);
     let mut named = HashMap::new();

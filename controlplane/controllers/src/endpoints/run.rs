@@ -119,7 +119,7 @@ fn reported(context: &Context, endpoints: &Endpoints, error: Error) -> Error {
     error
 }
 
-/// The event of a failed write. Endpoints without a uid could not be created.
+/// The event of a failed write. Without a uid, the Endpoints could not be created.
 fn failure(endpoints: &Endpoints, cause: &str) -> Event {
     let key = endpoints.key();
     match endpoints.metadata.uid {
@@ -147,7 +147,7 @@ const MANAGED_BY: &str = "endpoints.kubernetes.io/managed-by";
 const MANAGER: &str = "endpoint-controller";
 const COMPONENT: &str = "endpoint-controller";
 
-/// Annotation of Endpoints without addresses beyond the maximum, and its value.
+/// Annotation of truncated Endpoints, and its value.
 const OVER_CAPACITY: &str = "endpoints.kubernetes.io/over-capacity";
 const TRUNCATED: &str = "truncated";
 

@@ -1,8 +1,8 @@
 //! Owners that the API server did not have, as upstream's `absentOwnerCache`.
 //!
-//! Many objects can have one absent owner that the graph does not know, for example after a restart. Only the first needs
-//! a request. An owner that is created later has another uid. But a server also has no object of a kind that it does not
-//! serve for a moment, so a change of the served kinds clears all entries.
+//! Many objects can have one absent owner that the graph does not know, for example after a restart. Only the first of
+//! these objects needs a request. An owner that is created later has another uid. But while a server does not serve a
+//! kind, it also reports objects of that kind as absent. So a change of the served kinds clears all entries.
 
 use std::collections::VecDeque;
 
@@ -10,7 +10,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// Capacity, as upstream.
 const MAX_OWNERS: usize = 500;
-/// Maximum bytes of the texts of a reference that is stored. The API server does not limit all of them.
+/// Maximum bytes of all texts of a reference. A longer reference is not stored: the API server does not limit all of
+/// these texts.
 const MAX_TEXT: usize = 1024;
 
 /// The most recent absent owners, the oldest first.

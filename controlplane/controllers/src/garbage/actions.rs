@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::Key;
 
-/// Applies the action for an object, of which `live` is the current metadata.
+/// Applies the action for an object. `live` is the current metadata of the object.
 pub(super) async fn apply(
     context: &Context,
     kind: &ApiKind,

@@ -96,7 +96,7 @@ impl Graph {
             State::Foreground | State::Orphaning | State::Stays | State::Deleting => {}
         }
         if new_owners {
-            // An owner that waited for this object may be able to finish.
+            // A former owner may have waited for this object, and may now finish its own deletion.
             let before: Vec<Box<str>> =
                 old.iter().flat_map(|old| &old.owners).map(|edge| edge.uid.clone()).collect();
             for owner in before {
@@ -253,7 +253,7 @@ impl Item {
         }
     }
 
-    /// The state of an owner of the object that is in the graph.
+    /// The state of one owner of the object, if the graph has the owner.
     ///
     /// A namespaced owner of a cluster-scoped object is not valid: the object is kept. Source:
     /// `namespacedOwnerOfClusterScopedObjectErr` in the garbage collector.

@@ -49,7 +49,7 @@ pub(crate) struct Collector {
 struct Removed {
     /// Names of deleted definitions: resource and group.
     definitions: HashSet<String>,
-    /// Group and kind, with the name of the definition.
+    /// Names of the definitions, by group and kind.
     kinds: HashMap<(String, String), String>,
 }
 
@@ -91,7 +91,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     });
     loop {
         collector.kinds_changed.notified().await;
-        // One discovery for all events that arrive within a short time.
+        // The delay lets one discovery serve all events that arrive within a short time.
         tokio::time::sleep(DISCOVERY_DELAY).await;
         let known = collector.kinds();
         collector.set_kinds(discover(&context, &known).await);
@@ -100,7 +100,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     }
 }
 
-/// Maximum wait for the first lists, as upstream. Kinds that are listed later are added later.
+/// Maximum wait for the first lists, as upstream. Kinds whose first list takes longer are added later.
 const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay between a change of a definition and the discovery.
 const DISCOVERY_DELAY: Duration = Duration::from_millis(200);
@@ -151,7 +151,7 @@ impl Watches {
             let task = tokio::spawn(watch(context.clone(), collector.clone(), kind.clone(), done));
             self.running.push((kind.clone(), AbortOnDropHandle::new(task)));
             listed.spawn(async {
-                // The sender is dropped after the first list.
+                // The watch drops the sender after its first list.
                 let _ = first.await;
             });
         }
@@ -184,7 +184,7 @@ async fn watch(
             }
             Err(error) => {
                 tracing::debug!(kind = %kind.name(), %error, "cannot watch a kind");
-                // The kind may have been removed.
+                // The kind may not be served any more: discover the kinds again.
                 collector.kinds_changed.notify_one();
             }
         }
@@ -214,7 +214,7 @@ impl Collector {
         let found = found.into_iter().map(kept).collect();
         *kinds = found;
         drop(kinds);
-        // An API server that did not serve a kind for a moment had none of its objects.
+        // While the API server did not serve a kind, it reported the objects of that kind as absent.
         self.absent_owners().clear();
     }
 
@@ -222,8 +222,8 @@ impl Collector {
         self.removed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Removes the objects of a kind that is not served any more from the graph. If its definition was deleted, the
-    /// objects were deleted too, and their dependents are queued, because the watch may have ended before the last
+    /// Removes the objects of a kind that is not served any more from the graph. If the kind's definition was deleted,
+    /// its objects were deleted too. Their dependents are queued, because the watch may have ended before the last
     /// deletions. Otherwise the objects may still exist, so their dependents are kept.
     fn remove_unserved(&self, kind: &Arc<ApiKind>) {
         let is_removed = {
@@ -287,7 +287,7 @@ impl Collector {
         cache.on_change_and_now(move |change| {
             let work = match (change.new, change.old) {
                 (Some(new), old) => {
-                    // Another object with the same name: the old one was deleted.
+                    // If the new object has another uid, the old object of this name was deleted.
                     let replaced = old.filter(|old| old.uid() != new.uid());
                     let mut work = replaced.map(|old| own.lock().remove(old.uid())).unwrap_or_default();
                     let more = own.lock().set(&kind, new.meta());
@@ -350,7 +350,7 @@ impl Collector {
         };
         let live = item.kind.live(&context.client, &item.key).await?;
         let Some(live) = live.filter(|live| live.metadata.uid.as_ref() == Some(&uid)) else {
-            // The watch also reports the deletion. The dependents are queued immediately.
+            // Do not wait until the watch reports the deletion: queue the dependents immediately.
             let work = self.lock().remove(&uid);
             self.enqueue(work);
             return Ok(Next::Wait);
@@ -446,8 +446,8 @@ impl Collector {
         self.absent_owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state of an owner whose kind is not served. It cannot be read, so it counts as existing, unless the
-    /// definition of its kind was deleted and still does not exist.
+    /// The state of an owner whose kind is not served. The owner cannot be read. It counts as absent if the definition
+    /// of its kind was deleted and was not created again. Otherwise it counts as existing.
     async fn owner_of_unknown_kind(
         &self,
         context: &Context,
@@ -553,7 +553,7 @@ mod tests {
         collector.apply_event(&thing, Event::Apply(object(meta)), &mut HashSet::new());
         let item = collector.lock().get("child").cloned().unwrap();
         for _ in 0..2 {
-            // The clock advances if no read gets a response.
+            // Without a response to the reads, the paused clock advances to the timeout.
             let found = collector.owners(&context, &item, &references);
             let found = tokio::time::timeout(Duration::from_secs(60), found).await.unwrap().unwrap();
             let expect: Vec<_> = references.iter().map(|owner| (owner, Owner::Absent)).collect();

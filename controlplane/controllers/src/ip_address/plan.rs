@@ -19,7 +19,7 @@ const FAMILY: &str = "ipaddress.kubernetes.io/ip-family";
 #[derive(Debug)]
 pub(crate) enum Action {
     Create(Value),
-    /// The reference of an IPAddress is immutable: one with a wrong reference is deleted, then created again.
+    /// The reference of an IPAddress is immutable: an IPAddress with a wrong reference is deleted, then created again.
     Delete(Arc<IPAddress>),
     /// Another program has created the IPAddress of a service's address.
     Foreign(Arc<IPAddress>, Arc<Service>),
@@ -31,7 +31,7 @@ pub(crate) fn is_ours(address: &IPAddress) -> bool {
     labels.and_then(|labels| labels.get(MANAGED_BY)).is_some_and(|manager| manager == MANAGER)
 }
 
-/// The next action for an address. After each one the address is planned again.
+/// The next action for an address. After each action the address is planned again.
 pub(crate) fn plan(
     address: IpAddr,
     service: Option<Arc<Service>>,

@@ -39,7 +39,7 @@ pub(crate) enum Change {
 pub(crate) struct NewPod {
     /// The completion index, for indexed jobs.
     pub(crate) index: Option<i32>,
-    /// Failures and ignored failures of the index, with a back-off limit per index.
+    /// Failures and ignored failures of the index. Only for jobs with a back-off limit per index.
     pub(crate) failures: Option<(i32, i32)>,
 }
 

@@ -51,17 +51,17 @@ pub(super) fn index_of(job: &Job, pod: &Pod) -> Option<i32> {
     (0..job.spec.completions.unwrap_or_default()).contains(&index).then_some(index)
 }
 
-/// The failures of the pod's index before this pod.
+/// Number of earlier failures of the pod's index.
 pub(super) fn earlier_failures(pod: &Pod) -> i32 {
     number(pod, JOB_INDEX_FAILURES).unwrap_or_default()
 }
 
-/// The ignored failures of the pod's index before this pod.
+/// Number of earlier ignored failures of the pod's index.
 pub(super) fn earlier_ignored(pod: &Pod) -> i32 {
     number(pod, JOB_INDEX_IGNORED_FAILURES).unwrap_or_default()
 }
 
-/// All failures of the pod's index before this pod, including ignored failures.
+/// Number of all earlier failures of the pod's index, including ignored failures.
 pub(super) fn all_earlier(pod: &Pod) -> i32 {
     earlier_failures(pod).saturating_add(earlier_ignored(pod))
 }
@@ -117,7 +117,7 @@ pub(super) fn is_relevant(old: &Pod, new: &Pod) -> bool {
         || old.uid() != new.uid()
 }
 
-/// References to shared pods, for the plan's actions.
+/// Clones of the shared pointers to pods, for the plan's actions.
 pub(super) fn shared<'a>(pods: impl IntoIterator<Item = &'a Arc<Pod>>) -> Vec<Arc<Pod>> {
     pods.into_iter().cloned().collect()
 }

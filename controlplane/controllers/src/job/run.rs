@@ -130,7 +130,7 @@ async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result
     Ok(next.map_or(Next::Wait, Next::After))
 }
 
-/// The name of a change in the metrics.
+/// The name of the change for the metrics.
 fn action_of(change: &Change) -> &'static str {
     match change {
         Change::Nothing => "tracking",
@@ -143,8 +143,8 @@ async fn delete(control: &PodControl<'_, Job>, pods: &[Arc<Pod>]) -> Result<(), 
     control.delete(pods).await.map_err(|error| control.failed("delete pods of", error))
 }
 
-/// Deletes pods that must not count as failed. A pod that keeps its finalizer, for example because a webhook refuses the
-/// change, does not prevent the deletion of the others.
+/// Deletes pods that must not count as failed. If a pod keeps its finalizer, for example because a webhook refuses the
+/// change, the other pods are still deleted.
 async fn discard(control: &PodControl<'_, Job>, pods: &[Arc<Pod>]) -> Result<(), Error> {
     let (mut released, mut outcome) = (Vec::new(), Ok(()));
     for batch in pods.chunks(CONCURRENT) {
@@ -256,7 +256,7 @@ fn indexed_prefix(job: &str, index: i32) -> String {
     /// Maximum length of a prefix, to which the API server adds five characters.
     const LONGEST: usize = 58;
     let index = format!("-{index}-");
-    // The names of jobs are ASCII.
+    // The names of jobs are ASCII, so every byte is a character boundary.
     let name = job.get(..LONGEST - index.len()).unwrap_or(job);
     format!("{name}{index}")
 }

@@ -65,8 +65,8 @@ pub(crate) fn update(observed: &ObservedJob<'_>) -> Update {
     update
 }
 
-/// Moves uids whose pods lost their finalizer into the counters, and adds the uids of newly finished pods. Returns the
-/// lists of uncounted pods.
+/// If a listed pod has lost its finalizer, moves its uid into the counters. Adds the uids of newly finished pods.
+/// Returns the lists of uncounted pods.
 fn count(observed: &ObservedJob<'_>, update: &mut Update) -> UncountedTerminatedPods {
     let job = observed.job;
     let tracked: HashSet<&str> =
@@ -87,7 +87,7 @@ fn count(observed: &ObservedJob<'_>, update: &mut Update) -> UncountedTerminated
         let mut removable = true;
         if listed(&failed) || listed(&succeeded) {
         } else if has_succeeded(pod) {
-            // An indexed job counts the index, once.
+            // For an indexed job, the completed index counts, not the pod.
             if !is_indexed(job) {
                 if full {
                     continue;

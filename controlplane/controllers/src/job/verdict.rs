@@ -65,8 +65,7 @@ impl<'a> ObservedJob<'a> {
         observed
     }
 
-    /// The state with the verdict, if a verdict was reached before pods were deleted. The deletion must not change the
-    /// verdict.
+    /// The state with `decided`, the verdict before pods were deleted. The deletion must not change a verdict.
     pub(super) fn with_verdict(mut self, decided: Option<Verdict>) -> Self {
         self.verdict = decided.or(self.verdict);
         self

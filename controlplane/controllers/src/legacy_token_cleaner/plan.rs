@@ -10,7 +10,7 @@ use crate::object::{ObjectExt, Secret, ServiceAccount};
 
 /// Label with the day (UTC) of the token's last use.
 const LAST_USED: &str = "kubernetes.io/legacy-token-last-used";
-/// Label with the day since which the token is invalid.
+/// Label with the day on which the token became invalid.
 pub(super) const INVALID_SINCE: &str = "kubernetes.io/legacy-token-invalid-since";
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
@@ -25,8 +25,8 @@ pub(super) enum Action {
 
 /// The next action on a Secret, and the time at which it is due. `None` if no action is ever due.
 ///
-/// The period begins when the Secret was created, or at the end of the day that a label names; the latest of these times
-/// counts.
+/// The period begins at the latest of these times: the creation of the Secret, and the ends of the days that its labels
+/// name.
 pub(super) fn next(secret: &Secret, period: Duration) -> Option<(Action, Timestamp)> {
     if secret.is_being_deleted() {
         return None;
@@ -44,8 +44,8 @@ pub(super) fn next(secret: &Secret, period: Duration) -> Option<(Action, Timesta
     }
 }
 
-/// The time at which a period after the end of a day has passed. `None` if the day is malformed or the time too far in
-/// the future.
+/// The end of a period that begins at the end of a day. `None` if the day is malformed or the time too far in the
+/// future.
 pub(super) fn after_day(day: &str, period: Duration) -> Option<Timestamp> {
     after(start_of(day)?, DAY + period)
 }

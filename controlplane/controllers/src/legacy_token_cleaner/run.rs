@@ -22,7 +22,7 @@ use crate::write::{Part, if_unchanged};
 const RECHECK: Duration = Duration::from_secs(24 * 3600);
 /// Pods in one page of a list.
 const PAGE: u32 = 100;
-/// ConfigMap with the day since which the API server records the uses of tokens.
+/// ConfigMap with the first day on which the API server recorded the uses of tokens.
 const TRACKING: &str = "kube-apiserver-legacy-service-account-token-tracking";
 
 /// Queues the namespace of each Secret at the time when the Secret is due.
@@ -60,7 +60,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     if due.is_empty() {
         return Ok(first.map_or(Next::Wait, Next::After));
     }
-    // Without a record of uses, a token without the label may have been used.
+    // Without recorded uses, a token without the label may have been used.
     let recorded = recorded_since(context, period).await?;
     if let Some(wait) = recorded.map_or(Some(RECHECK), |since| until(since, now)) {
         return Ok(Next::After(wait));
@@ -75,7 +75,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::After(first.unwrap_or(RECHECK).min(RECHECK)))
 }
 
-/// The time from which uses have been recorded for the whole period. `None` if the API server has not written it.
+/// The time at which the recording of uses covers a whole period. `None` if the start of the recording is unknown.
 async fn recorded_since(context: &Context, period: Duration) -> Result<Option<Timestamp>, Error> {
     let key = Key::new("kube-system", TRACKING);
     let map = context.writer(&context.caches.root_cas).live(&key).await?;
@@ -113,7 +113,7 @@ async fn used_secrets(context: &Context, namespace: &str) -> Result<BTreeSet<Str
     }
 }
 
-/// Marks a Secret. The patch is for this version, so that a token that is used in the meantime stays valid.
+/// Marks a Secret. The version is a precondition, so that a token that is used in the meantime stays valid.
 async fn invalidate(context: &Context, secret: &Secret, now: Timestamp) -> Result<(), Error> {
     let key = secret.key();
     tracing::info!(secret = %key, "marking an unused token of a service account as invalid");

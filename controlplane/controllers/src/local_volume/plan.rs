@@ -139,7 +139,7 @@ pub(crate) fn expansion(claim: &Claim, volume: &PersistentVolume) -> Option<Stri
         .then(|| requested.0.clone())
 }
 
-/// Whether a volume that is being deleted waits for a node that does not exist, so that no agent removes its directory.
+/// Whether a volume that is being deleted waits for a node that does not exist. No agent can remove its directory.
 pub(crate) fn is_orphan(volume: &PersistentVolume, node_exists: bool) -> bool {
     volume.is_being_deleted()
         && !node_exists

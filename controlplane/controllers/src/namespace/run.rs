@@ -62,7 +62,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return finalize(context, &namespace).await;
     }
     write_conditions(context, &namespace, &remaining).await?;
-    // Retried with back-off, and immediately when a pod is deleted.
+    // The queue retries with back-off. The deletion of a pod queues the namespace immediately.
     Err(Error::NotEmpty { object: format!("Namespace {key}") })
 }
 
@@ -98,8 +98,8 @@ async fn empty(context: &Context, namespace: &str, kinds: &[&ApiKind]) -> Remain
 
 /// Deletes the objects of a kind. Returns the remaining ones, and the result of the deletion.
 ///
-/// Most kinds have no objects in a namespace, and a list costs less than a deletion with its admission and audit. A
-/// list proves that a kind is empty also before the deletion: a namespace that is being deleted gets no new objects.
+/// Most kinds have no objects in a namespace, and a list costs less than a deletion with its admission and audit. If
+/// the list is empty, no deletion is needed: a namespace that is being deleted gets no new objects.
 async fn delete_kind(
     client: &Client,
     namespace: &str,
@@ -126,7 +126,7 @@ async fn write_conditions(
     context.writer(&context.caches.namespaces).merge(&namespace.key(), Part::Status, patch).await.map(drop)
 }
 
-/// Removes the finalizer through the subresource `finalize`, the only request that can.
+/// Removes the finalizer through the subresource `finalize`. No other request can remove it.
 async fn finalize(context: &Context, namespace: &Namespace) -> Result<Next, Error> {
     let key = &namespace.key();
     let failed = |verb| move |source| Error::Request { verb, object: format!("Namespace {key}"), source };

@@ -82,8 +82,9 @@ impl Claims {
     }
 }
 
-/// The claim of a service. Ports that it served according to its former claim still count as served, because its status
-/// is empty while no node is ready. A service with a reserved port claims none, because all of it is refused.
+/// The claim of a service. While no node is ready, the status of the service is empty. So ports that it served
+/// according to its former claim still count as served. A service with a reserved port claims no port, because the
+/// whole service is refused.
 fn claim(service: &Arc<Service>, old: Option<&Claim>, reserved: &[PortRange]) -> Claim {
     let old = old.filter(|old| old.uid == service.uid());
     let held = old.into_iter().flat_map(|old| &old.ports).filter(|(_, (is_waiting, ..))| !is_waiting);

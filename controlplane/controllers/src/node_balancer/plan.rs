@@ -25,7 +25,8 @@ const REFUSED: &str = "coracle.dev/refused-load-balancer-ports";
 /// Ports of SSH, DNS, the API server, the kubelet, and the health checks of the service proxy.
 const HOST_PORTS: [u16; 5] = [22, 53, 6443, 10250, 10256];
 
-/// Maximum addresses of a node that count. A node determines them, and each is an entry in the status of each service.
+/// Maximum addresses of a node; further ones are ignored. The node reports them, and each is an entry in the status of
+/// each service.
 const ADDRESSES_MAX: usize = 16;
 
 /// Protocol in upper case, and port number.
@@ -85,7 +86,7 @@ pub(crate) fn served(service: &Service) -> BTreeSet<Port> {
     ports.filter_map(|port| Some((port.protocol.clone(), u16::try_from(port.port).ok()?))).collect()
 }
 
-/// The entries of a service's status that this controller did not write. When it is disabled, it keeps only these.
+/// The entries of a service's status that this controller did not write. A disabled controller keeps only these.
 pub(crate) fn foreign(service: &Service, nodes: &[BalancerNode]) -> Vec<Value> {
     let is_own = |entry: &&LoadBalancerIngress| {
         let ip = entry.ip.as_deref().and_then(|ip| ip.parse().ok());

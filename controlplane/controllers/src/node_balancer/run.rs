@@ -131,7 +131,8 @@ async fn write(context: &Context, service: &Service, desired: Vec<Value>) -> Res
 /// Nodes with ready endpoints of a service.
 pub(crate) fn ready_nodes(context: &Context, service: &Service) -> BTreeSet<String> {
     let (caches, key) = (&context.caches, service.key());
-    // Slices belong to the service, to its Endpoints if it has no selector, or to no object if a user wrote them.
+    // Slices belong to the service, or to its Endpoints if the service has no selector. Slices that a user wrote belong
+    // to no object.
     let endpoints = caches.endpoints.get(&key);
     let owners = [Some(service.uid()), endpoints.as_ref().map(|endpoints| endpoints.uid()), Some("")];
     let slices =

@@ -78,7 +78,7 @@ pub(crate) async fn reconcile(context: &Context, lifecycle: &Lifecycle, key: Key
         node = mark_lost(context, &node, conditions).await?;
         update_zones(context, lifecycle);
     }
-    // Every reconcile of a lost node does this, so that a failed or interrupted write is repeated.
+    // Every reconcile of a lost node marks its pods, so that a failed or interrupted write is repeated.
     let unready = if left.is_none() { mark_pods_not_ready(context, &node).await } else { Ok(()) };
     let until_eviction = taint(context, lifecycle, &node).await?;
     unready?;

@@ -14,8 +14,8 @@ use crate::config::ControllersConfig;
 use crate::object::{Key, Node, ObjectExt};
 use crate::queue::{Queue, QueueMeter};
 
-/// Minimum time for which a node reports that it is not ready before it gets a NoExecute taint. A starting node is not
-/// ready for a moment while it sets up its network.
+/// Minimum time between a node's report that it is not ready and its NoExecute taint. A starting node is not ready for
+/// a moment while it sets up its network.
 const MIN_NOT_READY: Duration = Duration::from_secs(5);
 /// Added to timers, so that the time has passed when they fire.
 const MARGIN: Duration = Duration::from_millis(1);
@@ -35,7 +35,7 @@ struct Heartbeat {
     /// the node's clock may differ.
     lease: Option<Timestamp>,
     status: Option<Timestamp>,
-    /// Time since which the node reports that it is not ready.
+    /// Time at which the node began to report that it is not ready.
     unready: Option<Instant>,
 }
 
@@ -152,7 +152,8 @@ impl Lifecycle {
         let changed = known.update(zones, config, now) || was_full != is_full;
         drop(known);
         if was_full && !is_full {
-            // Heartbeats could not arrive before, so every node gets a full grace period from now.
+            // While the cluster was in full disruption, heartbeats could not arrive. So every node gets a full grace
+            // period from now.
             lock(&self.heartbeats).values_mut().for_each(|heartbeat| heartbeat.at = now);
         }
         changed

@@ -59,7 +59,7 @@ pub(crate) fn all<'a>(
     }
     let state = |ready: usize, lost: usize| match (ready, lost) {
         (0, 1..) => State::Full,
-        // Two nodes may fail at the same time by chance.
+        // At least three nodes must be lost: two may fail at the same time by chance.
         (ready, 3..) if lost * 100 >= (ready + lost) * config.unhealthy_percent => State::Partial,
         _ => State::Normal,
     };
@@ -117,7 +117,7 @@ mod tests {
             (2, 3, State::Partial),
             (6, 3, State::Normal),
             (0, 9, State::Full),
-            // 55 % of the nodes, and a little less.
+            // Lost nodes: 55 %, then a little less.
             (9, 11, State::Partial),
             (46, 54, State::Normal),
         ] {

@@ -5,7 +5,7 @@ use crate::object::Node;
 /// Annotation of nodes: the time to live in seconds.
 pub(crate) const TTL: &str = "node.alpha.kubernetes.io/ttl";
 
-/// The numbers of nodes that have a time to live.
+/// A time to live, with the numbers of nodes for which it is valid.
 struct Step {
     min: usize,
     max: usize,
@@ -21,7 +21,7 @@ const STEPS: [Step; 5] = [
     Step { min: 1800, max: usize::MAX, seconds: 300 },
 ];
 
-/// The number of nodes, and the step that follows from it and from the step before.
+/// The number of nodes, and the current step. The step depends on the number and on the step before.
 #[derive(Debug, Default)]
 pub(crate) struct ClusterSize {
     nodes: usize,

@@ -59,8 +59,8 @@ pub(crate) async fn reconcile(
     outcome
 }
 
-/// Whether the node gets a pod CIDR soon. The write of the pod CIDR, for which the node waits, must not conflict with
-/// the write of the annotation. The write of the pod CIDR queues the node again.
+/// Whether the node gets a pod CIDR soon. The annotation is written after the pod CIDR, so that the two writes do not
+/// conflict. The write of the pod CIDR queues the node again.
 fn waits_for_range(context: &Context, node: &Node) -> bool {
     let assigns = !context.config.cluster_cidrs.is_empty() && context.config.selection.has("pod-cidr");
     assigns && !node.is_being_deleted() && pod_cidr::plan::ranges(node).is_empty()

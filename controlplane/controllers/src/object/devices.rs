@@ -108,7 +108,8 @@ fn tainted<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<[TaintedDev
     let mut devices = Option::<Vec<TaintedDevice>>::deserialize(deserializer)?.unwrap_or_default();
     for device in &mut devices {
         device.taints.retain(evicts);
-        // Slices that servers of earlier versions stored have no time. It must not move with each reconcile.
+        // A slice that an earlier server version stored has taints without a time. The time is set here once, because a
+        // time set in each reconcile would move.
         for taint in &mut device.taints {
             taint.time_added.get_or_insert_with(|| Time(Timestamp::now()));
         }

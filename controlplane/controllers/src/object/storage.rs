@@ -141,7 +141,7 @@ impl Claim {
         self.spec.volume_name.as_deref().unwrap_or_default()
     }
 
-    /// Name of the storage class. The annotation precedes Kubernetes 1.6.
+    /// Name of the storage class. Before Kubernetes 1.6, claims had it in an annotation.
     pub(crate) fn class(&self) -> &str {
         let old = self.annotation("volume.beta.kubernetes.io/storage-class");
         old.or(self.spec.storage_class_name.as_deref()).unwrap_or_default()

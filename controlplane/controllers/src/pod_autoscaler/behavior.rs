@@ -6,7 +6,7 @@ use k8s_openapi::api::autoscaling::v2::{HPAScalingPolicy, HPAScalingRules, Horiz
 
 /// Default stabilization window of a decrease in seconds.
 const DOWN_WINDOW: i32 = 300;
-/// Without a behavior the replicas can at most double, or grow to this number.
+/// Without a behavior the replicas can grow to this number, or to twice their number if that is more.
 const MIN_SCALE_UP_LIMIT: i32 = 4;
 /// Maximum number of stored recommendations and scale events. The longest window is one hour, with one entry every 15
 /// seconds.

@@ -20,7 +20,7 @@ use super::target;
 const RESOURCE: &str = "/apis/metrics.k8s.io/v1beta1";
 const CUSTOM: &str = "/apis/custom.metrics.k8s.io/v1beta2";
 const EXTERNAL: &str = "/apis/external.metrics.k8s.io/v1beta1";
-/// Window of custom metrics that state none.
+/// Window of custom metrics that do not state their window.
 const DEFAULT_WINDOW: Duration = Duration::from_secs(60);
 
 /// The values of one metric.
@@ -136,7 +136,7 @@ impl Selected<'_> {
         let (namespace, name) = (segment(self.namespace), segment(&metric.name));
         let version = object.api_version.as_deref().unwrap_or("v1");
         let path = if object.kind == "Namespace" && !version.contains('/') {
-            // The name of the object is not used: an autoscaler reads metrics of its own namespace only.
+            // The object is a namespace. Its name is not used: an autoscaler reads metrics of its own namespace only.
             format!("{CUSTOM}/namespaces/{namespace}/metrics/{name}")
         } else {
             let kind = target::resource_of(self.client, version, &object.kind).await.map_err(failed)?;
@@ -218,7 +218,7 @@ fn selector_of(selector: Option<&ApiSelector>) -> Result<Option<String>, String>
     Ok((!text.is_empty()).then_some(text))
 }
 
-/// A Go duration, for example `1m30.5s`. Zero if invalid: the value then counts immediately.
+/// A Go duration, for example `1m30.5s`. An invalid duration is zero.
 fn duration(text: &str) -> Duration {
     text.parse::<jiff::SignedDuration>().ok().and_then(|parsed| parsed.try_into().ok()).unwrap_or_default()
 }

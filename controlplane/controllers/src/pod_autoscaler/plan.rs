@@ -31,7 +31,7 @@ pub(super) struct Observed<'a> {
     /// `status.replicas` of the scale.
     pub(super) status_replicas: i32,
     pub(super) pods: &'a [Pod],
-    /// The values of each metric of the spec, in its order.
+    /// The values of each metric, in the order of the spec.
     pub(super) measured: &'a [Result<Measured, String>],
     pub(super) now: Timestamp,
 }
@@ -329,7 +329,7 @@ fn quantity(millis: i64, is_memory: bool) -> ApiQuantity {
     ApiQuantity(Quantity::parse(&text).map_or(text, |parsed| parsed.to_string()))
 }
 
-/// Bytes with the largest binary suffix that divides them.
+/// Formats a number of bytes with the largest binary suffix that divides the number.
 fn binary(mut value: i64) -> String {
     let mut suffix = "";
     for next in ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"] {

@@ -12,8 +12,8 @@ use serde::Deserialize;
 
 /// Seconds after a pod's start during which its CPU usage counts only if the pod is ready.
 const CPU_INITIALIZATION_SECONDS: i64 = 300;
-/// Seconds after a pod's start. A pod that is not ready, and whose condition Ready last changed within this time, was
-/// never ready.
+/// Seconds after a pod's start. A pod counts as never ready if it is not ready, and its condition Ready last changed
+/// within this time.
 const INITIAL_READINESS_SECONDS: i64 = 30;
 
 /// The value of a metric for one pod.
@@ -66,7 +66,7 @@ pub(crate) struct PodStatus {
 
 resource!(Pod, "", "pods", NamespaceResourceScope);
 
-/// The pods by their meaning for a metric.
+/// The pods, grouped by how they count for a metric.
 #[derive(Debug, Default)]
 pub(super) struct Groups {
     pub(super) ready: usize,

@@ -118,8 +118,8 @@ pub(super) fn by_value(target: Target<'_>, wanted: i64, value: i64) -> Result<Pr
     Ok(proposal(ceil(ratio * ready as f64)))
 }
 
-/// Proposes replicas from one value for the whole target, divided by the replicas, and a target average, both in
-/// thousandths.
+/// Proposes replicas from one value for the whole target. The value per replica is compared with a target average. Both
+/// are in thousandths.
 pub(super) fn by_average(target: Target<'_>, wanted: i64, value: i64) -> Proposal {
     let observed = f64::from(target.observed);
     let ratio = value as f64 / (wanted as f64 * observed);

@@ -30,19 +30,20 @@ use crate::write::{Part, status_patch};
 const COMPONENT: &str = "horizontal-pod-autoscaler";
 /// Time between two reconciles of one autoscaler.
 const SYNC_PERIOD: Duration = Duration::from_secs(15);
-/// Maximum metrics of an autoscaler. Each of them is a request in each reconcile, whose values for all pods are kept until
-/// its end.
+/// Maximum metrics of an autoscaler. Each metric costs a request in each reconcile. Its values for all pods stay in
+/// memory until the reconcile ends.
 const MAX_METRICS: usize = 100;
-/// Maximum autoscalers of the same pods that a message names. Each of them has the message in its status.
+/// Maximum number of autoscalers that the message about an overlap names. Each overlapping autoscaler has the
+/// message in its status.
 const MAX_NAMES: usize = 10;
-/// Maximum characters of a selector in such a message.
+/// Maximum characters of the selector in that message.
 const MAX_SELECTOR: usize = 1024;
 
 /// Queues changed autoscalers.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.autoscalers.on_change(move |change| {
-        // Changes of the status are this controller's own.
+        // This controller itself changes the status, so such changes are skipped.
         let same = change.old.zip(change.new).is_some_and(|(old, new)| {
             old.spec == new.spec && old.metadata.annotations == new.metadata.annotations
         });
@@ -203,7 +204,7 @@ impl Reconcile<'_> {
         let key = self.autoscaler.key();
         let mut state = self.state.lock();
         state.entry(key.clone()).or_default().selector = Some(selector);
-        // Most pods of a target have the same labels.
+        // Most pods of a target have the same labels, so each set of labels is checked once.
         let mut labels: Vec<_> = pods.iter().map(|pod| pod.metadata.labels.as_ref()).collect();
         labels.sort_unstable();
         labels.dedup();

@@ -57,7 +57,7 @@ impl Target {
         namespace: &str,
         target: &CrossVersionObjectReference,
     ) -> Result<Self, String> {
-        // The name becomes one segment of a path.
+        // The name becomes one segment of a path, so it must not change the path.
         if target.name.is_empty()
             || matches!(target.name.as_str(), "." | "..")
             || target.name.contains(['/', '%', '?', '#'])

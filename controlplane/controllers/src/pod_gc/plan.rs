@@ -1,5 +1,5 @@
-//! The pods to delete. They are pods of nodes that do not exist or are out of service, terminating pods without a
-//! node, and the oldest finished pods above the limit.
+//! The pods to delete. These are the pods of nodes that do not exist, and the oldest finished pods above the limit. The
+//! terminating pods without a node, or on a node that is out of service, are also deleted.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -43,13 +43,13 @@ pub(crate) fn is_finished(pod: &Pod) -> bool {
     pod.finished() && !pod.is_being_deleted()
 }
 
-/// Whether the pod is being deleted and has no node. A finalizer keeps such a pod, and no kubelet sets its phase:
-/// without this controller a job that replaces only failed pods would wait forever.
+/// Whether the pod is being deleted and has no node. A finalizer keeps such a pod, and no kubelet sets its phase.
+/// Without this controller, a job that replaces only failed pods would wait forever.
 pub(crate) fn is_unscheduled(pod: &Pod) -> bool {
     pod.is_being_deleted() && !pod.finished() && pod.spec.node_name.as_deref().is_none_or(str::is_empty)
 }
 
-/// Taint that an administrator sets on a node that is switched off: none of its pods runs.
+/// Taint that an administrator sets on a switched-off node: none of its pods runs.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// The pods of a node that does not exist.
@@ -57,7 +57,7 @@ pub(crate) fn pods_of_absent_node(node: &str, pods: Vec<Arc<Pod>>) -> Vec<Arc<Po
     pods.into_iter().filter(|pod| pod.spec.node_name.as_deref() == Some(node)).collect()
 }
 
-/// Whether the node cannot stop its pods. A ready node can, even with the taint.
+/// Whether the node cannot stop its pods. A ready node can stop them, even if it has the taint.
 pub(crate) fn is_out_of_service(node: &Node) -> bool {
     let ready = node.condition("Ready").is_some_and(|ready| ready.status == "True");
     !ready && node.taints().iter().any(|taint| taint.key == OUT_OF_SERVICE)

@@ -1,5 +1,5 @@
-//! Deletes the pods of deleted nodes, and the oldest finished pods if there are too many. It also deletes terminating
-//! pods that have no node, or that are on nodes that are out of service.
+//! Deletes the pods of deleted nodes, and the oldest finished pods if there are too many. Also deletes terminating pods
+//! without a node, or on a node that is out of service.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Names of our controllers, and of upstream's queues for them. Other queues have the controller's name with
+/// Names of controllers, each with the name of its queue upstream. All other queues have the controller's name with
 /// underscores.
 const UPSTREAM: [(&str, &str); 22] = [
     ("replica-set", "replicaset"),
@@ -79,7 +79,7 @@ struct Histogram {
     sum: Duration,
 }
 
-/// Work in progress. It ends when this is dropped.
+/// A guard for work in progress. The work ends when the guard is dropped.
 pub(super) struct Running<'a> {
     meter: &'a QueueMeter,
     number: u64,
@@ -149,7 +149,7 @@ fn seconds(duration: Duration) -> String {
     duration.as_secs_f64().to_string()
 }
 
-/// The lines above the values of a metric. The name has no prefix.
+/// The lines HELP and TYPE of a metric. The name lacks the prefix `workqueue_`.
 #[derive(Clone, Copy)]
 struct Head<'a> {
     name: &'a str,

@@ -16,7 +16,8 @@ use crate::state::pod_counts::Groups;
 
 /// Maximum number of pods that one reconcile creates or deletes.
 const BURST: usize = 500;
-/// Immediate failures without a delay, for a set with fewer replicas.
+/// Creations are delayed from this number of immediate failures on. For a set with more replicas, the limit is its
+/// number of replicas.
 const MIN_FAILURES: usize = 10;
 
 /// The input of the plan.
@@ -85,8 +86,8 @@ pub(crate) fn desired<K: Replicas>(set: &K) -> i32 {
     set.spec().replicas.unwrap_or(1)
 }
 
-/// Whether a change of a pod can affect the plan or the status of a replica set. Most changes of a starting pod cannot,
-/// and the cost of a reconcile grows with the number of the set's pods.
+/// Whether a change of a pod can affect the plan or the status of a replica set. Most changes of a starting pod have no
+/// effect, and the cost of a reconcile grows with the number of the set's pods.
 pub(crate) fn is_relevant(old: &Pod, new: &Pod) -> bool {
     old.is_active() != new.is_active()
         || is_terminating(old) != is_terminating(new)
@@ -165,8 +166,8 @@ impl ReplicaCounts {
         self.next
     }
 
-    /// The pause after a write of the status. While many pods start, each of them changes the counts, and each status
-    /// write of the set causes a status write of the deployment. The pause shrinks with the number of pods that are not
+    /// The pause after a write of the status. While many pods start, each of them changes the counts. Each status write
+    /// of the set causes a status write of the deployment. The pause shrinks with the number of pods that are not
     /// ready.
     pub(crate) fn pause(&self) -> Option<Duration> {
         /// Minimum number of pods that are not ready for a pause.
@@ -207,7 +208,7 @@ pub(crate) fn creation_delay(desired: usize, failed: &[Timestamp], now: Timestam
     let mut remaining: Vec<Duration> =
         failed.iter().filter_map(|created| failed_pods::remaining(*created, now)).collect();
     remaining.sort_unstable();
-    // When this pod and all earlier ones have left the window, fewer failures than the maximum are in it.
+    // Creations continue when so many failures have left the window that fewer than the maximum remain.
     let last = remaining.len().checked_sub(desired.max(MIN_FAILURES))?;
     remaining.get(last).copied()
 }
@@ -500,7 +501,7 @@ mod tests {
         assert_eq!(pause(100, 91), None);
         assert_eq!(pause(100, 60), Some(Duration::from_millis(40)));
         assert_eq!(pause(5000, 0), Some(Duration::from_millis(100)));
-        // More pods can be ready than are counted as replicas while a set shrinks.
+        // While a set shrinks, more pods can be ready than the status counts as replicas.
         assert_eq!(pause(10, 20), None);
     }
 }

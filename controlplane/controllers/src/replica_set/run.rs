@@ -106,7 +106,7 @@ pub(crate) async fn reconcile_one<K: Replicas>(context: &Context, key: Key) -> R
     }
 }
 
-/// Time until the set creates further pods, because its new pods fail.
+/// Delay before the set creates further pods, if its new pods fail.
 fn creation_delay<K: Replicas>(context: &Context, set: &K) -> Option<Duration> {
     let failed = context.failed_pods.of_set(set.uid());
     let desired = usize::try_from(plan::desired(set)).unwrap_or_default();

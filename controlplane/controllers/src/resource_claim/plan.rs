@@ -20,7 +20,7 @@ pub(crate) enum Step {
     Create { template: String },
 }
 
-/// The step for each claim with a template, and the name in the pod's spec. `owned` are candidates for the pod's
+/// For each claim with a template: its name in the pod's spec, and its step. `owned` are candidates for the pod's
 /// generated claims.
 pub(crate) fn steps(pod: &Pod, owned: &[&ResourceClaim]) -> Vec<(String, Step)> {
     if pod.is_being_deleted() || pod.finished() {
@@ -81,8 +81,8 @@ pub(crate) fn may_lack_reservations(pod: &Pod) -> bool {
     has_node && !pod.spec.resource_claims.is_empty() && !pod.is_being_deleted() && !pod.finished()
 }
 
-/// The names of the claims in the pod's spec, with whether the claim was created for the pod. Claims without a name yet
-/// are omitted.
+/// The names of the claims in the pod's spec. The flag says whether the claim was created for the pod. Claims without a
+/// name yet are omitted.
 pub(crate) fn claims_of_spec(pod: &Pod) -> impl Iterator<Item = (&str, bool)> {
     pod.spec.resource_claims.iter().filter_map(move |claim| {
         if let Some(name) = &claim.resource_claim_name {
@@ -93,8 +93,8 @@ pub(crate) fn claims_of_spec(pod: &Pod) -> impl Iterator<Item = (&str, bool)> {
     })
 }
 
-/// The users of an allocated claim with a pod that has a node. `None` if the claim has no devices, or is reserved for the
-/// pod, or cannot be. Source: `syncPod`.
+/// The users of an allocated claim with a pod that has a node. `None` if the claim has no devices, is already reserved
+/// for the pod, or cannot be reserved for it. Source: `syncPod`.
 pub(crate) fn reservation(pod: &Pod, claim: &ResourceClaim, is_own: bool) -> Option<Value> {
     let users = &claim.status.reserved_for;
     let is_reserved = users.iter().any(|user| user["uid"] == pod.uid());

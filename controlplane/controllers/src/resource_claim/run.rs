@@ -43,7 +43,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             pod.filter(|pod| plan::may_lack_reservations(pod)).into_iter().for_each(|pod| own.add(pod.key()));
             return;
         }
-        // Once for each shared claim, so that no index is needed.
+        // All pods of the namespace are read. A shared claim is allocated only once, so an index is not worth its cost.
         let pods = pods.in_namespace(claim.namespace()).into_iter();
         let pods = pods.filter(|pod| plan::may_lack_reservations(pod));
         pods.filter(|pod| pod.claims().any(|name| name == claim.name())).for_each(|pod| own.add(pod.key()));

@@ -55,7 +55,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         }
         Action::Correct => {
             let old = copy.iter().filter_map(|copy| copy.data.as_ref()).flatten();
-            // A merge patch deletes a key only if it names it with null.
+            // A merge patch removes a key only if it sets the key to null.
             let mut data: serde_json::Map<String, Value> =
                 old.map(|(name, _)| (name.clone(), Value::Null)).collect();
             data.insert(DATA_KEY.to_owned(), pem.clone().into());

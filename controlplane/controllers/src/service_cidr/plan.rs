@@ -53,7 +53,7 @@ pub(crate) fn plan(
     if !is_protected {
         return Vec::new();
     }
-    // Ranges that are also being deleted cannot provide the addresses.
+    // Only ServiceCIDRs that are not being deleted can take over the addresses.
     let others: Vec<IpNetwork> =
         others.iter().filter(|other| !other.is_being_deleted()).flat_map(|other| ranges(other)).collect();
     if ranges(cidr).any(|range| first_only_in(range, &others).is_some()) {

@@ -42,7 +42,7 @@ impl Backoff {
         nodes.insert(node.to_owned(), Entry { wait, since: now });
     }
 
-    /// Removes the entries of other pods of a stateful set.
+    /// Keeps only the entries of a stateful set for pods that are needed.
     pub(crate) fn retain(&mut self, set: &Key, is_needed: impl Fn(&str) -> bool) {
         let Some(pods) = self.0.get_mut(set) else { return };
         pods.retain(|name, _| is_needed(name));

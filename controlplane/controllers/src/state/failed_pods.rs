@@ -1,8 +1,8 @@
 //! Pods of replica sets that failed soon after their creation.
 //!
-//! They are recorded when they fail. Other controllers delete failed pods too, for example those of a node with a
-//! `NoExecute` taint: their set would otherwise replace them without end and without a delay. A set also need not look at
-//! all of its pods before it creates one.
+//! Each pod is recorded when it fails, because another controller may delete the pod before its set is reconciled. For
+//! example, the pods of a node with a `NoExecute` taint are deleted. Without the record, the set would replace them
+//! without end and without a delay. With the record, a set also need not read all of its pods before it creates one.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -13,11 +13,11 @@ use jiff::Timestamp;
 use crate::cache::Cache;
 use crate::object::{ObjectExt, Pod, controller_of};
 
-/// Time after its creation in which the failure of a pod counts as immediate.
+/// If a pod fails within this time after its creation, its failure counts as immediate.
 pub(crate) const FAILURE_WINDOW: Duration = Duration::from_secs(60);
-/// Maximum pods of a set that are recorded.
+/// Maximum number of recorded pods of a set.
 const MAX_PODS: usize = 16 << 10;
-/// Number of sets from which on outdated records are removed.
+/// Minimum number of sets at which outdated records are removed.
 const MANY_SETS: usize = 64;
 
 /// The creation times of failed pods, by the uid of their set.
@@ -27,7 +27,7 @@ pub(crate) struct FailedPods(Arc<Mutex<Records>>);
 #[derive(Debug, Default)]
 struct Records {
     by_set: HashMap<String, Vec<Timestamp>>,
-    /// Number of sets after outdated records were removed last.
+    /// Number of sets after the last removal of outdated records.
     kept: usize,
 }
 
@@ -42,7 +42,8 @@ pub(crate) fn remaining(created: Timestamp, now: Timestamp) -> Option<Duration> 
 }
 
 impl FailedPods {
-    /// Starts to record failed pods. After a start of the controllers, the first list has those that are not deleted.
+    /// Starts to record failed pods. After a start of the controllers, the first list contains the failed pods that
+    /// still exist.
     pub(crate) fn follow(&self, pods: &Cache<Pod>) {
         let records = self.clone();
         pods.on_change(move |change| {

@@ -1,5 +1,5 @@
-//! The last failed pods of jobs, including pods that do not exist any more. Without them a job whose failed pods are
-//! deleted would replace its pods without a back-off. Source: `backoffStore` of upstream's job controller.
+//! The last failed pods of jobs, including pods that do not exist any more. Without this record, a job whose failed
+//! pods are deleted would replace them without a back-off. Source: `backoffStore` of upstream's job controller.
 //!
 //! After a restart of the controller only the existing pods are known.
 
@@ -46,7 +46,7 @@ impl FailedPods {
         Self { last_success, ends: ends.into_iter().map(|(uid, end)| (uid.to_owned(), end)).collect() }
     }
 
-    /// These failed pods and newer failed pods.
+    /// These failed pods, together with newer failed pods.
     pub(crate) fn and(&self, newer: &Self) -> Self {
         let mut ends: BTreeMap<&str, Timestamp> = BTreeMap::new();
         for (uid, end) in self.ends.iter().chain(&newer.ends) {
@@ -65,15 +65,15 @@ impl FailedPods {
 // === impl JobFailures ===
 
 impl JobFailures {
-    /// The failed pods of a job as far as earlier reconciles have observed them.
+    /// The failed pods of a job that earlier reconciles have observed.
     pub(crate) fn of(&self, job: &Job) -> FailedPods {
         let entries = self.entries();
         let own = entries.get(&job.key()).filter(|entry| entry.uid == job.uid());
         own.map(|entry| entry.failed.clone()).unwrap_or_default()
     }
 
-    /// Keeps the failed pods of a job for later reconciles. A success is kept, too: when its pod is deleted, failed pods
-    /// from before do not count again.
+    /// Keeps the failed pods of a job for later reconciles. The last success is kept, too: after its pod is deleted,
+    /// earlier failed pods must not count again.
     pub(crate) fn keep(&self, job: &Job, failed: &FailedPods) {
         if *failed == FailedPods::default() {
             return self.forget(&job.key());

@@ -1,7 +1,7 @@
 //! Counts of pods by controller and labels, updated with each change of a pod.
 //!
-//! A reconcile of a replica set therefore does not read all pods of the set, which would make a roll-out of many pods
-//! quadratic. The pods of one set usually have the same labels and form one group.
+//! So a reconcile of a replica set does not read all pods of the set. Otherwise the work of a rollout would be
+//! quadratic in the number of pods. The pods of one set usually have the same labels and form one group.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

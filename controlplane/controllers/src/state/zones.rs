@@ -6,14 +6,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::object::Key;
 
-/// The zone and the processors of a node that counts, in thousandths.
+/// The zone of a node, and its processors in thousandths.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ZoneNode {
     pub(crate) zone: Option<String>,
     pub(crate) processors: i64,
 }
 
-/// Sums over the nodes, and the services that follow them.
+/// The processors of each zone, and the services with automatic topology hints.
 #[derive(Debug, Default)]
 pub(crate) struct ZoneIndex {
     state: Mutex<State>,
@@ -48,7 +48,8 @@ impl ZoneIndex {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Applies a change of a node. `None` is a node that is absent or does not count. Returns the services to reconcile.
+    /// Applies a change of a node. `None` means that the node is absent, not ready or excluded. Returns the services to
+    /// reconcile.
     pub(crate) fn follow_node(&self, old: Option<&ZoneNode>, new: Option<&ZoneNode>) -> Vec<Key> {
         if old == new {
             return Vec::new();
@@ -69,7 +70,7 @@ impl ZoneIndex {
         let _is_changed = if is_automatic { services.insert(key) } else { services.remove(&key) };
     }
 
-    /// The processors of each zone, in thousandths. None if a node that counts has no zone or no processors.
+    /// The processors of each zone, in thousandths. `None` if one of the counted nodes has no zone or no processors.
     pub(crate) fn processors(&self) -> Option<BTreeMap<String, i128>> {
         let state = self.lock();
         let zones = || state.zones.iter().map(|(name, zone)| (name.clone(), zone.processors)).collect();

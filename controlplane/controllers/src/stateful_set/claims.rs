@@ -46,7 +46,7 @@ pub(super) fn missing(set: &StatefulSet, ordinal: i32, exists: impl Fn(&str) -> 
     claims
 }
 
-/// Whether the retention policy deletes claims: with the set, and with a pod above the set's size.
+/// Whether the retention policy deletes claims together with the set, and together with a pod above the set's size.
 fn deletes(set: &StatefulSet) -> (bool, bool) {
     let policy = set.spec.persistent_volume_claim_retention_policy.as_ref();
     let is_delete = |value: Option<&Option<String>>| value.and_then(Option::as_deref) == Some("Delete");
@@ -56,8 +56,8 @@ fn deletes(set: &StatefulSet) -> (bool, bool) {
     )
 }
 
-/// The owner of a claim by the retention policy. `condemned` is the pod if it is above the set's size: its claims are
-/// deleted with it if `whenScaled` is Delete.
+/// The owner of a claim by the retention policy. `condemned` is the claim's pod if the pod is above the set's size. If
+/// `whenScaled` is Delete, such a pod owns its claims, so that they are deleted with it.
 fn wanted_owner(set: &StatefulSet, condemned: Option<&Pod>) -> Option<OwnerReference> {
     let (with_set, with_pod) = deletes(set);
     let mut owner = match condemned {
@@ -70,9 +70,9 @@ fn wanted_owner(set: &StatefulSet, condemned: Option<&Pod>) -> Option<OwnerRefer
     Some(owner)
 }
 
-/// The owner references that a claim of the pod must get, or `None` if it keeps those that it has. A claim that another
-/// controller manages, or that belongs to a former set or pod of the name, gets no owner. Source:
-/// `isClaimOwnerUpToDate` and `updateClaimOwnerRefForSetAndPod`.
+/// The new owner references of a claim of the pod. `None` if they do not change. A claim that another controller
+/// manages, or that belongs to a former set or pod of the same name, gets no owner. Source: `isClaimOwnerUpToDate` and
+/// `updateClaimOwnerRefForSetAndPod`.
 pub(super) fn changed_owners(
     set: &StatefulSet,
     pod: &Pod,
@@ -110,8 +110,8 @@ pub(super) fn changed_owners(
     Some(others)
 }
 
-/// Whether a claim is about to be deleted, so that a new pod of this ordinal must not use it. Either it is being
-/// deleted, or it is owned by an earlier pod of the same name, with which the garbage collector deletes it. Source:
+/// Whether a claim is about to be deleted, so that a new pod of this ordinal must not use it. The claim is being
+/// deleted already, or an earlier pod of the same name owns it: then the garbage collector deletes both. Source:
 /// `PodClaimIsStale`.
 pub(super) fn is_stale(set: &StatefulSet, claim: &Claim, ordinal: i32) -> bool {
     let (_, deletes) = deletes(set);

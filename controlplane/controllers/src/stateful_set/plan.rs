@@ -150,8 +150,9 @@ fn shrink(snapshot: &Snapshot<'_>, replicas: &Pods, condemned: &Pods, actions: &
     true
 }
 
-/// Plans the deletion of pods with old revisions, highest ordinal first. With `maxUnavailable`, up to that number of
-/// unavailable pods. Without it, the first pod, unless a pod with a higher ordinal is unavailable.
+/// Plans the deletion of pods with old revisions, highest ordinal first. With `maxUnavailable`, at most that number of
+/// pods becomes unavailable. Without it, one pod is deleted at a time, and only if all pods with a higher ordinal are
+/// available.
 fn roll(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) {
     let set = snapshot.set;
     let strategy = set.spec.update_strategy.as_ref();

@@ -46,8 +46,8 @@ pub(super) fn is_available(set: &StatefulSet, pod: &Pod, now: Timestamp) -> bool
     available_at(set, pod, now).is_some_and(|at| at <= now)
 }
 
-/// The patch that gives a pod the labels of its identity again. `None` if it has its name as label, as upstream checks.
-/// Services for single pods select by this label.
+/// The patch that restores the labels of a pod's identity. `None` if the pod has its name as a label; upstream checks
+/// only this label, too. Services for single pods select by this label.
 pub(super) fn identity_patch(pod: &Pod, ordinal: i32) -> Option<Value> {
     let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(POD_NAME));
     if label.is_some_and(|name| name == pod.name()) {
@@ -63,7 +63,7 @@ pub(super) fn new_pod(set: &StatefulSet, ordinal: i32, template: &Template, revi
     let mut pod = pod_control::from_template(set, &template.value());
     let name = format!("{}-{ordinal}", set.name());
     pod["metadata"]["name"] = name.clone().into();
-    // No effect in addition to the name, but upstream sets it.
+    // `generateName` has no effect beside the name. Upstream sets it, too.
     pod["metadata"]["generateName"] = format!("{}-", set.name()).into();
     for (label, value) in
         [(POD_NAME, name.as_str()), (POD_INDEX, &ordinal.to_string()), (POD_REVISION, revision)]

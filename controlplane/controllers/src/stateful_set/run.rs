@@ -93,7 +93,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let (actions, delay) = due(context, &set, planned(context, &set, &own, names.update), &names);
     let mut outcome = Ok(());
     for action in actions {
-        // As upstream, pods above the desired number are not deleted while a pod below it cannot be created.
+        // As upstream, pods above the desired number stay while a pod below that number cannot be created.
         if outcome.is_err() && plan::is_above_size(&set, &action) {
             break;
         }
@@ -123,7 +123,7 @@ fn planned(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>], update: &str
     plan::plan(&Snapshot { set, pods, update, stale: &stale, now: Timestamp::now() })
 }
 
-/// The actions without the replacement of failed pods whose back-off is not over, and the rest of the shortest back-off.
+/// The actions, without the replacement of failed pods in back-off. Also returns the rest of the shortest back-off.
 ///
 /// The back-off is that of daemon sets. Without it, a pod that its node refuses would be replaced without end, as fast as
 /// the node refuses it. Upstream's controller has no back-off. A pod is replaced at once if its replacement has another

@@ -66,7 +66,7 @@ struct OfResource {
 // === impl Unfinished ===
 
 impl Unfinished {
-    /// Applies the change of a name. Returns the names of migrations that may begin now.
+    /// Applies a change of the object with one name. Returns the names of migrations that may begin now.
     ///
     /// After an interruption of the watch, a list reports a deleted and a new migration of the same name as one change.
     pub(super) fn follow(

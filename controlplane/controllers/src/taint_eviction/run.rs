@@ -32,7 +32,7 @@ pub(crate) struct Pending(Mutex<HashMap<Key, Evictions>>);
 /// The evictions of one node.
 #[derive(Debug, Default)]
 struct Evictions {
-    /// The pods whose eviction is due or has a time.
+    /// The pods that must be evicted now or at a known time.
     pods: Pods,
     /// The NoExecute taints, each with a time.
     taints: Vec<Taint>,
@@ -56,8 +56,8 @@ impl Pending {
         left
     }
 
-    /// The NoExecute taints among these of a node, each with a time. kube-apiserver does not set `timeAdded` of a taint
-    /// that a user adds. Such a taint has the time at which it was read first.
+    /// The NoExecute taints of a node, from all its `taints`. Each result has a time: kube-apiserver does not set
+    /// `timeAdded` of a taint that a user adds. Such a taint gets the time at which it was read first.
     fn dated(&self, node: &Key, taints: &[Taint], now: Timestamp) -> Vec<Taint> {
         let all = self.lock();
         let known = all.get(node).map(|known| known.taints.as_slice()).unwrap_or_default();
@@ -131,7 +131,7 @@ pub(crate) async fn reconcile(context: &Context, pending: &Pending, key: Key) ->
         due.insert(pod.key(), pod.uid().to_owned());
         match until(end, now) {
             Some(wait) => next = Some(next.map_or(wait, |next: std::time::Duration| next.min(wait))),
-            // A failed eviction does not prevent the others.
+            // A failed eviction does not prevent the other evictions.
             None => {
                 let message = format!("Marking for deletion Pod {}", pod.key());
                 let eviction = Eviction {
@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(names(), "");
     }
 
-    /// Reconciles the queued nodes. The time is shorter than the tolerations.
+    /// Reconciles the queued nodes for a time that is shorter than the tolerations.
     async fn work(api: &TestApi, queue: &Queue<Key>, pending: &Pending) {
         let work = queue.work("test", |key| reconcile(&api.context, pending, key));
         assert!(tokio::time::timeout(std::time::Duration::from_secs(1), work).await.is_err());

@@ -1,5 +1,5 @@
-//! Selects a volume for a claim. A volume that is reserved for the claim comes first. Of the others, those that fit
-//! with the fewest access modes are compared, and the smallest one is selected.
+//! Selects a volume for a claim. A volume that is reserved for the claim comes first. Otherwise a volume with fewer
+//! access modes is preferred, then a smaller one.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::object::{Claim, ObjectExt, PersistentVolume};
 
 const TOO_SMALL: &str = "requested PV is too small";
 
-/// The reason why a claim cannot be bound to a volume, in upstream's words.
+/// The reason why a claim cannot be bound to a volume, with upstream's message.
 pub(crate) fn mismatch(claim: &Claim, volume: &PersistentVolume) -> Option<&'static str> {
     let why = mismatch_of_reserved(claim, volume);
-    // In upstream's order.
+    // As upstream, the size is checked before the class.
     if why != Some(TOO_SMALL) && claim.class() != volume.class() {
         return Some("storageClassName does not match");
     }
@@ -126,7 +126,7 @@ mod tests {
         ] {
             assert_eq!(found(&claim(spec.clone()), &volumes), expect, "{spec}");
         }
-        // As upstream, a volume that allows less is used first, even if it is larger.
+        // As upstream, a volume with fewer access modes is used first, even if it is larger.
         let volumes =
             [volume("a", "2Gi", json!({})), volume("b", "9Gi", json!({"accessModes": ["ReadWriteOnce"]}))];
         assert_eq!(found(&claim(json!({})), &volumes), "b");

@@ -58,7 +58,7 @@ impl Action {
     }
 }
 
-/// The event of a recorded step.
+/// The event that a step records.
 pub(crate) fn event(reason: &'static str, is_warning: bool, message: String) -> Event {
     if is_warning { Event::warning(reason, message) } else { Event::normal(reason, message) }
 }
@@ -239,7 +239,8 @@ fn bind(claim: &Claim, volume: &PersistentVolume) -> Vec<Action> {
         let mut status = json!({
             "phase": "Bound", "accessModes": volume.spec.access_modes, "capacity": volume.spec.capacity,
         });
-        // Only the binding writes the class. Later the resizer of the volume's driver writes it (`updateClaimStatus`).
+        // Later the resizer of the volume's driver writes the class (`updateClaimStatus`). So only the first binding
+        // writes it here.
         if claim.status.phase.as_deref() != Some("Lost") {
             status["currentVolumeAttributesClassName"] = json!(volume.spec.volume_attributes_class_name);
         }
@@ -283,7 +284,7 @@ pub(crate) fn volume(volume: &PersistentVolume, claim: Option<&Claim>) -> Vec<Ac
         return volume_phase(volume, "Bound", None);
     }
     if claim.volume().is_empty() && !has_same_mode(claim, volume) {
-        // The claim's own reconcile does not consider the volume, so its events do not name it.
+        // The reconcile of the claim does not consider this volume, so the claim's other events do not name the volume.
         let message =
             |what: String| format!("Cannot bind PersistentVolume {what} due to incompatible volumeMode.");
         let of_volume = message(format!("to requested PersistentVolumeClaim \"{}\"", claim.name()));
@@ -297,8 +298,8 @@ pub(crate) fn volume(volume: &PersistentVolume, claim: Option<&Claim>) -> Vec<Ac
         // The claim's own reconcile completes the binding.
         return Vec::new();
     }
-    // The claim is bound to another volume. A volume that was provisioned for the claim is deleted if its reclaim policy
-    // is `Delete`. Otherwise it becomes available to other claims.
+    // The claim is bound to another volume. A volume that was provisioned for the claim is deleted if its reclaim
+    // policy is `Delete`. Otherwise the volume becomes available to other claims.
     let is_deleted = volume.spec.persistent_volume_reclaim_policy.as_deref() == Some("Delete");
     if is_deleted && volume.annotation(PROVISIONED_BY).is_some() {
         return released(volume);

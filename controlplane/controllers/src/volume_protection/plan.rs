@@ -31,8 +31,8 @@ pub(crate) fn uses(pod: &Pod, claim: &str) -> bool {
 
 /// The names of the claims that a pod on a node uses. Nodes do not start pods whose claim is being deleted.
 ///
-/// A pod that is shut down does not use the claims that were created for it: with foreground deletion it waits
-/// for them.
+/// A pod that is shut down does not use the claims that were created for it: with foreground deletion, the pod waits
+/// for the deletion of these claims.
 pub(crate) fn used_by(pod: &Pod) -> impl Iterator<Item = String> {
     let is_placed = pod.spec.node_name.as_deref().is_some_and(|node| !node.is_empty());
     let volumes = pod.spec.volumes.iter().filter(move |_| is_placed);
@@ -44,7 +44,7 @@ pub(crate) fn used_by(pod: &Pod) -> impl Iterator<Item = String> {
         .map(move |volume| volume.claim_name(pod.name()))
 }
 
-/// Whether the node has stopped a deleted pod. A node sets the grace period to 0 when it has done so.
+/// Whether the node has stopped a deleted pod. The node then sets the grace period to 0.
 fn is_shut_down(pod: &Pod) -> bool {
     pod.is_being_deleted() && pod.metadata.deletion_grace_period_seconds == Some(0)
 }

@@ -17,7 +17,7 @@ use crate::write::{Part, Writer};
 
 /// Maximum number of claims that are released after one list of the pods.
 const MAX_RELEASED: usize = 500;
-/// Pause after a pod was found to use a claim that no cached pod uses.
+/// Delay before a claim is checked again if no cached pod uses it, but a pod in the API server does.
 const RECHECK: Duration = Duration::from_secs(1);
 
 /// Queues changed claims and volumes, and the claims of pods that are gone or shut down. The key of a volume has no
@@ -56,9 +56,9 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// Removes the finalizers of a deleted claim, and of other deleted claims of its namespace, that no pod uses according
-/// to the API server. A pod that was just bound may not be in the cache yet. The pods of a namespace can have many
-/// megabytes, so they are not read for each claim.
+/// Removes the finalizers of a deleted claim and of other deleted claims of its namespace, if no pod uses them. The
+/// pods are read from the API server, because the cache may lack a pod that was just bound. The pods of a namespace can
+/// have many megabytes, so they are not read for each claim.
 async fn release(context: &Context, claim: Arc<Claim>) -> Result<Next, Error> {
     let (key, caches) = (claim.key(), &context.caches);
     let pods = caches.pods.in_namespace(&key.namespace);

@@ -17,8 +17,8 @@ pub(crate) fn job(object: &mut Value) {
     child(object, "status");
 }
 
-/// Sets the defaults of a CronJob. Of its job template only the pod template and the policies get defaults here; the
-/// other fields get them in each new job.
+/// Sets the defaults of a CronJob. In the job template, only the pod template and the policies get defaults here. The
+/// other fields get defaults in each new job.
 pub(crate) fn cron_job(object: &mut Value) {
     let Some(spec) = child(object, "spec") else { return };
     fill(spec, "concurrencyPolicy", "Allow");

@@ -7,7 +7,7 @@ use super::{child_of, each, fill, present};
 /// Maximum length of an image's name in bytes.
 const MAX_IMAGE_NAME: usize = 255;
 
-/// Sets the defaults of a container of any list.
+/// Sets the defaults of a container, an init container or an ephemeral container.
 pub(super) fn container(container: &mut Map<String, Value>) {
     let policy = pull_policy(container.get("image").and_then(Value::as_str).unwrap_or_default());
     fill(container, "imagePullPolicy", policy);
@@ -50,8 +50,8 @@ pub(super) fn requests_from_limits(container: &mut Map<String, Value>) {
     }
 }
 
-/// `Always` for the tag `latest`, which changes; `IfNotPresent` for other tags, for digests, and for texts that are no
-/// references of images.
+/// The default pull policy. It is `Always` for the tag `latest`, which changes. It is `IfNotPresent` for other tags,
+/// for digests and for invalid references.
 pub(super) fn pull_policy(image: &str) -> &'static str {
     let (tagged, digest) =
         image.split_once('@').map_or((image, None), |(tagged, digest)| (tagged, Some(digest)));

@@ -22,7 +22,7 @@ pub(crate) fn template(object: &mut Value) {
     }
 }
 
-/// Sets the defaults of a ResourceSlice: the time since which a device has a taint.
+/// Sets the defaults of a ResourceSlice: the time at which a device got a taint.
 pub(crate) fn slice(object: &mut Value) {
     let Some(spec) = object.pointer_mut("/spec").and_then(Value::as_object_mut) else { return };
     for device in each(spec, "devices") {

@@ -16,7 +16,7 @@ pub(crate) fn limit_range(object: &mut Value) {
     }
 }
 
-/// Copies the entries of one map that another map does not have.
+/// Copies those entries of the map `from` that the map `to` does not have.
 fn copy_missing(limit: &mut Map<String, Value>, from: &str, to: &str) {
     let Some(from) = limit.get(from).and_then(Value::as_object).filter(|from| !from.is_empty()).cloned()
     else {

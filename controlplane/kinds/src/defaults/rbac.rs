@@ -6,7 +6,7 @@ use super::{child, each, fill};
 
 const GROUP: &str = "rbac.authorization.k8s.io";
 
-/// The API group of a subject, by its kind: service accounts belong to the core group.
+/// Sets the API groups of the role and of the subjects. Service accounts keep the core group, which is empty.
 pub(crate) fn binding(object: &mut Value) {
     if object["roleRef"].is_object()
         && let Some(role) = child(object, "roleRef")

@@ -39,7 +39,7 @@ pub fn by_kind(api_version: &str, name: &str) -> Option<&'static Arc<Resource>> 
 /// The rules of a row.
 struct BuiltIn(&'static Kind);
 
-/// The conversion between a row and the row that it is stored as.
+/// The conversion between the version of a row and the version in which its objects are stored.
 struct BetweenRows(StoredAs);
 
 // === impl Resources ===

@@ -43,7 +43,7 @@ pub struct Kind {
     pub(crate) rules: Rules,
 }
 
-/// The row that another row's objects are stored as.
+/// The version in which the objects of a row are stored.
 #[derive(Clone, Copy)]
 pub struct StoredAs {
     /// Its group.

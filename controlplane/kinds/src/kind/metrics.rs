@@ -21,7 +21,7 @@ struct ReadOnly {
     usage: fn(&Value) -> [Value; 2],
 }
 
-/// Both resources.
+/// The resources NodeMetrics and PodMetrics.
 pub(super) fn resources() -> [Resource; 2] {
     let mut nodes = resource("NodeMetrics", "nodes", json!({"usage": usage_schema()}), |object| {
         [object["usage"]["cpu"].clone(), object["usage"]["memory"].clone()]
@@ -71,7 +71,7 @@ fn resource(
         "properties": own,
         "x-kubernetes-group-version-kind": [{"group": GROUP, "version": VERSION, "kind": kind}],
     })));
-    // The singular name is empty, as metrics-server has it: `pod` stays the core resource.
+    // As in metrics-server, the singular name is empty, so that `pod` still means the core resource.
     resource.singular = Text::from("");
     resource.verbs = vec![Text::from("get"), Text::from("list")];
     resource.columns = COLUMNS.iter().map(table::Column::definition).collect::<Vec<_>>().into();

@@ -31,7 +31,7 @@ const NEEDED: [(&str, &str); 14] = [
 /// The versions that `--runtime-config` enables and disables. The default serves versions without `alpha` or `beta`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfig {
-    /// By key: `api/beta`, `group/version`, `group/version/resource`. The core group is empty.
+    /// By key: `api/beta`, `group/version`, `group/version/resource`. The name of the core group is empty.
     entries: BTreeMap<String, bool>,
 }
 
@@ -84,7 +84,7 @@ impl RuntimeConfig {
         Ok(config)
     }
 
-    /// The resources that nodes and controllers need and that are not served, as keys.
+    /// The keys of resources that nodes and controllers need, but that are not served.
     pub fn missing(&self) -> Vec<String> {
         let missing = NEEDED.iter().filter(|(group, plural)| !self.serves(group, "v1", plural));
         let key = |(group, plural): &(&str, &str)| format!("{group}/v1/{plural}");

@@ -29,14 +29,14 @@ const WRITE_PARAMETERS: &[&str] = &["dryRun", "fieldManager", "fieldValidation"]
 const PATCH_PARAMETERS: &[&str] = &["dryRun", "fieldManager", "fieldValidation", "force"];
 const DELETE_PARAMETERS: &[&str] = &["dryRun", "gracePeriodSeconds", "orphanDependents", "propagationPolicy"];
 
-/// What the operations of a path are about.
+/// The kind, the subresource and the scope of a path.
 #[derive(Clone, Copy)]
 struct Place<'a> {
     kind: &'a Resource,
     sub: Option<&'a Subresource>,
     /// Name of the definition of the bodies.
     schema: &'a str,
-    /// Whether the path is the one of all namespaces.
+    /// Whether the path covers all namespaces.
     is_everywhere: bool,
 }
 
@@ -64,7 +64,7 @@ pub(super) fn add(kind: &Resource, paths: &mut Map<String, Value>) {
     }
 }
 
-/// Name of the definition of a subresource's bodies. `None` if they are streams or text.
+/// Name of the definition of a subresource's bodies. `None` if the bodies are streams or text.
 pub(super) fn body_of<'a>(kind: &'a Resource, sub: &Subresource) -> Option<&'a str> {
     if sub.name == "log" {
         return None;

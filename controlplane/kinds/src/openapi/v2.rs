@@ -229,8 +229,8 @@ fn encoded(schema: &Value) -> Message {
     message
 }
 
-/// Maximum bytes of a parameter's name. Parameters with longer names are omitted, because many operations may refer to
-/// one.
+/// Maximum bytes of a parameter's name. Parameters with longer names are omitted: each operation that refers to a
+/// parameter repeats its name.
 const MAX_PARAMETER: usize = 256;
 
 /// `PathItem` with its PATCH, if it has one. `shared` has the parameters to which operations refer.
@@ -251,7 +251,7 @@ fn path_item(item: &Value, shared: &Value) -> Message {
         query.text(2, &parameter["in"]);
         query.text(4, &parameter["name"]);
         query.text(6, &parameter["type"]);
-        // ParametersItem, Parameter, NonBodyParameter.
+        // The field numbers of the messages ParametersItem, Parameter and NonBodyParameter.
         operation.message(8, only(1, only(2, only(3, query))));
     }
     let mut responses = Message::default();

@@ -42,7 +42,7 @@ pub(super) fn apply(object: &Value, patch: &Value) -> Result<Value, PatchError> 
         )));
     }
     let operations = match patch {
-        // Upstream decodes null as no operations.
+        // As upstream, null means no operations.
         Value::Null => &[],
         Value::Array(operations) if operations.iter().all(Value::is_object) => operations.as_slice(),
         _ => {

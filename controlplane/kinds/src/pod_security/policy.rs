@@ -48,8 +48,8 @@ impl Policy {
             policy.warn.level = level.unwrap_or(Level::Privileged);
         }
         let has_version = read.version("warn-version", &mut policy.warn);
-        // Without the label `warn`, a namespace warns at least at the level that its label `enforce` names: only pods are
-        // rejected, and the author of a workload gets a warning.
+        // Without the label `warn`, a namespace warns at least at the level of its label `enforce`. Enforcement rejects
+        // only pods. The warning also informs the author of a workload that creates the pods.
         if let (None, Some(Some(level))) = (warn, enforce)
             && level > policy.warn.level
         {
@@ -73,7 +73,7 @@ impl Policy {
             && self.warn.is_equivalent(&other.warn)
     }
 
-    /// The modes that labels set and that check anything, as text: `enforce=baseline:latest, warn=…`.
+    /// The modes that labels set to a level with checks, as text: `enforce=baseline:latest, warn=…`.
     pub fn labelled(&self, labels: &Value) -> String {
         let modes = [("enforce", self.enforce), ("audit", self.audit), ("warn", self.warn)];
         let is_set = |name: &str| {

@@ -16,7 +16,7 @@ const PREFIX: &[u8] = b"k8s\0";
 /// for each level.
 #[derive(Debug, Default)]
 struct Writer {
-    /// All bytes except the heads of nested messages.
+    /// All bytes of the message, except the heads of nested messages.
     bytes: Vec<u8>,
     /// The heads of nested messages, ordered by place.
     heads: Vec<Head>,
@@ -183,7 +183,7 @@ impl Writer {
         self.varint(tag(field, wire_type));
     }
 
-    /// The tag and length of a value with a length.
+    /// Writes the tag and the length of a length-delimited value.
     fn start(&mut self, field: u32, length: usize) {
         self.tag(field, 2);
         self.varint(length as u64);
@@ -309,7 +309,7 @@ impl Writer {
         }
     }
 
-    /// A message of a schema that has one of several forms.
+    /// Writes a field that can be a schema, a list of schemas or a boolean.
     fn choice(&mut self, field: u32, id: MessageId, value: &Value) {
         let message = tables().get(id);
         let named = |name: &str| message.fields().iter().find(|field| *field.name == *name);

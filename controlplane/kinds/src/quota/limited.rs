@@ -11,7 +11,7 @@ use super::scope::ScopeSelector;
 use super::{Quota, usage};
 use crate::Resource;
 
-/// A resource whose use needs a quota that limits it: an entry of `limitedResources`.
+/// An entry of `limitedResources`: a resource that can be used only if a quota limits it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct LimitedResource {
@@ -22,17 +22,17 @@ pub struct LimitedResource {
     /// An amount is limited if its name contains one of these texts.
     #[serde(default)]
     match_contains: Vec<String>,
-    /// An object in one of these scopes needs a quota with this scope, independent of the resource.
+    /// An object in one of these scopes needs a quota with the same scope. The resource of the entry does not matter.
     #[serde(default)]
     match_scopes: Vec<ScopeSelector>,
 }
 
-/// The reason why an object needs a quota that its namespace does not have, in the words of upstream.
+/// The reason why an object needs a quota that its namespace does not have, with upstream's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Uncovered {
-    /// No quota limits some of its amounts.
+    /// The object uses amounts that no quota limits.
     Amounts(String),
-    /// No quota has some of its scopes.
+    /// The object is in scopes that no quota has.
     Scopes(String),
 }
 
@@ -52,8 +52,8 @@ impl LimitedResource {
     }
 }
 
-/// The reason why an object needs a quota that the namespace does not have. `None` if its quotas suffice. `quotas` is all
-/// quotas of the namespace.
+/// The reason why an object needs a quota that the namespace does not have. `None` if the quotas suffice. `quotas` has
+/// all quotas of the namespace.
 pub fn uncovered<'a>(
     limited: &[LimitedResource],
     quotas: impl Iterator<Item = &'a Quota>,

@@ -82,7 +82,7 @@ impl ScopeSelector {
 }
 
 impl fmt::Display for ScopeSelector {
-    /// The form of Go's struct, which upstream's messages have.
+    /// Prints the selector in the form of a Go struct, as upstream's messages do.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{{{} {} [{}]}}", self.name, self.operator, self.values.join(" "))
     }

@@ -36,7 +36,7 @@ pub(super) fn of(kind: &Resource, object: &Value) -> Usage {
     usage
 }
 
-/// Whether the amounts depend on the object, and not on its kind alone.
+/// Whether two objects of the kind can have different amounts.
 pub(super) fn reads_object(kind: &Resource) -> bool {
     let special = ["pods", "services", "persistentvolumeclaims"];
     (kind.group.is_empty() && special.contains(&&*kind.plural))
@@ -111,14 +111,15 @@ fn claim(usage: &mut Usage, claim: &Value) {
     }
 }
 
-/// The devices of a claim count by their class, and as the extended resource that the class provides implicitly. The pod
-/// of a claim for extended resources has used these already.
+/// Adds the devices of a claim. They count by their class, and as the extended resource that the class provides
+/// implicitly. If the claim was created for the extended resources of a pod, the pod already counts for the extended
+/// resource.
 fn devices(usage: &mut Usage, claim: &Value) {
     let is_of_pod = is_for_extended_resources(claim);
     for request in claim["spec"]["devices"]["requests"].as_array().into_iter().flatten() {
         let exact = &request["exactly"];
         let list = request["firstAvailable"].as_array().into_iter().flatten();
-        // Of alternatives, each class counts with the largest amount.
+        // If a request has alternatives, each class counts with its largest amount.
         let mut largest: BTreeMap<&str, i128> = BTreeMap::new();
         for one in std::iter::once(exact).chain(list).filter(|one| one.is_object()) {
             let Some(class) = one["deviceClassName"].as_str() else { continue };

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use super::Resource;
 
-/// Values by three texts; a look-up does not allocate.
+/// Resources by three texts. The maps are nested, so that a look-up does not allocate.
 type Index = HashMap<Box<str>, HashMap<Box<str>, HashMap<Box<str>, Arc<Resource>>>>;
 
 /// Values by group and plural.

@@ -1,7 +1,7 @@
 //! CEL types of built-in definitions (`SchemaDeclType` of upstream).
 //!
-//! Fields that the schema does not describe, quantities, and a definition within itself have any type. Upstream knows
-//! no fields there, and warns about expressions that are right.
+//! Fields that the schema does not describe, quantities, and recursive definitions have any type. Upstream has no
+//! fields there, so it warns about correct expressions, too.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -20,15 +20,15 @@ pub fn cel_type(name: &str) -> Option<Type> {
 
 struct Builder {
     schemas: &'static Schemas,
-    /// The types of definitions. None while a type is being built.
+    /// The types of definitions. `None` while the type is being built.
     known: HashMap<usize, Option<Type>>,
 }
 
 // === impl Builder ===
 
 impl Builder {
-    /// The type of a definition. Each is built once, so recursion ends, and the depth is at most the number of
-    /// definitions that are nested in each other.
+    /// The type of a definition. Each definition is built once, so the recursion ends. Its depth is at most the number
+    /// of definitions that are nested in each other.
     fn object(&mut self, id: DefinitionId) -> Type {
         match self.known.get(&id.index()) {
             Some(Some(kind)) => return kind.clone(),

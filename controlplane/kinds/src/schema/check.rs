@@ -19,7 +19,7 @@ struct ValuePath<'a> {
 
 /// The last step of a path.
 enum Step<'a> {
-    /// The object itself; the name is empty unless it is in a field of another object.
+    /// The object itself, with the name of its field in another object. Empty if it is not in another object.
     Root(&'a str),
     /// A field of a struct.
     Field(&'static Definition, &'static Property),
@@ -311,7 +311,7 @@ fn base64_offset(text: &str, error: &base64::DecodeError) -> usize {
     }
 }
 
-/// A number that does not fit, with all its digits.
+/// A value in Go's decoding errors: its JSON type, and for a number all its digits.
 fn go_number(value: &Value) -> String {
     match value {
         Value::Number(number) => format!("number {number}"),

@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 use serde::Deserialize;
 
 static DEFINITIONS: &[u8] = include_bytes!("../../schema/definitions.json.deflate");
-/// Lists for which empty and absent differ: absent ones have a default, and empty ones are invalid.
+/// Lists that differ if they are empty or absent: an absent list gets a default, an empty list is invalid.
 const REFUSED_IF_EMPTY: &[(&str, &str)] = &[("io.k8s.api.autoscaling.v2.HPAScalingRules", "policies")];
 static PRESENCE: &[u8] = include_bytes!("../../schema/presence.json.deflate");
 static TYPES: &[u8] = include_bytes!("../../schema/types.json.deflate");
@@ -233,7 +233,7 @@ impl Definition {
         Definition { name: Box::from(name), properties: properties.into(), atomic, always: Box::default() }
     }
 
-    /// Sets the presence of each property: `letters` has one for each, in the order of their names.
+    /// Sets the presence of each property. `letters` has one letter for each property, in the order of the names.
     fn set_presence(&mut self, letters: &str) {
         for (property, letter) in self.properties.iter_mut().zip(letters.chars()) {
             property.presence = match letter {

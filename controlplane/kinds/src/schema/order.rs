@@ -1,4 +1,4 @@
-//! The order of messages about fields: the order of the document, which the tree does not have.
+//! The order of messages about fields. It is the order of the document, which the parsed tree does not keep.
 
 use std::collections::HashMap;
 
@@ -36,8 +36,8 @@ impl PathHash {
     }
 }
 
-/// Sorts messages of the form `unknown field "path"` by the position of the path in the document, for a duplicate by its
-/// second position. A hash collision only changes the order.
+/// Sorts messages such as `unknown field "path"` by the position of the path in the document. For a duplicate field,
+/// its second position counts. A hash collision only changes the order.
 pub(super) fn by_document(notes: &mut [String], keys: &[u64]) {
     if notes.len() < 2 || keys.is_empty() {
         return;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// The position of a parser in a document, as a chain on the stack: it is formatted only when it is needed.
+/// The position of a parser in a document. It is a chain on the stack, and is formatted only when it is needed.
 pub enum TreePath<'a> {
     /// The document.
     Root,

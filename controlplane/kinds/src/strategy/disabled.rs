@@ -6,18 +6,18 @@ use serde_json::Value;
 use crate::Resource;
 use crate::pod_security::template_path;
 
-/// Projected sources of the gates `ClusterTrustBundleProjection` and `PodCertificateRequest`.
+/// Projected sources that need the gates `ClusterTrustBundleProjection` and `PodCertificateRequest`.
 const SOURCES: [&str; 2] = ["clusterTrustBundle", "podCertificate"];
-/// Fields of a Lease of the gate `CoordinatedLeaderElection`.
+/// Fields of a Lease that need the gate `CoordinatedLeaderElection`.
 const LEASE: [&str; 2] = ["strategy", "preferredHolder"];
-/// Field of a device of the gate `DRANodeAllocatableResources`.
+/// Field of a device that needs the gate `DRANodeAllocatableResources`.
 const MAPPINGS: &str = "nodeAllocatableResourceMappings";
-/// Fields of a device's attribute of the gate `DRAListTypeAttributes`.
+/// Fields of a device's attribute that need the gate `DRAListTypeAttributes`.
 const LISTS: [&str; 4] = ["bools", "ints", "strings", "versions"];
 const CONTAINERS: [&str; 3] = ["containers", "initContainers", "ephemeralContainers"];
-/// Field of a pod's status of the gate `DRANodeAllocatableResources`.
+/// Field of a pod's status that needs the gate `DRANodeAllocatableResources`.
 const CLAIM_STATUSES: &str = "nodeAllocatableResourceClaimStatuses";
-/// Field of a volume mount in a pod's status of the gate `ImageVolumeWithDigest`.
+/// Field of a volume mount in a pod's status that needs the gate `ImageVolumeWithDigest`.
 const VOLUME_STATUS: &str = "volumeStatus";
 const STATUSES: [&str; 3] = ["containerStatuses", "initContainerStatuses", "ephemeralContainerStatuses"];
 
@@ -144,7 +144,7 @@ fn drop_field(value: Option<&mut Value>, field: &str, old: Option<&Value>) {
     }
 }
 
-/// The elements of a list. None if it is absent.
+/// The elements of a list. Yields nothing if the list is absent.
 fn elements<'a>(value: &'a mut Value, list: &str) -> impl Iterator<Item = &'a mut Value> + use<'a> {
     value.get_mut(list).and_then(Value::as_array_mut).into_iter().flatten()
 }

@@ -23,8 +23,9 @@ pub fn prepare_for_resize(kind: &Resource, new: &mut Value, old: &Value) {
     prepare_for_update(kind, new, old);
 }
 
-/// The old spec with the resources and resize policies of the new spec. If the number of containers or of init containers
-/// differs, the new spec is returned, and if their names differ, the new list is kept: validation then refuses the change.
+/// The old spec with the resources and resize policies of the new spec. If the number of containers or of init
+/// containers differs, the new spec is returned. If their names differ, the new list is kept. In both cases validation
+/// refuses the change.
 fn resized(mut new: Value, old: &Value) -> Value {
     const LISTS: [&str; 2] = ["containers", "initContainers"];
     let length = |spec: &Value, list: &str| spec[list].as_array().map_or(0, Vec::len);

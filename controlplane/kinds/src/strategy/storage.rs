@@ -31,10 +31,9 @@ pub(super) fn set_transition_time(new: &mut Value, old: &Value) {
     }
 }
 
-/// Removes data sources that are not supported. These are one in another namespace, because the gate
-/// `CrossNamespaceVolumeDataSource` is off, and a `dataSource` that is neither a claim nor a snapshot. Those of the
-/// old claim stay. Sources: `DropDisabledFields`, `EnforceDataSourceBackwardsCompatibility` of
-/// `pkg/api/persistentvolumeclaim`.
+/// Removes unsupported data sources: a source in another namespace, because the gate `CrossNamespaceVolumeDataSource`
+/// is off, and a `dataSource` that is neither a claim nor a snapshot. Data sources that the old claim has stay.
+/// Sources: `DropDisabledFields`, `EnforceDataSourceBackwardsCompatibility` of `pkg/api/persistentvolumeclaim`.
 pub(super) fn drop_data_sources(claim: &mut Value, old: Option<&Value>) {
     const REFERENCE: &str = "dataSourceRef";
     let had = |field: &str| old.is_some_and(|old| old["spec"][field].is_object());
@@ -50,7 +49,7 @@ pub(super) fn drop_data_sources(claim: &mut Value, old: Option<&Value>) {
     }
 }
 
-/// Whether a data source is one of the kinds that the field `dataSource` had at first.
+/// Whether a data source is a claim or a snapshot. `dataSource` supports only these kinds.
 fn is_old_source(source: &Value) -> bool {
     matches!(
         (source["apiGroup"].as_str().unwrap_or_default(), source["kind"].as_str()),
@@ -58,8 +57,8 @@ fn is_old_source(source: &Value) -> bool {
     )
 }
 
-/// Sets `dataSource` from `dataSourceRef`, and vice versa, if one of them is absent. A source in another
-/// namespace is only in the latter. Source: `NormalizeDataSources`.
+/// Sets `dataSource` from `dataSourceRef`, and vice versa, if one of them is absent. A source in another namespace is
+/// only in `dataSourceRef`. Source: `NormalizeDataSources`.
 pub(crate) fn normalize_data_sources(claim: &mut Value) {
     let Some(spec) = claim["spec"].as_object_mut() else { return };
     let present = |spec: &Map<String, Value>, name: &str| spec.get(name).filter(|of| of.is_object()).cloned();

@@ -87,7 +87,7 @@ pub(crate) fn csi_driver(causes: &mut Causes, object: &Value, old: Option<&Value
         causes.invalid(&path.field("serviceAccountTokenInSecrets"), secrets, detail);
     }
     let Some(old) = old else { return };
-    // The first name is upstream's spelling.
+    // Upstream's error has the misspelled name `attachedRequired`.
     for (shown, name) in
         [("attachedRequired", "attachRequired"), ("volumeLifecycleModes", "volumeLifecycleModes")]
     {

@@ -13,7 +13,7 @@ const MAX_INDEXED_PARALLELISM: i64 = 100_000;
 const MAX_FAILED_INDEXES: i64 = 100_000;
 /// Number of completions above which back-off per index has narrower limits.
 const MANY_COMPLETIONS: i64 = 100_000;
-/// Maximum parallelism and failed indexes of such a job.
+/// Maximum parallelism and failed indexes of a job with more than [`MANY_COMPLETIONS`] and back-off per index.
 const MANY_COMPLETIONS_LIMIT: i64 = 10_000;
 /// Maximum size of the name in `managedBy`, in bytes.
 const MAX_MANAGED_BY: usize = 63;
@@ -92,7 +92,7 @@ fn schedule(causes: &mut Causes, path: &Path, spec: &Value, old: Option<&Value>)
     }
 }
 
-/// The schedule after its time zone, which is refused separately.
+/// The part of the schedule after the prefix of its time zone. The prefix is refused separately.
 fn without_zone(schedule: &str) -> &str {
     match schedule.strip_prefix("CRON_TZ=").or_else(|| schedule.strip_prefix("TZ=")) {
         Some(rest) => rest.split_once(' ').map_or("", |(_zone, fields)| fields.trim()),
@@ -296,7 +296,7 @@ fn is_stopped(job: &Value) -> bool {
         && job["status"]["active"].as_i64().unwrap_or(0) == 0
 }
 
-/// Takes over the fields of a suspended job's template that may change: where its pods run and what they request.
+/// Copies the fields that may change in the template of a suspended job: where its pods run and what they request.
 fn unfreeze(before: &mut Value, new: &Value) {
     fn copy(before: &mut Value, new: &Value, name: &str) {
         if let Some(map) = before.as_object_mut() {

@@ -55,7 +55,7 @@ fn of_pod<'a>(causes: &mut Causes, path: &Path, claim: &'a Value, seen: &mut Has
 
 /// Checks the claims that a container uses. `names` has the claims of the pod.
 fn of_container(causes: &mut Causes, path: &Path, claims: &Value, names: &BTreeSet<&str>) {
-    // `whole` has the claims that are used without a request. `requests` has the requests of each claim that are used.
+    // `whole` has the claims that are used without a request. `requests` has the used requests of each claim.
     let (mut whole, mut requests) = (HashSet::new(), HashMap::<&str, HashSet<&str>>::new());
     for (index, claim) in items(claims) {
         let here = path.index(index);

@@ -98,7 +98,7 @@ fn ephemeral(causes: &mut Causes, path: &Path, container: &Value, targets: &Hash
     }
     for name in NOT_EPHEMERAL {
         let value = &container[name];
-        // Upstream's `resources` is a struct: an empty one is not set.
+        // In Go, `resources` is a struct: an empty value counts as absent.
         let is_set = !value.is_null() && (name != "resources" || *value != json!({}));
         if is_set {
             causes.forbidden(&path.field(name), forbidden);

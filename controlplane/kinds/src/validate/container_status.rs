@@ -13,7 +13,7 @@ const MAX_ID: i64 = i32::MAX as i64;
 const MAX_HEALTH_MESSAGE: usize = 1024;
 const HEALTH: &[&str] = &["Healthy", "Unhealthy", "Unknown"];
 
-/// Checks the parts. `path` is the path of the status.
+/// Checks these parts of a pod's status. `path` is the path of the status.
 pub(super) fn all(causes: &mut Causes, path: &Path, pod: &Value) {
     let (spec, status) = (&pod["spec"], &pod["status"]);
     conditions(causes, &path.field("conditions"), &status["conditions"]);
@@ -69,7 +69,7 @@ impl<'a> Resources<'a> {
         Resources { requests: &resources["requests"], claims: claims.collect() }
     }
 
-    /// The error of a resource name that the container neither requests nor has as a claim. `None` if it has it.
+    /// The error of a resource name that is neither a requested resource of the container nor one of its claims.
     fn problem(&self, name: &str) -> Option<&'static str> {
         let Some(claim) = name.strip_prefix("claim:") else {
             let is_known = self.requests.get(name).is_some();

@@ -224,7 +224,7 @@ fn divisor(causes: &mut Causes, path: &Path, resource: &str, divisor: &Value) {
     causes.invalid(path, &resource.into(), &detail);
 }
 
-/// Checks one element of `envFrom`. Upstream reports some errors at the list.
+/// Checks one element of `envFrom`. As upstream, some errors have the path of the list.
 fn bulk(causes: &mut Causes, list: &Path, index: usize, from: &Value) {
     let path = &list.index(index);
     let prefix = text(&from["prefix"]);
@@ -248,7 +248,7 @@ fn bulk(causes: &mut Causes, list: &Path, index: usize, from: &Value) {
     }
 }
 
-/// A name whose last dash, if any, is a letter. Source: `maskTrailingDash` of apimachinery.
+/// The name with a letter instead of a trailing dash. Source: `maskTrailingDash` of apimachinery.
 fn masked(name: &str) -> String {
     match name.strip_suffix('-') {
         Some(rest) if !rest.is_empty() => format!("{rest}a"),

@@ -50,7 +50,7 @@ pub(crate) fn event(causes: &mut Causes, event: &Value, old: Option<&Value>) {
             }
             for (field, name) in IMMUTABLE.into_iter().filter(|(field, _)| event[field] != old[field]) {
                 let (empty, value) = (Value::from(""), &event[field]);
-                // A time that is absent is null in Go, a text is empty.
+                // In Go, an absent time is null, and an absent text is empty.
                 let is_time = field.ends_with("Time") || field.ends_with("Timestamp");
                 let is_text = old[field].is_string() && !is_time;
                 let value = if value.is_null() && is_text { &empty } else { value };

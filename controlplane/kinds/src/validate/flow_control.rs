@@ -264,8 +264,8 @@ fn queues(causes: &mut Causes, path: &Path, queuing: &Value) {
     }
 }
 
-/// The number of hash bits for a hand of this size. The sum ends above the limit, so a large hand costs no
-/// more.
+/// The number of hash bits for a hand of this size. The loop ends when the sum exceeds the limit, so a large hand does
+/// not take longer.
 fn entropy_bits(queues: i64, hand: i64) -> f64 {
     let mut bits = 0.0;
     for taken in 0..hand.max(0) {

@@ -9,7 +9,7 @@ pub(crate) use coracle_values::names::{
     port_name, qualified_name,
 };
 
-/// The text, if the value is wrong.
+/// The problem `text` if the value is wrong. Empty if it is right.
 fn problem(is_wrong: bool, text: &str) -> Vec<String> {
     if is_wrong { vec![text.to_owned()] } else { Vec::new() }
 }

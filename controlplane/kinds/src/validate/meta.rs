@@ -56,7 +56,7 @@ fn finalizers(causes: &mut Causes, kind: &Resource, path: &Path, list: &Value) {
             causes.invalid(&path.index(index), finalizer, PLAIN_FINALIZER);
         }
     }
-    // Dependents are either deleted first or left alone.
+    // These finalizers exclude each other: dependents are either deleted first or orphaned.
     if ["orphan", "foregroundDeletion"].iter().all(|name| items(list).any(|(_, one)| one == name)) {
         let detail = "finalizer orphan and foregroundDeletion cannot be both set";
         causes.invalid(path, list, detail);
@@ -139,7 +139,7 @@ pub(super) fn annotations(causes: &mut Causes, path: &Path, annotations: &Value)
 
 fn owners(causes: &mut Causes, path: &Path, owners: &Value) {
     for (_, owner) in items(owners) {
-        // Upstream leaves out the index.
+        // As upstream, the paths of violations lack the index of the owner.
         let here = path;
         let version = text(&owner["apiVersion"]);
         let is_malformed = version.matches('/').count() > 1 || version.ends_with('/') || version.is_empty();

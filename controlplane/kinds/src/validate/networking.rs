@@ -293,7 +293,7 @@ pub(crate) fn service_cidr(causes: &mut Causes, object: &Value, old: Option<&Val
     };
     let now = ranges(object);
     if let Some(before) = old.map(ranges) {
-        // A single range may become dual-stack.
+        // A second range may be added to a single range (dual-stack).
         if before.len() == now.len() || (before.len(), now.len()) == (1, 2) {
             for (index, (_, cidr)) in before.iter().zip(&now).enumerate().filter(|(_, (was, is))| was != is) {
                 causes.invalid(&path.index(index), &cidr.as_str().into(), "field is immutable");

@@ -13,7 +13,7 @@ const FIXED: [&str; 2] = ["nodeID", "topologyKeys"];
 
 pub(crate) fn node(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
-    // Upstream reports taints at the metadata.
+    // As upstream, violations of taints have a path in the metadata.
     taints(causes, &Path::root("metadata").field("taints"), &spec["taints"]);
     for (index, cidr) in items(&spec["podCIDRs"]) {
         causes.format(&path.field("podCIDRs").index(index), text(cidr), format::cidr(text(cidr)));
@@ -119,7 +119,7 @@ pub(crate) fn csi_node(causes: &mut Causes, object: &Value, old: Option<&Value>)
             causes.duplicate(&here.field("name"), &driver["name"]);
         }
         let mut keys = HashSet::new();
-        // Upstream reports these keys at the driver.
+        // As upstream, violations of these keys have the path of the driver.
         for (_, key) in items(&driver["topologyKeys"]) {
             if text(key).is_empty() {
                 causes.required(&here, "");
@@ -131,7 +131,7 @@ pub(crate) fn csi_node(causes: &mut Causes, object: &Value, old: Option<&Value>)
         }
     }
     let Some(old) = old else { return };
-    // Only the volumes that fit may change in the entry of a driver.
+    // In the entry of a driver, only `allocatable` may change: the number of volumes that fit.
     let before: HashMap<&str, &Value> =
         items(&old["spec"]["drivers"]).map(|(_, driver)| (text(&driver["name"]), driver)).collect();
     for (_, driver) in items(drivers) {

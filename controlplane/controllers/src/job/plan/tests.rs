@@ -137,7 +137,7 @@ fn superfluous_pods_do_not_count_as_failed() {
         assert_eq!(conditions(&status), expected);
         assert_eq!(status["startTime"].is_null(), more["suspend"] == true);
     }
-    // They do not delay the pods after the resumption.
+    // The deleted pods do not delay new pods after the job is resumed.
     assert_eq!(decide(&job(spec(json!({})), started.clone()), "1x. 2x."), "+");
     // The pods of a job that fails keep their finalizer and count.
     let failing = job(spec(json!({})), json!({"failed": 1}));
@@ -186,7 +186,7 @@ fn a_pod_is_counted_once_after_a_crash_at_any_step() {
     assert_eq!(second["succeeded"], 1);
     let (third, _) = updated(&job(spec(), second.clone()), "1+. 2");
     assert_eq!(third, second);
-    // A pod that is gone altogether counts, too.
+    // A pod that no longer exists counts, too.
     let lost = json!({"succeeded": 1, "uncountedTerminatedPods": {"failed": ["9"]}});
     assert_eq!(updated(&job(spec(), lost), "2").0["failed"], 1);
 }
@@ -280,7 +280,7 @@ fn the_work_does_not_grow_with_the_completions() {
     let status = json!({"completedIndexes": "0-2147483639", "failedIndexes": "2147483641-2147483643"});
     let begin = std::time::Instant::now();
     assert_eq!(decide(&job(spec, status), ""), "+2147483640 +2147483644 +2147483645");
-    // Work that is repeated for each completion would take longer, also on a fast machine.
+    // A plan that does work for each completion takes longer, even on a fast machine.
     assert!(begin.elapsed() < std::time::Duration::from_secs(20));
 }
 

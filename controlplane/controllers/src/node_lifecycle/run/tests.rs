@@ -14,7 +14,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// An API that accepts every status patch, except the first one of one pod: that one conflicts.
+/// An API that accepts all status patches, except that the first patch of one pod conflicts.
 #[derive(Clone, Default)]
 struct Api {
     objects: Arc<Mutex<BTreeMap<String, Value>>>,
@@ -127,7 +127,7 @@ impl Cluster {
         self
     }
 
-    /// Writes whether this node is ready.
+    /// Sets the status of the node's condition Ready.
     fn say(&mut self, node: usize, ready: &str) {
         let path = format!("/api/v1/nodes/{}", self.nodes[node]["metadata"]["name"].as_str().unwrap());
         self.versions += 1000;
@@ -191,11 +191,11 @@ async fn nodes_of_a_large_mostly_lost_zone_are_tainted_slowly_until_it_recovers(
     for node in 0..2 {
         cluster.say(node, "Unknown");
     }
-    // 30 of 51 nodes: the first one does not wait.
+    // 30 of 51 nodes are lost. The first taint does not wait.
     assert_eq!(cluster.after(0, "a").await, 1);
     assert_eq!(cluster.after(98, "a").await, 1);
     assert_eq!(cluster.after(3, "a").await, 2);
-    // 27 of 51 nodes are less than 55 %: the next one follows ten seconds later.
+    // 27 of 51 nodes are lost, less than 55 %: the next taint follows ten seconds later.
     let waiting: Vec<usize> = (0..51).filter(|node| cluster.waits(*node)).take(3).collect();
     for node in waiting {
         cluster.say(node, "True");

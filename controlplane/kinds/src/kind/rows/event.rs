@@ -67,7 +67,7 @@ fn to_storage(event: Value) -> Result<Value, String> {
 fn from_storage(event: Value) -> Result<Value, String> {
     let mut event = renamed(event, |(new, core)| (core, new));
     if let Some(event) = event.as_object_mut() {
-        // The schema requires it.
+        // The schema requires `eventTime`.
         event.entry("eventTime").or_insert(Value::Null);
     }
     Ok(event)

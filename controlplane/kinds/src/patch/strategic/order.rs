@@ -1,5 +1,5 @@
-//! The order of a merged list. The elements of the patch keep the order of the patch. The other elements keep their order
-//! in the old list, and are placed between the former by their old positions.
+//! The order of a merged list. The elements of the patch keep the order of the patch. The other elements keep their
+//! order in the old list, and are placed between the elements of the patch by their old positions.
 //!
 //! Elements are found by an index. Both lists can be as long as a request allows, and a linear search for each element
 //! would take minutes.

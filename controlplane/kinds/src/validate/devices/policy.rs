@@ -97,7 +97,7 @@ fn range(causes: &mut Causes, path: &Path, range: &Value, default: Quantity, who
     let detail = format!("one step {first} is larger than capacity value: {whole}");
     refuse(first > whole, "step", step, detail);
     for value in [Some(default), max].into_iter().flatten() {
-        // A step of zero has no multiples. Upstream divides by it.
+        // A step of zero has no multiples, so every amount is refused. Upstream would divide by zero.
         let added = value.value().saturating_sub(min.value());
         let fits = added.checked_rem(step.value()) == Some(0);
         let detail = format!("value is not a multiple of a given step ({step}) from ({min})");

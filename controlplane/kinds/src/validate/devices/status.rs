@@ -101,7 +101,7 @@ fn share(causes: &mut Causes, path: &Path, uid: &Value) {
     if is_plain {
         return;
     }
-    // Go's parser also accepts a form without separators, in braces, and as a URN.
+    // Go's parser also accepts a uid without separators, in braces, or as a URN.
     let is_other_form = {
         let plain = text.trim_start_matches("urn:uuid:").trim_start_matches('{').trim_end_matches('}');
         let digits: String = plain.chars().filter(|letter| *letter != '-').collect();

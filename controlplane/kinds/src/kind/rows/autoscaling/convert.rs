@@ -268,7 +268,7 @@ fn target_type(target: &mut Map<String, Value>) -> &'static str {
     }
 }
 
-/// The value, if the schema of v2 accepts it as this field. Annotations are the client's text.
+/// The value, if the schema of v2 accepts it as this field. Clients can write any text into the annotations.
 fn checked(part: &str, field: &str, value: Value) -> Option<Value> {
     let mut object = json!({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler",
         "spec": {"maxReplicas": 1, "scaleTargetRef": {"kind": "", "name": ""}}, "status": {"desiredReplicas": 0}});
