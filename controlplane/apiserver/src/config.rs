@@ -177,7 +177,7 @@ impl ServerOptions {
 }
 
 /// The default byte limits of namespaces for a machine with `memory` bytes of memory. Objects take up to four times as
-/// much memory as their encoding.
+/// much memory as their encoding. One namespace gets at most a quarter of the limit of all.
 fn default_byte_limits(memory: usize) -> ByteLimits {
     let [min, max] = NAMESPACE_BYTES;
     ByteLimits::new((memory / 32).clamp(min, max), (memory / 8).max(4 * min))

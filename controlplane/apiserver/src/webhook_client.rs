@@ -214,12 +214,12 @@ impl Endpoint {
         self.target.host()
     }
 
-    /// Maximum bytes of the response to a request of `sent` bytes.
+    /// The message of a failed call.
     fn failed(&self, why: &str) -> String {
         format!("failed to call webhook: Post {:?}: {why}", self.target.url(self.timeout.as_secs()))
     }
 
-    /// Maximum bytes of the response to a request of that many bytes.
+    /// Maximum bytes of the response to a request of `sent` bytes.
     fn max_response(&self, sent: usize) -> usize {
         MAX_RESPONSE.saturating_add(sent.saturating_mul(PER_BYTE_SENT)).min(self.max_response)
     }
