@@ -99,7 +99,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         Some(known)
             if is_current(&known, &subsets, &labels) && is_marked_truncated(&known) == is_truncated => {}
         Some(known) => {
-            let before = trigger_time::of_subsets(known.subsets.as_deref().unwrap_or_default());
+            let before = trigger_time::of_known(&known);
             let written = trigger_time::of_subsets(&subsets);
             let trigger = trigger_time::time(&service, &pods, Some(&before), &written);
             let mut metadata = json!({"labels": labels});
@@ -196,7 +196,10 @@ fn is_current(known: &Endpoints, subsets: &[EndpointSubset], labels: &Value) -> 
         .into_iter()
         .flatten()
         .all(|(name, value)| own.get(name).map(String::as_str) == value.as_str());
-    labelled && known.subsets.as_deref().unwrap_or_default() == subsets
+    let known = known.subsets.as_deref().unwrap_or_default();
+    labelled
+        && known.len() == subsets.len()
+        && known.iter().zip(subsets).all(|(known, desired)| known.equals(desired))
 }
 
 #[cfg(test)]
