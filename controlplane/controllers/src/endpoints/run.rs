@@ -227,7 +227,7 @@ mod tests {
     async fn reconciles(api: &TestApi, change: impl Fn(usize)) -> HashMap<String, usize> {
         let (context, queue) = (&api.context, Arc::new(Queue::new()));
         on_endpoint_change(context, queue.clone());
-        let counts = std::sync::Mutex::new(HashMap::new());
+        let counts = std::sync::Mutex::new(HashMap::<String, usize>::new());
         let work = queue.work("test", |key: Key| {
             let sharing = context.selectors.sharing(&key);
             *counts.lock().unwrap().entry(key.name).or_default() += 1;

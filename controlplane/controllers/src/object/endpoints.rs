@@ -53,6 +53,8 @@ resource!(EndpointSlice, "discovery.k8s.io", "endpointslices", NamespaceResource
 impl Object for Endpoints {}
 impl Object for EndpointSlice {}
 
+// === impl Subset ===
+
 impl Subset {
     /// Whether the subset has exactly these addresses and ports.
     pub(crate) fn equals(&self, other: &EndpointSubset) -> bool {
@@ -118,19 +120,22 @@ mod tests {
         assert!(none.endpoints.is_empty());
     }
 
+    fn subset(ready: &Value, unready: &Value) -> Value {
+        json!({"addresses": ready, "notReadyAddresses": unready, "ports": [{"port": 80}]})
+    }
+
     #[test]
     fn endpoints_share_addresses_and_compare_all_of_them() {
-        let subset = |ready: Value, unready: Value| json!({"addresses": ready, "notReadyAddresses": unready, "ports": [{"port": 80}]});
         let address = |ip: &str| json!({"ip": ip, "targetRef": {"uid": "shared-address"}});
         let read = |value: &Value| -> Subset { serde_json::from_value(value.clone()).unwrap() };
         let desired = |value: &Value| -> EndpointSubset { serde_json::from_value(value.clone()).unwrap() };
-        let one = subset(json!([address("10.7.0.1")]), json!([address("10.7.0.2")]));
+        let one = subset(&json!([address("10.7.0.1")]), &json!([address("10.7.0.2")]));
         assert!(Arc::ptr_eq(&read(&one).addresses[0], &read(&one).addresses[0]));
         assert!(read(&one).equals(&desired(&one)));
         for other in [
-            subset(json!([address("10.7.0.1")]), json!(null)),
-            subset(json!([address("10.7.0.1")]), json!([address("10.7.0.3")])),
-            subset(json!([address("10.7.0.1"), address("10.7.0.4")]), json!([address("10.7.0.2")])),
+            subset(&json!([address("10.7.0.1")]), &json!(null)),
+            subset(&json!([address("10.7.0.1")]), &json!([address("10.7.0.3")])),
+            subset(&json!([address("10.7.0.1"), address("10.7.0.4")]), &json!([address("10.7.0.2")])),
         ] {
             assert!(!read(&one).equals(&desired(&other)) && read(&other).equals(&desired(&other)));
         }

@@ -300,7 +300,8 @@ mod tests {
     fn a_pod_is_compared_with_few_selectors() {
         let (index, _) = followed();
         for number in 0..1000 {
-            select(&index, &format!("s{number}"), &[("app", "a"), ("unit", &format!("u{number}"))]);
+            let unit = format!("u{number}");
+            select(&index, &format!("s{number}"), &[("app", "a"), ("unit", unit.as_str())]);
             select(&index, &format!("t{number}"), &[("app", "b")]);
         }
         let all = index.lock();
