@@ -138,6 +138,11 @@ impl<K: Object> Cache<K> {
         self.lock().objects.values().cloned().collect()
     }
 
+    /// Calls `read` with all objects, with the lock held. The rules are the same as for a [`Handler`].
+    pub(crate) fn read<R>(&self, read: impl FnOnce(&BTreeMap<Key, Arc<K>>) -> R) -> R {
+        read(&self.lock().objects)
+    }
+
     /// The objects of one namespace.
     pub(crate) fn in_namespace(&self, namespace: &str) -> Vec<Arc<K>> {
         let state = self.lock();

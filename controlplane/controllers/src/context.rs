@@ -15,6 +15,7 @@ use crate::state::failed_pods::FailedPods;
 use crate::state::group_members::GroupMembers;
 use crate::state::job_failures::JobFailures;
 use crate::state::pod_counts::PodCounts;
+use crate::state::selector_index::SelectorIndex;
 use crate::state::service_addresses::ServiceAddresses;
 use crate::state::volume_index::VolumeIndex;
 use crate::state::zones::ZoneIndex;
@@ -43,6 +44,8 @@ pub(crate) struct Context {
     pub(crate) volumes: Arc<VolumeIndex>,
     /// Active pods of groups.
     pub(crate) group_members: Arc<GroupMembers>,
+    /// Selectors of services.
+    pub(crate) selectors: Arc<SelectorIndex>,
     /// Addresses of services.
     pub(crate) service_addresses: Arc<ServiceAddresses>,
     /// Processors of zones.
@@ -65,6 +68,7 @@ impl Context {
             pod_counts: Default::default(),
             volumes: Arc::default(),
             group_members: Arc::default(),
+            selectors: Arc::default(),
             service_addresses: Arc::default(),
             zones: Arc::default(),
         }

@@ -1,5 +1,6 @@
 //! The endpoints of services: the addresses of the selected pods.
 
+pub(crate) mod batch;
 pub(crate) mod plan;
 pub(crate) mod run;
 pub(crate) mod trigger_time;

@@ -32,12 +32,14 @@ mod batch;
 mod containers;
 mod devices;
 mod disruption;
+mod endpoints;
 mod joining;
 mod migration;
 mod networking;
 mod processors;
 mod rbac;
 mod scheduling;
+mod shared;
 mod storage;
 mod tolerations;
 mod workload;
@@ -50,6 +52,7 @@ pub(crate) use devices::{
     ExtendedClaimStatus, PodClaimStatus, PodResourceClaim, ResourceClaim, ResourceSlice,
 };
 pub(crate) use disruption::PodDisruptionBudget;
+pub(crate) use endpoints::{EndpointSlice, Endpoints, Subset};
 pub(crate) use joining::{CertificateSigningRequest, Lease, Secret};
 pub(crate) use migration::{GroupResource, StorageVersionMigration};
 pub(crate) use networking::{IPAddress, ServiceCIDR};
@@ -357,25 +360,6 @@ pub(crate) struct ServiceStatus {
     pub(crate) conditions: Option<Vec<k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition>>,
 }
 
-/// The endpoints of a service.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub(crate) struct Endpoints {
-    pub(crate) metadata: ObjectMeta,
-    pub(crate) subsets: Option<Vec<k8s_openapi::api::core::v1::EndpointSubset>>,
-}
-
-/// An endpoint slice.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-pub(crate) struct EndpointSlice {
-    #[serde(deserialize_with = "without_managed_fields")]
-    pub(crate) metadata: ObjectMeta,
-    pub(crate) address_type: String,
-    pub(crate) endpoints: Option<Vec<k8s_openapi::api::discovery::v1::Endpoint>>,
-    pub(crate) ports: Option<Vec<k8s_openapi::api::discovery::v1::EndpointPort>>,
-}
-
 resource!(Pod, "", "pods", NamespaceResourceScope);
 resource!(ReplicaSet, "apps", "replicasets", NamespaceResourceScope);
 resource!(Deployment, "apps", "deployments", NamespaceResourceScope);
@@ -384,8 +368,6 @@ resource!(Namespace, "", "namespaces", ClusterResourceScope);
 resource!(ServiceAccount, "", "serviceaccounts", NamespaceResourceScope);
 resource!(ConfigMap, "", "configmaps", NamespaceResourceScope);
 resource!(Service, "", "services", NamespaceResourceScope);
-resource!(Endpoints, "", "endpoints", NamespaceResourceScope);
-resource!(EndpointSlice, "discovery.k8s.io", "endpointslices", NamespaceResourceScope);
 
 /// The annotations of pods that controllers read.
 const ANNOTATIONS: [&str; 4] = [
@@ -430,5 +412,3 @@ impl Object for Namespace {}
 impl Object for ServiceAccount {}
 impl Object for ConfigMap {}
 impl Object for Service {}
-impl Object for Endpoints {}
-impl Object for EndpointSlice {}

@@ -34,7 +34,8 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
     let (recorder, events) = coracle_events::recorder(client.clone(), "");
     tasks.spawn(events.run());
     let context = Arc::new(Context::new(client, recorder, config));
-    // The handlers that count pods are registered first, so that the other handlers read up-to-date counts.
+    // The handlers of counts and indexes are registered first, so that the other handlers read their current state.
+    endpoints::run::follow(&context);
     context.pod_counts.follow(&context.caches.pods);
     context.failed_pods.follow(&context.caches.pods);
     start(&context, &mut tasks);

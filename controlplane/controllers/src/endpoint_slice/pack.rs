@@ -101,10 +101,10 @@ fn pack_group(group: Group, slices: Vec<Arc<EndpointSlice>>, changes: &mut Chang
 
 /// Keeps the slice's endpoints that are desired, with their desired content, and removes them from `missing`.
 fn keep(slice: Arc<EndpointSlice>, missing: &mut BTreeMap<String, Endpoint>) -> KeptSlice {
-    let before = slice.endpoints.as_deref().unwrap_or_default();
+    let before = &slice.endpoints;
     let endpoints: Vec<Endpoint> =
         before.iter().filter_map(|endpoint| missing.remove(&identity(endpoint))).collect();
-    let is_changed = endpoints != before;
+    let is_changed = !endpoints.iter().eq(before.iter().map(|endpoint| &**endpoint));
     KeptSlice { slice, endpoints, is_changed }
 }
 

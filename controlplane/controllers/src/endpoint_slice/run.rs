@@ -11,11 +11,13 @@ use serde_json::{Value, json};
 use super::topology::{self, Zones};
 use super::{pack, plan};
 use crate::context::Context;
+use crate::endpoints::batch;
 use crate::endpoints::plan::is_ours;
+use crate::endpoints::run::{on_endpoint_change, selected};
 use crate::endpoints::trigger_time;
 use crate::error::{Error, is_namespace_terminating};
 use crate::object::{EndpointSlice, Key, ObjectExt, Pod, Service, controller_of};
-use crate::queue::{Next, Queue, pause_after_endpoints};
+use crate::queue::{Next, Queue};
 use crate::write::Part;
 
 /// Label of a slice with the name of its service.
@@ -49,8 +51,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             }
         }
     });
-    let own = queue.clone();
-    crate::endpoints::run::on_endpoint_change(context, move |service| own.add(service));
+    on_endpoint_change(context, queue.clone());
     let (own, zones) = (queue.clone(), context.zones.clone());
     context.caches.nodes.on_change(move |change| {
         let (old, new) = (change.old.and_then(topology::zone_node), change.new.and_then(topology::zone_node));
@@ -78,7 +79,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let Some(service) = service else { return Ok(Next::Wait) };
     let zone_of =
         |node: &str| caches.nodes.get(&Key::new("", node)).as_deref().and_then(topology::zone).cloned();
-    let pods = caches.pods.in_namespace(&key.namespace);
+    let pods = selected(context, &service);
     let mut groups = plan::groups(&service, &pods, zone_of);
     if topology::is_automatic(&service) {
         let zones = context.zones.processors().and_then(|processors| Zones::of(&processors));
@@ -104,7 +105,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         }
         return Err(error);
     }
-    Ok(pause_after_endpoints(count, service.spec.ports.as_ref().map_or(0, Vec::len)))
+    Ok(batch::pause(count, &service, context.selectors.sharing(&key)))
 }
 
 /// The event of a failed write. A conflict causes no event: the retry reads the new version.

@@ -52,7 +52,7 @@ pub(crate) fn zone(node: &Node) -> Option<&String> {
 pub(crate) fn outdated(slices: &[Arc<EndpointSlice>], node: &Node) -> impl Iterator<Item = Key> {
     let (name, zone) = (node.name(), zone(node));
     let is_outdated = move |slice: &&Arc<EndpointSlice>| {
-        let mut own = slice.endpoints.iter().flatten().filter(|one| one.node_name.as_deref() == Some(name));
+        let mut own = slice.endpoints.iter().filter(|one| one.node_name.as_deref() == Some(name));
         own.any(|endpoint| endpoint.zone.as_ref() != zone)
     };
     slices.iter().filter(is_outdated).filter_map(|slice| {

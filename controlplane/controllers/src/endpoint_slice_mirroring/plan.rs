@@ -1,11 +1,11 @@
 //! The endpoints of a user's Endpoints, grouped by address family and ports. No I/O.
 
 use coracle_events::Event;
-use k8s_openapi::api::core::v1::{EndpointAddress, EndpointSubset};
+use k8s_openapi::api::core::v1::EndpointAddress;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort};
 
 use crate::endpoint_slice::pack::{Group, SliceKey};
-use crate::object::{Endpoints, Service};
+use crate::object::{Endpoints, Service, Subset};
 
 /// Label of Endpoints that are not mirrored.
 const SKIP: &str = "endpointslice.kubernetes.io/skip-mirror";
@@ -24,10 +24,9 @@ pub(crate) fn is_mirrored(endpoints: &Endpoints, service: &Service) -> bool {
 
 /// The event about the addresses of Endpoints beyond the maximum. `None` if all are mirrored.
 pub(crate) fn too_many(endpoints: &Endpoints) -> Option<Event> {
-    let count = |list: &Option<Vec<EndpointAddress>>| list.as_ref().map_or(0, Vec::len);
     let subsets = endpoints.subsets.iter().flatten();
     let skipped: usize = subsets
-        .map(|subset| count(&subset.addresses) + count(&subset.not_ready_addresses))
+        .map(|subset| subset.addresses.len() + subset.not_ready_addresses.len())
         .map(|addresses| addresses.saturating_sub(ADDRESSES_MAX))
         .sum();
     let message = format!(
@@ -42,8 +41,8 @@ pub(crate) fn groups(endpoints: &Endpoints) -> Vec<Group> {
     let mut all: Vec<Group> = Vec::new();
     for subset in endpoints.subsets.iter().flatten() {
         let ports = ports(subset);
-        let ready = subset.addresses.iter().flatten().map(|address| (address, true));
-        let unready = subset.not_ready_addresses.iter().flatten().map(|address| (address, false));
+        let ready = subset.addresses.iter().map(|address| (address, true));
+        let unready = subset.not_ready_addresses.iter().map(|address| (address, false));
         for (address, is_ready) in ready.chain(unready).take(ADDRESSES_MAX) {
             let address_type = if address.ip.contains(':') { "IPv6" } else { "IPv4" };
             let slice_key = SliceKey { address_type, ports: ports.clone() };
@@ -57,7 +56,7 @@ pub(crate) fn groups(endpoints: &Endpoints) -> Vec<Group> {
     all
 }
 
-fn ports(subset: &EndpointSubset) -> Vec<EndpointPort> {
+fn ports(subset: &Subset) -> Vec<EndpointPort> {
     let one = |port: &k8s_openapi::api::core::v1::EndpointPort| EndpointPort {
         name: Some(port.name.clone().unwrap_or_default()),
         port: Some(port.port),

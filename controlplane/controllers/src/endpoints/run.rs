@@ -8,11 +8,11 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
 
-use super::{plan, trigger_time};
+use super::{batch, plan, trigger_time};
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{Endpoints, Key, ObjectExt, Pod, Service};
-use crate::queue::{Next, Queue, pause_after_endpoints};
+use crate::queue::{Next, Queue};
 use crate::write::Part;
 
 /// Queues changed services, and the services of changed pods and endpoints.
@@ -29,24 +29,44 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             own.add(endpoints.key());
         }
     });
-    let own = queue.clone();
-    on_endpoint_change(context, move |service| own.add(service));
+    on_endpoint_change(context, queue.clone());
 }
 
-/// Calls `queue` for the services of each pod whose endpoints may change.
-pub(crate) fn on_endpoint_change(context: &Context, queue: impl Fn(Key) + Send + Sync + 'static) {
-    let services = context.caches.services.clone();
+/// Keeps the index of selectors current. It must be called before other handlers of pods are registered.
+pub(crate) fn follow(context: &Context) {
+    let selectors = context.selectors.clone();
+    context.caches.services.on_change(move |change| {
+        if let Some(service) = change.latest() {
+            let selecting = change.new.filter(|service| plan::is_ours(service));
+            let selector = selecting.and_then(|service| service.spec.selector.as_ref());
+            selectors.follow_service(&service.key(), selector);
+        }
+    });
+    let selectors = context.selectors.clone();
+    context.caches.pods.on_change(move |change| selectors.follow_pod(change));
+}
+
+/// The pods that a service selects, in the order of their names.
+pub(crate) fn selected(context: &Context, service: &Service) -> Vec<Arc<Pod>> {
+    let selector = service.spec.selector.as_ref();
+    context.selectors.pods_of(&context.caches.pods, service.namespace(), selector)
+}
+
+/// Queues the services of each pod whose endpoints may change.
+pub(crate) fn on_endpoint_change(context: &Context, queue: Arc<Queue<Key>>) {
+    let selectors = context.selectors.clone();
     context.caches.pods.on_change(move |change| {
-        let pods: Vec<&Arc<Pod>> = [change.old, change.new].into_iter().flatten().collect();
-        let Some(pod) = pods.first() else { return };
-        if let [old, new] = pods[..]
+        if let (Some(old), Some(new)) = (change.old, change.new)
             && old.endpoint_facts() == new.endpoint_facts()
         {
             return;
         }
-        for service in services.in_namespace(pod.namespace()) {
-            if pods.iter().any(|pod| plan::selects(&service, pod)) {
-                queue(service.key());
+        let services = selectors.services_of(change);
+        let count = services.len();
+        for (place, service) in services.into_iter().enumerate() {
+            match batch::delay(place, count) {
+                Some(delay) => queue.add_after(service, delay),
+                None => queue.add(service),
             }
         }
     });
@@ -70,7 +90,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     if !plan::is_ours(&service) {
         return Ok(Next::Wait);
     }
-    let pods = caches.pods.in_namespace(&key.namespace);
+    let pods = selected(context, &service);
     let mut subsets = plan::subsets(&service, &pods);
     let is_truncated = plan::truncate(&mut subsets);
     let count = subsets.iter().map(count_addresses).sum();
@@ -79,7 +99,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         Some(known)
             if is_current(&known, &subsets, &labels) && is_marked_truncated(&known) == is_truncated => {}
         Some(known) => {
-            let before = trigger_time::of_subsets(known.subsets.as_deref().unwrap_or_default());
+            let before = trigger_time::of_known(&known);
             let written = trigger_time::of_subsets(&subsets);
             let trigger = trigger_time::time(&service, &pods, Some(&before), &written);
             let mut metadata = json!({"labels": labels});
@@ -110,7 +130,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             }
         }
     }
-    Ok(pause_after_endpoints(count, service.spec.ports.as_ref().map_or(0, Vec::len)))
+    Ok(batch::pause(count, &service, context.selectors.sharing(&key)))
 }
 
 /// Records the event of a failed write. Returns the error.
@@ -176,12 +196,107 @@ fn is_current(known: &Endpoints, subsets: &[EndpointSubset], labels: &Value) -> 
         .into_iter()
         .flatten()
         .all(|(name, value)| own.get(name).map(String::as_str) == value.as_str());
-    labelled && known.subsets.as_deref().unwrap_or_default() == subsets
+    let known = known.subsets.as_deref().unwrap_or_default();
+    labelled
+        && known.len() == subsets.len()
+        && known.iter().zip(subsets).all(|(known, desired)| known.equals(desired))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashMap;
+    use std::time::Duration;
+
     use super::*;
+    use crate::test_api::TestApi;
+
+    fn service(name: &str, version: usize, selector: &Value) -> Service {
+        let metadata = json!({"name": name, "namespace": "d", "uid": name,
+            "resourceVersion": version.to_string()});
+        serde_json::from_value(json!({"metadata": metadata, "spec": {"selector": selector}})).unwrap()
+    }
+
+    fn pod(name: &str, version: usize, ready: &str) -> Pod {
+        let metadata = json!({"name": name, "namespace": "d", "uid": name, "labels": {"app": "a"},
+            "resourceVersion": version.to_string()});
+        let status = json!({"podIP": "10.0.0.1", "conditions": [{"type": "Ready", "status": ready}]});
+        serde_json::from_value(json!({"metadata": metadata, "status": status})).unwrap()
+    }
+
+    /// The number of reconciles of each service after the changes that `change` makes in 50 steps of 10 ms.
+    async fn reconciles(api: &TestApi, change: impl Fn(usize)) -> HashMap<String, usize> {
+        let (context, queue) = (&api.context, Arc::new(Queue::new()));
+        on_endpoint_change(context, queue.clone());
+        let counts = std::sync::Mutex::new(HashMap::<String, usize>::new());
+        let work = queue.work("test", |key: Key| {
+            let sharing = context.selectors.sharing(&key);
+            *counts.lock().unwrap().entry(key.name).or_default() += 1;
+            async move { Ok(batch::pause(1, &Service::default(), sharing)) }
+        });
+        let changes = async {
+            for step in 0..50 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                change(step);
+            }
+            tokio::time::sleep(Duration::from_secs(60)).await;
+        };
+        tokio::select! {
+            () = work => unreachable!("work has no end"),
+            () = changes => {}
+        }
+        counts.into_inner().unwrap()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_changes_of_a_pod_of_very_many_services_are_few_reconciles() {
+        let api = TestApi::new(&[]);
+        follow(&api.context);
+        for number in 0..100 {
+            api.context.caches.services.written(service(
+                &number.to_string(),
+                number + 1,
+                &json!({"app": "a"}),
+            ));
+        }
+        let flip = |step: usize| {
+            let ready = if step % 2 == 0 { "True" } else { "False" };
+            api.context.caches.pods.written(pod("p", step + 1, ready));
+        };
+        let counts = reconciles(&api, flip).await;
+        assert_eq!(counts.len(), 100);
+        assert!(counts.values().all(|count| *count <= 2), "{counts:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn changes_of_a_pod_of_few_services_are_not_delayed() {
+        let api = TestApi::new(&[]);
+        follow(&api.context);
+        api.context.caches.services.written(service("web", 1, &json!({"app": "a"})));
+        api.context.caches.services.written(service("other", 2, &json!({"app": "b"})));
+        let flip = |step: usize| {
+            let ready = if step % 2 == 0 { "True" } else { "False" };
+            api.context.caches.pods.written(pod("p", step + 1, ready));
+        };
+        let counts = reconciles(&api, flip).await;
+        assert_eq!(counts, HashMap::from([("web".to_owned(), 50)]));
+    }
+
+    #[tokio::test]
+    async fn a_service_reads_the_pods_that_it_selects_in_the_order_of_their_names() {
+        let api = TestApi::new(&[]);
+        follow(&api.context);
+        let web = service("web", 1, &json!({"app": "a"}));
+        api.context.caches.services.written(web.clone());
+        for (version, name) in ["b", "a", "c"].into_iter().enumerate() {
+            api.context.caches.pods.written(pod(name, version + 1, "True"));
+        }
+        let names = |service: &Service| -> Vec<String> {
+            selected(&api.context, service).iter().map(|pod| pod.name().to_owned()).collect()
+        };
+        assert_eq!(names(&web), ["a", "b", "c"]);
+        assert!(names(&service("other", 2, &json!({"app": "b"}))).is_empty());
+        assert!(names(&service("none", 3, &json!(null))).is_empty());
+    }
 
     #[test]
     fn a_failed_write_is_reported_with_its_object_and_cause() {

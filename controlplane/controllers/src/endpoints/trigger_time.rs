@@ -6,11 +6,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use k8s_openapi::api::core::v1::{EndpointSubset, ObjectReference};
+use k8s_openapi::api::core::v1::{EndpointAddress, EndpointSubset, ObjectReference};
 use k8s_openapi::api::discovery::v1::Endpoint;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use crate::object::{EndpointSlice, ObjectExt, Pod, Service};
+use crate::object::{EndpointSlice, Endpoints, ObjectExt, Pod, Service};
 
 /// Annotation of Endpoints and EndpointSlices: the time of the change, as the API writes times.
 pub(crate) const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
@@ -25,7 +25,7 @@ pub(crate) fn is_set(metadata: &ObjectMeta) -> bool {
 
 /// The pods of slices. `None` if the service has no slice yet.
 pub(crate) fn of_slices(slices: &[Arc<EndpointSlice>]) -> Option<Readiness<'_>> {
-    let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().flatten());
+    let endpoints = slices.iter().flat_map(|slice| slice.endpoints.iter().map(|endpoint| &**endpoint));
     (!slices.is_empty()).then(|| of_endpoints(endpoints))
 }
 
@@ -41,12 +41,23 @@ pub(crate) fn of_endpoints<'a>(endpoints: impl Iterator<Item = &'a Endpoint>) ->
 /// The pods of Endpoints.
 pub(crate) fn of_subsets(subsets: &[EndpointSubset]) -> Readiness<'_> {
     let known = subsets.iter().flat_map(|subset| {
-        let lists = [(&subset.addresses, true), (&subset.not_ready_addresses, false)];
-        lists.into_iter().flat_map(|(list, is_ready)| {
-            list.iter().flatten().filter_map(move |one| Some((uid(one.target_ref.as_ref())?, is_ready)))
-        })
+        let ready = subset.addresses.iter().flatten().map(|address| (address, true));
+        ready.chain(subset.not_ready_addresses.iter().flatten().map(|address| (address, false)))
     });
-    known.collect()
+    of_addresses(known)
+}
+
+/// The pods of Endpoints in the cache.
+pub(crate) fn of_known(endpoints: &Endpoints) -> Readiness<'_> {
+    let known = endpoints.subsets.iter().flatten().flat_map(|subset| {
+        let ready = subset.addresses.iter().map(|address| (&**address, true));
+        ready.chain(subset.not_ready_addresses.iter().map(|address| (&**address, false)))
+    });
+    of_addresses(known)
+}
+
+fn of_addresses<'a>(addresses: impl Iterator<Item = (&'a EndpointAddress, bool)>) -> Readiness<'a> {
+    addresses.filter_map(|(one, is_ready)| Some((uid(one.target_ref.as_ref())?, is_ready))).collect()
 }
 
 fn uid(target: Option<&ObjectReference>) -> Option<&str> {
@@ -140,6 +151,9 @@ mod tests {
         let subsets = json!([{"addresses": [{"ip": "10.0.0.1", "targetRef": {"uid": "a"}}, {"ip": "10.0.0.9"}],
             "notReadyAddresses": [{"ip": "10.0.0.2", "targetRef": {"uid": "b"}}]}]);
         let subsets: Vec<EndpointSubset> = serde_json::from_value(subsets).unwrap();
-        assert_eq!(of_subsets(&subsets), HashMap::from([("a", true), ("b", false)]));
+        let expected = HashMap::from([("a", true), ("b", false)]);
+        assert_eq!(of_subsets(&subsets), expected);
+        let known: Endpoints = serde_json::from_value(json!({"metadata": {}, "subsets": subsets})).unwrap();
+        assert_eq!(of_known(&known), expected);
     }
 }

@@ -139,7 +139,7 @@ pub(crate) fn ready_nodes(context: &Context, service: &Service) -> BTreeSet<Stri
         owners.into_iter().flatten().flat_map(|uid| caches.endpoint_slices.owned_by(&key.namespace, uid));
     let mut nodes = BTreeSet::new();
     for slice in slices.filter(|slice| service_of(slice).as_ref() == Some(&key)) {
-        for endpoint in slice.endpoints.iter().flatten() {
+        for endpoint in &slice.endpoints {
             let ready = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready);
             nodes.extend(endpoint.node_name.clone().filter(|_| ready != Some(false)));
         }
