@@ -68,7 +68,7 @@ pub(crate) struct Profile {
 /// Default of [`Profile::device_timeout`], as upstream (`DynamicResourcesBindingTimeoutDefault`).
 pub(crate) const DEVICE_TIMEOUT: SignedDuration = SignedDuration::from_secs(600);
 
-/// Minimum number of fitting nodes at which the search ends, as upstream.
+/// The search never ends before this number of nodes fit, as upstream.
 pub(crate) const MIN_FEASIBLE_NODES: usize = 100;
 
 /// Default spread constraints, for pods without constraints.
@@ -83,7 +83,7 @@ pub(crate) enum SpreadDefaults {
 /// Arguments of InterPodAffinity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AffinityArgs {
-    /// Weight of a required term of another pod that selects the pod.
+    /// Weight of another pod's required term, if the term selects the pod.
     pub(crate) required_weight: i64,
     /// Whether preferred terms of other pods are ignored for a pod without preferred terms.
     pub(crate) ignores_others: bool,

@@ -11,7 +11,8 @@ use super::volume_source::{self, Owner, driver, need};
 use super::{Causes, Path, entries, file_path, format, text};
 
 const RECLAIM_POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
-/// Sources of volumes, in upstream's order: the first is checked, and the others are refused.
+/// Sources of volumes, in upstream's order. If a volume has several sources, only the first one is checked, and the
+/// others are refused.
 #[rustfmt::skip]
 const SOURCES: &[&str] = &[
     "hostPath", "gcePersistentDisk", "awsElasticBlockStore", "glusterfs", "flocker", "nfs", "rbd", "quobyte", "cephfs", "iscsi",
@@ -72,7 +73,7 @@ pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     }
 }
 
-/// Checks the spec of a volume that an attachment has instead of the name of a volume.
+/// Checks the volume spec in a VolumeAttachment. Such an attachment does not name a PersistentVolume.
 pub(super) fn inline(causes: &mut Causes, path: &Path, spec: &Value) {
     let forbidden = "may not be specified in the context of inline volumes";
     for field in ["claimRef", "capacity"] {

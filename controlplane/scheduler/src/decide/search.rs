@@ -40,7 +40,7 @@ pub(super) fn wanted_nodes(percentage: u8, total: usize) -> usize {
     (total * percentage / 100).max(MIN_FEASIBLE_NODES)
 }
 
-/// Adds the refusals of the nodes that the pod's node affinity does not name. Only messages need them.
+/// Adds the refusals of the nodes that the pod's node affinity does not name. Only messages need these refusals.
 pub(super) fn refuse_unnamed<'a>(
     named: &BTreeSet<&str>,
     snapshot: &'a Snapshot,

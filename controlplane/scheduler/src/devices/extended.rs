@@ -20,7 +20,8 @@ use crate::request;
 
 /// Annotation of a claim for extended resources.
 pub(super) const ANNOTATION: &str = "resource.kubernetes.io/extended-resource-claim";
-/// Start of the name of a claim before it is created; the uid of its pod follows. The API accepts no such name.
+/// Prefix of the key's name for a claim that is not created yet. The uid of the pod follows. The API accepts no such
+/// name, so it cannot collide.
 const UNCREATED: &str = "<extended-resources>/";
 /// Maximum number of requests of a claim, as in the API.
 const REQUESTS_MAX: usize = 32;
@@ -37,7 +38,7 @@ pub(super) struct Extended {
     /// The device requests for the resources in `of_classes`. They are the same for all nodes.
     requests: BTreeMap<String, OfResource>,
     containers: Vec<ContainerRequests>,
-    /// The claim that an earlier attempt to bind the pod has created.
+    /// The claim that an earlier attempt to bind the pod created.
     former: Option<Key>,
     /// The key of the new claim before it is created.
     pub(super) key: Key,
@@ -278,7 +279,8 @@ impl Extended {
                         return Err("cannot allocate all claims".to_owned());
                     }
                 }
-                // The filter NodeResourcesFit has left the resource to a class, which may be deleted meanwhile.
+                // The filter NodeResourcesFit did not check this resource, because a class provided it. The class may
+                // have been deleted since then.
                 _ if allocatable.is_none() || (is_lacking && self.of_classes.contains(resource)) => {
                     return Err("cannot fit resource".to_owned());
                 }
@@ -309,8 +311,8 @@ impl OfResource {
             all.push(container.mapping(resource, &request.name));
             requests.push(request);
         }
-        // A claim cannot have so many requests, so no mappings of init containers are computed: each init container
-        // could have a mapping to each request.
+        // A claim cannot have so many requests. Skip the mappings of init containers: each init container could have a
+        // mapping to each request.
         if requests.len() > REQUESTS_MAX {
             return Self { requests, mappings: all.into() };
         }
@@ -342,8 +344,8 @@ impl OfResource {
 }
 
 impl ContainerRequests {
-    /// Adds mappings for the container to requests of the containers after it, until it has the devices that it wants.
-    /// Returns the number of devices of these requests, which may be larger than the wanted number.
+    /// Maps the container to requests of the containers after it, until it has enough devices. Returns the number of
+    /// devices of these requests, which may be larger than the wanted number.
     fn reuse(
         &self,
         wanted: &DeviceRequest,

@@ -59,7 +59,7 @@ async fn classes(client: &Client, devices: &Devices) {
                 state.put_class(class);
             }
             Event::Apply(class) => state.put_class(class),
-            // The deletion of a class makes no device available, so no pod is retried.
+            // Do not retry pods: the deletion of a class makes no device available.
             Event::Delete(class) => state.classes.remove(class.name()),
             Event::InitDone => {
                 state.classes.retain(&listed);
