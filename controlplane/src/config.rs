@@ -102,8 +102,8 @@ pub struct ControlPlaneConfig {
     pub scheduler: SchedulerConfig,
     /// Maximum validity of certificates that are signed on request.
     pub signing_duration: Duration,
-    /// Time after which an unused legacy token of a service account becomes invalid, and after which an invalid one is
-    /// deleted.
+    /// Time after which an unused legacy token of a service account becomes invalid. An invalid token is deleted after
+    /// the same time.
     pub token_clean_up_period: Duration,
     /// Time without a heartbeat after which a node's conditions become Unknown and its pods are evicted.
     pub node_monitor_grace: Duration,

@@ -223,7 +223,8 @@ async fn call_preemption(
     Ok(chosen)
 }
 
-/// Lets the first extender with a binder for the pod bind it. `None` if the scheduler must bind it.
+/// Binds the pod with the first interested extender that has a verb for bindings. `None` if the scheduler must bind the
+/// pod.
 pub(crate) async fn bind(
     extenders: &[Remote],
     pod: &Pod,

@@ -1,4 +1,4 @@
-//! Preemption: chooses pods of lower priority that are deleted so that a pod fits. Source: upstream's plugin
+//! Preemption: chooses pods of lower priority, and deletes them so that a pod fits. Source: upstream's plugin
 //! DefaultPreemption.
 //!
 //! A victim violates a disruption budget only if no other choice of victims makes room.
@@ -103,8 +103,8 @@ pub(crate) fn search(
     Err(format!("preemption: {}", fit_error_message(total, reasons)))
 }
 
-/// The pods of lower priority on the nodes of these preemptions, by node. A victim of a preemption is returned as it is
-/// in the preemption.
+/// The pods of lower priority on the nodes of these preemptions, by node. If one of these preemptions already has the
+/// pod as a victim, that victim is returned.
 pub(crate) fn removable(
     pod: &Pod,
     snapshot: &Snapshot,
@@ -173,8 +173,8 @@ pub(crate) fn waits_for_victims(pod: &Pod, snapshot: &Snapshot, resolvable: &BTr
     node.is_some_and(|node| node.info.pods().any(|other| other.preempted && other.priority < priority))
 }
 
-/// The snapshot while pods are removed and restored. The input of the filters is updated with each step, so that a step
-/// reads only the pods of its node.
+/// A simulated preemption: it removes pods from the snapshot and restores them. Each step updates the input of the
+/// filters, so that it reads only the pods of one node.
 struct Simulation<'a> {
     pod: &'a Pod,
     profile: &'a Profile,

@@ -122,7 +122,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
     let mut volume_changes = scheduler.snapshot.volumes.changes();
     loop {
         let due = scheduler.due();
-        // Cancel-safe: streams and sets keep what was not received.
+        // Cancel-safe: streams and sets keep the items that were not received.
         tokio::select! {
             () = shutdown.cancelled() => return,
             Some(event) = pods.next() => scheduler.pod_event(event),
@@ -230,7 +230,8 @@ impl Scheduler {
                 let known = self.snapshot.placed().into_iter().chain(self.queue.uids());
                 let known = known.chain(self.groups.uids().cloned());
                 for uid in known.filter(|uid| !seen.contains(uid)).collect::<Vec<_>>() {
-                    // A pod that is being bound was in the list when it was queued.
+                    // The pod was deleted. This also applies to a pod that is being bound, because it existed when it
+                    // was queued.
                     self.remove_pod(&uid);
                 }
             }
@@ -248,7 +249,7 @@ impl Scheduler {
             let changes = self.snapshot.place(&pod, node);
             self.changed(changes);
         } else if self.assumed.contains(pod.uid()) {
-            // The result of the binding decides. If it fails, the latest state of the pod is scheduled again.
+            // The pod is being bound. If the binding fails, the scheduler retries with the latest state of the pod.
             if pod.needs_node() {
                 self.queue.add(pod);
             } else {

@@ -13,7 +13,7 @@ use crate::request::PodRequirements;
 use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
 
-/// The nodes that can run a pod, and what their scores depend on.
+/// The nodes that can run a pod, with the other inputs of their scores.
 #[derive(Clone, Copy)]
 pub(crate) struct Inputs<'a> {
     pub(crate) topology: &'a Topology,

@@ -217,7 +217,7 @@ mod tests {
             let condition = &status["conditions"][0];
             found.push((condition["reason"].clone(), status["nominatedNodeName"].clone(), version));
         }
-        // The two requests run at the same time.
+        // The two requests run concurrently, so their order is not defined.
         found.sort_by_key(|(reason, ..)| reason.to_string());
         // Only the patch of an error has the resource version, because it must not change a pod that changed meanwhile.
         let error = (json!("SchedulerError"), json!("a"), json!("7"));

@@ -74,11 +74,11 @@ pub(super) struct Kms {
     waiting: Semaphore,
 }
 
-/// Name of a seed or key in the cache: whether it is a seed, and the encrypted bytes.
+/// Cache key of a seed or a key: whether it is a seed, and the encrypted bytes.
 type Encrypted = (bool, Vec<u8>);
 /// Cache of decrypted seeds and keys.
 type Sources = HashMap<Encrypted, Arc<Source>>;
-/// The caller of a decryption, which waits for the result.
+/// The channel to a caller that waits for the result of a decryption.
 type Caller = mpsc::Sender<Result<Arc<Source>, String>>;
 
 struct Shared {

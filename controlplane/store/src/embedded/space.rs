@@ -69,7 +69,8 @@ impl SpaceReserves {
     pub(super) fn is_full(&mut self) -> bool {
         let Ok(disk) = DiskSpace::of(&self.path) else { return self.is_full };
         let was = self.is_full;
-        // The state ends at twice the free space at which it begins. So it does not change with every write.
+        // The full state begins when the free space is below `low`, and ends at twice `low`. So the state does not
+        // change with every write.
         self.is_full = disk.free < if was { 2 * disk.low } else { disk.low };
         if was && !self.is_full {
             tracing::info!(free = disk.free, "the store takes all writes again");
