@@ -207,7 +207,7 @@ fn nanos(whole: &str, fraction: &str, scale: Scale) -> i128 {
     let digits = format!("{whole}{fraction}");
     let significant = digits.trim_start_matches('0');
     let length = |text: &str| i64::try_from(text.len()).unwrap_or(i64::MAX / 4);
-    // Position of the decimal point in `significant`; outside of it if zeros are missing there.
+    // Position of the decimal point in `significant`. The position is outside of the text if zeros are missing there.
     let point = length(whole) + i64::from(power) - (length(&digits) - length(significant));
     let significant = significant.trim_end_matches('0');
     if significant.is_empty() {

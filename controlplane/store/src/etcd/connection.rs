@@ -106,7 +106,8 @@ impl Connection {
             let outcome = outcome.unwrap_or_else(|_elapsed| Err(Status::unavailable("request timed out")));
             match outcome {
                 Ok(response) => {
-                    // A full database still serves reads, so their success does not mean that it accepts writes.
+                    // A full database still serves reads. So a successful read does not mean that the database accepts
+                    // writes.
                     if !is_repeatable || !matches!(self.health(), Health::Full { .. }) {
                         self.record(Health::Good);
                     }
