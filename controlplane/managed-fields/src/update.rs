@@ -348,8 +348,8 @@ impl<V: Versions> Updater<'_, V> {
         owned
     }
 
-    /// The merged object in an API version, without the fields that pruning removed and that no manager of this version
-    /// owns.
+    /// The merged object in an API version, without the pruned fields. A pruned field stays if a manager of this
+    /// version owns it.
     fn with_owned(
         &self,
         merged: &Value,

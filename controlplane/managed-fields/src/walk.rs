@@ -153,7 +153,7 @@ impl<'a> Elements<'a> {
         self.by_identity.get(element).map_or(&[], Vec::as_slice)
     }
 
-    /// The element of an identity. None if there is none, or several.
+    /// The only element of an identity. None if no element, or more than one, has the identity.
     pub(crate) fn only(&self, element: &PathElement) -> Option<&'a Value> {
         match self.all(element) {
             [item] => Some(item),

@@ -302,7 +302,8 @@ impl Group {
         self.waiting.iter().cloned().collect()
     }
 
-    /// Whether the write in flight has this result and is for this object, not for a deleted one of the same name.
+    /// Whether the write in flight has this result and is for the current object. It may be for a deleted object of the
+    /// same name.
     fn is_writing(&self, verdict: &Verdict) -> bool {
         let uid = self.object.as_ref().map(ObjectExt::uid);
         self.writing.as_ref().is_some_and(|(of, one)| Some(of.as_str()) == uid && one == verdict)

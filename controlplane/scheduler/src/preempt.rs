@@ -145,8 +145,8 @@ pub(crate) fn candidates(
     (found, unhelpful)
 }
 
-/// The cost of removing pods. The fields have upstream's order. They are violated budgets, the highest priority, the
-/// sum of the priorities, the number of pods, and the start time of the pods of the highest priority.
+/// The cost of removing pods. The fields have upstream's order: violated budgets, highest priority, sum of the
+/// priorities, number of pods, start time of the pods of the highest priority.
 pub(crate) fn disruption_cost(victims: &[Victim]) -> impl Ord + use<> {
     let violations = victims.iter().filter(|victim| victim.violates).count();
     let highest = victims.iter().map(|victim| victim.priority).max();

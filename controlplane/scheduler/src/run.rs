@@ -80,7 +80,7 @@ struct Scheduler {
     /// Before this time no refused gang is retried: the attempts of all gangs use at most a tenth of the time.
     gangs_delayed_until: Instant,
     searches: SearchLimiter,
-    /// Writes of group conditions, at most one for each group, with whether they succeeded.
+    /// Writes of group conditions in flight, at most one for each group. Each returns whether it succeeded.
     group_writes: JoinSet<(Write, bool)>,
     pods: Listing,
     nodes: Listing,
@@ -156,8 +156,8 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
     }
 }
 
-/// Waits until a time. Returns immediately if it has passed: a timer would wait for up to a millisecond, and each event
-/// would start a new timer.
+/// Waits until a time. Returns immediately if the time has passed: a timer would wait for up to a millisecond, and each
+/// event would start a new timer.
 async fn wait_until(due: Option<Instant>) {
     match due {
         Some(due) if due <= Instant::now() => {}

@@ -6,8 +6,8 @@
 //!   smaller limit and a maximum lifetime. At the limit, the source with the most unauthenticated connections loses its
 //!   oldest one. So a client that authenticates within milliseconds is served while other clients hold silent
 //!   connections.
-//! - If the port is full and a source with fewer connections needs one, the newest connection of the source with the most
-//!   connections is closed.
+//! - If the port is full and a source with fewer connections tries to connect, the source with the most connections
+//!   loses its newest one. A later attempt then succeeds.
 
 mod abandoned;
 mod log_limit;

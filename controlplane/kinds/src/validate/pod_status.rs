@@ -8,7 +8,6 @@ use super::{Causes, Path, container_status, format, items, pod_annotations, rest
 
 /// Status fields of the containers, each with its field in the spec. An ended container must stay ended unless a
 /// restart rule or policy allows a restart. Ephemeral containers never start again, so their entry has no spec field.
-/// Each has the field of these containers in the spec. Ephemeral containers never start again.
 const ENDED: [(&str, Option<&str>); 3] = [
     ("containerStatuses", Some("containers")),
     ("initContainerStatuses", Some("initContainers")),
@@ -51,8 +50,7 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
 }
 
 /// Refuses the restart of containers that must not start again. `list` is their field in the status. `containers` is
-/// their field in the spec, or `None` if none of them may start again. `list` is the field with their states in the
-/// status, and `containers` their field in the spec; `None` if none of them may start again.
+/// their field in the spec, or `None` if none of them may start again.
 fn restarts(causes: &mut Causes, new: &Value, old: &Value, list: &str, containers: Option<&str>) {
     let spec = &old["spec"];
     if containers.is_some() && restart::may_restart_all(spec) {

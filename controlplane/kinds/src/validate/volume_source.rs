@@ -1,5 +1,5 @@
-//! Sources of volumes: exactly one, and the rules of those that pods and persistent volumes share. Source:
-//! `pkg/apis/core/validation`.
+//! Sources of volumes: the check for exactly one source, and the rules of sources that pods and persistent volumes
+//! share. Source: `pkg/apis/core/validation`.
 
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ const MAX_DRIVER: usize = 63;
 pub(super) struct Owner<'a> {
     /// Name of the volume.
     pub(super) name: &'a str,
-    /// Whether it is a volume of a pod, not a persistent volume.
+    /// Whether the volume belongs to a pod. False for a persistent volume.
     pub(super) is_of_pod: bool,
 }
 

@@ -150,7 +150,7 @@ impl Work {
         self.done.fetch_add(cost, Ordering::Relaxed);
     }
 
-    /// Adds the work to try a device in addition to the chosen devices, with these constraints.
+    /// Adds the work of one try of a device. It grows with the number of chosen devices and the number of constraints.
     fn add_step(&self, chosen: usize, constraints: usize) {
         let of_chosen = chosen.saturating_mul(constraints.saturating_mul(COMPARISON_WORK).saturating_add(1));
         self.add(DEVICE_WORK.saturating_add(u64::try_from(of_chosen).unwrap_or(u64::MAX)));

@@ -14,8 +14,8 @@ pub(super) struct DeviceId {
     pub(super) name: String,
 }
 
-/// The devices in use. For each device it has the number of allocations by node: the node to which the allocation is
-/// restricted, or `None`.
+/// The devices in use. Each device has the number of its allocations by node. `None` counts the allocations that are
+/// not restricted to one node.
 ///
 /// Slices of two nodes can have the same pool name. The node distinguishes their devices.
 #[derive(Debug, Default, PartialEq)]

@@ -1,8 +1,8 @@
 //! Extended resources that device classes provide: the scheduler allocates devices for them in a claim that it creates.
 //! Source: `extendeddynamicresources.go` of upstream's plugin DynamicResources.
 //!
-//! A node provides such a resource by devices if its `allocatable` has none of it. Otherwise a device plugin provides
-//! it.
+//! If a node's `allocatable` does not have such a resource, or has 0 of it, the node provides the resource by devices
+//! of a class. Otherwise a device plugin of the node provides the resource.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -118,8 +118,8 @@ pub(super) fn pod_of(claim: &Claim) -> Option<&str> {
 // === impl PodDevices ===
 
 impl PodDevices {
-    /// The extended resources that device classes provided when the pod's devices were read, on nodes without a device
-    /// plugin for them.
+    /// The extended resources that device classes provided when the pod's devices were read. This applies on nodes
+    /// without a device plugin for these resources.
     pub(crate) fn resources_of_classes(&self) -> BTreeSet<String> {
         self.extended.as_ref().map(|extended| extended.of_classes.clone()).unwrap_or_default()
     }

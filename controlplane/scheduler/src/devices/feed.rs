@@ -95,8 +95,8 @@ async fn slices(client: &Client, devices: &Devices) {
 }
 
 impl State {
-    /// Stores a changed claim. Ignores a state that is older than the last write: otherwise the devices of a pod that is
-    /// not yet bound would count as free until the watch delivers the written state.
+    /// Stores a changed claim. Ignores a state that is older than the last write. Otherwise the reserved devices of an
+    /// unbound pod would count as free until the watch delivers the written state.
     pub(super) fn put_changed(&mut self, claim: Claim) {
         let known = self.claims.get(&claim.key()).filter(|known| known.metadata.uid == claim.metadata.uid);
         if known.is_none_or(|known| !is_older(&claim, known)) {

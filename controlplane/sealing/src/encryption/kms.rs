@@ -42,7 +42,7 @@ mod v2 {
 
 /// Bytes of a seed.
 const SEED_BYTES: usize = 32;
-/// Number of random bytes of each value. Its key is derived from them and from the seed.
+/// Number of random bytes of each value. The key of a value is derived from these bytes and the seed.
 const INFO_BYTES: usize = 32;
 /// Maximum number of cached seeds.
 const MAX_CACHED_SEEDS: usize = 1000;
@@ -85,7 +85,7 @@ struct Shared {
     current: ArcSwap<Option<Current>>,
     /// Decryptions that wait for the plugin's response, with their callers.
     running: Mutex<HashMap<Encrypted, Vec<Caller>>>,
-    /// It is locked during a check of the plugin's key.
+    /// Locked during a check of the plugin's key.
     renewing: tokio::sync::Mutex<()>,
     /// Time of the last request for the plugin's key id.
     checked: Mutex<Instant>,

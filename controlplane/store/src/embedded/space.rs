@@ -20,8 +20,8 @@ use crate::Health;
 const MAX_ALLOCATED_AHEAD: u64 = 32 << 20;
 /// Number of written bytes after which the journal is checked again.
 const STEP: u64 = 1 << 20;
-/// Bounds, in bytes, of the free space below which the store refuses new objects. It is 1/32 of the disk within these
-/// bounds.
+/// Bounds of the minimum free space, in bytes. The minimum is 1/32 of the disk within these bounds. With less free
+/// space, the store refuses new objects.
 const MIN_FREE_BYTES: std::ops::RangeInclusive<u64> = (2 << 20)..=(64 << 20);
 
 /// The reserves of a store.

@@ -151,7 +151,8 @@ impl Follower {
         let create = WatchCreateRequest { key, range_end, start_revision: signed(self.sent + 1) };
         let _ = requests.try_send(request(RequestUnion::CreateRequest(create)));
         let mut request = Request::new(stream);
-        // A member without a leader ends the watch. Otherwise it would serve an old state forever.
+        // With this header, a member without a leader ends the watch. Otherwise the member would serve an old state
+        // forever.
         request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
         let mut client = client.max_decoding_message_size(MAX_RESPONSE);
         let opened = async {
