@@ -60,8 +60,8 @@ pub(crate) struct Profile {
     pub(crate) balanced: Vec<String>,
     /// Maximum time that a pod waits for the binding conditions of its devices.
     pub(crate) device_timeout: SignedDuration,
-    /// The search ends when this percentage of the nodes fit, but not before [`MIN_FEASIBLE_NODES`] fit. With 0 it is
-    /// upstream's percentage: 50 minus one for each 125 nodes, and at least 5.
+    /// The search ends when this percentage of the nodes fit, but not before [`MIN_FEASIBLE_NODES`] fit. 0 means
+    /// upstream's percentage: 50, minus 1 for each 125 nodes, but at least 5.
     pub(crate) percentage: u8,
 }
 

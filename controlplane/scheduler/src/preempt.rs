@@ -174,7 +174,7 @@ pub(crate) fn waits_for_victims(pod: &Pod, snapshot: &Snapshot, resolvable: &BTr
 }
 
 /// A simulated preemption: it removes pods from the snapshot and restores them. Each step updates the input of the
-/// filters, so that it reads only the pods of one node.
+/// filters and reads only the pods of its node.
 struct Simulation<'a> {
     pod: &'a Pod,
     profile: &'a Profile,

@@ -148,7 +148,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
             Some(_) = sending.join_next() => return,
             () = wait_until(due) => {
                 scheduler.schedule_next();
-                // The binding and the watches run before the next decision.
+                // Yield, so that bindings and watches run before the next decision.
                 tokio::task::yield_now().await;
             }
         }

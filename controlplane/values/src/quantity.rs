@@ -230,7 +230,8 @@ fn nanos(whole: &str, fraction: &str, scale: Scale) -> i128 {
     before.saturating_add(fraction_units(&behind, unit)).min(cap)
 }
 
-/// `0.digits × unit`, rounded up. Dropping the remainder at each digit gives the same result as dropping it at the end.
+/// `0.digits × unit`, rounded up. The division at each digit drops remainders; the result is the same as with one
+/// division at the end.
 fn fraction_units(digits: &str, unit: i128) -> i128 {
     let (mut amount, mut is_exact) = (0, true);
     for digit in digits.bytes().rev() {

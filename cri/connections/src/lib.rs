@@ -303,7 +303,8 @@ pub async fn handshake<T>(accepting: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(HANDSHAKE, accepting).await.ok()
 }
 
-/// Idle seconds before the first keepalive probe, seconds between probes, and unanswered probes before the connection ends.
+/// Settings of keepalive: idle seconds before the first probe, seconds between probes, and unanswered probes before the
+/// connection ends.
 const KEEPALIVE_IDLE: u32 = 60;
 const PROBE_INTERVAL: u32 = 15;
 const PROBES: u32 = 4;

@@ -26,7 +26,8 @@ pub enum Share {
     ProxiedRequests,
     /// Connections of the API server to webhooks of admission and conversion.
     Webhooks,
-    /// Connections of the kubelet API's port. A connection reads a log, or has a connection to another runtime.
+    /// Connections of the kubelet API's port. Each connection can have a second descriptor: an open log, or a
+    /// connection to another runtime.
     KubeletConnections,
     /// Connections of the port for streams.
     StreamConnections,

@@ -99,7 +99,7 @@ impl<R: BufRead> Archive<R> {
             self.expect_data(size);
             match header.entry_type().as_byte() {
                 b'x' | b'X' => pax = Pax::parse(&self.read_data()?)?,
-                // In practice global headers contain comments; other readers of layers skip them too.
+                // Skip global headers, as other readers of layers do. In practice they contain only comments.
                 b'g' => {}
                 b'L' => long_path = Some(trim_nul(self.read_data()?)),
                 b'K' => long_link = Some(trim_nul(self.read_data()?)),

@@ -23,7 +23,8 @@ pub struct ImagesConfig {
     /// Timeout for progress. A pull fails if a registry sends almost nothing for this long, even in many responses.
     /// Only time spent waiting for the registry counts.
     pub progress_timeout: Duration,
-    /// Time after which a fetch of a layer must wait for another owner's fetch, if that owner fetches fewer layers.
+    /// Time after which the fetch of a layer gives its slot to another owner's fetch, if that owner fetches fewer
+    /// layers.
     pub fetch_turn: Duration,
     /// Minimum compressed size of a layer, in bytes, for a later pull to resume its fetch. The data of such a layer is
     /// kept on disk until the layer is complete.

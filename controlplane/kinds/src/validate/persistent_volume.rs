@@ -116,7 +116,7 @@ fn capacity(causes: &mut Causes, path: &Path, capacity: &Value) {
 
 fn source(causes: &mut Causes, path: &Path, spec: &Value, name: &str) {
     let owner = Owner { name, is_of_pod: false };
-    // Upstream does not refuse `flexVolume` beside a source before it.
+    // As upstream, `flexVolume` is not refused if the volume has another source before it in the order.
     let is_first = SOURCES.iter().find(|kind| !spec[**kind].is_null()) == Some(&FLEX);
     let kinds: Vec<&'static str> = SOURCES.iter().copied().filter(|kind| *kind != FLEX || is_first).collect();
     if let Some((kind, here, source)) = volume_source::one(causes, path, spec, &kinds) {
@@ -185,7 +185,7 @@ fn attributes_class(causes: &mut Causes, path: &Path, spec: &Value) {
 fn update(causes: &mut Causes, new: &Value, old: &Value) {
     let path = Path::root("spec");
     let mut sources = spec_without(new, NO_SOURCES);
-    // The secret for expansions can be added later.
+    // An update may add the secret for expansions.
     if old["csi"].is_object()
         && old["csi"]["controllerExpandSecretRef"].is_null()
         && let Some(csi) = sources.get_mut("csi").and_then(Value::as_object_mut)

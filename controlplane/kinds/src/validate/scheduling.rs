@@ -56,7 +56,8 @@ pub(super) fn tolerations(causes: &mut Causes, path: &Path, tolerations: &Value)
                 causes.invalid(&here.field("operator"), &value.into(), detail);
             }
             "Exists" => {}
-            // As upstream while the gate `TaintTolerationComparisonOperators` is off.
+            // Upstream refuses these operators with this error while the gate `TaintTolerationComparisonOperators` is
+            // off.
             "Lt" | "Gt" => {
                 let known = &["Equal", "Exists", "Lt", "Gt"];
                 causes.unsupported(&here.field("operator"), &operator.into(), known);

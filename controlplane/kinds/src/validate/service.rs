@@ -300,7 +300,7 @@ pub(crate) fn endpoints(causes: &mut Causes, object: &Value, _old: Option<&Value
     }
 }
 
-/// Whether these are the endpoints of the API server itself. On a machine without network its address is on loopback.
+/// Whether these are the endpoints of the API server itself. On a machine without network they have a loopback address.
 fn is_api_server(object: &Value) -> bool {
     let metadata = &object["metadata"];
     metadata["namespace"] == "default" && metadata["name"] == "kubernetes"

@@ -14,7 +14,7 @@ pub(super) const VOLUME_MODES: &[&str] = &["Block", "Filesystem"];
 const MAX_PARAMETERS: usize = 512;
 /// Maximum size of all parameters of a class, in bytes.
 const MAX_PARAMETERS_SIZE: usize = 256 * 1024;
-/// The annotation that was the storage class of a claim before the field existed.
+/// The annotation with the storage class of a claim. It was used before the field existed.
 const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 /// The states of a resize in the status of a claim.
 const RESIZES: &[&str] = &[

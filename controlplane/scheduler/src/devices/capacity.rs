@@ -42,7 +42,7 @@ pub(super) fn consumed<'a>(
             Some(requested) => round_up(amount(requested)?, policy),
             None => amount(&policy["default"]).unwrap_or(limit),
         };
-        // A negative amount would give other claims more than the device has.
+        // Refuse a negative amount: it would give other claims more than the device has.
         if consumed.signum() < 0 || consumed > limit || violates(consumed, policy) {
             return None;
         }

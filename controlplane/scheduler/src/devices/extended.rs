@@ -197,7 +197,8 @@ impl State {
         let key = written.key();
         let is_newer = match self.claims.get(&key) {
             Some(known) => crate::object::is_older(known, &written),
-            // If the watch has already delivered a later version of any claim, this claim was deleted.
+            // The claim is unknown. If the watch has already delivered a later version of another claim, this claim was
+            // deleted.
             None => self.latest_claim < version(&written),
         };
         if is_newer {
