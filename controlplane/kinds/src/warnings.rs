@@ -1,8 +1,8 @@
 //! Warnings about fields of valid objects: deprecated, ignored and contradictory ones. Clients show them to their users.
 //!
-//! Source: `WarningsOnCreate` and `WarningsOnUpdate` of upstream's strategies. Warnings about Go types and about a
-//! Secret's key are not implemented. The number of warnings and the number of compared elements are limited, because an
-//! object may have thousands of elements.
+//! Source: `WarningsOnCreate` and `WarningsOnUpdate` of upstream's strategies. Upstream's warnings about Go types and
+//! about a Secret's key are not implemented. The number of warnings and the number of compared elements are limited,
+//! because an object may have thousands of elements.
 
 mod address;
 mod pod;

@@ -257,7 +257,7 @@ fn searches(causes: &mut Causes, path: &Path, searches: &Value) {
     }
 }
 
-/// Checks host ports: with hostNetwork they equal the container ports, and no two containers may have the same port.
+/// Checks host ports. With hostNetwork they equal the container ports. Two containers cannot use the same host port.
 /// Init containers run one after another, so the ports of different init containers may be equal.
 fn host_network(causes: &mut Causes, path: &Path, spec: &Value) {
     let mut taken = HashSet::new();

@@ -197,7 +197,7 @@ fn exceeded(ratio: Quantity, min: Quantity, max: Quantity) -> Option<String> {
     Some(format!("{}.{:06}", most / 1_000_000, most % 1_000_000))
 }
 
-/// Checks that request and limit are equal. Applies to resources without overcommit.
+/// Checks that default request and default limit are equal, for a resource that cannot be overcommitted.
 fn check_request_equals_limit(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
     let amount = |list: &str| Quantity::parse(limit[list][name].as_str()?).ok();
     let (Some(own), Some(request)) = (amount("default"), amount("defaultRequest")) else { return };

@@ -118,7 +118,8 @@ pub(super) fn is_standard(name: &str) -> bool {
         || name.starts_with("requests.hugepages-")
 }
 
-/// Whether the name is the name of an extended resource. The name with the prefix `requests.`, as in a quota, is not.
+/// Whether the name is the name of an extended resource. False for the name with the prefix `requests.`, which quotas
+/// use.
 fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
