@@ -1,9 +1,9 @@
 //! Slots for layers that are fetched at the same time. They limit the memory of a node that pulls many images.
 //!
-//! A registry that sends slowly would keep its slots for hours. So one owner, for example the namespace of the pods,
-//! gets only a part of them, and a fetch holds a slot for a limited time, its turn. After the turn it gives the slot to
-//! a waiting owner that has fewer slots. A free slot goes to the waiting owner with the fewest slots. So hostile owners
-//! can delay the pulls of another owner and cannot stop them, even if they are many.
+//! A fetch from a slow registry would occupy its slot for hours. Two rules limit this. One owner, for example the
+//! namespace of the pods, gets only a part of the slots. And a fetch holds a slot for a limited time, its turn. After
+//! the turn it gives the slot to a waiting owner that has fewer slots. A free slot goes to the waiting owner with the
+//! fewest slots. So even many hostile owners can only delay the pulls of another owner.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -81,7 +81,7 @@ impl FetchSlots {
         Self(Arc::new(Shared { max, max_of_owner, turn, state, changed }))
     }
 
-    /// Waits for a slot, in the order of the calls of each owner.
+    /// Waits for a slot. Callers of one owner get their slots in the order of their calls.
     pub(crate) async fn acquire(&self, owner: &str) -> Result<FetchSlot, RecvError> {
         let (slot, granted) = oneshot::channel();
         {
@@ -107,7 +107,7 @@ impl FetchSlots {
         self.0.changed.notify_waiters();
     }
 
-    /// The numbers of slots that are held and of callers that wait.
+    /// The number of held slots, and the number of waiting callers.
     #[cfg(test)]
     pub(crate) fn held_and_waiting(&self) -> (usize, usize) {
         let state = self.state();
@@ -177,7 +177,7 @@ impl State {
 // === impl FetchSlot ===
 
 impl FetchSlot {
-    /// Completes when the turn is over: it lasted long enough from this call on, and an owner with fewer slots waits. The
+    /// Completes when the turn is over: its time has passed since this call, and an owner with fewer slots waits. The
     /// caller must then drop the slot.
     pub(crate) async fn turn_over(&self) {
         tokio::time::sleep(self.slots.0.turn).await;

@@ -24,8 +24,7 @@ pub struct Image {
     /// Directories of the unpacked layers, topmost first: the order of overlayfs' `lowerdir`. Never empty,
     /// and without duplicates, which overlayfs refuses.
     pub layers: Vec<PathBuf>,
-    /// Whether one of its names is [pinned](crate::ImagesConfig::pinned), so that it is never collected as
-    /// unused.
+    /// Whether one of its names is [pinned](crate::ImagesConfig::pinned). Garbage collection keeps pinned images.
     pub pinned: bool,
 }
 

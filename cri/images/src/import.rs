@@ -25,8 +25,8 @@ mod source;
 
 use source::Source;
 
-/// Maximum bytes of the configurations and layer lists of all images of an archive, which are in memory together. Many
-/// images can refer to one file, so the size of the archive is no limit.
+/// Maximum bytes of memory for the configurations and layer lists of one archive. Many images can refer to one file, so
+/// the size of the archive does not limit the memory.
 const IMAGES_MAX: u64 = 64 << 20;
 
 /// Errors of an import.

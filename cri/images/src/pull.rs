@@ -44,7 +44,7 @@ pub(crate) enum PullError {
     ConfigText,
     #[error("the pull was stopped")]
     Stopped,
-    /// Never the result of a pull.
+    /// Internal: the caller repeats the fetch. A pull never returns this error.
     #[error("the layer waits for its next turn")]
     TurnOver,
 }

@@ -118,8 +118,9 @@ pub(crate) fn write(directory: &Path, record: &Record) -> Result<(), RecordError
     let write = || {
         let text = serde_json::to_vec(record)?;
         match File::create_new(&path) {
-            // A partly written file is not a valid record (`read`), and no old one is lost. Name and content
-            // are in one commit of the file system's journal, so the pull waits for one commit only.
+            // The new file is written in place: there is no old record to lose, and `read` refuses a partly written
+            // file. Name and content are in one commit of the file system's journal, so the pull waits for only one
+            // commit.
             Ok(file) => {
                 put(file, &text, record.used).inspect_err(|_failed| drop(std::fs::remove_file(&path)))?
             }

@@ -390,7 +390,7 @@ impl RegistryError {
         RegistryError::Status { url, status, detail: detail::of(&bytes), retry_after }
     }
 
-    /// The error of a response with an error status from a server whose text is not passed on.
+    /// The error of a response with an error status. The server's text is left out.
     fn refused(url: String, response: &reqwest::Response) -> RegistryError {
         let (status, retry_after) = head(response);
         RegistryError::Status { url, status, detail: String::new(), retry_after }

@@ -17,7 +17,7 @@ pub(crate) struct Table {
     generation: u64,
 }
 
-/// Maximum age in seconds of the time of last use on disk.
+/// Maximum difference between the time of last use in memory and on disk, in seconds.
 const USE_LAG: u64 = 3600;
 
 /// An image, its record and its reference count.

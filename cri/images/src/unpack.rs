@@ -90,8 +90,8 @@ pub(crate) fn unpack(input: impl BufRead, into: &Path, limits: &Limits) -> Resul
     unpack_recorded(input, into, limits, None, Algorithm::Sha256)
 }
 
-/// Like [`unpack`], and writes a recipe to rebuild the archive, whose digest has this algorithm. An archive
-/// with a duplicate name gets no recipe.
+/// Like [`unpack`], and writes a recipe to rebuild the archive. `algorithm` is the algorithm of the archive's digest.
+/// An archive with a duplicate name gets no recipe.
 pub(crate) fn unpack_with_recipe(
     input: impl BufRead,
     into: &Path,

@@ -285,7 +285,7 @@ impl CallQueue {
         let Some(connection) = self.connection.upgrade() else { return };
         let status = Status { code: code::RESOURCE_EXHAUSTED, message: "too many calls at once".to_owned() };
         if let Ok(bytes) = Frame::answer(stream, Err(status)).encode() {
-            // If even the refusals are not read, they are dropped.
+            // If the peer does not even read the refusals, they are dropped.
             let _full = connection.writing.try_send(mux::frames(connection.serving(), &bytes));
         }
     }

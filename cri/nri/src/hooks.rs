@@ -312,8 +312,7 @@ impl Nri {
         Ok(Some(creation.adjustment))
     }
 
-    /// Reports to plugins that a container was removed, because its creation failed after they were
-    /// called for it.
+    /// Reports to plugins that a container was removed: its creation failed after the plugins had been called for it.
     pub async fn undo_create(&self, id: &str, about: impl FnOnce() -> PodAndContainer) {
         self.remove_container(id, about).await;
     }

@@ -227,7 +227,7 @@ impl Layers {
 // === impl Unpacking ===
 
 impl Unpacking {
-    /// Begins to move a layer into place whose names have this many bytes.
+    /// Begins to move a layer into place. `names` is the number of bytes of its [names].
     fn begin_commit(&mut self, names: usize) -> Outcome {
         let mut states = self.layers.states();
         // There is no state if another caller's layer was completed and removed meanwhile.

@@ -379,7 +379,7 @@ async fn an_image_removed_while_held_can_be_held_again_after_a_restart() {
     again.collect().await.unwrap();
     assert!(held_again.image().layers[0].join("hello").is_file());
     let path = held_again.image().layers[0].clone();
-    // After another pull it is a normal image.
+    // Another pull adds the removed image again.
     again.pull(&registry.name("app"), None, None).await.unwrap();
     drop(held_again);
     assert_eq!(again.list().len(), 1);

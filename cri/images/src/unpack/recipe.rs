@@ -59,7 +59,7 @@ impl Recorder {
         }
     }
 
-    /// Records that a range of a file's content comes here.
+    /// Records a range of a file's content as the next part of the archive.
     fn content(&mut self, path: &PlainPath, offset: u64, length: u64) {
         self.flush();
         let path = path.as_bytes();

@@ -21,14 +21,14 @@ use xattr::FileExt as _;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PlainPath(Vec<u8>);
 
-/// A directory that no path leads out of.
+/// The directory of a layer. No path of the layer leads out of it.
 pub(super) struct Root {
     fd: OwnedFd,
     /// The parent directory that was used last: archives list the files of a directory one after another.
     recent: Option<(PlainPath, OwnedFd)>,
     /// Directories that were created because an entry needed them.
     implied: BTreeSet<PlainPath>,
-    /// The number of such creations, and the bytes of their paths.
+    /// The number of implied directories that were created, and the bytes of their paths.
     implied_totals: (u64, u64),
     /// Whether an entry of the archive was replaced by a later one.
     replaced: bool,
@@ -100,7 +100,7 @@ impl Root {
         std::mem::take(&mut self.implied)
     }
 
-    /// The number of such creations and the bytes of their paths. Repeated creations count each time.
+    /// The number of implied directories that were created, and the bytes of their paths. Repeated creations count each time.
     pub(super) fn implied_totals(&self) -> (u64, u64) {
         self.implied_totals
     }
@@ -207,7 +207,7 @@ impl Root {
     }
 
     /// The path of an open file, without links. An error if the path is too long or leads out of the root.
-    /// Otherwise, links that lead into each other could nest directories without limit.
+    /// Without the length limit, links that lead into each other could nest directories without end.
     pub(super) fn real_path(&self, file: impl AsFd) -> Result<PlainPath, Errno> {
         let path =
             |fd: BorrowedFd<'_>| nix::fcntl::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str());

@@ -258,7 +258,7 @@ fn cve_2025_47290_a_directory_that_becomes_a_link_meanwhile_does_not_lead_outsid
     std::fs::write(&secret, "secret").unwrap();
     std::fs::set_permissions(outside.path(), std::fs::Permissions::from_mode(0o710)).unwrap();
     let before = (std::fs::metadata(outside.path()).unwrap(), std::fs::metadata(&secret).unwrap());
-    // The directory itself is no entry: it would replace the link for ever.
+    // The layer has no entry for the directory itself. Such an entry would replace the link permanently.
     let layer = TestTar::new()
         .file("swapped/secret", b"mine")
         .directory("swapped/deep")

@@ -278,7 +278,7 @@ async fn the_client_certificate_of_hosts_toml_is_presented() {
     for (extra, works) in cases {
         let text = format!("server = \"https://{}\"\nca = \"ca.pem\"\n{extra}\n", line.address);
         std::fs::write(directory.join("hosts.toml"), text).unwrap();
-        // Each has its own store, which has no connection yet.
+        // Each case has its own store, which has no open connection.
         let root = tempfile::tempdir().unwrap();
         let config = ImagesConfig {
             registry_config_dir: Some(hosts.path().to_owned()),

@@ -24,7 +24,7 @@ async fn with_short_timeouts(root: &Path, hosts: Option<&Path>) -> Images {
 async fn given_up(images: &Images, name: &str) -> String {
     let began = Instant::now();
     let error = images.pull(name, None, None).await.unwrap_err();
-    // Two documents and a blob, each with its timeout, on a busy machine.
+    // The limit allows for the timeouts of two documents and a blob on a busy machine.
     assert!(began.elapsed() < Duration::from_secs(90), "{:?}: {}", began.elapsed(), error.report());
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{}", error.report());
     error.report()
