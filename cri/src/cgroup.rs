@@ -33,7 +33,7 @@ const MAX_COUNTED_GROUPS: usize = 1_000;
 const KILL_STEP: Duration = Duration::from_millis(5);
 /// Number of such checks after which all processes that are left get the signal again.
 const KILL_AGAIN: u32 = 100;
-/// Bytes of a list of processes from which on there are many: about 600 processes.
+/// Bytes of a list of processes that counts as long. The list then has about 600 processes.
 const MANY_PROCESSES: u64 = 4096;
 /// Timeout for the end of all processes of a cgroup.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
@@ -181,7 +181,7 @@ impl Cgroups {
 
     /// Kills the processes of a group that are not among the killed ones. Returns whether the group has processes. A pass
     /// through many processes takes long, and thousands of killed processes need many seconds to end. So each gets one
-    /// signal. `killed` then has the processes that the group still has.
+    /// signal. Afterwards `killed` contains the processes that are still in the group.
     fn kill_new(&self, group: &str, killed: &mut HashSet<i32>) -> bool {
         let pids = self.processes(group);
         if pids.is_empty() {
@@ -415,7 +415,7 @@ mod tests {
             assert_eq!(cgroups.on_tree("c", || 7).await.expect("few processes"), 7);
             std::fs::write(&list, "2000000000\n".repeat(1_000)).expect("written");
             let mut work = std::pin::pin!(cgroups.on_tree("c", || 7));
-            // Without a free thread for blocking calls it cannot begin.
+            // Without a free thread for blocking calls the work cannot begin.
             assert!(futures::poll!(work.as_mut()).is_pending());
             drop(release);
             assert_eq!(work.await.expect("many processes"), 7);

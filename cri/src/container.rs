@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_container_and_a_sandbox_take_two_kilobytes_each() {
-        // With the two counts of an Arc. Above it, the allocator takes 2,560 bytes.
+        // The two counts of an `Arc` are added. For more than 2,048 bytes the allocator takes 2,560 bytes.
         let counts = 2 * size_of::<usize>();
         assert!(size_of::<Container>() + counts <= 2048);
         assert!(size_of::<crate::sandbox::Sandbox>() + counts <= 2048);

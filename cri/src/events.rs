@@ -2,7 +2,8 @@
 //!
 //! A listener that does not read is dropped: its stream ends with an error, and the client lists the containers again.
 //!
-//! Events before the first listener are kept for it. At the start these are events that the recovery found.
+//! Events before the first listener are kept for that listener. Among them are the events that the recovery found at
+//! the start.
 //!
 //! Every event has a number, which is in the record of its object before the event is sent. The number of the last delivered
 //! event is kept in a file. The next start of the runtime replays events with higher numbers, see `event_outbox`. An event is

@@ -1,7 +1,7 @@
 //! NRI hooks of the runtime: notifications to plugins, and the changes that plugins request.
 //!
-//! The hooks are called at the same points as in containerd. Lock order: first the pass that keeps plugins from joining,
-//! then a container's `starting`.
+//! The hooks are called at the same points as in containerd. Lock order: first the guard that keeps plugins from
+//! joining, then a container's `starting`.
 
 pub(crate) mod about;
 mod late_hooks;

@@ -155,7 +155,7 @@ impl Images {
         let bytes = |id| self.inner.layers.bytes(id).unwrap_or_default();
         let mut layer_bytes: Vec<u64> = record.layers.iter().rev().map(bytes).collect();
         if layer_bytes.is_empty() {
-            // [`Image::layers`] has the empty layer if the image has no layers.
+            // `Image::layers` has the empty layer if the image has no layers.
             layer_bytes.push(0);
         }
         let used = if held { SystemTime::now() } else { records::time(record.used) };

@@ -28,8 +28,8 @@ const SUPPORTED_V1: [&str; 12] = [
     "freezer",
 ];
 
-/// Maximum number of scans of a cgroup while its processes are killed. A tree that forks faster than this
-/// stays alive.
+/// Maximum number of scans of a cgroup while its processes are killed. A tree of processes that forks faster than the
+/// scans stays alive.
 const MAX_KILL_SCANS: usize = 100;
 
 /// A cgroup operation that the kernel refused.

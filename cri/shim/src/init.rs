@@ -1,14 +1,14 @@
 //! Process 1 of a pod's shared pid namespace. It waits until the shim ends. It ignores SIGCHLD, so the kernel
 //! reaps orphans for it.
 //!
-//! A container with CAP_SYS_PTRACE can reach everything that process 1 has. So it has as little as possible:
+//! A container with CAP_SYS_PTRACE can reach everything that process 1 has. So process 1 has as little as possible:
 //! - [`root`]: a mount namespace of its own, whose only mount is a read-only tmpfs with the program;
 //! - [`program`]: an executable of its own, without memory of the shim or files of the node;
 //! - [`confine`]: the user and the profiles that the pod requests, and no capability except CAP_SYS_PTRACE;
 //! - two pipes as its standard streams.
 //!
-//! With SELinux it gets the pod's label, as the pause process of other runtimes does. So the pod's containers
-//! may inspect process 1. A process changes its label only when it executes a program.
+//! With SELinux process 1 gets the pod's label, like the pause process of other runtimes. So the pod's containers may
+//! inspect process 1. A process changes its label only when it executes a program.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
@@ -32,9 +32,9 @@ const NAME: &std::ffi::CStr = c"coracle-init";
 /// The program in the root directory of process 1.
 const PROGRAM: &std::ffi::CStr = c"/coracle-init";
 
-/// Descriptor of the pipe that the program waits on: it ends when the pipe is closed.
+/// Descriptor of the pipe that the program waits on. The program ends when the pipe is closed.
 const LIFELINE: RawFd = 0;
-/// Descriptors on which the program reports that it waits, or on which an error is reported.
+/// Descriptors of the report pipe. The program writes there that it waits; the code before it writes an error.
 const REPORT_FDS: [RawFd; 2] = [1, 2];
 /// The program's report that it waits.
 const WAITING: u8 = b'+';
@@ -101,7 +101,7 @@ impl Init {
         }))
     }
 
-    /// Forks it in a new pid namespace and returns its pid.
+    /// Forks process 1 in a new pid namespace and returns its pid.
     pub(crate) fn start(&self) -> io::Result<i32> {
         match kernel::clone(libc::CLONE_NEWPID, libc::SIGCHLD)? {
             Fork::Parent(pid) => Ok(pid),
@@ -182,7 +182,7 @@ impl Process1 {
         &self.namespace
     }
 
-    /// Kills it; the kernel then kills all processes of its namespace.
+    /// Kills process 1. The kernel then kills all processes of its namespace.
     pub(crate) fn kill(&self) {
         let _already_ended = kernel::send_signal(&self.pidfd, libc::SIGKILL);
     }

@@ -132,8 +132,8 @@ pub(crate) fn leave(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Closes every descriptor except the standard ones and `keep`. If it fails, no container may run: it would
-/// inherit the rest.
+/// Closes every descriptor except the standard ones and `keep`. After an error no container may run: it would inherit
+/// the other descriptors.
 pub(crate) fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
     let mut keep: Vec<c_uint> =
         keep.iter().filter_map(|fd| c_uint::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
@@ -206,7 +206,7 @@ pub(crate) fn new_session_keyring() -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, no_name) }).map(drop)
 }
 
-/// Makes orphans among the descendants children of this process. It also holds after execve.
+/// Makes orphans among the descendants children of this process. The setting stays after execve.
 pub(crate) fn become_subreaper() -> io::Result<()> {
     prctl(libc::PR_SET_CHILD_SUBREAPER, 1)
 }
@@ -219,7 +219,7 @@ pub(crate) fn die_with(parent: i32) {
     }
 }
 
-/// Sends this process SIGKILL when its parent dies. A change of ids clears it.
+/// Sends this process SIGKILL when its parent dies. A change of ids clears this setting.
 pub(crate) fn die_with_parent() -> io::Result<()> {
     prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as usize)
 }

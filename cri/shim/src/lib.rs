@@ -143,7 +143,7 @@ fn run(dir: &Path) -> Result<(), StartError> {
     Shim::new(config, dir.to_owned(), pod).serve().map_err(StartError::Loop)
 }
 
-/// Sets the soft limit of open descriptors: the runtime may have more than its pods start with.
+/// Sets the soft limit of open descriptors for the pod. The inherited limit of the runtime may be higher.
 fn limit_open_files(soft: u64) -> nix::Result<()> {
     if soft == 0 {
         return Ok(());

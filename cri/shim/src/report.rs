@@ -191,7 +191,7 @@ impl Report {
     /// An error with the causes that were received before, outermost first.
     pub(crate) fn error(&mut self, kind: Kind, message: &str) -> CallError {
         let causes = std::mem::take(&mut self.causes);
-        // The library logs the innermost cause first, and some causes on every level.
+        // The library logs the innermost cause first, and repeats some causes on every level.
         let mut text = message.to_owned();
         for cause in causes.iter().rev().filter(|cause| !message.contains(cause.as_str())) {
             text.push_str(": ");
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(report.error(Kind::Internal, "outer").message, "outer: middle: inner");
     }
 
-    /// The other process has the socket, as a container's process would have it if it inherited the descriptor.
+    /// The other process has the socket, like a container's process that inherited the descriptor.
     #[test]
     fn a_message_of_another_process_is_ignored() {
         let (mut report, child_end) = pair();

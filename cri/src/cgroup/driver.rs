@@ -119,7 +119,8 @@ impl Layout {
         }
     }
 
-    /// The parent of all these cgroups. `None` if it also has the cgroups of slices and scopes.
+    /// The parent of the cgroups of all shims. `None` with the systemd driver: there the parents also contain slices
+    /// and scopes.
     pub(crate) fn shims(&self) -> Option<String> {
         match self.driver {
             CgroupDriver::Cgroupfs => Some(self.shims_directory()),

@@ -173,13 +173,13 @@ fn external(mountinfo: &str, own: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     mounts().filter(|(device, _)| !devices.contains(device)).map(|(_, place)| place).collect()
 }
 
-/// Whether CRIU takes an external mount point for another one: its options are `mnt[MOUNT POINT]:VALUE`. A symlink of an
+/// Whether CRIU misreads the name of an external mount point in its option `mnt[MOUNT POINT]:VALUE`. A symlink of an
 /// image can give a mount point any name. So a restore could mount a directory of the host (CVE-2026-119101).
 pub(super) fn is_misread(mount_point: &Path) -> bool {
     mount_point.as_os_str().as_bytes().windows(2).any(|pair| pair == b"]:")
 }
 
-/// Device and mount point of a line.
+/// The device and the mount point in a line of a mountinfo.
 fn mount_of(line: &str) -> Option<(&str, PathBuf)> {
     let mut fields = line.split(' ').skip(2);
     let device = fields.next()?;

@@ -29,12 +29,12 @@ const MAX_PATH: usize = 4095;
 const NAMES_MAX: usize = 64 << 20;
 /// Bytes that count for each kept path in addition to its length.
 const NAME_OVERHEAD: usize = 64;
-/// Maximum parts of a sparse file with data between its holes. The archive's builder has all of them in memory. A restore
-/// refuses more, where the end of the file counts as one.
+/// Maximum data segments of a sparse file. The archive's builder keeps the list of segments in memory. A restore
+/// refuses longer lists; there the end of the file counts as a segment.
 const SEGMENTS_MAX: usize = (1 << 16) - 1;
 
-/// Archives the contents of a writable layer. Returns the paths that it deletes from lower layers. Mount points are left
-/// out: they belong to the runtime.
+/// Archives the contents of a writable layer. Returns the paths that the layer deletes from lower layers. Mount points
+/// are left out, because they belong to the runtime.
 pub(super) fn archive(
     upper: &Path,
     lower: &[PathBuf],
@@ -117,7 +117,7 @@ fn lower_directory(layer: &Path, path: &Path) -> Option<Dir> {
     Dir::new(openat2(layer, path, flags, Mode::empty(), resolve).ok()?).ok()
 }
 
-/// Refuses a file with data in more than `most` parts between its holes. The file is read from its beginning afterwards.
+/// Refuses a sparse file with more than `most` data segments. Sets the file's offset to 0.
 fn limit_segments(file: &File, most: usize) -> io::Result<()> {
     let mut end = 0;
     let next = || {
@@ -276,7 +276,8 @@ impl Writing<'_> {
         self.archive.append_data(&mut header, path, io::empty())
     }
 
-    /// Records entries of lower layers below an opaque directory as deleted, unless the directory has them again.
+    /// Records entries of lower layers below an opaque directory as deleted, unless the directory has an entry of the
+    /// same name.
     fn add_hidden(&mut self, there: &File, path: &Path) -> io::Result<()> {
         for layer in self.lower {
             let Some(entries) = lower_directory(layer, path) else { continue };

@@ -90,7 +90,7 @@ fn mount_destinations(config: &cri::ContainerConfig) -> BTreeSet<(&str, bool)> {
     config.mounts.iter().map(|mount| (mount.container_path.trim_end_matches('/'), mount.readonly)).collect()
 }
 
-/// Refuses what CRIU cannot restore with our options.
+/// Refuses configurations that CRIU cannot restore with the options that Coracle uses.
 fn restorable(sandbox: &cri::PodSandboxConfig, config: &cri::ContainerConfig) -> Result<(), String> {
     let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     let options = security.and_then(|security| security.namespace_options.as_ref());
@@ -114,7 +114,7 @@ fn restorable(sandbox: &cri::PodSandboxConfig, config: &cri::ContainerConfig) ->
     Ok(())
 }
 
-/// Refuses mount points that CRIU would take for others.
+/// Refuses mount points whose names CRIU misreads.
 fn parsable(external: &[String]) -> Result<(), String> {
     match external.iter().find(|place| is_misread(Path::new(place))) {
         Some(place) => Err(format!("criu cannot parse its mount point {place:?}")),

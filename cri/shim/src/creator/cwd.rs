@@ -22,8 +22,8 @@ fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path,
     let deepest = enclosing.max_by_key(|mount| mount.destination().components().count());
     match deepest {
         None => Some((root, cwd.to_owned())),
-        // The container could not make the directory, so it is not made on the source, which the node can write. The
-        // library reports the missing directory.
+        // The container cannot write this volume. So the directory is not made, although this process can write the
+        // source. The library reports the missing directory.
         Some(mount) if is_read_only(mount) => None,
         Some(mount) if is_bind(mount) => {
             let below = cwd.strip_prefix(mount.destination()).unwrap_or(Path::new("")).to_owned();

@@ -158,8 +158,8 @@ fn connect(request: &CreateRequest<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the propagation of this mount namespace that the volumes require, and makes the root file system a
-/// mount of this namespace.
+/// Sets the propagation of this mount namespace to the one that the volumes require. Makes the root file system a mount
+/// of this namespace.
 fn separate(first: &FirstProcess<'_>) -> Result<OwnedFd, FirstError> {
     let flags = match propagation(first.spec) {
         "private" => Some(MsFlags::MS_PRIVATE),
@@ -264,7 +264,7 @@ mod tests {
             std::fs::create_dir_all(root.join(link).parent().unwrap()).unwrap();
             symlink(target, root.join(link)).unwrap();
             let open = File::open(&root).unwrap();
-            // The link itself is no danger as a mount point: its target stays uncovered.
+            // The link itself may be the mount point: a mount on it does not cover its target.
             let is_followed = console_place(open.as_fd())
                 .is_ok_and(|place| !File::from(place).metadata().unwrap().file_type().is_symlink());
             assert!(!is_followed, "{name}");

@@ -41,7 +41,7 @@ pub(super) struct Cgroups<'a> {
     directories: Vec<PathBuf>,
 }
 
-/// The pids limit. It is written after the fork, which it could otherwise prevent.
+/// The pids limit. It is written after the fork, because it could make the fork fail.
 pub(super) struct PidsLimit {
     path: PathBuf,
     file: File,
@@ -58,8 +58,8 @@ struct Write {
     optional: bool,
 }
 
-/// Enforces the device rules for a container that the library makes. Needed on v2 only: there the library
-/// omits them and uses the cgroup as it finds it.
+/// Enforces the device rules for a container that the library makes. Needed on v2 only: there the library does not set
+/// the rules, and uses the existing cgroup.
 pub(super) fn restrict_devices_for_library(
     hierarchies: &[Hierarchy],
     path: &str,

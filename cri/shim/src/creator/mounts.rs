@@ -117,7 +117,7 @@ fn bind(entry: &Mount) -> Result<(OwnedFd, Kind), MountError> {
 }
 
 fn create(entry: &Mount, options: &MountOptionConfig, label: Option<&str>) -> Result<OwnedFd, MountError> {
-    // On v1 `cgroup_mount` has replaced this entry already, so here it is v2.
+    // On v1 `cgroup_mount` has already replaced a `cgroup` entry. So such an entry is a mount of v2 here.
     let kind = match entry.typ().as_deref().unwrap_or_default() {
         "cgroup" => "cgroup2",
         kind => kind,

@@ -59,8 +59,8 @@ fn initial_properties(rules: &[Rule], v1: bool) -> Vec<Property> {
     property::devices(devices(rules).as_deref(), &drivers)
 }
 
-/// The devices to pass to systemd on v2. systemd cannot express exceptions. It gets no restriction if the rules have an
-/// exception. The cgroup's BPF program enforces them.
+/// The devices to pass to systemd on v2. systemd cannot express exceptions. If the rules have an exception, systemd
+/// gets no restriction. The cgroup's BPF program enforces the rules.
 fn devices(rules: &[Rule]) -> Option<Vec<Device>> {
     let (rest, rules) = access::split(rules);
     let plain = |rule: &Rule| rule.allow && rule.kind != Kind::Any;

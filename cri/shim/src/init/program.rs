@@ -290,8 +290,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs a program. A test under qemu's emulation of user programs cannot execute programs of its own architecture,
-    /// so it starts the emulator with them.
+    /// Runs a program. A test under qemu's user emulation cannot execute a program of the emulated architecture
+    /// directly. So it starts the emulator with the program as its argument.
     fn command(path: &std::path::Path) -> Command {
         let Some(emulator) = std::env::var_os("TEST_EMULATOR") else { return Command::new(path) };
         let mut command = Command::new(emulator);

@@ -21,7 +21,7 @@ use crate::report::{Message, Report, Reporter};
 const MAX_STARTING: usize = 256;
 
 impl Shim {
-    /// Returns an error if it fails at once. Otherwise the call is answered when the forks report.
+    /// Starts an exec. Returns an error if that fails at once. Otherwise the call is answered when the forks report.
     pub(super) fn exec(
         &mut self,
         call_id: CallId,
@@ -127,7 +127,7 @@ impl Shim {
             match message {
                 Message::Pid(pid) => {
                     exec.pid = pid;
-                    // It may have ended before its pid was reported.
+                    // The process may have ended before its pid was reported.
                     exec.exit = self.unclaimed.take(pid).map(super::exit::exit_of);
                 }
                 Message::Failed(kind, message) => {

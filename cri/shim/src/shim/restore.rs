@@ -16,7 +16,7 @@ use crate::process;
 use crate::restorer::{self, PID_FILE};
 
 impl Shim {
-    /// Returns an error if it fails at once. Otherwise the call is answered when the restorer ends.
+    /// Forks a restorer. Returns an error if that fails at once. Otherwise the call is answered when the restorer ends.
     pub(super) fn restore(&mut self, call_id: CallId, restore: &RestoreContainer) -> Result<(), CallError> {
         let id = &restore.container_id;
         let dir = self.container_dir(id);
