@@ -109,8 +109,8 @@ async fn run_within<T: Send + 'static>(
     }
 }
 
-/// Work whose duration depends on the number of files that containers have made. It runs on threads that do no other work
-/// meanwhile, because all other work of the node shares the few blocking threads of the async runtime.
+/// Work whose duration depends on the number of files that containers have made. It runs on threads that do no other
+/// work meanwhile. All other work of the node shares the few blocking threads of the async runtime.
 #[derive(Debug)]
 pub struct FileWork {
     permits: Semaphore,

@@ -31,7 +31,7 @@ const MAX_COUNTED_GROUPS: usize = 1_000;
 
 /// Interval at which a cgroup that is being killed or removed is checked.
 const KILL_STEP: Duration = Duration::from_millis(5);
-/// Number of such checks after which all processes that are left get the signal again.
+/// Number of checks after which all remaining processes get the signal again.
 const KILL_AGAIN: u32 = 100;
 /// Bytes of a list of processes that counts as long. The list then has about 600 processes.
 const MANY_PROCESSES: u64 = 4096;
@@ -272,8 +272,8 @@ impl Cgroups {
         }
     }
 
-    /// Removes the groups directly below `parent` that are not among the known ones and have no processes. A group of a
-    /// pod is left if it had processes when the pod was removed, or if the pod's directory was lost.
+    /// Removes the groups directly below `parent` that are not in `known` and have no processes. A group of a pod is
+    /// left if it had processes when the pod was removed, or if the pod's directory was lost.
     pub(crate) async fn remove_stray_shims(&self, parent: &str, known: HashSet<String>) {
         let mounts: Vec<PathBuf> =
             self.mounted.iter().filter_map(|found| below(&found.mount, parent)).collect();
@@ -323,7 +323,7 @@ fn remove_each(dirs: Vec<PathBuf>) -> Result<(), Error> {
         .try_for_each(|dir| coracle_tree::cgroup::remove(&dir).map_err(Error::file("remove cgroup", dir)))
 }
 
-/// The groups directly below `parent` that are not among the known ones and have no processes.
+/// The groups directly below `parent` that are not in `known` and have no processes.
 fn strays(parent: &Path, known: &HashSet<String>) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -368,8 +368,8 @@ fn is_controller(option: &str) -> bool {
     )
 }
 
-/// Whether a path names a group below a hierarchy's root. The root contains the whole machine. So an empty path from a
-/// damaged record, or a path with `..` from a client, must never be killed or removed.
+/// Whether a path names a group below a hierarchy's root. The root contains the whole machine. So a group with an empty
+/// path (from a damaged record) or a path with `..` (from a client) must never be killed or removed.
 pub(crate) fn is_below_root(group: &str) -> bool {
     let mut parts = group.split('/').filter(|part| !part.is_empty()).peekable();
     parts.peek().is_some() && parts.all(|part| !matches!(part, "." | ".."))

@@ -29,8 +29,8 @@ use crate::lock::locked;
 
 /// Maximum undelivered events of one listener.
 const BACKLOG: usize = 1024;
-/// Maximum events that are kept for the first listener after the start. If there are more, all are dropped: no client
-/// listens.
+/// Maximum events that are kept for the first listener after the start. If there are more, all are dropped, because no
+/// client listens.
 const MAX_EARLY_EVENTS: usize = 256;
 
 /// The listeners of container events.
@@ -55,7 +55,7 @@ struct State {
 
 #[derive(Debug)]
 struct Listener {
-    /// Listeners share the events: those that read slowly take no further memory.
+    /// Listeners share the events, so a slow listener needs no copies of them.
     sender: mpsc::Sender<Arc<Item>>,
     lost: Arc<AtomicBool>,
 }
@@ -75,7 +75,7 @@ pub(crate) struct TooSlow;
 // === impl Events ===
 
 impl Events {
-    /// Continues after the last delivered event of an earlier start, by its file.
+    /// Opens the file `delivered`, and continues after the last delivered event of an earlier start.
     pub(crate) fn open(delivered: &Path) -> Result<Self, Error> {
         let delivered = Delivered::open(delivered)?;
         let state = State { listeners: Vec::new(), early: Some(VecDeque::new()), room: None, ended: None };

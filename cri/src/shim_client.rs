@@ -74,7 +74,7 @@ struct Inner {
 pub enum Closed {
     /// The shim's process has ended, and its pod.
     Died,
-    /// The shim is alive. It serves another client, or a side could not read a message.
+    /// The shim is alive. It serves another client, or the client or the shim could not read a message.
     Replaced,
 }
 
@@ -434,15 +434,15 @@ impl Shim {
     /// Kills the shim without a request, as [`Shim::shutdown`] does after a timeout.
     ///
     /// # Errors
-    /// [`ErrorKind::Silent`] if it does not die: the kernel kills a process only when it no longer sleeps
-    /// uninterruptibly.
+    /// [`ErrorKind::Silent`] if the shim does not die: the kernel kills a process only after its uninterruptible sleep.
     pub async fn kill_shim(&self) -> Result<(), Error> {
         let death = timeout(self.timeouts.death, self.inner.process.kill_and_reap()).await;
         death.map_err(|_late| Error::unkillable(self.pid()))
     }
 
-    /// Kills the shim of a directory, if there is one that no client can reach. Such a shim does not listen yet, or no
-    /// longer. The wait for its end has a timeout: other pods wait meanwhile, and a hanging mount can delay the end.
+    /// Kills the shim of a directory, if there is one that no client can reach. Such a shim has not begun to listen, or
+    /// has stopped listening. The wait for its end has a timeout: other pods wait meanwhile, and a hanging mount can
+    /// delay the end.
     pub async fn kill_unreachable(dir: &Path, timeouts: Timeouts) {
         process::kill_unreachable(dir, timeouts).await;
     }

@@ -101,7 +101,7 @@ impl FetchSlots {
             let next = self.state().grant(self.0.max, self.0.max_of_owner);
             let Some((owner, waiter)) = next else { break };
             let slot = FetchSlot { slots: self.clone(), owner, is_yielding: AtomicBool::new(false) };
-            // A caller that disconnects just now drops its slot, which releases it.
+            // If the caller disconnects at this moment, the slot is dropped and thereby released.
             drop(waiter.slot.send(slot));
         }
         self.0.changed.notify_waiters();

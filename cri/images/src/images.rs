@@ -171,9 +171,9 @@ impl Images {
 
     /// Removes an image by any of its names or its id, with all its names. An absent image is not an error.
     ///
-    /// Layers that no other image and no [`ImageHold`] needs are removed from the store at once, and from the disk in
-    /// the background. [`Images::wait_for_space`] and [`Images::wait_until_deleted`] wait for the disk. A power
-    /// failure right after the removal may restore the complete image, never a part of it.
+    /// Layers that are not needed by another image or an [`ImageHold`] are removed from the store at once. They are
+    /// deleted from the disk in the background. [`Images::wait_for_space`] and [`Images::wait_until_deleted`] wait for
+    /// the disk. A power failure right after the removal may restore the complete image, never a part of it.
     ///
     /// # Errors
     /// If a file cannot be changed or removed.

@@ -147,7 +147,7 @@ impl Images {
         if images.is_err() {
             self.remove_unused_layers().await;
         }
-        // Also deletes the uncompressed copy of a compressed archive.
+        // Closing the source also deletes the uncompressed copy of a compressed archive.
         let closed = tokio::task::spawn_blocking(move || Arc::into_inner(source).map(Source::close));
         closed.await.map_err(|_stopped| ImportError::Stopped)?;
         images
@@ -183,7 +183,7 @@ impl Images {
                 unpacking.await.map_err(|_stopped| ImportError::Stopped)?
             });
             let lease = lease.await?;
-            // Each layer once, at its topmost position, as in a pull.
+            // Keeps each layer once, at its topmost position, as in a pull.
             leases.retain(|other| other.diff_id() != lease.diff_id());
             leases.push(lease);
         }

@@ -61,8 +61,8 @@ struct Head {
 /// Reads all records. A damaged one is renamed, with a warning.
 ///
 /// # Errors
-/// If one is of a later version, or if the kernel refuses to read one. Without its record, layers of running
-/// containers would be removed.
+/// If a record has a later version, or if the kernel refuses to read a record. If the record were skipped, layers of
+/// running containers would be removed.
 pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
     load_by(directory, bytes)
 }
@@ -111,8 +111,8 @@ fn load_by(
     Ok(records)
 }
 
-/// Writes a record. After a power failure the file is the old or the new one; if there was none, it is absent
-/// or the new one.
+/// Writes a record. After a power failure the file has the old or the new content. A file that did not exist before is
+/// absent or complete.
 pub(crate) fn write(directory: &Path, record: &Record) -> Result<(), RecordError> {
     let path = path(directory, &record.id);
     let write = || {
@@ -196,7 +196,7 @@ fn read(path: &Path, text: &[u8]) -> io::Result<Record> {
     let modified = std::fs::metadata(path).and_then(|metadata| metadata.modified());
     record.used = modified.map_or(0, seconds);
     if record.pulled == 0 {
-        // An earlier version did not record it. The modification time is an upper bound.
+        // An earlier version did not record the time of the pull. The modification time is an upper bound.
         record.pulled = record.used;
     }
     if Digest::by(record.id.algorithm(), record.config.as_bytes()) != record.id {

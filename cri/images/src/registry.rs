@@ -225,8 +225,8 @@ impl Registry {
     }
 }
 
-/// Whether credentials belong to a host. They belong to the host that they name. If they name none, they belong to the
-/// registry of the image. A mirror gets only credentials that name it.
+/// Whether credentials belong to a host. Credentials that name a host belong to that host. Other credentials belong to
+/// the registry of the image. A mirror gets only credentials that name it.
 fn belongs_to(login: &Login, reference: &Reference, host: &hosts::Host) -> bool {
     let name = match host_match::host_of(&login.address) {
         "" => reference.domain(),

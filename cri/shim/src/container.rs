@@ -83,8 +83,8 @@ pub(crate) struct Container {
     pub(crate) shares_pids: bool,
     /// OOM kills of the pod's cgroup before this container was created.
     pub(crate) pod_oom_kills: u64,
-    /// OOM notifications of its cgroup. They are used if the cgroup and its counter may be removed before the shim
-    /// reads them, and the pod's cgroup has no counter.
+    /// OOM notifications of its cgroup. They are used if the cgroup may be removed before the shim reads its counter,
+    /// and the pod's cgroup has no counter.
     pub(crate) oom_events: Option<OomEvents>,
     /// Mount point of its overlay.
     pub(crate) target: Option<PathBuf>,

@@ -292,7 +292,8 @@ fn locate_root(
     Ok(root)
 }
 
-/// Puts volumes and, for a pod with a user namespace, device nodes on the stage, and moves it to its final path.
+/// Puts volumes on the stage and, for a pod with a user namespace, device nodes. Then moves the stage to its final
+/// path.
 fn fill_stage(
     stage: Stage,
     spec: &mut Spec,

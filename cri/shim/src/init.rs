@@ -136,7 +136,7 @@ impl Init {
         self.set_label();
         self.connect().map_err(InitError::Streams)?;
         kernel::ignore_children();
-        // Needs /proc, which is not in the new root.
+        // This step needs /proc, which is not in the new root.
         self.confinement.set_apparmor_profile()?;
         let label = Some(self.mount_label.as_str()).filter(|label| !label.is_empty());
         root::enter(label).map_err(InitError::Root)?;

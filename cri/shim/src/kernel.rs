@@ -38,8 +38,8 @@ const RESOLVE_NO_XDEV: u64 = 0x01;
 const RESOLVE_NO_MAGICLINKS: u64 = 0x02;
 const RESOLVE_NO_SYMLINKS: u64 = 0x04;
 
-/// Maximum attempts to open a path below a root. If any process of the machine renames a file while the kernel resolves a
-/// `..`, openat2(2) returns EAGAIN: it cannot exclude that the `..` led out of the root.
+/// Maximum attempts to open a path below a root. openat2(2) returns EAGAIN if any process of the machine renames a file
+/// while the kernel resolves a `..`. The kernel then cannot exclude that the `..` led out of the root.
 const OPEN_ATTEMPTS: u32 = 1000;
 
 fn check(result: c_long) -> io::Result<c_int> {
@@ -474,7 +474,7 @@ pub(crate) fn adopt(fds: Vec<RawFd>) -> Vec<OwnedFd> {
     fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
 }
 
-/// Borrows a descriptor in a forked child, whose owner lives in the parent.
+/// Borrows a descriptor in a forked child. The owner of the descriptor is a value in the parent.
 pub(crate) fn borrow(fd: RawFd) -> std::os::fd::BorrowedFd<'static> {
     // SAFETY: used in forked children only, in which no value closes the copy before the process ends.
     unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }

@@ -109,9 +109,9 @@ pub fn main(args: ShimArgs) -> ExitCode {
 
 /// Gives the calling thread, and the processes that it starts, an empty session keyring.
 ///
-/// A program that starts shims calls this before it has threads. Otherwise containers could read the keys of the session
-/// in which it was started, such as Kerberos tickets of an administrator. Each shim makes a keyring of its own, but
-/// cannot do so after a container has used up root's quota of keys.
+/// A program that starts shims calls this before it has threads. Otherwise containers could read the keys of the
+/// program's session, such as Kerberos tickets of an administrator. Each shim makes a keyring of its own, but cannot do
+/// so after a container has used up root's quota of keys.
 ///
 /// # Errors
 /// On a kernel without keys, and if root has used up its quota.

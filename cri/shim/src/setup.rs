@@ -260,8 +260,8 @@ pub(crate) fn set_parameters(
     Ok(())
 }
 
-/// The path of a parameter below /proc/sys. Dots separate, and a slash stands for a dot within a part, as in
-/// sysctl(8). A name whose first separator is a slash is used as it is. `None` if the path would leave
+/// The path of a parameter below /proc/sys. Dots separate the parts of the name. A slash stands for a dot within a
+/// part, as in sysctl(8). A name whose first separator is a slash is used as it is. `None` if the path would leave
 /// /proc/sys.
 fn parameter_path(name: &str) -> Option<PathBuf> {
     let dot_first = name.find('.').is_some_and(|dot| name.find('/').is_none_or(|slash| dot < slash));
@@ -323,7 +323,7 @@ mod tests {
             fs::create_dir_all(&mount).unwrap();
             Hierarchy::new(&mount.to_string_lossy(), controllers)
         };
-        // The creator moves containers out of the shim's cgroups only where there are controllers.
+        // The creator moves containers out of the shim's cgroups only in hierarchies with controllers.
         let hybrid =
             [hierarchy("memory", "memory"), hierarchy("systemd", "name=systemd"), hierarchy("unified", "")];
         let own = OwnCgroups::make(&hybrid, "/node/shims", "1a").unwrap();

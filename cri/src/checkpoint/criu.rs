@@ -101,7 +101,7 @@ pub(super) fn running_criu(build_dir: &Path) -> Vec<i32> {
 
 /// Recognises CRIU by its command line. A process that has ended has no command line.
 fn has_working_directory(pid: i32, build_dir: &Path) -> bool {
-    // The directory is one of the first arguments, so it is in the beginning that is read.
+    // The directory is one of the first arguments, so the part of the command line that is read contains it.
     let line = pidfd::command_line(pid);
     let mut words = line.split(|byte| *byte == 0);
     let wanted = build_dir.as_os_str().as_bytes();
@@ -117,7 +117,7 @@ pub(super) async fn ended(build_dir: &Path) -> io::Result<()> {
         }
         for pid in pids {
             match pidfd::open(pid) {
-                // The pid may have been reused: the command line is read again.
+                // The pid may have been reused, so the command line is read again.
                 Ok(process) if has_working_directory(pid, build_dir) => {
                     drop(pidfd::watch(process)?.readable().await?)
                 }

@@ -1,8 +1,8 @@
 //! The changed files of a container's root file system: the contents of its writable layer.
 //!
-//! The container is frozen meanwhile, but other processes can change its files: a container with a shared pid namespace
-//! reaches its root. Its files are untrusted. So files are not opened by path, links are not followed, and only regular files
-//! are opened for reading.
+//! The container is frozen meanwhile, but other processes can change its files: another container in the same pid
+//! namespace reaches its root. Its files are untrusted. So files are not opened by path, links are not followed, and
+//! only regular files are opened for reading.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, OsStr};
@@ -263,7 +263,7 @@ impl Writing<'_> {
         if state(&before) == state(&after) {
             return Ok(());
         }
-        // The entry's size in the archive would be wrong.
+        // Without this error the entry's size in the archive would be wrong.
         let why = format!("{} was changed while it was read", path.display());
         Err(io::Error::new(io::ErrorKind::Interrupted, why))
     }

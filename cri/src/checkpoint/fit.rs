@@ -212,7 +212,8 @@ mod tests {
         assert!(why.contains("containers a, b, but the request has a"), "{why}");
     }
 
-    /// CVE-2024-8676: the mounts of a checkpoint were used. CVE-2026-53492: so were its annotations for devices.
+    /// CVE-2024-8676: the mounts of a checkpoint were used. CVE-2026-53492: the annotations of a checkpoint for devices
+    /// were used.
     #[test]
     fn cve_2024_8676_mounts_and_annotations_are_those_of_the_request() {
         let mount = |host_path: &str| cri::Mount {

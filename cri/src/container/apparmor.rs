@@ -237,8 +237,8 @@ const RULES: &str = "
 mod tests {
     use super::*;
 
-    /// A program in place of the parser. Another process writes its file. If this process wrote it, a fork by another
-    /// test could inherit the writable descriptor, and execve(2) would fail with ETXTBSY.
+    /// A program in place of the parser. A separate process writes the program's file. If this process wrote it, a fork
+    /// by another test could inherit the writable descriptor, and execve(2) would fail with ETXTBSY.
     fn program(dir: &Path, script: &str) -> String {
         let written = std::process::Command::new("sh")
             .args(["-c", r#"printf '#!/bin/sh\n%s\n' "$1" >parser && chmod 755 parser"#, "sh", script])

@@ -1,8 +1,8 @@
 //! Fields of a container's configuration that only its record needs once the container is created: environment, command,
 //! devices, masked paths.
 //!
-//! They are kept encoded, which takes a third of the memory. Containers of one workload mostly have equal fields, so
-//! equal encodings are kept once.
+//! The fields are kept encoded, which reduces their memory to a third. Containers of one workload mostly have equal
+//! fields, so equal encodings are kept once.
 
 use std::collections::VecDeque;
 use std::mem::take;

@@ -82,7 +82,7 @@ struct Pass {
 pub(super) async fn kill_descendants(cgroups: &Arc<Cgroups>, group: &str, leader: i32) -> Option<Stopped> {
     let begun = Instant::now();
     let process = pidfd::open(leader).ok()?;
-    // Checked after the open: the opened process is the leader.
+    // The check comes after the open, so it holds for the opened process.
     let (own, path) = (Arc::clone(cgroups), group.to_owned());
     let checked = PASSES.run(move || is_session_leader(&own, &path, leader)).await;
     if !checked.is_ok_and(|is_leader| is_leader) {

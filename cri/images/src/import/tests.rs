@@ -179,7 +179,7 @@ async fn layers_saved_as_links_by_older_dockers_are_imported() {
     let image = |layers: &[&Vec<u8>]| {
         TestImage::new(layers.iter().map(|tar| ((*tar).clone(), Digest::of(tar))).collect())
     };
-    // Two images share their layers. The second one has links, one of them to another link.
+    // Two images share their layers. The layer files of the second image are links, one of them to another link.
     let (first, second) = (image(&[&one, &two]), image(&[&two, &one]));
     let list = serde_json::json!([
         {"Config": "first.json", "RepoTags": ["first:1"], "Layers": ["a/layer.tar", "b/layer.tar"]},

@@ -201,7 +201,7 @@ impl Trash {
         // The metadata file is deleted last, because it has the layer's size.
         let deleted = disk::remove_tree(&item.path.join(FILES)).and_then(|()| disk::remove_tree(&item.path));
         if let Err(error) = deleted {
-            // The directory still exists and counts. The next start deletes it.
+            // The directory still exists and counts as usage. The next start deletes it.
             tracing::warn!(error = crate::error::report(&error), "cannot delete a layer");
         } else {
             let mut state = self.state();

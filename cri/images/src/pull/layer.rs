@@ -161,7 +161,7 @@ impl Pull {
         }
         loop {
             let alone = self.slot(&inner.large_window).await?;
-            // Cancel-safe: a caller that does not wait any more gets no slot.
+            // Cancel-safe: a cancelled wait takes no slot.
             tokio::select! {
                 slot = self.slot(&inner.fetch_slots) => {
                     return Ok(Turn { slot: slot?, alone: Some(alone), earlier });
@@ -247,7 +247,7 @@ impl Pull {
         }
         drop(sender);
         let unpacked = unpacking.await.map_err(|_stopped| PullError::Stopped)?;
-        // A failed download is the cause of the unpacking error.
+        // If the download failed, its error is returned, because it caused the unpacking error.
         sent?;
         let (unpack_dir, unpacked) = match unpacked? {
             Ok(unpacked) => unpacked,

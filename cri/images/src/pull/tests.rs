@@ -439,7 +439,7 @@ async fn the_time_of_last_use_survives_a_restart() {
     drop((held, images));
     let begun = Instant::now();
     while begun.elapsed() < LONG {
-        // The store is closed when the use has been recorded.
+        // The first store closes only after its task has recorded the use.
         let images = store(root.path()).await;
         let [used, unused] = [0, 1].map(|at| images.gc_info(&ids[at]).unwrap());
         assert_eq!(unused.used, long_ago);

@@ -14,8 +14,8 @@ use xattr::FileExt as _;
 use super::root::errno;
 use crate::archive::Entry;
 
-/// Free blocks above which the disk is not considered full. An attribute takes one, and other processes write
-/// too.
+/// With more free blocks than this, the disk does not count as full. An attribute takes one block, and other processes
+/// write too.
 const BLOCKS: u64 = 256;
 
 /// Error of making an entry.

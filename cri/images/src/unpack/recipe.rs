@@ -110,7 +110,7 @@ fn length_of(bytes: &[u8]) -> [u8; 4] {
 // === impl RecordingReader ===
 
 impl<R: Read> RecordingReader<R> {
-    /// Reads through a buffer. Records if there is a recorder.
+    /// Reads through a buffer. Records the bytes if there is a recorder.
     pub(super) fn new(input: BufReader<R>, recorder: Option<Recorder>) -> RecordingReader<R> {
         RecordingReader { input, recorder, content: false }
     }

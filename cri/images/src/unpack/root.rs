@@ -1,8 +1,8 @@
 //! File operations inside one directory with untrusted names.
 //!
-//! A path is normalised first (no `.`, `..` or empty components; one that leads out is refused). Then its
-//! parent directory is opened with `openat2(RESOLVE_IN_ROOT)`, so that links, including absolute ones, stay inside
-//! the directory. The last component is only used relative to that descriptor and is never followed.
+//! A path is normalised first: it has no `.`, `..` or empty components, and a path that leads out is refused. Then its
+//! parent directory is opened with `openat2(RESOLVE_IN_ROOT)`, so that links, including absolute ones, stay inside the
+//! directory. The last component is only used relative to that descriptor and is never followed.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -313,7 +313,7 @@ impl Root {
             Err(e) => return Err(e),
         };
         self.real_path(&made)?;
-        // No entry describes it, so it gets the default mode, whatever the umask.
+        // No entry describes the directory, so it gets the default mode, whatever the umask.
         fchmod(&made, DIRECTORY_MODE)?;
         self.implied_totals.0 += 1;
         self.implied_totals.1 += path.as_bytes().len() as u64;

@@ -48,7 +48,7 @@ fn a_layer_unpacks_the_same_with_any_compression() {
         let unpacked = unpack(blob.as_slice(), into.path(), &Limits::default()).unwrap();
         assert_eq!(unpacked.diff_id, Digest::of(&tar));
         assert_eq!(std::fs::read(into.path().join("d/f")).unwrap(), b"content");
-        // As from a connection that returns a byte at a time.
+        // Reads one byte at a time, as from a slow connection.
         let slow = std::io::BufReader::with_capacity(1, blob.as_slice());
         let into = tempfile::tempdir().unwrap();
         assert_eq!(unpack(slow, into.path(), &Limits::default()).unwrap(), unpacked);

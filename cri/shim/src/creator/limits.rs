@@ -1,7 +1,7 @@
 //! A container's cgroups: made, limited and entered. Writes are planned before they are done.
 //!
-//! On v1 this module writes all limits itself. On v2 the container library's cgroup code writes them. There it needs
-//! only the files; on v1 its search for hierarchies costs hundreds of system calls. Cgroup v2 has no files for
+//! On v1 this module writes all limits itself, because the container library would search for the hierarchies with
+//! hundreds of system calls. On v2 the container library's cgroup code writes the limits. Cgroup v2 has no files for
 //! devices: a BPF program decides ([`super::device_program`]).
 
 use std::fs::{self, File, OpenOptions};

@@ -104,7 +104,7 @@ fn first(request: &ExecRequest<'_>) -> Result<i32, ExecError> {
     }
     rlimits::apply(process.rlimits().as_deref().unwrap_or_default()).map_err(ExecError::Limits)?;
     chown_pipes(request, host_uid(&spec, process.user().uid()));
-    // From here on the container's processes can see this one.
+    // From here on the container's processes can see this process.
     kernel::hide_from_proc().map_err(ExecError::Hide)?;
     let joined = namespaces(request.target_pid);
     setns(request.target, joined).map_err(ExecError::Namespaces)?;

@@ -157,8 +157,8 @@ impl Shim {
         exec.report = None;
         let call_id = exec.call_id.take();
         coracle_fault::point("shim.exec-begun");
-        // An agent that has connected since the call does not wait for this exec: it was not yet in the list of awaited
-        // execs that the agent received with Hello.
+        // An agent that has connected since the call does not wait for this exec. The shim's reply to that agent's
+        // Hello did not list this exec as awaited.
         if exec.awaited
             && exec.pid > 0
             && call_id.is_some_and(|call_id| call_id.connection != self.connection)

@@ -80,7 +80,7 @@ impl Shim {
         container.phase = Phase::Running;
         match first {
             Ok(pid) => {
-                // Start pipe and report of the waiting process are closed with it.
+                // The end of the waiting process also closes its start pipe and its report.
                 end(std::mem::replace(&mut container.pid, pid));
                 self.reply(call_id, Ok((reply::Result::Created(Created { pid }), Vec::new())));
                 self.claim(pid);

@@ -104,7 +104,7 @@ fn the_default_refuses_to_change_the_project_of_a_file() {
             }
             assert_eq!(decide_two(&admin, ioctl, [3, request]), ALLOW);
         }
-        // The size of a terminal, and the attributes of a file.
+        // These requests read the size of a terminal and the attributes of a file.
         for request in [0x5413, 0x801c_581f, 0x8008_6601] {
             assert_eq!(decide_two(&program, ioctl, [3, request]), ALLOW, "{request:#x}");
         }

@@ -29,7 +29,7 @@ async fn mirrored(root: &Path, lines: &[&TestProxy]) -> (Images, TempDir) {
     std::fs::write(hosts.path().join(DOMAIN).join("hosts.toml"), text).unwrap();
     let config = ImagesConfig {
         registry_config_dir: Some(hosts.path().to_owned()),
-        // All data is spooled, so that wrong data could be kept by mistake.
+        // All data is spooled, so that the tests detect wrong data that is kept by mistake.
         resume_from: 1 << 20,
         ..ImagesConfig::new(root)
     };
@@ -73,7 +73,7 @@ async fn content_damaged_by_a_mirror_is_fetched_completely_from_the_next_host() 
     let manifest = registry.push("big", "latest", &image).await.to_string();
     let (config, blob) = (Digest::of(&image.config).to_string(), Digest::of(&image.layers[0]).to_string());
     // The first two errors are found by the decoder, at the beginning and at the end. The others are found only by the
-    // digest; offset 9 is the OS field of gzip's header.
+    // digest; offset 9 of the blob is the OS field of gzip's header.
     for (part, at) in [(&blob, 0), (&blob, 1_000_000), (&blob, 9), (&config, 5), (&manifest, 9)] {
         let root = tempfile::tempdir().unwrap();
         let (mirror, server) = (spoiling(&registry, part, at).await, good(&registry).await);
