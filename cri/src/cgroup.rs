@@ -38,8 +38,8 @@ const MANY_PROCESSES: u64 = 4096;
 /// Timeout for the end of all processes of a cgroup.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Timeout for the removal of a cgroup that is still busy: a killed process leaves it a moment later. The kernel may first
-/// have to write back its mounts to a disk.
+/// Timeout for the removal of a cgroup that is still busy. A killed process leaves it a moment later: the kernel may
+/// first have to write back the mounts of the process to a disk.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the removal of a shim's cgroup.
 const SHIM_TIMEOUT: Duration = Duration::from_secs(1);

@@ -224,7 +224,7 @@ impl Container {
 
     pub(crate) fn status(&self) -> cri::ContainerStatus {
         let ContainerRecord { config, image_id, log_path, created_at, uid, gid, groups, .. } = &self.record;
-        // A pod's `imageID`: the reference of the image at its registry.
+        // A pod's `imageID` is the reference of the image at its registry.
         let image_ref =
             Some(&self.record.image_digest).filter(|digest| !digest.is_empty()).unwrap_or(image_id);
         let exit = match self.phase() {

@@ -189,7 +189,7 @@ impl SendGuard<'_> {
                 early.push_back(Arc::unwrap_or_clone(shared));
             }
             Some(_) => {
-                // No client subscribes to events on this node.
+                // The queue is full, so no client subscribes to events on this node.
                 self.events.delivered.set_last(shared.number);
                 state.early = None;
             }

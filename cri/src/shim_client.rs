@@ -316,7 +316,7 @@ impl Shim {
             exec.process_in_file = true;
         }
         let inner = Arc::clone(&self.inner);
-        // Runs in a task, because the process may start after the call was cancelled.
+        // The call runs in a task, because the process may start after the caller was cancelled.
         let mut answer = tokio::spawn(async move { inner.link.call(request::Call::Exec(exec), fds).await });
         match timeout(self.timeouts.work, &mut answer).await {
             Ok(answer) => {

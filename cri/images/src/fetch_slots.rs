@@ -251,7 +251,7 @@ mod tests {
         for owner in ["slow", "slower"] {
             for _ in 0..8 {
                 let slots = slots.clone();
-                // Fetches that never end, except with their turn.
+                // These fetches end only with their turn.
                 tasks.spawn(async move {
                     loop {
                         slots.acquire(owner).await.unwrap().turn_over().await;

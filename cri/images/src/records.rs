@@ -82,7 +82,7 @@ fn load_by(
         let path = entry.path();
         match path.extension().and_then(|e| e.to_str()) {
             Some("json") if !entry.metadata().is_ok_and(|metadata| metadata.len() == 0) => {}
-            // Left by an interrupted write.
+            // An interrupted write left the file.
             Some("json" | "new") => {
                 std::fs::remove_file(&path).map_err(error("remove the remains of"))?;
                 continue;

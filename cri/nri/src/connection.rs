@@ -149,7 +149,7 @@ impl Connection {
         let (assembler, wants_answers) = match from {
             mux::PLUGIN | mux::RUNTIME if from == self.calling => (answers, true),
             mux::PLUGIN | mux::RUNTIME => (requests, false),
-            // An unknown logical connection.
+            // The frame is for an unknown logical connection.
             _ => return Ok(()),
         };
         assembler.push(bytes);

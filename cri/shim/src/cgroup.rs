@@ -388,7 +388,7 @@ mod tests {
         };
         fs::write(root.join("cpuset.cpus"), "0-1\n").unwrap();
         fs::write(root.join("cpuset.mems"), "0\n").unwrap();
-        // Created and not filled yet by another process: the parent, the cgroup itself, and both.
+        // Another process has created, but not yet filled, the parent, the cgroup itself, or both.
         for made in ["a", "b/c", "d/e/f"] {
             fs::create_dir_all(root.join(made)).unwrap();
         }

@@ -283,7 +283,7 @@ pub(crate) fn dup_to(fd: RawFd, standard: RawFd) -> io::Result<()> {
     check(c_long::from(unsafe { libc::dup2(fd, standard) })).map(drop)
 }
 
-// The calls with ids of 32 bits. On arm the older names take ids of 16 bits.
+// These calls take ids of 32 bits. On arm the older names take ids of 16 bits.
 #[cfg(not(target_arch = "arm"))]
 const SET_USER_IDS: c_long = libc::SYS_setresuid;
 #[cfg(not(target_arch = "arm"))]

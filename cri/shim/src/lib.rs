@@ -128,7 +128,7 @@ fn run(dir: &Path) -> Result<(), StartError> {
     let bytes = std::fs::read(&path).map_err(|source| StartError::Read { path: path.clone(), source })?;
     let mut config =
         SandboxConfig::decode(bytes.as_slice()).map_err(|source| StartError::Decode { path, source })?;
-    // Before the first fork, because children inherit the limit.
+    // The limit is set before the first fork, because children inherit it.
     limit_open_files(config.open_files).map_err(StartError::OpenFiles)?;
     let (side, hierarchies, cgroups) = setup::fork_into_cgroup(&config).map_err(StartError::Setup)?;
     if let Fork::Parent(pid) = side {

@@ -11,7 +11,7 @@ use nix::errno::Errno;
 
 /// Prefix of a record's key.
 const KEY: &str = "SCHILY.xattr.";
-/// Maximum bytes of all attributes of one file: the limit of the readers.
+/// Maximum bytes of all attributes of one file. Readers of archives have the same limit.
 const MAX_BYTES: usize = 1 << 20;
 /// Maximum bytes of a record without its key and value.
 const RECORD: usize = 16;

@@ -500,7 +500,7 @@ mod tests {
         fs::hard_link(upper.join("bin/link"), upper.join("bin/link2")).expect("link");
         mknod(&upper.join("fifo"), SFlag::S_IFIFO, NixMode::from_bits_truncate(0o600), 0).expect("a FIFO");
         mknod(&upper.join("bin/gone"), SFlag::S_IFCHR, NixMode::empty(), 0).expect("a whiteout");
-        // CAP_NET_RAW, and a value with arbitrary bytes.
+        // The attributes are the capability CAP_NET_RAW, and a value with arbitrary bytes.
         let capability = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         xattr::set(&long, "security.capability", &capability).expect("capability");
         xattr::set(&long, "user.note", b"a=b\n\0\xff").expect("attribute");
@@ -519,7 +519,7 @@ mod tests {
         let to = dir.path().join("diff.tar");
         let deleted = archive(&upper, &[lower], &[], &to).expect("archive");
         assert_eq!(deleted, ["/bin/gone", "/made/old"].map(PathBuf::from).into());
-        // GNU tar extracts the same.
+        // GNU tar extracts the same files.
         let gnu = dir.path().join("gnu");
         fs::create_dir(&gnu).expect("make");
         let mut tar = std::process::Command::new("tar");

@@ -213,13 +213,13 @@ mod tests {
     #[test]
     fn descendants_are_found_in_every_session() {
         let processes = [
-            // Listed before their parents.
+            // These processes are listed before their parents.
             process(9, 8, 9),
             process(8, 7, 8),
             process(7, 5, 5),
             process(5, 2, 5),
             process(6, 3, 5),
-            // The container's own processes.
+            // These are the container's own processes.
             process(3, 2, 3),
             process(4, 3, 3),
         ];

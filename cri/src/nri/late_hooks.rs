@@ -1,8 +1,8 @@
 //! The OCI hooks poststart and poststop, run by the runtime.
 //!
-//! The container library has exited before they are due: poststart runs after the program started, poststop after the
-//! container is deleted. They run in the runtime's own namespaces, with the container's state on their standard input
-//! (OCI runtime specification, "POSIX-platform Hooks").
+//! The container library has exited before these hooks run: poststart runs after the program started, poststop after
+//! the container is deleted. They run in the runtime's own namespaces, with the container's state on their standard
+//! input (OCI runtime specification, "POSIX-platform Hooks").
 
 use std::process::Stdio;
 use std::time::Duration;

@@ -194,7 +194,7 @@ mod tests {
         fs::write(down.join("file"), "content").unwrap();
         fs::hard_link(down.join("file"), down.join("link")).unwrap();
         for _ in 0..30 {
-            // The tree so far moves one level down.
+            // The existing tree moves one level down.
             fs::create_dir(&next).unwrap();
             fs::rename(&down, next.join("d".repeat(200))).unwrap();
             fs::rename(&next, &down).unwrap();

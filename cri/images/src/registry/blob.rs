@@ -29,7 +29,7 @@ const FAILURES_MAX: u32 = 5;
 /// Bytes that count as progress.
 const PROGRESS: u64 = 64 << 10;
 
-/// Maximum fetches from the start because spooled data seems to be damaged. After that the host is at fault.
+/// Maximum fetches from the start because spooled data seems to be damaged. After that the host counts as the cause.
 const DAMAGED_SPOOLS_MAX: u32 = 2;
 
 /// Maximum bytes of an unusable blob that are read only to check its digest. The sender states the length.

@@ -81,7 +81,7 @@ fn modes_owners_times_and_links_are_kept() {
 #[test]
 fn extended_headers_give_names_attributes_and_times() {
     let long = format!("{}/{}", "d".repeat(150), "f".repeat(200));
-    // A file capability: cap_net_raw, effective.
+    // The value is a file capability: cap_net_raw, effective.
     let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let (into, unpacked) = unpacked(
         TestTar::new()

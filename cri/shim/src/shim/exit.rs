@@ -15,8 +15,8 @@ use crate::report::note;
 
 /// How long an exit event waits for output whose pipe other processes still hold open.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
-/// Exit statuses of processes that no container or exec has claimed yet. There are at most as many as pids,
-/// and none while no pid is awaited.
+/// Exit statuses of processes that no container or exec has claimed yet. The list is empty while no pid is awaited, and
+/// never longer than the number of pids.
 #[derive(Debug, Default)]
 pub(super) struct UnclaimedExits(BTreeMap<i32, i32>);
 

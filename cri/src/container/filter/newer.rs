@@ -119,7 +119,7 @@ pub(super) fn prefix(
     }
     let mut program = vec![statement(LOAD, OFFSET_ARCHITECTURE)];
     for (token, block) in blocks {
-        // Another architecture: jump over the following jump and the block.
+        // On another architecture the program jumps over the following jump and the block.
         program.push(compare(IF_EQUAL, token, 1, 0));
         program.push(statement(JUMP, length(&block)));
         program.extend(block);

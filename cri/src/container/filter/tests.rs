@@ -121,7 +121,7 @@ fn calls_newer_than_the_library_are_decided_by_the_profile() {
         {
             assert_eq!(decide(&program, architecture, number, 0), ALLOW, "{name}");
         }
-        // ENOSYS instead of EPERM: a C library then falls back to an older call.
+        // The result is ENOSYS, not EPERM, so that a C library falls back to an older call.
         for number in [467, 999, 0x3fff_ffff] {
             assert_eq!(decide(&program, architecture, number, 0), errno(libc::ENOSYS), "{number}");
         }
