@@ -263,8 +263,8 @@ impl Cgroups {
         self.remove_directories(group, self.dirs(group), BUSY_TIMEOUT).await
     }
 
-    /// Removes the group of a pod whose shim has ended, from all hierarchies. A process that is left in it, such as a
-    /// daemon of a hook, does not prevent the removal of the pod. The group stays then.
+    /// Removes the group of a pod whose shim has ended, from all hierarchies. A process that is left in the group, such
+    /// as a daemon of a hook, does not prevent the removal of the pod. Then the group stays.
     pub(crate) async fn remove_shim(&self, group: &str) {
         let dirs = self.mounted.iter().filter_map(|found| below(&found.mount, group)).collect();
         if let Err(error) = self.remove_directories(group, dirs, SHIM_TIMEOUT).await {
@@ -272,8 +272,8 @@ impl Cgroups {
         }
     }
 
-    /// Removes the groups directly below `parent` that are not in `known` and have no processes. A group of a pod is
-    /// left if it had processes when the pod was removed, or if the pod's directory was lost.
+    /// Removes the groups directly below `parent` that are not in `known` and have no processes. A pod's group remains
+    /// if it had processes when the pod was removed, or if the pod's directory was lost.
     pub(crate) async fn remove_stray_shims(&self, parent: &str, known: HashSet<String>) {
         let mounts: Vec<PathBuf> =
             self.mounted.iter().filter_map(|found| below(&found.mount, parent)).collect();

@@ -2,8 +2,8 @@
 //!
 //! Calls are answered in any order. Exits are delivered as events until they are acknowledged.
 //!
-//! A [`Shim`] is a cheap handle. Dropping the last one closes the connection; the shim and its pod continue to run, as after
-//! the end of the runtime.
+//! A [`Shim`] is a cheap handle. Dropping the last handle closes the connection. The shim and its pod continue to run,
+//! as after the end of the runtime.
 //!
 //! Usage: [`Shim::spawn`] or [`Shim::connect`], take [`Shim::events`] once, then call. Every event is sent again to each new
 //! connection until [`Shim::acknowledge`] has its sequence number.

@@ -147,7 +147,7 @@ impl State {
         });
     }
 
-    /// Whether one slot of this owner must go to another owner, and if so, counts the slot as yielding.
+    /// Whether one slot of this owner must go to another owner. If so, counts the slot as yielding.
     fn must_yield(&mut self, owner: &str) -> bool {
         self.remove_cancelled();
         let Some(mine) = self.owners.get(owner).map(|owner| owner.held.saturating_sub(owner.yielding)) else {

@@ -202,8 +202,8 @@ impl Images {
         self.inner.layers.usage()
     }
 
-    /// Removes unused data: images that were removed while held and are not held any more, and layers of
-    /// incomplete pulls. Call it once after a restart, after all ids in use are held again.
+    /// Removes unused data: removed images that are not held any more, and layers of incomplete pulls. Call it once
+    /// after a restart, after all ids in use are held again.
     ///
     /// # Errors
     /// If a file cannot be changed or removed.

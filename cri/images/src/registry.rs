@@ -158,8 +158,8 @@ impl Registry {
         self.manifest(&digest.to_string(), Some(digest)).await
     }
 
-    /// The current digest of a tag or digest, by one HEAD request, which registries do not count as a pull.
-    /// `None` if the first host does not return it; then the document has to be fetched.
+    /// The current digest of a tag or digest, by one HEAD request. Registries do not count it as a pull. `None` if the
+    /// first host does not return it; then the document has to be fetched.
     pub(crate) async fn digest(&self, target: &Target) -> Option<Digest> {
         let has_capability = |endpoint: &Endpoint| match target {
             Target::Tag(_) => endpoint.host.resolve,

@@ -187,8 +187,8 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// Whether a path names a cgroup below a hierarchy's root. The root holds all processes of the machine:
-/// killing an empty path (a container whose cgroup is not known yet) would kill all of them.
+/// Whether a path names a cgroup below a hierarchy's root. The root holds all processes of the machine. A kill with an
+/// empty path (of a container whose cgroup is not known yet) would kill all of them.
 pub(crate) fn is_below_root(path: &str) -> bool {
     let mut parts = path.split('/').filter(|part| !part.is_empty()).peekable();
     parts.peek().is_some() && parts.all(|part| !matches!(part, "." | ".."))

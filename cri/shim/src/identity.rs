@@ -91,8 +91,9 @@ fn is_inside(path: impl Fn() -> String) -> Result<(), IdentityError> {
     }
 }
 
-/// Drops capabilities and loads the seccomp filter. Loading needs CAP_SYS_ADMIN or no-new-privileges. Without
-/// no-new-privileges the filter is loaded before the capabilities are dropped; with it, as late as possible.
+/// Drops capabilities and loads the seccomp filter. Loading needs CAP_SYS_ADMIN or no-new-privileges. With
+/// no-new-privileges the filter is loaded as late as possible. Otherwise it is loaded before the capabilities are
+/// dropped.
 fn restrict(
     process: &Process,
     filter: Option<&Filter>,

@@ -146,8 +146,8 @@ impl Init {
         Err(InitError::Program(errno))
     }
 
-    /// Sets the pod's SELinux label for the program. Without a label, or if the policy refuses it, process 1
-    /// keeps the shim's label; then the pod's containers cannot inspect process 1.
+    /// Sets the pod's SELinux label for the program. Without a label, or if the policy refuses the label, process 1
+    /// keeps the shim's label. Then the pod's containers cannot inspect process 1.
     fn set_label(&self) {
         if self.process_label.is_empty() {
             return;

@@ -61,7 +61,7 @@ mod tests {
 
     const READ: usize = 64 << 10;
 
-    /// Bytes that a container which never stops writing has written after `seconds`.
+    /// Bytes that are written after `seconds` by a container that never stops writing.
     fn written_in(seconds: u64) -> u64 {
         let begin = Instant::now();
         let (mut rate, mut now, mut written) = (OutputRate::default(), begin, 0);

@@ -1,6 +1,6 @@
 //! The report of a forked child to the shim: one message per packet over a private socket.
 //!
-//! It is a socket, not a pipe, because a pipe can be opened a second time through `/proc/PID/fd` and a socket cannot
+//! It is a socket, not a pipe. A pipe can be opened a second time through `/proc/PID/fd`, a socket cannot
 //! (`sock_no_open` in net/socket.c). The kernel adds the sender of every message (`SCM_CREDENTIALS`, unix(7)). The shim
 //! accepts a message only from a process that may send it, see [`Senders`]. The child's end is close-on-exec. So end of
 //! file means that the program runs, or that the child has ended.

@@ -201,8 +201,8 @@ pub(crate) fn enter(
 }
 
 /// Makes the pod's namespaces. The mount namespace always belongs to the node's user namespace: the shim makes mounts
-/// there that root of the pod is not permitted to make. Returns the pod's user namespace, and the pid of process 1 if
-/// it had to be forked inside that namespace (else 0).
+/// there that root of the pod is not permitted to make. Returns the pod's user namespace and the pid of process 1. The
+/// pid is 0 unless process 1 had to be forked inside that namespace.
 fn make_namespaces(
     config: &SandboxConfig,
     init: Option<&Init>,

@@ -136,8 +136,7 @@ impl ComposedMount<'_> {
 
 impl LayerFacts {
     /// Measures a layer. The walk supports any depth, because the image determines the depth of the directories. An
-    /// unreadable directory is an error: the list would lack its entries, and a directory that is missing in the list
-    /// would get wrong attributes.
+    /// unreadable directory is an error: its directories would be missing in the list, and would get wrong attributes.
     fn of(files: &Path) -> io::Result<Self> {
         let (mut made, mut path) = (Self::default(), Vec::new());
         coracle_tree::walk_all(files, |found| {

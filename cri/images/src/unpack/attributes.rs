@@ -68,8 +68,8 @@ fn is_allowed(name: &[u8]) -> bool {
     !name.starts_with(b"trusted.") && !name.starts_with(b"user.overlay.") && !name.contains(&0)
 }
 
-/// Whether the attribute does not fit. A file's attributes have limited space (ext4: the inode and one
-/// block); when it is used up, setxattr(2) returns ENOSPC, as for a full disk.
+/// Whether the attribute does not fit. A file's attributes have limited space (ext4: the inode and one block). When
+/// that space is used up, setxattr(2) returns ENOSPC, as for a full disk.
 fn is_too_large(error: Errno, has_room: impl FnOnce() -> bool) -> bool {
     match error {
         Errno::E2BIG | Errno::ERANGE => true,

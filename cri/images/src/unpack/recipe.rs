@@ -1,6 +1,6 @@
-//! Recipes: how to rebuild a layer's archive byte for byte from its unpacked files. A recipe has all bytes of
-//! the archive that are not file contents (headers, padding, the end), and the position of each content.
-//! Layers are not kept compressed, so exports need the recipe, and a layer on disk can be verified with it.
+//! Recipes: how to rebuild a layer's archive byte for byte from its unpacked files. A recipe has the position of each
+//! file's content, and all other bytes of the archive (headers, padding, the end). Layers are not kept compressed, so
+//! exports need the recipe, and a layer on disk can be verified with it.
 //!
 //! The file is a zstd stream of `R <length: u32> <bytes>` and `F <path length: u32> <path> <offset: u64> <length: u64>`,
 //! numbers little-endian.

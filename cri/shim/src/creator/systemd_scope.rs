@@ -19,7 +19,7 @@ pub(super) struct Unit<'a> {
 
 impl<'a> Unit<'a> {
     /// Makes the scope with this process in it, because a scope exists only while it has processes. The devices are
-    /// passed now: on v1 systemd denies all devices before it allows some, which running programs would notice.
+    /// passed now, because on v1 systemd denies all devices before it allows some. Running programs would notice that.
     pub(super) fn start(
         scope: &Scope,
         hierarchies: &'a [Hierarchy],
@@ -67,9 +67,8 @@ fn devices(rules: &[Rule]) -> Option<Vec<Device>> {
     (!rest && rules.iter().all(plain)).then(|| rules.iter().flat_map(systemd_devices).collect())
 }
 
-/// The devices to pass to systemd on v1, where systemd writes them to the kernel: those that are allowed
-/// without exception. The creator writes the complete rules afterwards; they last until the next
-/// daemon-reload.
+/// The devices to pass to systemd on v1: those that are allowed without exception. There systemd writes them to the
+/// kernel. The creator writes the complete rules afterwards; they last until the next daemon-reload.
 fn allowed_without_exception(rules: &[Rule]) -> Vec<Device> {
     if access::allow_everything(rules) {
         let all = |block| Device { block, major: None, minor: None, access: access::Access::ALL.to_string() };

@@ -87,8 +87,8 @@ pub(crate) fn run(request: &ExecRequest<'_>) -> ! {
     kernel::leave(0)
 }
 
-/// Reads and opens all files of the host before the namespaces change. After that no path is opened with more
-/// rights than the container has, except its devpts, see [`terminal`].
+/// Reads and opens all files of the host before the namespaces change. After that no path is opened with more rights
+/// than the container has. The container's devpts is the exception, see [`terminal`].
 fn first(request: &ExecRequest<'_>) -> Result<i32, ExecError> {
     let mut process = process(request.process)?;
     let spec = load(&request.dir.join("config.json")).map_err(ExecError::Spec)?;

@@ -183,8 +183,8 @@ impl Shim {
     }
 }
 
-/// Receives the terminal's master for the agent. The shim keeps no copy, so that the terminal is hung up when
-/// the agent closes its own.
+/// Receives the terminal's master for the agent. The shim keeps no copy, so that the terminal is hung up when the agent
+/// closes its descriptor.
 fn take_terminal(exec: &mut Exec) -> Result<Vec<OwnedFd>, CallError> {
     let Some(console) = exec.console.take() else { return Ok(Vec::new()) };
     let failed = |error: io::Error| CallError::cannot("receive the terminal", &error);
