@@ -85,6 +85,7 @@ impl Shim {
     ///
     /// Creates `dir` and writes `config` to `dir/shim.pb` first. An empty `socket` means `dir/shim.sock`. The returned state
     /// has the pid of the pod's init, if there is one. On failure the process is killed.
+    ///
     /// # Errors
     /// [`ErrorKind::Spawn`] with the shim's error message, or the errors of [`Shim::reach`].
     pub async fn spawn(

@@ -115,9 +115,9 @@ impl Table {
         self.list().any(|entry| entry.record.digests.iter().any(of))
     }
 
-    /// The records to write for a new record. The image gets the new names in addition to its own, and no other image
-    /// keeps these tags. The image itself comes first, so that a tag always refers to an image. The image keeps its
-    /// former owner.
+    /// The records to write when `new` is put into the table. The image gets the new names in addition to its own, and
+    /// no other image keeps these tags. The image itself comes first, so that a tag always refers to an image. The
+    /// image keeps its former owner.
     pub(crate) fn plan_put(&mut self, mut new: Record) -> Vec<Record> {
         if let Some(old) = self.entries.get(&new.id) {
             merge(&mut new.tags, &old.record.tags);

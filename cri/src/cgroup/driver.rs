@@ -37,6 +37,8 @@ impl std::fmt::Display for CgroupDriver {
 // === impl Layout ===
 
 impl Layout {
+    /// The layout of the cgroups below `root`.
+    ///
     /// # Errors
     /// If the path cannot be the root.
     pub(crate) fn new(driver: CgroupDriver, root: &str) -> Result<Self, String> {
