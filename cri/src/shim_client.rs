@@ -2,8 +2,8 @@
 //!
 //! Calls are answered in any order. Exits are delivered as events until they are acknowledged.
 //!
-//! A [`Shim`] is a cheap handle. Dropping the last handle closes the connection. The shim and its pod continue to run,
-//! as after the end of the runtime.
+//! A [`Shim`] is a cheap handle. Dropping the last one closes the connection; the shim and its pod continue to run, as after
+//! the end of the runtime.
 //!
 //! Usage: [`Shim::spawn`] or [`Shim::connect`], take [`Shim::events`] once, then call. Every event is sent again to each new
 //! connection until [`Shim::acknowledge`] has its sequence number.
@@ -74,7 +74,7 @@ struct Inner {
 pub enum Closed {
     /// The shim's process has ended, and its pod.
     Died,
-    /// The shim is alive. It serves another client, or the client or the shim could not read a message.
+    /// The shim is alive. It serves another client, or a side could not read a message.
     Replaced,
 }
 
@@ -85,7 +85,6 @@ impl Shim {
     ///
     /// Creates `dir` and writes `config` to `dir/shim.pb` first. An empty `socket` means `dir/shim.sock`. The returned state
     /// has the pid of the pod's init, if there is one. On failure the process is killed.
-    ///
     /// # Errors
     /// [`ErrorKind::Spawn`] with the shim's error message, or the errors of [`Shim::reach`].
     pub async fn spawn(
@@ -317,7 +316,7 @@ impl Shim {
             exec.process_in_file = true;
         }
         let inner = Arc::clone(&self.inner);
-        // The call runs in a task, because the process may start after the caller was cancelled.
+        // Runs in a task, because the process may start after the call was cancelled.
         let mut answer = tokio::spawn(async move { inner.link.call(request::Call::Exec(exec), fds).await });
         match timeout(self.timeouts.work, &mut answer).await {
             Ok(answer) => {
@@ -435,15 +434,15 @@ impl Shim {
     /// Kills the shim without a request, as [`Shim::shutdown`] does after a timeout.
     ///
     /// # Errors
-    /// [`ErrorKind::Silent`] if the shim does not die: the kernel kills a process only after its uninterruptible sleep.
+    /// [`ErrorKind::Silent`] if it does not die: the kernel kills a process only when it no longer sleeps
+    /// uninterruptibly.
     pub async fn kill_shim(&self) -> Result<(), Error> {
         let death = timeout(self.timeouts.death, self.inner.process.kill_and_reap()).await;
         death.map_err(|_late| Error::unkillable(self.pid()))
     }
 
-    /// Kills the shim of a directory, if there is one that no client can reach. Such a shim has not begun to listen, or
-    /// has stopped listening. The wait for its end has a timeout: other pods wait meanwhile, and a hanging mount can
-    /// delay the end.
+    /// Kills the shim of a directory, if there is one that no client can reach. Such a shim does not listen yet, or no
+    /// longer. The wait for its end has a timeout: other pods wait meanwhile, and a hanging mount can delay the end.
     pub async fn kill_unreachable(dir: &Path, timeouts: Timeouts) {
         process::kill_unreachable(dir, timeouts).await;
     }
