@@ -108,7 +108,7 @@ struct Saved {
 }
 
 impl Found {
-    /// Bytes of memory.
+    /// Bytes of memory that this value takes.
     fn bytes(&self) -> u64 {
         let layers = self.layers.iter().map(|layer| size_of::<LayerFile>() + layer.path.len());
         (size_of::<Self>() + self.config.len() + layers.sum::<usize>()) as u64

@@ -348,7 +348,7 @@ fn open_at(root: impl AsFd, path: &Path, flags: c_int, resolve: u64) -> io::Resu
     }
 }
 
-/// fsetxattr(2): an extended attribute of an open file.
+/// fsetxattr(2): sets an extended attribute of an open file.
 pub(crate) fn set_attribute(file: impl AsFd, name: &std::ffi::CStr, value: &[u8]) -> io::Result<()> {
     let file = file.as_fd().as_raw_fd();
     // SAFETY: the string outlives the call, and so does the value, whose length is given.

@@ -44,7 +44,7 @@ pub(super) fn pack(config: &mut cri::ContainerConfig) -> Arc<[u8]> {
 /// Adds packed fields to the configuration that they were taken out of.
 pub(super) fn unpack(config: &mut cri::ContainerConfig, packed: &[u8]) {
     if let Err(error) = config.merge(packed) {
-        // Only `pack` writes these bytes.
+        // Only `pack` writes these bytes, so this error is not expected.
         tracing::error!(%error, "cannot decode the packed fields of a container");
     }
 }

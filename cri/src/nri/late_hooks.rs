@@ -88,7 +88,7 @@ async fn run(hook: &Hook, state: &str) -> Result<(), String> {
     coracle_open_files::restore_limit(command.as_std_mut());
     command.process_group(0).kill_on_drop(true);
     let mut child = command.spawn().map_err(|error| named(&error.to_string()))?;
-    // Dropped before the child, see `ProcessGroup`.
+    // The group is dropped before the child, see `ProcessGroup`.
     let group = ProcessGroup::of(&child);
     let limit = hook
         .timeout()

@@ -421,7 +421,7 @@ mod tests {
         unified.make_limited("/pods/pod1/c1").unwrap();
         assert!(mount.join("pods/pod1/c1").is_dir());
         assert_eq!(given(), ["", "", "+cpu +memory"]);
-        // A parent does not enable them yet.
+        // The parent of `pod1` does not enable all controllers yet.
         fs::write(file("pods/pod1", "controllers"), "cpu\n").unwrap();
         unified.make_limited("/pods/pod1/c2").unwrap();
         assert!(mount.join("pods/pod1/c2").is_dir());

@@ -32,7 +32,7 @@ pub(super) enum PropagationError {
     Set { path: PathBuf, source: io::Error },
 }
 
-/// Ordered from weakest to strongest.
+/// Mount propagation, ordered from weakest to strongest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Propagation {
     Private,

@@ -75,9 +75,9 @@ pub(super) struct StageRequest<'a> {
 
 /// The paths of a container's root file system.
 pub(super) struct StagedRoot {
-    /// While the container is prepared.
+    /// The path while the container is prepared.
     pub(super) current: PathBuf,
-    /// When the container is made.
+    /// The path when the container is made.
     pub(super) final_path: PathBuf,
 }
 

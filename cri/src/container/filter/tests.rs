@@ -109,7 +109,7 @@ fn the_default_refuses_to_change_the_project_of_a_file() {
             assert_eq!(decide_two(&program, ioctl, [3, request]), ALLOW, "{request:#x}");
         }
     }
-    // Only `ioctl` is concerned.
+    // Only `ioctl` has refused requests.
     assert_eq!(decide_two(&program, (X86_64, 1), [3, 0x401c_5820]), ALLOW, "write");
 }
 

@@ -46,7 +46,7 @@ async fn a_pull_without_progress_ends_in_every_phase() {
         (&blob, ProxyFault::Stall(3000), "no progress in 5s"),
         (&blob, ProxyFault::Drip(20_000), "no progress in 5s"),
     ];
-    // Concurrently: each pull only waits.
+    // The pulls run concurrently, because each pull only waits.
     let all = cases.map(async |(part, fault, said)| {
         let root = tempfile::tempdir().unwrap();
         let images = with_short_timeouts(root.path(), None).await;
