@@ -34,7 +34,8 @@ const PROGRAM: &std::ffi::CStr = c"/coracle-init";
 
 /// Descriptor of the pipe that the program waits on. The program ends when the pipe is closed.
 const LIFELINE: RawFd = 0;
-/// Descriptors of the report pipe. The program writes there that it waits; the code before it writes an error.
+/// Descriptors of the report pipe. The program reports there that it waits. Before the program runs, an error is
+/// reported there.
 const REPORT_FDS: [RawFd; 2] = [1, 2];
 /// The program's report that it waits.
 const WAITING: u8 = b'+';

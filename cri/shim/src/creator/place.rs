@@ -51,8 +51,8 @@ pub(super) fn make(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> io::Result<
 }
 
 /// Makes the last component of a path. `None` if another component is missing, or if a directory above it is a link.
-/// Most mount points of an image have only the last component missing. This takes a third of the system calls that a
-/// resolution of each component takes.
+/// Most mount points of an image have only the last component missing. Then this function takes a third of the system
+/// calls that a resolution of each component takes.
 fn make_in_plain_directory(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> Option<()> {
     if path.components().any(|part| part == Component::ParentDir) {
         return None;

@@ -1,7 +1,7 @@
 //! The program of process 1: an ELF file of one page that waits for the end of its standard input.
 //!
-//! The program is not the shim's, but a separate one. A container with CAP_SYS_PTRACE in the same pid namespace can
-//! read the memory of process 1 and open its executable. The container finds no data of the node there.
+//! The program is separate from the shim's program. A container with CAP_SYS_PTRACE in the same pid namespace can read
+//! the memory of process 1 and open its executable. The container finds no data of the node there.
 #![allow(unsafe_code, reason = "the assembler's labels are foreign items")]
 
 use std::arch::global_asm;
