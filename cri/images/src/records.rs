@@ -58,7 +58,7 @@ struct Head {
     version: u32,
 }
 
-/// Reads all records. A damaged one is renamed, with a warning.
+/// Reads all records. A damaged record is renamed, with a warning.
 ///
 /// # Errors
 /// If a record has a later version, or if the kernel refuses to read a record. If the record were skipped, layers of

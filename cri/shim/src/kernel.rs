@@ -70,7 +70,7 @@ pub(crate) fn fork() -> io::Result<Fork> {
     }
 }
 
-/// Forks a child that runs `work` and exits. The shim's general reaping collects it.
+/// Forks a child that runs `work` and exits. The shim's event loop reaps the child.
 pub(crate) fn fork_briefly(work: impl FnOnce()) -> io::Result<()> {
     match fork()? {
         Fork::Parent(_) => Ok(()),

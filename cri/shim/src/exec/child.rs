@@ -188,8 +188,8 @@ fn connect(request: &ExecRequest<'_>, uid: u32, null: &OwnedFd) -> Result<(), Ex
     Ok(())
 }
 
-/// Gives the pipes to the user; otherwise that user cannot open /dev/stdout. Other files are left alone: they
-/// may have an owner.
+/// Gives the pipes to the user; otherwise that user cannot open /dev/stdout. Other files stay unchanged, because they
+/// may belong to another user.
 fn chown_pipes(request: &ExecRequest<'_>, uid: u32) {
     for given in request.stdio.into_iter().flatten() {
         let is_pipe =
