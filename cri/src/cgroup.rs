@@ -31,15 +31,15 @@ const MAX_COUNTED_GROUPS: usize = 1_000;
 
 /// Interval at which a cgroup that is being killed or removed is checked.
 const KILL_STEP: Duration = Duration::from_millis(5);
-/// Number of such checks after which all processes that are left get the signal again.
+/// Number of checks after which all remaining processes get the signal again.
 const KILL_AGAIN: u32 = 100;
-/// Bytes of a list of processes from which on there are many: about 600 processes.
+/// Bytes of a list of processes that counts as long. The list then has about 600 processes.
 const MANY_PROCESSES: u64 = 4096;
 /// Timeout for the end of all processes of a cgroup.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Timeout for the removal of a cgroup that is still busy: a killed process leaves it a moment later. The kernel may first
-/// have to write back its mounts to a disk.
+/// Timeout for the removal of a cgroup that is still busy. A killed process leaves it a moment later: the kernel may
+/// first have to write back the mounts of the process to a disk.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the removal of a shim's cgroup.
 const SHIM_TIMEOUT: Duration = Duration::from_secs(1);
@@ -181,7 +181,7 @@ impl Cgroups {
 
     /// Kills the processes of a group that are not among the killed ones. Returns whether the group has processes. A pass
     /// through many processes takes long, and thousands of killed processes need many seconds to end. So each gets one
-    /// signal. `killed` then has the processes that the group still has.
+    /// signal. Afterwards `killed` contains the processes that are still in the group.
     fn kill_new(&self, group: &str, killed: &mut HashSet<i32>) -> bool {
         let pids = self.processes(group);
         if pids.is_empty() {
@@ -263,8 +263,8 @@ impl Cgroups {
         self.remove_directories(group, self.dirs(group), BUSY_TIMEOUT).await
     }
 
-    /// Removes the group of a pod whose shim has ended, from all hierarchies. A process that is left in it, such as a
-    /// daemon of a hook, does not prevent the removal of the pod. The group stays then.
+    /// Removes the group of a pod whose shim has ended, from all hierarchies. A process that is left in the group, such
+    /// as a daemon of a hook, does not prevent the removal of the pod. Then the group stays.
     pub(crate) async fn remove_shim(&self, group: &str) {
         let dirs = self.mounted.iter().filter_map(|found| below(&found.mount, group)).collect();
         if let Err(error) = self.remove_directories(group, dirs, SHIM_TIMEOUT).await {
@@ -272,8 +272,8 @@ impl Cgroups {
         }
     }
 
-    /// Removes the groups directly below `parent` that are not among the known ones and have no processes. A group of a
-    /// pod is left if it had processes when the pod was removed, or if the pod's directory was lost.
+    /// Removes the groups directly below `parent` that are not in `known` and have no processes. A pod's group remains
+    /// if it had processes when the pod was removed, or if the pod's directory was lost.
     pub(crate) async fn remove_stray_shims(&self, parent: &str, known: HashSet<String>) {
         let mounts: Vec<PathBuf> =
             self.mounted.iter().filter_map(|found| below(&found.mount, parent)).collect();
@@ -323,7 +323,7 @@ fn remove_each(dirs: Vec<PathBuf>) -> Result<(), Error> {
         .try_for_each(|dir| coracle_tree::cgroup::remove(&dir).map_err(Error::file("remove cgroup", dir)))
 }
 
-/// The groups directly below `parent` that are not among the known ones and have no processes.
+/// The groups directly below `parent` that are not in `known` and have no processes.
 fn strays(parent: &Path, known: &HashSet<String>) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -368,8 +368,8 @@ fn is_controller(option: &str) -> bool {
     )
 }
 
-/// Whether a path names a group below a hierarchy's root. The root contains the whole machine. So an empty path from a
-/// damaged record, or a path with `..` from a client, must never be killed or removed.
+/// Whether a path names a group below a hierarchy's root. The root contains the whole machine. So a group with an empty
+/// path (from a damaged record) or a path with `..` (from a client) must never be killed or removed.
 pub(crate) fn is_below_root(group: &str) -> bool {
     let mut parts = group.split('/').filter(|part| !part.is_empty()).peekable();
     parts.peek().is_some() && parts.all(|part| !matches!(part, "." | ".."))
@@ -415,7 +415,7 @@ mod tests {
             assert_eq!(cgroups.on_tree("c", || 7).await.expect("few processes"), 7);
             std::fs::write(&list, "2000000000\n".repeat(1_000)).expect("written");
             let mut work = std::pin::pin!(cgroups.on_tree("c", || 7));
-            // Without a free thread for blocking calls it cannot begin.
+            // Without a free thread for blocking calls the work cannot begin.
             assert!(futures::poll!(work.as_mut()).is_pending());
             drop(release);
             assert_eq!(work.await.expect("many processes"), 7);

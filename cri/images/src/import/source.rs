@@ -154,7 +154,7 @@ fn open_within(root: &File, name: &str) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
 }
 
-/// The result for a file; `None` if it does not exist.
+/// Converts the result of an access to a file: `None` if the file does not exist.
 fn unless_absent<T>(found: io::Result<T>, directory: &Path, name: &str) -> Result<Option<T>, ImportError> {
     match found {
         Ok(found) => Ok(Some(found)),
