@@ -301,7 +301,7 @@ impl Eviction {
     /// measurement one pod is evicted.
     fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<DiskShortage>, now: Instant) {
         let Some(pace) = self.pace(due.shortage.resource, now) else { return };
-        self.disk_due = now + INTERVAL;
+        self.disk_due = pace.next_due(self.was_short, self.disk_due, now);
         let collection = self.node.image_gc.no_room();
         let is_first = !std::mem::replace(&mut self.was_short, true);
         if is_first {

@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::INTERVAL;
 use super::plan;
 use super::soft::{Crossed, Due};
 use crate::node::{DiskLevels, DiskShortage, EvictionThresholds, Resource};
@@ -93,6 +94,15 @@ impl Pace {
         early.or(is_due.then_some(Self::Ordinary))
     }
 
+    /// When the next ordinary round is due after a round with this pace. `due` was the time before the round. An early
+    /// round about a known shortage does not delay it.
+    pub(super) fn next_due(self, was_short: bool, due: Instant, now: Instant) -> Instant {
+        match self {
+            Self::Early(_) if was_short => due,
+            Self::Early(_) | Self::Ordinary => now + INTERVAL,
+        }
+    }
+
     /// Whether a pod may be evicted at this pace. If a pull ran while the free space fell, the pull may be the cause.
     /// It frees a part of the space at its end.
     pub(super) fn permits(self, has_pulled: impl Fn(Instant) -> bool) -> bool {
@@ -133,7 +143,6 @@ pub(super) fn confirmed(
 
 #[cfg(test)]
 mod tests {
-    use super::super::INTERVAL;
     use super::*;
     use crate::node::{Level, Threshold};
 
@@ -227,6 +236,14 @@ mod tests {
         assert!(!at(now, true), "an image is pulled");
         assert!(at(now, false));
         assert!(at(due, true), "the time of the ordinary eviction has come");
+    }
+
+    #[test]
+    fn an_early_round_does_not_delay_the_ordinary_one() {
+        let (now, due) = (Instant::now(), Instant::now() + INTERVAL / 2);
+        assert_eq!(Pace::Early(now).next_due(true, due, now), due);
+        assert_eq!(Pace::Early(now).next_due(false, due, now), now + INTERVAL);
+        assert_eq!(Pace::Ordinary.next_due(true, now, now), now + INTERVAL);
     }
 
     #[test]
