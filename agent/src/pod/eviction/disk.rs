@@ -112,8 +112,8 @@ impl Pace {
         }
     }
 
-    /// Whether a pod may be evicted at the end of its measurement. From `ordinary_due` on, an early eviction counts as an
-    /// ordinary one.
+    /// Whether a pod may be evicted at the end of its measurement. From `ordinary_due` on, an early eviction counts as
+    /// an ordinary one.
     pub(super) fn permits_at(
         self,
         now: Instant,
