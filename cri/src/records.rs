@@ -455,7 +455,7 @@ fn load<T: DeserializeOwned>(
     Ok(found)
 }
 
-/// The version of a record of a later version of this program.
+/// The version of a record, if a later version of this program has written it.
 fn later_version(record: &[u8]) -> Option<u32> {
     let head: Head = serde_json::from_slice(record).ok()?;
     Some(head.version).filter(|version| *version > VERSION)
@@ -484,7 +484,7 @@ pub(crate) mod message {
     }
 }
 
-/// Accepts any bytes: a readable record can be written and read again.
+/// Fuzz target: bytes of a record. A record that can be read is equal after it is written and read again.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     fn same<T: DeserializeOwned + Serialize + PartialEq>(data: &[u8]) {

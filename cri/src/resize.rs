@@ -22,7 +22,7 @@ pub(crate) struct CurrentLimits {
     pub(crate) memory: Option<u64>,
     /// v1: the limit of memory and swap together; none if unlimited.
     pub(crate) memory_and_swap: Option<u64>,
-    /// Memory that cannot be reclaimed without swap. v1 itself refuses a limit below it.
+    /// Memory that cannot be reclaimed without swap. On v1 the kernel itself refuses a limit below this value.
     pub(crate) anonymous: u64,
     /// v2: the quota in `cpu.max`.
     pub(crate) quota: String,
@@ -42,7 +42,8 @@ pub(crate) struct Write {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
     One(Write),
-    /// In this order, or in the other order if the kernel refuses the first write: it checks each value against the other.
+    /// Two writes in this order, or in the other order if the kernel refuses the first write. The kernel checks each
+    /// value against the other.
     Pair(Write, Write),
 }
 

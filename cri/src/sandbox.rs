@@ -60,7 +60,7 @@ pub(crate) struct Sandbox {
 /// The limits of the pod.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct PodSize {
-    /// Overhead of the pod in addition to its containers. In a box: most pods have none.
+    /// Overhead of the pod in addition to its containers. Boxed, because most pods have none.
     pub(crate) overhead: Option<Box<cri::LinuxContainerResources>>,
     /// Limits of all containers together.
     pub(crate) resources: Option<cri::LinuxContainerResources>,

@@ -74,7 +74,7 @@ struct Inner {
 pub enum Closed {
     /// The shim's process has ended, and its pod.
     Died,
-    /// The shim is alive. It serves another client, or a side could not read a message.
+    /// The shim is alive. It serves another client, or one of the two sides could not read a message.
     Replaced,
 }
 
@@ -188,8 +188,8 @@ impl Shim {
         self.inner.process.keep_pid().await
     }
 
-    /// Whether the shim's process still runs. If it does, data that was read by its pid before this call belongs to
-    /// this process.
+    /// Whether the shim's process still runs. If it does, data that was read by the pid before this call belongs to the
+    /// shim.
     #[must_use]
     pub(crate) fn is_alive(&self) -> bool {
         self.inner.process.is_alive()

@@ -81,7 +81,8 @@ impl ShimMonitor {
     }
 
     /// Handles one event. If the container is being started or updated, a separate task records its end afterwards, so
-    /// that events of other containers do not wait. A container ends once, and after its execs.
+    /// that events of other containers do not wait. Events of one container stay in order, because its end is its last
+    /// event.
     async fn handle(&self, connection: &Connection, event: Event) {
         let sequence = event.sequence;
         locked(&connection.acknowledgements).begin(sequence);
@@ -260,7 +261,7 @@ mod tests {
             stopping: true,
             transitions: Vec::new(),
         };
-        // Its stop has taken the shim.
+        // The stop of the sandbox has already taken its shim.
         let sandbox = Sandbox::new(record, SandboxState::NotReady);
         let has_warned = Arc::new(AtomicBool::new(false));
         let note = Arc::clone(&has_warned);

@@ -105,7 +105,7 @@ impl Flannel {
             (program.ends_with("cat") && of(process) != outside).then_some(())
         });
         let netns = format!("/proc/{process}/ns/net");
-        // Instead of the loopback plugin.
+        // This replaces the loopback plugin.
         self.host.run("nsenter", &[&format!("--net={netns}"), "ip", "link", "set", "lo", "up"]);
         let mut command = self.host.command(format!("{PLUGINS}/bridge"));
         command.env("CNI_COMMAND", "ADD").env("CNI_CONTAINERID", format!("pod-{number}"));

@@ -29,7 +29,7 @@ const CONFIG: &str = "shim.pb";
 /// Threads that start shims. Each ends after its work, because it does not share the descriptors of the process.
 static STARTERS: Threads = Threads::new("shim-start");
 
-/// A process for whose end any number of tasks can wait.
+/// A process. Any number of tasks can wait for its end.
 #[derive(Clone, Debug)]
 pub(super) struct Process {
     pid: i32,
@@ -68,7 +68,8 @@ impl Process {
         Ok(Self { pid, pidfd: Arc::new(pidfd), alive, pid_is_own })
     }
 
-    /// Watches the shim at the other end of a socket. The pid is from the time when the shim began to listen.
+    /// Watches the shim at the other end of a socket. The socket reports the pid of the time when the shim began to
+    /// listen, so another process may have this pid now.
     pub(super) fn open_peer(pid: i32, dir: &Path) -> Result<Self, Error> {
         let process = Self::open(pid)?;
         if is_of_directory(pid, dir) && pidfd::is_alive(&process.pidfd) {
@@ -189,7 +190,7 @@ fn start_detached(
     let (done, results) = mpsc::channel();
     let started = STARTERS.run(move || {
         if let Err(error) = coracle_open_files::detach_thread(coracle_open_files::descriptor_of(&binary)) {
-            // Then the child copies all descriptors of the process.
+            // The start continues, but the child copies all descriptors of the process.
             tracing::debug!(error = %error, "cannot detach the descriptors of a thread");
         }
         let _abandoned = done.send(start(&binary, &dir, &config, &child));

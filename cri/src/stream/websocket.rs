@@ -123,7 +123,7 @@ pub(super) async fn forward(
     };
     let end = async {
         if is_closed_by_client {
-            // Some clients wait for the close frame. Sending it to others fails.
+            // Some clients wait for the close frame. Others have already disconnected, so sending may fail.
             let _sent = writer.close().await;
         } else {
             // A close with unread data would discard what the client has not received yet.

@@ -19,7 +19,7 @@ const REUSE_FACTOR: u32 = 50;
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     rate: Mutex<Rate>,
-    /// In a box: the files of most objects are never counted.
+    /// Boxed, because the files of most objects are never counted.
     disk: OnceLock<Box<DiskMeter>>,
 }
 
@@ -150,12 +150,12 @@ mod tests {
         let meter = Meter::default();
         // 2 s of CPU time in 4 s since the start.
         assert_eq!(meter.nano_cores(14 * SECOND, 2_000_000_000, 10 * SECOND), Some(500_000_000));
-        // Too soon after the last reading: still since the start.
+        // Too soon after the last reading: the rate is still measured from the start.
         let near = meter.nano_cores(14 * SECOND + 1000, 2_000_000_000, 10 * SECOND).expect("a rate");
         assert!((499_000_000..=500_000_000).contains(&near), "{near}");
         // One full core for a second.
         assert_eq!(meter.nano_cores(15 * SECOND, 3_000_000_000, 10 * SECOND), Some(1_000_000_000));
-        // Again at once: over the same second.
+        // Immediately after the last reading: the rate is measured over the same second.
         assert_eq!(meter.nano_cores(15 * SECOND + 1, 3_000_000_000, 10 * SECOND), Some(999_999_999));
         assert_eq!(meter.nano_cores(17 * SECOND, 3_000_000_000, 10 * SECOND), Some(0));
         // A counter that decreased was reset.

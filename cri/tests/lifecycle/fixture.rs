@@ -396,7 +396,8 @@ impl Machine {
             paths.iter().filter_map(|path| Some(path.rsplit_once('/')?.1.to_owned())).collect()
         };
         let (sandboxes, containers) = (names("state/sandboxes"), names("state/containers"));
-        // The result of an attachment stays on record until its interface is removed, so that it proves nothing.
+        // The result of an attachment is also on record while its interface is being removed. So only results of
+        // existing sandboxes count.
         let result = |id: &String| self.dir.path().join("state/cni/results").join(format!("{id}.json"));
         let results = sandboxes.iter().filter_map(|id| std::fs::read_to_string(result(id)).ok());
         let results: Vec<String> = results.collect();

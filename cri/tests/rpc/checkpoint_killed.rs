@@ -286,7 +286,7 @@ pub(crate) async fn a_runtime_killed_during_a_dump_recovers(machine: &mut Machin
     goes_on(machine, &ids[0]).await;
     checkpoint(machine, &source, &ids[..2], &output).await.expect("a new checkpoint");
     assert_eq!(names(&output).len(), 3, "{:?}", names(&output));
-    // A single container has no digest, whose computation takes the longest here.
+    // The checkpoint of a single container has no digest. Computing a digest would take the longest here.
     let alone = output.join("holder.tar");
     crate::checkpoint::checkpoint(machine, holder, &alone).await.expect("a new checkpoint of it as well");
     assert!(alone.metadata().expect("an archive").len() > HELD_KB << 10);

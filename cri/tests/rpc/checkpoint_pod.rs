@@ -19,7 +19,8 @@ const COUNTER: &str = "trap 'echo bye; exit 3' TERM; httpd -p 8080 -h /etc; \
     while :; do i=$((i+1)); echo $i > /count; [ $((i % 10)) != 0 ] || echo count $i; sleep 0.1; done";
 /// The capability CAP_NET_RAW as an extended attribute (`struct vfs_cap_data`).
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-/// Writes to both streams from a child of the first process, which has its own pipe to it.
+/// A child of the first process writes lines to a pipe, and `cat` copies them to standard output. Standard error is
+/// /dev/null.
 const TALKER: &str = "exec 2>/dev/null; i=0; while :; do i=$((i+1)); echo said $i; sleep 0.2; done | cat";
 
 /// Container configurations for a pod of this name, with its own volume.
@@ -322,7 +323,7 @@ async fn is_in_its_cgroups(machine: &Machine, pod: &str, restored: &str) {
     assert_eq!(found[0], found[1]);
 }
 
-/// Refused with the right code, and nothing is made.
+/// Changed requests are refused with the right code and create nothing.
 async fn a_different_pod_is_refused(machine: &mut Machine, output: &Path) {
     let before = machine.traces().await;
     type Change = fn(&mut cri::RestorePodRequest);

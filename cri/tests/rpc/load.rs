@@ -26,7 +26,7 @@ const PAYLOAD_SIZE: usize = 100_000;
 /// Longer than the runtime waits for output after a command's end.
 const LATE: Duration = Duration::from_secs(8);
 
-/// 100; fewer on an emulated machine, which is slow and sets `EXECS`.
+/// Number of clients: 100, or 25 on a slow emulated machine, where `EXECS` is set.
 fn many() -> u32 {
     if std::env::var_os("EXECS").is_some() { 25 } else { 100 }
 }

@@ -60,8 +60,8 @@ enum LaterShim {
     SaysMore,
 }
 
-/// A process at the shim's socket, until this is dropped. The runtime only connects to a process with a shim's
-/// command line, so it has one.
+/// A process at the shim's socket, until this is dropped. It has the command line of a shim, because the runtime
+/// connects only to such a process.
 struct ReplacedSocket {
     path: PathBuf,
     aside: PathBuf,
@@ -88,7 +88,7 @@ impl ReplacedSocket {
 impl Drop for ReplacedSocket {
     fn drop(&mut self) {
         self.process.kill().expect("kill");
-        // The runtime in this process may have reaped it: it is a child of both.
+        // The runtime runs in this process and may already have reaped this child.
         let _reaped = self.process.wait();
         std::fs::rename(&self.aside, &self.path).expect("back");
     }

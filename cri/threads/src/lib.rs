@@ -38,7 +38,7 @@ pub struct Threads {
 }
 
 struct State {
-    /// Threads that wait, including those that are woken up for work that is handed over.
+    /// Number of waiting threads. Threads that are woken up for handed-over work count until they take it.
     waiting: usize,
     /// Work that is handed over and not taken yet. It has at most `waiting` entries.
     handed_over: VecDeque<Work>,

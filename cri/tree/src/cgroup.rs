@@ -1,6 +1,6 @@
 //! Trees of cgroups that a container can change.
 //!
-//! Root of a container without a seccomp profile can make cgroups below its own, with a user namespace that it makes.
+//! Root in a container without a seccomp profile can create a user namespace, and then cgroups below its own cgroup.
 //! Their number and depth are not limited, and their paths can be longer than the kernel accepts.
 
 use std::fs::File;

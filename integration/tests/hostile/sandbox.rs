@@ -142,7 +142,7 @@ fn a_pod_ends_with_its_process_1() {
     });
 }
 
-/// As before, while the agent is not running: the next agent must not trust recorded pids.
+/// Process 1 of a pod ends while the agent is not running. The next agent must not trust recorded pids.
 #[test]
 fn the_next_agent_notices_the_end_of_process_1() {
     with_cluster(|machine, cluster| {
