@@ -154,7 +154,8 @@ pub(crate) struct ContainerRecord {
 pub(crate) struct RestoreRecord {
     /// Mount points of external file systems, which are not in the images.
     pub(crate) external: Vec<String>,
-    /// Pipes that were standard streams, by the kernel's names.
+    /// Pipes that were standard streams of the container: the stream's descriptor number by the kernel's name of the
+    /// pipe.
     pub(crate) streams: BTreeMap<String, u32>,
 }
 
@@ -274,7 +275,8 @@ impl Records {
         remove(&self.sandbox_dir(id))
     }
 
-    /// Removes a container's layer, then its bundle and record: after a crash between the two, the record is found again.
+    /// Removes a container's layer, then its bundle and record. After a crash between the two steps, the next start
+    /// finds the record.
     pub(crate) fn remove_container(&self, id: &str) -> Result<(), Error> {
         self.remove_layer(id)?;
         self.forget_container(id)
@@ -405,7 +407,7 @@ fn remove(dir: &Path) -> Result<(), Error> {
 }
 
 /// # Errors
-/// If the directory cannot be read to its end: an object that is not listed would be removed.
+/// If the directory cannot be read completely. An object that is missing in the list would be removed.
 fn names(dir: &Path) -> Result<Vec<String>, Error> {
     let entries = std::fs::read_dir(dir).map_err(Error::file("list", dir))?;
     let mut names = Vec::new();

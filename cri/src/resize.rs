@@ -97,8 +97,8 @@ fn cpu(
     Ok(())
 }
 
-/// The limits of memory, and of memory and swap together. Without its own limit, swap is limited like memory, as at the
-/// container's creation.
+/// The memory limit, and the common limit of memory and swap. If the request has no common limit, it is the memory
+/// limit, as at the creation of a container.
 fn limits(request: &LinuxContainerResources) -> (i64, i64) {
     let memory = request.memory_limit_in_bytes.max(-1);
     let both = request.memory_swap_limit_in_bytes.max(-1);

@@ -123,8 +123,8 @@ impl Shim {
     ///
     /// # Errors
     /// [`ErrorKind::Gone`] without a shim, [`ErrorKind::Silent`] if it does not accept the connection. Other errors do
-    /// not mean that the shim is broken: [`ErrorKind::Unsupported`] is the answer of a later version that no longer
-    /// supports this protocol.
+    /// not mean that the shim is broken. For example, a later version that no longer supports this protocol answers
+    /// [`ErrorKind::Unsupported`].
     pub async fn reach(dir: &Path, timeouts: Timeouts) -> Result<ConnectResult, Error> {
         let socket = process::read_config(dir).await?.socket;
         Self::connect_to(dir, Path::new(&socket), None, timeouts).await

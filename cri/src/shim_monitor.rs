@@ -178,8 +178,8 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
     Box::pin(ShimMonitor { state }.sandbox_died(&sandbox)).await;
 }
 
-/// Logs the end of a connection to a shim whose process still runs. This is expected from a shim that is ending: it closes
-/// its connection, and its process ends seconds later if many pods are removed at the same time.
+/// Logs the end of a connection to a shim whose process still runs. This is expected from a shim that is ending. It
+/// closes its connection first, and its process may end seconds later if many pods are removed at the same time.
 fn report_lost_connection(sandbox: &Sandbox) {
     if sandbox.is_over() {
         debug!(sandbox = sandbox.id, "an ending shim closed its connection");

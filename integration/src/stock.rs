@@ -70,8 +70,9 @@ impl Stock {
         stock
     }
 
-    /// Mounts overlays over /var/lib and /var/log: some paths of the kubelet there are not configurable, and it must not
-    /// change files of the test machine. Mounts are shared, as with systemd, so that the runtime sees mounts of the kubelet.
+    /// Mounts overlays over /var/lib and /var/log. Some paths of the kubelet there are not configurable, and the
+    /// kubelet must not change files of the test machine. Mounts are shared, as with systemd, so that the runtime sees
+    /// mounts of the kubelet.
     fn mount_overlays(&self) {
         let over = self.path("over");
         fs::create_dir_all(&over).unwrap();

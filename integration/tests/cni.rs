@@ -1,5 +1,5 @@
 //! Coracle's network plugins as executables, compared with the reference plugins (Debian's
-//! containernetworking-plugins): same inputs, invalid fields, random kills; and reference plugins under Coracle's
+//! containernetworking-plugins): same inputs, invalid fields, random kills. Also the reference plugins under Coracle's
 //! runtime.
 #![allow(
     clippy::unwrap_used,

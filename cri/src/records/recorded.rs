@@ -1,7 +1,7 @@
 //! Tests with records of earlier versions, as files: every later version must read them.
 //!
 //! If a test fails, a runtime would take running pods for incomplete ones after an upgrade or downgrade. A new field
-//! does not change existing files; for a new kind of record, `RECORD=1 cargo test -p coracle-cri recorded` writes a new
+//! does not change existing files. For a new kind of record, `RECORD=1 cargo test -p coracle-cri recorded` writes a new
 //! file. An existing file is never written again.
 
 use std::collections::BTreeMap;

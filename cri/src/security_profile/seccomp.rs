@@ -86,8 +86,8 @@ const PERSONALITIES: [u64; 5] = [0x0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 /// All namespace flags of `clone`.
 const CLONE_NAMESPACES: u64 = 0x7e02_0000;
 
-/// All address families except AF_ALG (38) and AF_VSOCK (40), as three conditions: libseccomp combines two conditions on one
-/// argument by "or".
+/// All address families except AF_ALG (38) and AF_VSOCK (40). Three conditions are necessary, because libseccomp
+/// combines conditions on one argument by "or" and so cannot exclude two values.
 const SOCKETS: [(u64, LinuxSeccompOperator); 3] = [
     (38, LinuxSeccompOperator::ScmpCmpLt),
     (39, LinuxSeccompOperator::ScmpCmpEq),

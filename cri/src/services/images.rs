@@ -27,8 +27,9 @@ pub(crate) struct ImageService {
 // === impl ImageService ===
 
 impl ImageService {
-    /// Pulls an image and returns its id. Image annotations are ignored: images are for this machine's platform. Only
-    /// the namespace of the pod's configuration is used: it limits the slots that the pulls of one namespace get.
+    /// Pulls an image and returns its id. Image annotations are ignored, because images are always for this machine's
+    /// platform. Only the namespace of the pod's configuration is used: it limits the slots that the pulls of one
+    /// namespace get.
     pub(crate) async fn image_pull(
         &self,
         request: cri::PullImageRequest,

@@ -234,7 +234,7 @@ fn start(binary: &Path, dir: &Path, config: &[u8], begun: &mpsc::Sender<i32>) ->
             return i32::try_from(child.id())
                 .map_err(|error| Error::new(ErrorKind::Spawn, error.to_string()));
         };
-        // The child has nothing more to do.
+        // The started process has forked the shim, and ends.
         let _ = child.wait();
         return Ok(pid);
     }

@@ -18,9 +18,9 @@ use crate::checkpoint_frozen::{layer, nothing_is_left};
 use crate::checkpoint_pod::{checkpoint, count, empty_directory, goes_on, names, pod, restore_request};
 use crate::fixture::{Machine, alive, has_memory};
 
-/// Argument with which the test program makes a checkpoint and is killed.
+/// Argument that makes the test program execute a checkpoint or restore call, during which it is killed.
 const ROLE: &str = "--make-checkpoint";
-/// Command that holds this many bytes in memory, so that its dump takes a while.
+/// Command that holds 64 MiB in memory, so that its dump takes a while.
 const HOLDER: &str = "(dd if=/dev/zero bs=1048576 count=64; sleep 10000) | tail -c 67108864";
 const HELD_KB: u64 = 65_536;
 /// Size of an incomplete dump of that memory.
@@ -37,7 +37,7 @@ impl Drop for EndsWithTest {
     }
 }
 
-/// If this program was started for it, makes the checkpoint that a request file describes, with its own runtime.
+/// If this program was started for it, executes the call of the request file, with its own runtime.
 pub(crate) fn checkpoint_if_called() -> Option<ExitCode> {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, role, dir, cgroup_root, call, request] = arguments.as_slice() else { return None };

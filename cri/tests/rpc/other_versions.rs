@@ -48,7 +48,7 @@ pub(crate) async fn records_of_a_later_version_are_not_changed(machine: &mut Mac
     assert_eq!(machine.traces().await, before);
 }
 
-/// Environment variable with which this program replaces a shim.
+/// Environment variable that makes this program replace a shim.
 const STAND_IN: &str = "CORACLE_STAND_IN";
 
 /// The behaviour of the replacement.

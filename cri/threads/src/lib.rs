@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Time for which a thread waits for more work.
+/// How long a thread waits for more work.
 const KEEP: Duration = Duration::from_secs(3);
 /// Maximum number of threads of a group that wait. Further threads end after their work.
 const WAITING_MAX: usize = 8;

@@ -154,7 +154,7 @@ fn nodes_serve_load_balancers_at_their_addresses_but_never_their_own_ports() {
         prepare(&cluster);
         let node = cluster.get(&["node", "node-1"])["status"]["addresses"][0]["address"].clone();
         let node = node.as_str().unwrap().to_owned();
-        // A program of the machine.
+        // A program of the machine listens on a port of the node.
         let listener = std::net::TcpListener::bind(("0.0.0.0", 8082)).unwrap();
         cluster.apply(&balancer("lb", 8081, ""));
         eventually("the node's address", 60, || ingress(&cluster, "lb") == [node.clone()]);

@@ -371,7 +371,7 @@ fn long_headers_and_many_fields_are_refused() {
     });
 }
 
-/// A watch whose client does not read kept every version of every object, up to 4,096 of them.
+/// A watch whose client does not read kept every version of every object, up to 4,096 versions.
 #[test]
 fn an_unread_watch_does_not_keep_all_versions() {
     let grown = unread_watches(1);

@@ -167,7 +167,7 @@ fn a_tracer_of_process_1_can_only_end_its_own_pod() {
         start_shared(cluster, "attacker");
         cluster.kubectl(&["run", "bystander", "--image=busybox", "--command", "--", "sleep", "100000"]);
         let (init, _) = process_1(machine).unwrap();
-        // Signals from inside the pid namespace do not reach it.
+        // Signals from inside the pid namespace do not reach process 1.
         sh(cluster, "attacker", "kill -STOP 1; kill -KILL 1; kill -TERM 1; true");
         assert_eq!(process_1(machine).map(|(pid, _)| pid), Some(init));
         // SIGSTOP from outside, as by a tracer: containers still start, run and stop.

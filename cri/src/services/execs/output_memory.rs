@@ -21,7 +21,7 @@ pub(crate) struct OutputMemory {
 #[derive(Debug, Default)]
 struct Usage {
     total: usize,
-    /// By sandbox id; without sandboxes that use nothing.
+    /// Bytes in use by sandbox id. A sandbox that uses no memory has no entry.
     sandboxes: HashMap<String, usize>,
 }
 

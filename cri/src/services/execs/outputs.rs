@@ -27,7 +27,7 @@ pub(super) struct Outputs {
 // === impl Outputs ===
 
 impl Outputs {
-    /// No output yet; grows within the memory of this share.
+    /// Creates empty outputs. They grow within the memory of this share.
     pub(super) fn new(share: Share) -> Self {
         Self { stdout: Vec::new(), stderr: Vec::new(), share, full: None }
     }

@@ -201,7 +201,7 @@ fn cve_2026_53495_children_of_a_probe_leave_no_descriptors() {
         let command = json!(["sh", "-c", "echo >>/runs; sleep 1000 & exit 0"]);
         // A busy machine may need seconds for an exec. Three probes that wait for the children restart the container.
         let probe = json!({"exec": {"command": command}, "periodSeconds": 1, "timeoutSeconds": 5});
-        // Each probe takes the time in which its outputs may stay open. Two kinds of probes run side by side.
+        // Each probe takes as long as its outputs may stay open. Two kinds of probes run side by side.
         let probes_of_both_kinds = json!({"livenessProbe": probe, "readinessProbe": probe});
         run_pod(cluster, "p", &sleeper("p", &json!({}), &probes_of_both_kinds));
         let descriptors = || fs::read_dir(format!("/proc/{}/fd", cluster.pid())).unwrap().count();
