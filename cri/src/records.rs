@@ -76,7 +76,7 @@ pub(crate) struct SandboxRecord {
     /// A stop is in progress. Completed after a restart.
     #[serde(default)]
     pub(crate) stopping: bool,
-    /// Transitions whose events a current or a later listener receives.
+    /// Transitions with an event number. A later runtime sends those whose events are not delivered yet.
     #[serde(default)]
     pub(crate) transitions: Vec<Transition>,
 }
@@ -143,7 +143,7 @@ pub(crate) struct ContainerRecord {
     /// Data to restore the processes at the start; none for a container that starts its command.
     #[serde(default)]
     pub(crate) restore: Option<Box<RestoreRecord>>,
-    /// Transitions whose events a current or a later listener receives.
+    /// Transitions with an event number. A later runtime sends those whose events are not delivered yet.
     #[serde(default)]
     pub(crate) transitions: Vec<Transition>,
 }

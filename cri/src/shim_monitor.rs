@@ -160,7 +160,7 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
         };
         while let Some(event) = events.next().await {
             let Some(state) = state.upgrade() else { return };
-            // On the heap, as the other work below: each pod has a monitor, which waits for most of its life.
+            // Boxed, like the other work below, because each pod has a monitor that only waits most of the time.
             Box::pin(ShimMonitor { state }.handle(&connection, event)).await;
         }
         if matches!(shim.closed().await, Closed::Died) {

@@ -27,7 +27,7 @@ pub struct Stock {
 /// Port of the kubelet's API without authentication.
 const READ_ONLY: u16 = 10255;
 
-/// Sysctls that the kubelet sets. It does not start with other values.
+/// Sysctls that the kubelet sets. The kubelet does not start with other values.
 const KERNEL: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),

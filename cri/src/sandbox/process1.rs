@@ -25,7 +25,7 @@ pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &LiveShim) {
     let id = sandbox.id.clone();
     tokio::spawn(async move {
         tokio::select! {
-            // Both arms only wait.
+            // Cancel safe: both arms only wait.
             () = shim.ended() => return,
             () = ended(pid, &shim) => {}
         }

@@ -1,4 +1,4 @@
-//! Maps errors to gRPC codes. No other module does.
+//! Maps errors to gRPC codes. Only this module does so.
 
 use coracle_images::ErrorKind as ImageErrorKind;
 use tonic::{Code, Status};

@@ -138,7 +138,7 @@ pub(super) async fn spawn(
             pid.map_err(|error| Error::new(ErrorKind::Spawn, format!("cannot start a shim: {error}")))??;
         return Process::open(pid);
     }
-    // Until the blocking task ends it does not reap the child, so the pid is not reused.
+    // The blocking task reaps the child only at its end, so the pid is not reused before that.
     if !starting.is_finished()
         && let Ok(process) = begins.await.map(Process::open)
     {
@@ -216,7 +216,8 @@ fn start(binary: &Path, dir: &Path, config: &[u8], begun: &mpsc::Sender<i32>) ->
     let log = log.map_err(|error| failed("open", &path, &error))?;
     // The shim reports on its standard output: "ready", or an error message.
     let mut command = Command::new(binary);
-    // The path may be a descriptor's path. The process list shows the same name for every shim.
+    // `binary` may be the path of a descriptor. With this argument 0, the process list shows the same name for every
+    // shim.
     command.arg0("/proc/self/exe").arg("shim").arg("--dir").arg(dir).current_dir("/").env_clear();
     if let Some(armed) = std::env::var_os(coracle_fault::VARIABLE) {
         command.env(coracle_fault::VARIABLE, armed);

@@ -62,7 +62,7 @@ pub(super) async fn reconnect(
     backoff.ended();
     loop {
         tokio::select! {
-            // Both arms only wait.
+            // Cancel safe: both arms only wait.
             () = sleep(backoff.take()) => {}
             () = shim.ended() => return None,
         }

@@ -126,14 +126,14 @@ pub(super) async fn forward(
             // Some clients wait for the close frame. Others have already disconnected, so sending may fail.
             let _sent = writer.close().await;
         } else {
-            // A close with unread data would discard what the client has not received yet.
+            // A close while data is unread would discard data that the client has not received yet.
             while let Ok(Some(_rest)) = reader.next().await {}
         }
     };
     let _ended = timeout(LINGER, end).await;
 }
 
-/// The number of a port and its data in a piece of a message. `channel` is the one of the current message.
+/// The number of a port and its data in a piece of a message. `channel` is the channel of the current message.
 fn port_data(channel: &mut Option<u8>, piece: Piece) -> Option<(usize, Bytes)> {
     let Piece { mut bytes, is_first, .. } = piece;
     if is_first {

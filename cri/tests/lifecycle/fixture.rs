@@ -163,12 +163,12 @@ impl Machine {
         self.runtime = open(self.dir.path(), &self.cgroup_root, &self.images, &self.network).await;
     }
 
-    /// As `open_runtime`, with other settings.
+    /// Like `open_runtime`, with other settings.
     pub(crate) async fn open_runtime_with(&mut self, change: impl FnOnce(&mut RuntimeConfig)) {
         self.try_open_runtime_with(change).await.expect("runtime");
     }
 
-    /// As `open_runtime_with`, for a runtime that may fail to start.
+    /// Like `open_runtime_with`, for a runtime that may fail to start.
     pub(crate) async fn try_open_runtime_with(
         &mut self,
         change: impl FnOnce(&mut RuntimeConfig),

@@ -213,7 +213,7 @@ async fn ends_if_criu_fails(machine: &Machine, output: &Path) {
     assert!(error.message().contains("criu failed: "), "{error:?}");
     let status = machine.wait_exited(id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (128, "StartError"), "{status:?}");
-    // The other container does not depend on it.
+    // The other container does not depend on the failed container.
     machine.start(&restored.restored_containers[1].container_id).await;
     machine.remove_pod(&restored.pod_sandbox_id).await;
 }

@@ -72,8 +72,8 @@ pub(crate) async fn an_exec_timeout_kills_all_descendants(machine: &mut Machine)
     let pod = machine.pod("tree").await;
     let own = "setsid sleep 1001 & (sleep 1002 &); exec sleep 1000";
     let id = machine.run(&pod, "c", &["sh", "-c", own]).await;
-    // A process in another session, an orphan in another session without environment and outputs, and a process that
-    // starts others continuously.
+    // The script starts three kinds of processes: one in another session, an orphan in another session without
+    // environment and outputs, and one that starts others continuously.
     let script = "setsid sleep 994 & \
         (env -i /bin/setsid /bin/sh -c 'sleep 993 >/dev/null 2>&1 & exit' &); \
         setsid sh -c 'while :; do (setsid sleep 992 &); usleep 20000; done' & \

@@ -51,7 +51,7 @@ async fn at_rest(pid: i32) -> ProcessResources {
     ProcessResources::of(pid)
 }
 
-/// Waits until the descriptors are as before, and the threads as before except for blocking ones.
+/// Waits until the numbers of descriptors and of threads are as before. Threads for blocking work do not count.
 async fn nothing_stays(before: [ProcessResources; 2], pids: [i32; 2]) {
     for (before, pid) in before.into_iter().zip(pids) {
         eventually_async("descriptors are closed", 20, async || {

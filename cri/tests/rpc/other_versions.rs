@@ -188,7 +188,7 @@ fn relay(runtime: &OwnedFd, shim: &OwnedFd) {
     }
 }
 
-/// Turns a packet with the shim's state into one of a later version. False for other packets.
+/// Converts a packet with the shim's state to a packet of a later version. Returns false for other packets.
 fn greeting(packet: &mut Packet) -> bool {
     let Some(packet::Body::Reply(Reply { result: Some(reply::Result::State(state)) })) = &mut packet.body
     else {

@@ -97,8 +97,8 @@ fn pods_reach_services_by_name_address_and_node_port() {
     });
 }
 
-/// Routes cluster IPs to the machine's uplink, as a default route does. Without a route the packet to an address without
-/// endpoints would not get as far as the filters.
+/// Routes cluster IPs to the machine's uplink, as a default route does. Without a route, a packet to an address without
+/// endpoints would not reach the filters.
 fn add_route() {
     let words = ["route", "add", "10.43.0.0/16", "dev", "uplink0"];
     assert!(Command::new("ip").args(words).status().unwrap().success());

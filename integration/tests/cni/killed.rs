@@ -134,7 +134,7 @@ fn left(machine: &Machine, sandbox: &Sandbox) -> BTreeSet<String> {
     }
     left.extend(run("nft", &["list", "ruleset"]).lines().map(str::to_owned));
     for interface in fs::read_dir("/proc/sys/net/ipv4/conf").unwrap().flatten() {
-        // An interface that disappears meanwhile is not left.
+        // An interface that disappears meanwhile does not count as left.
         let opened = fs::read_to_string(interface.path().join("route_localnet"));
         if opened.is_ok_and(|value| value.trim() != "0") {
             left.insert(format!("{:?} is open to 127.0.0.1", interface.file_name()));

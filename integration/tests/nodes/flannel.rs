@@ -248,7 +248,7 @@ fn flannel_nodes_and_ours_form_one_network_after_changes() {
             condition(&mixed.nodes, &name, "NetworkUnavailable") == "False"
         });
 
-        // The node with flannel gets other addresses and flanneld restarts: it publishes them and our agents follow.
+        // The node with flannel gets other addresses. The restarted flanneld publishes them, and our agents follow.
         mixed.flannel.stop();
         mixed.flannel.host().set_address(77);
         mixed.flannel.start();

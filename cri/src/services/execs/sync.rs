@@ -168,7 +168,7 @@ fn pipe() -> Result<(Descriptor, OwnedFd), Error> {
 /// Resolves when the timeout is over, the caller has disconnected, or the memory for outputs is full.
 async fn call_end(timeout_seconds: i64, gone: impl Future<Output = ()>, full: &CancellationToken) {
     tokio::select! {
-        // All arms only wait.
+        // Cancel safe: all arms only wait.
         () = timeout(timeout_seconds) => {}
         () = gone => {}
         () = full.cancelled() => {}

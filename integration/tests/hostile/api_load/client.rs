@@ -139,7 +139,7 @@ impl Address {
         Self { socket, authority: machine.path("state/pki/ca.crt"), source: Ipv4Addr::LOCALHOST }
     }
 
-    /// As `of`, for clients with another loopback address.
+    /// Like `of`, for clients with another loopback address.
     #[allow(dead_code, reason = "for the soak")]
     pub(super) fn with_source(&self, source: Ipv4Addr) -> Self {
         Self { source, ..self.clone() }

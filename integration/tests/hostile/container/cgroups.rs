@@ -89,7 +89,7 @@ fn a_container_shares_no_cgroup_with_another_pod() {
 }
 
 /// Mounts the hierarchies of the process's cgroups in namespaces of its own, looks for `release_agent`, and writes what
-/// the file contains already. So the test changes nothing of the host even if it fails.
+/// the file contains already. So the test changes nothing on the host, even if the test fails.
 const RELEASE_AGENT: &str = "
 mkdir /m
 exec /usr/bin/unshare --user --map-root-user --mount --cgroup --propagation unchanged /bin/sh -c '
