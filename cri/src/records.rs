@@ -291,14 +291,18 @@ impl Records {
         remove(&self.layer_dir(id))
     }
 
+    /// The records of all sandboxes.
+    ///
     /// # Errors
-    /// If one is of a later version ([`Error::Later`]), or if the kernel refuses to read one.
+    /// If a record is of a later version ([`Error::Later`]), or if the kernel refuses to read a record.
     pub(crate) fn sandboxes(&self) -> Result<Found<SandboxRecord>, Error> {
         load(&self.sandboxes, read)
     }
 
+    /// The records of all containers.
+    ///
     /// # Errors
-    /// If one is of a later version ([`Error::Later`]), or if the kernel refuses to read one.
+    /// If a record is of a later version ([`Error::Later`]), or if the kernel refuses to read a record.
     pub(crate) fn containers(&self) -> Result<Found<ContainerRecord>, Error> {
         load(&self.containers, read)
     }

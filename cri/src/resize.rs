@@ -97,8 +97,8 @@ fn cpu(
     Ok(())
 }
 
-/// The memory limit, and the common limit of memory and swap. If the request has no common limit, it is the memory
-/// limit, as at the creation of a container.
+/// The memory limit, and the common limit of memory and swap. Without a common limit in the request, the memory limit
+/// is used for both, as at the creation of a container.
 fn limits(request: &LinuxContainerResources) -> (i64, i64) {
     let memory = request.memory_limit_in_bytes.max(-1);
     let both = request.memory_swap_limit_in_bytes.max(-1);

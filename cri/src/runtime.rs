@@ -163,7 +163,7 @@ impl Components {
         })
     }
 
-    /// Creates the services, each with the parts and services that it uses.
+    /// Creates the services, each with the components and other services that it uses.
     fn compose(&self) -> (Runtime, Recovery) {
         let outbox = self.outbox();
         let hooks = self.hooks();

@@ -2,11 +2,11 @@
 //!
 //! Calls are answered in any order. Exits are delivered as events until they are acknowledged.
 //!
-//! A [`Shim`] is a cheap handle. Dropping the last one closes the connection; the shim and its pod continue to run, as after
-//! the end of the runtime.
+//! A [`Shim`] is a cheap handle. Dropping the last handle closes the connection; the shim and its pod continue to run,
+//! as after the end of the runtime.
 //!
-//! Usage: [`Shim::spawn`] or [`Shim::connect`], take [`Shim::events`] once, then call. Every event is sent again to each new
-//! connection until [`Shim::acknowledge`] has its sequence number.
+//! Usage: [`Shim::spawn`] or [`Shim::connect`], take [`Shim::events`] once, then call. Every event is sent again to
+//! each new connection until [`Shim::acknowledge`] is called with its sequence number.
 //!
 //! A live shim can fail to answer: it can be stopped, frozen, or in uninterruptible sleep because of a hanging disk.
 //! Every call has a timeout in [`Timeouts`]. The shim still executes the call when it wakes.

@@ -119,7 +119,7 @@ impl ImageService {
         self.images.wait_for_space().await;
     }
 
-    /// Usage and file systems of images and writable layers. Reads files.
+    /// Usage and file systems of images and writable layers. Blocks, because it reads files.
     pub(crate) fn filesystems(&self) -> cri::ImageFsInfoResponse {
         let usage = self.images.usage();
         let images = filesystem(self.images.directory(), usage.bytes, usage.inodes);

@@ -46,8 +46,8 @@ pub(super) async fn command(connection: Connection, codec: Codec, run: impl Asyn
     let receiving = AbortOnDropHandle::new(tokio::spawn(receive(reader, codec, input_sender)));
     let sending = AbortOnDropHandle::new(tokio::spawn(send(writer, codec, output_receiver)));
     run(Client { input, output }).await;
-    // This wait has no timeout, because the client may read slowly. It closes the connection after it has received the
-    // status.
+    // This wait has no timeout, because the client may read slowly. The client closes the connection after it has
+    // received the status.
     let _sent = sending.await;
     let _ended = timeout(LINGER, receiving).await;
 }

@@ -1,5 +1,5 @@
-//! State for usage rates of an object: previous CPU times, and the last disk usage, whose count takes long. It is updated
-//! only by requests.
+//! State for usage rates of an object: previous CPU times, and the last disk usage, because counting takes long. Only
+//! requests update this state.
 
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, TryLockError};

@@ -11,7 +11,7 @@ use tonic::{Code, Request, Status};
 use crate::checkpoint::works;
 use crate::fixture::{Machine, container_config, security};
 
-/// Counts in memory; the count is in a file, every tenth count in the log. Exits with 3 on a signal. Also runs a
+/// Counts in memory, writes each count to a file, and logs every tenth count. Exits with 3 on a signal. Also runs a
 /// server, and has a connection to itself once port 7001 (1B59) has a listener.
 const COUNTER: &str = "trap 'echo bye; exit 3' TERM; httpd -p 8080 -h /etc; \
     (nc -l -p 7001 -e sleep 10000 &); until grep -qs ':1B59 .* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done; \

@@ -151,8 +151,8 @@ pub(crate) async fn concurrent_removals_pulls_and_creations_are_consistent(machi
     let pod = machine.pod("images").await;
     let before = stored(machine);
     let (mut created, mut round) = (0, 0);
-    // At least twelve rounds, and until one creation was fast enough on a slow machine. Removals begin later in each
-    // round.
+    // Runs at least twelve rounds. On a slow machine, runs further rounds until one creation is fast enough. Removals
+    // begin later in each round.
     while round < 12 || created == 0 {
         assert!(round < 100, "no container was made in time");
         round += 1;

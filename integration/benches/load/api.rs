@@ -223,8 +223,8 @@ struct WriteTimes {
     last_event: Duration,
 }
 
-/// Patches the object and reports the time from each patch until each watch has its event. The report also has the times
-/// of the slowest write. They tell whether the write itself, or the delivery of its events, took the time.
+/// Patches the object and reports the time from each patch until each watch has its event. The report also has the
+/// times of the slowest write. These times show whether the write itself, or the delivery of its events, took long.
 fn write_and_wait(
     arguments: &Watches,
     object: &str,

@@ -186,7 +186,8 @@ fn nodes_serve_load_balancers_at_their_addresses_but_never_their_own_ports() {
     });
 }
 
-/// The node answers health checks of a load balancer with local traffic with the number of its endpoints.
+/// For a service with `externalTrafficPolicy: Local`, the node answers health checks of a load balancer. The answer has
+/// the number of local endpoints.
 fn health_check(cluster: &Cluster, node: &str) {
     cluster.apply(&balancer("local", 8084, r#","externalTrafficPolicy":"Local""#));
     let port = cluster.get(&["service", "local"])["spec"]["healthCheckNodePort"].to_string();

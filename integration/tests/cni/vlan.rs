@@ -1,4 +1,4 @@
-//! VLANs of the bridge plugin. Without CONFIG_BRIDGE_VLAN_FILTERING, an error that names the option.
+//! VLANs of the bridge plugin. Without CONFIG_BRIDGE_VLAN_FILTERING, the plugin returns an error that names the option.
 
 use std::process::Command;
 

@@ -56,7 +56,7 @@ fn nested_yaml_does_not_block_other_clients() {
                 let plane = plane.address();
                 std::thread::spawn(move || {
                     let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-                    // The parser reads the first body to its end. The second one is refused before.
+                    // The parser reads the first body to its end. The second body is refused before it is parsed.
                     [8_000, 120_000]
                         .map(|levels| plane.send(EVE, ("POST", path), "application/yaml", "[".repeat(levels)))
                 })

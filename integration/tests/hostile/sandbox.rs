@@ -83,7 +83,7 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
         let mounts = sh(cluster, "tracer", "cat /proc/1/mountinfo");
         assert!(mounts.lines().count() == 1 && mounts.contains(" - tmpfs "), "{mounts}");
         if has_apparmor() {
-            // The profile of the container denies each look into a process with another profile.
+            // The container's AppArmor profile denies access to files in /proc of a process with another profile.
             for name in ["root/", "cwd/", "fd/0", "map_files/", "exe", "environ", "maps"] {
                 // A directory is listed, a file is read.
                 let look = format!(

@@ -133,7 +133,7 @@ impl Drop for Plane {
 }
 
 impl Address {
-    /// The API server of this machine, for clients of the same machine.
+    /// The API server of this machine, for clients on the same machine.
     pub(super) fn of(machine: &Machine) -> Self {
         let socket = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 6443);
         Self { socket, authority: machine.path("state/pki/ca.crt"), source: Ipv4Addr::LOCALHOST }

@@ -112,8 +112,8 @@ exec /usr/bin/unshare --user --map-root-user --mount --cgroup --propagation unch
 #[test]
 fn cve_2022_0492_a_container_finds_no_release_agent() {
     on_a_runtime(|machine, cri| {
-        // The busybox of the image cannot make cgroup namespaces, the program of the host can. The machine of
-        // scripts/test-vm has it in /bin, and its /usr has no shell.
+        // The busybox of the image cannot create cgroup namespaces, but `unshare` of the host can. The machine of
+        // scripts/test-vm has `unshare` in /bin, and no shell in /usr.
         let is_usual = Path::new("/usr/bin/unshare").exists();
         let program = if is_usual { ("/usr", "/usr") } else { ("/bin/unshare", "/usr/bin/unshare") };
         let mounts: Vec<_> = [program, ("/lib", "/lib"), ("/lib64", "/lib64")]
