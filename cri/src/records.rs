@@ -291,18 +291,14 @@ impl Records {
         remove(&self.layer_dir(id))
     }
 
-    /// The records of all sandboxes.
-    ///
-    /// # Errors
-    /// If a record is of a later version ([`Error::Later`]), or if the kernel refuses to read a record.
+    /// The records of all sandboxes. Fails if a record is of a later version ([`Error::Later`]), or if the kernel refuses to
+    /// read a record.
     pub(crate) fn sandboxes(&self) -> Result<Found<SandboxRecord>, Error> {
         load(&self.sandboxes, read)
     }
 
-    /// The records of all containers.
-    ///
-    /// # Errors
-    /// If a record is of a later version ([`Error::Later`]), or if the kernel refuses to read a record.
+    /// The records of all containers. Fails if a record is of a later version ([`Error::Later`]), or if the kernel refuses to
+    /// read a record.
     pub(crate) fn containers(&self) -> Result<Found<ContainerRecord>, Error> {
         load(&self.containers, read)
     }
