@@ -230,7 +230,7 @@ impl Sandbox {
     /// Passes an exit to the waiting caller. An exec of an earlier runtime has no caller.
     pub(crate) fn exec_exited(&self, exec_id: &str, exit: shim::Exit) {
         if let Some(sender) = locked(&self.execs).remove(exec_id) {
-            // The caller has possibly stopped waiting.
+            // The caller may have stopped waiting.
             let _abandoned = sender.send(exit);
         }
     }

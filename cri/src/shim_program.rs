@@ -99,7 +99,7 @@ mod tests {
         let program = dir.path().join("program");
         std::fs::copy("/bin/sleep", &program).expect("copy");
         let file = match read_only(&program) {
-            // Without root.
+            // The test runs without root privileges.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return,
             file => file.expect("a mount of its own"),
         };

@@ -283,7 +283,7 @@ mod tests {
             let mut received = 0;
             while let Some(Output::Stdout(bytes)) = receiver.recv().await {
                 received += bytes.len();
-                // A slow client.
+                // The client reads slowly.
                 tokio::time::sleep(DRAIN_TIME).await;
             }
             received

@@ -103,7 +103,7 @@ impl DiskMeter {
         disk
     }
 
-    /// The last result, if it is fit.
+    /// The last result, if `is_fit` accepts it.
     fn last_count(&self, is_fit: impl FnOnce(&Counted) -> bool) -> Option<Disk> {
         locked(&self.counted).as_ref().filter(|&known| is_fit(known)).map(|known| known.disk)
     }
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(meter.disk(dir.path(), false), disk);
         drop(counting);
         assert_eq!(meter.disk(dir.path(), false).inodes, 1);
-        // Without a result a caller waits.
+        // Without a last result, a caller waits for the count.
         let meter = DiskMeter::default();
         std::thread::scope(|scope| {
             let counting = locked(&meter.counting);

@@ -31,7 +31,7 @@ struct EndsWithTest(Child);
 
 impl Drop for EndsWithTest {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ended = self.0.kill();
         let _reaped = self.0.wait();
     }

@@ -354,7 +354,7 @@ async fn a_different_pod_is_refused(machine: &mut Machine, output: &Path) {
         let error = restore(machine, request).await.expect_err(word);
         assert!(error.code() == code && error.message().contains(word), "{word}: {error:?}");
     }
-    // One changed byte.
+    // Changes one byte of an archive.
     let archive = names(output).into_iter().find(|name| name.ends_with(".tar")).expect("an archive");
     let whole = std::fs::read(output.join(&archive)).expect("read");
     let mut torn = whole.clone();

@@ -96,7 +96,7 @@ fn another_image(blobs: &Path) -> String {
     let mut manifest = read(index["manifests"][0]["digest"].as_str().expect("digest"));
     let mut config = read(manifest["config"]["digest"].as_str().expect("digest"));
     config["config"]["Env"] = serde_json::json!(["PATH=/bin", "ANOTHER=image"]);
-    // Its own layer, besides the shared one.
+    // The image's own layer, in addition to the shared layer.
     let tar = blobs.join("../../own.tar");
     std::fs::write(blobs.join("../../own"), "own").expect("file");
     let made =

@@ -246,7 +246,7 @@ pub(crate) async fn the_runtime_retries_a_shim_with_a_full_backlog(machine: &mut
     let (shim, pid) = (machine.shim_pid(&pod).await, machine.pid(&id).await);
     machine.close_runtime().await;
     send(shim, Signal::SIGSTOP);
-    // Its backlog is full.
+    // Fills the backlog of the shim's socket.
     let path = machine.path("state/sandboxes").join(&pod).join("shim.sock");
     let mut queue: Vec<OwnedFd> = Vec::new();
     let full = loop {

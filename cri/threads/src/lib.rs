@@ -196,7 +196,7 @@ mod tests {
         let mut held = Vec::new();
         for _ in 0..20 {
             held.push(held_work(&THREADS, ended.clone()));
-            // It does not wait behind the work that blocks.
+            // This work does not wait behind the work that blocks.
             thread_of_work(&THREADS, AGAIN);
         }
         drop(held);

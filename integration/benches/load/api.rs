@@ -214,7 +214,7 @@ fn sequence(event: &[u8]) -> Option<usize> {
     rest.split('"').next()?.parse().ok()
 }
 
-/// The times of a write, from its request on.
+/// The times of a write, measured from its request.
 #[derive(Clone, Copy, Default)]
 struct WriteTimes {
     number: usize,

@@ -189,7 +189,7 @@ fn a_plugin_killed_at_any_fault_point_leaks_nothing() {
             let freed = chain.del(&sandbox, Some(&result), Some(&point));
             is_clean(&format!("a DEL that ended at {point}"));
             killed += freed;
-            // GC uses the same steps as DEL.
+            // GC has the same steps as DEL, so it does not reach a point that DEL does not reach.
             if freed == 0 {
                 assert!(killed > 0, "no plugin passes {point}");
                 continue;
