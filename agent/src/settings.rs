@@ -149,6 +149,10 @@ impl Settings {
         let (log, settings) = settings.context("a setting is invalid")?;
         log.start(level);
         tracing::debug!(file = ?settings.config, "settings resolved");
+        #[cfg(feature = "controlplane")]
+        if level == DefaultLevel::Server {
+            settings.log_ignored_pools();
+        }
         log_unknown_variables(&sources);
         Ok(settings)
     }
@@ -188,6 +192,21 @@ impl Settings {
             resolved: std::mem::take(&mut sources.resolved),
         };
         features.is_some().then_some((log?, settings))
+    }
+
+    /// Logs the ranges of `load-balancer-pool` whose addresses this node ignores.
+    #[cfg(feature = "controlplane")]
+    fn log_ignored_pools(&self) {
+        for range in self.ignored_pools() {
+            tracing::warn!(%range, "a range of load-balancer-pool is not in service-load-balancer-ips: nodes ignore its addresses");
+        }
+    }
+
+    #[cfg(feature = "controlplane")]
+    fn ignored_pools(&self) -> Vec<ipnetwork::IpNetwork> {
+        let proxy = self.node.service_proxy.as_ref();
+        let permitted = proxy.map_or(&[][..], |proxy| &proxy.load_balancer_ips);
+        ranges::ignored_pools(&self.plane.load_balancer_pool, permitted)
     }
 
     pub(crate) fn dirs(&self) -> Dirs {

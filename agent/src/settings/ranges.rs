@@ -111,6 +111,16 @@ impl Ranges {
     }
 }
 
+/// Those ranges of load balancers that no permitted range contains. Nodes ignore such addresses. Without permitted ranges,
+/// nodes permit all addresses.
+#[cfg(feature = "controlplane")]
+pub(super) fn ignored_pools(pool: &[IpNetwork], permitted: &[IpNetwork]) -> Vec<IpNetwork> {
+    let is_permitted = |range: &IpNetwork| {
+        permitted.iter().any(|other| other.prefix() <= range.prefix() && other.contains(range.network()))
+    };
+    pool.iter().copied().filter(|range| !permitted.is_empty() && !is_permitted(range)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -147,6 +157,23 @@ mod tests {
         for pool in ["10.42.7.0/24", "10.43.0.0/16", "0.0.0.0/0"] {
             assert!(check(pool).unwrap_err().to_string().contains("overlaps"), "{pool}");
         }
+    }
+
+    #[cfg(feature = "controlplane")]
+    #[test]
+    fn pools_outside_of_the_permitted_ranges_are_found() {
+        let parse =
+            |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNetwork>>();
+        let pool = parse(&["192.168.1.240/28", "fd01::/120"]);
+        let ignored = |permitted: &[&str]| ignored_pools(&pool, &parse(permitted));
+        assert!(ignored(&[]).is_empty(), "all addresses are permitted");
+        assert!(ignored(&["192.168.0.0/16", "fd01::/120"]).is_empty());
+        assert_eq!(ignored(&["192.168.1.0/24"]), parse(&["fd01::/120"]));
+        assert_eq!(
+            ignored(&["192.168.1.240/29", "::/0"]),
+            parse(&["192.168.1.240/28"]),
+            "a part is permitted"
+        );
     }
 
     #[test]

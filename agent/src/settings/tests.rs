@@ -211,6 +211,21 @@ fn names_in_one_table_are_unique() {
     assert_ne!(FileValue::Single(String::new()), FileValue::List(Vec::new()));
 }
 
+#[cfg(feature = "controlplane")]
+#[test]
+fn a_pool_of_load_balancers_that_the_node_ignores_is_found() {
+    let ignored = |permitted: &str| {
+        let toml = format!(
+            "[node]\nservice-load-balancer-ips = [{permitted}]\n[control-plane]\nload-balancer-pool = [\"192.0.2.0/28\"]"
+        );
+        let mut sources = sources_of(&toml);
+        let (_, settings) = Settings::resolve(AllFlags::default(), &mut sources).unwrap();
+        settings.ignored_pools()
+    };
+    assert_eq!(ignored("\"198.51.100.0/24\""), ["192.0.2.0/28".parse().unwrap()]);
+    assert!(ignored("\"192.0.2.0/24\"").is_empty() && ignored("").is_empty());
+}
+
 #[test]
 fn a_node_of_another_control_plane_serves_services_only_if_configured() {
     let node = |toml: &str| {

@@ -62,6 +62,8 @@ pub struct User {
     pub extra: BTreeMap<String, Vec<String>>,
     /// Whether this is a component of the control plane in this process. Credentials cannot set it.
     pub(crate) component: bool,
+    /// Those requested audiences for which the token of the user is intended. Empty: the audiences of this API server.
+    pub(crate) audiences: Vec<String>,
     /// The service account token that authenticated the request, if its use is recorded.
     pub(crate) noted_token: Option<NotedToken>,
 }

@@ -41,9 +41,33 @@ pub(crate) fn name(call: &Call) -> String {
     let Some(agent) = call.headers.get(http::header::USER_AGENT) else {
         return component(&call.user.name).to_owned();
     };
-    let mut program = agent.to_str().unwrap_or_default().split('/').next().unwrap_or_default().to_owned();
-    program.truncate(program.floor_char_boundary(MAX_NAME));
+    program(agent.as_bytes())
+}
+
+/// The program in a user agent: the printable characters before the first slash, at most [`MAX_NAME`] bytes. Each byte that
+/// is not UTF-8 becomes a replacement character. Source: `prefixFromUserAgent` of `k8s.io/apiserver`.
+fn program(agent: &[u8]) -> String {
+    let start = agent.split(|byte| *byte == b'/').next().unwrap_or_default();
+    let mut program = String::new();
+    for chunk in start.utf8_chunks() {
+        let invalid = chunk.invalid().iter().map(|_| char::REPLACEMENT_CHARACTER);
+        for letter in chunk.valid().chars().chain(invalid).filter(|letter| is_printable(*letter)) {
+            if program.len() + letter.len_utf8() > MAX_NAME {
+                return program;
+            }
+            program.push(letter);
+        }
+    }
     program
+}
+
+/// Whether Go's `unicode.IsPrint` accepts a character: a letter, mark, number, punctuation, symbol or the ASCII space.
+fn is_printable(letter: char) -> bool {
+    if letter.is_ascii() {
+        return !letter.is_ascii_control();
+    }
+    // Debug output escapes the other categories. It also escapes a mark, but only as the first character.
+    !format!("a{letter}").escape_debug().any(|escaped| escaped == '\\')
 }
 
 /// Upstream's name of the program of a component. Empty for other users.
@@ -63,7 +87,7 @@ pub(crate) fn check_parameters(call: &Call, is_apply: bool) -> Result<()> {
     let (path, mut causes) = (Path::root("fieldManager"), Causes::default());
     if name.len() > MAX_NAME {
         causes.too_long(&path, MAX_NAME);
-    } else if let Some((at, bad)) = name.char_indices().find(|(_, letter)| letter.is_control()) {
+    } else if let Some((at, bad)) = name.char_indices().find(|(_, letter)| !is_printable(*letter)) {
         let why = format!("invalid character U+{:04X} (at position {at})", u32::from(bad));
         causes.invalid(&path, &name.into(), &why);
     }
@@ -248,6 +272,28 @@ mod tests {
         assert_eq!(component("system:node:a"), "kubelet");
         assert_eq!(component("system:kube-scheduler"), "kube-scheduler");
         assert_eq!(component("ann"), "");
+    }
+
+    #[test]
+    fn the_program_is_the_printable_start_of_the_user_agent() {
+        for (agent, expected) in [
+            (&b"kubectl/v1.36 (linux)"[..], "kubectl"),
+            ("k\u{fc}be \u{4f60}\u{1f600}/1".as_bytes(), "k\u{fc}be \u{4f60}\u{1f600}"),
+            ("e\u{301}'\"\\/1".as_bytes(), "e\u{301}'\"\\"),
+            ("a\tb\u{7f}c\u{a0}d\u{200b}e\u{2028}f\u{e000}g".as_bytes(), "abcdefg"),
+            (b"a\xffb\xe2\x82", "a\u{fffd}b\u{fffd}\u{fffd}"),
+            (b"\t/1", ""),
+            (b"", ""),
+        ] {
+            assert_eq!(program(agent), expected, "{agent:?}");
+        }
+        assert_eq!(program("x".repeat(200).as_bytes()), "x".repeat(128));
+        let long = format!("{}\u{fc}y", "x".repeat(127));
+        assert_eq!(
+            program(long.as_bytes()),
+            "x".repeat(127),
+            "the first character without room ends the name"
+        );
     }
 
     #[test]

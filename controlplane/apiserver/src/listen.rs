@@ -180,8 +180,8 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     });
     let (of_requests, client) = (activity.clone(), Client { certificate, address, permit });
     let service = service_fn(move |mut request: Request<Incoming>| {
-        header.complete();
-        let attached = client.attach(&mut request, &server.state.in_flight);
+        let buffered = header.complete();
+        let attached = client.attach(&mut request, &server.state.in_flight, buffered);
         let request = attached.map(|()| request);
         respond(server.clone(), request, of_requests.begin()).map(Ok::<_, Infallible>)
     });

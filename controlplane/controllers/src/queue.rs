@@ -53,6 +53,8 @@ pub(crate) enum Next {
     After(Duration),
     /// After the next change, but not before this time. Changes until then share one reconcile.
     Rest(Duration),
+    /// After this time, and not before it, even after a change.
+    NotBefore(Duration),
 }
 
 /// The result of a reconcile whose cost grows with the number of items, for example endpoints. The delay limits the CPU
@@ -201,6 +203,11 @@ impl<T: Clone + Eq + Hash> Queue<T> {
                         Next::Wait => {}
                         Next::After(delay) => self.add_after(key.clone(), delay),
                         Next::Rest(delay) => {
+                            self.done_after(key, delay);
+                            continue;
+                        }
+                        Next::NotBefore(delay) => {
+                            self.add_after(key.clone(), delay);
                             self.done_after(key, delay);
                             continue;
                         }
@@ -353,6 +360,41 @@ mod tests {
         assert_eq!(of("other").len(), 1);
         let state = queue.lock();
         assert!(state.working.is_empty() && state.resting.is_empty() && state.added.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_key_is_reconciled_again_at_its_time_and_not_before() {
+        for has_changes in [false, true] {
+            let queue = Queue::new();
+            let start = Instant::now();
+            let times = Mutex::new(Vec::new());
+            queue.add("key");
+            let work = queue.work("test", |_key| {
+                let mut times = times.lock().unwrap();
+                times.push(start.elapsed().as_millis());
+                let is_last = times.len() > 2;
+                let next = if is_last { Next::Wait } else { Next::NotBefore(Duration::from_secs(1)) };
+                async move { Ok(next) }
+            });
+            let changes = async {
+                for _ in 0..15 {
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    if has_changes {
+                        queue.add("key");
+                    }
+                }
+                tokio::time::sleep(Duration::from_secs(10)).await;
+            };
+            tokio::select! {
+                () = work => unreachable!("work has no end"),
+                () = changes => {}
+            }
+            let times = times.into_inner().unwrap();
+            // The timer's resolution is a millisecond.
+            let expected = [0..=0, 1000..=1010, 2000..=2020];
+            assert_eq!(times.len(), expected.len(), "{times:?}");
+            assert!(expected.iter().zip(&times).all(|(range, time)| range.contains(time)), "{times:?}");
+        }
     }
 
     #[test]

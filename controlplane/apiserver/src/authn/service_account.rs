@@ -122,6 +122,7 @@ impl Tokens {
             (about["serviceaccount"]["name"].as_str()?, about["serviceaccount"]["uid"].as_str()?);
         require_live(cache, "serviceaccounts", namespace, name, uid)?;
         let mut user = account(namespace, name, uid);
+        user.audiences = requested_audiences(&claims, audiences);
         if let Some(id) = claims["jti"].as_str().filter(|id| !id.is_empty()) {
             user.extra.insert(CREDENTIAL.to_owned(), vec![format!("JTI={id}")]);
         }
@@ -185,11 +186,8 @@ impl Tokens {
     fn is_current(&self, claims: &Value, audiences: &[String]) -> bool {
         let now = jiff::Timestamp::now().as_second();
         let time = |claim: &str, default| claims[claim].as_i64().unwrap_or(default);
-        let audience = claims["aud"].as_array().is_some_and(|list| {
-            list.iter().filter_map(Value::as_str).any(|one| audiences.iter().any(|own| own == one))
-        });
         claims["iss"].as_str().is_some_and(|name| self.is_issuer(name))
-            && audience
+            && !requested_audiences(claims, audiences).is_empty()
             && time("exp", 0) > now - LEEWAY
             && time("nbf", i64::MAX) <= now + LEEWAY
     }
@@ -207,6 +205,12 @@ pub(super) fn fuzz(token: &str) {
     if let Some(keys) = &*KEYS {
         assert!(keys.verified(token).is_none(), "a token without a valid signature was accepted: {token}");
     }
+}
+
+/// Those requested audiences for which a token with these claims is intended.
+fn requested_audiences(claims: &Value, requested: &[String]) -> Vec<String> {
+    let of_token = claims["aud"].as_array().map(Vec::as_slice).unwrap_or_default();
+    requested.iter().filter(|one| of_token.iter().any(|other| other == one.as_str())).cloned().collect()
 }
 
 fn account(namespace: &str, name: &str, uid: &str) -> User {

@@ -113,7 +113,8 @@ fn user(status: &Value, asked: &[String], own: &[String]) -> Result<Option<User>
     }
     let audiences = texts(&status["audiences"])?;
     let audiences = if audiences.is_empty() { own } else { &audiences };
-    if !asked.is_empty() && !asked.iter().any(|one| audiences.contains(one)) {
+    let accepted: Vec<String> = asked.iter().filter(|one| audiences.contains(one)).cloned().collect();
+    if !asked.is_empty() && accepted.is_empty() {
         return Ok(None);
     }
     let described = &status["user"];
@@ -129,7 +130,7 @@ fn user(status: &Value, asked: &[String], own: &[String]) -> Result<Option<User>
     }
     let groups: Vec<&str> = groups.iter().map(String::as_str).collect();
     let uid = described["uid"].as_str().unwrap_or_default().to_owned();
-    Ok(Some(User { uid, extra, ..User::new(name, &groups) }))
+    Ok(Some(User { uid, extra, audiences: accepted, ..User::new(name, &groups) }))
 }
 
 fn texts(list: &Value) -> Result<Vec<String>, String> {

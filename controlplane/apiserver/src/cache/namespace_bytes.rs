@@ -92,6 +92,12 @@ impl ByteLimits {
         Self { namespace, all, all_if_small: all.saturating_add(all / 4) }
     }
 
+    /// The limits for writes that help the deletion of an object. Components may use more than these writes.
+    pub(crate) fn of_deletions(self) -> Self {
+        let all = self.all.max(self.all_if_small).saturating_add(self.all / 16);
+        Self { namespace: self.namespace.saturating_add(self.namespace / 8), all, all_if_small: all }
+    }
+
     /// The limits for updates by the components of the cluster. Small namespaces do not use up their part.
     pub(crate) fn of_components(self) -> Self {
         let all = self.all.saturating_add(self.all / 8 * 3);
@@ -271,6 +277,20 @@ mod tests {
         assert_eq!(decide("ns", 40 << 20, full, 1, of_components), Err(Full::Namespace(40 << 20)));
         let none = ByteLimits::new(usize::MAX, usize::MAX);
         assert_eq!(none.of_components(), none);
+    }
+
+    #[test]
+    fn writes_that_help_deletions_leave_components_their_part() {
+        let limits = ByteLimits::new(32 << 20, 100 << 20);
+        let (of_deletions, of_components) = (limits.of_deletions(), limits.of_components());
+        let (full, namespace) = (limits.all_if_small, limits.namespace);
+        assert_eq!(decide("ns", namespace, 0, 1, limits), Err(Full::Namespace(namespace)));
+        assert_eq!(decide("ns", namespace, full, 1, of_deletions), Ok(()));
+        assert!(decide("ns", of_deletions.namespace, 0, 1, of_deletions).is_err());
+        assert!(of_deletions.namespace < of_components.namespace);
+        assert!(of_deletions.all < of_components.all);
+        let none = ByteLimits::new(usize::MAX, usize::MAX);
+        assert_eq!(none.of_deletions(), none);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use coracle_connections::ConnectionPermit;
-use http::Request;
+use http::{HeaderValue, Request};
 use http_body::Body;
 
 use super::UNCERTIFIED_WINDOW;
@@ -28,14 +28,17 @@ pub(super) struct Client {
     pub(super) permit: Arc<ConnectionPermit>,
 }
 
-/// Maximum bytes of memory that a request takes before its handler reads the body.
-fn unread_size<B: Body>(request: &Request<B>) -> usize {
+/// Maximum bytes of memory that a request takes before its handler reads the body. `buffered` bytes of its header count
+/// already: the target and the values of an HTTP/1.1 header are parts of the connection's buffer, and names are copies.
+fn unread_size<B: Body>(request: &Request<B>, buffered: usize) -> usize {
     let target = request.uri().path_and_query().map_or(0, |target| target.as_str().len());
-    let fields = request.headers().iter();
-    let header: usize = fields.map(|(name, value)| name.as_str().len() + value.len() + FIELD_BYTES).sum();
+    let headers = request.headers();
+    let values: usize = headers.values().map(HeaderValue::len).sum();
+    let names: usize = headers.iter().map(|(name, _value)| name.as_str().len() + FIELD_BYTES).sum();
+    let header = (target + values).saturating_sub(buffered) + names;
     let length = request.body().size_hint().upper().and_then(|length| usize::try_from(length).ok());
     let body = length.unwrap_or(usize::MAX).min(UNCERTIFIED_WINDOW as usize);
-    TASK_BYTES + target + header + body
+    TASK_BYTES + header + body
 }
 
 /// The response if there is no memory for a request.
@@ -49,17 +52,23 @@ pub(super) fn refusal(error: &ApiError) -> Reply {
 
 impl Client {
     /// Attaches the client to a request, and reserves memory until the request is authenticated. A client with a
-    /// certificate needs no such memory: its authentication does not wait.
+    /// certificate needs no such memory: its authentication does not wait. `buffered` bytes of the header count already.
     ///
     /// # Errors
     /// 429 if other requests that are not authenticated yet have reserved the memory.
-    pub(super) fn attach<B: Body>(&self, request: &mut Request<B>, in_flight: &InFlight) -> Result<()> {
+    pub(super) fn attach<B: Body>(
+        &self,
+        request: &mut Request<B>,
+        in_flight: &InFlight,
+        buffered: usize,
+    ) -> Result<()> {
         match &self.certificate {
             Some(certificate) => {
                 request.extensions_mut().insert(certificate.clone());
             }
             None => {
-                let memory = in_flight.unauthenticated(self.permit.source(), unread_size(request))?;
+                let memory =
+                    in_flight.unauthenticated(self.permit.source(), unread_size(request, buffered))?;
                 request.extensions_mut().insert(Arc::new(memory));
             }
         }
@@ -97,7 +106,7 @@ mod tests {
         let attached = |client: &Client| {
             let field = "x".repeat(56 << 10);
             let mut request = Request::get("/").header("a", field).body(Empty::<Bytes>::new()).unwrap();
-            client.attach(&mut request, &in_flight).map(|()| request)
+            client.attach(&mut request, &in_flight, 0).map(|()| request)
         };
         let mut of_eve: Vec<_> = std::iter::from_fn(|| attached(&eve).ok()).collect();
         assert!((700..800).contains(&of_eve.len()), "{}", of_eve.len());
@@ -109,17 +118,25 @@ mod tests {
     }
 
     #[test]
+    fn a_header_in_the_buffer_of_its_connection_counts_once() {
+        let field = "x".repeat(56 << 10);
+        let request = Request::get("/").header("a", field).body(Empty::<Bytes>::new()).unwrap();
+        assert_eq!(unread_size(&request, 96 << 10), TASK_BYTES + FIELD_BYTES + 1);
+        assert_eq!(unread_size(&request, 0) - unread_size(&request, 16 << 10), 16 << 10);
+    }
+
+    #[test]
     fn an_unread_body_counts_up_to_the_window_that_the_client_may_send() {
         let window = UNCERTIFIED_WINDOW as usize;
-        assert!(unread_size(&Request::new(Empty::<Bytes>::new())) < window / 4);
+        assert!(unread_size(&Request::new(Empty::<Bytes>::new()), 0) < window / 4);
         assert!(
             (20_000..40_000)
-                .contains(&unread_size(&Request::new(Full::new(Bytes::from(vec![0_u8; 20_000])))))
+                .contains(&unread_size(&Request::new(Full::new(Bytes::from(vec![0_u8; 20_000]))), 0))
         );
-        let large = unread_size(&Request::new(Full::new(Bytes::from(vec![0_u8; 3 << 20]))));
+        let large = unread_size(&Request::new(Full::new(Bytes::from(vec![0_u8; 3 << 20]))), 0);
         assert!(large < window * 2);
         assert!(large < GRANTED_WITHOUT_CREDENTIALS, "each source may send a body of any size");
         let unknown = futures::stream::pending::<std::io::Result<Frame<Bytes>>>();
-        assert!(unread_size(&Request::new(StreamBody::new(unknown))) > window);
+        assert!(unread_size(&Request::new(StreamBody::new(unknown)), 0) > window);
     }
 }

@@ -69,11 +69,13 @@ impl HeaderMemory {
         Ok(())
     }
 
-    /// Records that the header is complete. Its request has memory of its own.
-    pub(super) fn complete(&self) {
+    /// Records that the header is complete. Returns the bytes that stay reserved for the buffer, which contains the header.
+    /// The request has memory of its own for the other bytes.
+    pub(super) fn complete(&self) -> usize {
         let mut incomplete = self.lock();
         incomplete.received = 0;
         self.release(&mut incomplete);
+        incomplete.reserved.len() * STEP
     }
 
     /// Releases the memory. With HTTP/1.1, keeps it until the client has authenticated: the connection keeps its buffer.
@@ -158,14 +160,14 @@ mod tests {
         let reserved = || buffer.lock().reserved.len();
         let all = reserved();
         assert!(all > 0);
-        buffer.complete();
+        assert_eq!(buffer.complete(), all * STEP);
         assert!(buffer.received(&PIECE, true).is_ok());
         assert_eq!(reserved(), all, "the next header uses the same buffer");
         eve.set_authenticated();
         assert!(buffer.received(&PIECE, true).is_ok());
         assert_eq!(reserved(), 0);
         assert!(is_received(&buffer));
-        buffer.complete();
+        assert_eq!(buffer.complete(), 0);
         assert_eq!(reserved(), 0, "the client is known");
     }
 

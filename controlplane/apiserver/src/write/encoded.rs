@@ -33,8 +33,7 @@ pub(super) async fn commit_encoded(
         limits::check(bytes).map_err(Failed::Other)?;
     }
     let growth = value.as_ref().zip(byte_limits);
-    let growth =
-        growth.map(|(bytes, limits)| namespace_limit::reserve(state, kind, key, bytes.len(), limits));
+    let growth = growth.map(|(bytes, limits)| namespace_limit::reserve(state, kind, key, bytes, limits));
     let _reserved = growth.transpose().map_err(Failed::Other)?;
     match state.store.write(Write { key: key.clone(), expect, value, tier, guard }).await {
         Ok(revision) => {

@@ -10,14 +10,19 @@
 //! | of this server itself | default objects, which its start needs |
 //! | of the status of a built-in kind, a binding | users cannot write them with the default roles |
 //! | eviction, deletion | they make room |
+//!
+//! A write that removes a finalizer, or of an object that is being deleted, may make the object longer, for example by an
+//! entry of `managedFields`. It may add few bytes to a full namespace, up to a limit of its own.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
+use bytes::Bytes;
 use coracle_kinds::Resource;
 use coracle_store::Expect;
+use serde_json::Value;
 
 use crate::{
-    cache::{ByteLimits, Full, ReservedBytes},
+    cache::{ByteLimits, Full, Object, ReservedBytes},
     call::{Call, INTERNAL_USER},
     error::{ApiError, Result},
     state::State,
@@ -25,6 +30,9 @@ use crate::{
 
 /// The controllers and the scheduler.
 const COMPONENTS: [&str; 2] = ["system:kube-controller-manager", "system:kube-scheduler"];
+
+/// Maximum bytes that a write that helps a deletion adds to a full namespace.
+const MAX_DELETION_GROWTH: usize = 4 << 10;
 
 /// The limits for the write of a call. `None` if it has no limit.
 pub(super) fn limits(call: &Call, expect: Expect) -> Option<ByteLimits> {
@@ -46,20 +54,27 @@ pub(super) fn limits(call: &Call, expect: Expect) -> Option<ByteLimits> {
     Some(if is_component && is_update { limits.of_components() } else { limits })
 }
 
-/// Reserves the growth of an object up to its commit. `bytes` is its new length.
+/// Reserves the growth of an object up to its commit. `bytes` is its new encoding.
 pub(super) fn reserve(
     state: &State,
     kind: &Resource,
     key: &Arc<str>,
-    bytes: usize,
+    bytes: &Bytes,
     limits: ByteLimits,
 ) -> Result<Option<ReservedBytes>> {
     let current = state.cache.of(kind)?.lock().get(key);
-    let growth = bytes.saturating_sub(current.map_or(0, |current| current.stored_bytes()));
+    let growth = bytes.len().saturating_sub(current.as_ref().map_or(0, |current| current.stored_bytes()));
     if growth == 0 {
         return Ok(None);
     }
-    state.cache.namespace_bytes.reserve(key, growth, limits).map(Some).map_err(|full| {
+    let counts = &state.cache.namespace_bytes;
+    let reserved = counts.reserve(key, growth, limits).or_else(|full| match &current {
+        Some(current) if growth <= MAX_DELETION_GROWTH && helps_deletion(current, bytes) => {
+            counts.reserve(key, growth, limits.of_deletions())
+        }
+        _ => Err(full),
+    });
+    reserved.map(Some).map_err(|full| {
         let mut parts = key.rsplit('/');
         let (name, namespace) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
         let (of, used, limit, setting) = match full {
@@ -74,4 +89,37 @@ pub(super) fn reserve(
         );
         ApiError::forbidden_object(kind, name, why)
     })
+}
+
+/// Whether a write is of an object that is being deleted, or removes a finalizer and adds none.
+fn helps_deletion(current: &Object, new: &Bytes) -> bool {
+    const FIELDS: &[&[&str]] = &[&["metadata", "deletionTimestamp"], &["metadata", "finalizers"]];
+    let new = Object::from_stored(current.key.clone(), current.revision, new.clone()).part(FIELDS);
+    let is_being_deleted = !new["metadata"]["deletionTimestamp"].is_null();
+    is_being_deleted || removes_finalizer(&current.part(FIELDS), &new)
+}
+
+fn removes_finalizer(current: &Value, new: &Value) -> bool {
+    let of = |object: &Value| -> HashSet<String> {
+        let list = object["metadata"]["finalizers"].as_array().into_iter().flatten();
+        list.filter_map(Value::as_str).map(str::to_owned).collect()
+    };
+    let (current, new) = (of(current), of(new));
+    new.len() < current.len() && new.is_subset(&current)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_write_that_replaces_a_finalizer_does_not_help_the_deletion() {
+        let with = |finalizers: &[&str]| json!({"metadata": {"finalizers": finalizers}});
+        let removes = |new: &[&str]| removes_finalizer(&with(&["a/b", "a/c"]), &with(new));
+        assert!(removes(&[]) && removes(&["a/c"]));
+        assert!(!removes(&["a/b", "a/c"]) && !removes(&["a/d"]) && !removes(&["a/b", "a/c", "a/d"]));
+        assert!(!removes_finalizer(&json!({}), &json!({})));
+    }
 }

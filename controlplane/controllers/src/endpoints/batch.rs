@@ -30,6 +30,7 @@ pub(crate) fn pause(endpoints: usize, service: &Service, sharing: usize) -> Next
     match (own, period(sharing).map(|period| period / 2)) {
         (own, None) => own,
         (Next::Rest(own), Some(shared)) => Next::Rest(own.max(shared)),
+        (Next::NotBefore(own), Some(shared)) => Next::NotBefore(own.max(shared)),
         (Next::Wait | Next::After(_), Some(shared)) => Next::Rest(shared),
     }
 }

@@ -14,8 +14,11 @@ use crate::object::Pod;
 use crate::queue::until;
 use crate::replica_set::sort_for_deletion;
 
-/// Maximum number of pods that one reconcile creates or deletes.
+/// Maximum number of pods that one reconcile creates or deletes. Source: `MaxPodCreateDeletePerSync` of upstream's job
+/// controller.
 const BURST: usize = 500;
+/// Minimum time between reconciles that change [`BURST`] pods. Source: `syncJobBatchPeriod` of upstream's job controller.
+const BATCH_PERIOD: Duration = Duration::from_secs(1);
 /// Back-off after the first failed pod. It doubles with each further failure, up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_secs(10);
 const MAX_BACKOFF: Duration = Duration::from_secs(600);
@@ -41,6 +44,20 @@ pub(crate) struct NewPod {
     pub(crate) index: Option<i32>,
     /// Failures and ignored failures of the index. Only for jobs with a back-off limit per index.
     pub(crate) failures: Option<(i32, i32)>,
+}
+
+impl Change {
+    /// Time after the change before the next reconcile of the job, in proportion to the changed pods. `None` if no pods
+    /// change. So a job with an enormous parallelism does not create pods as fast as the API server permits.
+    pub(crate) fn rest(&self) -> Option<Duration> {
+        let pods = match self {
+            Self::Nothing | Self::Wait(_) => 0,
+            Self::Create(pods) => pods.len(),
+            Self::Delete(pods) | Self::Discard(pods) => pods.len(),
+        };
+        let pods = u32::try_from(pods.min(BURST)).ok().filter(|pods| *pods > 0)?;
+        Some(BATCH_PERIOD * pods / BURST as u32)
+    }
 }
 
 /// Plans the change of a job's pods.

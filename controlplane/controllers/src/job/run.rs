@@ -96,7 +96,7 @@ async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result
         // The adoption causes the next reconcile, which counts these pods.
         return Ok(Next::Wait);
     }
-    let mut wait = None;
+    let (mut wait, mut rest) = (None, None);
     let mut outcome = Ok(());
     let mut decided = None;
     if !job.finished() {
@@ -105,6 +105,7 @@ async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result
         context.job_failures.keep(job, &observed.failures);
         decided.clone_from(&observed.verdict);
         let change = plan::plan(&observed);
+        rest = change.rest();
         if decided.is_none() {
             *action = action_of(&change);
         }
@@ -127,7 +128,7 @@ async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result
     let again = apply(&control, update).await?;
     outcome?;
     let next: Option<Duration> = wait.into_iter().chain(again).min();
-    Ok(next.map_or(Next::Wait, Next::After))
+    Ok(rest.map(Next::NotBefore).or(next.map(Next::After)).unwrap_or(Next::Wait))
 }
 
 /// The name of the change for the metrics.

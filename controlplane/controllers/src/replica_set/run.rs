@@ -119,6 +119,7 @@ fn next_within(delay: Option<Duration>, next: Next) -> Next {
         (None, next) => next,
         (Some(delay), Next::After(next)) => Next::After(next.min(delay)),
         (Some(delay), Next::Wait | Next::Rest(_)) => Next::After(delay),
+        (Some(_), Next::NotBefore(next)) => Next::NotBefore(next),
     }
 }
 

@@ -205,6 +205,27 @@ async fn a_review_of_a_token_names_only_audiences_of_the_token() {
 }
 
 #[tokio::test]
+async fn a_review_checks_the_token_once_for_all_audiences() {
+    let hook = crate::remote::tests::Hook::start(|_body| {
+        let status = json!({"authenticated": true, "user": {"username": "ann"}, "audiences": ["b", "d"]});
+        (200, json!({"status": status}).to_string())
+    })
+    .await;
+    let directory = tempfile::tempdir().unwrap();
+    let webhook = crate::authn::TokenWebhookConfig {
+        file: hook.file(),
+        cache: Duration::from_secs(120),
+        version: "v1".to_owned(),
+    };
+    let api = open_with(directory.path(), |config| config.token_webhook = Some(webhook)).await;
+    let server = Fixture { api, directory };
+    let spec = json!({"token": "t", "audiences": ["a", "b", "c", "d"]});
+    let answer = server.post("/apis/authentication.k8s.io/v1/tokenreviews", json!({"spec": spec})).await;
+    assert_eq!(answer.body["status"]["audiences"], json!(["b", "d"]), "{}", answer.body);
+    assert_eq!(hook.count(), 1);
+}
+
+#[tokio::test]
 async fn the_use_of_a_token_in_a_secret_is_recorded_and_an_invalid_one_is_refused() {
     let server = Fixture::new().await;
     let account = server.get("/api/v1/namespaces/default/serviceaccounts/default").await.body;

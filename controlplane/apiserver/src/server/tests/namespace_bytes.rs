@@ -79,6 +79,37 @@ async fn all_namespaces_together_are_limited_and_the_system_is_not() {
 }
 
 #[tokio::test]
+async fn writes_that_help_deletions_add_few_bytes_to_a_full_namespace() {
+    let server = Fixture::new().await;
+    let mut map = sized("a", 64 << 10);
+    map["metadata"]["finalizers"] = json!(["example.com/a", "example.com/b"]);
+    assert_eq!(server.post(CONFIG_MAPS, map).await.code, 201);
+    let [limit, _reserved] = server.api.state.cache.namespace_bytes.of("default").unwrap();
+    let server = server.again_with(|config| config.options.max_namespace_bytes = Some(limit)).await;
+    let map = format!("{CONFIG_MAPS}/a");
+    let patch = |name: &str, bytes: usize| json!({"metadata": {"annotations": {name: "x".repeat(bytes)}}});
+    assert_eq!(server.merge(&map, patch("more", 500)).await.code, 403, "the namespace is full");
+    let removing = |bytes: usize| {
+        let mut patch = patch("removing", bytes);
+        patch["metadata"]["finalizers"] = json!(["example.com/b"]);
+        patch
+    };
+    assert_eq!(server.merge(&map, removing(5000)).await.code, 403, "the write adds too many bytes");
+    let removed = server.merge(&map, removing(500)).await;
+    assert_eq!(removed.code, 200, "{}", removed.body);
+    assert_eq!(server.merge(&map, patch("more", 500)).await.code, 403, "this write removes no finalizer");
+    assert_eq!(server.delete(&map, json!({})).await.code, 200);
+    let mut codes = Vec::new();
+    for number in 0..10 {
+        codes.push(server.merge(&map, patch(&format!("step-{number}"), 3000)).await.code);
+    }
+    assert_eq!((codes[0], codes[9]), (200, 403), "the object is being deleted, and the bytes are limited");
+    let last = server.merge(&map, json!({"metadata": {"finalizers": null}})).await;
+    assert_eq!(last.code, 200, "{}", last.body);
+    assert_eq!(server.get(&map).await.code, 404);
+}
+
+#[tokio::test]
 async fn the_status_of_a_pod_in_a_full_namespace_is_stored() {
     let server = Fixture::new().await;
     assert_eq!(server.post(PODS, pod("p")).await.code, 201);

@@ -90,6 +90,21 @@ fn pods_are_created_up_to_parallelism_and_completions() {
 }
 
 #[test]
+fn a_job_with_an_enormous_parallelism_creates_at_most_a_burst_in_a_second() {
+    let rest = |parallelism: i32| {
+        let job = job(json!({"parallelism": parallelism, "completions": i32::MAX}), json!({}));
+        let change = plan(&ObservedJob::of(&job, &[], now()));
+        let Change::Create(pods) = &change else { panic!("{change:?}") };
+        (pods.len(), change.rest().map(|rest| rest.as_millis()))
+    };
+    assert_eq!(rest(i32::MAX), (500, Some(1000)));
+    assert_eq!(rest(500), (500, Some(1000)));
+    assert_eq!(rest(10), (10, Some(20)), "a small job waits for a short time");
+    assert_eq!(Change::Discard(pods("1 2")).rest(), Some(Duration::from_millis(4)));
+    assert_eq!(Change::Nothing.rest(), None);
+}
+
+#[test]
 fn a_failed_pod_is_replaced_after_its_back_off() {
     let job = job(json!({"completions": 1}), json!({}));
     assert_eq!(decide(&job, "1!"), "+");
