@@ -16,6 +16,7 @@ use crate::image_gc_policy::ImageGcPolicy;
 use crate::image_verification::ImageVerification;
 use crate::join::{Membership, Renewal, RequestedServing};
 use crate::node::EvictionThresholds;
+use crate::pull_activity::PullActivity;
 use crate::resource_managers::ResourceManagerConfig;
 
 /// Configuration of a node's agent.
@@ -72,6 +73,8 @@ pub struct AgentConfig {
     pub lease_seconds: u16,
     /// The agent sends on this channel at the beginning of each heartbeat, while it can renew the lease.
     pub heartbeats: watch::Sender<()>,
+    /// The running pulls and imports of images. No pod is evicted early because of their space.
+    pub pulls: PullActivity,
     /// Thresholds of available resources, below which the node is under pressure.
     pub eviction: EvictionThresholds,
     /// Resources reserved for the system, by name (`cpu`, `memory`, `ephemeral-storage`).

@@ -369,7 +369,7 @@ impl NodeServices {
             pull_records: Arc::new(pull_records(&config)),
             user_ids: pod::UserIds::open(&config.state_dir.join("pods")),
             image_gc: Trigger::default(),
-            pulls: pod::PullActivity::default(),
+            pulls: config.pulls.clone(),
             evictions,
             pressure: agent.pressure(),
             metrics,

@@ -278,9 +278,7 @@ pub async fn unmount_all(ctx: &VolumeContext, uid: &str) -> Result<(), VolumeErr
         // Both directories are removed even if the first removal fails. So the memory of the second one is released
         // even if the disk has an error.
         let results = dirs.map(|path| {
-            mounts::detach_network(&path)
-                .and_then(|()| mounts::remove_tree(&path))
-                .map_err(|source| VolumeError::Remove { path, source })
+            mounts::remove_pod_tree(&path).map_err(|source| VolumeError::Remove { path, source })
         });
         results.into_iter().collect::<Result<(), _>>()
     });

@@ -189,8 +189,10 @@ pub enum Error {
         setting: &'static str,
     },
     /// A name lock could not be taken.
-    #[error("cannot lock {}", path.display())]
+    #[error("cannot reserve {object}: cannot lock {}", path.display())]
     Name {
+        /// Kind and name of the object that the lock is for.
+        object: String,
         /// The lock, or the directory of the locks.
         path: PathBuf,
         /// The error of the system call.

@@ -61,13 +61,18 @@ impl NameLocks {
     }
 
     async fn take_in(directory: &Path, wanted: &[SharedName<'_>]) -> Result<Self, Error> {
-        let failed = |path: &Path, source| Error::Name { path: path.to_owned(), source };
-        open(directory).map_err(|source| failed(directory, source))?;
+        let failed = |names: &[SharedName<'_>], path: &Path, source| {
+            let objects: Vec<String> =
+                names.iter().map(|name| format!("{} {}", name.kind, name.name)).collect();
+            Error::Name { object: objects.join(" and "), path: path.to_owned(), source }
+        };
+        open(directory).map_err(|source| failed(wanted, directory, source))?;
         let namespace = netns::id(Path::new("/proc/thread-self/ns/net")).unwrap_or_default();
         let mut locks = Vec::new();
-        for SharedName { kind, name, setting } in wanted.iter().copied() {
+        for wanted in wanted {
+            let SharedName { kind, name, setting } = *wanted;
             let path = directory.join(file_name(namespace, kind, name));
-            match take(&path).await.map_err(|source| failed(&path, source))? {
+            match take(&path).await.map_err(|source| failed(std::slice::from_ref(wanted), &path, source))? {
                 Some(lock) => locks.push(lock),
                 None => return Err(Error::NameInUse { what: kind, name: name.to_owned(), setting }),
             }
@@ -181,6 +186,26 @@ mod tests {
         let _other = NameLocks::take_in(&locks, &[bridge("b1")]).await.unwrap();
         assert_eq!(fs::read_dir(&locks).unwrap().count(), 3);
         drop(held);
+    }
+
+    #[tokio::test]
+    async fn errors_name_the_object_the_file_and_the_cause() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let dir = tempfile::tempdir().unwrap();
+        let locks = dir.path().join("locks");
+        drop(NameLocks::take_in(&locks, &names("b0")).await.unwrap());
+        let shown = locks.display();
+        fs::set_permissions(&locks, fs::Permissions::from_mode(0o777)).unwrap();
+        let error = NameLocks::take_in(&locks, &names("b0")).await.unwrap_err().chain();
+        let object = "cannot reserve bridge b0 and nftables table t: cannot lock";
+        assert_eq!(error, format!("{object} {shown}: it is not a directory of this user alone (mode 0700)"));
+        fs::set_permissions(&locks, fs::Permissions::from_mode(0o700)).unwrap();
+        let namespace = netns::id(Path::new("/proc/thread-self/ns/net")).unwrap_or_default();
+        let path = locks.join(file_name(namespace, "bridge", "b0"));
+        fs::create_dir(&path).unwrap();
+        let error = NameLocks::take_in(&locks, &names("b0")).await.unwrap_err().chain();
+        let start = format!("cannot reserve bridge b0: cannot lock {}: ", path.display());
+        assert!(error.starts_with(&start), "{error}");
     }
 
     #[test]

@@ -235,7 +235,7 @@ fn a_list_with_disable_gc_is_shared_with_other_runtimes() {
 }
 
 #[test]
-fn macvlan_of_the_reference_gets_its_addresses_from_ours() {
+fn macvlan_and_host_local_of_the_reference_are_run_checked_and_removed() {
     on_a_host(async |host| {
         run("ip", &["link", "add", "up0", "type", "veth", "peer", "name", "up1"]);
         run("ip", &["link", "set", "up0", "up"]);

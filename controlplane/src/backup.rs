@@ -66,8 +66,8 @@ pub struct BackupFile {
 // === impl BackupFile ===
 
 impl BackupFile {
-    /// Creates the temporary file, with mode 0600. It is locked while it exists: another backup of the same name, for
-    /// example by a timer, would replace it before it is complete.
+    /// Creates the temporary file, with mode 0600. The file is locked while it exists. Otherwise another backup of the
+    /// same name, for example from a timer, could replace it before it is complete.
     ///
     /// # Errors
     /// [`BackupError::File`], for example if another process writes a backup of this name. A path that is a device or a
@@ -86,8 +86,8 @@ impl BackupFile {
         let file = file.map_err(failed)?;
         match file.try_lock() {
             Ok(()) if is_at(&file, &partial).map_err(failed)? => {}
-            // Another process has locked or removed the new file: it considers the file as the rest of an interrupted
-            // backup.
+            // Another process has locked or removed the new file, because it took the file for the remains of an
+            // interrupted backup.
             Ok(()) | Err(TryLockError::WouldBlock) => return Err(failed(in_use())),
             Err(TryLockError::Error(error)) => {
                 let _ = fs::remove_file(&partial);
@@ -105,7 +105,7 @@ impl BackupFile {
         self.file.write_all(chunk).map_err(|source| self.failed(source))
     }
 
-    /// Verifies what was written, syncs it and gives it its name.
+    /// Verifies and syncs the temporary file, then renames it to its final name.
     ///
     /// # Errors
     /// [`BackupError`] if the backup is incomplete or cannot be written.

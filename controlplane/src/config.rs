@@ -47,7 +47,7 @@ pub struct ControlPlaneConfig {
     pub own_node: Option<String>,
     /// Address ranges of pods, at most one of each family. Nodes get parts of them.
     pub cluster_cidrs: Vec<IpNetwork>,
-    /// Prefix lengths of a node's parts, for IPv4 and IPv6.
+    /// Prefix lengths of the parts that each node gets, for IPv4 and IPv6.
     pub node_masks: [u8; 2],
     /// Address range of services. Its family is the default one.
     pub service_cidr: IpNetwork,
@@ -57,7 +57,7 @@ pub struct ControlPlaneConfig {
     pub token_file: Option<PathBuf>,
     /// File of passwords for basic authentication: CSV records of `password,user,uid[,"group,…"]`.
     pub password_file: Option<PathBuf>,
-    /// External signer of service account tokens: a unix socket; one in the abstract namespace begins with `@`.
+    /// External signer of service account tokens: the path of a unix socket. An abstract address begins with `@`.
     pub token_signer: Option<String>,
     /// Issuers of tokens and the rule for anonymous requests: a file of upstream's `AuthenticationConfiguration`.
     pub authentication_file: Option<PathBuf>,
@@ -102,8 +102,8 @@ pub struct ControlPlaneConfig {
     pub scheduler: SchedulerConfig,
     /// Maximum validity of certificates that are signed on request.
     pub signing_duration: Duration,
-    /// Time after which an unused legacy token of a service account becomes invalid, and after which an invalid one is
-    /// deleted.
+    /// Time after which an unused legacy token of a service account becomes invalid. An invalid token is deleted after
+    /// the same time.
     pub token_clean_up_period: Duration,
     /// Time without a heartbeat after which a node's conditions become Unknown and its pods are evicted.
     pub node_monitor_grace: Duration,

@@ -84,7 +84,8 @@ impl Candidate {
                     lease = self.name,
                     "no longer leading: the lease was not renewed in time, or the work ended"
                 );
-                // Work that ends at once must not write the lease without a pause.
+                // Wait before the next attempt. Otherwise work that always ends at once would write the lease without a
+                // pause.
                 tokio::select! {
                     // Cancel-safe: both futures only wait.
                     () = shutdown.cancelled() => {}

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 /// Pause before the first restart. It doubles with each restart.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Maximum pause. Work that ran for as long begins again with the first pause.
+/// Maximum pause. After work that ran for at least this time, the first pause is used again.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// Runs `work` until the shutdown. If it ends before, it starts again after a pause.

@@ -2,7 +2,7 @@
 //! server responds, and no signal interrupts it.
 //!
 //! An async worker must not block, and the blocking threads of the async runtime are limited. So such work has a
-//! timeout, and a thread for which no other work waits.
+//! timeout and its own thread.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Paths with work in progress.
 static IN_PROGRESS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
 
-/// Why there is no result.
+/// The reason for a missing result.
 #[derive(Debug, thiserror::Error)]
 pub enum Blocked {
     /// The file system did not respond in time.
@@ -109,15 +109,15 @@ async fn run_within<T: Send + 'static>(
     }
 }
 
-/// Work whose duration depends on the number of files that containers have made. It runs on threads that do no other work
-/// meanwhile, because all other work of the node shares the few blocking threads of the async runtime.
+/// Work whose duration depends on the number of files that containers have made. It runs on threads that do no other
+/// work meanwhile. All other work of the node shares the few blocking threads of the async runtime.
 #[derive(Debug)]
 pub struct FileWork {
     permits: Semaphore,
 }
 
 impl FileWork {
-    /// Maximum number of calls that work at the same time. Others wait.
+    /// Maximum number of concurrent calls. Further calls wait.
     #[must_use]
     pub const fn new(most: usize) -> Self {
         Self { permits: Semaphore::const_new(most) }

@@ -124,7 +124,8 @@ impl Registry {
         Err(CdiError::Unresolvable { devices: lost, notes: self.notes })
     }
 
-    /// The file of a device: the file of the highest rank that has it. Two files of this rank are an error.
+    /// The file that has a device. If several files have it, the file of the highest rank counts. Two files of this
+    /// rank are an error.
     fn holder(&self, name: &str) -> Result<usize, Option<String>> {
         let Some((kind, device)) = spec::parse_name(name) else { return Err(None) };
         let has = |file: &File| file.kind == kind && file.devices.iter().any(|other| other.name == device);

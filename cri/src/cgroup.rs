@@ -10,7 +10,7 @@ pub(crate) mod value;
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs::File;
-use std::io::{ErrorKind, Read as _};
+use std::io::{ErrorKind, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -31,15 +31,15 @@ const MAX_COUNTED_GROUPS: usize = 1_000;
 
 /// Interval at which a cgroup that is being killed or removed is checked.
 const KILL_STEP: Duration = Duration::from_millis(5);
-/// Number of such checks after which all processes that are left get the signal again.
+/// Number of checks after which all remaining processes get the signal again.
 const KILL_AGAIN: u32 = 100;
-/// Bytes of a list of processes from which on there are many: about 600 processes.
+/// Bytes of a list of processes that counts as long. The list then has about 600 processes.
 const MANY_PROCESSES: u64 = 4096;
 /// Timeout for the end of all processes of a cgroup.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Timeout for the removal of a cgroup that is still busy: a killed process leaves it a moment later. The kernel may first
-/// have to write back its mounts to a disk.
+/// Timeout for the removal of a cgroup that is still busy. A killed process leaves it a moment later: the kernel may
+/// first have to write back the mounts of the process to a disk.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the removal of a shim's cgroup.
 const SHIM_TIMEOUT: Duration = Duration::from_secs(1);
@@ -179,16 +179,24 @@ impl Cgroups {
         false
     }
 
+    /// Kills all processes of a group and its descendants with one write. Returns false if the kernel cannot: on v1, before
+    /// Linux 5.14, and in threaded groups. Signals take longer: the group is listed again for every 64 processes.
+    fn kill_at_once(&self, group: &str) -> bool {
+        let Some(dir) = self.v2.as_deref().and_then(|mount| below(mount, group)) else { return false };
+        let file = File::options().write(true).open(dir.join("cgroup.kill"));
+        file.and_then(|mut file| file.write_all(b"1")).is_ok()
+    }
+
     /// Kills the processes of a group that are not among the killed ones. Returns whether the group has processes. A pass
     /// through many processes takes long, and thousands of killed processes need many seconds to end. So each gets one
-    /// signal. `killed` then has the processes that the group still has.
+    /// signal. Afterwards `killed` contains the processes that are still in the group.
     fn kill_new(&self, group: &str, killed: &mut HashSet<i32>) -> bool {
         let pids = self.processes(group);
         if pids.is_empty() {
             return false;
         }
         let new: Vec<i32> = pids.iter().copied().filter(|pid| !killed.contains(pid)).collect();
-        if !new.is_empty() {
+        if !new.is_empty() && !self.kill_at_once(group) {
             self.signal(group, &new, libc::SIGKILL);
         }
         if let Err(error) = self.thaw(group) {
@@ -263,8 +271,8 @@ impl Cgroups {
         self.remove_directories(group, self.dirs(group), BUSY_TIMEOUT).await
     }
 
-    /// Removes the group of a pod whose shim has ended, from all hierarchies. A process that is left in it, such as a
-    /// daemon of a hook, does not prevent the removal of the pod. The group stays then.
+    /// Removes the group of a pod whose shim has ended, from all hierarchies. A process that is left in the group, such
+    /// as a daemon of a hook, does not prevent the removal of the pod. Then the group stays.
     pub(crate) async fn remove_shim(&self, group: &str) {
         let dirs = self.mounted.iter().filter_map(|found| below(&found.mount, group)).collect();
         if let Err(error) = self.remove_directories(group, dirs, SHIM_TIMEOUT).await {
@@ -272,8 +280,8 @@ impl Cgroups {
         }
     }
 
-    /// Removes the groups directly below `parent` that are not among the known ones and have no processes. A group of a
-    /// pod is left if it had processes when the pod was removed, or if the pod's directory was lost.
+    /// Removes the groups directly below `parent` that are not in `known` and have no processes. A pod's group remains
+    /// if it had processes when the pod was removed, or if the pod's directory was lost.
     pub(crate) async fn remove_stray_shims(&self, parent: &str, known: HashSet<String>) {
         let mounts: Vec<PathBuf> =
             self.mounted.iter().filter_map(|found| below(&found.mount, parent)).collect();
@@ -323,7 +331,7 @@ fn remove_each(dirs: Vec<PathBuf>) -> Result<(), Error> {
         .try_for_each(|dir| coracle_tree::cgroup::remove(&dir).map_err(Error::file("remove cgroup", dir)))
 }
 
-/// The groups directly below `parent` that are not among the known ones and have no processes.
+/// The groups directly below `parent` that are not in `known` and have no processes.
 fn strays(parent: &Path, known: &HashSet<String>) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(parent).into_iter().flatten().flatten();
     let groups = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -368,8 +376,8 @@ fn is_controller(option: &str) -> bool {
     )
 }
 
-/// Whether a path names a group below a hierarchy's root. The root contains the whole machine. So an empty path from a
-/// damaged record, or a path with `..` from a client, must never be killed or removed.
+/// Whether a path names a group below a hierarchy's root. The root contains the whole machine. So a group with an empty
+/// path (from a damaged record) or a path with `..` (from a client) must never be killed or removed.
 pub(crate) fn is_below_root(group: &str) -> bool {
     let mut parts = group.split('/').filter(|part| !part.is_empty()).peekable();
     parts.peek().is_some() && parts.all(|part| !matches!(part, "." | ".."))
@@ -415,7 +423,7 @@ mod tests {
             assert_eq!(cgroups.on_tree("c", || 7).await.expect("few processes"), 7);
             std::fs::write(&list, "2000000000\n".repeat(1_000)).expect("written");
             let mut work = std::pin::pin!(cgroups.on_tree("c", || 7));
-            // Without a free thread for blocking calls it cannot begin.
+            // Without a free thread for blocking calls the work cannot begin.
             assert!(futures::poll!(work.as_mut()).is_pending());
             drop(release);
             assert_eq!(work.await.expect("many processes"), 7);
@@ -441,6 +449,24 @@ mod tests {
         }
         std::fs::write(mount.path().join("c/cgroup.procs"), "").expect("written");
         assert!(!cgroups.kill_new("c", &mut killed), "the group has no processes");
+    }
+
+    #[test]
+    fn a_group_of_v2_is_killed_with_one_write_until_it_has_new_processes() {
+        let mount = tempfile::tempdir().expect("directory");
+        let cgroups = Cgroups::unified_at(mount.path());
+        let (dir, mut killed) = (mount.path().join("c"), HashSet::new());
+        std::fs::create_dir(&dir).expect("made");
+        let mut writes = |listed: &str| {
+            std::fs::write(dir.join("cgroup.procs"), listed).expect("written");
+            std::fs::write(dir.join("cgroup.kill"), "").expect("written");
+            assert!(cgroups.kill_new("c", &mut killed));
+            std::fs::read_to_string(dir.join("cgroup.kill")).expect("read")
+        };
+        // No process has such a pid.
+        assert_eq!(writes("2000000000\n"), "1");
+        assert_eq!(writes("2000000000\n"), "", "its processes are ending");
+        assert_eq!(writes("2000000000\n2000000001\n"), "1");
     }
 
     #[test]

@@ -61,8 +61,8 @@ pub(crate) fn has_incomplete(layer: &Path) -> bool {
     layer.join(BUILD_DIR).exists() || layer.join(OUTPUT).exists() || location::is_noted(layer)
 }
 
-/// Whether a CRIU of an earlier runtime still works on a container. It must end on its own: the container's processes are
-/// under its control.
+/// Whether a CRIU of an earlier runtime still works on a container. CRIU must end on its own, because the container's
+/// processes are under its control.
 pub(crate) fn is_criu_running(layer: &Path) -> bool {
     !criu::running_criu(&layer.join(BUILD_DIR)).is_empty()
 }

@@ -59,7 +59,7 @@ pub(crate) struct Container {
     pub(crate) stopping: Arc<AtomicBool>,
     /// State for usage rates.
     pub(crate) meter: Meter,
-    /// Holds on the layers of its image and of its image volumes: the layers are not removed.
+    /// Holds on the layers of its image and of its image volumes, so that the layers are not removed.
     _held: Box<[ImageHold]>,
     /// The share of its configuration in the memory of all large configurations.
     _memory: ConfigMemory,
@@ -224,7 +224,7 @@ impl Container {
 
     pub(crate) fn status(&self) -> cri::ContainerStatus {
         let ContainerRecord { config, image_id, log_path, created_at, uid, gid, groups, .. } = &self.record;
-        // A pod's `imageID`: the reference of the image at its registry.
+        // A pod's `imageID` is the reference of the image at its registry.
         let image_ref =
             Some(&self.record.image_digest).filter(|digest| !digest.is_empty()).unwrap_or(image_id);
         let exit = match self.phase() {
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn a_container_and_a_sandbox_take_two_kilobytes_each() {
-        // With the two counts of an Arc. Above it, the allocator takes 2,560 bytes.
+        // The two counts of an `Arc` are added. For more than 2,048 bytes the allocator takes 2,560 bytes.
         let counts = 2 * size_of::<usize>();
         assert!(size_of::<Container>() + counts <= 2048);
         assert!(size_of::<crate::sandbox::Sandbox>() + counts <= 2048);

@@ -101,7 +101,8 @@ mod tests {
     /// Timeout that ends a test whose call loops forever. Without the fault the calls return at once.
     const LIMIT: Duration = Duration::from_secs(60);
 
-    /// A process of a container can open its standard output for reading, and through that for writing again.
+    /// A process of a container can open its standard output for reading, and then open that descriptor for writing
+    /// again.
     #[tokio::test]
     async fn a_pipe_that_was_closed_and_opened_again_has_ended() {
         let (read, write) = pipe2(OFlag::O_CLOEXEC).unwrap();

@@ -2,7 +2,8 @@
 //!
 //! A listener that does not read is dropped: its stream ends with an error, and the client lists the containers again.
 //!
-//! Events before the first listener are kept for it. At the start these are events that the recovery found.
+//! Events before the first listener are kept for that listener. Among them are the events that the recovery found at
+//! the start.
 //!
 //! Every event has a number, which is in the record of its object before the event is sent. The number of the last delivered
 //! event is kept in a file. The next start of the runtime replays events with higher numbers, see `event_outbox`. An event is
@@ -28,8 +29,8 @@ use crate::lock::locked;
 
 /// Maximum undelivered events of one listener.
 const BACKLOG: usize = 1024;
-/// Maximum events that are kept for the first listener after the start. If there are more, all are dropped: no client
-/// listens.
+/// Maximum events that are kept for the first listener after the start. If there are more, all are dropped, because no
+/// client listens.
 const MAX_EARLY_EVENTS: usize = 256;
 
 /// The listeners of container events.
@@ -54,7 +55,7 @@ struct State {
 
 #[derive(Debug)]
 struct Listener {
-    /// Listeners share the events: those that read slowly take no further memory.
+    /// Listeners share the events, so a slow listener needs no copies of them.
     sender: mpsc::Sender<Arc<Item>>,
     lost: Arc<AtomicBool>,
 }
@@ -74,7 +75,7 @@ pub(crate) struct TooSlow;
 // === impl Events ===
 
 impl Events {
-    /// Continues after the last delivered event of an earlier start, by its file.
+    /// Opens the file `delivered`, and continues after the last delivered event of an earlier start.
     pub(crate) fn open(delivered: &Path) -> Result<Self, Error> {
         let delivered = Delivered::open(delivered)?;
         let state = State { listeners: Vec::new(), early: Some(VecDeque::new()), room: None, ended: None };
@@ -188,7 +189,7 @@ impl SendGuard<'_> {
                 early.push_back(Arc::unwrap_or_clone(shared));
             }
             Some(_) => {
-                // No client subscribes to events on this node.
+                // The queue is full, so no client subscribes to events on this node.
                 self.events.delivered.set_last(shared.number);
                 state.early = None;
             }

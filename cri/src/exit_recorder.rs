@@ -53,8 +53,8 @@ impl ExitRecorder {
         exit.started_at = container.started_at();
         let (code, reason) = (exit.code, exit.reason.clone());
         let created = container.visible();
-        // Taken before the new phase is visible: a client that sees the end and removes the container waits until the
-        // end is recorded and sent.
+        // The transition begins before the new phase is visible. So a client that sees the end and removes the
+        // container waits until the end is recorded and sent.
         let mut pending = self.outbox.pending();
         if !container.exited(exit) || !created || self.tables.containers.get(&container.id).is_none() {
             return Ok(());
@@ -63,7 +63,8 @@ impl ExitRecorder {
         container.note(pending.add(ContainerStoppedEvent, now()));
         let written = self.records.write_container(&container.record_now());
         coracle_fault::point("exit.recorded");
-        // Sent even if the record cannot be written (disk full): there is no other source of this event.
+        // The event is sent even if the record cannot be written (disk full), because there is no other source of this
+        // event.
         pending.send_for_container(container);
         self.hooks.stop_container_in_background(&container.id);
         written

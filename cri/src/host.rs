@@ -75,9 +75,9 @@ impl Host {
 impl Kernel {
     fn detect(release: (u32, u32)) -> Self {
         Self {
-            // Idmapped lower layers of an overlay: Linux 5.19.
+            // Idmapped lower layers of an overlay need Linux 5.19.
             user_namespaces: release >= (5, 19) && may_make_user_namespaces(),
-            // mount_setattr(2): Linux 5.12.
+            // mount_setattr(2) needs Linux 5.12.
             recursive_read_only: release >= (5, 12),
         }
     }

@@ -98,7 +98,7 @@ mod tests {
 
     use super::*;
 
-    /// A layer with account files of which `alice` is in both.
+    /// A layer with two account files. Both contain `alice`.
     fn layer(dir: &Path, uid: u32) -> Vec<PathBuf> {
         std::fs::create_dir_all(dir.join("etc")).expect("directory");
         std::fs::write(dir.join("etc/passwd"), format!("alice:x:{uid}:{uid}::/:\n")).expect("file");

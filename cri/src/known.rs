@@ -1,4 +1,5 @@
-//! Validation of enum values. protobuf would read an unknown value as the first one, and so drop the request. Pure.
+//! Validation of enum values. The generated code reads an unknown value as the first one, which would silently change
+//! the request. Pure.
 
 use crate::error::Error;
 

@@ -1,4 +1,5 @@
-//! Locking for short critical sections. A lock stays usable after a panic of its holder: each value is replaced as a whole.
+//! Locking for short critical sections. A lock stays usable after a panic of its holder, because each value is replaced
+//! as a whole.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 

@@ -66,7 +66,7 @@ impl Names {
         }
     }
 
-    /// Sets the holder of a name, for an object that was recovered, or that could not be undone.
+    /// Sets the holder of a name, for a recovered object, or for an object whose undo failed.
     pub(crate) fn hold(&self, name: String, id: String) {
         locked(&self.holders).insert(name, Holder { id, in_progress: None });
     }

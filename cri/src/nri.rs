@@ -1,7 +1,7 @@
 //! NRI hooks of the runtime: notifications to plugins, and the changes that plugins request.
 //!
-//! The hooks are called at the same points as in containerd. Lock order: first the pass that keeps plugins from joining,
-//! then a container's `starting`.
+//! The hooks are called at the same points as in containerd. Lock order: first the guard that keeps plugins from
+//! joining, then a container's `starting`.
 
 pub(crate) mod about;
 mod late_hooks;
@@ -57,7 +57,7 @@ impl PluginHooks {
         self.nri.is_active()
     }
 
-    /// RunPodSandbox: called before clients can see the pod.
+    /// Calls the hook RunPodSandbox, before clients can see the pod.
     pub(crate) async fn run_pod_sandbox(
         &self,
         record: &SandboxRecord,
@@ -72,7 +72,7 @@ impl PluginHooks {
         Ok(self.nri.run_pod(&record.id, || pod).await?)
     }
 
-    /// StopContainer for each container of the pod, then StopPodSandbox.
+    /// Calls the hook StopContainer for each container of the pod, then StopPodSandbox.
     pub(crate) async fn stop_pod_sandbox(&self, sandbox: &Sandbox) {
         if !self.nri.is_active() {
             return;
@@ -83,12 +83,12 @@ impl PluginHooks {
         self.nri.stop_pod(&sandbox.id, || about::current_pod(sandbox)).await;
     }
 
-    /// RemovePodSandbox.
+    /// Calls the hook RemovePodSandbox.
     pub(crate) async fn remove_pod_sandbox(&self, sandbox: &Sandbox) {
         self.nri.remove_pod(&sandbox.id, || about::current_pod(sandbox)).await;
     }
 
-    /// CreateContainer: gets the adjustments of plugins and applies them to the spec and the record.
+    /// Calls the hook CreateContainer. Applies the adjustments of plugins to the spec and the record.
     pub(crate) async fn create_container(
         &self,
         pod: PodOf<'_>,
@@ -132,12 +132,12 @@ impl PluginHooks {
         Ok(path)
     }
 
-    /// PostCreateContainer.
+    /// Calls the hook PostCreateContainer.
     pub(crate) async fn post_create_container(&self, container: &Container) {
         self.nri.post_create_container(|| self.about(container)).await;
     }
 
-    /// StartContainer: plugins can refuse the start.
+    /// Calls the hook StartContainer. Plugins can refuse the start.
     pub(crate) async fn start_container(&self, container: &Container) -> Result<(), Error> {
         let refused = self.nri.start_container(|| self.about(container)).await;
         if refused.is_err() {
@@ -146,12 +146,12 @@ impl PluginHooks {
         Ok(refused?)
     }
 
-    /// PostStartContainer.
+    /// Calls the hook PostStartContainer.
     pub(crate) async fn post_start_container(&self, container: &Container) {
         self.nri.post_start_container(|| self.about(container)).await;
     }
 
-    /// UpdateContainer: returns the requested limits with the changes of plugins.
+    /// Calls the hook UpdateContainer. Returns the requested limits with the changes of plugins.
     pub(crate) async fn update_container(
         &self,
         container: &Container,
@@ -165,12 +165,12 @@ impl PluginHooks {
         Ok(cri::LinuxContainerResources { oom_score_adj: requested.oom_score_adj, ..limits })
     }
 
-    /// PostUpdateContainer.
+    /// Calls the hook PostUpdateContainer.
     pub(crate) async fn post_update_container(&self, container: &Container) {
         self.nri.post_update_container(|| self.about(container)).await;
     }
 
-    /// UpdatePodSandbox: plugins can refuse the new limits.
+    /// Calls the hook UpdatePodSandbox. Plugins can refuse the new limits.
     pub(crate) async fn update_pod_sandbox(
         &self,
         sandbox: &Sandbox,
@@ -181,17 +181,17 @@ impl PluginHooks {
         Ok(self.nri.update_pod(|| about::current_pod(sandbox), overhead, resources).await?)
     }
 
-    /// PostUpdatePodSandbox.
+    /// Calls the hook PostUpdatePodSandbox.
     pub(crate) async fn post_update_pod_sandbox(&self, sandbox: &Sandbox) {
         self.nri.post_update_pod(|| about::current_pod(sandbox)).await;
     }
 
-    /// StopContainer, once per container.
+    /// Calls the hook StopContainer, once per container.
     pub(crate) async fn stop_container(&self, container: &Container) {
         self.nri.stop_container(&container.id, || self.about(container)).await;
     }
 
-    /// StopContainer in a separate task.
+    /// Calls the hook StopContainer in a separate task.
     pub(crate) fn stop_container_in_background(&self, id: &str) {
         if !self.nri.is_active() {
             return;
@@ -202,7 +202,7 @@ impl PluginHooks {
         }
     }
 
-    /// RemoveContainer.
+    /// Calls the hook RemoveContainer.
     pub(crate) async fn remove_container(&self, container: &Container) {
         self.nri.remove_container(&container.id, || self.about(container)).await;
     }

@@ -11,8 +11,8 @@ use nix::sys::stat::Mode;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Maximum bytes of a process's command line that are read. The command lines of this node's programs have the
-/// directory in this part.
+/// Maximum bytes of a process's command line that are read. In the command lines of the node's own programs, this part
+/// contains the directory argument.
 const COMMAND_LINE_MAX: u64 = 16 << 10;
 /// Maximum bytes of another file of a process's directory in /proc.
 const FILE_MAX: u64 = 16 << 20;
@@ -22,7 +22,7 @@ const FILE_MAX: u64 = 16 << 20;
 pub(crate) struct Process {
     pid: i32,
     pidfd: OwnedFd,
-    /// Opening files through it fails after the process has ended.
+    /// Opening a file through this descriptor fails after the process has ended.
     directory: OwnedFd,
 }
 

@@ -76,7 +76,7 @@ pub(crate) struct SandboxRecord {
     /// A stop is in progress. Completed after a restart.
     #[serde(default)]
     pub(crate) stopping: bool,
-    /// Transitions whose events a current or a later listener receives.
+    /// Transitions with an event number. A later runtime sends those whose events are not delivered yet.
     #[serde(default)]
     pub(crate) transitions: Vec<Transition>,
 }
@@ -143,7 +143,7 @@ pub(crate) struct ContainerRecord {
     /// Data to restore the processes at the start; none for a container that starts its command.
     #[serde(default)]
     pub(crate) restore: Option<Box<RestoreRecord>>,
-    /// Transitions whose events a current or a later listener receives.
+    /// Transitions with an event number. A later runtime sends those whose events are not delivered yet.
     #[serde(default)]
     pub(crate) transitions: Vec<Transition>,
 }
@@ -154,7 +154,8 @@ pub(crate) struct ContainerRecord {
 pub(crate) struct RestoreRecord {
     /// Mount points of external file systems, which are not in the images.
     pub(crate) external: Vec<String>,
-    /// Pipes that were standard streams, by the kernel's names.
+    /// Pipes that were standard streams of the container: the stream's descriptor number by the kernel's name of the
+    /// pipe.
     pub(crate) streams: BTreeMap<String, u32>,
 }
 
@@ -274,7 +275,8 @@ impl Records {
         remove(&self.sandbox_dir(id))
     }
 
-    /// Removes a container's layer, then its bundle and record: after a crash between the two, the record is found again.
+    /// Removes a container's layer, then its bundle and record. After a crash between the two steps, the next start
+    /// finds the record.
     pub(crate) fn remove_container(&self, id: &str) -> Result<(), Error> {
         self.remove_layer(id)?;
         self.forget_container(id)
@@ -289,14 +291,14 @@ impl Records {
         remove(&self.layer_dir(id))
     }
 
-    /// # Errors
-    /// If one is of a later version ([`Error::Later`]), or if the kernel refuses to read one.
+    /// The records of all sandboxes. Fails if a record is of a later version ([`Error::Later`]), or if the kernel refuses to
+    /// read a record.
     pub(crate) fn sandboxes(&self) -> Result<Found<SandboxRecord>, Error> {
         load(&self.sandboxes, read)
     }
 
-    /// # Errors
-    /// If one is of a later version ([`Error::Later`]), or if the kernel refuses to read one.
+    /// The records of all containers. Fails if a record is of a later version ([`Error::Later`]), or if the kernel refuses to
+    /// read a record.
     pub(crate) fn containers(&self) -> Result<Found<ContainerRecord>, Error> {
         load(&self.containers, read)
     }
@@ -405,7 +407,7 @@ fn remove(dir: &Path) -> Result<(), Error> {
 }
 
 /// # Errors
-/// If the directory cannot be read to its end: an object that is not listed would be removed.
+/// If the directory cannot be read completely. An object that is missing in the list would be removed.
 fn names(dir: &Path) -> Result<Vec<String>, Error> {
     let entries = std::fs::read_dir(dir).map_err(Error::file("list", dir))?;
     let mut names = Vec::new();
@@ -455,7 +457,7 @@ fn load<T: DeserializeOwned>(
     Ok(found)
 }
 
-/// The version of a record of a later version of this program.
+/// The version of a record, if a later version of this program has written it.
 fn later_version(record: &[u8]) -> Option<u32> {
     let head: Head = serde_json::from_slice(record).ok()?;
     Some(head.version).filter(|version| *version > VERSION)
@@ -484,7 +486,7 @@ pub(crate) mod message {
     }
 }
 
-/// Accepts any bytes: a readable record can be written and read again.
+/// Fuzz target: bytes of a record. A record that can be read is equal after it is written and read again.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     fn same<T: DeserializeOwned + Serialize + PartialEq>(data: &[u8]) {

@@ -465,7 +465,8 @@ impl Recovery {
         }
     }
 
-    /// Removes unused images and layers of an earlier start, in a task. Images in use are held by now.
+    /// Removes unused images and layers of an earlier start, in a task. At this time the recovered containers hold
+    /// their images.
     fn collect_images(&self) {
         let images = self.images.clone();
         tokio::spawn(async move {

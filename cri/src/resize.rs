@@ -22,7 +22,7 @@ pub(crate) struct CurrentLimits {
     pub(crate) memory: Option<u64>,
     /// v1: the limit of memory and swap together; none if unlimited.
     pub(crate) memory_and_swap: Option<u64>,
-    /// Memory that cannot be reclaimed without swap. v1 itself refuses a limit below it.
+    /// Memory that cannot be reclaimed without swap. On v1 the kernel itself refuses a limit below this value.
     pub(crate) anonymous: u64,
     /// v2: the quota in `cpu.max`.
     pub(crate) quota: String,
@@ -42,7 +42,8 @@ pub(crate) struct Write {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
     One(Write),
-    /// In this order, or in the other order if the kernel refuses the first write: it checks each value against the other.
+    /// Two writes in this order, or in the other order if the kernel refuses the first write. The kernel checks each
+    /// value against the other.
     Pair(Write, Write),
 }
 
@@ -96,8 +97,8 @@ fn cpu(
     Ok(())
 }
 
-/// The limits of memory, and of memory and swap together. Without its own limit, swap is limited like memory, as at the
-/// container's creation.
+/// The memory limit, and the common limit of memory and swap. Without a common limit in the request, the memory limit
+/// is used for both, as at the creation of a container.
 fn limits(request: &LinuxContainerResources) -> (i64, i64) {
     let memory = request.memory_limit_in_bytes.max(-1);
     let both = request.memory_swap_limit_in_bytes.max(-1);

@@ -1,9 +1,9 @@
 //! The kernel's limits of the user root.
 //!
-//! The node, and root of all pods without a user namespace, are one user. So root of one container could use up a limit of
-//! this user. Then no pod could start, the node could accept no connections, or no client could follow logs. The limits here
-//! are about the memory of the kernel. The kernel charges this memory to the container, so the memory limit of a pod is
-//! enough of a limit.
+//! The node and root in all pods without a user namespace are the same user for the kernel. So root in one container
+//! could exhaust a limit of this user. Then no pod could start, the node could accept no connections, or no client
+//! could follow logs. Raising these limits is safe: they limit memory of the kernel, and the kernel charges this memory
+//! to the container. The memory limit of the pod still applies.
 
 use std::io;
 use std::path::Path;
@@ -14,11 +14,12 @@ use tracing::debug;
 const MOST: u64 = 2_147_483_647;
 const SYSCTLS: &str = "/proc/sys";
 const NAMESPACES: &str = "user";
-/// Half of it is the kernel's default of each limit on namespaces.
+/// Sysctl from which the kernel derives the default of each namespace limit: half of the value.
 const THREADS: &str = "kernel/threads-max";
-/// The kinds of namespaces that pods have, and those that user namespaces bring.
+/// The kinds of namespaces: those that the runtime creates for pods, and those that root in a user namespace can
+/// create.
 const KINDS: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
-/// Files in all epoll instances of a user, watches of inotify, and its instances.
+/// Limits of a user: files in all epoll instances, inotify watches, and inotify instances.
 const WATCHES: [&str; 3] =
     ["fs/epoll/max_user_watches", "fs/inotify/max_user_watches", "fs/inotify/max_user_instances"];
 
@@ -32,8 +33,8 @@ fn raise_below(sysctls: &Path) {
     WATCHES.iter().for_each(|name| raise_watches(&sysctls.join(name)));
 }
 
-/// Raises the limits that have the kernel's default. Those that an administrator has set stay: fewer user namespaces make
-/// some attacks on the kernel harder.
+/// Raises the limits that have the kernel's default. Limits that an administrator has set stay, because a low limit of
+/// user namespaces makes some attacks on the kernel harder.
 fn raise_namespaces(dir: &Path, threads: &Path) {
     let Some(default) = read(threads).map(|threads| threads / 2) else { return };
     for kind in KINDS {

@@ -56,7 +56,7 @@ pub struct Runtime {
     pub(crate) status: StatusService,
     pub(crate) outbox: EventOutbox,
     pub(crate) nri: Nri,
-    /// NRI has a weak reference to it.
+    /// Keeps the plugin host alive, because NRI has only a weak reference.
     plugin_host: Arc<PluginHost>,
 }
 
@@ -85,9 +85,9 @@ impl Runtime {
     /// resources without an owner.
     ///
     /// # Errors
-    /// If a directory cannot be created, or the cgroups cannot be found or do not fit the configuration. If a record is of
-    /// a later version of this program, or a live shim is incompatible: then no pod is changed. Another unreadable record
-    /// is set aside with a warning.
+    /// If a directory cannot be created, or the cgroups cannot be found or do not fit the configuration. Also if a
+    /// record is of a later version of this program, or a live shim is incompatible. No pod is changed then. Any other
+    /// unreadable record is set aside with a warning.
     pub async fn open(config: RuntimeConfig, images: Images, network: Network) -> Result<Self, Error> {
         let parts = Components::open(config, images, network)?;
         let (runtime, recovery) = parts.compose();
@@ -163,7 +163,7 @@ impl Components {
         })
     }
 
-    /// Creates the services, each with the parts and services that it uses.
+    /// Creates the services, each with the components and other services that it uses.
     fn compose(&self) -> (Runtime, Recovery) {
         let outbox = self.outbox();
         let hooks = self.hooks();

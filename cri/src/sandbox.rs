@@ -60,7 +60,7 @@ pub(crate) struct Sandbox {
 /// The limits of the pod.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct PodSize {
-    /// Overhead of the pod in addition to its containers. In a box: most pods have none.
+    /// Overhead of the pod in addition to its containers. Boxed, because most pods have none.
     pub(crate) overhead: Option<Box<cri::LinuxContainerResources>>,
     /// Limits of all containers together.
     pub(crate) resources: Option<cri::LinuxContainerResources>,
@@ -230,7 +230,7 @@ impl Sandbox {
     /// Passes an exit to the waiting caller. An exec of an earlier runtime has no caller.
     pub(crate) fn exec_exited(&self, exec_id: &str, exit: shim::Exit) {
         if let Some(sender) = locked(&self.execs).remove(exec_id) {
-            // The caller has possibly stopped waiting.
+            // The caller may have stopped waiting.
             let _abandoned = sender.send(exit);
         }
     }

@@ -142,7 +142,8 @@ impl Selinux {
         self.levels.release(id);
     }
 
-    /// Refuses labels that the policy does not contain; otherwise only the start of the program would fail.
+    /// Refuses labels that the policy does not contain; otherwise the error would appear only when the program is
+    /// started.
     fn check(&self, policy: &Policy, requested: &RequestedLabel, labels: Labels) -> Result<Labels, Error> {
         if *requested != RequestedLabel::default() {
             for label in [&labels.process, &labels.mount].into_iter().flatten() {

@@ -1,4 +1,4 @@
-//! The services of the runtime, one per noun of the CRI. Each call has a file of its own.
+//! The services of the runtime, one for each kind of object of the CRI. Each call has a file of its own.
 //!
 //! A service holds the state that its calls use. It uses other services only in this order: checkpoints, sandboxes,
 //! containers, execs.

@@ -2,11 +2,11 @@
 //!
 //! Calls are answered in any order. Exits are delivered as events until they are acknowledged.
 //!
-//! A [`Shim`] is a cheap handle. Dropping the last one closes the connection; the shim and its pod continue to run, as after
-//! the end of the runtime.
+//! A [`Shim`] is a cheap handle. Dropping the last handle closes the connection; the shim and its pod continue to run,
+//! as after the end of the runtime.
 //!
-//! Usage: [`Shim::spawn`] or [`Shim::connect`], take [`Shim::events`] once, then call. Every event is sent again to each new
-//! connection until [`Shim::acknowledge`] has its sequence number.
+//! Usage: [`Shim::spawn`] or [`Shim::connect`], take [`Shim::events`] once, then call. Every event is sent again to
+//! each new connection until [`Shim::acknowledge`] is called with its sequence number.
 //!
 //! A live shim can fail to answer: it can be stopped, frozen, or in uninterruptible sleep because of a hanging disk.
 //! Every call has a timeout in [`Timeouts`]. The shim still executes the call when it wakes.
@@ -74,7 +74,7 @@ struct Inner {
 pub enum Closed {
     /// The shim's process has ended, and its pod.
     Died,
-    /// The shim is alive. It serves another client, or a side could not read a message.
+    /// The shim is alive. It serves another client, or one of the two sides could not read a message.
     Replaced,
 }
 
@@ -123,8 +123,8 @@ impl Shim {
     ///
     /// # Errors
     /// [`ErrorKind::Gone`] without a shim, [`ErrorKind::Silent`] if it does not accept the connection. Other errors do
-    /// not mean that the shim is broken: [`ErrorKind::Unsupported`] is the answer of a later version that no longer
-    /// supports this protocol.
+    /// not mean that the shim is broken. For example, a later version that no longer supports this protocol answers
+    /// [`ErrorKind::Unsupported`].
     pub async fn reach(dir: &Path, timeouts: Timeouts) -> Result<ConnectResult, Error> {
         let socket = process::read_config(dir).await?.socket;
         Self::connect_to(dir, Path::new(&socket), None, timeouts).await
@@ -188,8 +188,8 @@ impl Shim {
         self.inner.process.keep_pid().await
     }
 
-    /// Whether the shim's process still runs. If it does, data that was read by its pid before this call belongs to
-    /// this process.
+    /// Whether the shim's process still runs. If it does, data that was read by the pid before this call belongs to the
+    /// shim.
     #[must_use]
     pub(crate) fn is_alive(&self) -> bool {
         self.inner.process.is_alive()

@@ -81,7 +81,8 @@ impl ShimMonitor {
     }
 
     /// Handles one event. If the container is being started or updated, a separate task records its end afterwards, so
-    /// that events of other containers do not wait. A container ends once, and after its execs.
+    /// that events of other containers do not wait. Events of one container stay in order, because its end is its last
+    /// event.
     async fn handle(&self, connection: &Connection, event: Event) {
         let sequence = event.sequence;
         locked(&connection.acknowledgements).begin(sequence);
@@ -159,7 +160,7 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
         };
         while let Some(event) = events.next().await {
             let Some(state) = state.upgrade() else { return };
-            // On the heap, as the other work below: each pod has a monitor, which waits for most of its life.
+            // Boxed, like the other work below, because each pod has a monitor that only waits most of the time.
             Box::pin(ShimMonitor { state }.handle(&connection, event)).await;
         }
         if matches!(shim.closed().await, Closed::Died) {
@@ -177,8 +178,8 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
     Box::pin(ShimMonitor { state }.sandbox_died(&sandbox)).await;
 }
 
-/// Logs the end of a connection to a shim whose process still runs. This is expected from a shim that is ending: it closes
-/// its connection, and its process ends seconds later if many pods are removed at the same time.
+/// Logs the end of a connection to a shim whose process still runs. This is expected from a shim that is ending. It
+/// closes its connection first, and its process may end seconds later if many pods are removed at the same time.
 fn report_lost_connection(sandbox: &Sandbox) {
     if sandbox.is_over() {
         debug!(sandbox = sandbox.id, "an ending shim closed its connection");
@@ -260,7 +261,7 @@ mod tests {
             stopping: true,
             transitions: Vec::new(),
         };
-        // Its stop has taken the shim.
+        // The stop of the sandbox has already taken its shim.
         let sandbox = Sandbox::new(record, SandboxState::NotReady);
         let has_warned = Arc::new(AtomicBool::new(false));
         let note = Arc::clone(&has_warned);

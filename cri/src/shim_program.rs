@@ -46,8 +46,9 @@ impl ShimProgram {
 
 /// Opens an executable on a detached read-only mount.
 ///
-/// The descriptor of open_tree(2) is closed afterwards. While it is open, the mount is in an anonymous namespace.
-/// There root of any user namespace can clear the flag (measured on Linux 6.18). Then mount_setattr(2) refuses.
+/// The descriptor of open_tree(2) is closed afterwards. While it is open, the mount is in an anonymous namespace. In
+/// such a namespace, root of any user namespace can clear the read-only flag (measured on Linux 6.18). After the close,
+/// mount_setattr(2) refuses this.
 fn read_only(program: &Path) -> io::Result<OwnedFd> {
     let tree = copy_mount(program)?;
     set_attributes(&tree, libc::MOUNT_ATTR_RDONLY, 0)?;
@@ -98,7 +99,7 @@ mod tests {
         let program = dir.path().join("program");
         std::fs::copy("/bin/sleep", &program).expect("copy");
         let file = match read_only(&program) {
-            // Without root.
+            // The test runs without root privileges.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return,
             file => file.expect("a mount of its own"),
         };

@@ -279,7 +279,7 @@ mod tests {
         for _ in 0..3 {
             connections.push(TcpStream::connect(address).await.unwrap());
         }
-        // The third one is refused, and the oldest one is evicted.
+        // The third connection is refused, and the oldest connection is evicted.
         for closed in [2, 0] {
             let limit = Duration::from_secs(30);
             let read = tokio::time::timeout(limit, connections[closed].read(&mut [0])).await;

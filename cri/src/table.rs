@@ -8,7 +8,7 @@ use crate::lock::locked;
 
 /// Index keys of an object, in addition to its id. They do not change during its life.
 pub(crate) trait Row {
-    /// The sandbox of a container; a sandbox's own id.
+    /// Id of the container's sandbox. For a sandbox, its own id.
     fn sandbox_id(&self) -> &str;
     /// The kubelet's label with the pod's uid, if there is one.
     fn pod_uid(&self) -> Option<&str>;

@@ -97,8 +97,8 @@ impl Drop for Undo {
     }
 }
 
-/// Undoes all steps. Failed steps are retried with growing pauses as long as the runtime runs. Only the next start of
-/// the runtime would find them again.
+/// Undoes all steps. Failed steps are retried with growing pauses as long as the runtime runs. Without the retries,
+/// only the next start of the runtime would undo them.
 async fn undo_steps(context: Option<Arc<UndoContext>>, steps: Vec<Step>) {
     let Some(context) = context else { return };
     let mut left = try_undo(&context, steps).await;

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use tracing::debug;
 
-/// Bytes of the kernel's table of interfaces that are read, about 8,000 interfaces. A container with NET_ADMIN can make
-/// any number of interfaces.
+/// Maximum bytes that are read of the kernel's table of interfaces: about 8,000 interfaces. A container with NET_ADMIN
+/// can make any number of interfaces.
 const TABLE_MAX: u64 = 1 << 20;
 
 /// A network interface and its traffic.
@@ -29,7 +29,7 @@ pub(crate) struct Traffic {
     pub(crate) dropped: u64,
 }
 
-/// Bytes and inodes below a directory. The containers of a layer cannot link out of it, so each file counts once.
+/// Bytes and inodes below a directory. Hard links cannot lead out of a container's layer, so each file counts once.
 fn disk(dir: &Path) -> (u64, u64) {
     coracle_tree::usage(dir).unwrap_or_else(|error| {
         debug!(dir = %dir.display(), %error, "cannot measure the disk usage of a directory");
@@ -44,7 +44,7 @@ pub(crate) fn interfaces(pid: i32) -> Option<Vec<Interface>> {
     whole_lines(table).ok().map(|table| parse(&table))
 }
 
-/// The lines in the first [`TABLE_MAX`] bytes, without an incomplete one at the end.
+/// The lines in the first [`TABLE_MAX`] bytes, without an incomplete line at the end.
 fn whole_lines(table: impl io::Read) -> io::Result<String> {
     let mut bytes = Vec::new();
     table.take(TABLE_MAX).read_to_end(&mut bytes)?;

@@ -268,8 +268,8 @@ fn find_entry(layers: &[PathBuf], resolved: &[String], lookups: &mut usize) -> R
         match within(layer, &path) {
             Ok(entry) => return Ok(Some(entry)),
             Err(Errno::ENOENT) => {}
-            // A whiteout, or a parent that is not a directory in this layer, hides lower layers. The target of a link may
-            // be no text.
+            // A whiteout, or a parent that is not a directory in this layer, hides lower layers. EINVAL: the target of
+            // a link is not UTF-8.
             Err(Errno::ENXIO | Errno::ENOTDIR | Errno::ELOOP | Errno::EINVAL) => return Ok(None),
             Err(errno) => return Err(errno),
         }

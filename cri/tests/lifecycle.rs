@@ -194,7 +194,7 @@ async fn a_dead_shim_ends_its_pod(machine: &mut Machine) {
     ends(pid).await;
     assert_eq!(machine.sandbox(&pod).await.state, i32::from(cri::PodSandboxState::SandboxNotready));
     machine.remove_pod(&pod).await;
-    // The same while the runtime is stopped.
+    // The shim of another pod dies while the runtime is stopped.
     let pod = machine.pod("dead-alone").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let (shim, pid) = (machine.shim_pid(&pod).await, machine.pid(&id).await);

@@ -1,5 +1,6 @@
-//! Generates load and prints the measurements as JSON: TCP connections, DNS queries, API requests, watches, and acts
-//! as nodes. scripts/bench-services, scripts/bench-api, scripts/bench-scheduler and scripts/bench-controllers run it.
+//! Generates load and prints the measurements as JSON. The load is TCP connections, DNS queries, API requests, watches,
+//! or nodes with pods. scripts/bench-services, scripts/bench-api, scripts/bench-scheduler and scripts/bench-controllers
+//! run it.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

@@ -1,6 +1,6 @@
 //! Throughput and latency between pods on one node and on two nodes. Three configurations alternate: interfaces that
-//! agents created; the same interfaces created with `ip`; and those with masquerading, for which the kernel tracks every
-//! connection. `scripts/bench-net` runs it.
+//! agents created, the same interfaces created with `ip`, and the latter with masquerading. With masquerading the
+//! kernel tracks every connection. `scripts/bench-net` runs it.
 #![allow(
     clippy::unwrap_used,
     clippy::disallowed_methods,

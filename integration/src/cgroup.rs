@@ -20,7 +20,7 @@ pub fn end_cgroup(name: &str) {
             return;
         }
         groups.iter().for_each(|group| kill_all(group));
-        // Children before parents.
+        // Removes children before their parents.
         groups.iter().rev().for_each(|group| drop(fs::remove_dir(group)));
         std::thread::sleep(Duration::from_millis(20));
     }

@@ -84,7 +84,8 @@ impl Cluster {
             if let Some(status) = self.process.as_mut().unwrap().try_wait().unwrap() {
                 panic!("coracle up ended: {status}");
             }
-            // One kubectl with a watch takes less processor time than many that read. Without a node it fails at once.
+            // `kubectl wait` uses one watch, which takes less processor time than repeated reads. It fails at once
+            // while no node exists.
             let wait = ["wait", "node", "--all", "--for=condition=Ready", "--timeout=5s"];
             self.kubectl.has_kubeconfig() && self.try_kubectl(&wait).status.success()
         });

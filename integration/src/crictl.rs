@@ -18,13 +18,13 @@ pub struct Crictl {
 // === impl Crictl ===
 
 impl Crictl {
-    /// For the runtime that listens at `endpoint`, such as `unix:///run/cri.sock`.
+    /// Creates a client of the runtime that listens at `endpoint`, such as `unix:///run/cri.sock`.
     #[must_use]
     pub fn new(endpoint: &str) -> Self {
         Self { endpoint: endpoint.to_owned(), namespaces_of: None }
     }
 
-    /// For a runtime on another host.
+    /// Creates a client of a runtime on another host.
     #[must_use]
     pub fn on(host: &Host, endpoint: &str) -> Self {
         Self { namespaces_of: Some(host.pid()), ..Self::new(endpoint) }

@@ -40,7 +40,8 @@ impl Flannel {
         let name = format!("flannel-{number}");
         let dir = nodes.dir_of(&name);
         let text = fs::read_to_string(Machine::tool("kube-flannel.yml", "scripts/flanneld")).unwrap();
-        // Coracle has no daemon set controller and the test has no image of flannel: create the pod directly.
+        // The test has no image of flannel. So it leaves out the DaemonSet, and creates the pod that represents
+        // flanneld itself.
         let manifest: Vec<&str> = text.split("---\n").filter(|part| !part.contains("DaemonSet")).collect();
         nodes.apply(&manifest.join("---\n"));
         nodes.apply(&json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}}).to_string());
@@ -105,7 +106,7 @@ impl Flannel {
             (program.ends_with("cat") && of(process) != outside).then_some(())
         });
         let netns = format!("/proc/{process}/ns/net");
-        // Instead of the loopback plugin.
+        // This replaces the loopback plugin.
         self.host.run("nsenter", &[&format!("--net={netns}"), "ip", "link", "set", "lo", "up"]);
         let mut command = self.host.command(format!("{PLUGINS}/bridge"));
         command.env("CNI_COMMAND", "ADD").env("CNI_CONTAINERID", format!("pod-{number}"));

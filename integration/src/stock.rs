@@ -27,7 +27,7 @@ pub struct Stock {
 /// Port of the kubelet's API without authentication.
 const READ_ONLY: u16 = 10255;
 
-/// Sysctls that the kubelet sets. It does not start with other values.
+/// Sysctls that the kubelet sets. The kubelet does not start with other values.
 const KERNEL: [(&str, &str); 6] = [
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -70,8 +70,9 @@ impl Stock {
         stock
     }
 
-    /// Mounts overlays over /var/lib and /var/log: some paths of the kubelet there are not configurable, and it must not
-    /// change files of the test machine. Mounts are shared, as with systemd, so that the runtime sees mounts of the kubelet.
+    /// Mounts overlays over /var/lib and /var/log. Some paths of the kubelet there are not configurable, and the
+    /// kubelet must not change files of the test machine. Mounts are shared, as with systemd, so that the runtime sees
+    /// mounts of the kubelet.
     fn mount_overlays(&self) {
         let over = self.path("over");
         fs::create_dir_all(&over).unwrap();

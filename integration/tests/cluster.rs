@@ -1,5 +1,5 @@
-//! Clusters driven with kubectl, and the roles of the binary. One program for many small modules, because each test
-//! program must be linked, and the last test of a program leaves a core idle.
+//! Clusters driven with kubectl, and the roles of the binary. The small modules share one program, because each
+//! additional program must be linked, and cores are idle during the last test of a program.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

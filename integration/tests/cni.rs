@@ -1,5 +1,5 @@
 //! Coracle's network plugins as executables, compared with the reference plugins (Debian's
-//! containernetworking-plugins): same inputs, invalid fields, random kills; and reference plugins under Coracle's
+//! containernetworking-plugins): same inputs, invalid fields, random kills. Also the reference plugins under Coracle's
 //! runtime.
 #![allow(
     clippy::unwrap_used,
@@ -464,8 +464,8 @@ fn installing_creates_links_and_keeps_foreign_files() {
     assert!(dir.path().join("bin/portmap").is_symlink());
 }
 
-/// Runs a pod with the reference's portmap plugin. Its file has a name that Coracle's runtime does not implement
-/// itself.
+/// Runs a pod with the reference's portmap plugin. The plugin's file gets another name, because Coracle's runtime
+/// implements `portmap` itself.
 fn their_portmap(machine: &Machine, cri: &Cri, pod: &Value) {
     let theirs = machine.path("bin");
     fs::create_dir_all(&theirs).unwrap();

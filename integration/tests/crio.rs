@@ -226,7 +226,7 @@ fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
             for address in &all {
                 assert_eq!(eventually("the pod", 20, || page(address, 80)), OK, "{address}");
             }
-            // CRI-O configures host ports itself, for other addresses than 127.0.0.1 too.
+            // CRI-O configures host ports itself, also for the node's address and not only for 127.0.0.1.
             assert_eq!(page(NODE, 8080).as_deref(), Some(OK));
             let container = crio.crictl(&["ps", "--quiet", "--pod", &b]);
             for address in &of_a {

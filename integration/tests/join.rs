@@ -389,7 +389,7 @@ fn certificates_are_renewed_while_the_node_runs() {
         assert_eq!(condition(&nodes, "node-1", "Ready"), "True");
         // An expired certificate cannot be renewed.
         nodes.agent("node-1").end(Signal::SIGTERM);
-        // The certificate is valid in the second of its end.
+        // The certificate is still valid during the second in which it ends.
         let has_expired = "end=$(openssl x509 -noout -enddate -in \"$0\") &&
             [ \"$(date +%s)\" -gt \"$(date -d \"${end#*=}\" +%s)\" ]";
         eventually("the certificate to expire", 60, || {

@@ -118,7 +118,7 @@ fn a_runtime_killed_at_any_fourth_fault_point_recovers() {
     quarter_of_the_cuts(3);
 }
 
-/// Four tests for four quarters of the points, which run in parallel, because they mostly wait.
+/// Four tests run in parallel, each with a quarter of the points, because the tests mostly wait.
 fn quarter_of_the_cuts(quarter: usize) {
     on_a_machine(move |machine| {
         let mirrors = machine.start_registry();
@@ -149,7 +149,7 @@ async fn one(machine: &Machine, mirrors: &Path, cut_at: &KillPoint, clean: &Trac
     node.listen().await;
     let cut = node.whole_life().await;
     let reached = match point.strip_prefix("shim.") {
-        // The next start possibly does not reach this point.
+        // The next start may not reach this point.
         None if starts > 1 && cut.is_ok() => true,
         None => node.has_crashed().await,
         Some(point) if point.starts_with("creator-") => cut.is_err(),
@@ -190,7 +190,7 @@ async fn start_armed(machine: &Machine, mirrors: &Path, point: &str) -> (Node, u
     panic!("it never serves with {point} armed");
 }
 
-/// Waits until the events of both runtimes together contain each transition exactly once, or a time limit.
+/// Waits, up to a time limit, until the events of both runtimes together contain each transition exactly once.
 async fn all_received(node: &mut Node, before: Received) -> Result<(), String> {
     let begun = Instant::now();
     loop {
@@ -203,7 +203,7 @@ async fn all_received(node: &mut Node, before: Received) -> Result<(), String> {
     }
 }
 
-/// Waits until only the resources of the running runtime are left, or a time limit.
+/// Waits, up to a time limit, until only the resources of the running runtime are left.
 async fn settled(machine: &Machine, clean: &Trace) {
     let is_of_runtime = |trace: &&str| trace.starts_with("process ") || trace.ends_with(".sock");
     let _is_settled = within_async(20, || left(machine).since(clean).iter().all(is_of_runtime)).await;

@@ -69,7 +69,7 @@ fn sleepers(machine: &Machine) -> Vec<String> {
     found
 }
 
-/// Waits for three such processes: a pod may be Ready a moment before its process calls execve.
+/// Waits for three processes of sleeping containers. A pod may be Ready a moment before its process calls execve.
 fn three_sleepers(machine: &Machine) -> Vec<String> {
     eventually("three sleepers", 10, || Some(sleepers(machine)).filter(|found| found.len() == 3))
 }

@@ -186,7 +186,7 @@ async fn only_stays(machine: &Machine, stays: &str) {
     }
 }
 
-/// Waits until nothing is left, or a time limit.
+/// Waits, up to a time limit, until nothing is left.
 async fn wait_until_clean(machine: &Machine, clean: &Trace) {
     let end = Instant::now() + Duration::from_secs(60);
     while !Trace::of(machine).since(clean).is_empty() && Instant::now() < end {

@@ -63,7 +63,7 @@ type GroupKey = (Stage, Vec<u64>);
 struct PodEntry {
     facts: PodFacts,
     /// Addresses that the pod lists, but that belong to another pod. Rules that name the pod as a peer do not include
-    /// them.
+    /// them, and the pod's policies do not restrict them.
     lost: Vec<IpAddr>,
     /// Numbers follow the order in which pods are added. If several pods claim one element, the highest number decides.
     number: u64,
@@ -91,6 +91,15 @@ struct Group {
     number: u64,
     /// Number of pods in this group.
     users: usize,
+}
+
+// === impl PodEntry ===
+
+impl PodEntry {
+    /// The addresses that the pod lists and has.
+    fn own_ips(&self) -> Vec<IpAddr> {
+        self.facts.ips.iter().filter(|ip| !self.lost.contains(ip)).copied().collect()
+    }
 }
 
 // === impl Model ===
@@ -314,7 +323,7 @@ impl Model {
             Some(_) => drop(entry.policies.insert(place, policies)),
             None => drop(entry.policies.remove(&place)),
         }
-        let (ips, number) = (entry.facts.ips.clone(), entry.number);
+        let (ips, number) = (entry.own_ips(), entry.number);
         for (set, key, value) in ips.into_iter().flat_map(|ip| claims(place, ip, group)) {
             match group {
                 Some(_) => self.program.claim(set, &key, number, value),
@@ -342,11 +351,11 @@ impl Model {
         }
         self.remove_enforced(old, uid);
         let now = self.pods.get(uid);
-        let ips_now = now.map(|entry| entry.facts.ips.clone()).unwrap_or_default();
+        let ips_now = now.map(PodEntry::own_ips).unwrap_or_default();
         for (place, policies) in &old.policies {
             let still = !entry_policies(self.pods.get(uid), *place).is_empty();
-            let ended = old.facts.ips.iter().filter(|ip| !still || !ips_now.contains(ip));
-            for (set, key, _) in ended.flat_map(|ip| claims(*place, *ip, None)) {
+            let ended = old.own_ips().into_iter().filter(|ip| !still || !ips_now.contains(ip));
+            for (set, key, _) in ended.flat_map(|ip| claims(*place, ip, None)) {
                 self.program.remove_claim(set, &key, old.number);
             }
             self.release_group(&(*place, policies.clone()));

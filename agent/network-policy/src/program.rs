@@ -93,7 +93,8 @@ pub(crate) struct Program {
     pub(crate) chains: HashMap<Chain, Lines>,
     /// All sets except the fixed ones. A set of ranges is stored with its ranges.
     pub(crate) sets: HashMap<Set, Vec<Range>>,
-    /// Claims of pods on elements, by the number of the pod. The highest number decides: it belongs to the latest pod.
+    /// Claims of pods on elements, by the number of the pod. A pod claims elements of the addresses that it has. If two
+    /// pods claim one element, the highest number decides.
     claims: HashMap<(Set, Key), BTreeMap<u64, Element>>,
     previous: PreviousObjects,
 }

@@ -87,6 +87,8 @@ pub(crate) struct Eviction {
     disk_due: Instant,
     /// When the next round for a disk that fills up quickly is due.
     early_due: Instant,
+    /// When the first ordinary eviction for the current shortage of the disk may happen.
+    ordinary_due: Instant,
     /// The resource of the machine that was short in the round before.
     machine_short: Option<MachineResource>,
     /// Thresholds of memory and process IDs.
@@ -160,6 +162,7 @@ impl Eviction {
             was_short: false,
             disk_due: Instant::now(),
             early_due: Instant::now(),
+            ordinary_due: Instant::now(),
             machine_short: None,
             machine: Crossed::none(),
             disk: Crossed::none(),
@@ -270,9 +273,11 @@ impl Eviction {
         if !self.was_short {
             return sooner;
         }
+        let now = Instant::now();
         // More frequent rounds are useless if no pod can be evicted, or while no pod may be evicted early.
-        let is_useful = self.unrelieved_disk.0.is_none() && Instant::now() >= self.early_due;
-        Some(sooner.filter(|_| is_useful).unwrap_or(INTERVAL))
+        let is_useful = self.unrelieved_disk.0.is_none() && now >= self.early_due;
+        let until_due = self.disk_due.saturating_duration_since(now);
+        Some(disk::interval(until_due, sooner.filter(|_| is_useful)))
     }
 
     fn urgency(&self) -> Urgency {
@@ -296,10 +301,11 @@ impl Eviction {
     /// measurement one pod is evicted.
     fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<DiskShortage>, now: Instant) {
         let Some(pace) = self.pace(due.shortage.resource, now) else { return };
-        self.disk_due = now + INTERVAL;
+        self.disk_due = pace.next_due(self.was_short, self.disk_due, now);
         let collection = self.node.image_gc.no_room();
         let is_first = !std::mem::replace(&mut self.was_short, true);
         if is_first {
+            self.ordinary_due = now + INTERVAL;
             let message = format!("Attempting to reclaim {}", plan::name_of(due.shortage.resource));
             self.node.recorder.node(Level::Warning, "EvictionThresholdMet", message);
         }
@@ -312,8 +318,9 @@ impl Eviction {
         }
         let (node, candidates) = (Arc::clone(&self.node), self.candidates(pods));
         self.measurement.begin(async move {
-            collection.wait(COLLECTION_LIMIT).await;
-            measure(node, candidates, pace).await
+            let collected = collection.wait(COLLECTION_LIMIT);
+            let (measured, ()) = tokio::join!(measure(node, candidates, pace), collected);
+            measured
         });
     }
 
@@ -331,12 +338,8 @@ impl Eviction {
         Pace::of(found, |since| self.node.pulls.was_active_since(since))
     }
 
-    /// Reads the disk again before an eviction, because images may have been removed or a pull may have ended since the
-    /// round.
-    fn confirm(&mut self, pace: Pace, now: Instant) -> Option<Due<DiskShortage>> {
-        if !pace.permits(|since| self.node.pulls.was_active_since(since)) {
-            return None;
-        }
+    /// Reads the disk again before an eviction, because images may have been removed since the round.
+    fn confirm(&mut self, now: Instant) -> Option<Due<DiskShortage>> {
         let config = &self.node.config;
         let levels = DiskLevels::read(&config.state_dir, &config.eviction);
         disk::confirmed(&levels, &config.eviction, &mut self.disk, now)
@@ -345,14 +348,25 @@ impl Eviction {
     /// Evicts the first of the measured pods, unless the shortage is over, or another pod is still ending.
     fn relieve_disk(&mut self, measured: MeasuredPods) {
         let now = Instant::now();
+        let MeasuredPods { pace, pods } = measured;
+        let has_pulled = |since| self.node.pulls.was_active_since(since);
+        if !pace.permits_at(now, self.ordinary_due, has_pulled) {
+            // An early measurement without an eviction must not delay the ordinary one.
+            self.disk_due = self.ordinary_due;
+            return;
+        }
         // A measurement that takes longer than the interval must not be followed by the next one at once.
         self.disk_due = now + INTERVAL;
         self.early_due = self.disk_due;
         if !self.was_short || self.ending.is_some() {
             return;
         }
-        let MeasuredPods { pace, pods } = measured;
-        let Some(due) = self.confirm(pace, now) else { return };
+        let Some(due) = self.confirm(now) else {
+            // A later shortage is a new one: unused images are removed first.
+            self.was_short = false;
+            self.disk_due = now;
+            return;
+        };
         let current = self.pods();
         let pods = measurement::still_candidates(pods, &self.candidates(&current));
         let shortage = due.shortage;

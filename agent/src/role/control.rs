@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
+use coracle_agent::PullActivity;
 use coracle_error_chain::chain;
 use coracle_images::{Auth, Image, Images, ProgressFn, PullProgress};
 use coracle_proto::node::images_client::ImagesClient;
@@ -31,11 +32,11 @@ fn socket(run_dir: &Path) -> PathBuf {
 }
 
 /// Serves the socket until `shutdown`.
-pub(crate) async fn serve(run_dir: &Path, images: Images, shutdown: CancellationToken) -> anyhow::Result<()> {
+pub(crate) async fn serve(run_dir: &Path, served: Served, shutdown: CancellationToken) -> anyhow::Result<()> {
     let path = socket(run_dir);
     let listener = super::listen(&path)?;
     let served = Server::builder()
-        .add_service(ImagesServer::new(Served { images }))
+        .add_service(ImagesServer::new(served))
         .serve_with_incoming_shutdown(UnixListenerStream::new(listener), shutdown.cancelled_owned())
         .await
         .context("the node's control socket failed");
@@ -85,18 +86,30 @@ pub(crate) fn progress(progress: &PullProgress) -> PullReply {
     }
 }
 
-struct Served {
+/// The service of the socket.
+pub(crate) struct Served {
     images: Images,
+    pulls: PullActivity,
 }
 
 /// Capacity of the progress channel. Further messages are dropped: a later one has newer values.
 const STEPS: usize = 4;
+
+// === impl Served ===
+
+impl Served {
+    /// Serves the images of this store. Records pulls and imports in `pulls`.
+    pub(crate) fn new(images: Images, pulls: PullActivity) -> Self {
+        Self { images, pulls }
+    }
+}
 
 #[tonic::async_trait]
 impl Service for Served {
     async fn import(&self, request: Request<ImportRequest>) -> Result<Response<ImageList>, Status> {
         let ImportRequest { path, name } = request.into_inner();
         let name = Some(name.as_str()).filter(|n| !n.is_empty());
+        let _active = self.pulls.begin();
         let imported = self.images.import(Path::new(&path), name).await;
         let images =
             imported.map_err(|e| Status::failed_precondition(chain(&e)))?.iter().map(shown).collect();
@@ -116,7 +129,7 @@ impl Service for Served {
         let PullRequest { image, username, password } = request.into_inner();
         let auth = (!username.is_empty()).then_some(Auth::Basic { username, password });
         let (replies, stream) = mpsc::channel(STEPS);
-        let images = self.images.clone();
+        let (images, active) = (self.images.clone(), self.pulls.begin());
         tokio::spawn(async move {
             let steps = replies.clone();
             let report: ProgressFn = std::sync::Arc::new(move |step| {
@@ -126,6 +139,8 @@ impl Service for Served {
                 pulled = images.pull(&image, auth.map(Into::into), Some(report)) => pulled,
                 () = replies.closed() => return,
             };
+            // A client that reads no replies must not keep the pull running.
+            drop(active);
             let last = pulled.map(|image| PullReply { image: Some(shown(&image)), ..PullReply::default() });
             let _gone = replies.send(last.map_err(|e| Status::failed_precondition(chain(&e)))).await;
         });
@@ -146,6 +161,25 @@ impl Service for Served {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test]
+    async fn an_import_and_a_pull_count_as_pulls_of_the_node() {
+        let dir = tempfile::tempdir().expect("directory");
+        let config = coracle_images::ImagesConfig::new(dir.path());
+        let images = Images::open(config).await.expect("store");
+        let (pulls, begin) = (PullActivity::default(), Instant::now());
+        let served = Served::new(images.clone(), pulls.clone());
+        let path = dir.path().join("absent").display().to_string();
+        let import = ImportRequest { path, name: String::new() };
+        assert!(served.import(Request::new(import)).await.is_err());
+        assert!(pulls.was_active_since(begin), "the import");
+        let (pulls, begin) = (PullActivity::default(), Instant::now());
+        let served = Served::new(images, pulls.clone());
+        let request = PullRequest { image: "not an image".to_owned(), ..PullRequest::default() };
+        let replies = served.pull(Request::new(request)).await.expect("replies");
+        assert!(pulls.was_active_since(begin), "the pull");
+        drop(replies);
+    }
 
     #[tokio::test]
     async fn a_node_that_starts_is_waited_for() {

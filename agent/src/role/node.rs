@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::Context;
 use coracle_agent::node::PodNetwork;
 use coracle_agent::runtime::NodeRuntime;
-use coracle_agent::{AgentConfig, DnsConfig, TableNames};
+use coracle_agent::{AgentConfig, DnsConfig, PullActivity, TableNames};
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{Runtime, RuntimeConfig};
 use coracle_images::{Images, ImagesConfig};
@@ -80,8 +80,9 @@ pub(crate) async fn run(
     let served = tokio::spawn(runtime.clone().serve(listener, shutdown.clone()));
     let run_dir = node.dirs.run.clone();
     let control = {
+        let served = super::control::Served::new(images, config.pulls.clone());
         let shutdown = shutdown.clone();
-        tokio::spawn(async move { super::control::serve(&run_dir, images, shutdown).await })
+        tokio::spawn(async move { super::control::serve(&run_dir, served, shutdown).await })
     };
     let agent = coracle_agent::run(
         config,
@@ -133,6 +134,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         node_taints: node.taints.clone(),
         lease_seconds: node.lease_seconds,
         heartbeats: watch::Sender::new(()),
+        pulls: PullActivity::default(),
         eviction: node.eviction,
         system_reserved: node.system_reserved.clone(),
         kube_reserved: node.kube_reserved.clone(),

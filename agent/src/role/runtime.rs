@@ -1,6 +1,7 @@
 //! `coracle runtime`: the CRI server alone.
 
 use anyhow::Context;
+use coracle_agent::PullActivity;
 use coracle_cni::{Network, NetworkConfig};
 use coracle_cri::{Runtime, RuntimeConfig};
 use coracle_images::{Images, ImagesConfig};
@@ -43,7 +44,9 @@ pub(crate) async fn run(settings: settings::Runtime) -> anyhow::Result<()> {
     let streaming = tokio::spawn(coracle_cri::serve_streams(runtime.clone(), streams, shutdown.clone()));
     let control = {
         let (state, shutdown) = (settings.state, shutdown.clone());
-        tokio::spawn(async move { super::control::serve(&state, images, shutdown).await })
+        // A runtime without a node evicts no pods.
+        let served = super::control::Served::new(images, PullActivity::default());
+        tokio::spawn(async move { super::control::serve(&state, served, shutdown).await })
     };
     tracing::info!(socket = %settings.socket.display(), "serving the container runtime interface");
     let served = runtime.serve(listener, shutdown).await.context("the CRI service stopped");

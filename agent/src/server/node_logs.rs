@@ -64,7 +64,8 @@ fn find(root: &Path, path: &str, is_directory: bool) -> io::Result<Found> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    let found = openat2(&root, if path.is_empty() { "." } else { path }, how)?;
+    let inside = if path.is_empty() { "." } else { path };
+    let found = coracle_tree::open_despite_renames(|| openat2(&root, inside, how))?;
     // The O_PATH descriptor cannot be read. Its link in /proc leads to the same file, even if the path has been
     // changed.
     let link = PathBuf::from(format!("/proc/self/fd/{}", found.as_raw_fd()));
@@ -189,6 +190,26 @@ mod tests {
         assert_eq!(get(dir.path(), "<b>").await.1.len(), 3 * CHUNK);
         assert_eq!(get(dir.path(), "none").await.0, 404);
         assert_eq!(get(dir.path(), "link/x").await.0, 404);
+    }
+
+    #[test]
+    fn a_log_is_opened_while_other_files_are_renamed() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::create_dir(dir.path().join("inner")).unwrap();
+        std::fs::write(dir.path().join("inner/file"), "x").unwrap();
+        symlink("../inner/".repeat(10).trim_end_matches('/'), dir.path().join("inner/in")).unwrap();
+        let (a, b) = (dir.path().join("a"), dir.path().join("b"));
+        std::fs::write(&a, "x").unwrap();
+        std::thread::scope(|scope| {
+            let renaming = scope.spawn(|| {
+                for _ in 0..50_000 {
+                    std::fs::rename(&a, &b).and_then(|()| std::fs::rename(&b, &a)).unwrap();
+                }
+            });
+            while !renaming.is_finished() {
+                assert!(find(dir.path(), "inner/in/file", false).is_ok());
+            }
+        });
     }
 
     #[tokio::test]

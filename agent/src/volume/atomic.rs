@@ -18,6 +18,8 @@ use super::payload::{File, Payload};
 
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
+/// Name of a new file until it replaces the old one. No path in a volume begins with `..`.
+const NEW_FILE: &str = "..file_tmp";
 
 /// Replaces the content of the volume's directory. If it has this content, only the rest of an interrupted replacement is
 /// removed.
@@ -39,6 +41,27 @@ pub(super) fn write(volume: &Path, payload: &Payload, group: Option<u32>) -> Res
     swap(volume, &name)?;
     link(volume, &tops)?;
     remove_others(volume, &name, &tops)
+}
+
+/// Replaces one file of the content, and keeps the others. Readers see the old file or the new one.
+pub(super) fn replace(volume: &Path, path: &str, file: &File, group: Option<u32>) -> Result<(), SetUpError> {
+    if !is_inside(path) {
+        return Err(SetUpError::Path(path.to_owned()));
+    }
+    let (new, at) = (volume.join(DATA).join(NEW_FILE), volume.join(DATA).join(path));
+    if fs::read(&at).is_ok_and(|found| found == file.data) {
+        return Ok(());
+    }
+    // A crash before the rename leaves this file.
+    let _ = fs::remove_file(&new);
+    let renamed = || -> Result<(), SetUpError> {
+        write_file(&new, file).map_err(SetUpError::io("write", &new))?;
+        if let Some(group) = group {
+            ownership::set_file_group(&new, group).map_err(SetUpError::io("set the owner of", &new))?;
+        }
+        fs::rename(&new, &at).map_err(SetUpError::io("replace", &at))
+    };
+    renamed().inspect_err(|_| drop(fs::remove_file(&new)))
 }
 
 /// Whether the volume's directory has content.

@@ -180,6 +180,11 @@ impl VolumeError {
 // === impl SetUpError ===
 
 impl SetUpError {
+    /// Whether the files of the volume are above a limit of the node.
+    pub(super) fn is_limit(&self) -> bool {
+        matches!(self, Self::TooLarge { .. } | Self::NamespaceTooLarge | Self::TooDeep { .. })
+    }
+
     pub(super) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> SetUpError {
         let path = path.to_owned();
         move |source| SetUpError::Io { what, path, source }

@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::statfs::{TMPFS_MAGIC, statfs};
+use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
+use rustix::io::Errno;
 
 const NONE: Option<&str> = None;
 /// The mounts of the calling thread, because each thread can have its own mount namespace.
@@ -161,7 +163,7 @@ pub(super) fn is_mount_point(path: &Path) -> io::Result<bool> {
 }
 
 /// Detaches the NFS mounts at or below the path. A server that does not answer must not block the removal of a pod.
-pub(super) fn detach_network(path: &Path) -> io::Result<()> {
+fn detach_network(path: &Path) -> io::Result<()> {
     if let Err(error) = isolate_parts(path) {
         // The later unmount of the volume reports this error. Here only servers that do not respond matter.
         tracing::debug!(%error, path = %path.display(), "cannot isolate parts of volumes");
@@ -190,6 +192,38 @@ fn is_network(line: &str) -> bool {
 pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
     unmount_below(path)?;
     coracle_tree::remove(path)
+}
+
+/// Removes the tree of a pod. A tree without mounts is removed without reading the mount table, which has the mounts of all
+/// pods. Otherwise NFS mounts are detached, the other mounts are unmounted, and the tree is removed.
+pub(super) fn remove_pod_tree(path: &Path) -> io::Result<()> {
+    match remove_without_mounts(path) {
+        Ok(()) => Ok(()),
+        Err(error) => {
+            tracing::debug!(%error, path = %path.display(), "a pod's directory may have mounts");
+            detach_network(path)?;
+            remove_tree(path)
+        }
+    }
+}
+
+/// Removes a tree that has no mounts and is not a mount point. A mount is an error, and stays with its content. Does not
+/// access the file systems of the mounts: an NFS server may hang.
+fn remove_without_mounts(path: &Path) -> io::Result<()> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let how = OFlags::PATH | OFlags::CLOEXEC;
+    let parent = match open(parent, how | OFlags::DIRECTORY, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(()),
+        opened => opened?,
+    };
+    // The removal itself enters the directory even if it is a mount point. Only root can mount here in the meantime.
+    match openat2(&parent, name, how | OFlags::NOFOLLOW, Mode::empty(), ResolveFlags::NO_XDEV) {
+        Err(Errno::NOENT) => Ok(()),
+        Err(errno) => Err(errno.into()),
+        Ok(_same_mount) => coracle_tree::remove_at(&parent, Path::new(name)),
+    }
 }
 
 /// Names of the subdirectories of a directory.
@@ -287,6 +321,46 @@ mod tests {
             (mounted, mount_points(&dir).expect("mounts").len())
         });
         assert_eq!(outcome, ([true; 2], 1));
+    }
+
+    #[test]
+    fn a_tree_without_mounts_is_removed_without_reading_the_table_of_mounts() {
+        let place = tempfile::tempdir().expect("directory");
+        let (removed, is_left) = apart(|| {
+            let dir = place.path().canonicalize().expect("path").join("pod");
+            fs::create_dir_all(dir.join("volumes/x")).expect("directories");
+            fs::write(dir.join("volumes/x/file"), "x").expect("file");
+            mount_tmpfs(Path::new("/proc"), "mode=0555").expect("hide the table");
+            let removed =
+                [dir.clone(), dir.clone(), dir.join("none/none")].map(|at| remove_pod_tree(&at).is_ok());
+            umount2("/proc", MntFlags::MNT_DETACH).expect("show the table");
+            (removed, dir.exists())
+        });
+        assert_eq!((removed, is_left), ([true; 3], false));
+    }
+
+    #[test]
+    fn the_removal_of_a_pod_keeps_the_content_of_its_mounts() {
+        let place = tempfile::tempdir().expect("directory");
+        let outside = tempfile::tempdir().expect("directory");
+        fs::write(outside.path().join("file"), "x").expect("file");
+        let mounted = ["", "a", "a/b/c", "file"].map(|at| {
+            apart(|| {
+                let dir = place.path().canonicalize().expect("path").join("pod");
+                let (at, is_file) = (dir.join(at), at == "file");
+                let source = if is_file { outside.path().join("file") } else { outside.path().to_owned() };
+                fs::create_dir_all(if is_file { &dir } else { &at }).expect("directory");
+                if is_file {
+                    fs::write(&at, "").expect("file");
+                }
+                // The mount is of the same file system as the directory.
+                mount(Some(&source), &at, NONE, MsFlags::MS_BIND, NONE).expect("mount");
+                let refused = remove_without_mounts(&dir).is_err() && at.exists();
+                remove_pod_tree(&dir).expect("removed");
+                (refused, dir.exists(), outside.path().join("file").exists())
+            })
+        });
+        assert_eq!(mounted, [(true, false, true); 4]);
     }
 
     #[test]

@@ -67,6 +67,11 @@ pub(super) fn set_group(path: &Path, group: u32, read_only: bool) -> io::Result<
     given
 }
 
+/// Gives a file of the node to the group, readable for it.
+pub(super) fn set_file_group(path: &Path, group: u32) -> io::Result<()> {
+    set_entry_group(CWD, path, group, true)
+}
+
 /// Opens the entry first and changes the opened file, because the name may refer to another file in the meantime.
 fn set_entry_group(dir: BorrowedFd<'_>, name: impl Arg, group: u32, read_only: bool) -> io::Result<()> {
     let found = openat(dir, name, OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())?;

@@ -3,12 +3,13 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use coracle_error_chain::chain;
 use futures::future::{BoxFuture, FutureExt, select_all};
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Pod, ServiceAccountTokenProjection};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::JoinHandle;
@@ -19,6 +20,7 @@ use super::objects::Object;
 use super::payload::{self, Budget, Data, Part, Payload, Projection};
 use super::token::Token;
 use super::{Shared, Target, VolumeContext, atomic, lock, ownership};
+use crate::event_recorder::Level;
 
 /// Pause before a failed write is retried.
 const RETRY: Duration = Duration::from_secs(30);
@@ -45,6 +47,8 @@ pub(super) struct Source {
     projection: Projection,
     /// The used objects. They are held so that their watches live as long as the volume.
     objects: Vec<Option<Arc<Object>>>,
+    /// Whether an event has reported that the current content is above a limit.
+    is_refusal_reported: AtomicBool,
 }
 
 /// The content of a part of a projection.
@@ -202,12 +206,18 @@ async fn refresh(ctx: &VolumeContext, pod: &Pod, sources: &[Source]) -> Option<D
     let mut next: Option<Duration> = None;
     for source in sources {
         let due = match source.write(ctx, pod).await {
-            Ok(renew_in) => renew_in,
+            Ok(renew_in) => {
+                source.is_refusal_reported.store(false, Ordering::Relaxed);
+                renew_in
+            }
             // A deleted object keeps its last content, as upstream.
             Err(error) => {
-                let uid = pod.metadata.uid.as_deref();
-                tracing::warn!(error = chain(&error), volume = source.volume, uid, "cannot refresh a volume");
-                (!matches!(error, SetUpError::NotFound { .. } | SetUpError::NoKey { .. })).then_some(RETRY)
+                source.log(pod, &error);
+                let is_waiting = matches!(error, SetUpError::NotFound { .. } | SetUpError::NoKey { .. });
+                let is_of_token = matches!(error, SetUpError::Token(_));
+                let renew_in = if is_of_token { None } else { source.renew_tokens(ctx, pod).await };
+                source.report_refusal(ctx, pod, error);
+                renew_in.into_iter().chain((!is_waiting).then_some(RETRY)).min()
             }
         };
         next = next.into_iter().chain(due).min();
@@ -263,6 +273,7 @@ impl Source {
             link: target.volume_dir(projection.plugin, volume),
             objects: projection.parts.iter().map(object).collect(),
             projection,
+            is_refusal_reported: AtomicBool::new(false),
         }
     }
 
@@ -304,6 +315,51 @@ impl Source {
         atomic::write(&self.dir, &payload, ownership::fs_group(pod))?;
         files.written(volume, budget.taken());
         Ok(renew_in)
+    }
+
+    fn log(&self, pod: &Pod, error: &SetUpError) {
+        let uid = pod.metadata.uid.as_deref();
+        tracing::warn!(error = chain(error), volume = self.volume, uid, "cannot refresh a volume");
+    }
+
+    /// Records an event about files above a limit, once until the files are refreshed.
+    fn report_refusal(&self, ctx: &VolumeContext, pod: &Pod, reason: SetUpError) {
+        if reason.is_limit() && !self.is_refusal_reported.swap(true, Ordering::Relaxed) {
+            let (event, message) = VolumeError::SetUp { volume: self.volume.clone(), reason }.event();
+            ctx.shared.recorder.pod(pod, Level::Warning, event, message);
+        }
+    }
+
+    /// Writes new tokens although the other files cannot be refreshed. Those keep their content. Returns the time until
+    /// the next token is due.
+    async fn renew_tokens(&self, ctx: &VolumeContext, pod: &Pod) -> Option<Duration> {
+        let mut next: Option<Duration> = None;
+        for part in &self.projection.parts {
+            let Part::Token(wanted) = part else { continue };
+            let due = match self.renew_token(ctx, pod, wanted).await {
+                Ok(due) => due,
+                Err(error) => {
+                    self.log(pod, &error);
+                    RETRY
+                }
+            };
+            next = next.into_iter().chain([due]).min();
+        }
+        next
+    }
+
+    async fn renew_token(
+        &self,
+        ctx: &VolumeContext,
+        pod: &Pod,
+        wanted: &ServiceAccountTokenProjection,
+    ) -> Result<Duration, SetUpError> {
+        let written = self.dir.join("..data").join(&wanted.path);
+        let token = ctx.shared.tokens.get(ctx, pod, wanted, &written).await?;
+        let (owner, group) = (ownership::fs_user(pod), ownership::fs_group(pod));
+        let file = payload::token_file(token.token, self.projection.mode, owner, group);
+        atomic::replace(&self.dir, &payload::clean(&wanted.path), &file, group)?;
+        Ok(token.renew_in)
     }
 
     /// Waits for the objects and tokens of all parts.

@@ -19,9 +19,6 @@ use coracle_cri::blocking::{self, Abandoned, Blocked};
 
 use super::{VolumeContext, mounts};
 
-/// Maximum attempts to open a path.
-const OPEN_ATTEMPTS: usize = 1000;
-
 /// Why a part of a volume is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum SubPathError {
@@ -216,16 +213,11 @@ fn beneath(base: &impl AsFd, path: &Path) -> nix::Result<OwnedFd> {
     let how = OpenHow::new()
         .flags(OFlag::O_PATH | OFlag::O_CLOEXEC)
         .resolve(ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS);
-    for _ in 0..OPEN_ATTEMPTS {
-        match openat2(base, path, how) {
-            // A process of the machine has renamed a file while the kernel resolved a `..`.
-            Err(Errno::EAGAIN) => {}
-            // Linux before 5.6 does not have openat2. On such a kernel no symlink is followed.
-            Err(Errno::ENOSYS) => return no_links(base, path),
-            found => return found,
-        }
+    match coracle_tree::open_despite_renames(|| openat2(base, path, how)) {
+        // Linux before 5.6 does not have openat2. On such a kernel no symlink is followed.
+        Err(Errno::ENOSYS) => no_links(base, path),
+        found => found,
     }
-    Err(Errno::EAGAIN)
 }
 
 fn no_links(base: &impl AsFd, path: &Path) -> nix::Result<OwnedFd> {

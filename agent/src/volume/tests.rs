@@ -584,6 +584,43 @@ fn after_a_boot_an_expired_token_is_used_with_one_warning_until_the_api_server_r
 }
 
 #[test]
+fn a_token_is_renewed_although_other_files_of_its_volume_are_above_the_limit() {
+    apart(async {
+        let machine = Machine::new("renewed");
+        let set_lifetime = |seconds| machine.api.lifetime.store(seconds, std::sync::atomic::Ordering::SeqCst);
+        machine.api.put("configmaps", "c", json!({"data": {"key": "one"}}));
+        let mut pod = pod(json!([{"name": "access", "projected": {"sources": [
+            {"serviceAccountToken": {"path": "deep/token"}}, {"configMap": {"name": "c"}}]}}]));
+        pod.spec.as_mut().expect("spec").security_context =
+            serde_json::from_value(json!({"fsGroup": 7})).expect("a security context");
+        let ctx = machine.context();
+        set_lifetime(-10);
+        let volumes = mount_all(&ctx, &pod).await.expect("mounted");
+        let token = || content(&volumes, "access", "deep/token").expect("token");
+        let rights = || {
+            let found = fs::metadata(volumes.host_path("access").expect("a volume").join("deep/token"));
+            found.map(|found| (found.mode() & 0o7777, found.uid(), found.gid())).expect("token")
+        };
+        let (first, rights_before) = (token(), rights());
+        set_lifetime(3600);
+        // Each file takes a page.
+        let data: BTreeMap<String, &str> = (0..17_000).map(|at| (format!("k{at}"), "")).collect();
+        machine.api.put("configmaps", "c", json!({"data": data}));
+        until("the token is renewed", 20, || token() != first).await;
+        assert_eq!(rights(), rights_before);
+        assert_eq!(content(&volumes, "access", "key").as_deref(), Some("one"), "the other files stay");
+        let refusals = || -> Vec<Value> {
+            let recorded = lock(&machine.api.recorded);
+            recorded.iter().filter(|event| event["reason"] == "FailedMount").cloned().collect()
+        };
+        until("an event", 10, || !refusals().is_empty()).await;
+        let message = refusals()[0]["message"].as_str().expect("text").to_owned();
+        assert!(message.contains("\"access\"") && message.contains("64 MiB"), "{message}");
+        unmount_all(&ctx, "u1").await.expect("removed");
+    });
+}
+
+#[test]
 fn a_checkpoint_on_a_full_disk_keeps_its_records_and_writes_the_rest_later() {
     apart(async {
         let machine = Machine::new("full");

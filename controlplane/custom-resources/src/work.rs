@@ -29,7 +29,9 @@ pub(crate) fn is_heavy<'a>(objects: impl IntoIterator<Item = &'a Value>, schema:
 /// The work of a comparison with an equal value, in units of a few nanoseconds.
 pub(crate) fn comparison(value: &Value) -> usize {
     match value {
-        Value::Object(map) => 1 + map.values().map(comparison).sum::<usize>(),
+        Value::Object(map) => {
+            1 + map.iter().map(|(name, inner)| name.len() / 16 + comparison(inner)).sum::<usize>()
+        }
         Value::Array(list) => 1 + list.iter().map(comparison).sum::<usize>(),
         Value::String(text) => 1 + text.len() / 16,
         _ => 1,
@@ -59,6 +61,9 @@ impl Estimate {
     }
 
     fn value(&mut self, value: &Value, schema: &Schema) -> bool {
+        // Defaulting replaces null, also in lists and in fields without a name in the schema.
+        let default = schema.default.as_ref().filter(|_| value.is_null() && !schema.nullable);
+        let value = default.unwrap_or(value);
         let is_light =
             self.charge(NODE) && schema.checks.as_ref().is_none_or(|checks| self.checks(value, checks));
         is_light
@@ -90,9 +95,9 @@ impl Estimate {
 
     fn object(&mut self, map: &Map<String, Value>, schema: &Schema) -> bool {
         map.iter().all(|(name, inner)| self.charge(name.len()) && self.described(inner, schema.field(name)))
-            && schema.properties_with_default().all(|(name, default, property)| {
-                map.get(name).is_some_and(|old| !old.is_null()) || self.value(default, property)
-            })
+            && schema
+                .properties_with_default()
+                .all(|(name, default, property)| map.contains_key(name) || self.value(default, property))
     }
 
     fn described(&mut self, value: &Value, schema: Option<&Schema>) -> bool {
@@ -177,6 +182,12 @@ mod tests {
         let nested = json!({"type": "object", "properties": {"b": {"type": "array", "default": vec![json!({}); 10],
             "items": item}}});
         assert!(heavy(&nested, &json!({})), "defaults of a default");
+        assert!(heavy(&nested, &json!({"b": null})), "a default instead of null");
+        let mut element = json!({"type": "array", "default": vec![1; 1000], "items": {"type": "integer"}});
+        let nulls = json!(vec![Value::Null; 10]);
+        assert!(heavy(&json!({"type": "array", "items": element}), &nulls));
+        element["nullable"] = true.into();
+        assert!(!heavy(&json!({"type": "array", "items": element}), &nulls), "null is kept");
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Warnings about fields of valid objects: deprecated, ignored and contradictory ones. Clients show them to their users.
 //!
-//! Source: `WarningsOnCreate` and `WarningsOnUpdate` of upstream's strategies. Go types and the check of a Secret's key are
-//! left out. The number of warnings and the number of compared elements are limited, because an object may have thousands
-//! of elements.
+//! Source: `WarningsOnCreate` and `WarningsOnUpdate` of upstream's strategies. Upstream's warnings about Go types and
+//! about a Secret's key are not implemented. The number of warnings and the number of compared elements are limited,
+//! because an object may have thousands of elements.
 
 mod address;
 mod pod;
@@ -21,8 +21,8 @@ use crate::pod_security::template_path;
 
 /// Maximum number of warnings about one object.
 const MAX: usize = 100;
-/// Bytes of warnings about one object after which no further warning is kept. A warning has parts of the object, which
-/// may be very long. The API server sends fewer bytes.
+/// No further warning is kept after the warnings about one object have this many bytes. A warning contains parts of the
+/// object, which may be very long. The API server sends fewer bytes.
 const MAX_BYTES: usize = 16 << 10;
 /// Maximum number of earlier elements of a list with which an element is compared.
 const MAX_COMPARED: usize = 100;
@@ -50,7 +50,7 @@ const LABELS: [(&str, &str); 8] = [
     ),
     ("node-role.kubernetes.io/master", "use \"node-role.kubernetes.io/control-plane\" instead"),
 ];
-/// Kinds whose name is a part of the names of pods.
+/// Kinds whose object name becomes a part of the names of pods.
 const NAMES_OF_PODS: [&str; 5] = ["CronJob", "Deployment", "Job", "ReplicaSet", "ReplicationController"];
 /// Finalizers of namespaces and of the garbage collector. They have no domain.
 const STANDARD_FINALIZERS: [&str; 3] = ["foregroundDeletion", "kubernetes", "orphan"];
@@ -118,7 +118,7 @@ pub fn about(kind: &Resource, new: &Value, old: Option<&Value>) -> Vec<String> {
     found.warnings
 }
 
-/// New finalizers of a custom resource that have no domain. Source: `generateWarningsFromObj` of its strategy.
+/// Warns about new finalizers of a custom resource without a domain. Source: `generateWarningsFromObj` of its strategy.
 fn finalizers(found: &mut Found, new: &Value, old: Option<&Value>) {
     let known = old.map(finalizers_of).unwrap_or_default();
     for name in finalizers_of(new).difference(&known) {
@@ -155,7 +155,7 @@ fn workload(found: &mut Found, kind: &Resource, new: &Value, old: Option<&Value>
     match &*kind.kind {
         "StatefulSet" => stateful_set(found, &new["spec"]),
         "CronJob" if old.is_some() && text(&new["spec"]["schedule"]).contains("TZ") => {
-            // The path is upstream's.
+            // The path in the text is the same as upstream's.
             found.add(
                 "cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead, see \
                  https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details"

@@ -114,7 +114,7 @@ impl FieldSet {
         }
     }
 
-    /// Adds all paths of another set, which is not copied if this set is empty.
+    /// Adds all paths of another set. Takes the other set without a copy if this set is empty.
     pub(crate) fn merge(&mut self, other: FieldSet) {
         if self.is_empty() {
             *self = other;

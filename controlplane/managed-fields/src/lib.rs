@@ -8,7 +8,7 @@
 //!
 //! - [`FieldSet`]: a set of field paths, as `fieldsV1` encodes it.
 //! - [`Schema`]: which lists are sets or maps, and which values are owned as a whole.
-//! - `walk`: the functions over an object and its schema: owned fields, comparison, merge, removal.
+//! - `walk`: functions that take an object and its schema: owned fields, comparison, merge, removal.
 //! - [`Managers`]: the decoded `managedFields`.
 //!
 //! The rules are from Kubernetes' structured-merge-diff v6 and from `apimachinery/pkg/util/managedfields`.

@@ -27,9 +27,9 @@ pub struct ManagerId {
     pub name: String,
     /// Its operation: apply or update.
     pub operation: Operation,
-    /// For updates the API version (`apps/v1`). Empty for apply: an applier stays the same in every version.
+    /// The API version (`apps/v1`) of an update. Empty for apply: an applier is one manager for all versions.
     pub api_version: String,
-    /// The subresource that it writes. Empty for the object itself.
+    /// The subresource that the manager writes. Empty for the object itself.
     pub subresource: String,
 }
 
@@ -134,7 +134,8 @@ impl Managers {
         Ok(managers)
     }
 
-    /// `managedFields`: appliers first, then by time, name, version and subresource. Null if there are none.
+    /// Encodes `managedFields`. Appliers are first; both groups are sorted by time, name, version and subresource. Null
+    /// if there are no managers.
     pub fn to_json(&self) -> Value {
         if self.0.is_empty() {
             return Value::Null;
@@ -152,8 +153,8 @@ impl Managers {
         entries.into_iter().map(|(id, owned)| write_entry(id, owned)).collect()
     }
 
-    /// Sets the time of each manager to the time that it had in an earlier state, or to none. It is called for writes
-    /// that upstream records without a time.
+    /// Sets the time of each manager to the time that it had in an earlier state, or to none. The caller does this for
+    /// writes that upstream records without a time.
     #[must_use]
     pub fn with_times_of(mut self, earlier: &Managers) -> Managers {
         for (id, owned) in &mut self.0 {

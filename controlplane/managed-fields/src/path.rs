@@ -6,8 +6,8 @@ use serde_json::{Map, Number, Value};
 
 /// One step from a value to a part of it.
 ///
-/// The order of the variants is the order in `fieldsV1`. Texts are shared, because a key can have a megabyte, and the
-/// paths of all fields below it contain it.
+/// The order of the variants is the order in `fieldsV1`. Texts are shared (`Arc`): a key can have a megabyte, and the
+/// path of each field below the key contains it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PathElement {
     /// A field of an object or a key of a map.

@@ -30,7 +30,7 @@ pub enum Type {
     },
     /// A list of distinct scalars (`x-kubernetes-list-type: set`).
     Set,
-    /// A list of objects that key fields identify (`x-kubernetes-list-type: map`).
+    /// A list of objects. Key fields identify each object (`x-kubernetes-list-type: map`).
     Keyed {
         /// The key fields.
         keys: Box<[Key]>,
@@ -55,7 +55,7 @@ pub struct Field {
 pub struct Key {
     /// The field's name.
     pub name: Box<str>,
-    /// The value of an element that omits the field.
+    /// The default value of the key field, for an element that omits the field.
     pub default: Option<Scalar>,
 }
 
@@ -72,7 +72,7 @@ impl Schema {
         id
     }
 
-    /// Replaces a type, for recursive types: add a placeholder first, and replace it when its parts are known.
+    /// Replaces a type. For a recursive type, first add a placeholder, then replace it when its parts are known.
     pub fn replace(&mut self, id: TypeId, of: Type) {
         if let Some(slot) = usize::try_from(id.0).ok().and_then(|at| self.types.get_mut(at)) {
             *slot = of;

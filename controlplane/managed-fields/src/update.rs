@@ -23,9 +23,9 @@ use crate::{
     },
 };
 
-/// The manager of the fields that an object without `managedFields` has at its first apply.
+/// The manager that gets the existing fields of an object without `managedFields` at its first apply.
 const BEFORE_FIRST_APPLY: &str = "before-first-apply";
-/// The manager for which the annotation of client-side apply is kept up to date.
+/// The manager of kubectl. Its apply requests also update the annotation of client-side apply.
 const KUBECTL: &str = "kubectl";
 
 /// The API versions of a kind.
@@ -71,7 +71,7 @@ pub struct Updater<'a, V> {
 /// A write that is not an apply.
 #[derive(Clone, Copy, Debug)]
 pub struct UpdateRequest<'a> {
-    /// The object before. An object with nothing but `apiVersion` and `kind` for a create.
+    /// The object before the write. For a create, it has only `apiVersion` and `kind`.
     pub live: &'a Value,
     /// The object as it is going to be stored.
     pub new: &'a Value,
@@ -82,7 +82,7 @@ pub struct UpdateRequest<'a> {
 /// An apply request.
 #[derive(Clone, Copy, Debug)]
 pub struct ApplyRequest<'a> {
-    /// The object before. An object with nothing but `apiVersion` and `kind` if there is none.
+    /// The object before the write. If it does not exist, this has only `apiVersion` and `kind`.
     pub live: &'a Value,
     /// The configuration.
     pub config: &'a Value,
@@ -250,10 +250,10 @@ impl<V: Versions> Updater<'_, V> {
         conflicts
     }
 
-    /// Takes changed and removed fields from all managers, and returns the changed fields that had an owner. Managers
-    /// without fields, and managers of a version that is not served any more, are dropped. Managers of a version to
-    /// which the states cannot be converted keep their fields. The states are compared once for each version, not for
-    /// each manager: `by_version` has the known comparisons, without the ignored fields.
+    /// Takes changed and removed fields from all managers. Returns the changed fields that had an owner. Drops managers
+    /// without fields, and managers of a version that is no longer served. If the states cannot be converted to a
+    /// manager's version, the manager keeps its fields. The states are compared once for each version, not for each
+    /// manager: `by_version` has the known comparisons, without the ignored fields.
     fn release_all(
         &self,
         live: &Value,
@@ -282,9 +282,9 @@ impl<V: Versions> Updater<'_, V> {
         conflicts
     }
 
-    /// Takes the fields that the object does not have from the managers by update of this version. A write in a version
-    /// without conversion does not take the removed fields from them. Otherwise their sets grow until the object is too
-    /// large, for example with keys that one version adds and another one removes.
+    /// Removes absent fields from the managers by update of this version: the fields that the object does not have. A
+    /// write in another version, without conversion, cannot take such fields from these managers. Their sets would grow
+    /// until the object is too large, for example if one version adds keys and another version removes them.
     fn release_absent(&self, new: &Value, managers: &mut Managers) {
         let Some((schema, of)) = self.versions.schema(self.api_version) else { return };
         let present = Comparison::new(schema, of, &json!({}), new).added;
@@ -334,8 +334,9 @@ impl<V: Versions> Updater<'_, V> {
         self.versions.convert(&pruned, self.api_version).map(Cow::into_owned)
     }
 
-    /// The fields of the managers of these API versions, to which objects cannot be converted. Most fields have the same
-    /// path in all versions, so pruning does not remove them. Versions that are not served have no managers any more.
+    /// The fields that the managers of these API versions own. Objects cannot be converted to these versions. Most
+    /// fields have the same path in all versions, so pruning does not remove them. Managers of versions that are no
+    /// longer served were dropped before.
     fn owned_in(&self, versions: &[&str], managers: &Managers) -> FieldSet {
         let mut owned = FieldSet::default();
         for manager in managers.0.values() {
@@ -347,8 +348,8 @@ impl<V: Versions> Updater<'_, V> {
         owned
     }
 
-    /// The merged object in an API version, without the fields that pruning removed and that no manager of this version
-    /// owns.
+    /// The merged object in an API version, without the pruned fields. A pruned field stays if a manager of this
+    /// version owns it.
     fn with_owned(
         &self,
         merged: &Value,
@@ -368,7 +369,8 @@ impl<V: Versions> Updater<'_, V> {
         Some(remove(schema, of, &merged, &lost))
     }
 
-    /// The managers with sets that fit the current schema: a list or map that became atomic is owned as a whole.
+    /// The managers with their sets adapted to the current schema. For example, a list that became atomic is owned as a
+    /// whole.
     fn reconciled(&self, mut managers: Managers) -> Managers {
         for owned in managers.0.values_mut() {
             if let Some((schema, of)) = self.versions.schema(&owned.api_version)

@@ -129,11 +129,11 @@ fn key_of(keys: &[Key], item: &Value) -> Result<PathElement, NoIdentity> {
     Ok(PathElement::Key(fields.into()))
 }
 
-/// The elements of a list by their path elements.
+/// The elements of a list, indexed by their path elements.
 pub(crate) struct Elements<'a> {
     /// In the list's order. An element without identity has its index.
     pub(crate) order: Vec<PathElement>,
-    /// All elements of each identity: more than one for duplicates.
+    /// The elements of each identity. Duplicates have the same identity.
     pub(crate) by_identity: BTreeMap<PathElement, Vec<&'a Value>>,
 }
 
@@ -153,7 +153,7 @@ impl<'a> Elements<'a> {
         self.by_identity.get(element).map_or(&[], Vec::as_slice)
     }
 
-    /// The element of an identity. None if there is none, or several.
+    /// The only element of an identity. None if no element, or more than one, has the identity.
     pub(crate) fn only(&self, element: &PathElement) -> Option<&'a Value> {
         match self.all(element) {
             [item] => Some(item),

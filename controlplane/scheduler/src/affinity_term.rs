@@ -21,12 +21,13 @@ pub(crate) struct Term {
     own_labels: Vec<OwnLabel>,
 }
 
-/// A label of the term's pod that restricts the selected pods: `matchLabelKeys` and `mismatchLabelKeys`.
+/// A label of the term's own pod that restricts the selected pods. From `matchLabelKeys` or `mismatchLabelKeys`.
 #[derive(Clone, Debug, PartialEq)]
 struct OwnLabel {
     key: String,
     value: String,
-    /// Whether a selected pod must have the label with this value. Otherwise it must not have it.
+    /// Whether a selected pod must have the label with this value. If false, a selected pod must not have the label
+    /// with this value.
     is_equal: bool,
 }
 
@@ -78,7 +79,7 @@ pub(crate) struct PodTerms {
     pub(crate) near: Vec<Term>,
     /// Required anti-affinity.
     pub(crate) far: Vec<Term>,
-    /// Preferred terms with their weights. Those of anti-affinity are negative.
+    /// Preferred terms with their weights. The weights of anti-affinity terms are negative.
     pub(crate) preferred: Vec<(Term, i64)>,
 }
 

@@ -29,7 +29,7 @@ pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Er
 pub(crate) enum NotScheduled {
     /// No node can run the pod.
     Unschedulable,
-    /// An error prevented the scheduling, which is retried. More nodes would not help.
+    /// An error prevented the scheduling. The scheduler retries it. More nodes would not help.
     SchedulerError,
 }
 
@@ -43,7 +43,8 @@ impl NotScheduled {
 }
 
 /// Writes the condition with the reason why the pod is not scheduled, unless the pod already has it. `nominated` is the
-/// node from which pods are evicted for it. After an error, the write fails if the pod has changed meanwhile.
+/// node from which the scheduler evicts pods for this pod. With the reason `SchedulerError`, the write fails if the pod
+/// has changed meanwhile.
 pub(crate) async fn mark_not_scheduled(
     client: Client,
     pod: &Pod,
@@ -73,7 +74,8 @@ pub(crate) async fn mark_not_scheduled(
         "lastTransitionTime": since.map_or(now, |time| time.0.to_string()),
     });
     let mut metadata = json!({"uid": pod.uid()});
-    // A binding whose response was lost may have given the pod a node. The patch of a changed pod is refused.
+    // If the response to a binding was lost, the pod may have a node. With this resource version, the API server
+    // refuses the patch of a changed pod.
     if reason == NotScheduled::SchedulerError
         && let Some(version) = &pod.metadata.resource_version
     {

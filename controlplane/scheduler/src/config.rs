@@ -60,15 +60,15 @@ pub(crate) struct Profile {
     pub(crate) balanced: Vec<String>,
     /// Maximum time that a pod waits for the binding conditions of its devices.
     pub(crate) device_timeout: SignedDuration,
-    /// The search ends when this percentage of the nodes fit, but not before [`MIN_FEASIBLE_NODES`] fit. With 0 it is
-    /// upstream's percentage: 50 minus one for each 125 nodes, and at least 5.
+    /// The search ends when this percentage of the nodes fit, but not before [`MIN_FEASIBLE_NODES`] fit. 0 means
+    /// upstream's percentage: 50, minus 1 for each 125 nodes, but at least 5.
     pub(crate) percentage: u8,
 }
 
 /// Default of [`Profile::device_timeout`], as upstream (`DynamicResourcesBindingTimeoutDefault`).
 pub(crate) const DEVICE_TIMEOUT: SignedDuration = SignedDuration::from_secs(600);
 
-/// Minimum number of fitting nodes at which the search ends, as upstream.
+/// The search never ends before this number of nodes fit, as upstream.
 pub(crate) const MIN_FEASIBLE_NODES: usize = 100;
 
 /// Default spread constraints, for pods without constraints.
@@ -83,7 +83,7 @@ pub(crate) enum SpreadDefaults {
 /// Arguments of InterPodAffinity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AffinityArgs {
-    /// Weight of a required term of another pod that selects the pod.
+    /// Weight of another pod's required term, if the term selects the pod.
     pub(crate) required_weight: i64,
     /// Whether preferred terms of other pods are ignored for a pod without preferred terms.
     pub(crate) ignores_others: bool,

@@ -1,5 +1,5 @@
-//! The calls to extenders for one pod: they filter and score nodes, choose victims, or bind it. The error is the
-//! message of a failed extender that is not ignorable.
+//! The calls to extenders for one pod: they filter and score nodes, choose victims, or bind the pod. Each call returns
+//! an error if an extender fails and is not ignorable.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -117,8 +117,8 @@ async fn filter(
     Ok((accepted, refused))
 }
 
-/// The weighted scores of an extender, on the scale of the scheduler's scores. As in upstream, an extender that fails
-/// has none.
+/// The weighted scores of an extender, on the scale of the scheduler's scores. As in upstream, a failed extender gives
+/// no scores.
 async fn prioritize(remote: &Remote, objects: &Objects, nodes: &[String]) -> Vec<(String, i64)> {
     let Some(verb) = &remote.extender.prioritize else { return Vec::new() };
     let scale = remote.extender.weight.saturating_mul(MAX_NODE_SCORE / MAX_EXTENDER_PRIORITY);
@@ -217,12 +217,14 @@ async fn call_preemption(
         }
         chosen.push(Preemption { node, victims });
     }
-    // The response is a map without an order. The nodes are sorted, so that the first name wins among equal nodes.
+    // The response is a map without an order. Sort the nodes by name, so that the choice among equal nodes is
+    // deterministic.
     chosen.sort_by(|one, other| one.node.cmp(&other.node));
     Ok(chosen)
 }
 
-/// Binds the pod by the first extender that binds it. `None` if the scheduler must bind it.
+/// Binds the pod with the first interested extender that has a verb for bindings. `None` if the scheduler must bind the
+/// pod.
 pub(crate) async fn bind(
     extenders: &[Remote],
     pod: &Pod,

@@ -39,9 +39,9 @@ pub(crate) struct Unschedulable {
 pub(crate) enum FoundBy {
     /// A pre-filter, before any node was checked.
     PreFilter,
-    /// The filters: they refused all nodes.
+    /// The filters refused all nodes.
     Filters,
-    /// A filter that failed.
+    /// A filter failed.
     Error,
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn decide_measured(
     let refused_by_nominated = refused_beside_nominated(pod, profile, snapshot);
     let snapshot = &*snapshot;
     let found = filter_nodes(pod, profile, input, snapshot, refused_by_nominated);
-    // As upstream, the filters succeed if they refuse all nodes.
+    // As upstream, the extension point also counts as successful if the filters refuse all nodes.
     ran(ExtensionPoint::Filter, AttemptResult::of(&found), start);
     let (found, start) = (found?, Instant::now());
     let best = score::best(pod, profile, found.score_inputs(snapshot));
@@ -133,7 +133,7 @@ pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Res
     if found.fitting.is_empty() {
         return Err(found.unschedulable());
     }
-    // If the extenders refuse the other nodes, the message counts all nodes.
+    // If the extenders refuse all fitting nodes, the message counts all nodes. So the unnamed nodes need a refusal.
     if let Some(named) = named(pod, profile) {
         refuse_unnamed(&named, snapshot, &mut found.refused);
     }
@@ -214,7 +214,7 @@ fn named<'p>(pod: &'p Pod, profile: &Profile) -> Option<BTreeSet<&'p str>> {
     node_affinity::named(pod).filter(|_| profile.filters_by("NodeAffinity"))
 }
 
-/// Filters the nodes after the pre-filters. The error is a fault of claims or classes.
+/// Filters the nodes after the pre-filters. Returns an error if a claim or class is faulty.
 fn filter_nodes<'a>(
     pod: &Pod,
     profile: &Profile,
@@ -289,8 +289,8 @@ pub(crate) fn refuse(
     })
 }
 
-/// The refusal of the first filter that depends on other nodes, pods of other nodes, claims or devices, or that follows
-/// these in upstream's order. The error means that no node may run the pod.
+/// The refusal of the first of the later filters. They depend on other nodes, pods of other nodes, claims or devices,
+/// or follow such a filter in upstream's order. The error means that no node may run the pod.
 fn refuse_by_others(
     profile: &Profile,
     prepared: &Prepared,
@@ -308,8 +308,8 @@ fn refuse_by_others(
     if refused.is_some() { Ok(refused) } else { snapshot.devices.refuse(&prepared.devices, node.properties) }
 }
 
-/// The result for a pod whose claims of devices cannot be evaluated. Source: `Filter` of the plugin, which returns an
-/// error instead of a refusal.
+/// The result for a pod whose device claims cannot be evaluated. Source: `Filter` of upstream's plugin, which then
+/// returns an error, not a refusal.
 fn filter_failed(why: &str) -> Unschedulable {
     Unschedulable {
         message: format!("running \"DynamicResources\" filter plugin: {why}"),
@@ -325,7 +325,8 @@ pub(crate) fn reserve_failed(plugin: &str, why: &str) -> String {
     format!("running Reserve plugin \"{plugin}\": {why}")
 }
 
-/// The nodes that refuse the pod if their nominated pods of the same or a higher priority already run.
+/// The nodes that refuse the pod if their nominated pods count as running. Only nominated pods of the same or a higher
+/// priority count.
 pub(crate) fn refused_beside_nominated(
     pod: &Pod,
     profile: &Profile,
@@ -349,7 +350,7 @@ pub(crate) fn refused_beside_nominated(
     found
 }
 
-/// Checks that upstream skips. Upstream decides this before it adds the nominated pods to the node.
+/// Which checks upstream skips. Upstream decides this before it adds the nominated pods to the node.
 #[derive(Clone, Copy)]
 struct Skipped {
     /// The affinity filter.
@@ -398,7 +399,7 @@ pub(crate) fn fit_error_message<'a>(total: usize, reasons: impl Iterator<Item = 
 // === impl Filtered ===
 
 impl Filtered<'_> {
-    /// The nodes that can run the pod, for their scores.
+    /// The nodes that can run the pod, as input of the scores.
     pub(crate) fn score_inputs<'s>(&'s self, snapshot: &'s Snapshot) -> score::Inputs<'s> {
         let (nodes, own) = (self.fitting.as_slice(), self.scores.as_slice());
         score::Inputs { topology: &self.prepared.topology, snapshot, nodes, own }

@@ -62,7 +62,7 @@ struct Shared {
     state: Mutex<State>,
     /// Incremented at each change.
     changes: tokio::sync::watch::Sender<u64>,
-    /// It is locked while a claim of a gang is written, because pods of the gang write the same claims at the same
+    /// Serializes the writes of a gang's claims. Otherwise the pods of a gang would write the same claims at the same
     /// time.
     turn: tokio::sync::Mutex<()>,
 }
@@ -113,7 +113,7 @@ pub(crate) struct PodDevices {
 /// Changes of devices and claims that may help pods with claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DeviceChanges {
-    /// Whether devices were released, or slices or classes changed, which may help any pod with claims.
+    /// Whether devices were released, or slices or classes changed. Such a change may help any pod with claims.
     pub(crate) supply: bool,
     /// Changed claims. They help the pods that use them.
     pub(crate) claims: HashSet<Key>,
@@ -155,8 +155,8 @@ impl Devices {
         self.lock().listed.iter().all(|listed| *listed)
     }
 
-    /// Whether the claims of a pod exist and are its own. Before that, upstream's `PreEnqueue` keeps the pod out of the
-    /// scheduling queue.
+    /// Whether the claims of a pod exist and belong to the pod. Until then, upstream's `PreEnqueue` keeps the pod out
+    /// of the scheduling queue.
     pub(crate) fn has_claims_of(&self, pod: &Pod) -> bool {
         if pod.spec.resource_claims.is_empty() {
             return true;
@@ -197,7 +197,7 @@ impl Devices {
                     Some(allocation) if state.shared.contains(&key) => {
                         found.allocated.push(selector_of(allocation));
                     }
-                    // Another pod is allocating the claim. If that fails, this pod would have no devices.
+                    // Another pod is allocating the claim. If the allocation fails, this pod would run without devices.
                     Some(_) => {
                         return Err(format!("resource claim {key} is in the process of being allocated"));
                     }
@@ -234,7 +234,7 @@ impl Devices {
         if waiting.is_empty() {
             return Ok(None);
         }
-        // The limit may be reached after many nodes: the pod can run on those that were found until then.
+        // The limit may be reached after many nodes. The pod can still run on the nodes that were found before.
         if claims.work.is_too_much() {
             return Ok(Some(refused(TOO_MUCH_WORK)));
         }
@@ -247,9 +247,9 @@ impl Devices {
         }
     }
 
-    /// Chooses devices on a node for the claims of a pod, and reserves them. It fails if claims, slices or classes
-    /// changed after the filter, so that the node cannot provide the devices any more. The filter may have used all
-    /// work of the attempt, so this search has a limit of its own.
+    /// Chooses devices on a node for the claims of a pod, and reserves them. It fails if the node can no longer provide
+    /// the devices, because claims, slices or classes changed after the filter. This search has its own work limit,
+    /// because the filter may have used all work of the attempt.
     pub(crate) fn reserve(&self, claims: &PodDevices, node: &NodeProperties) -> Result<Reservations, String> {
         if !claims.are_available(node) {
             return Err(NOT_AVAILABLE.to_owned());
@@ -277,7 +277,7 @@ impl Devices {
         Ok(keys.into_iter().map(|key| (key.clone(), chosen.get(&key).cloned())).collect())
     }
 
-    /// The text that upstream's plugin adds to the message about a refused pod whose claims keep their devices.
+    /// The text that upstream's plugin adds to the message about a refused pod if no claim's devices are released.
     pub(crate) fn outcome(&self, pod: &Pod) -> &'static str {
         let has_claims = !pod.spec.resource_claims.is_empty() || self.lock().provides_extended(pod);
         if has_claims { "still not schedulable" } else { "no new claims to deallocate" }
@@ -353,8 +353,8 @@ impl State {
         if holds { Ok(claim.clone()) } else { Err(format!("resourceclaim {key} changed")) }
     }
 
-    /// Stores a claim that was written. A later state or a deletion that the watch has delivered in the meantime has
-    /// precedence, because the written state would keep its devices.
+    /// Stores a claim that was written. A later state or a deletion that the watch has already delivered has
+    /// precedence. Otherwise the claim would keep devices that are free.
     fn update(&mut self, key: &Key, written: Claim) {
         let Some(known) = self.claims.get(key) else { return };
         if known.metadata.uid != written.metadata.uid {
@@ -415,7 +415,7 @@ impl State {
         }
     }
 
-    /// Applies a change of one claim, and updates the devices in use.
+    /// Applies `change` to one claim, and updates the devices in use.
     fn change(&mut self, key: &Key, change: impl FnOnce(&mut Self)) {
         let before = self.allocation(key).cloned();
         if let Some(before) = &before {

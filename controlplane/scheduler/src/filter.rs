@@ -18,8 +18,8 @@ use crate::snapshot::Candidate;
 
 type Filter = fn(&Pod, Candidate<'_>) -> Vec<Refusal>;
 
-/// The filters that do not depend on other pods, in upstream's order. NodeDeclaredFeatures is not among them, because it is
-/// later in that order.
+/// The filters that do not depend on other pods, in upstream's order. NodeDeclaredFeatures is missing, because it has a
+/// later place in this order.
 const FIXED: [(&str, Filter); 3] = [
     ("NodeUnschedulable", unschedulable::refuse),
     ("NodeName", node_name::refuse),
@@ -54,7 +54,7 @@ pub(crate) fn refuse(
         return None;
     }
     let (reasons, resolvable) = resources::refuse(needs, &profile.fit, node);
-    // A new device class may provide an extended resource.
+    // Retry the pod after changes of device classes: a new class may provide an extended resource.
     let has_extended = needs.requests.others.keys().any(|name| is_extended(name));
     let helped_by = if has_extended { helped_by | Changes::DEVICES } else { helped_by };
     (!reasons.is_empty()).then_some(Refused { reasons, resolvable, helped_by })

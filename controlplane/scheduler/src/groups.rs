@@ -1,10 +1,10 @@
 //! Groups of pods in scheduling (upstream's plugin GangScheduling and its scheduling cycle of pod groups).
 //!
-//! A pod names its group in `spec.schedulingGroup`. It is gated until the PodGroup exists, and for the policy `gang`
-//! until `minCount` pods of the group exist. Pods of the policy `basic` are scheduled one by one. The pods of a gang
-//! are placed in one step ([`placement`]). If at least `minCount` pods of the group are then on nodes, all that fit
-//! are bound, otherwise none. Unlike in upstream's Permit, no pod holds resources while it waits for others, so groups
-//! cannot dead-lock.
+//! A pod names its group in `spec.schedulingGroup`. The pod is gated until the PodGroup exists. With the policy `gang`,
+//! it is also gated until `minCount` pods of the group exist. Pods of the policy `basic` are scheduled one by one. The
+//! pods of a gang are placed in one step ([`placement`]). If at least `minCount` pods of the group then have a node,
+//! all placed pods are bound. Otherwise no pod is bound. Unlike in upstream's Permit, no pod holds resources while it
+//! waits for others, so groups cannot dead-lock.
 //!
 //! [`Groups`] is an index from groups to their pods, so that a change of a pod or group reads only that group. [`feed`]
 //! watches the groups, beginning with the first pod that names a group. If the API server does not serve groups, pods
@@ -63,9 +63,9 @@ struct Group {
 pub(crate) enum Policy {
     /// The pods wait for the PodGroup or for more pods.
     Gated,
-    /// One by one.
+    /// The pods are scheduled one by one.
     Basic,
-    /// Together: at least `needed` more pods must be placed.
+    /// The pods are scheduled together: at least `needed` more pods must be placed.
     Gang { needed: usize },
     /// The group has a field that this scheduler does not support.
     Unsupported,
@@ -203,7 +203,7 @@ impl Groups {
         group.into_iter().flat_map(|group| group.waiting.difference(&group.gated)).cloned().collect()
     }
 
-    /// End of the back-off of a group. A group that is deleted and created again keeps it.
+    /// End of the back-off of a group. A group that is deleted and created again keeps its back-off.
     pub(crate) fn backoff_until(&self, key: &Key) -> Option<Instant> {
         self.groups.get(key)?.backoff_until
     }
@@ -302,7 +302,8 @@ impl Group {
         self.waiting.iter().cloned().collect()
     }
 
-    /// Whether the write in flight has this result and is for this object, not for a deleted one of the same name.
+    /// Whether the write in flight has this result and is for the current object. It may be for a deleted object of the
+    /// same name.
     fn is_writing(&self, verdict: &Verdict) -> bool {
         let uid = self.object.as_ref().map(ObjectExt::uid);
         self.writing.as_ref().is_some_and(|(of, one)| Some(of.as_str()) == uid && one == verdict)

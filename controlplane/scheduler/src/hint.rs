@@ -34,7 +34,8 @@ impl Changes {
     /// Every change.
     pub(crate) const ALL: Self = Self(127);
 
-    /// The name of the first of the changes in metrics, as upstream. One name stands for all changes of a kind.
+    /// The name of the set's first change in metrics. The names are upstream's; one name stands for all changes of a
+    /// kind.
     pub(crate) fn event(self) -> &'static str {
         let names = [
             (Self::NODE, "NodeUpdate"),

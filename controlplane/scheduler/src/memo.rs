@@ -47,7 +47,8 @@ pub(crate) struct PodSelection {
     pub(crate) selector: LabelSelector,
 }
 
-/// The scores of a node, or the refusal by a filter, as far as they depend only on the pod and the node.
+/// The scores of a node, or the refusal by a filter. Only scores and filters that depend on nothing but the pod and the
+/// node.
 pub(crate) type NodeOutcome = Result<NodeScores, Refused>;
 
 // === impl Memo ===

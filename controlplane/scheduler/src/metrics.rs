@@ -58,7 +58,7 @@ pub(crate) enum ExtensionPoint {
     Bind,
 }
 
-/// A queue of pods that wait for an attempt. As upstream, gated pods are unschedulable.
+/// A queue of pods that wait for an attempt. As upstream, gated pods count as unschedulable.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueName {
     Active,
@@ -177,7 +177,7 @@ impl std::fmt::Debug for SchedulerMetrics {
     }
 }
 
-/// Metrics are no part of the configuration, so they make no difference between two configurations.
+/// All metrics are equal: configurations that differ only in their metrics are equal.
 impl PartialEq for SchedulerMetrics {
     fn eq(&self, _other: &Self) -> bool {
         true

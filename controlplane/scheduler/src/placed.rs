@@ -16,7 +16,7 @@ use crate::volumes::{Disks, claims_of, disks_of};
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Placed {
     pub(crate) requests: Resources,
-    /// The requests for scores.
+    /// The requests that scores use, with assumed amounts for containers without requests.
     pub(crate) assumed: Resources,
     pub(crate) ports: Vec<HostPort>,
     pub(crate) namespace: String,
@@ -37,8 +37,8 @@ pub(crate) struct Placed {
     pub(crate) disks: Disks,
 }
 
-/// The newest different labels of placed pods. Pods of one workload mostly have equal labels, which are kept once: a map
-/// of two labels takes 770 bytes.
+/// Cache of the newest distinct labels of placed pods. Pods of one workload mostly have equal labels, so they share one
+/// map. A map of two labels takes 770 bytes.
 #[derive(Debug, Default)]
 pub(crate) struct RecentLabels(VecDeque<Weak<Labels>>);
 

@@ -1,4 +1,4 @@
-//! Preemption: chooses pods of lower priority that are deleted so that a pod fits. Source: upstream's plugin
+//! Preemption: chooses pods of lower priority, and deletes them so that a pod fits. Source: upstream's plugin
 //! DefaultPreemption.
 //!
 //! A victim violates a disruption budget only if no other choice of victims makes room.
@@ -103,8 +103,8 @@ pub(crate) fn search(
     Err(format!("preemption: {}", fit_error_message(total, reasons)))
 }
 
-/// The pods of lower priority on the nodes of these preemptions, by node. A victim of a preemption is returned as it is
-/// in the preemption.
+/// The pods of lower priority on the nodes of these preemptions, by node. If one of these preemptions already has the
+/// pod as a victim, that victim is returned.
 pub(crate) fn removable(
     pod: &Pod,
     snapshot: &Snapshot,
@@ -145,8 +145,8 @@ pub(crate) fn candidates(
     (found, unhelpful)
 }
 
-/// The cost of removing pods. The fields have upstream's order. They are violated budgets, the highest priority, the
-/// sum of the priorities, the number of pods, and the start time of the pods of the highest priority.
+/// The cost of removing pods. The fields have upstream's order: violated budgets, highest priority, sum of the
+/// priorities, number of pods, start time of the pods of the highest priority.
 pub(crate) fn disruption_cost(victims: &[Victim]) -> impl Ord + use<> {
     let violations = victims.iter().filter(|victim| victim.violates).count();
     let highest = victims.iter().map(|victim| victim.priority).max();
@@ -173,8 +173,8 @@ pub(crate) fn waits_for_victims(pod: &Pod, snapshot: &Snapshot, resolvable: &BTr
     node.is_some_and(|node| node.info.pods().any(|other| other.preempted && other.priority < priority))
 }
 
-/// The snapshot while pods are removed and restored. The input of the filters is updated with each step, so that a step
-/// reads only the pods of its node.
+/// A simulated preemption: it removes pods from the snapshot and restores them. Each step updates the input of the
+/// filters and reads only the pods of its node.
 struct Simulation<'a> {
     pod: &'a Pod,
     profile: &'a Profile,

@@ -7,9 +7,9 @@
 //!       back-off ends │  └──── change ─────┐    ▼
 //!                   back-off ◄── change ── unschedulable
 //! ```
-//! A popped pod whose group is not complete is gated until the group wakes it. So is a pod whose claims of devices do
-//! not exist yet, until a claim or the pod changes. A change that may help an unschedulable pod makes it ready if its
-//! back-off is over, otherwise it moves the pod to the back-off.
+//! A popped pod is gated if its group is not complete, or if its device claims do not exist yet. The group, or a change
+//! of a claim or of the pod, wakes it. A change that may help an unschedulable pod makes it ready if its back-off is
+//! over. Otherwise the pod moves to the back-off.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::time::Duration;
@@ -48,8 +48,9 @@ enum QueueState {
     InFlight,
 }
 
-/// Order of the ready pods: higher priority first, then the pod that was added or refused earlier, as upstream. Otherwise
-/// a few refused pods could be tried again and again before younger ones.
+/// Order of the ready pods: higher priority first, then the pod that was added or refused earlier, as upstream. A
+/// refused pod goes behind the waiting pods. Otherwise a few refused pods could be tried again and again before younger
+/// pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct QueueOrder(std::cmp::Reverse<i32>, u64);
 
@@ -57,7 +58,7 @@ struct Entry {
     pod: Pod,
     state: QueueState,
     serial_number: u64,
-    /// The number of the addition, or of the last refusal, in one sequence with the serial numbers.
+    /// Sequence number of the pod's addition or last refusal. Serial numbers come from the same sequence.
     turn: u64,
     refusals: u32,
     /// End of the back-off.
@@ -362,7 +363,7 @@ impl Queue {
     }
 
     /// Records changes of claims and volumes, which help only pods with claims. A changed claim helps the pods that use
-    /// it. A changed volume or class helps all of them.
+    /// it. A changed volume or class may help all pods with claims.
     pub(crate) fn volumes_changed(&mut self, changes: &VolumeChanges, now: Instant) {
         let helped = self.with_claims.iter().filter(|uid| {
             let uses = |entry: &Entry| volumes::uses_any(&entry.pod, &changes.claims);

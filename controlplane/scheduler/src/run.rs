@@ -80,7 +80,7 @@ struct Scheduler {
     /// Before this time no refused gang is retried: the attempts of all gangs use at most a tenth of the time.
     gangs_delayed_until: Instant,
     searches: SearchLimiter,
-    /// Writes of group conditions, at most one for each group, with whether they succeeded.
+    /// Writes of group conditions in flight, at most one for each group. Each returns whether it succeeded.
     group_writes: JoinSet<(Write, bool)>,
     pods: Listing,
     nodes: Listing,
@@ -122,7 +122,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
     let mut volume_changes = scheduler.snapshot.volumes.changes();
     loop {
         let due = scheduler.due();
-        // Cancel-safe: streams and sets keep what was not received.
+        // Cancel-safe: streams and sets keep the items that were not received.
         tokio::select! {
             () = shutdown.cancelled() => return,
             Some(event) = pods.next() => scheduler.pod_event(event),
@@ -148,7 +148,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
             Some(_) = sending.join_next() => return,
             () = wait_until(due) => {
                 scheduler.schedule_next();
-                // The binding and the watches run before the next decision.
+                // Yield, so that bindings and watches run before the next decision.
                 tokio::task::yield_now().await;
             }
         }
@@ -156,8 +156,8 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
     }
 }
 
-/// Waits until a time. Returns immediately if it has passed: a timer would wait for up to a millisecond, and each event
-/// would start a new timer.
+/// Waits until a time. Returns immediately if the time has passed: a timer would wait for up to a millisecond, and each
+/// event would start a new timer.
 async fn wait_until(due: Option<Instant>) {
     match due {
         Some(due) if due <= Instant::now() => {}
@@ -230,7 +230,8 @@ impl Scheduler {
                 let known = self.snapshot.placed().into_iter().chain(self.queue.uids());
                 let known = known.chain(self.groups.uids().cloned());
                 for uid in known.filter(|uid| !seen.contains(uid)).collect::<Vec<_>>() {
-                    // A pod that is being bound was in the list when it was queued.
+                    // The pod was deleted. This also applies to a pod that is being bound, because it existed when it
+                    // was queued.
                     self.remove_pod(&uid);
                 }
             }
@@ -248,7 +249,7 @@ impl Scheduler {
             let changes = self.snapshot.place(&pod, node);
             self.changed(changes);
         } else if self.assumed.contains(pod.uid()) {
-            // The result of the binding decides. If it fails, the latest state of the pod is scheduled again.
+            // The pod is being bound. If the binding fails, the scheduler retries with the latest state of the pod.
             if pod.needs_node() {
                 self.queue.add(pod);
             } else {

@@ -13,7 +13,7 @@ use crate::request::PodRequirements;
 use crate::snapshot::{Candidate, Snapshot};
 use crate::topology::Topology;
 
-/// The nodes that can run a pod, and what their scores depend on.
+/// The nodes that can run a pod, with the other inputs of their scores.
 #[derive(Clone, Copy)]
 pub(crate) struct Inputs<'a> {
     pub(crate) topology: &'a Topology,
@@ -66,7 +66,8 @@ pub(crate) fn scores(pod: &Pod, profile: &Profile, inputs: Inputs<'_>) -> Vec<Sc
     found
 }
 
-/// The index of the best node. Of nodes with equal scores it is the one with the fewest pods, then the first.
+/// The index of the best node. Among nodes with equal scores, the node with the fewest pods is best, then the first
+/// node.
 pub(crate) fn best(pod: &Pod, profile: &Profile, inputs: Inputs<'_>) -> Option<usize> {
     let nodes = inputs.nodes;
     if nodes.len() < 2 {

@@ -69,7 +69,8 @@ impl Selectors {
         }
     }
 
-    /// The combined selector of all services that select the pod and of its workload. `None` if it has no requirement.
+    /// The combined selector of the pod's workload and of all services that select the pod. `None` if it has no
+    /// requirement.
     pub(crate) fn of_pod(&self, pod: &Pod) -> Option<LabelSelector> {
         let services = self.services.get(pod.namespace()).into_iter().flat_map(BTreeMap::values);
         let labels = pod.metadata.labels.as_ref();

@@ -31,7 +31,7 @@ const LOCAL_VOLUMES_DISK: &str = "coracle.dev/local-volumes-disk";
 pub(crate) struct NodeInfo {
     /// `None` if pods are bound to this node, but the Node object does not exist.
     properties: Option<NodeProperties>,
-    /// Index into tables of results. No other node has it at the same time.
+    /// Index into tables of results. Two nodes never have the same slot at the same time.
     slot: usize,
     /// Increases with each change. No two states of any nodes have the same generation.
     generation: u64,
@@ -41,7 +41,7 @@ pub(crate) struct NodeInfo {
     /// refused pod.
     pub(crate) images: HashMap<String, i64>,
     pub(crate) requested: Resources,
-    /// The sum of requests for scores, with assumed requests of containers without requests.
+    /// The sum of the requests that scores use. It includes assumed requests for containers without requests.
     pub(crate) weighed: Resources,
 }
 
@@ -252,7 +252,7 @@ impl Snapshot {
             info.generation = self.generation;
             return;
         }
-        // If no slot is free, the slots in use are those below the number of nodes.
+        // If no slot is free, the nodes use all slots below the number of nodes. So this number is the next slot.
         let slot = self.free_slots.pop().unwrap_or(self.nodes.len());
         let info = NodeInfo { slot, generation: self.generation, ..NodeInfo::default() };
         self.nodes.insert(name.to_owned(), info);
@@ -275,11 +275,11 @@ impl Snapshot {
     }
 
     /// Adds a pod to a node, and removes it from its previous node. Returns the changes that may help waiting pods.
-    /// The pod is new on the node or has other labels, or it requests less of a resource.
+    /// Such a change is a new pod on the node, a pod with other labels, or a pod that requests less of a resource.
     pub(crate) fn place(&mut self, pod: &Pod, node: &str) -> Changes {
         let mut placed = Placed::of(pod);
         let before = self.nodes.get(node).and_then(|info| info.pods.get(pod.uid()));
-        // The results of filters and scores for the node stay valid.
+        // Keep the generation, so that the cached results of filters and scores for the node stay valid.
         if before.is_some_and(|before| **before == placed) {
             return Changes::default();
         }
@@ -394,8 +394,8 @@ impl Snapshot {
         true
     }
 
-    /// Chooses and reserves volumes on a node for the pod's claims. The error is the reason why the node cannot have
-    /// them any more, because volumes and claims may change during the decision.
+    /// Chooses and reserves volumes on a node for the pod's claims. Volumes and claims may change during the decision.
+    /// The error is the reason why the node can no longer have the volumes.
     pub(crate) fn reserve_volumes(
         &self,
         pod: &Pod,

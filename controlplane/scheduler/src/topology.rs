@@ -56,7 +56,8 @@ impl Topology {
         self.affinity.is_skipped()
     }
 
-    /// Skips the affinity filter for a pod for which it was skipped before pods were added.
+    /// Makes the affinity filter accept every node. The caller uses this if upstream skipped the filter before pods
+    /// were added.
     pub(crate) fn skip_affinity(&mut self) {
         self.affinity.skip();
     }

@@ -45,7 +45,7 @@ struct Shared {
 /// Changes of claims and volumes that may help pods with claims.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct VolumeChanges {
-    /// Whether volumes, classes, drivers or free space changed, which may help any pod with claims.
+    /// Whether volumes, classes, drivers or free space changed. Such a change may help any pod with claims.
     pub(crate) supply: bool,
     /// Changed claims. They help the pods that use them.
     pub(crate) claims: HashSet<Key>,
@@ -158,7 +158,7 @@ impl Volumes {
         if pod.spec.volumes.is_empty() {
             return Ok(Vec::new());
         }
-        // One lock for the choice and the reservation: the watch may deliver changes in between.
+        // Hold the lock from the choice to the reservation. Otherwise the watch could deliver changes in between.
         let mut state = self.lock();
         let chosen = filter::of_pod(&state, pod)?.choices(node).map_err(str::to_owned)?;
         for (claim, choice) in &chosen {
@@ -185,8 +185,8 @@ impl Volumes {
 // === impl State ===
 
 impl State {
-    /// Stores a claim that was written. A later state or a deletion that the watch has delivered in the meantime has
-    /// precedence, because there may be no further event.
+    /// Stores a claim that was written. A later state or a deletion that the watch has already delivered has
+    /// precedence. Otherwise an old state could stay forever, because there may be no further event.
     fn update_claim(&mut self, key: &Key, written: Claim) {
         let known = self.claims.get(key).filter(|known| known.metadata.uid == written.metadata.uid);
         if known.is_some_and(|known| !is_older(&written, known)) {

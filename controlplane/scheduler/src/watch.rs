@@ -5,8 +5,8 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube::{Api, Client};
 
-/// The events of all objects of a kind that a configuration selects. A kind that the server does not serve counts as
-/// listed and empty. An older server may lack the kind.
+/// The events of the objects of a kind that `config` selects. If the server does not serve the kind, for example an
+/// older server, the kind counts as listed and empty.
 pub(crate) fn stream<K>(client: &Client, config: Config) -> BoxStream<'static, Event<K>>
 where
     K: kube::Resource<DynamicType = ()> + serde::de::DeserializeOwned + Send + 'static,

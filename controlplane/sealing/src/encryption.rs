@@ -53,7 +53,7 @@ impl fmt::Debug for Encryption {
 }
 
 impl Encryption {
-    /// Reads the file, and gets a seed encrypted by each key management service.
+    /// Reads the file. Lets each key management service encrypt a seed.
     ///
     /// # Errors
     /// The file cannot be read, it is invalid, or a service does not respond.

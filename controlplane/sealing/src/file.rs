@@ -35,9 +35,10 @@ pub(crate) fn read(path: &Path) -> Result<Option<Vec<Line>>, Error> {
     }
 }
 
-/// Creates the key file with one random key. If another process creates it at the same time, its file stays.
+/// Creates the key file with one random key. If another process creates the file at the same time, the file of that
+/// process stays.
 ///
-/// The key is on disk before the file has its name, so a power cut leaves the whole file or none.
+/// The key is synced to disk before the file gets its final name. So a power cut leaves the whole file or no file.
 pub(crate) fn create(path: &Path) -> Result<(), Error> {
     let failed = |source| Error::Create { path: path.to_owned(), source };
     let line = random_line()?;
@@ -58,8 +59,8 @@ fn write_new(path: &Path, bytes: &[u8]) -> io::Result<()> {
         .mode(0o600)
         .custom_flags(flags)
         .open(&temporary)?;
-    // Only the process with the lock writes, and only while the final name is free: another process may have linked
-    // this very file meanwhile.
+    // Only the process with the lock writes, and only if the final name is free. Otherwise another process has linked
+    // this file under the final name.
     file.lock()?;
     if path.symlink_metadata().is_ok() {
         return Ok(());

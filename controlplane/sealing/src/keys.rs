@@ -117,7 +117,7 @@ impl Keys {
         Ok(plain)
     }
 
-    /// Whether the value is sealed with the first key. A rotation seals the others again.
+    /// Whether the value is sealed with the first key. A key rotation seals all other values again.
     #[must_use]
     pub fn is_current(&self, sealed: &[u8]) -> bool {
         let current = self.keys.first().map(|key| key.id.as_bytes());

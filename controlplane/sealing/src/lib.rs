@@ -1,7 +1,7 @@
 //! Authenticated encryption of data at rest with the keys of a file.
 //!
-//! Start reading at [`Keys`], which is for Secrets without further configuration, and at [`Encryption`], which is for
-//! any resource, with the providers of kube-apiserver's `EncryptionConfiguration`.
+//! Start reading at [`Keys`] and [`Encryption`]. [`Keys`] encrypts Secrets without further configuration.
+//! [`Encryption`] encrypts any resource, with the providers of kube-apiserver's `EncryptionConfiguration`.
 //!
 //! The cipher is AES-256-GCM with a random nonce. The caller's context (the object's name)
 //! is the associated data, so that a sealed value cannot be moved to another object.
@@ -87,7 +87,7 @@ pub enum Error {
     /// The bytes have no prefix of a sealed value.
     #[error("cannot decrypt: the value is not encrypted")]
     NotSealed,
-    /// The value, its context or its key differs from the sealed one.
+    /// The value was changed, or its context or key is not the one with which it was sealed.
     #[error("cannot decrypt with the key \"{id}\": the value is damaged, or belongs to another object")]
     Damaged {
         /// The key's id.

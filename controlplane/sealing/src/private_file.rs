@@ -11,7 +11,7 @@ use nix::fcntl::OFlag;
 
 use crate::Error;
 
-/// Reads a file of at most `max_bytes`. `flags` are additional flags of the open.
+/// Reads a file of at most `max_bytes`. `flags` are additional flags for open(2).
 ///
 /// # Errors
 /// The file cannot be read or is too large, or other users own it or have access to it.

@@ -1,4 +1,5 @@
-//! The format of entries in the store. Values with some key prefixes are encrypted in it, but not in memory.
+//! The format of entries in the store. In this format, the values of keys with certain prefixes are encrypted. In
+//! memory they are not encrypted.
 
 use std::sync::Arc;
 

@@ -29,14 +29,14 @@ pub use restore::restore;
 use space::SpaceReserves;
 use state::State;
 
-/// Number of revisions that are reserved on disk in one step. Volatile commits write nothing to disk, so after a
-/// restart the counter continues at the end of the reservation, which no commit has exceeded.
+/// Number of revisions that are reserved on disk in one step. Volatile commits write nothing to disk. So after a
+/// restart the counter continues at the end of the reservation. No earlier commit has a greater revision.
 const RESERVED: u64 = 1 << 16;
 
 /// Settings of the embedded store.
 #[derive(Debug)]
 pub struct EmbeddedOptions {
-    /// Number of recent commits that are kept. A watch can start at a revision before them.
+    /// Number of recent commits that are kept. A watch can start at a revision if all later commits are kept.
     pub history: usize,
     /// The encryption of values on disk. `None` means no encryption.
     pub sealing: Option<Sealing>,
@@ -73,8 +73,8 @@ struct Job {
 }
 
 impl Embedded {
-    /// Opens the store in `path`, or creates it. First encrypts the entries that must be encrypted with the first key
-    /// and are not, if the disk has space for a copy.
+    /// Opens the store in `path`, or creates it. First encrypts entries with the first key, if they must be encrypted
+    /// with it and are not. This needs disk space for a copy of the store.
     ///
     /// # Errors
     /// [`Error::Locked`], [`Error::Corrupt`], [`Error::Open`], or [`Error::Sealed`] if a key is missing.

@@ -20,8 +20,9 @@ pub trait Store: Send + Sync + 'static {
     /// the commit's revision when the commit is as durable as its tier requires.
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>>;
 
-    /// Returns every commit under `prefix` after the revision `after`, in order. For every revision that another call of
-    /// this store returns, the watch has a commit or an [`Event::Progress`] of this or a later revision.
+    /// Returns every commit under `prefix` after the revision `after`, in order. If another call of this store returns
+    /// a revision, the watch also reaches that revision. It then has sent a commit or an [`Event::Progress`] of that or
+    /// a later revision.
     fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> BoxFuture<'a, Result<Watch, Error>>;
 
     /// Removes the history up to `revision`. The newest version of every entry stays.
@@ -37,13 +38,14 @@ pub trait Store: Send + Sync + 'static {
     /// all acknowledged commits.
     fn is_shared(&self) -> bool;
 
-    /// The time for which the commits of other processes could not be read. `None` if they can be read, or if there are
-    /// no other processes.
+    /// Duration for which the commits of other processes could not be read. `None` if they can be read, or if no other
+    /// process writes to the store.
     fn unreachable_for(&self) -> Option<Duration> {
         None
     }
 
-    /// The bytes of the store on the disk of this machine. `None` if it is elsewhere, or if they cannot be read.
+    /// The size of the store on the disk of this machine, in bytes. `None` if the store is on another machine, or if
+    /// the size cannot be read.
     fn size(&self) -> Option<u64> {
         None
     }

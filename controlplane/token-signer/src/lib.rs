@@ -44,7 +44,7 @@ const RETRY: Duration = Duration::from_secs(10);
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 /// Minimum time between two fetches for tokens with unknown keys. Anyone can send such tokens.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Minimum in seconds of the signer's own limit on the validity of tokens (`max_token_expiration_seconds`).
+/// Minimum of the signer's `max_token_expiration_seconds`, its own limit on the validity of tokens. In seconds.
 const MIN_SECONDS: i64 = 600;
 /// Maximum bytes of a token's header.
 const MAX_HEADER: usize = 4 << 10;
@@ -79,8 +79,8 @@ pub struct TokenSigner {
     client: Client,
     keys: ArcSwap<KeySet>,
     max_seconds: i64,
-    /// Time at which the last fetch for an unknown key ended. It is locked during every fetch, so that only one runs at
-    /// a time.
+    /// Time at which the last fetch for an unknown key ended. The mutex is locked during every fetch, so that only one
+    /// fetch runs at a time.
     fetched: Mutex<Option<Instant>>,
 }
 
@@ -96,8 +96,8 @@ struct Header {
 // === impl TokenSigner ===
 
 impl TokenSigner {
-    /// Connects with the signer, and fetches its keys. They are fetched again until `shutdown` is cancelled. The
-    /// endpoint is the path of a unix socket; an abstract address begins with `@`.
+    /// Connects with the signer, and fetches its keys. A task fetches the keys again and again until `shutdown` is
+    /// cancelled. The endpoint is the path of a unix socket; an abstract address begins with `@`.
     ///
     /// # Errors
     /// The signer is not ready within a minute, or returned an invalid response.
@@ -152,7 +152,7 @@ impl TokenSigner {
         if self.keys.load().find(&header.kid).is_none() {
             // The signer has rotated its keys.
             let _one_fetch = self.fetched.lock().await;
-            // Another call may have fetched them meanwhile.
+            // Another call may have fetched the new keys meanwhile.
             if self.keys.load().find(&header.kid).is_none() {
                 self.fetch().await?;
             }

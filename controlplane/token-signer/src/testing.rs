@@ -35,7 +35,7 @@ pub struct Behaviour {
     pub others: Vec<(String, Vec<u8>)>,
     /// The header of tokens. Null stands for the usual header.
     pub header: Value,
-    /// Whether the signer signs other claims than requested.
+    /// Whether the signer signs claims that differ from the requested claims.
     pub is_forging: bool,
     /// Whether a request to sign gets no response.
     pub hangs: bool,

@@ -125,7 +125,7 @@ fn object(form: Form, kind: &str, component: &str, mut fields: Value) -> Page {
     Page { media, body: format!("{fields}\n"), warning }
 }
 
-/// The first form in the client's order of preference that the page has. `kind` is the kind of its object.
+/// The form that the client prefers among the forms of the page. `kind` is the kind of the page's object.
 fn negotiate(accept: &str, kind: &str) -> Option<Form> {
     if accept.trim().is_empty() {
         return Some(Form::Text);

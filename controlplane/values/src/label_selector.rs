@@ -21,9 +21,9 @@ pub fn has_all(labels: Option<&Labels>, map: Option<&Labels>) -> bool {
     map.into_iter().flatten().all(|(key, value)| has(key, value))
 }
 
-/// Whether labels meet a LabelSelector object, as [`LabelSelector::matches`] of the parsed object decides. The function
-/// copies nothing: controllers compare each changed pod with the selectors of all budgets of its namespace, and a
-/// selector can have megabytes of values. An object with an unknown operator selects nothing.
+/// Whether labels meet a LabelSelector object. The result is the same as [`LabelSelector::matches`] of the parsed
+/// object. The function copies nothing, because a selector can have megabytes of values. Controllers compare each
+/// changed pod with the selectors of all budgets of its namespace. An object with an unknown operator selects nothing.
 pub fn selects(selector: &ApiLabelSelector, labels: Option<&Labels>) -> bool {
     let mut expressions = selector.match_expressions.iter().flatten();
     has_all(labels, selector.match_labels.as_ref()) && expressions.all(|one| meets(one, labels))

@@ -1,5 +1,5 @@
-//! Effective requests and limits of a pod. They follow from its containers, init containers, sidecars, overhead and
-//! pod-level resources.
+//! Effective requests and limits of a pod. They are computed from its containers, init containers, sidecars, overhead
+//! and pod-level resources.
 
 use std::collections::BTreeMap;
 
@@ -39,7 +39,7 @@ pub enum Side {
     Limits,
 }
 
-/// The fields of a container that its pod's resources depend on.
+/// The fields of a container that determine the resources of its pod.
 #[derive(Clone, Copy, Debug)]
 pub struct ContainerResources<'a> {
     /// `resources`.
@@ -61,7 +61,7 @@ pub struct StatusResources<'a> {
     pub is_infeasible: bool,
 }
 
-/// The fields of a pod spec that the pod's resources depend on.
+/// The fields of a pod spec that determine the resources of the pod.
 #[derive(Clone, Debug)]
 pub struct PodResources<'a> {
     /// `containers`.

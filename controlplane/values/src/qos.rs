@@ -1,4 +1,4 @@
-//! The quality-of-service class of a pod, from the CPU and memory that its containers request and are limited to.
+//! The quality-of-service class of a pod, from its requests and limits of CPU and memory.
 
 use std::fmt;
 
@@ -50,8 +50,8 @@ impl QosClass {
         [Self::BestEffort, Self::Burstable, Self::Guaranteed].into_iter().find(|class| class.as_str() == name)
     }
 
-    /// The class of a pod. `parts` are its pod-level resources alone if it has any, otherwise the resources of all
-    /// containers and init containers. Ephemeral containers do not count.
+    /// The class of a pod. If the pod has pod-level resources, `parts` has only these. Otherwise `parts` has the
+    /// resources of all containers and init containers. Ephemeral containers do not count.
     pub fn of(parts: impl IntoIterator<Item = RequestsAndLimits>) -> Self {
         let (mut requests, mut limits) = (CpuAndMemory::default(), CpuAndMemory::default());
         let mut all_limited = true;

@@ -207,7 +207,7 @@ fn nanos(whole: &str, fraction: &str, scale: Scale) -> i128 {
     let digits = format!("{whole}{fraction}");
     let significant = digits.trim_start_matches('0');
     let length = |text: &str| i64::try_from(text.len()).unwrap_or(i64::MAX / 4);
-    // Position of the decimal point in `significant`; outside of it if zeros are missing there.
+    // Position of the decimal point in `significant`. The position is outside of the text if zeros are missing there.
     let point = length(whole) + i64::from(power) - (length(&digits) - length(significant));
     let significant = significant.trim_end_matches('0');
     if significant.is_empty() {
@@ -230,7 +230,8 @@ fn nanos(whole: &str, fraction: &str, scale: Scale) -> i128 {
     before.saturating_add(fraction_units(&behind, unit)).min(cap)
 }
 
-/// `0.digits × unit`, rounded up. Dropping the remainder at each digit gives the same result as dropping it at the end.
+/// `0.digits × unit`, rounded up. The division at each digit drops remainders; the result is the same as with one
+/// division at the end.
 fn fraction_units(digits: &str, unit: i128) -> i128 {
     let (mut amount, mut is_exact) = (0, true);
     for digit in digits.bytes().rev() {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-/// The pause after a failure. It doubles with each failure, up to a maximum. Jitter adds up to a half of it. So the
-/// clients of a server that was restarted do not all return at the same time.
+/// The pause after a failure. It doubles with each failure, up to a maximum. Jitter adds up to a half of the pause. So
+/// after a restart of the server, its clients do not all return at the same time.
 #[derive(Clone, Debug)]
 pub struct Backoff {
     first: Duration,

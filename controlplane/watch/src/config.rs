@@ -14,7 +14,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(10);
 /// For watches of the control plane: timeout of a watch request in seconds, and first pause after a failure.
 const CONTROL_PLANE_TIMEOUT_SECONDS: u32 = 1500;
 const CONTROL_PLANE_FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// Pause while a kind is not served, of watches of the control plane and of optional kinds.
+/// Pause while the server does not serve a kind. For watches of the control plane and of optional kinds.
 const LONG_PAUSE: Duration = Duration::from_secs(300);
 /// Objects of a page of a list, as in client-go.
 const PAGE_SIZE: u32 = 500;
@@ -61,7 +61,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Settings for watches of the control plane, whose API server is near. The requests take long, so that an idle
+    /// Settings for watches of the control plane, whose API server is near. The timeout is long, so that an idle
     /// machine rarely wakes up. A kind that the server does not serve is requested every 5 minutes.
     #[must_use]
     pub fn control_plane() -> Self {
@@ -85,7 +85,8 @@ impl Config {
         self
     }
 
-    /// Timeout of a watch request, in seconds. After it the server ends the request, and the watch starts the next one.
+    /// Timeout of a watch request, in seconds. At the timeout the server ends the request, and the watch starts the
+    /// next request.
     #[must_use]
     pub fn timeout(mut self, seconds: u32) -> Self {
         self.timeout = seconds;

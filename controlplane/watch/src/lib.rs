@@ -7,10 +7,10 @@
 //!   └─────────── 410, or no resource version ───────────────┘
 //! ```
 //!
-//! [`Watch`] decodes objects; everything else is in `raw`, which does not depend on the type of the objects and is
-//! therefore compiled once. A failed request is repeated after a pause of the watch itself (see [`Backoff`]), so a
-//! caller only reads the stream. After a failure of the watch, events continue from the last resource version. Objects
-//! are listed again if the server no longer has that version.
+//! [`Watch`] decodes objects; everything else is in `raw`. The code in `raw` does not depend on the type of the
+//! objects, so it is compiled once. A failed request is repeated after a pause of the watch itself (see [`Backoff`]),
+//! so a caller only reads the stream. After a failure of the watch, events continue from the last resource version.
+//! Objects are listed again if the server no longer has that version.
 
 mod backoff;
 mod config;
@@ -45,16 +45,16 @@ pub enum Event<K> {
     Apply(K),
     /// An object was deleted. The event has its last state.
     Delete(K),
-    /// A list begins, before its first request. A list that failed begins again with another `Init`.
+    /// A list begins, before its first request. A failed list begins again with another `Init`.
     Init,
     /// An object of the list.
     InitApply(K),
-    /// The list is complete: objects that it does not have do not exist any more.
+    /// The list is complete: objects that are not in the list no longer exist.
     InitDone,
 }
 
-/// The events of all objects that a configuration selects. The stream never ends. It is cancel-safe: a dropped `next()`
-/// loses no event and no request.
+/// A stream of the events of all objects that a configuration selects. The stream never ends. It is cancel-safe: a
+/// dropped `next()` loses no event and no request.
 #[derive(Debug)]
 pub struct Watch<K> {
     raw: RawWatch,
@@ -75,11 +75,11 @@ impl<K: Resource + DeserializeOwned> Watch<K> {
         Ok(match event {
             RawEvent::Init => Event::Init,
             RawEvent::InitDone => Event::InitDone,
-            // A list without this object would count as its deletion.
+            // Fail the whole list: without this object in the list, the object would count as deleted.
             RawEvent::InitApply(object) => Event::InitApply(
                 json::decode(&object).map_err(|error| self.raw.fail_list(Error::Object(error)))?,
             ),
-            // The next events are delivered, because they may be about other objects.
+            // The watch continues with the next events, because they may be about other objects.
             RawEvent::Apply(object) => Event::Apply(self.changed(&object)?),
             RawEvent::Delete(object) => Event::Delete(self.changed(&object)?),
         })

@@ -22,7 +22,7 @@ impl Lines {
         Self { limit, begin: BytesMut::new(), frame: Bytes::new() }
     }
 
-    /// Adds received data. The former data must be used up: `next` returned `None`.
+    /// Adds received data. The caller must first read all former lines, until `next` returns `None`.
     pub(crate) fn push(&mut self, frame: Bytes) {
         self.frame = frame;
     }

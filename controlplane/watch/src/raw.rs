@@ -159,8 +159,8 @@ impl RawWatch {
     /// Pauses, then lists the objects again.
     pub(crate) fn fail_list(&mut self, error: Error) -> Error {
         self.state = State::Empty;
-        // After a restart of the server a watch expires once. If a watch expires twice in a row, the pages of the list
-        // took too long.
+        // After a restart of the server, one expired watch is normal. If a watch expires twice in a row, the pages of
+        // the list took too long.
         if error.code() == Some(GONE) && std::mem::replace(&mut self.is_expired, true) {
             self.config.use_large_pages();
         }
@@ -266,7 +266,7 @@ impl RawWatch {
                 self.state = State::Listed;
                 Ok(None)
             }
-            // The limit of a page is higher than the limit of an event, so a list can contain the object.
+            // List the objects instead: a page has a higher limit than an event, so it can contain the large object.
             Err(error @ Error::TooLarge { .. }) => Err(self.fail_list(error)),
             Err(error) => Err(self.fail_watch(error)),
         }

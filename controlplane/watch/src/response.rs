@@ -15,7 +15,7 @@ use tokio::time::{Instant, Sleep};
 use crate::error::Error;
 use crate::lines::Lines;
 
-/// Time after the timeout of the request until its connection counts as dead.
+/// Time after the timeout of a request. If the response has not ended by then, the connection counts as dead.
 const TIMEOUT_MARGIN: Duration = Duration::from_secs(5);
 /// A shorter watch without events counts as failed. A watch of this duration counts as a success.
 const SHORT: Duration = Duration::from_secs(1);
@@ -106,8 +106,8 @@ impl Response {
     }
 }
 
-/// Whether the connection was closed before the end of the response. A proxy with its own timeout ends watches in this
-/// way.
+/// Whether the connection was closed before the end of the response. A proxy with its own timeout closes connections of
+/// watches in this way.
 fn is_end(error: &kube::Error) -> bool {
     let first: &(dyn std::error::Error + 'static) = error;
     std::iter::successors(Some(first), |error| error.source()).take(MAX_CAUSES).any(|cause| {

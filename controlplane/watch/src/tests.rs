@@ -461,7 +461,7 @@ async fn pauses_grow_until_a_watch_lasts_although_lists_succeed() {
     assert_eq!(read(&mut events, 12).await, ["init", "done", "410"].repeat(4));
     let pauses = start.elapsed();
     assert!(pauses >= Duration::from_millis(700) && pauses < Duration::from_millis(1200), "{pauses:?}");
-    // The last watch but one lasts until its timeout.
+    // The second-to-last watch lasts until its timeout.
     assert_eq!(read(&mut events, 3).await, ["init", "done", "410"]);
     let start = Instant::now();
     assert_eq!(read(&mut events, 1).await, ["init"]);

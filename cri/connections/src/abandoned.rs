@@ -8,10 +8,11 @@
 //! - The client has closed its side for writing (`POLLRDHUP`). It may still read. After a stream has read and forwarded
 //!   this end, this state has no further meaning.
 //! - Both sides are closed, or the client has sent a reset (`POLLHUP`, `POLLERR`). No output can arrive any more. If
-//!   the client has closed both sides, the kernel notices it by the reset that answers the next output or keepalive
-//!   probe.
+//!   the client has closed both sides, the kernel learns this from the client's reset, which answers the next output or
+//!   keepalive probe.
 //!
-//! Neither state ends a stream at once. Buffers may still hold data of the client. A stream that reads delivers it.
+//! Neither state ends a stream at once. Buffers may still hold data of the client. A stream that still reads delivers
+//! this data.
 #![allow(unsafe_code, reason = "poll(2) with POLLRDHUP, which nix does not have")]
 
 use std::io;
@@ -29,8 +30,9 @@ use crate::observed::{Observe, Observed};
 
 /// Interval of the checks of a stream that does not read.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Number of intervals without a read after which a stream is abandoned, if its client is gone. A client that has only
-/// closed its side for writing still waits for the answer. So the stream gets this time to read the client's data.
+/// Number of intervals without a read after which a stream counts as abandoned, if its client has closed the
+/// connection. A client that has only closed its side for writing still waits for the response. So the stream gets this
+/// time to read the client's data.
 const IDLE_INTERVALS: u32 = 3;
 
 /// The socket of a connection. None before the connection has a stream, and after the stream's end.
@@ -39,7 +41,7 @@ pub(crate) struct Socket {
     descriptor: Mutex<Option<RawFd>>,
 }
 
-/// Ownership of the socket of a permit by a stream. It ends when this value is dropped.
+/// The registration of a stream's socket in its permit. Dropping it removes the socket from the permit.
 #[derive(Debug)]
 pub(crate) struct SocketOwner {
     permit: Arc<ConnectionPermit>,
@@ -70,7 +72,7 @@ pub struct Abandonment {
     reads: Arc<Reads>,
     /// None for a connection whose socket is not known.
     permit: Option<Arc<ConnectionPermit>>,
-    /// The protocol has half-closed connections.
+    /// Whether the protocol has half-closed connections.
     has_half_close: bool,
 }
 
@@ -78,9 +80,9 @@ pub struct Abandonment {
 struct Reads {
     /// Number of completed reads.
     count: AtomicU64,
-    /// The stream waits for data, and so notices the end by itself.
+    /// Whether the stream waits for data. Such a stream notices the end by itself.
     is_waiting: AtomicBool,
-    /// The stream has read the end of the client's data.
+    /// Whether the stream has read the end of the client's data.
     is_ended: AtomicBool,
     completed: Notify,
 }
@@ -101,7 +103,8 @@ impl Socket {
 
     /// The state of the client; connected while there is no socket.
     fn client(&self) -> ClientState {
-        // The owner removes the descriptor before it is closed, and waits for this lock.
+        // The lock keeps the descriptor open: the owner takes the same lock to remove the descriptor, and closes it
+        // only then.
         let descriptor = self.descriptor();
         let Some(fd) = *descriptor else { return ClientState::Connected };
         let mut poll = libc::pollfd { fd, events: libc::POLLRDHUP, revents: 0 };
@@ -141,9 +144,9 @@ impl Abandonment {
         Self { has_half_close: false, ..self }
     }
 
-    /// Returns when the client has closed the connection and the stream has not read for some time. After the stream has
-    /// read the end of the data, both sides must be closed. Does not wake while the stream waits for data. Returns also
-    /// when the connection is evicted, because after an upgrade nothing else closes it.
+    /// Returns when the client has closed the connection and the stream has not read for some time. After the stream
+    /// has read the end of the data, both sides must be closed. Does not wake while the stream waits for data. Also
+    /// returns when the connection is evicted, because after an upgrade nothing else closes the connection.
     pub async fn happened(self) {
         let Some(permit) = &self.permit else { return std::future::pending().await };
         tokio::select! {

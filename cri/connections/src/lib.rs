@@ -6,8 +6,8 @@
 //!   smaller limit and a maximum lifetime. At the limit, the source with the most unauthenticated connections loses its
 //!   oldest one. So a client that authenticates within milliseconds is served while other clients hold silent
 //!   connections.
-//! - If the port is full and a source with fewer connections needs one, the newest connection of the source with the most
-//!   connections is closed.
+//! - If the port is full and a source with fewer connections tries to connect, the source with the most connections
+//!   loses its newest one. A later attempt then succeeds.
 
 mod abandoned;
 mod log_limit;
@@ -34,8 +34,9 @@ pub use shares::Share;
 pub const UNAUTHENTICATED_LIFETIME: Duration = Duration::from_secs(60);
 /// Maximum duration of a TLS handshake.
 const HANDSHAKE: Duration = Duration::from_secs(10);
-/// Maximum bytes of an HTTP/1.1 request header of a client that has no certificate: bearer tokens and the arguments of
-/// commands fit. Until a request is authenticated, its header takes memory that any client can use.
+/// Maximum bytes of an HTTP/1.1 request header of a client without a certificate. Bearer tokens and the arguments of
+/// commands fit. The limit is needed, because any client can make the server keep a header until the request is
+/// authenticated.
 pub const UNCERTIFIED_HEADER: usize = 64 << 10;
 /// Pause after a failed accept, for example without free descriptors.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -115,8 +116,8 @@ pub fn source(address: IpAddr) -> Source {
 // === impl Limits ===
 
 impl Limits {
-    /// The limits of a port with `total` connections: half of them for one source, a quarter without authentication, and an
-    /// eighth of one source without authentication.
+    /// The limits of a port with `total` connections. One source gets a half. Unauthenticated connections get a
+    /// quarter, and those of one source an eighth.
     #[must_use]
     pub fn of_total(total: usize) -> Self {
         Self {
@@ -302,7 +303,8 @@ pub async fn handshake<T>(accepting: impl Future<Output = T>) -> Option<T> {
     tokio::time::timeout(HANDSHAKE, accepting).await.ok()
 }
 
-/// Idle seconds before the first keepalive probe, seconds between probes, and unanswered probes before the connection ends.
+/// Settings of keepalive: idle seconds before the first probe, seconds between probes, and unanswered probes before the
+/// connection ends.
 const KEEPALIVE_IDLE: u32 = 60;
 const PROBE_INTERVAL: u32 = 15;
 const PROBES: u32 = 4;

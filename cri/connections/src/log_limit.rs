@@ -1,4 +1,4 @@
-//! Limits a kind of log message to one line per source and interval. The line has the number of suppressed
+//! Limits a kind of log message to one line per source and interval. Each logged line reports the number of suppressed
 //! lines.
 
 use std::collections::HashMap;
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 /// Interval between two lines about one source.
 const INTERVAL: Duration = Duration::from_secs(60);
-/// Maximum sources that are counted separately; all others share one count.
+/// Maximum number of sources with a separate count. All other sources share one count.
 const SOURCES: usize = 64;
 /// Time for which a source without new lines is kept, so that its suppressed lines are reported.
 const RETENTION: Duration = Duration::from_secs(600);

@@ -7,7 +7,7 @@ use crate::ConnectionPermit;
 use crate::abandoned::SocketOwner;
 use crate::observed::{Observe, Observed};
 
-/// A byte stream and its [`ConnectionPermit`], or another permit that it keeps until its end.
+/// A byte stream that keeps its [`ConnectionPermit`], or another permit, until the stream ends.
 pub type PermitStream<I, S = Arc<ConnectionPermit>> = Observed<I, HeldPermit<S>>;
 
 /// The permit of a stream.
@@ -29,7 +29,7 @@ impl<I, S: Unpin> Observed<I, HeldPermit<S>> {
 }
 
 impl<I: AsRawFd> Observed<I, HeldPermit<Arc<ConnectionPermit>>> {
-    /// Ties a stream to its permit, which then knows the socket: see [`watch_reads`](crate::watch_reads).
+    /// Ties a stream to its permit, and records the socket in the permit for [`watch_reads`](crate::watch_reads).
     pub fn of_socket(io: I, permit: Arc<ConnectionPermit>) -> Self {
         let socket = SocketOwner::new(permit.clone(), io.as_raw_fd());
         Self::with_observer(io, HeldPermit { _socket: Some(socket), _permit: permit })

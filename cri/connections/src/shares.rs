@@ -1,4 +1,5 @@
-//! Shares of the process's descriptor limit: one for each kind of descriptors that clients can make the process use.
+//! Shares of the process's descriptor limit: one for each kind of descriptors that clients can cause the process to
+//! open.
 //!
 //! All shares together are at most three quarters of the limit. The rest is a reserve for the node's own work: shims,
 //! probes, images, the store, servers of kubeconfig files, and its connections to the API server.
@@ -14,7 +15,7 @@ const PARTS: u128 = 256;
 /// Minimum number of uses of a share, if the descriptor limit is very low.
 const LEAST: usize = 8;
 
-/// A kind of descriptors that clients can make the process use.
+/// A kind of descriptors that clients can cause the process to open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Share {
     /// Connections of the API port.
@@ -25,7 +26,8 @@ pub enum Share {
     ProxiedRequests,
     /// Connections of the API server to webhooks of admission and conversion.
     Webhooks,
-    /// Connections of the kubelet API's port. A connection reads a log, or has a connection to another runtime.
+    /// Connections of the kubelet API's port. Each connection can have a second descriptor: an open log, or a
+    /// connection to another runtime.
     KubeletConnections,
     /// Connections of the port for streams.
     StreamConnections,

@@ -8,7 +8,7 @@ use std::error::Error;
 /// The error and its sources, outermost first, joined with `: `.
 ///
 /// Some libraries repeat the text of a source in their own text. So a source is skipped if the line already ends with
-/// its text. An error is skipped if the text of its source begins with it: `cannot pull x` before
+/// its text. An error is skipped if the text of its source begins with the error's own text: `cannot pull x` before
 /// `cannot pull x: not found`.
 ///
 /// The numbers of the kernel's errors are left out. In `No such file or directory (os error 2)` the number repeats the

@@ -1,7 +1,7 @@
 //! Streaming reader of tar archives: ustar, pax and GNU headers, long names, sparse files.
 //!
-//! It is written here because archives are untrusted. Every header that is kept in memory has a size limit, and the
-//! caller gets names and numbers without any resolution.
+//! The parser is part of this crate, because archives are untrusted. Every header that is kept in memory has a size
+//! limit, and the caller gets all names and numbers unresolved.
 
 use std::io::{self, BufRead};
 
@@ -99,7 +99,7 @@ impl<R: BufRead> Archive<R> {
             self.expect_data(size);
             match header.entry_type().as_byte() {
                 b'x' | b'X' => pax = Pax::parse(&self.read_data()?)?,
-                // In practice global headers contain comments; other readers of layers skip them too.
+                // Skip global headers, as other readers of layers do. In practice they contain only comments.
                 b'g' => {}
                 b'L' => long_path = Some(trim_nul(self.read_data()?)),
                 b'K' => long_link = Some(trim_nul(self.read_data()?)),

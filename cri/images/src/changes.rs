@@ -1,4 +1,4 @@
-//! Applies a container's changes to a writable layer. The code that unpacks image layers does it, so that no path leads
+//! Applies a container's changes to a writable layer. It uses the code that unpacks image layers, so that no path leads
 //! out of the directory.
 
 use std::io::{self, BufRead};
@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::config::Limits;
 use crate::unpack::unpack;
 
-/// No limits: the changes come from a container, whose disk usage was not limited either.
+/// No limits: the changes come from a container, and the disk usage of the container was not limited either.
 const UNLIMITED: Limits = Limits {
     layer_bytes: u64::MAX,
     layer_entries: u64::MAX,
@@ -16,7 +16,8 @@ const UNLIMITED: Limits = Limits {
     zstd_window_log: 27,
 };
 
-/// Maximum whiteouts in memory at a time: each takes 512 bytes at least, and a container determines their number.
+/// Maximum number of whiteouts in memory at a time. Each takes at least 512 bytes, and a container can cause any number
+/// of them.
 const DELETIONS_AT_ONCE: usize = 1000;
 
 /// Unpacks an archive of changed files into a writable layer.

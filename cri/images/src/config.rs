@@ -18,15 +18,16 @@ pub struct ImagesConfig {
     pub platform: Platform,
     /// Limits of unpacked layers.
     pub limits: Limits,
-    /// Timeout for the next byte from a registry. After it the request is retried from where it stopped.
+    /// Timeout for the next byte from a registry. Then the request is retried, and resumes at the last received byte.
     pub stall_timeout: Duration,
     /// Timeout for progress. A pull fails if a registry sends almost nothing for this long, even in many responses.
     /// Only time spent waiting for the registry counts.
     pub progress_timeout: Duration,
-    /// Time after which a fetch of a layer gives way to one of another owner, if that owner fetches fewer layers.
+    /// Time after which the fetch of a layer gives its slot to another owner's fetch, if that owner fetches fewer
+    /// layers.
     pub fetch_turn: Duration,
-    /// Minimum compressed bytes of a layer that is resumed by a later pull. Its data is kept on disk until
-    /// the layer is complete.
+    /// Minimum compressed size of a layer, in bytes, for a later pull to resume its fetch. The data of such a layer is
+    /// kept on disk until the layer is complete.
     pub resume_from: u64,
     /// Maximum number of layers that one pull fetches at a time.
     pub parallel_layers: usize,

@@ -1,5 +1,5 @@
-//! Digests, which identify content. The store computes SHA-256 for its own content, as is usual. SHA-512, the
-//! other algorithm that the OCI registers, is accepted wherever a document or a name has it.
+//! Digests, which identify content. The store computes SHA-256 for its own content, as is usual. SHA-512 is the other
+//! algorithm that the OCI specification registers. It is accepted in documents and names.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -20,7 +20,7 @@ pub(crate) enum Algorithm {
 #[serde(try_from = "String", into = "String")]
 pub(crate) struct Digest {
     algorithm: Algorithm,
-    /// As many bytes as the algorithm produces; the rest is zero.
+    /// The bytes that the algorithm produces, then zeros.
     bytes: [u8; 64],
 }
 

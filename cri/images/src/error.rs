@@ -141,8 +141,8 @@ pub(crate) fn report(error: &dyn std::error::Error) -> String {
     line.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// Position of an error in a JSON document. The parser's own message would quote the document, which may come
-/// from a server that only this machine can reach.
+/// Position of an error in a JSON document. The parser's message is left out, because it quotes the document. The
+/// document may come from a server that only this machine can reach.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} at line {line} column {column}")]
 pub(crate) struct Malformed {

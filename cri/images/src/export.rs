@@ -67,7 +67,7 @@ impl Images {
     /// If the image does not exist, a layer is damaged or cannot be rebuilt, or a file cannot be written. Also if the path
     /// is a device or a link, such as `/dev/stdout`: the archive would replace it.
     pub async fn export(&self, name_or_id: &str, to: &Path) -> Result<(), Error> {
-        // Keeps the image from being removed meanwhile.
+        // The image must not be removed during the export.
         let held = self.hold(name_or_id)?;
         let failed = |source: ExportError| Error::Export {
             image: name_or_id.to_owned(),
@@ -172,7 +172,8 @@ impl Export {
         })
     }
 
-    /// One entry for each name, as other tools write it and the import reads it.
+    /// The content of index.json: one entry for each name. Other tools write the same form, and [`Images::import`]
+    /// reads it.
     fn index(&self, manifest: &[u8]) -> Value {
         let entry = |name: Option<&String>| {
             let mut entry =
@@ -213,7 +214,7 @@ impl<R: io::Read> io::Read for FailureTracker<'_, R> {
 }
 
 /// Creates the archive with mode 0600, as `docker save` does. In a world-writable directory another user may have made
-/// a file or a link of that name. It is removed and never opened.
+/// a file or a link of that name. Such a file is removed and never opened.
 fn create(path: &Path) -> io::Result<File> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

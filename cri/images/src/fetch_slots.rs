@@ -1,9 +1,9 @@
 //! Slots for layers that are fetched at the same time. They limit the memory of a node that pulls many images.
 //!
-//! A registry that sends slowly would keep its slots for hours. So one owner, for example the namespace of the pods,
-//! gets only a part of them, and a fetch holds a slot for a limited time, its turn. After the turn it gives the slot to
-//! a waiting owner that has fewer slots. A free slot goes to the waiting owner with the fewest slots. So hostile owners
-//! can delay the pulls of another owner and cannot stop them, even if they are many.
+//! A fetch from a slow registry would occupy its slot for hours. Two rules limit this. One owner, for example the
+//! namespace of the pods, gets only a part of the slots. And a fetch holds a slot for a limited time, its turn. After
+//! the turn it gives the slot to a waiting owner that has fewer slots. A free slot goes to the waiting owner with the
+//! fewest slots. So even many hostile owners can only delay the pulls of another owner.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -81,7 +81,7 @@ impl FetchSlots {
         Self(Arc::new(Shared { max, max_of_owner, turn, state, changed }))
     }
 
-    /// Waits for a slot, in the order of the calls of each owner.
+    /// Waits for a slot. Callers of one owner get their slots in the order of their calls.
     pub(crate) async fn acquire(&self, owner: &str) -> Result<FetchSlot, RecvError> {
         let (slot, granted) = oneshot::channel();
         {
@@ -101,13 +101,13 @@ impl FetchSlots {
             let next = self.state().grant(self.0.max, self.0.max_of_owner);
             let Some((owner, waiter)) = next else { break };
             let slot = FetchSlot { slots: self.clone(), owner, is_yielding: AtomicBool::new(false) };
-            // A caller that disconnects just now drops its slot, which releases it.
+            // If the caller disconnects at this moment, the slot is dropped and thereby released.
             drop(waiter.slot.send(slot));
         }
         self.0.changed.notify_waiters();
     }
 
-    /// The numbers of slots that are held and of callers that wait.
+    /// The number of held slots, and the number of waiting callers.
     #[cfg(test)]
     pub(crate) fn held_and_waiting(&self) -> (usize, usize) {
         let state = self.state();
@@ -147,7 +147,7 @@ impl State {
         });
     }
 
-    /// Whether one slot of this owner must go to another owner, and if so, counts the slot as yielding.
+    /// Whether one slot of this owner must go to another owner. If so, counts the slot as yielding.
     fn must_yield(&mut self, owner: &str) -> bool {
         self.remove_cancelled();
         let Some(mine) = self.owners.get(owner).map(|owner| owner.held.saturating_sub(owner.yielding)) else {
@@ -177,7 +177,7 @@ impl State {
 // === impl FetchSlot ===
 
 impl FetchSlot {
-    /// Completes when the turn is over: it lasted long enough from this call on, and an owner with fewer slots waits. The
+    /// Completes when the turn is over: its time has passed since this call, and an owner with fewer slots waits. The
     /// caller must then drop the slot.
     pub(crate) async fn turn_over(&self) {
         tokio::time::sleep(self.slots.0.turn).await;
@@ -251,7 +251,7 @@ mod tests {
         for owner in ["slow", "slower"] {
             for _ in 0..8 {
                 let slots = slots.clone();
-                // Fetches that never end, except with their turn.
+                // These fetches end only with their turn.
                 tasks.spawn(async move {
                     loop {
                         slots.acquire(owner).await.unwrap().turn_over().await;

@@ -46,7 +46,7 @@ impl TestImage {
         TestImage { config, manifest: serde_json::to_vec(&manifest).unwrap(), layers }
     }
 
-    /// An image with one gzip layer with one file.
+    /// An image with one gzip layer that contains one file.
     pub(crate) fn small(content: &str) -> TestImage {
         TestImage::new(vec![layer(TestTar::new().file("hello", content.as_bytes()))])
     }

@@ -24,8 +24,7 @@ pub struct Image {
     /// Directories of the unpacked layers, topmost first: the order of overlayfs' `lowerdir`. Never empty,
     /// and without duplicates, which overlayfs refuses.
     pub layers: Vec<PathBuf>,
-    /// Whether one of its names is [pinned](crate::ImagesConfig::pinned), so that it is never collected as
-    /// unused.
+    /// Whether one of its names is [pinned](crate::ImagesConfig::pinned). Garbage collection keeps pinned images.
     pub pinned: bool,
 }
 
@@ -50,8 +49,8 @@ pub enum Auth {
 pub struct Login {
     /// The credentials.
     pub auth: Auth,
-    /// The host, with a port if it is not the default one, alone or in a URL. If it is empty, the credentials are for
-    /// the registry in the image's name. No other host gets the credentials, not even a mirror of the registry.
+    /// The host, with a port if it is not the default one, alone or in a URL. If the address is empty, the credentials
+    /// are for the registry in the image's name. No other host gets the credentials, not even a mirror of the registry.
     pub address: String,
 }
 
@@ -76,8 +75,8 @@ pub struct PullProgress {
 pub struct ImageGcInfo {
     /// Time of the last pull or import.
     pub pulled: SystemTime,
-    /// Time of the last use: held, pulled or imported. After a restart it may be up to an hour too early, because it is
-    /// written at most once an hour.
+    /// Time of the last use: held, pulled or imported. After a restart the time may be up to an hour too early, because
+    /// it is written at most once an hour.
     pub used: SystemTime,
     /// Whether a [`ImageHold`](crate::ImageHold) exists.
     pub held: bool,

@@ -155,7 +155,7 @@ impl Images {
         let bytes = |id| self.inner.layers.bytes(id).unwrap_or_default();
         let mut layer_bytes: Vec<u64> = record.layers.iter().rev().map(bytes).collect();
         if layer_bytes.is_empty() {
-            // Stands for the empty layer of an image without layers.
+            // `Image::layers` has the empty layer if the image has no layers.
             layer_bytes.push(0);
         }
         let used = if held { SystemTime::now() } else { records::time(record.used) };
@@ -171,9 +171,9 @@ impl Images {
 
     /// Removes an image by any of its names or its id, with all its names. An absent image is not an error.
     ///
-    /// Layers that no other image and no [`ImageHold`] needs are removed from the store at once, and from the disk in
-    /// the background. [`Images::wait_for_space`] and [`Images::wait_until_deleted`] wait for the disk. A power
-    /// failure right after the removal may restore the complete image, never a part of it.
+    /// Layers that are not needed by another image or an [`ImageHold`] are removed from the store at once. They are
+    /// deleted from the disk in the background. [`Images::wait_for_space`] and [`Images::wait_until_deleted`] wait for
+    /// the disk. A power failure right after the removal may restore the complete image, never a part of it.
     ///
     /// # Errors
     /// If a file cannot be changed or removed.
@@ -202,8 +202,8 @@ impl Images {
         self.inner.layers.usage()
     }
 
-    /// Removes unused data: images that were removed while held and are not held any more, and layers of
-    /// incomplete pulls. Call it once after a restart, after all ids in use are held again.
+    /// Removes unused data: removed images that are not held any more, and layers of incomplete pulls. Call it once
+    /// after a restart, after all ids in use are held again.
     ///
     /// # Errors
     /// If a file cannot be changed or removed.
@@ -231,7 +231,7 @@ impl Images {
         }
     }
 
-    /// Schedules the removal of data that an interrupted pull left for a retry, for the time when it expires.
+    /// Schedules a sweep. An interrupted pull leaves data for a retry; the sweep runs when that data expires.
     pub(crate) fn schedule_sweep(&self) {
         let Some(due) = self.inner.layers.next_expiry() else { return };
         if self.inner.sweep_due.swap(true, Ordering::AcqRel) {
@@ -282,8 +282,8 @@ impl Images {
         };
         self.write(records.clone()).await?;
         if !known {
-            // The references now belong to the record. If the record existed, it has its own, and these are
-            // released.
+            // The references now belong to the record. A record that existed before has its own references. Then these
+            // are released.
             new.leases.into_iter().for_each(Lease::into_record);
         }
         let mut table = self.table_mut();
@@ -459,7 +459,7 @@ fn now() -> u64 {
     records::seconds(SystemTime::now())
 }
 
-/// Whether the new record adds nothing, so that pulling an unchanged image writes nothing.
+/// Whether the new record adds nothing. A pull of an unchanged image then writes nothing.
 fn is_unchanged(old: &Record, new: &Record) -> bool {
     let all = |old: &[String], new: &[String]| new.iter().all(|name| old.contains(name));
     !old.removed && all(&old.tags, &new.tags) && all(&old.digests, &new.digests)

@@ -25,8 +25,8 @@ mod source;
 
 use source::Source;
 
-/// Maximum bytes of the configurations and layer lists of all images of an archive, which are in memory together. Many
-/// images can refer to one file, so the size of the archive is no limit.
+/// Maximum bytes of memory for the configurations and layer lists of one archive. Many images can refer to one file, so
+/// the size of the archive does not limit the memory.
 const IMAGES_MAX: u64 = 64 << 20;
 
 /// Errors of an import.
@@ -108,7 +108,7 @@ struct Saved {
 }
 
 impl Found {
-    /// Bytes of memory.
+    /// Bytes of memory that this value takes.
     fn bytes(&self) -> u64 {
         let layers = self.layers.iter().map(|layer| size_of::<LayerFile>() + layer.path.len());
         (size_of::<Self>() + self.config.len() + layers.sum::<usize>()) as u64
@@ -147,7 +147,7 @@ impl Images {
         if images.is_err() {
             self.remove_unused_layers().await;
         }
-        // Also deletes the uncompressed copy of a compressed archive.
+        // Closing the source also deletes the uncompressed copy of a compressed archive.
         let closed = tokio::task::spawn_blocking(move || Arc::into_inner(source).map(Source::close));
         closed.await.map_err(|_stopped| ImportError::Stopped)?;
         images
@@ -183,7 +183,7 @@ impl Images {
                 unpacking.await.map_err(|_stopped| ImportError::Stopped)?
             });
             let lease = lease.await?;
-            // Each layer once, at its topmost position, as in a pull.
+            // Keeps each layer once, at its topmost position, as in a pull.
             leases.retain(|other| other.diff_id() != lease.diff_id());
             leases.push(lease);
         }

@@ -5,8 +5,8 @@
 //!                         │                                        ▲
 //!                         └──failed or cancelled──► (absent)       └── found when the store is opened
 //! ```
-//! Images (records) and pulls in progress hold references. A layer without references stays until the next
-//! `sweep`, which keeps layers of an interrupted pull for a while, because a retry needs them.
+//! Images (records) and pulls in progress hold references. A layer without references stays until the next `sweep`. The
+//! sweep keeps layers of an interrupted pull for a while, because a retry needs them.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;

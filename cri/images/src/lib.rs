@@ -12,8 +12,8 @@
 //!   are handed out. Layers do not depend on each other, so images share them by diff id. References to lower
 //!   layers (hard links, attributes of directories) are in a small additional layer (`layers/links.rs`).
 //! - Every wait for a registry has a timeout.
-//! - No path of a layer is resolved outside its directory: all of `unpack/root.rs` is relative to one
-//!   descriptor, by `openat2(RESOLVE_IN_ROOT)`.
+//! - No path of a layer is resolved outside its directory: `unpack/root.rs` resolves all paths relative to one
+//!   descriptor with `openat2(RESOLVE_IN_ROOT)`.
 //! - The crate does not depend on pods, containers, CRI or Kubernetes.
 
 mod archive;

@@ -129,7 +129,7 @@ impl ManifestError {
             | ManifestError::Size { .. }
             | ManifestError::Nesting => ErrorKind::Rejected,
             ManifestError::Schema1 | ManifestError::Unsupported { .. } => ErrorKind::Unsupported,
-            // Reported as an absent image, as in containerd.
+            // The error is reported as an absent image, as in containerd.
             ManifestError::Platform { .. } => ErrorKind::NotFound,
         }
     }

@@ -1,14 +1,14 @@
 //! Limits of concurrent pulls by owner, for example the namespace of the pods.
 //!
 //! Manifest and configuration of an image are in memory until its layers are fetched. A registry determines their size
-//! and how long that takes. Pulls of different owners do not wait for each other.
+//! and the duration of the fetch. Pulls of different owners do not wait for each other.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Maximum concurrent pulls of one owner. They fetch fewer layers at a time than this.
+/// Maximum concurrent pulls of one owner. It exceeds the number of layers that one owner fetches at a time.
 const MAX_OF_OWNER: usize = 16;
 
 /// The limits of the owners that have or await a pull.

@@ -44,7 +44,7 @@ pub(crate) enum PullError {
     ConfigText,
     #[error("the pull was stopped")]
     Stopped,
-    /// Never the result of a pull.
+    /// Internal: the caller repeats the fetch. A pull never returns this error.
     #[error("the layer waits for its next turn")]
     TurnOver,
 }
@@ -147,7 +147,7 @@ async fn pull(
 // === impl Pull ===
 
 impl Pull {
-    /// The image that a reference means, if it is in the store. Sends one request to the registry, which also
+    /// The image that a reference means, if it is in the store. Sends one request to the registry. The request also
     /// checks the credentials. If the request fails, the normal pull reports the error.
     async fn known(&self, reference: &Reference) -> Result<Option<Image>, PullError> {
         let repository = reference.repository();

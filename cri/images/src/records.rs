@@ -58,11 +58,11 @@ struct Head {
     version: u32,
 }
 
-/// Reads all records. A damaged one is renamed, with a warning.
+/// Reads all records. A damaged record is renamed, with a warning.
 ///
 /// # Errors
-/// If one is of a later version, or if the kernel refuses to read one. Without its record, layers of running
-/// containers would be removed.
+/// If a record has a later version, or if the kernel refuses to read a record. If the record were skipped, layers of
+/// running containers would be removed.
 pub(crate) fn load(directory: &Path) -> Result<Vec<Record>, RecordError> {
     load_by(directory, bytes)
 }
@@ -82,7 +82,7 @@ fn load_by(
         let path = entry.path();
         match path.extension().and_then(|e| e.to_str()) {
             Some("json") if !entry.metadata().is_ok_and(|metadata| metadata.len() == 0) => {}
-            // Left by an interrupted write.
+            // An interrupted write left the file.
             Some("json" | "new") => {
                 std::fs::remove_file(&path).map_err(error("remove the remains of"))?;
                 continue;
@@ -111,15 +111,16 @@ fn load_by(
     Ok(records)
 }
 
-/// Writes a record. After a power failure the file is the old or the new one; if there was none, it is absent
-/// or the new one.
+/// Writes a record. After a power failure the file has the old or the new content. A file that did not exist before is
+/// absent or complete.
 pub(crate) fn write(directory: &Path, record: &Record) -> Result<(), RecordError> {
     let path = path(directory, &record.id);
     let write = || {
         let text = serde_json::to_vec(record)?;
         match File::create_new(&path) {
-            // A partly written file is not a valid record (`read`), and no old one is lost. Name and content
-            // are in one commit of the file system's journal, so the pull waits for one commit only.
+            // The new file is written in place: there is no old record to lose, and `read` refuses a partly written
+            // file. Name and content are in one commit of the file system's journal, so the pull waits for only one
+            // commit.
             Ok(file) => {
                 put(file, &text, record.used).inspect_err(|_failed| drop(std::fs::remove_file(&path)))?
             }
@@ -195,7 +196,7 @@ fn read(path: &Path, text: &[u8]) -> io::Result<Record> {
     let modified = std::fs::metadata(path).and_then(|metadata| metadata.modified());
     record.used = modified.map_or(0, seconds);
     if record.pulled == 0 {
-        // An earlier version did not record it. The modification time is an upper bound.
+        // An earlier version did not record the time of the pull. The modification time is an upper bound.
         record.pulled = record.used;
     }
     if Digest::by(record.id.algorithm(), record.config.as_bytes()) != record.id {

@@ -158,8 +158,8 @@ impl Registry {
         self.manifest(&digest.to_string(), Some(digest)).await
     }
 
-    /// The current digest of a tag or digest, by one HEAD request, which registries do not count as a pull.
-    /// `None` if the first host does not return it; then the document has to be fetched.
+    /// The current digest of a tag or digest, by one HEAD request. Registries do not count it as a pull. `None` if the
+    /// first host does not return it; then the document has to be fetched.
     pub(crate) async fn digest(&self, target: &Target) -> Option<Digest> {
         let has_capability = |endpoint: &Endpoint| match target {
             Target::Tag(_) => endpoint.host.resolve,
@@ -225,8 +225,8 @@ impl Registry {
     }
 }
 
-/// Whether credentials belong to a host. They belong to the host that they name. If they name none, they belong to the
-/// registry of the image. A mirror gets only credentials that name it.
+/// Whether credentials belong to a host. Credentials that name a host belong to that host. Other credentials belong to
+/// the registry of the image. A mirror gets only credentials that name it.
 fn belongs_to(login: &Login, reference: &Reference, host: &hosts::Host) -> bool {
     let name = match host_match::host_of(&login.address) {
         "" => reference.domain(),
@@ -390,7 +390,7 @@ impl RegistryError {
         RegistryError::Status { url, status, detail: detail::of(&bytes), retry_after }
     }
 
-    /// The error of a response with an error status from a server whose text is not passed on.
+    /// The error of a response with an error status. The server's text is left out.
     fn refused(url: String, response: &reqwest::Response) -> RegistryError {
         let (status, retry_after) = head(response);
         RegistryError::Status { url, status, detail: String::new(), retry_after }

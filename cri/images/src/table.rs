@@ -17,7 +17,7 @@ pub(crate) struct Table {
     generation: u64,
 }
 
-/// Maximum age in seconds of the time of last use on disk.
+/// Maximum difference between the time of last use in memory and on disk, in seconds.
 const USE_LAG: u64 = 3600;
 
 /// An image, its record and its reference count.
@@ -54,8 +54,8 @@ impl Table {
         self.entries.insert(record.id, Entry { record, image, held, use_on_disk });
     }
 
-    /// Removes an image unless it is held. Both are one step under the caller's lock, so that the image cannot be held in
-    /// between.
+    /// Removes an image unless it is held. The check and the removal are one step under the caller's lock, so that the
+    /// image cannot be held in between.
     pub(crate) fn remove_unused(&mut self, id: &Digest) -> Option<Entry> {
         self.entries.get(id).filter(|entry| entry.held == 0)?;
         self.entries.remove(id)
@@ -115,9 +115,9 @@ impl Table {
         self.list().any(|entry| entry.record.digests.iter().any(of))
     }
 
-    /// The records to write so that an image gets these names in addition to its own, and no other image
-    /// keeps these tags. The image itself comes first, so that a tag always refers to an image. It keeps its former
-    /// owner.
+    /// The records to write when `new` is put into the table. The image gets the new names in addition to its own, and
+    /// no other image keeps these tags. The image itself comes first, so that a tag always refers to an image. The
+    /// image keeps its former owner.
     pub(crate) fn plan_put(&mut self, mut new: Record) -> Vec<Record> {
         if let Some(old) = self.entries.get(&new.id) {
             merge(&mut new.tags, &old.record.tags);

@@ -90,8 +90,8 @@ pub(crate) fn unpack(input: impl BufRead, into: &Path, limits: &Limits) -> Resul
     unpack_recorded(input, into, limits, None, Algorithm::Sha256)
 }
 
-/// Like [`unpack`], and writes a recipe to rebuild the archive, whose digest has this algorithm. An archive
-/// with a duplicate name gets no recipe.
+/// Like [`unpack`], and writes a recipe to rebuild the archive. `algorithm` is the algorithm of the archive's digest.
+/// An archive with a duplicate name gets no recipe.
 pub(crate) fn unpack_with_recipe(
     input: impl BufRead,
     into: &Path,
@@ -208,7 +208,7 @@ impl Writer {
                 self.file(entry, &path, &content, archive)
             }
             Kind::HardLink(target) => self.hard_link(&path, target),
-            // Such a device is a whiteout of overlayfs, so a layer must not contain it as a device.
+            // overlayfs treats a device 0:0 as a whiteout, so a layer must not contain such a device.
             Kind::Char(0, 0) => Err(UnpackError::WhiteoutDevice { path: path.display() }),
             Kind::Char(major, minor) | Kind::Block(major, minor)
                 if *major > MAJOR_MAX || *minor > MINOR_MAX =>
@@ -335,7 +335,7 @@ impl Writer {
         Ok(())
     }
 
-    /// Applies what was deferred. Returns the implied directories and the links to lower layers.
+    /// Sets the deferred times of directories. Returns the implied directories and the links to lower layers.
     fn finish(&mut self) -> Result<(Vec<String>, Vec<Link>), UnpackError> {
         let links = std::mem::take(&mut self.waiting).finish(&self.root)?;
         for (path, mtime) in std::mem::take(&mut self.times) {

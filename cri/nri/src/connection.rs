@@ -149,7 +149,7 @@ impl Connection {
         let (assembler, wants_answers) = match from {
             mux::PLUGIN | mux::RUNTIME if from == self.calling => (answers, true),
             mux::PLUGIN | mux::RUNTIME => (requests, false),
-            // An unknown logical connection.
+            // The frame is for an unknown logical connection.
             _ => return Ok(()),
         };
         assembler.push(bytes);
@@ -285,7 +285,7 @@ impl CallQueue {
         let Some(connection) = self.connection.upgrade() else { return };
         let status = Status { code: code::RESOURCE_EXHAUSTED, message: "too many calls at once".to_owned() };
         if let Ok(bytes) = Frame::answer(stream, Err(status)).encode() {
-            // If even the refusals are not read, they are dropped.
+            // If the peer does not even read the refusals, they are dropped.
             let _full = connection.writing.try_send(mux::frames(connection.serving(), &bytes));
         }
     }

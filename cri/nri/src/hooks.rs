@@ -216,10 +216,11 @@ async fn snapshot(host: &Arc<dyn Host>) -> Snapshot {
 // === pods ===
 
 impl Nri {
-    /// A pod is complete, and the caller is about to report it. After an error the caller must remove the pod.
+    /// Sends RunPodSandbox: a pod is complete, and the caller is about to report it. After an error the caller must
+    /// remove the pod.
     ///
     /// # Errors
-    /// If a plugin refuses it.
+    /// If a plugin refuses the event.
     pub async fn run_pod(&self, id: &str, pod: impl FnOnce() -> PodSandbox) -> Result<(), Error> {
         let Some(mut chain) = self.chain().await else { return Ok(()) };
         chain.states.set(id, SentState::Alive);
@@ -237,10 +238,10 @@ impl Nri {
         result
     }
 
-    /// The resources of a pod are about to change.
+    /// Sends UpdatePodSandbox: the resources of a pod are about to change.
     ///
     /// # Errors
-    /// If a plugin refuses it.
+    /// If a plugin refuses the event.
     pub async fn update_pod(
         &self,
         pod: impl FnOnce() -> PodSandbox,
@@ -255,12 +256,12 @@ impl Nri {
         }
     }
 
-    /// The resources of a pod have changed.
+    /// Sends PostUpdatePodSandbox: the resources of a pod have changed.
     pub async fn post_update_pod(&self, pod: impl FnOnce() -> PodSandbox) {
         self.send_pod_event(Event::PostUpdatePodSandbox, pod).await;
     }
 
-    /// A pod's containers are stopped. Its network still exists.
+    /// Sends StopPodSandbox: a pod's containers are stopped. Its network still exists.
     pub async fn stop_pod(&self, id: &str, pod: impl FnOnce() -> PodSandbox) {
         let Some(mut chain) = self.chain().await else { return };
         if chain.states.stop(id) && chain.wants_any(&[Event::StopPodSandbox]) {
@@ -268,7 +269,7 @@ impl Nri {
         }
     }
 
-    /// A pod was removed.
+    /// Sends RemovePodSandbox: a pod was removed.
     pub async fn remove_pod(&self, id: &str, pod: impl FnOnce() -> PodSandbox) {
         let Some(mut chain) = self.chain().await else { return };
         if chain.states.remove(id) && chain.wants_any(&[Event::RemovePodSandbox]) {
@@ -288,11 +289,11 @@ impl Nri {
 // === containers ===
 
 impl Nri {
-    /// A container is about to be created. Returns the requested adjustments. After an error, or if the
-    /// creation fails, [`Nri::undo_create`] must follow.
+    /// Sends CreateContainer: a container is about to be created. Returns the requested adjustments. After an error, or
+    /// if the creation fails, [`Nri::undo_create`] must follow.
     ///
     /// # Errors
-    /// If a plugin refuses it, or plugins conflict.
+    /// If a plugin refuses the event, or plugins conflict.
     pub async fn create_container(
         &self,
         id: &str,
@@ -312,35 +313,34 @@ impl Nri {
         Ok(Some(creation.adjustment))
     }
 
-    /// Reports to plugins that a container was removed, because its creation failed after they were
-    /// called for it.
+    /// Reports to plugins that a container was removed: its creation failed after the plugins had been called for it.
     pub async fn undo_create(&self, id: &str, about: impl FnOnce() -> PodAndContainer) {
         self.remove_container(id, about).await;
     }
 
-    /// A container was created.
+    /// Sends PostCreateContainer: a container was created.
     pub async fn post_create_container(&self, about: impl FnOnce() -> PodAndContainer) {
         log(Event::PostCreateContainer, self.send(Event::PostCreateContainer, about).await);
     }
 
-    /// A container is about to be started.
+    /// Sends StartContainer: a container is about to be started.
     ///
     /// # Errors
-    /// If a plugin refuses it.
+    /// If a plugin refuses the event.
     pub async fn start_container(&self, about: impl FnOnce() -> PodAndContainer) -> Result<(), Error> {
         self.send(Event::StartContainer, about).await
     }
 
-    /// A container was started.
+    /// Sends PostStartContainer: a container was started.
     pub async fn post_start_container(&self, about: impl FnOnce() -> PodAndContainer) {
         log(Event::PostStartContainer, self.send(Event::PostStartContainer, about).await);
     }
 
-    /// A container's resources are about to change. Returns the resources as changed by plugins, if they
-    /// changed any.
+    /// Sends UpdateContainer: a container's resources are about to change. Returns the resources as changed by plugins.
+    /// `None` if the plugins changed nothing.
     ///
     /// # Errors
-    /// If a plugin refuses it, or plugins conflict.
+    /// If a plugin refuses the event, or plugins conflict.
     pub async fn update_container(
         &self,
         about: impl FnOnce() -> PodAndContainer,
@@ -357,12 +357,12 @@ impl Nri {
         Ok(change.changed.then_some(change.resources))
     }
 
-    /// A container's resources have changed.
+    /// Sends PostUpdateContainer: a container's resources have changed.
     pub async fn post_update_container(&self, about: impl FnOnce() -> PodAndContainer) {
         log(Event::PostUpdateContainer, self.send(Event::PostUpdateContainer, about).await);
     }
 
-    /// A container has stopped, by a call or by itself. The event is sent once.
+    /// Sends StopContainer: a container has stopped, by a call or by itself. The event is sent once.
     pub async fn stop_container(&self, id: &str, about: impl FnOnce() -> PodAndContainer) {
         let Some(mut chain) = self.chain().await else { return };
         if !chain.states.stop(id) || !chain.wants_any(&[Event::StopContainer]) {
@@ -374,7 +374,7 @@ impl Nri {
         self.perform(updates, Vec::new()).await;
     }
 
-    /// A container was removed. Sends the stop event first, if it was not sent.
+    /// Sends RemoveContainer: a container was removed. Sends StopContainer first, if it was not sent.
     pub async fn remove_container(&self, id: &str, about: impl FnOnce() -> PodAndContainer) {
         let Some(mut chain) = self.chain().await else { return };
         let stopped = chain.states.stop(id);

@@ -1,5 +1,5 @@
 //! Pre-installed plugins: every executable file named `<index>-<name>` in the plugin directory is started
-//! with the runtime. It inherits its socket as descriptor 3.
+//! with the runtime. The started plugin inherits its socket as descriptor 3.
 
 use std::fs::File;
 use std::io::{self, Read as _};

@@ -20,7 +20,7 @@ pub struct Conflict {
 /// The owners of all adjusted fields of all containers of one request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Owners {
-    /// In the form in which validators get them.
+    /// The owners in the form in which validators get them.
     pub plugins: OwningPlugins,
 }
 

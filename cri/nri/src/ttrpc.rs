@@ -1,6 +1,5 @@
 //! Frames of ttrpc, which is gRPC without HTTP/2. A frame has a header of ten bytes and a protobuf request or
-//! response. The header is length and stream (32 bits each, big-endian), type and flags (8 bits
-//! each).
+//! response. The header consists of length and stream (32 bits each, big-endian), then type and flags (8 bits each).
 
 use coracle_proto::ttrpc::{Request, Response, Status};
 use prost::Message;

@@ -44,7 +44,8 @@ pub fn mark_inherited_close_on_exec() -> io::Result<()> {
     close_range(FIRST, RawFd::MAX, libc::CLOSE_RANGE_CLOEXEC)
 }
 
-/// The descriptor by which a path names an open file, if it does. A process needs this descriptor to open the path.
+/// The descriptor in a path such as `/proc/self/fd/3`. `None` for any other path. A process needs this descriptor to
+/// open the path.
 #[must_use]
 pub fn descriptor_of(path: &Path) -> Option<RawFd> {
     path.strip_prefix(DIRECTORY).ok()?.to_str()?.parse().ok()
@@ -53,14 +54,14 @@ pub fn descriptor_of(path: &Path) -> Option<RawFd> {
 /// Gives the calling thread a descriptor table of its own, which has the standard streams and `keep` only. A program that
 /// is started from this thread then copies and closes no other descriptors of the process. A node has several thousand.
 ///
-/// The thread must not use descriptors that it did not open itself. This includes the wake-up of async tasks. It must end
-/// after its work, so that it does no other work.
+/// The thread must not use descriptors that it did not open itself. Waking an async task uses such a descriptor. The
+/// thread must do no other work and end after its work.
 ///
 /// # Errors
 /// The error of close_range(2). The thread may then still share the table of the process.
 pub fn detach_thread(keep: Option<RawFd>) -> io::Result<()> {
     let keep = keep.filter(|fd| *fd >= FIRST);
-    // The copy ends below the first closed descriptor, so the others are not visited.
+    // The kernel copies only descriptors below the first closed one, so it does not visit the others.
     close_range(keep.map_or(FIRST, |fd| fd.saturating_add(1)), RawFd::MAX, libc::CLOSE_RANGE_UNSHARE)?;
     match keep {
         Some(keep) if keep > FIRST => close_range(FIRST, keep - 1, 0),

@@ -28,8 +28,8 @@ const SUPPORTED_V1: [&str; 12] = [
     "freezer",
 ];
 
-/// Maximum number of scans of a cgroup while its processes are killed. A tree that forks faster than this
-/// stays alive.
+/// Maximum number of scans of a cgroup while its processes are killed. A tree of processes that forks faster than the
+/// scans stays alive.
 const MAX_KILL_SCANS: usize = 100;
 
 /// A cgroup operation that the kernel refused.
@@ -187,8 +187,8 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// Whether a path names a cgroup below a hierarchy's root. The root holds all processes of the machine:
-/// killing an empty path (a container whose cgroup is not known yet) would kill all of them.
+/// Whether a path names a cgroup below a hierarchy's root. The root holds all processes of the machine. A kill with an
+/// empty path (of a container whose cgroup is not known yet) would kill all of them.
 pub(crate) fn is_below_root(path: &str) -> bool {
     let mut parts = path.split('/').filter(|part| !part.is_empty()).peekable();
     parts.peek().is_some() && parts.all(|part| !matches!(part, "." | ".."))
@@ -388,7 +388,7 @@ mod tests {
         };
         fs::write(root.join("cpuset.cpus"), "0-1\n").unwrap();
         fs::write(root.join("cpuset.mems"), "0\n").unwrap();
-        // Created and not filled yet by another process: the parent, the cgroup itself, and both.
+        // Another process has created, but not yet filled, the parent, the cgroup itself, or both.
         for made in ["a", "b/c", "d/e/f"] {
             fs::create_dir_all(root.join(made)).unwrap();
         }

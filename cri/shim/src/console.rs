@@ -32,7 +32,7 @@ impl Console {
         &self.path
     }
 
-    /// Receives the master. The library sends it before it reports the container as created, so this never
+    /// Receives the master. The library sends the master before it reports the container as created, so this call never
     /// blocks.
     pub(crate) fn receive(self) -> io::Result<OwnedFd> {
         let (stream, _) = self.listener.accept()?;

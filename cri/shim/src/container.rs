@@ -35,7 +35,8 @@ pub(crate) enum Phase {
     },
     /// Its first process waits for the start signal.
     Created,
-    /// The start signal is sent. The report of the first process ends when the program runs.
+    /// The start signal is sent. The first process's report ends when its program runs, because the socket is
+    /// close-on-exec.
     Starting {
         call_id: CallId,
     },
@@ -70,20 +71,20 @@ pub(crate) enum StartChannel {
 pub(crate) struct Container {
     pub(crate) id: String,
     pub(crate) phase: Phase,
-    /// Pid of its first process, once that is ready. The process is a child of the shim, so its pid is not
+    /// Pid of its first process, set when that process is ready. The process is a child of the shim, so its pid is not
     /// reused before the shim reaps it.
     pub(crate) pid: i32,
     /// Where its first process waits for the start signal.
     pub(crate) start_channel: StartChannel,
     /// Cgroup path below each hierarchy's mount. Empty until the creator reports it.
     pub(crate) cgroup: String,
-    /// Whether the container shares a pid namespace, so that the kernel does not kill its other processes when the
-    /// first one ends.
+    /// Whether the container shares a pid namespace. If so, the kernel does not kill its other processes when the first
+    /// one ends.
     pub(crate) shares_pids: bool,
     /// OOM kills of the pod's cgroup before this container was created.
     pub(crate) pod_oom_kills: u64,
-    /// OOM notifications of its cgroup. They are used if the cgroup and its counter may be removed before the shim
-    /// reads them, and the pod's cgroup has no counter.
+    /// OOM notifications of its cgroup. They are used if the cgroup may be removed before the shim reads its counter,
+    /// and the pod's cgroup has no counter.
     pub(crate) oom_events: Option<OomEvents>,
     /// Mount point of its overlay.
     pub(crate) target: Option<PathBuf>,

@@ -147,7 +147,8 @@ pub(crate) fn run(request: &CreateRequest<'_>, reporter: Reporter) -> ! {
     kernel::die_with(request.shim);
     kernel::reset_signals();
     let _ = kernel::set_name(c"coracle-create");
-    // Containers of a pod do not share their keys. If this fails, they share the pod's keyring.
+    // Each container gets its own keyring, so that the containers of a pod do not share keys. If the call fails, the
+    // container uses the pod's keyring.
     let _ = kernel::new_session_keyring();
     let ends = [&request.ends.stdin, &request.ends.stdout, &request.ends.stderr];
     let mut keep: Vec<RawFd> = ends.into_iter().flatten().map(AsRawFd::as_raw_fd).collect();
@@ -254,8 +255,8 @@ fn mount_all(request: &CreateRequest<'_>, spec: &mut Spec, method: Method) -> Re
         user: request.user,
         images: request.images,
     };
-    // A staged root is mounted on the stage, and the first process mounts its root itself. In the remaining case the
-    // root is mounted here, in the shim's mount namespace, and is unmounted when the shim ends.
+    // With a user namespace the root is mounted on the stage. In a direct creation the first process mounts the root.
+    // Otherwise the root is mounted here, in the shim's mount namespace, and is unmounted when the shim ends.
     if let (Some(overlay), None, Method::Library) = (request.rootfs, request.user, method) {
         overlay::mount_at_target(overlay, label.as_deref()).map_err(CreateError::Rootfs)?;
     }
@@ -291,7 +292,8 @@ fn locate_root(
     Ok(root)
 }
 
-/// Puts volumes and, for a pod with a user namespace, device nodes on the stage, and moves it to its final path.
+/// Puts volumes on the stage and, for a pod with a user namespace, device nodes. Then moves the stage to its final
+/// path.
 fn fill_stage(
     stage: Stage,
     spec: &mut Spec,
@@ -308,9 +310,9 @@ fn fill_stage(
     stage.move_to_final_path().map_err(CreateError::Stage)
 }
 
-/// Sets the kernel parameters of the pod's namespaces, which this process is in. The library refuses them for
-/// a container that joins namespaces, because it assumes the host's. The author of the spec checked that the
-/// namespaces are the pod's own.
+/// Sets the kernel parameters of the pod's namespaces, which this process is in. The library refuses them for a
+/// container that joins namespaces: these could be the host's. The runtime that wrote the spec has checked that they
+/// are the pod's own.
 fn set_parameters(spec: &mut Spec, user: Option<&UserNamespace>) -> Result<(), CreateError> {
     let Some(linux) = spec.linux_mut() else { return Ok(()) };
     let parameters = linux.sysctl().clone().unwrap_or_default();

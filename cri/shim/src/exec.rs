@@ -1,8 +1,8 @@
 //! Exec: an additional process in a running container.
 //!
-//! Implemented here, because the container library's exec drops the seccomp profile and does not join a user
-//! namespace. It takes two forks. The first joins the container's cgroups and namespaces. The second is made
-//! with CLONE_PARENT and so is a child of the shim; it is in the pid namespace and becomes the program.
+//! The shim implements exec itself, because the container library's exec drops the seccomp profile and does not join a
+//! user namespace. An exec takes two forks. The first fork joins the container's cgroups and namespaces. The second
+//! fork is made with CLONE_PARENT, so it is a child of the shim. It is in the pid namespace and becomes the program.
 
 mod child;
 
@@ -64,7 +64,7 @@ pub(crate) struct Exec {
     pub(crate) call_id: Option<CallId>,
     /// Socket from which the terminal's master is received.
     pub(crate) console: Option<OwnedFd>,
-    /// Set if it ended before its report was read.
+    /// Set if the process ended before its report was read.
     pub(crate) exit: Option<Exit>,
 }
 

@@ -54,7 +54,7 @@ pub(crate) fn assume(process: &Process, filter: Option<&Filter>) -> Result<Vec<C
     if let Some(umask) = process.user().umask() {
         nix::sys::stat::umask(nix::sys::stat::Mode::from_bits_truncate(umask));
     }
-    // First as root; as the user if root has no permission.
+    // The process enters the directory as root, or as the user if root has no permission.
     let entered = enter_cwd_as_root(process);
     let groups = process.user().additional_gids().clone().unwrap_or_default();
     let user = |source| IdentityError::User { uid, gid, source };
@@ -91,8 +91,9 @@ fn is_inside(path: impl Fn() -> String) -> Result<(), IdentityError> {
     }
 }
 
-/// Drops capabilities and loads the seccomp filter. Loading needs CAP_SYS_ADMIN or no-new-privileges. Without
-/// no-new-privileges the filter is loaded before the capabilities are dropped; with it, as late as possible.
+/// Drops capabilities and loads the seccomp filter. Loading needs CAP_SYS_ADMIN or no-new-privileges. With
+/// no-new-privileges the filter is loaded as late as possible. Otherwise it is loaded before the capabilities are
+/// dropped.
 fn restrict(
     process: &Process,
     filter: Option<&Filter>,
@@ -102,7 +103,7 @@ fn restrict(
     let no_new_privileges = process.no_new_privileges() == Some(true);
     let syscall = create_syscall();
     let failed = |error: SyscallError| IdentityError::Capabilities(error.into());
-    // The change of the user cleared the effective set. It is needed until the last step.
+    // The change of the user cleared the effective set, which is needed until the last step.
     capabilities::reset_effective(syscall.as_ref()).map_err(failed)?;
     if !no_new_privileges {
         load()?;

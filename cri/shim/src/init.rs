@@ -1,14 +1,14 @@
 //! Process 1 of a pod's shared pid namespace. It waits until the shim ends. It ignores SIGCHLD, so the kernel
 //! reaps orphans for it.
 //!
-//! A container with CAP_SYS_PTRACE can reach everything that process 1 has. So it has as little as possible:
+//! A container with CAP_SYS_PTRACE can reach everything that process 1 has. So process 1 has as little as possible:
 //! - [`root`]: a mount namespace of its own, whose only mount is a read-only tmpfs with the program;
 //! - [`program`]: an executable of its own, without memory of the shim or files of the node;
 //! - [`confine`]: the user and the profiles that the pod requests, and no capability except CAP_SYS_PTRACE;
 //! - two pipes as its standard streams.
 //!
-//! With SELinux it gets the pod's label, as the pause process of other runtimes does. So the pod's containers
-//! may inspect process 1. A process changes its label only when it executes a program.
+//! With SELinux process 1 gets the pod's label, like the pause process of other runtimes. So the pod's containers may
+//! inspect process 1. A process changes its label only when it executes a program.
 
 use std::io;
 use std::os::fd::{AsRawFd as _, OwnedFd, RawFd};
@@ -32,9 +32,10 @@ const NAME: &std::ffi::CStr = c"coracle-init";
 /// The program in the root directory of process 1.
 const PROGRAM: &std::ffi::CStr = c"/coracle-init";
 
-/// Descriptor of the pipe that the program waits on: it ends when the pipe is closed.
+/// Descriptor of the pipe that the program waits on. The program ends when the pipe is closed.
 const LIFELINE: RawFd = 0;
-/// Descriptors on which the program reports that it waits, or on which an error is reported.
+/// Descriptors of the report pipe. The program reports there that it waits. Before the program runs, an error is
+/// reported there.
 const REPORT_FDS: [RawFd; 2] = [1, 2];
 /// The program's report that it waits.
 const WAITING: u8 = b'+';
@@ -101,7 +102,7 @@ impl Init {
         }))
     }
 
-    /// Forks it in a new pid namespace and returns its pid.
+    /// Forks process 1 in a new pid namespace and returns its pid.
     pub(crate) fn start(&self) -> io::Result<i32> {
         match kernel::clone(libc::CLONE_NEWPID, libc::SIGCHLD)? {
             Fork::Parent(pid) => Ok(pid),
@@ -136,7 +137,7 @@ impl Init {
         self.set_label();
         self.connect().map_err(InitError::Streams)?;
         kernel::ignore_children();
-        // Needs /proc, which is not in the new root.
+        // This step needs /proc, which is not in the new root.
         self.confinement.set_apparmor_profile()?;
         let label = Some(self.mount_label.as_str()).filter(|label| !label.is_empty());
         root::enter(label).map_err(InitError::Root)?;
@@ -146,8 +147,8 @@ impl Init {
         Err(InitError::Program(errno))
     }
 
-    /// Sets the pod's SELinux label for the program. Without a label, or if the policy refuses it, process 1
-    /// keeps the shim's label; then the pod's containers cannot inspect process 1.
+    /// Sets the pod's SELinux label for the program. Without a label, or if the policy refuses the label, process 1
+    /// keeps the shim's label. Then the pod's containers cannot inspect process 1.
     fn set_label(&self) {
         if self.process_label.is_empty() {
             return;
@@ -182,7 +183,7 @@ impl Process1 {
         &self.namespace
     }
 
-    /// Kills it; the kernel then kills all processes of its namespace.
+    /// Kills process 1. The kernel then kills all processes of its namespace.
     pub(crate) fn kill(&self) {
         let _already_ended = kernel::send_signal(&self.pidfd, libc::SIGKILL);
     }

@@ -38,8 +38,8 @@ const RESOLVE_NO_XDEV: u64 = 0x01;
 const RESOLVE_NO_MAGICLINKS: u64 = 0x02;
 const RESOLVE_NO_SYMLINKS: u64 = 0x04;
 
-/// Maximum attempts to open a path below a root. If any process of the machine renames a file while the kernel resolves a
-/// `..`, openat2(2) returns EAGAIN: it cannot exclude that the `..` led out of the root.
+/// Maximum attempts to open a path below a root. openat2(2) returns EAGAIN if any process of the machine renames a file
+/// while the kernel resolves a `..`. The kernel then cannot exclude that the `..` led out of the root.
 const OPEN_ATTEMPTS: u32 = 1000;
 
 fn check(result: c_long) -> io::Result<c_int> {
@@ -70,7 +70,7 @@ pub(crate) fn fork() -> io::Result<Fork> {
     }
 }
 
-/// Forks a child that runs `work` and exits. The shim's general reaping collects it.
+/// Forks a child that runs `work` and exits. The shim's event loop reaps the child.
 pub(crate) fn fork_briefly(work: impl FnOnce()) -> io::Result<()> {
     match fork()? {
         Fork::Parent(_) => Ok(()),
@@ -132,8 +132,8 @@ pub(crate) fn leave(code: i32) -> ! {
     unsafe { libc::_exit(code) }
 }
 
-/// Closes every descriptor except the standard ones and `keep`. If it fails, no container may run: it would
-/// inherit the rest.
+/// Closes every descriptor except the standard ones and `keep`. After an error no container may run: it would inherit
+/// the other descriptors.
 pub(crate) fn close_all_but(keep: &[RawFd]) -> io::Result<()> {
     let mut keep: Vec<c_uint> =
         keep.iter().filter_map(|fd| c_uint::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
@@ -206,7 +206,7 @@ pub(crate) fn new_session_keyring() -> io::Result<()> {
     check(unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, no_name) }).map(drop)
 }
 
-/// Makes orphans among the descendants children of this process. It also holds after execve.
+/// Makes orphans among the descendants children of this process. The setting stays after execve.
 pub(crate) fn become_subreaper() -> io::Result<()> {
     prctl(libc::PR_SET_CHILD_SUBREAPER, 1)
 }
@@ -219,7 +219,7 @@ pub(crate) fn die_with(parent: i32) {
     }
 }
 
-/// Sends this process SIGKILL when its parent dies. A change of ids clears it.
+/// Sends this process SIGKILL when its parent dies. A change of ids clears this setting.
 pub(crate) fn die_with_parent() -> io::Result<()> {
     prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL as usize)
 }
@@ -283,7 +283,7 @@ pub(crate) fn dup_to(fd: RawFd, standard: RawFd) -> io::Result<()> {
     check(c_long::from(unsafe { libc::dup2(fd, standard) })).map(drop)
 }
 
-// The calls with ids of 32 bits. On arm the older names take ids of 16 bits.
+// These calls take ids of 32 bits. On arm the older names take ids of 16 bits.
 #[cfg(not(target_arch = "arm"))]
 const SET_USER_IDS: c_long = libc::SYS_setresuid;
 #[cfg(not(target_arch = "arm"))]
@@ -348,7 +348,7 @@ fn open_at(root: impl AsFd, path: &Path, flags: c_int, resolve: u64) -> io::Resu
     }
 }
 
-/// fsetxattr(2): an extended attribute of an open file.
+/// fsetxattr(2): sets an extended attribute of an open file.
 pub(crate) fn set_attribute(file: impl AsFd, name: &std::ffi::CStr, value: &[u8]) -> io::Result<()> {
     let file = file.as_fd().as_raw_fd();
     // SAFETY: the string outlives the call, and so does the value, whose length is given.
@@ -474,7 +474,7 @@ pub(crate) fn adopt(fds: Vec<RawFd>) -> Vec<OwnedFd> {
     fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
 }
 
-/// Borrows a descriptor in a forked child, whose owner lives in the parent.
+/// Borrows a descriptor in a forked child. The owner of the descriptor is a value in the parent.
 pub(crate) fn borrow(fd: RawFd) -> std::os::fd::BorrowedFd<'static> {
     // SAFETY: used in forked children only, in which no value closes the copy before the process ends.
     unsafe { std::os::fd::BorrowedFd::borrow_raw(fd) }

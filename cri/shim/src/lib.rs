@@ -109,9 +109,9 @@ pub fn main(args: ShimArgs) -> ExitCode {
 
 /// Gives the calling thread, and the processes that it starts, an empty session keyring.
 ///
-/// A program that starts shims calls this before it has threads. Otherwise containers could read the keys of the session
-/// in which it was started, such as Kerberos tickets of an administrator. Each shim makes a keyring of its own, but
-/// cannot do so after a container has used up root's quota of keys.
+/// A program that starts shims calls this before it has threads. Otherwise containers could read the keys of the
+/// program's session, such as Kerberos tickets of an administrator. Each shim makes a keyring of its own, but cannot do
+/// so after a container has used up root's quota of keys.
 ///
 /// # Errors
 /// On a kernel without keys, and if root has used up its quota.
@@ -128,7 +128,7 @@ fn run(dir: &Path) -> Result<(), StartError> {
     let bytes = std::fs::read(&path).map_err(|source| StartError::Read { path: path.clone(), source })?;
     let mut config =
         SandboxConfig::decode(bytes.as_slice()).map_err(|source| StartError::Decode { path, source })?;
-    // Before the first fork, because children inherit the limit.
+    // The limit is set before the first fork, because children inherit it.
     limit_open_files(config.open_files).map_err(StartError::OpenFiles)?;
     let (side, hierarchies, cgroups) = setup::fork_into_cgroup(&config).map_err(StartError::Setup)?;
     if let Fork::Parent(pid) = side {
@@ -143,7 +143,7 @@ fn run(dir: &Path) -> Result<(), StartError> {
     Shim::new(config, dir.to_owned(), pod).serve().map_err(StartError::Loop)
 }
 
-/// Sets the soft limit of open descriptors: the runtime may have more than its pods start with.
+/// Sets the soft limit of open descriptors for the pod. The inherited limit of the runtime may be higher.
 fn limit_open_files(soft: u64) -> nix::Result<()> {
     if soft == 0 {
         return Ok(());

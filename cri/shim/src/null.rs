@@ -63,7 +63,8 @@ mod tests {
         }
         let mount = mount().unwrap();
         let path = format!("/proc/self/fd/{}", mount.as_raw_fd());
-        // The current mode: without the read-only mount the call would succeed and change nothing.
+        // The test sets the current mode. So the call changes nothing if it succeeds, as it does without the read-only
+        // mount.
         let mode = std::fs::metadata(&path).unwrap().permissions();
         let refused = std::fs::set_permissions(&path, mode).unwrap_err();
         assert_eq!(refused.kind(), io::ErrorKind::ReadOnlyFilesystem);

@@ -46,7 +46,7 @@ impl OomEvents {
         Ok(events)
     }
 
-    /// Whether an OOM happened. The cgroup has been removed; this waits for the kernel's removal event.
+    /// Whether an OOM happened. The cgroup has been removed. The call waits for the kernel's removal event.
     pub(crate) fn has_occurred(&self) -> bool {
         // Without the removal event, one signal might be the removal itself.
         let _ = poll(

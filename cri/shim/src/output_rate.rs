@@ -1,12 +1,12 @@
 //! The speed at which a container's output is read. Pure.
 //!
-//! A container that writes faster blocks in write(2). Without the limit, a container could write all the time. It
-//! would occupy the disk of the node's store and the processor time of other pods' shims. Copying and formatting the
-//! output costs the shim more than writing it costs the container.
+//! A container that writes faster than the limit blocks in write(2). Without the limit, a container could write all the
+//! time. It would occupy the disk of the node's store and the processor time of other pods' shims. Copying and
+//! formatting the output costs the shim more than writing it costs the container.
 
 use std::time::{Duration, Instant};
 
-/// Bytes per second that a container may write on average, or its log may grow if that is more.
+/// Maximum average of a container in bytes per second. The larger of its output and the growth of its log counts.
 const PER_SECOND: u64 = 16 << 20;
 /// Bytes that a container may write at once.
 const BURST: u64 = 64 << 20;
@@ -61,7 +61,7 @@ mod tests {
 
     const READ: usize = 64 << 10;
 
-    /// Bytes that a container which never stops writing has written after `seconds`.
+    /// Bytes that are written after `seconds` by a container that never stops writing.
     fn written_in(seconds: u64) -> u64 {
         let begin = Instant::now();
         let (mut rate, mut now, mut written) = (OutputRate::default(), begin, 0);

@@ -59,8 +59,8 @@ fn configure(layers: &[String], overlay: &Overlay, label: Option<&str>) -> io::R
     if !overlay.upper.is_empty() {
         kernel::fs_set(&fs, c"upperdir", Path::new(&overlay.upper))?;
         kernel::fs_set(&fs, c"workdir", Path::new(&overlay.work))?;
-        // Without `volatile` every unmount flushes the upper file system to the disk. Nothing is lost with
-        // it: a container's own layer is not used after a reboot. Kernels before 5.10 do not support it and
+        // Without `volatile` every unmount flushes the upper file system to the disk. With `volatile` nothing is lost,
+        // because a container's own layer is not used after a reboot. Kernels before 5.10 do not support `volatile` and
         // are only slower.
         let _ = kernel::fs_set_flag(&fs, c"volatile");
     }

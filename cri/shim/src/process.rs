@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind};
 use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::path::Path;
 
-/// A pid namespace of the pod. The runtime refers to it by the path of this process.
+/// A pid namespace of the pod. The runtime refers to the namespace by the path `/proc/PID/ns/pid` of the process `pid`.
 #[derive(Debug)]
 pub(crate) struct PidNamespace {
     pub(crate) pid: i32,

@@ -1,6 +1,6 @@
 //! The report of a forked child to the shim: one message per packet over a private socket.
 //!
-//! It is a socket, not a pipe, because a pipe can be opened a second time through `/proc/PID/fd` and a socket cannot
+//! It is a socket, not a pipe. A pipe can be opened a second time through `/proc/PID/fd`, a socket cannot
 //! (`sock_no_open` in net/socket.c). The kernel adds the sender of every message (`SCM_CREDENTIALS`, unix(7)). The shim
 //! accepts a message only from a process that may send it, see [`Senders`]. The child's end is close-on-exec. So end of
 //! file means that the program runs, or that the child has ended.
@@ -191,7 +191,7 @@ impl Report {
     /// An error with the causes that were received before, outermost first.
     pub(crate) fn error(&mut self, kind: Kind, message: &str) -> CallError {
         let causes = std::mem::take(&mut self.causes);
-        // The library logs the innermost cause first, and some causes on every level.
+        // The library logs the innermost cause first, and repeats some causes on every level.
         let mut text = message.to_owned();
         for cause in causes.iter().rev().filter(|cause| !message.contains(cause.as_str())) {
             text.push_str(": ");
@@ -301,7 +301,7 @@ mod tests {
         assert_eq!(report.error(Kind::Internal, "outer").message, "outer: middle: inner");
     }
 
-    /// The other process has the socket, as a container's process would have it if it inherited the descriptor.
+    /// The other process has the socket, like a container's process that inherited the descriptor.
     #[test]
     fn a_message_of_another_process_is_ignored() {
         let (mut report, child_end) = pair();

@@ -2,7 +2,7 @@
 //!
 //! The container is created like any other. Its first process waits in its cgroup, with its root, mounts and streams.
 //! CRIU takes the root, the external mounts (the pod's files, volumes, the cgroup) and the pipes from that process.
-//! Everything else is in the images. The restored first process is a child of the shim, like the one it replaces.
+//! Everything else is in CRIU's images. The restored first process is a child of the shim, like the one it replaces.
 
 use std::ffi::CString;
 use std::fs::{self, File};

@@ -27,8 +27,8 @@ pub(crate) fn context_of<'a>(kind: &str, label: Option<&'a str>) -> Option<&'a s
     label.filter(|_| LABELLED.contains(&kind))
 }
 
-/// Moves the mount label to the options of those mounts that support it. The library would add it to every
-/// type, also to mounts of the pod that exist already, which the kernel refuses.
+/// Moves the mount label to the options of those mounts that support it. The library would add the label to mounts of
+/// every type, also to existing mounts of the pod. The kernel refuses that.
 pub(crate) fn prepare_for_library(spec: &mut Spec) {
     let Some(label) = mount_label(spec).map(str::to_owned) else { return };
     for entry in spec.mounts_mut().iter_mut().flatten() {
@@ -43,7 +43,8 @@ pub(crate) fn prepare_for_library(spec: &mut Spec) {
     }
 }
 
-/// Adds a label to options of mount(2). It is quoted, because its commas would separate options.
+/// Adds a label to options of mount(2). The label is quoted, because commas separate options and a label may contain
+/// commas.
 pub(crate) fn with_context(options: &str, label: Option<&str>) -> String {
     match label {
         None => options.to_owned(),

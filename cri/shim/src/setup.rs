@@ -88,10 +88,10 @@ pub(crate) struct OwnCgroups {
 // === impl OwnCgroups ===
 
 impl OwnCgroups {
-    /// Makes the cgroups of the shim. Containers leave them only in the hierarchies whose controllers limit containers,
-    /// and stay in them in the other hierarchies. Root of a container can mount such a cgroup in a user namespace of
-    /// its own, and kill or freeze the processes in it. So in the other hierarchies each pod has its own cgroup below
-    /// `path`, which the runtime removes with the pod.
+    /// Makes the cgroups of the shim. A container gets its own cgroup only in hierarchies whose controllers limit
+    /// containers. In the other hierarchies it stays in the shim's cgroup. Root of a container can mount that cgroup in
+    /// a user namespace of its own, and kill or freeze its processes. So in the other hierarchies each pod has its own
+    /// cgroup below `path`. The runtime removes it with the pod.
     fn make(hierarchies: &[Hierarchy], path: &str, sandbox_id: &str) -> Result<Self, CgroupError> {
         if path.is_empty() {
             return Ok(Self { entered_unified: true, ..Self::default() });
@@ -107,9 +107,9 @@ impl OwnCgroups {
         Ok(Self { entered_unified: unified.is_empty(), v1, unified })
     }
 
-    /// The cgroups in addition to a systemd scope: cgroups of v1 hierarchies that systemd does not manage. All shims of
-    /// a slice share the slice's cgroup where containers have their own. Elsewhere each pod has its own below it, as
-    /// with [`make`](Self::make).
+    /// The cgroups in addition to a systemd scope: cgroups of v1 hierarchies that systemd does not manage. In
+    /// hierarchies where containers have their own cgroup, all shims of a slice share the slice's cgroup. In the other
+    /// hierarchies each pod has its own cgroup below it, as with [`make`](Self::make).
     fn outside_scope(hierarchies: &[Hierarchy], slice: &str, sandbox_id: &str) -> Result<Self, CgroupError> {
         let path = unit::slice_path(slice);
         let mut v1 = Vec::new();
@@ -201,8 +201,8 @@ pub(crate) fn enter(
 }
 
 /// Makes the pod's namespaces. The mount namespace always belongs to the node's user namespace: the shim makes mounts
-/// there that root of the pod is not permitted to make. Returns the pod's user namespace, and the pid of process 1 if
-/// it had to be forked inside that namespace (else 0).
+/// there that root of the pod is not permitted to make. Returns the pod's user namespace and the pid of process 1. The
+/// pid is 0 unless process 1 had to be forked inside that namespace.
 fn make_namespaces(
     config: &SandboxConfig,
     init: Option<&Init>,
@@ -260,8 +260,8 @@ pub(crate) fn set_parameters(
     Ok(())
 }
 
-/// The path of a parameter below /proc/sys. Dots separate, and a slash stands for a dot within a part, as in
-/// sysctl(8). A name whose first separator is a slash is used as it is. `None` if the path would leave
+/// The path of a parameter below /proc/sys. Dots separate the parts of the name. A slash stands for a dot within a
+/// part, as in sysctl(8). A name whose first separator is a slash is used as it is. `None` if the path would leave
 /// /proc/sys.
 fn parameter_path(name: &str) -> Option<PathBuf> {
     let dot_first = name.find('.').is_some_and(|dot| name.find('/').is_none_or(|slash| dot < slash));
@@ -323,7 +323,7 @@ mod tests {
             fs::create_dir_all(&mount).unwrap();
             Hierarchy::new(&mount.to_string_lossy(), controllers)
         };
-        // The creator moves containers out of the shim's cgroups only where there are controllers.
+        // The creator moves containers out of the shim's cgroups only in hierarchies with controllers.
         let hybrid =
             [hierarchy("memory", "memory"), hierarchy("systemd", "name=systemd"), hierarchy("unified", "")];
         let own = OwnCgroups::make(&hybrid, "/node/shims", "1a").unwrap();

@@ -66,11 +66,11 @@ enum Source {
     Agent,
     Report(u32),
     Output(u32, Output),
-    /// The container's terminal, which has queued input and is to become writable.
+    /// The container's terminal, if it has queued input. The loop waits until the terminal is writable.
     Master(u32),
     /// Input of an attached terminal, by the socket's descriptor.
     Terminal(u32, i32),
-    /// An attached reader that closed its pipe, by the pipe's descriptor.
+    /// The pipe of an attached reader, by its descriptor. The loop detects that the reader has closed the pipe.
     Reader(u32, i32),
     Dying(u32),
     ExecReport(u32),
@@ -121,7 +121,7 @@ impl Shim {
         let mut fds: Vec<PollFd<'_>> =
             watched.iter().map(|(_, fd, flags)| PollFd::new(*fd, *flags)).collect();
         let timeout = self.next_deadline(now).map(|at| at.saturating_duration_since(Instant::now()));
-        // Rounded up: a timeout that ends just before the deadline would spin.
+        // The timeout is rounded up, because the loop would spin if it woke up just before the deadline.
         let timeout = timeout.map(|t| t + Duration::from_millis(1));
         let timeout =
             timeout.map_or(PollTimeout::NONE, |t| PollTimeout::try_from(t).unwrap_or(PollTimeout::MAX));

@@ -84,13 +84,13 @@ impl Mapping {
         Self { uids: list(uids), gids: list(gids) }
     }
 
-    /// The node's uid and gid of root inside.
+    /// The node's uid and gid of the namespace's root.
     pub(crate) fn root(&self) -> (u32, u32) {
         self.host_ids(0, 0)
     }
 
-    /// The node's ids for ids inside. An id without a mapping is returned unchanged; it is not accessible
-    /// inside.
+    /// The node's ids for ids of the namespace. An id without a mapping is returned unchanged; it is not accessible in
+    /// the namespace.
     pub(crate) fn host_ids(&self, uid: u32, gid: u32) -> (u32, u32) {
         (host_id(&self.uids, uid), host_id(&self.gids, gid))
     }
@@ -140,7 +140,7 @@ fn make_inside(inside: &InnerNamespaces<'_>) -> nix::Result<i32> {
     kernel::set_ids(0, 0).map_err(errno)?;
     unshare(inside.flags)?;
     let Some(init) = inside.init else { return Ok(0) };
-    // CLONE_PARENT: it becomes a child of the shim.
+    // With CLONE_PARENT, process 1 becomes a child of the shim.
     match kernel::clone(libc::CLONE_NEWPID | libc::CLONE_PARENT, 0).map_err(errno)? {
         Fork::Parent(pid) => Ok(pid),
         Fork::Child => init.run(),

@@ -125,7 +125,7 @@ fn runtime() -> tokio::runtime::Runtime {
 
 fn run(suite: Suite) -> ExitCode {
     keys::add_key_of_the_runtime();
-    // Shared, as systemd mounts it. The change stays in the mount namespace of `unshare`.
+    // The root mount is shared, as on a machine with systemd. The change stays in the mount namespace of `unshare`.
     let (none, flags) = (None::<&str>, nix::mount::MsFlags::MS_REC | nix::mount::MsFlags::MS_SHARED);
     nix::mount::mount(none, "/", none, flags, none).unwrap();
     let tests = TESTS.iter().map(|(name, test)| -> Test {

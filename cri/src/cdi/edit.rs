@@ -13,7 +13,7 @@ use oci_spec::runtime::{
 use super::error::CdiError;
 use super::spec::{ContainerEdits, DeviceNode, Hook, Mount};
 
-/// Applies the changes.
+/// Applies the changes of a device to a spec.
 pub(super) fn apply(spec: &mut Spec, device: &str, edits: &ContainerEdits) -> Result<(), CdiError> {
     let unsupported = |what| Err(CdiError::Unsupported { device: device.to_owned(), what });
     if !edits.net_devices.is_empty() {

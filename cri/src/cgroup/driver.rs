@@ -37,6 +37,8 @@ impl std::fmt::Display for CgroupDriver {
 // === impl Layout ===
 
 impl Layout {
+    /// The layout of the cgroups below `root`.
+    ///
     /// # Errors
     /// If the path cannot be the root.
     pub(crate) fn new(driver: CgroupDriver, root: &str) -> Result<Self, String> {
@@ -110,8 +112,8 @@ impl Layout {
         }
     }
 
-    /// The cgroup of a pod's shim and containers in the hierarchies in which containers have no cgroup of their own, and
-    /// systemd makes none. A hierarchy without controllers beside v1 is an example.
+    /// The cgroup that the shim and the containers of a pod share in some hierarchies. In these hierarchies containers
+    /// have no cgroup of their own, and systemd makes none. A hierarchy without controllers beside v1 is an example.
     pub(crate) fn shim_of_pod(&self, sandbox_id: &str) -> String {
         match self.driver {
             CgroupDriver::Cgroupfs => format!("{}/{sandbox_id}", self.shims_directory()),
@@ -119,7 +121,8 @@ impl Layout {
         }
     }
 
-    /// The parent of all these cgroups. `None` if it also has the cgroups of slices and scopes.
+    /// The parent of the cgroups of all shims. `None` with the systemd driver: there the parents also contain slices
+    /// and scopes.
     pub(crate) fn shims(&self) -> Option<String> {
         match self.driver {
             CgroupDriver::Cgroupfs => Some(self.shims_directory()),

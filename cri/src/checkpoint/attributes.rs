@@ -1,7 +1,7 @@
 //! Extended attributes of changed files, as PAX records (`SCHILY.xattr.NAME`, as in GNU tar and Go).
 //!
-//! Only attributes of the file itself are archived: of users, capabilities, access lists. Labels of security modules and
-//! `trusted.` attributes belong to the machine and to overlayfs, and have no meaning in another layer.
+//! Only attributes of the file itself are archived: user attributes, capabilities and access lists. Labels of security
+//! modules and `trusted.` attributes belong to the machine and to overlayfs, and have no meaning in another layer.
 
 use std::ffi::OsStr;
 use std::io;
@@ -11,13 +11,13 @@ use nix::errno::Errno;
 
 /// Prefix of a record's key.
 const KEY: &str = "SCHILY.xattr.";
-/// Maximum bytes of all attributes of one file: the limit of the readers.
+/// Maximum bytes of all attributes of one file. Readers of archives have the same limit.
 const MAX_BYTES: usize = 1 << 20;
 /// Maximum bytes of a record without its key and value.
 const RECORD: usize = 16;
 
 /// The records of a file; links are followed. An attribute that an archive cannot contain is left out with a warning.
-/// A container must not be able to prevent its checkpoint, which can serve to analyse it.
+/// A container must not be able to prevent its checkpoint, because a checkpoint can serve to analyse the container.
 pub(super) fn records(of: &str, path: &Path) -> io::Result<Vec<(String, Vec<u8>)>> {
     let names = match xattr::list_deref(of) {
         Err(error) if error.raw_os_error() == Some(Errno::ENOTSUP as i32) => return Ok(Vec::new()),

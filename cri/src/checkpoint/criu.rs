@@ -101,7 +101,7 @@ pub(super) fn running_criu(build_dir: &Path) -> Vec<i32> {
 
 /// Recognises CRIU by its command line. A process that has ended has no command line.
 fn has_working_directory(pid: i32, build_dir: &Path) -> bool {
-    // The directory is one of the first arguments, so it is in the beginning that is read.
+    // The directory is one of the first arguments, so the part of the command line that is read contains it.
     let line = pidfd::command_line(pid);
     let mut words = line.split(|byte| *byte == 0);
     let wanted = build_dir.as_os_str().as_bytes();
@@ -117,7 +117,7 @@ pub(super) async fn ended(build_dir: &Path) -> io::Result<()> {
         }
         for pid in pids {
             match pidfd::open(pid) {
-                // The pid may have been reused: the command line is read again.
+                // The pid may have been reused, so the command line is read again.
                 Ok(process) if has_working_directory(pid, build_dir) => {
                     drop(pidfd::watch(process)?.readable().await?)
                 }
@@ -173,13 +173,13 @@ fn external(mountinfo: &str, own: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     mounts().filter(|(device, _)| !devices.contains(device)).map(|(_, place)| place).collect()
 }
 
-/// Whether CRIU takes an external mount point for another one: its options are `mnt[MOUNT POINT]:VALUE`. A symlink of an
+/// Whether CRIU misreads the name of an external mount point in its option `mnt[MOUNT POINT]:VALUE`. A symlink of an
 /// image can give a mount point any name. So a restore could mount a directory of the host (CVE-2026-119101).
 pub(super) fn is_misread(mount_point: &Path) -> bool {
     mount_point.as_os_str().as_bytes().windows(2).any(|pair| pair == b"]:")
 }
 
-/// Device and mount point of a line.
+/// The device and the mount point in a line of a mountinfo.
 fn mount_of(line: &str) -> Option<(&str, PathBuf)> {
     let mut fields = line.split(' ').skip(2);
     let device = fields.next()?;

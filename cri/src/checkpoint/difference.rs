@@ -1,8 +1,8 @@
 //! The changed files of a container's root file system: the contents of its writable layer.
 //!
-//! The container is frozen meanwhile, but other processes can change its files: a container with a shared pid namespace
-//! reaches its root. Its files are untrusted. So files are not opened by path, links are not followed, and only regular files
-//! are opened for reading.
+//! The container is frozen meanwhile, but other processes can change its files: another container in the same pid
+//! namespace reaches its root. Its files are untrusted. So files are not opened by path, links are not followed, and
+//! only regular files are opened for reading.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, OsStr};
@@ -29,12 +29,12 @@ const MAX_PATH: usize = 4095;
 const NAMES_MAX: usize = 64 << 20;
 /// Bytes that count for each kept path in addition to its length.
 const NAME_OVERHEAD: usize = 64;
-/// Maximum parts of a sparse file with data between its holes. The archive's builder has all of them in memory. A restore
-/// refuses more, where the end of the file counts as one.
+/// Maximum data segments of a sparse file. The archive's builder keeps the list of segments in memory. A restore
+/// refuses longer lists; there the end of the file counts as a segment.
 const SEGMENTS_MAX: usize = (1 << 16) - 1;
 
-/// Archives the contents of a writable layer. Returns the paths that it deletes from lower layers. Mount points are left
-/// out: they belong to the runtime.
+/// Archives the contents of a writable layer. Returns the paths that the layer deletes from lower layers. Mount points
+/// are left out, because they belong to the runtime.
 pub(super) fn archive(
     upper: &Path,
     lower: &[PathBuf],
@@ -117,7 +117,7 @@ fn lower_directory(layer: &Path, path: &Path) -> Option<Dir> {
     Dir::new(openat2(layer, path, flags, Mode::empty(), resolve).ok()?).ok()
 }
 
-/// Refuses a file with data in more than `most` parts between its holes. The file is read from its beginning afterwards.
+/// Refuses a sparse file with more than `most` data segments. Sets the file's offset to 0.
 fn limit_segments(file: &File, most: usize) -> io::Result<()> {
     let mut end = 0;
     let next = || {
@@ -263,7 +263,7 @@ impl Writing<'_> {
         if state(&before) == state(&after) {
             return Ok(());
         }
-        // The entry's size in the archive would be wrong.
+        // Without this error the entry's size in the archive would be wrong.
         let why = format!("{} was changed while it was read", path.display());
         Err(io::Error::new(io::ErrorKind::Interrupted, why))
     }
@@ -276,7 +276,8 @@ impl Writing<'_> {
         self.archive.append_data(&mut header, path, io::empty())
     }
 
-    /// Records entries of lower layers below an opaque directory as deleted, unless the directory has them again.
+    /// Records entries of lower layers below an opaque directory as deleted, unless the directory has an entry of the
+    /// same name.
     fn add_hidden(&mut self, there: &File, path: &Path) -> io::Result<()> {
         for layer in self.lower {
             let Some(entries) = lower_directory(layer, path) else { continue };
@@ -499,7 +500,7 @@ mod tests {
         fs::hard_link(upper.join("bin/link"), upper.join("bin/link2")).expect("link");
         mknod(&upper.join("fifo"), SFlag::S_IFIFO, NixMode::from_bits_truncate(0o600), 0).expect("a FIFO");
         mknod(&upper.join("bin/gone"), SFlag::S_IFCHR, NixMode::empty(), 0).expect("a whiteout");
-        // CAP_NET_RAW, and a value with arbitrary bytes.
+        // The attributes are the capability CAP_NET_RAW, and a value with arbitrary bytes.
         let capability = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         xattr::set(&long, "security.capability", &capability).expect("capability");
         xattr::set(&long, "user.note", b"a=b\n\0\xff").expect("attribute");
@@ -518,7 +519,7 @@ mod tests {
         let to = dir.path().join("diff.tar");
         let deleted = archive(&upper, &[lower], &[], &to).expect("archive");
         assert_eq!(deleted, ["/bin/gone", "/made/old"].map(PathBuf::from).into());
-        // GNU tar extracts the same.
+        // GNU tar extracts the same files.
         let gnu = dir.path().join("gnu");
         fs::create_dir(&gnu).expect("make");
         let mut tar = std::process::Command::new("tar");

@@ -90,7 +90,7 @@ fn mount_destinations(config: &cri::ContainerConfig) -> BTreeSet<(&str, bool)> {
     config.mounts.iter().map(|mount| (mount.container_path.trim_end_matches('/'), mount.readonly)).collect()
 }
 
-/// Refuses what CRIU cannot restore with our options.
+/// Refuses configurations that CRIU cannot restore with the options that Coracle uses.
 fn restorable(sandbox: &cri::PodSandboxConfig, config: &cri::ContainerConfig) -> Result<(), String> {
     let security = config.linux.as_ref().and_then(|linux| linux.security_context.as_ref());
     let options = security.and_then(|security| security.namespace_options.as_ref());
@@ -114,7 +114,7 @@ fn restorable(sandbox: &cri::PodSandboxConfig, config: &cri::ContainerConfig) ->
     Ok(())
 }
 
-/// Refuses mount points that CRIU would take for others.
+/// Refuses mount points whose names CRIU misreads.
 fn parsable(external: &[String]) -> Result<(), String> {
     match external.iter().find(|place| is_misread(Path::new(place))) {
         Some(place) => Err(format!("criu cannot parse its mount point {place:?}")),
@@ -212,7 +212,8 @@ mod tests {
         assert!(why.contains("containers a, b, but the request has a"), "{why}");
     }
 
-    /// CVE-2024-8676: the mounts of a checkpoint were used. CVE-2026-53492: so were its annotations for devices.
+    /// CVE-2024-8676: the mounts of a checkpoint were used. CVE-2026-53492: the annotations of a checkpoint for devices
+    /// were used.
     #[test]
     fn cve_2024_8676_mounts_and_annotations_are_those_of_the_request() {
         let mount = |host_path: &str| cri::Mount {

@@ -24,7 +24,8 @@ pub(super) fn dump(
             id: subject.record.id.clone(),
             source: Box::new(source),
         });
-        // CRIU has frozen the container again. If it was killed meanwhile, CRIU's error is only a consequence.
+        // CRIU has frozen the container again. If the container was killed meanwhile, CRIU's error is only a
+        // consequence.
         refuse_stopping(subjects)?;
         dumped.push(built?);
     }
@@ -41,7 +42,7 @@ fn refuse_stopping(subjects: &[Subject]) -> Result<(), CheckpointError> {
     }
 }
 
-/// Thaws all containers. A failure does not prevent the others.
+/// Thaws all containers. A failure for one container does not prevent the thaw of the others.
 pub(super) fn thaw(subjects: &[Subject]) -> Result<(), CheckpointError> {
     let mut result = Ok(());
     for Subject { freezer, .. } in subjects {

@@ -30,7 +30,7 @@ pub(crate) struct PodSubject {
 pub(crate) fn checkpoint_pod(pod: &PodSubject) -> Result<(), CheckpointError> {
     let made = prepare(pod).and_then(|()| {
         let dumped = frozen::dump(&pod.containers, Connections::Ended);
-        // Thawed in every case, and before slow operations.
+        // The containers are thawed in every case, and before slow operations.
         let thawed = frozen::thaw(&pod.containers);
         put(pod, &dumped?).and(thawed)
     });

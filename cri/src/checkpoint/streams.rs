@@ -1,4 +1,4 @@
-//! The pipes of a container that are its standard streams: the pipes of which the shim holds the other end.
+//! Finds the pipes that are a container's standard streams: pipes whose other end the shim holds.
 //!
 //! The first process can have closed its streams while its children keep theirs. So all processes are examined, the first
 //! one first.
@@ -28,7 +28,7 @@ fn link(path: &str) -> Option<String> {
     target.starts_with("pipe:").then_some(target)
 }
 
-/// The first process that holds a pipe of the shim decides which stream it is. Pure.
+/// The stream of each pipe. The first process that holds a pipe of the shim decides which stream the pipe is. Pure.
 fn choose(found: impl Iterator<Item = (String, u32)>, held: &BTreeSet<String>) -> BTreeMap<String, u32> {
     let mut chosen = BTreeMap::new();
     for (pipe, standard) in found.filter(|(pipe, _)| held.contains(pipe)) {

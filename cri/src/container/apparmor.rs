@@ -133,7 +133,7 @@ async fn load(parser: &str, text: &str, limit: Duration) -> io::Result<()> {
     command.process_group(0).kill_on_drop(true);
     coracle_open_files::restore_limit(command.as_std_mut());
     let mut child = command.spawn()?;
-    // Dropped before the child, see `ProcessGroup`.
+    // The group is dropped before the child, see `ProcessGroup`.
     let group = ProcessGroup::of(&child);
     let Ok(ended) = timeout(limit, exchange(&mut child, text)).await else {
         let why = format!("{parser} did not end within {limit:?} and was killed");
@@ -237,8 +237,8 @@ const RULES: &str = "
 mod tests {
     use super::*;
 
-    /// A program in place of the parser. Another process writes its file. If this process wrote it, a fork by another
-    /// test could inherit the writable descriptor, and execve(2) would fail with ETXTBSY.
+    /// A program in place of the parser. A separate process writes the program's file. If this process wrote it, a fork
+    /// by another test could inherit the writable descriptor, and execve(2) would fail with ETXTBSY.
     fn program(dir: &Path, script: &str) -> String {
         let written = std::process::Command::new("sh")
             .args(["-c", r#"printf '#!/bin/sh\n%s\n' "$1" >parser && chmod 755 parser"#, "sh", script])
@@ -266,7 +266,7 @@ mod tests {
     #[tokio::test]
     async fn a_parser_that_fails_early_is_reported_with_its_first_messages() {
         let dir = tempfile::tempdir().expect("directory");
-        // More than a pipe holds, on both sides.
+        // The profile and the messages both exceed the capacity of a pipe.
         let script = "PATH=/usr/bin:/bin; echo wrong >&2; head -c 262144 /dev/zero | tr '\\0' x >&2; exit 3";
         let parser = program(dir.path(), script);
         let error = load(&parser, &"x".repeat(1 << 20), Duration::from_secs(60)).await.expect_err("failed");

@@ -48,7 +48,8 @@ pub(super) fn sets(request: Option<&Capability>, privileged: bool, ours: &[Strin
     } else {
         DEFAULT.iter().map(|name| (*name).to_owned()).collect()
     };
-    // A single name has precedence over ALL of the other list, as in containerd: first ALL, then the names.
+    // A single name has precedence over `ALL` in the other list, as in containerd. So `ALL` is applied first, then the
+    // names.
     kept.extend(add.into_iter().filter(|name| name != "CAP_ALL"));
     kept.extend(ambient.iter().cloned());
     kept.retain(|name| ours.contains(name) && !drop.contains(name));

@@ -1,9 +1,9 @@
 //! The memory of large configurations of containers: environments, commands, arguments, mounts and supplemental groups.
 //!
-//! References to config maps can make the environment of each container of a pod megabytes long, and so can an image.
-//! The runtime keeps the configuration in memory, and its files have it three times in the run directory, which often
-//! is in memory too. Nearly all configurations are small and do not count. Larger configurations share a limit, and the
-//! configurations of one namespace leave a quarter of it to others.
+//! References to config maps, or an image, can make the environment of a container megabytes long. The runtime keeps
+//! the configuration in memory. Its files in the run directory, which often is in memory too, contain the configuration
+//! three times. Nearly all configurations are small and do not count. Larger configurations share a limit. The
+//! configurations of one namespace leave a quarter of the limit to other namespaces.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -27,7 +27,7 @@ const NAMESPACE: &str = "io.kubernetes.pod.namespace";
 /// Bytes that are used, by namespace.
 static USED: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
 
-/// The part of one container. Dropping it releases the part.
+/// The share of one container in the limit. Dropping it releases the share.
 #[derive(Debug)]
 pub(crate) struct ConfigMemory {
     namespace: String,
@@ -37,7 +37,8 @@ pub(crate) struct ConfigMemory {
 // === impl ConfigMemory ===
 
 impl ConfigMemory {
-    /// The part of a new container, whose image adds `of_image` bytes. `None` if the configurations would be too large.
+    /// The share of a new container, whose image adds `of_image` bytes. `None` if the configurations would exceed the
+    /// limit.
     pub(crate) fn take(config: &cri::ContainerConfig, of_image: usize) -> Option<Self> {
         let bytes = counted(config, of_image);
         if bytes > 0 {

@@ -9,7 +9,7 @@ use oci_spec::runtime::{LinuxDevice, LinuxDeviceCgroup, LinuxDeviceType};
 
 use crate::error::Error;
 
-/// Directories in `/dev` that the container has itself, or that contain no device nodes.
+/// Directories in `/dev` that are skipped: the container has its own, or the directory contains no device nodes.
 const OWN: [&str; 6] = ["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts"];
 
 /// A device node, and the access of the container.

@@ -24,8 +24,8 @@ pub(crate) fn check(config: &ContainerConfig) -> Result<(), Error> {
     linux.security_context.as_ref().map_or(Ok(()), check_security)
 }
 
-/// Refuses zero bytes: a C string ends there. Other invalid UTF-8, for example from a Secret whose keys become variables, is
-/// replaced, as in containerd: the spec is JSON.
+/// Refuses zero bytes, because a C string ends there. Invalid UTF-8, for example from a Secret whose keys become
+/// variables, is not refused. It is replaced, as in containerd, because the spec is JSON.
 fn check_texts(config: &ContainerConfig) -> Result<(), Error> {
     let zero = |text: &str| text.contains('\0');
     if config.command.iter().chain(&config.args).any(|word| zero(word)) || zero(&config.working_dir) {

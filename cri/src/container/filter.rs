@@ -144,8 +144,8 @@ fn number(name: &str) -> Option<Number> {
     }
 }
 
-/// The request of `ioctl` that a rule refuses. libseccomp ignores such a rule beside one that allows `ioctl` without
-/// conditions.
+/// The `ioctl` request that a rule refuses. If another rule allows `ioctl` without conditions, libseccomp ignores the
+/// refusal.
 fn refused_request(call: &LinuxSyscall) -> Option<u32> {
     let [condition] = call.args().as_deref()? else { return None };
     let is_ioctl = matches!(call.names().as_slice(), [name] if name == "ioctl");
@@ -156,8 +156,8 @@ fn refused_request(call: &LinuxSyscall) -> Option<u32> {
     (is_ioctl && is_request && call.action() == LinuxSeccompAction::ScmpActErrno).then_some(request)
 }
 
-/// Adds the rules of one call. libseccomp does not combine two conditions on one argument: each becomes a rule of its own,
-/// as in runc.
+/// Adds the rules of one call. libseccomp does not combine two conditions on one argument. So each condition becomes a
+/// rule of its own, as in runc.
 fn add(
     context: &mut ScmpFilterContext,
     action: ScmpAction,

@@ -16,7 +16,7 @@ use oci_spec::runtime::Mount;
 
 use crate::error::Error;
 
-/// Parents before children.
+/// Directories of the layers, parents before children.
 const DIRECTORIES: [&str; 5] = ["", "dev", "etc", "proc", "sys"];
 const FILES: [&str; 3] = ["etc/hostname", "etc/hosts", "etc/resolv.conf"];
 

@@ -1,8 +1,8 @@
 //! Fields of a container's configuration that only its record needs once the container is created: environment, command,
 //! devices, masked paths.
 //!
-//! They are kept encoded, which takes a third of the memory. Containers of one workload mostly have equal fields, so
-//! equal encodings are kept once.
+//! The fields are kept encoded, which reduces their memory to a third. Containers of one workload mostly have equal
+//! fields, so equal encodings are kept once.
 
 use std::collections::VecDeque;
 use std::mem::take;
@@ -44,7 +44,7 @@ pub(super) fn pack(config: &mut cri::ContainerConfig) -> Arc<[u8]> {
 /// Adds packed fields to the configuration that they were taken out of.
 pub(super) fn unpack(config: &mut cri::ContainerConfig, packed: &[u8]) {
     if let Err(error) = config.merge(packed) {
-        // Only `pack` writes these bytes.
+        // Only `pack` writes these bytes, so this error is not expected.
         tracing::error!(%error, "cannot decode the packed fields of a container");
     }
 }

@@ -3,8 +3,8 @@
 use coracle_proto::cri::LinuxContainerResources;
 use oci_spec::runtime::{LinuxCpu, LinuxHugepageLimit, LinuxMemory, LinuxResources};
 
-/// The limits of a container. Limits of huge pages are left out on hosts that cannot limit them. Here they can only be
-/// 0, which the kubelet sends for every page size.
+/// The limits of a container. Limits of huge pages are left out on hosts that cannot limit them. There the limits can
+/// only be 0: the kubelet sends 0 for every page size.
 pub(crate) fn limits(request: Option<&LinuxContainerResources>, hugetlb: bool) -> LinuxResources {
     let mut resources = LinuxResources::default();
     let Some(request) = request else { return resources };

@@ -89,7 +89,7 @@ impl CheckpointError {
     }
 }
 
-/// For `map_err` on file operations.
+/// Converts an error of a file operation, for `map_err`.
 pub(crate) fn file(doing: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CheckpointError {
     let path = path.to_owned();
     move |source| CheckpointError::File { doing, path, source }

@@ -62,7 +62,7 @@ impl Delivered {
         state.last = number;
         let later = state.removed.split_off(&(number + 1));
         std::mem::replace(&mut state.removed, later).values().for_each(|record| remove_record(record));
-        // Always the same length, so that it overwrites the previous number.
+        // The text always has the same length, so that it overwrites the previous number.
         if let Err(error) = self.file.write_all_at(format!("{number:020}").as_bytes(), 0) {
             warn!(%error, "cannot record the last delivered event; the next start replays events");
         }

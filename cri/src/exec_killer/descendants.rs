@@ -1,8 +1,8 @@
 //! Kills all processes that an exec started.
 //!
 //! An exec whose caller waits adopts the orphans among its descendants (`PR_SET_CHILD_SUBREAPER`), with any session and
-//! process group. So while the exec lives, the parents of each descendant lead to it, on cgroup v1 and v2. The parents of the
-//! container's own processes never do.
+//! process group. So while the exec lives, the chain of parents of each descendant leads to the exec, on cgroup v1 and
+//! v2. The chain of the container's own processes never leads to the exec.
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
@@ -82,7 +82,7 @@ struct Pass {
 pub(super) async fn kill_descendants(cgroups: &Arc<Cgroups>, group: &str, leader: i32) -> Option<Stopped> {
     let begun = Instant::now();
     let process = pidfd::open(leader).ok()?;
-    // Checked after the open: the opened process is the leader.
+    // The check comes after the open, so it holds for the opened process.
     let (own, path) = (Arc::clone(cgroups), group.to_owned());
     let checked = PASSES.run(move || is_session_leader(&own, &path, leader)).await;
     if !checked.is_ok_and(|is_leader| is_leader) {
@@ -213,13 +213,13 @@ mod tests {
     #[test]
     fn descendants_are_found_in_every_session() {
         let processes = [
-            // Listed before their parents.
+            // These processes are listed before their parents.
             process(9, 8, 9),
             process(8, 7, 8),
             process(7, 5, 5),
             process(5, 2, 5),
             process(6, 3, 5),
-            // The container's own processes.
+            // These are the container's own processes.
             process(3, 2, 3),
             process(4, 3, 3),
         ];

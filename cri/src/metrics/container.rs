@@ -200,8 +200,8 @@ impl Group<'_> {
             let quota = words.next().and_then(Result::ok);
             let weight = self.number("cpu", "", "cpu.weight");
             let requested = container.resources().and_then(|limits| u64::try_from(limits.cpu_shares).ok());
-            // Several numbers of shares convert to one weight: the requested number is reported if it converts to the
-            // weight in the cgroup.
+            // Several values of CPU shares convert to the same weight. The requested value is reported if it converts
+            // to the cgroup's weight.
             let shares = weight.map(|weight| match requested {
                 Some(requested) if requested > 0 && weight_of_shares(requested) == weight => requested,
                 _ => shares_of_weight(weight),

@@ -1,8 +1,8 @@
 //! The OCI hooks poststart and poststop, run by the runtime.
 //!
-//! The container library has exited before they are due: poststart runs after the program started, poststop after the
-//! container is deleted. They run in the runtime's own namespaces, with the container's state on their standard input
-//! (OCI runtime specification, "POSIX-platform Hooks").
+//! The container library has exited before these hooks run: poststart runs after the program started, poststop after
+//! the container is deleted. They run in the runtime's own namespaces, with the container's state on their standard
+//! input (OCI runtime specification, "POSIX-platform Hooks").
 
 use std::process::Stdio;
 use std::time::Duration;
@@ -88,7 +88,7 @@ async fn run(hook: &Hook, state: &str) -> Result<(), String> {
     coracle_open_files::restore_limit(command.as_std_mut());
     command.process_group(0).kill_on_drop(true);
     let mut child = command.spawn().map_err(|error| named(&error.to_string()))?;
-    // Dropped before the child, see `ProcessGroup`.
+    // The group is dropped before the child, see `ProcessGroup`.
     let group = ProcessGroup::of(&child);
     let limit = hook
         .timeout()

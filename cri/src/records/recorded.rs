@@ -1,8 +1,8 @@
 //! Tests with records of earlier versions, as files: every later version must read them.
 //!
-//! If a test fails, a runtime would take running pods for incomplete ones after an upgrade or downgrade. A new field does not
-//! change existing files; a new kind of record gets a new file by `RECORD=1 cargo test -p coracle-cri recorded`. An existing
-//! file is never written again.
+//! If a test fails, a runtime would take running pods for incomplete ones after an upgrade or downgrade. A new field
+//! does not change existing files. For a new kind of record, `RECORD=1 cargo test -p coracle-cri recorded` writes a new
+//! file. An existing file is never written again.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -24,7 +24,7 @@ fn path_of(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("recorded").join(name)
 }
 
-/// Reads a recording, and compares it with today's writing, which may have more fields.
+/// Compares a recorded file with the current serialization, which may have more fields.
 fn assert_recorded<T: Serialize + DeserializeOwned + PartialEq + Debug>(name: &str, expected: &T) {
     let path = path_of(name);
     let today = serde_json::to_value(expected).unwrap();

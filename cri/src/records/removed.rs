@@ -1,5 +1,5 @@
-//! Records of removed objects. Each is kept until a listener received the deletion event, so that the next start can replay
-//! it. The record is renamed, not written again: a removal costs one rename more.
+//! Records of removed objects. Each is kept until a listener received the deletion event, so that the next start can
+//! replay it. The record is renamed, not written again, so a removal costs only one additional rename.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -96,8 +96,8 @@ pub(crate) fn remove_record(file: &Path) {
     }
 }
 
-/// Whether a later start may read the record and replay its event: it is of a later version, or the kernel refused to read
-/// it.
+/// Whether a later start may read the record and replay its event. True for a record of a later version, and if the
+/// kernel refused to read the record.
 fn may_be_read_later(record: std::io::Result<Vec<u8>>) -> bool {
     match record {
         Ok(record) => later_version(&record).is_some(),

@@ -28,15 +28,15 @@ impl Recovery {
         }
     }
 
-    /// Logs the pods whose network differs from its configuration and could not be repaired, in a task: plugins can be
-    /// slow executables.
+    /// Checks the networks of live pods in a task, because plugins can be slow executables. Logs each network that
+    /// differs from its configuration and cannot be repaired.
     pub(super) fn check_networks(&self) {
         // Weak: the task ends with the runtime.
         let (tables, network) = (Arc::downgrade(&self.tables), self.network.clone());
         let sandboxes = self.tables.sandboxes.all();
         tokio::spawn(async move {
             for sandbox in sandboxes {
-                // A sandbox that is being stopped is skipped afterwards.
+                // This waits for a stop in progress. The stopped sandbox is then skipped.
                 let _stays = sandbox.ending.lock().await;
                 if tables.strong_count() == 0 {
                     return;
@@ -56,7 +56,8 @@ impl Recovery {
     }
 }
 
-/// The network attachment of a live pod. The shim can end at any time, and another process can then get its pid.
+/// The network attachment of a live pod. The attachment has the shim's pidfd, because another process can get the pid
+/// when the shim ends.
 fn attachment(record: &SandboxRecord, shim: &Shim) -> Attachment {
     let (netns, process) = (PathBuf::from(format!("/proc/{}/ns/net", shim.pid())), shim.pidfd());
     let process = Some(NamespaceProcess::new(move || pidfd::is_alive(&process)));

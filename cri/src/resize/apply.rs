@@ -26,7 +26,7 @@ impl Resize<'_> {
     /// Makes the change. Afterwards the caller records `after` and removes the note. Unchanged values are not written.
     ///
     /// # Errors
-    /// The first refusal; all values are then as before.
+    /// The error of the first refused write. All values are then restored.
     pub(crate) fn apply(
         &self,
         request: &LinuxContainerResources,

@@ -28,7 +28,7 @@ pub(crate) fn weight_of_shares(shares: u64) -> u64 {
     (10_f64.powf(exponent).ceil() as u64).clamp(1, MAX_WEIGHT)
 }
 
-/// The v1 shares for a v2 weight: the default for the default, else the lowest shares with this weight.
+/// The v1 shares for a v2 weight: the lowest shares with this weight, but the default shares for the default weight.
 pub(crate) fn shares_of_weight(weight: u64) -> u64 {
     if weight == DEFAULT_WEIGHT {
         return DEFAULT_SHARES;

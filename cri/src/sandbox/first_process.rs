@@ -12,7 +12,7 @@ use crate::security_profile;
 use crate::user::{User, id};
 
 /// The user of the first process: root by default. There are no account files, so its groups are the listed groups,
-/// with either group policy.
+/// whatever the `supplemental_groups_policy` is.
 pub(crate) fn user(security: &LinuxSandboxSecurityContext) -> Result<User, Error> {
     if security.run_as_user.is_none() && security.run_as_group.is_some() {
         return Err(Error::invalid("run_as_group", "is set without run_as_user"));

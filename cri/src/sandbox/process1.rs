@@ -15,7 +15,8 @@ use crate::shim_client::Shim;
 /// Time for a shim to end on its own: it kills the pod's processes and reads their last output.
 const EXIT_GRACE: Duration = Duration::from_secs(3);
 
-/// Ends the shim of a pod whose process 1 has ended. The task does not use the runtime, and ends with the shim.
+/// Starts a task that ends the shim when process 1 of its pod has ended. The task does not use the runtime, and ends
+/// with the shim.
 pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &LiveShim) {
     let (pid, shim) = (live.init_pid, live.shim.clone());
     if pid == 0 || sandbox.mark_process1_watched() {
@@ -24,7 +25,7 @@ pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &LiveShim) {
     let id = sandbox.id.clone();
     tokio::spawn(async move {
         tokio::select! {
-            // Both arms only wait.
+            // Cancel safe: both arms only wait.
             () = shim.ended() => return,
             () = ended(pid, &shim) => {}
         }
@@ -38,7 +39,8 @@ pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &LiveShim) {
     });
 }
 
-/// Returns when process 1 has ended. If it cannot be watched, it counts as alive. The shim watches it as well.
+/// Returns when process 1 has ended. A process that cannot be watched counts as alive, because the shim watches it as
+/// well.
 async fn ended(pid: i32, shim: &Shim) {
     let waited = match process(pid, shim) {
         Ok(process) => process.ended().await,

@@ -46,7 +46,7 @@ fn allowed(name: &str, own: bool, namespace: &str) -> Result<(), String> {
     if own { Ok(()) } else { Err(format!("{name:?} needs the pod's own {namespace} namespace")) }
 }
 
-/// The path in /proc/sys. In the notation with dots, a slash stands for a dot, and the other way round.
+/// The path in /proc/sys. In a name whose first separator is a dot, dots and slashes are swapped, as in sysctl(8).
 fn path(name: &str) -> String {
     let dots = name.find('.').is_some_and(|dot| name.find('/').is_none_or(|slash| dot < slash));
     let swap = |c| match c {

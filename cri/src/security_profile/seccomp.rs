@@ -1,5 +1,5 @@
-//! The default seccomp profile as data: containerd's list of system calls, extended by the container's capabilities, without
-//! changes of a file's project. Pure.
+//! The default seccomp profile as data: containerd's list of system calls, and the calls that the container's
+//! capabilities allow. Without CAP_SYS_ADMIN, requests that change the project id of a file are refused. Pure.
 
 use coracle_proto::cri::SecurityProfile;
 use coracle_proto::cri::security_profile::ProfileType;
@@ -79,14 +79,15 @@ const BY_CAPABILITY: [(&str, &str); 14] = [
     ("CAP_SYSLOG", "syslog"),
 ];
 
-/// Allowed arguments of `personality`: Linux with and without UNAME26 and a harmless flag, and the query.
+/// Allowed arguments of `personality`: `PER_LINUX` and `PER_LINUX32`, each with and without `UNAME26`, and the query of
+/// the current value.
 const PERSONALITIES: [u64; 5] = [0x0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
 /// All namespace flags of `clone`.
 const CLONE_NAMESPACES: u64 = 0x7e02_0000;
 
-/// All address families except AF_ALG (38) and AF_VSOCK (40), as three conditions: libseccomp combines two conditions on one
-/// argument by "or".
+/// All address families except AF_ALG (38) and AF_VSOCK (40). Three conditions are necessary, because libseccomp
+/// combines conditions on one argument by "or" and so cannot exclude two values.
 const SOCKETS: [(u64, LinuxSeccompOperator); 3] = [
     (38, LinuxSeccompOperator::ScmpCmpLt),
     (39, LinuxSeccompOperator::ScmpCmpEq),
@@ -96,9 +97,10 @@ const SOCKETS: [(u64, LinuxSeccompOperator); 3] = [
 const ENOSYS: u32 = 38;
 const ENOTTY: u32 = 25;
 
-/// Requests of `ioctl` that change the project of files: `FS_IOC_FSSETXATTR`, `FS_IOC_SETFLAGS`, and the latter of 32-bit
-/// processes. Outside of a user namespace the kernel allows them to the owner of a file, who could leave the quota of a
-/// volume. Programs understand `ENOTTY`: many file systems do not have these requests.
+/// Requests of `ioctl` that change the project id of files: `FS_IOC_FSSETXATTR`, `FS_IOC_SETFLAGS` and
+/// `FS_IOC32_SETFLAGS`. Outside of a user namespace, the kernel allows these requests to the owner of a file. The owner
+/// could so evade the quota of a volume. Programs handle the error `ENOTTY`, because many file systems do not have
+/// these requests.
 const PROJECT_REQUESTS: [u64; 3] = [0x401c_5820, 0x4008_6602, 0x4004_6602];
 
 /// The default profile for a container that keeps `capabilities`.

@@ -99,7 +99,7 @@ impl Labels {
         (text(&self.process), text(&self.mount))
     }
 
-    /// The common level.
+    /// The level, which both labels share.
     pub(super) fn level(&self) -> Option<&str> {
         self.mount.as_ref().or(self.process.as_ref())?.level.as_deref()
     }
@@ -135,7 +135,7 @@ fn given(text: &str) -> Result<Option<String>, String> {
     Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))
 }
 
-/// The labels of a pod. `own` is its level if it requests none. A policy without levels gets none.
+/// The labels of a pod. `own` is the level of a pod that requests none. It is ignored if the policy has no levels.
 pub(super) fn of_pod(defaults: &Defaults, requested: &RequestedLabel, own: Option<String>) -> Labels {
     let has_levels = defaults.process.level.is_some();
     let base = Labels { process: Some(defaults.process.clone()), mount: Some(defaults.file.clone()) };
@@ -163,7 +163,7 @@ pub(super) fn of_container(
     }
 }
 
-/// Applies a request. Role and type are of the process; user and level are also of the files.
+/// Applies a request. Role and type apply to the process label only; user and level apply to both labels.
 fn apply_request(base: &Labels, requested: &RequestedLabel) -> Labels {
     let mut labels = base.clone();
     if let Some(process) = &mut labels.process {

@@ -11,7 +11,7 @@ const CATEGORIES: u32 = 1024;
 /// The levels of pods and containers. Two pods have the same level only on request.
 #[derive(Debug, Default)]
 pub(super) struct Levels {
-    /// By the id of the owner.
+    /// Levels in use, by the id of the pod or container.
     held: Mutex<HashMap<String, String>>,
 }
 

@@ -17,7 +17,8 @@ const MOUNT: &str = "/sys/fs/selinux";
 const MAGIC: FsType = FsType(0xf97c_ff8c_u32 as _);
 /// File with the name of the policy.
 const CONFIG: &str = "/etc/selinux/config";
-/// File with the labels of containers: of container-selinux, and in the policy's own directory.
+/// File with the labels of containers, from the package container-selinux. Without it, the policy's own file
+/// [`OWN_CONTEXTS`] is read.
 const SHARED_CONTEXTS: &str = "/usr/share/containers/selinux/contexts";
 const OWN_CONTEXTS: &str = "contexts/lxc_contexts";
 

@@ -1,7 +1,8 @@
 //! Relabelling of volumes, with all files below them.
 //!
-//! Files are opened by descriptors: a container that can write to the volume must not redirect the walk by a link. The
-//! walk takes the same memory for every tree: a container can make directories of any depth and with any number of files.
+//! Files are opened relative to directory descriptors, so that a container that can write to the volume cannot redirect
+//! the walk by a link. The walk needs the same memory for every tree, because a container can create directories of any
+//! depth and with any number of files.
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
@@ -42,7 +43,7 @@ const NEVER_RELABELLED: [&str; 24] = [
     "/var/log",
 ];
 
-/// Labels `path`, which must contain no links, and everything below it, without mounts. File systems without labels are
+/// Labels `path`, which must contain no links, and everything below it except mounts. File systems without labels are
 /// skipped. Files that disappear meanwhile are skipped.
 ///
 /// # Errors
@@ -58,7 +59,7 @@ pub(crate) fn relabel(path: &Path, label: &str) -> io::Result<()> {
     if top.metadata()?.is_dir() {
         label_below(&top, label)?;
     }
-    // The top is labelled last: a labelled directory is completely labelled.
+    // The top is labelled last, so its label shows that everything below it is labelled.
     set(&by_number(&top), label)
 }
 
@@ -72,7 +73,8 @@ fn is_the_nodes(path: &Path) -> bool {
 /// Labels everything below an open directory. Its path may lead to another directory in the meantime.
 fn label_below(top: &File, label: &str) -> io::Result<()> {
     let mut labelled = Ok(());
-    // The walk follows no link in the last component, and the entry in /proc is one.
+    // The entry in /proc is a link, and the walk follows no link in the last component of a path. So the path ends with
+    // `.`.
     coracle_tree::walk_all(&by_number(top).join("."), |found| {
         if labelled.is_ok() {
             labelled = label_entry(&found, label);

@@ -1,4 +1,4 @@
-//! Maps errors to gRPC codes. No other module does.
+//! Maps errors to gRPC codes. Only this module does so.
 
 use coracle_images::ErrorKind as ImageErrorKind;
 use tonic::{Code, Status};
@@ -36,7 +36,7 @@ fn code(error: &Error) -> Code {
         Error::WrongState { .. } | Error::Unfit(_) => Code::FailedPrecondition,
         Error::NameTaken { .. } => Code::AlreadyExists,
         Error::Unsupported(_) => Code::Unimplemented,
-        // The message of a plugin has no known cause.
+        // A plugin's error is only a message, so its cause is not known.
         Error::Nri(_) => Code::Unknown,
         Error::Checkpoint { source, .. } if source.lacks_criu() => Code::Unimplemented,
         Error::Timeout { .. } => Code::DeadlineExceeded,

@@ -47,8 +47,8 @@ where
     }
 }
 
-/// Runs a creation to its end in a task. If the caller disconnects before the response is delivered, also by its
-/// deadline, the created object is undone. The caller did not get its id.
+/// Runs a creation to its end in a task. If the caller disconnects or reaches its deadline before the response is
+/// delivered, the created object is undone. The caller did not get its id.
 pub(super) async fn create<T, U>(
     call: impl Future<Output = Result<T, Error>> + Send + 'static,
     undo: impl FnOnce(T) -> U + Send + 'static,

@@ -19,7 +19,7 @@ use crate::tables::Tables;
 /// Maximum checkpoints that are made at the same time: each runs CRIU, and archives the memory and the changed files of its
 /// containers. Further requests wait.
 const MAX_CHECKPOINTS: usize = 4;
-/// Permits to make a checkpoint. One for the process, as the runtime is.
+/// Permits to make a checkpoint. Static, because a process has one runtime.
 static CHECKPOINTS: Semaphore = Semaphore::const_new(MAX_CHECKPOINTS);
 
 /// A permit to make a checkpoint. It is kept until the checkpoint is complete.

@@ -84,8 +84,8 @@ impl ExecService {
         Err(Error::Shim { doing: "run the command in the container", source })
     }
 
-    /// Starts a command in a task, which continues when its caller is cancelled. The task drops `held` at its end: it has
-    /// the descriptors of the command until then.
+    /// Starts a command in a task, which continues when its caller is cancelled. `held` is dropped at the end of the
+    /// task, because the task has the descriptors of the command until then.
     pub(crate) fn start(
         &self,
         container: &Arc<Container>,

@@ -27,8 +27,9 @@ pub(crate) struct ImageService {
 // === impl ImageService ===
 
 impl ImageService {
-    /// Pulls an image and returns its id. Image annotations are ignored: images are for this machine's platform. Only
-    /// the namespace of the pod's configuration is used: it limits the slots that the pulls of one namespace get.
+    /// Pulls an image and returns its id. Image annotations are ignored, because images are always for this machine's
+    /// platform. Only the namespace of the pod's configuration is used: it limits the slots that the pulls of one
+    /// namespace get.
     pub(crate) async fn image_pull(
         &self,
         request: cri::PullImageRequest,
@@ -118,7 +119,7 @@ impl ImageService {
         self.images.wait_for_space().await;
     }
 
-    /// Usage and file systems of images and writable layers. Reads files.
+    /// Usage and file systems of images and writable layers. Blocks, because it reads files.
     pub(crate) fn filesystems(&self) -> cri::ImageFsInfoResponse {
         let usage = self.images.usage();
         let images = filesystem(self.images.directory(), usage.bytes, usage.inodes);

@@ -104,7 +104,7 @@ impl StatusService {
         texts.into_iter().map(|(name, value)| (name.to_owned(), value.to_string())).collect()
     }
 
-    /// The cgroup driver. The kubelet uses the same one.
+    /// The cgroup driver. The kubelet reads it and uses the same driver.
     pub(crate) fn runtime_config(
         &self,
         _request: cri::RuntimeConfigRequest,

@@ -1,5 +1,4 @@
-//! Additional data of verbose responses, with the names of other runtimes, which tools expect.
-//! Pure.
+//! Additional data of verbose responses. The field names are those of other runtimes, because tools expect them. Pure.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};

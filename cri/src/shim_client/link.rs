@@ -61,7 +61,7 @@ impl Link {
         let request = shim::Request { call: Some(call) };
         let packet = shim::Packet { id, body: Some(packet::Body::Request(request)) }.encode_to_vec();
         if packet.len() > MAX_PACKET {
-            // The shim would read only the beginning, and close the connection.
+            // The packet is too large: the shim would read only its beginning, and close the connection.
             self.shared.take_call(id);
             return Err(Error::too_large(packet.len(), MAX_PACKET));
         }

@@ -29,7 +29,7 @@ const CONFIG: &str = "shim.pb";
 /// Threads that start shims. Each ends after its work, because it does not share the descriptors of the process.
 static STARTERS: Threads = Threads::new("shim-start");
 
-/// A process for whose end any number of tasks can wait.
+/// A process. Any number of tasks can wait for its end.
 #[derive(Clone, Debug)]
 pub(super) struct Process {
     pid: i32,
@@ -68,7 +68,8 @@ impl Process {
         Ok(Self { pid, pidfd: Arc::new(pidfd), alive, pid_is_own })
     }
 
-    /// Watches the shim at the other end of a socket. The pid is from the time when the shim began to listen.
+    /// Watches the shim at the other end of a socket. The socket reports the pid of the time when the shim began to
+    /// listen, so another process may have this pid now.
     pub(super) fn open_peer(pid: i32, dir: &Path) -> Result<Self, Error> {
         let process = Self::open(pid)?;
         if is_of_directory(pid, dir) && pidfd::is_alive(&process.pidfd) {
@@ -137,7 +138,7 @@ pub(super) async fn spawn(
             pid.map_err(|error| Error::new(ErrorKind::Spawn, format!("cannot start a shim: {error}")))??;
         return Process::open(pid);
     }
-    // Until the blocking task ends it does not reap the child, so the pid is not reused.
+    // The blocking task reaps the child only at its end, so the pid is not reused before that.
     if !starting.is_finished()
         && let Ok(process) = begins.await.map(Process::open)
     {
@@ -189,7 +190,7 @@ fn start_detached(
     let (done, results) = mpsc::channel();
     let started = STARTERS.run(move || {
         if let Err(error) = coracle_open_files::detach_thread(coracle_open_files::descriptor_of(&binary)) {
-            // Then the child copies all descriptors of the process.
+            // The start continues, but the child copies all descriptors of the process.
             tracing::debug!(error = %error, "cannot detach the descriptors of a thread");
         }
         let _abandoned = done.send(start(&binary, &dir, &config, &child));
@@ -215,7 +216,8 @@ fn start(binary: &Path, dir: &Path, config: &[u8], begun: &mpsc::Sender<i32>) ->
     let log = log.map_err(|error| failed("open", &path, &error))?;
     // The shim reports on its standard output: "ready", or an error message.
     let mut command = Command::new(binary);
-    // The path may be a descriptor's path. The process list shows the same name for every shim.
+    // `binary` may be the path of a descriptor. With this argument 0, the process list shows the same name for every
+    // shim.
     command.arg0("/proc/self/exe").arg("shim").arg("--dir").arg(dir).current_dir("/").env_clear();
     if let Some(armed) = std::env::var_os(coracle_fault::VARIABLE) {
         command.env(coracle_fault::VARIABLE, armed);
@@ -233,7 +235,7 @@ fn start(binary: &Path, dir: &Path, config: &[u8], begun: &mpsc::Sender<i32>) ->
             return i32::try_from(child.id())
                 .map_err(|error| Error::new(ErrorKind::Spawn, error.to_string()));
         };
-        // The child has nothing more to do.
+        // The started process has forked the shim, and ends.
         let _ = child.wait();
         return Ok(pid);
     }

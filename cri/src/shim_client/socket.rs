@@ -106,7 +106,7 @@ impl Socket {
     }
 }
 
-/// Whether the error means that no shim listens, and none will. Other errors do not say whether the shim is alive.
+/// Whether the error means that no shim listens now or later. Other errors do not say whether the shim is alive.
 fn is_absence(errno: Errno) -> bool {
     matches!(errno, Errno::ENOENT | Errno::ENOTDIR | Errno::ECONNREFUSED)
 }

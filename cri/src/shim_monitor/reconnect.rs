@@ -1,8 +1,8 @@
 //! Reconnecting to a live shim after its connection ended.
 //!
-//! A connection ends while both sides live when a side cannot read a message, or when the shim drops a runtime that
-//! reads too slowly. A shim serves the client that connected last. A run directory belongs to one runtime at a time,
-//! so a new connection does not replace a connection of another runtime.
+//! A connection can end while both processes live: one side cannot read a message, or the shim drops a runtime that
+//! reads too slowly. A shim serves the client that connected last. A run directory belongs to one runtime at a time, so
+//! a new connection does not replace a connection of another runtime.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ pub(super) async fn reconnect(
     backoff.ended();
     loop {
         tokio::select! {
-            // Both arms only wait.
+            // Cancel safe: both arms only wait.
             () = sleep(backoff.take()) => {}
             () = shim.ended() => return None,
         }

@@ -78,7 +78,7 @@ impl ShimMonitor {
             let found = state.containers.iter().find(|found| found.container_id == container.id);
             let applied = match found {
                 Some(found) => self.apply_container(container, found).await,
-                // Ended, or created while the shim was silent: then the creation is undone.
+                // Nothing to record: the container has ended, or its creation is not complete and will be undone.
                 None if matches!(container.phase(), ContainerPhase::Exited(_)) || !container.visible() => {
                     Ok(())
                 }

@@ -15,7 +15,7 @@ use crate::tables::Tables;
 /// Capacity in bytes of the pipe of an output. A client that falls behind by more is dropped by the shim. Its pipe stays
 /// full until the client has read the rest or leaves.
 const CAPACITY: u32 = 1 << 20;
-/// The same when [`LARGE_PIPES`] are in use.
+/// Capacity in bytes of the pipe if the limit of [`LARGE_PIPES`] is reached.
 const SMALL_CAPACITY: u32 = 64 << 10;
 /// Maximum pipes of full capacity on this node. Their memory counts for the shims, which are outside of the memory limits
 /// of their pods.
@@ -34,7 +34,8 @@ struct PipeMemory {
 // === impl PipeMemory ===
 
 impl PipeMemory {
-    /// Full capacity for this number of pipes to a pod of the namespace, or the small one.
+    /// Takes full capacity for this number of pipes of a pod of the namespace. If the limit is reached, the pipes get
+    /// the small capacity.
     fn take(limit: &NamespaceLimit, namespace: &str, pipes: usize) -> Self {
         let permits: Option<Vec<_>> = (0..pipes).map(|_| limit.take(namespace)).collect();
         let capacity = if permits.is_some() { CAPACITY } else { SMALL_CAPACITY };

@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 
 use super::queue::{QueueMemory, QueueReceiver, QueueSender, Size, queue};
 
-/// Memory in bytes of a client's messages that wait for its command. One user can have hundreds of clients.
+/// Maximum bytes of a client's messages that wait for its command. One user can have hundreds of clients.
 pub(super) const INPUT_MEMORY: u32 = 64 << 10;
 
 /// A message from a client. The channel closes when the client disconnects.

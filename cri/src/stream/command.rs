@@ -62,7 +62,7 @@ async fn exec_until_end(
     let container = execs.tables.running(&request.container_id)?;
     let permit = Arc::new(command_limit::take(&execs.tables, &container)?);
     let (stdio, ours) = stdio(&request)?;
-    // The start continues if the client disconnects, and then still has descriptors.
+    // If the client disconnects, the start continues and still has descriptors. So the task has the permit, too.
     let task = execs.start(&container, request.cmd, stdio, Arc::clone(&permit));
     let starting = Starting::new(execs, &container, task);
     let Some(StartedCommand { exec, early }) = starting.wait(&mut client.input).await else {
@@ -181,7 +181,7 @@ fn pipe(requested: bool) -> Result<Pipe, Error> {
     Ok(Pipe { read: Some(read), write: Some(write) })
 }
 
-/// Our ends of a command's streams. With a terminal also a second descriptor of its master, to resize it.
+/// Our ends of a command's streams. With a terminal, there is also a second descriptor of its master, to resize it.
 fn host_ends(
     terminal: Option<&OwnedFd>,
     pipes: Pipes,

@@ -10,7 +10,7 @@ use crate::container::Container;
 use crate::error::Error;
 use crate::tables::Tables;
 
-/// The commands and attached clients. The pods of one namespace leave permits for others.
+/// The commands and attached clients. The pods of one namespace leave permits for other namespaces.
 static COMMANDS: LazyLock<NamespaceLimit> = LazyLock::new(|| NamespaceLimit::new(Share::Commands.count()));
 
 /// A permit for a command in a container, or for a client of its first process. Dropping it releases the permit.

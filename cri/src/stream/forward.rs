@@ -16,8 +16,8 @@ use crate::error::Error;
 use crate::tables::Tables;
 
 const READ_SIZE: usize = 16 << 10;
-/// Memory in bytes of the data of one client that waits for ports, for all of its connections. One user can have hundreds
-/// of clients.
+/// Maximum bytes of one client's data that wait for ports, over all of its connections. One user can have hundreds of
+/// clients.
 pub(super) const FORWARD_MEMORY: u32 = 128 << 10;
 /// Time for the pod to read the rest of the data of a client that has disconnected.
 const LINGER: Duration = Duration::from_secs(5);

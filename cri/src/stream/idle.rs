@@ -113,7 +113,7 @@ impl IdleObserver {
         result
     }
 
-    /// The result, or a failure if the limit has expired. A task that waits is woken then.
+    /// The result, or a failure if the limit has expired. A pending result wakes its task when the limit expires.
     fn unless_expired<T>(
         &mut self,
         side: usize,
@@ -179,7 +179,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_flush_that_waits_for_a_client_fails_too() {
         let (ours, _theirs) = tokio::io::duplex(8);
-        // As TLS, it takes more data than the client reads.
+        // Like TLS, the buffer accepts more data than the client reads.
         let (mut connection, idle) = watch(BufWriter::new(ours));
         connection.write_all(&[0; 9]).await.expect("buffered");
         let flush = async { connection.flush().await.expect_err("expired").kind() };

@@ -20,8 +20,8 @@ use crate::tables::Tables;
 
 /// Bytes that are read at once. One user can have hundreds of clients that do not read, each with several such buffers.
 const READ_SIZE: usize = 16 << 10;
-/// Time for which outputs may stay open after the command ended: child processes can hold them. The command's own output
-/// is in the pipes by then, and is delivered however long the client takes to read it.
+/// Maximum time that the outputs stay open after the command has ended. Child processes can hold them open. The
+/// command's own output is in the pipes by then, and is delivered however long the client takes to read it.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
 /// Maximum capacity of a pipe. The pipe of an attached client is in the shim.
 const PIPE_CAPACITY: usize = 1 << 20;
@@ -51,7 +51,7 @@ pub(super) struct Target<'a> {
     /// An exec's terminal. No other process of the runtime holds its master, so the terminal hangs up when this
     /// descriptor is closed.
     pub(super) terminal: Option<OwnedFd>,
-    /// The container's standard input closes with the input of this client, the first one that has input.
+    /// Whether the container's standard input closes when this client closes its input (`stdin_once` of the container).
     pub(super) stdin_once: bool,
     /// The session ends when the client closes its input, as with containerd: the container's standard input stays open
     /// for the next client.
@@ -243,8 +243,8 @@ impl Streams {
         })
     }
 
-    /// The streams of a terminal, by its master. Without `has_stdin`, input of the client is dropped: admission of the
-    /// request may depend on it.
+    /// The streams of a terminal, by its master. Without `has_stdin`, input of the client is dropped, because admission
+    /// may have allowed the request only without input.
     pub(super) fn of_terminal(terminal: OwnedFd, has_stdin: bool) -> Result<Self, Error> {
         let (read, write) = tokio::io::split(descriptor(terminal)?);
         let stdin = has_stdin.then(|| Box::new(write) as Writer);
@@ -283,7 +283,7 @@ mod tests {
             let mut received = 0;
             while let Some(Output::Stdout(bytes)) = receiver.recv().await {
                 received += bytes.len();
-                // A slow client.
+                // The client reads slowly.
                 tokio::time::sleep(DRAIN_TIME).await;
             }
             received

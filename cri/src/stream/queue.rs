@@ -12,9 +12,9 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// Maximum messages of a queue.
 const MESSAGES: usize = 16;
-/// Memory in bytes that each client has: a piece of a message.
+/// Own memory of each client in bytes, for one piece of a message.
 const OWN_MEMORY: u32 = 16 << 10;
-/// Memory in bytes of the queues of all clients, beyond the memory that each client has.
+/// Bytes that the queues of all clients share, in addition to the own memory of each client.
 const SHARED_MEMORY: usize = 32 << 20;
 
 /// The part of [`SHARED_MEMORY`] that is free.

@@ -1,5 +1,5 @@
-//! Server side of one SPDY/3.1 connection: streams opened by the client, and their data in both directions. Without flow
-//! control: the clients, which all use the same Go library, have none either.
+//! Server side of one SPDY/3.1 connection: streams opened by the client, and their data in both directions. There is no
+//! flow control, because all clients use the same Go library, which has none.
 
 mod dictionary;
 mod frame;

@@ -241,7 +241,7 @@ mod tests {
                 while to.write_all(&frame).await.is_ok() {}
             });
             let served = command(session, &["stdin"], async |_client| panic!("its streams are not open"));
-            // Long before the timeout.
+            // The client is dropped long before the timeout.
             timeout(OPEN_TIMEOUT / 2, served).await.expect("the client is dropped");
             writing.abort();
             drop(from);

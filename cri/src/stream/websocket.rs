@@ -46,8 +46,8 @@ pub(super) async fn command(connection: Connection, codec: Codec, run: impl Asyn
     let receiving = AbortOnDropHandle::new(tokio::spawn(receive(reader, codec, input_sender)));
     let sending = AbortOnDropHandle::new(tokio::spawn(send(writer, codec, output_receiver)));
     run(Client { input, output }).await;
-    // This wait has no timeout, because the client may read slowly. It closes the connection after it has received the
-    // status.
+    // This wait has no timeout, because the client may read slowly. The client closes the connection after it has
+    // received the status.
     let _sent = sending.await;
     let _ended = timeout(LINGER, receiving).await;
 }
@@ -123,17 +123,17 @@ pub(super) async fn forward(
     };
     let end = async {
         if is_closed_by_client {
-            // Some clients wait for the close frame. Sending it to others fails.
+            // Some clients wait for the close frame. Others have already disconnected, so sending may fail.
             let _sent = writer.close().await;
         } else {
-            // A close with unread data would discard what the client has not received yet.
+            // A close while data is unread would discard data that the client has not received yet.
             while let Ok(Some(_rest)) = reader.next().await {}
         }
     };
     let _ended = timeout(LINGER, end).await;
 }
 
-/// The number of a port and its data in a piece of a message. `channel` is the one of the current message.
+/// The number of a port and its data in a piece of a message. `channel` is the channel of the current message.
 fn port_data(channel: &mut Option<u8>, piece: Piece) -> Option<(usize, Bytes)> {
     let Piece { mut bytes, is_first, .. } = piece;
     if is_first {

@@ -1,5 +1,5 @@
-//! State for usage rates of an object: previous CPU times, and the last disk usage, whose count takes long. It is updated
-//! only by requests.
+//! State for usage rates of an object: previous CPU times, and the last disk usage, because counting takes long. Only
+//! requests update this state.
 
 use std::path::Path;
 use std::sync::{Mutex, OnceLock, TryLockError};
@@ -19,7 +19,7 @@ const REUSE_FACTOR: u32 = 50;
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     rate: Mutex<Rate>,
-    /// In a box: the files of most objects are never counted.
+    /// Boxed, because the files of most objects are never counted.
     disk: OnceLock<Box<DiskMeter>>,
 }
 
@@ -103,7 +103,7 @@ impl DiskMeter {
         disk
     }
 
-    /// The last result, if it is fit.
+    /// The last result, if `is_fit` accepts it.
     fn last_count(&self, is_fit: impl FnOnce(&Counted) -> bool) -> Option<Disk> {
         locked(&self.counted).as_ref().filter(|&known| is_fit(known)).map(|known| known.disk)
     }
@@ -150,12 +150,12 @@ mod tests {
         let meter = Meter::default();
         // 2 s of CPU time in 4 s since the start.
         assert_eq!(meter.nano_cores(14 * SECOND, 2_000_000_000, 10 * SECOND), Some(500_000_000));
-        // Too soon after the last reading: still since the start.
+        // Too soon after the last reading: the rate is still measured from the start.
         let near = meter.nano_cores(14 * SECOND + 1000, 2_000_000_000, 10 * SECOND).expect("a rate");
         assert!((499_000_000..=500_000_000).contains(&near), "{near}");
         // One full core for a second.
         assert_eq!(meter.nano_cores(15 * SECOND, 3_000_000_000, 10 * SECOND), Some(1_000_000_000));
-        // Again at once: over the same second.
+        // Immediately after the last reading: the rate is measured over the same second.
         assert_eq!(meter.nano_cores(15 * SECOND + 1, 3_000_000_000, 10 * SECOND), Some(999_999_999));
         assert_eq!(meter.nano_cores(17 * SECOND, 3_000_000_000, 10 * SECOND), Some(0));
         // A counter that decreased was reset.
@@ -189,7 +189,7 @@ mod tests {
         assert_eq!(meter.disk(dir.path(), false), disk);
         drop(counting);
         assert_eq!(meter.disk(dir.path(), false).inodes, 1);
-        // Without a result a caller waits.
+        // Without a last result, a caller waits for the count.
         let meter = DiskMeter::default();
         std::thread::scope(|scope| {
             let counting = locked(&meter.counting);

@@ -8,7 +8,7 @@ const MAX_LENGTH: usize = 16 << 20;
 const OBJECT: &str = "/org/freedesktop/systemd1";
 const SERVICE: &str = "org.freedesktop.systemd1";
 
-/// The value of a property.
+/// The value of a property. Each variant states its D-Bus signature.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
     /// `s`
@@ -86,7 +86,7 @@ impl Writer {
         self.number(flag.into())
     }
 
-    /// `a(sv)`
+    /// Writes properties; their D-Bus signature is `a(sv)`.
     pub(crate) fn properties<'a>(
         &mut self,
         properties: impl IntoIterator<Item = (&'a str, &'a Value)>,

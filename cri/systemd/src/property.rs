@@ -125,7 +125,7 @@ fn quota(text: &str) -> Option<Vec<Property>> {
     Some(vec![("CPUQuotaPeriodUSec", Value::Number(period)), ("CPUQuotaPerSecUSec", Value::Number(second))])
 }
 
-/// Converts a list such as `0-2,5` to a bit mask; the first byte has the first eight bits.
+/// Converts a list such as `0-2,5` to a bit mask. Bits 0 to 7 are in the first byte.
 fn set(name: &'static str, list: &str) -> Vec<Property> {
     let mut mask: Vec<u8> = Vec::new();
     for range in list.split(',').filter(|range| !range.is_empty()) {

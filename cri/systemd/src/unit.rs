@@ -43,7 +43,7 @@ impl Scope {
         format!("{}-{}{SCOPE}", self.prefix, self.name)
     }
 
-    /// Path of its cgroup below the hierarchy's mount.
+    /// Path of the scope's cgroup below the hierarchy's mount.
     pub fn path(&self) -> String {
         format!("{}/{}", slice_path(&self.slice), self.unit())
     }

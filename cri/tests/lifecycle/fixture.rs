@@ -163,12 +163,12 @@ impl Machine {
         self.runtime = open(self.dir.path(), &self.cgroup_root, &self.images, &self.network).await;
     }
 
-    /// As `open_runtime`, with other settings.
+    /// Like `open_runtime`, with other settings.
     pub(crate) async fn open_runtime_with(&mut self, change: impl FnOnce(&mut RuntimeConfig)) {
         self.try_open_runtime_with(change).await.expect("runtime");
     }
 
-    /// As `open_runtime_with`, for a runtime that may fail to start.
+    /// Like `open_runtime_with`, for a runtime that may fail to start.
     pub(crate) async fn try_open_runtime_with(
         &mut self,
         change: impl FnOnce(&mut RuntimeConfig),
@@ -396,7 +396,8 @@ impl Machine {
             paths.iter().filter_map(|path| Some(path.rsplit_once('/')?.1.to_owned())).collect()
         };
         let (sandboxes, containers) = (names("state/sandboxes"), names("state/containers"));
-        // The result of an attachment stays on record until its interface is removed, so that it proves nothing.
+        // The result of an attachment is also on record while its interface is being removed. So only results of
+        // existing sandboxes count.
         let result = |id: &String| self.dir.path().join("state/cni/results").join(format!("{id}.json"));
         let results = sandboxes.iter().filter_map(|id| std::fs::read_to_string(result(id)).ok());
         let results: Vec<String> = results.collect();

@@ -137,7 +137,7 @@ impl Plugin {
         Self::join_for(socket, index, 0, answer).await
     }
 
-    /// As `join`, for some events.
+    /// Like `join`, for the given events only.
     pub(crate) async fn join_for(
         socket: &Path,
         index: &str,

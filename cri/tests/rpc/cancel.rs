@@ -1,4 +1,4 @@
-//! Cancelled calls. At any moment of the cancellation, nothing is left of what they made.
+//! Cancelled calls leave nothing behind, at whatever moment they are cancelled.
 
 use std::time::{Duration, Instant};
 

@@ -86,7 +86,7 @@ pub(crate) async fn containers_that_a_dead_runtime_froze_continue(machine: &mut 
     std::fs::remove_dir(&output).expect("remove");
 }
 
-/// Argument with which the test program imitates CRIU.
+/// Argument that makes the test program imitate CRIU.
 const ROLE: &str = "--wait-as-criu";
 
 /// Starts a process with CRIU's command line. The process ends at the end of its input. Returns when the command line

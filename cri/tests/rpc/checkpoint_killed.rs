@@ -18,9 +18,9 @@ use crate::checkpoint_frozen::{layer, nothing_is_left};
 use crate::checkpoint_pod::{checkpoint, count, empty_directory, goes_on, names, pod, restore_request};
 use crate::fixture::{Machine, alive, has_memory};
 
-/// Argument with which the test program makes a checkpoint and is killed.
+/// Argument that makes the test program execute a checkpoint or restore call, during which it is killed.
 const ROLE: &str = "--make-checkpoint";
-/// Command that holds this many bytes in memory, so that its dump takes a while.
+/// Command that holds 64 MiB in memory, so that its dump takes a while.
 const HOLDER: &str = "(dd if=/dev/zero bs=1048576 count=64; sleep 10000) | tail -c 67108864";
 const HELD_KB: u64 = 65_536;
 /// Size of an incomplete dump of that memory.
@@ -31,13 +31,13 @@ struct EndsWithTest(Child);
 
 impl Drop for EndsWithTest {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may have ended.
         let _ended = self.0.kill();
         let _reaped = self.0.wait();
     }
 }
 
-/// If this program was started for it, makes the checkpoint that a request file describes, with its own runtime.
+/// If this program was started for it, executes the call of the request file, with its own runtime.
 pub(crate) fn checkpoint_if_called() -> Option<ExitCode> {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, role, dir, cgroup_root, call, request] = arguments.as_slice() else { return None };
@@ -286,7 +286,7 @@ pub(crate) async fn a_runtime_killed_during_a_dump_recovers(machine: &mut Machin
     goes_on(machine, &ids[0]).await;
     checkpoint(machine, &source, &ids[..2], &output).await.expect("a new checkpoint");
     assert_eq!(names(&output).len(), 3, "{:?}", names(&output));
-    // A single container has no digest, whose computation takes the longest here.
+    // The checkpoint of a single container has no digest. Computing a digest would take the longest here.
     let alone = output.join("holder.tar");
     crate::checkpoint::checkpoint(machine, holder, &alone).await.expect("a new checkpoint of it as well");
     assert!(alone.metadata().expect("an archive").len() > HELD_KB << 10);

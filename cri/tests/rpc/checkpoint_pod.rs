@@ -11,7 +11,7 @@ use tonic::{Code, Request, Status};
 use crate::checkpoint::works;
 use crate::fixture::{Machine, container_config, security};
 
-/// Counts in memory; the count is in a file, every tenth count in the log. Exits with 3 on a signal. Also runs a
+/// Counts in memory, writes each count to a file, and logs every tenth count. Exits with 3 on a signal. Also runs a
 /// server, and has a connection to itself once port 7001 (1B59) has a listener.
 const COUNTER: &str = "trap 'echo bye; exit 3' TERM; httpd -p 8080 -h /etc; \
     (nc -l -p 7001 -e sleep 10000 &); until grep -qs ':1B59 .* 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done; \
@@ -19,7 +19,8 @@ const COUNTER: &str = "trap 'echo bye; exit 3' TERM; httpd -p 8080 -h /etc; \
     while :; do i=$((i+1)); echo $i > /count; [ $((i % 10)) != 0 ] || echo count $i; sleep 0.1; done";
 /// The capability CAP_NET_RAW as an extended attribute (`struct vfs_cap_data`).
 const CAPABILITY: [u8; 20] = [1, 0, 0, 2, 0, 32, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-/// Writes to both streams from a child of the first process, which has its own pipe to it.
+/// A child of the first process writes lines to a pipe, and `cat` copies them to standard output. Standard error is
+/// /dev/null.
 const TALKER: &str = "exec 2>/dev/null; i=0; while :; do i=$((i+1)); echo said $i; sleep 0.2; done | cat";
 
 /// Container configurations for a pod of this name, with its own volume.
@@ -212,7 +213,7 @@ async fn ends_if_criu_fails(machine: &Machine, output: &Path) {
     assert!(error.message().contains("criu failed: "), "{error:?}");
     let status = machine.wait_exited(id).await;
     assert_eq!((status.exit_code, status.reason.as_str()), (128, "StartError"), "{status:?}");
-    // The other container does not depend on it.
+    // The other container does not depend on the failed container.
     machine.start(&restored.restored_containers[1].container_id).await;
     machine.remove_pod(&restored.pod_sandbox_id).await;
 }
@@ -322,7 +323,7 @@ async fn is_in_its_cgroups(machine: &Machine, pod: &str, restored: &str) {
     assert_eq!(found[0], found[1]);
 }
 
-/// Refused with the right code, and nothing is made.
+/// Changed requests are refused with the right code and create nothing.
 async fn a_different_pod_is_refused(machine: &mut Machine, output: &Path) {
     let before = machine.traces().await;
     type Change = fn(&mut cri::RestorePodRequest);
@@ -353,7 +354,7 @@ async fn a_different_pod_is_refused(machine: &mut Machine, output: &Path) {
         let error = restore(machine, request).await.expect_err(word);
         assert!(error.code() == code && error.message().contains(word), "{word}: {error:?}");
     }
-    // One changed byte.
+    // Changes one byte of an archive.
     let archive = names(output).into_iter().find(|name| name.ends_with(".tar")).expect("an archive");
     let whole = std::fs::read(output.join(&archive)).expect("read");
     let mut torn = whole.clone();

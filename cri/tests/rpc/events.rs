@@ -32,7 +32,7 @@ async fn up_to_date(machine: &mut Machine) -> impl Stream<Item = ReceivedEvent> 
     events
 }
 
-/// All events until none arrives for a while. Used to show that there are none.
+/// All events until no event arrives for a while. Tests use it to show that there are no events.
 async fn until_quiet(events: &mut (impl Stream<Item = ReceivedEvent> + Unpin)) -> Vec<(String, i32)> {
     let mut seen = Vec::new();
     while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(500), events.next()).await {

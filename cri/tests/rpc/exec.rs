@@ -49,7 +49,7 @@ pub(crate) async fn output_is_returned_while_a_descendant_holds_the_pipe(machine
     let pod = machine.pod("held").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     let script = "echo hi; echo oh >&2; sleep 9500 & exit 3";
-    // With a timeout the call takes at most that time. The command itself has ended in time.
+    // Both calls succeed, because the command itself ends in time. The call with a timeout takes at most that time.
     let call = async |timeout: i64| {
         let begun = Instant::now();
         let answer = machine.exec(&id, &["sh", "-c", script], timeout).await.expect("it ended");
@@ -72,8 +72,8 @@ pub(crate) async fn an_exec_timeout_kills_all_descendants(machine: &mut Machine)
     let pod = machine.pod("tree").await;
     let own = "setsid sleep 1001 & (sleep 1002 &); exec sleep 1000";
     let id = machine.run(&pod, "c", &["sh", "-c", own]).await;
-    // A process in another session, an orphan in another session without environment and outputs, and a process that
-    // starts others continuously.
+    // The script starts three kinds of processes: one in another session, an orphan in another session without
+    // environment and outputs, and one that starts others continuously.
     let script = "setsid sleep 994 & \
         (env -i /bin/setsid /bin/sh -c 'sleep 993 >/dev/null 2>&1 & exit' &); \
         setsid sh -c 'while :; do (setsid sleep 992 &); usleep 20000; done' & \
@@ -162,7 +162,7 @@ impl ProcessResources {
     }
 }
 
-/// 2,000, or the value of `EXECS`: an emulated machine is slow.
+/// Runs 2,000 execs, or `EXECS` execs on a slow emulated machine.
 pub(crate) async fn thousands_of_execs_leave_nothing(machine: &mut Machine) {
     let pod = machine.pod("many").await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;

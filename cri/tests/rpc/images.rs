@@ -96,7 +96,7 @@ fn another_image(blobs: &Path) -> String {
     let mut manifest = read(index["manifests"][0]["digest"].as_str().expect("digest"));
     let mut config = read(manifest["config"]["digest"].as_str().expect("digest"));
     config["config"]["Env"] = serde_json::json!(["PATH=/bin", "ANOTHER=image"]);
-    // Its own layer, besides the shared one.
+    // The image's own layer, in addition to the shared layer.
     let tar = blobs.join("../../own.tar");
     std::fs::write(blobs.join("../../own"), "own").expect("file");
     let made =
@@ -151,8 +151,8 @@ pub(crate) async fn concurrent_removals_pulls_and_creations_are_consistent(machi
     let pod = machine.pod("images").await;
     let before = stored(machine);
     let (mut created, mut round) = (0, 0);
-    // At least twelve rounds, and until one creation was fast enough on a slow machine. Removals begin later in each
-    // round.
+    // Runs at least twelve rounds. On a slow machine, runs further rounds until one creation is fast enough. Removals
+    // begin later in each round.
     while round < 12 || created == 0 {
         assert!(round < 100, "no container was made in time");
         round += 1;

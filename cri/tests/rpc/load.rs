@@ -26,7 +26,7 @@ const PAYLOAD_SIZE: usize = 100_000;
 /// Longer than the runtime waits for output after a command's end.
 const LATE: Duration = Duration::from_secs(8);
 
-/// 100; fewer on an emulated machine, which is slow and sets `EXECS`.
+/// Number of clients: 100, or 25 on a slow emulated machine, where `EXECS` is set.
 fn many() -> u32 {
     if std::env::var_os("EXECS").is_some() { 25 } else { 100 }
 }
@@ -51,7 +51,7 @@ async fn at_rest(pid: i32) -> ProcessResources {
     ProcessResources::of(pid)
 }
 
-/// Waits until the descriptors are as before, and the threads as before except for blocking ones.
+/// Waits until the numbers of descriptors and of threads are as before. Threads for blocking work do not count.
 async fn nothing_stays(before: [ProcessResources; 2], pids: [i32; 2]) {
     for (before, pid) in before.into_iter().zip(pids) {
         eventually_async("descriptors are closed", 20, async || {
@@ -286,7 +286,7 @@ pub(crate) async fn a_container_that_never_stops_writing_needs_no_runtime(machin
     println!("  {memory} kB, {now} kB after {} MB", (written() - first) >> 20);
     assert!(now <= memory + 1024, "{memory} and {now} kB");
     let sizes: Vec<u64> = log_files(&log).iter().flat_map(|file| file.metadata()).map(|m| m.len()).collect();
-    // One additional file while the oldest is removed.
+    // There is one additional file while the oldest file is removed.
     assert!(sizes.len() <= 4 && sizes.iter().all(|size| *size <= SIZE), "{sizes:?}");
     let files = || log_files(&log).into_iter().filter_map(|file| std::fs::read_to_string(file).ok());
     for line in files().flat_map(|text| text.lines().map(str::to_owned).collect::<Vec<_>>()) {

@@ -48,7 +48,7 @@ pub(crate) async fn records_of_a_later_version_are_not_changed(machine: &mut Mac
     assert_eq!(machine.traces().await, before);
 }
 
-/// Environment variable with which this program replaces a shim.
+/// Environment variable that makes this program replace a shim.
 const STAND_IN: &str = "CORACLE_STAND_IN";
 
 /// The behaviour of the replacement.
@@ -60,8 +60,8 @@ enum LaterShim {
     SaysMore,
 }
 
-/// A process at the shim's socket, until this is dropped. The runtime only connects to a process with a shim's
-/// command line, so it has one.
+/// A process at the shim's socket, until this is dropped. It has the command line of a shim, because the runtime
+/// connects only to such a process.
 struct ReplacedSocket {
     path: PathBuf,
     aside: PathBuf,
@@ -88,7 +88,7 @@ impl ReplacedSocket {
 impl Drop for ReplacedSocket {
     fn drop(&mut self) {
         self.process.kill().expect("kill");
-        // The runtime in this process may have reaped it: it is a child of both.
+        // The runtime runs in this process and may already have reaped this child.
         let _reaped = self.process.wait();
         std::fs::rename(&self.aside, &self.path).expect("back");
     }
@@ -188,7 +188,7 @@ fn relay(runtime: &OwnedFd, shim: &OwnedFd) {
     }
 }
 
-/// Turns a packet with the shim's state into one of a later version. False for other packets.
+/// Converts a packet with the shim's state to a packet of a later version. Returns false for other packets.
 fn greeting(packet: &mut Packet) -> bool {
     let Some(packet::Body::Reply(Reply { result: Some(reply::Result::State(state)) })) = &mut packet.body
     else {

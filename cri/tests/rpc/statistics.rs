@@ -11,7 +11,7 @@ use tonic::Request;
 
 use crate::fixture::Machine;
 
-/// A timeout that even a slow machine does not reach. It is longer than the time for which a value is cached.
+/// A timeout that even a slow machine does not reach. It is longer than the runtime caches a value.
 const LONG: Duration = Duration::from_secs(120);
 
 /// Metrics that depend on the kernel, a disk or a quota: traffic of block devices, huge pages, pressure.

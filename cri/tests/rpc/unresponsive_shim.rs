@@ -106,7 +106,7 @@ pub(crate) async fn a_pod_is_ready_again_when_its_shim_responds(machine: &mut Ma
     eventually_async("the pod of the shim is ready again", 20, async || is_ready(machine, &pod).await).await;
     assert_eq!(machine.wait_exited(&ends).await.exit_code, 7);
     assert_eq!(machine.exec(&stays, &["true"], 0).await.expect("exec").exit_code, 0);
-    // The runtime notices its end like the end of any other shim.
+    // The runtime notices the end of this shim like that of any other shim.
     send(shim, Signal::SIGKILL);
     assert_eq!(machine.wait_exited(&stays).await.exit_code, 255);
     eventually_async("the pod of the shim is not ready", 20, async || !is_ready(machine, &pod).await).await;
@@ -149,10 +149,11 @@ pub(crate) async fn a_command_whose_client_disconnects_before_its_start_is_kille
         let client = streams.connect(&url, "v5.channel.k8s.io").await;
         tokio::time::sleep(Duration::from_millis(wait)).await;
         drop(client);
-        // The server has closed its end of the connection too: a command that starts before that would not be killed.
+        // Waits until the server has closed its end of the connection too. A command that starts before that is not
+        // killed.
         eventually_async("the client is gone", 20, async || descriptors() <= open).await;
         send(shim, Signal::SIGCONT);
-        // Other execs run after it.
+        // Later execs succeed.
         for _ in 0..3 {
             assert_eq!(machine.exec(&id, &["true"], 0).await.expect("exec").exit_code, 0);
         }
@@ -245,7 +246,7 @@ pub(crate) async fn the_runtime_retries_a_shim_with_a_full_backlog(machine: &mut
     let (shim, pid) = (machine.shim_pid(&pod).await, machine.pid(&id).await);
     machine.close_runtime().await;
     send(shim, Signal::SIGSTOP);
-    // Its backlog is full.
+    // Fills the backlog of the shim's socket.
     let path = machine.path("state/sandboxes").join(&pod).join("shim.sock");
     let mut queue: Vec<OwnedFd> = Vec::new();
     let full = loop {

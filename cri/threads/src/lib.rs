@@ -11,7 +11,7 @@ use std::ops::ControlFlow;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Time for which a thread waits for more work.
+/// How long a thread waits for more work.
 const KEEP: Duration = Duration::from_secs(3);
 /// Maximum number of threads of a group that wait. Further threads end after their work.
 const WAITING_MAX: usize = 8;
@@ -38,7 +38,7 @@ pub struct Threads {
 }
 
 struct State {
-    /// Threads that wait, including those that are woken up for work that is handed over.
+    /// Number of waiting threads. Threads that are woken up for handed-over work count until they take it.
     waiting: usize,
     /// Work that is handed over and not taken yet. It has at most `waiting` entries.
     handed_over: VecDeque<Work>,
@@ -196,7 +196,7 @@ mod tests {
         let mut held = Vec::new();
         for _ in 0..20 {
             held.push(held_work(&THREADS, ended.clone()));
-            // It does not wait behind the work that blocks.
+            // This work does not wait behind the work that blocks.
             thread_of_work(&THREADS, AGAIN);
         }
         drop(held);

@@ -1,6 +1,6 @@
 //! Trees of cgroups that a container can change.
 //!
-//! Root of a container without a seccomp profile can make cgroups below its own, with a user namespace that it makes.
+//! Root in a container without a seccomp profile can create a user namespace, and then cgroups below its own cgroup.
 //! Their number and depth are not limited, and their paths can be longer than the kernel accepts.
 
 use std::fs::File;
@@ -101,8 +101,8 @@ pub fn remove(top: &Path) -> io::Result<()> {
     }
 }
 
-/// Opens a file of the cgroup at a path and of at most `most` cgroups below it, parents first. Cgroups without it are
-/// skipped.
+/// Opens a file of the cgroup at a path and of at most `most` cgroups below it, parents first. Cgroups without the file
+/// are skipped.
 fn each_file(top: &Path, most: usize, name: &str, flags: OFlags, mut each: impl FnMut(File)) {
     let flags = flags.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
     if let Ok(file) = openat(CWD, top.join(name), flags, Mode::empty()) {
@@ -137,7 +137,7 @@ fn remove_below(top: OwnedFd) -> Result<(), Errno> {
             continue;
         }
         if is_first_scan {
-            // It could not be removed, and no cgroup is below it: it has processes.
+            // The cgroup could not be removed, and no cgroup is below it. So it has processes.
             return Err(Errno::BUSY);
         }
         if depth == 0 {

@@ -10,6 +10,7 @@ pub mod cgroup;
 pub mod mountinfo;
 mod read;
 mod remove;
+mod renames;
 #[cfg(test)]
 mod scratch;
 mod usage;
@@ -19,6 +20,7 @@ use rustix::fs::OFlags;
 
 pub use read::{is_refusal, read, read_end, read_lossy};
 pub use remove::{remove, remove_at};
+pub use renames::open_despite_renames;
 pub use usage::usage;
 pub use walk::{Found, walk, walk_all};
 

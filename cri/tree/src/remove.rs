@@ -22,7 +22,7 @@ const MAX_OPEN_LEVELS: usize = 32;
 /// Maximum passes without a rename: a file system may skip entries of a directory that changes.
 const IDLE_PASSES: u32 = 8;
 
-/// The state of a removal: the open levels, of which the first is the top and always present.
+/// The state of a removal: the open levels. The first level is the top, and is always present.
 struct Removal {
     levels: Vec<Level>,
     /// Counter for the names of renamed directories.

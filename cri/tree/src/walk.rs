@@ -13,8 +13,8 @@ use rustix::io::Errno;
 
 use crate::DIRECTORY;
 
-/// Number of levels that stay open. Of deeper levels only the last one is open; the others are reopened
-/// through its `..`.
+/// Number of levels that stay open. Of the deeper levels only the deepest is open. The walk reopens the others through
+/// `..`.
 const OPEN_LEVELS: usize = 64;
 
 /// A directory on the current path. A closed one takes 40 bytes, far less than the kernel uses for it.
@@ -32,7 +32,7 @@ pub struct Found<'a> {
     pub name: &'a CStr,
     /// Its metadata when it was found.
     pub stat: &'a Stat,
-    /// Depth of its directory below the top. All parent directories are reported before it, without other
+    /// Depth of its directory below the top. All parent directories are reported before this entry, without other
     /// entries in between.
     pub depth: usize,
 }

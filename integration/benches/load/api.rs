@@ -23,7 +23,7 @@ pub(crate) struct Server {
     /// Address and port.
     #[arg(long)]
     server: SocketAddr,
-    /// File with its authority.
+    /// File with the CA certificate of the API server.
     #[arg(long)]
     ca: PathBuf,
     /// Bearer token.
@@ -39,10 +39,10 @@ pub(crate) struct Requests {
     limits: Limits,
     #[arg(long, default_value = "GET")]
     method: String,
-    /// `{n}` is the number of the request.
+    /// Path of the request. `{n}` is replaced by the number of the request.
     #[arg(long)]
     path: String,
-    /// Body, with `{n}` too.
+    /// Body of the request. `{n}` is replaced here too.
     #[arg(long, default_value = "")]
     body: String,
     #[arg(long, default_value = "application/json")]
@@ -62,13 +62,13 @@ pub(crate) struct Watches {
     /// Number of watches, each on its own connection.
     #[arg(long)]
     count: usize,
-    /// `{n}` is the number of the watch.
+    /// Path of the watch. `{n}` is replaced by the number of the watch.
     #[arg(long)]
     path: String,
     /// Path of an object that all watches include. Merge patches set its annotation `sequence`.
     #[arg(long)]
     object: Option<String>,
-    /// Number of these patches.
+    /// Number of merge patches.
     #[arg(long, default_value_t = 50)]
     writes: usize,
 }
@@ -214,7 +214,7 @@ fn sequence(event: &[u8]) -> Option<usize> {
     rest.split('"').next()?.parse().ok()
 }
 
-/// The times of a write, from its request on.
+/// The times of a write, measured from its request.
 #[derive(Clone, Copy, Default)]
 struct WriteTimes {
     number: usize,
@@ -223,8 +223,8 @@ struct WriteTimes {
     last_event: Duration,
 }
 
-/// Patches the object and reports the time from each patch until each watch has its event. The report also has the times
-/// of the slowest write. They tell whether the write itself, or the delivery of its events, took the time.
+/// Patches the object and reports the time from each patch until each watch has its event. The report also has the
+/// times of the slowest write. These times show whether the write itself, or the delivery of its events, took long.
 fn write_and_wait(
     arguments: &Watches,
     object: &str,

@@ -54,7 +54,7 @@ struct Spec {
     node_name: Option<String>,
 }
 
-/// What a node does next with a pod.
+/// The next step of a node for a pod.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
     Run,

@@ -9,7 +9,7 @@ use nix::sys::socket::{Backlog, setsockopt, sockopt};
 
 use crate::{Limits, run};
 
-/// Time after which an operation has failed.
+/// Timeout of an operation.
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// Length of the queue of connections that are not accepted yet. If it is full, the kernel drops the first packet of a
 /// connection, and the client waits for a second.

@@ -1,4 +1,4 @@
-//! Fuzz target: results of CNI plugins of others.
+//! Fuzz target: results of third-party CNI plugins.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_cni::fuzz_result(data));

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 /// Factor on every deadline, for slow or busy machines.
 const SLOWDOWN: u64 = 6;
-/// The interval grows from the first to the last value, and is at least as long as the attempt before it: a condition
+/// The interval grows from the first to the last value, and is at least as long as the previous attempt. A condition
 /// often runs kubectl, which takes a tenth of a second of processor time.
 const FIRST_INTERVAL: Duration = Duration::from_millis(10);
 const LAST_INTERVAL: Duration = Duration::from_millis(250);

@@ -57,8 +57,8 @@ impl Suite {
     }
 }
 
-/// Whether the test with this index belongs to a part "NUMBER/PARTS", which has every PARTS-th test. NUMBER is below PARTS.
-/// Without a part there are all tests.
+/// Whether the test with this index belongs to a part "NUMBER/PARTS", which has every PARTS-th test. NUMBER is below
+/// PARTS. If no part is given, every test belongs.
 ///
 /// # Panics
 /// If the text is no part.

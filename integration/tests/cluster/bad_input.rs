@@ -292,7 +292,8 @@ fn a_full_disk_is_reported_with_the_remedy() {
     });
 }
 
-/// A kernel without nftables: the socket of netfilter fails. A process with this filter cannot remove it (seccomp(2)).
+/// Simulates a kernel without nftables: opening a netfilter socket fails. A process with this filter cannot remove it
+/// (seccomp(2)).
 #[allow(unsafe_code, reason = "the child sets its own filter before it executes the program")]
 fn without_nftables(command: &mut Command) -> &mut Command {
     const NETFILTER: u32 = 12;

@@ -76,7 +76,7 @@ fn a_checkpoint_is_written_for_root_and_the_container_continues() {
     });
 }
 
-/// CVE-2026-119101: a link of an image gave a mount point a name that CRIU reads as two.
+/// CVE-2026-119101: a link of an image gave a mount point a name that CRIU reads as two names.
 #[test]
 fn a_mount_point_that_criu_misreads_is_in_no_checkpoint() {
     let Some(criu) = criu() else { skip!("CRIU is not installed") };

@@ -83,7 +83,7 @@ fn drain_respects_disruption_budgets() {
     });
 }
 
-/// Drain evicts one of two pods. Its replacement finds no node, so that drain waits, until a node is available.
+/// Drain evicts one of two pods. Its replacement finds no node, so drain waits until a node is available.
 fn drain_waits(nodes: &Nodes, log: &Path) {
     let mut drain = nodes.start_with_log(&["drain", "node-1", "--timeout=600s"], log);
     eventually("one pod to be evicted", 30, || {

@@ -98,7 +98,7 @@ fn marked_blocks_run_and_leave_nothing() {
     });
 }
 
-/// The table of `docs/install.md`.
+/// The directories are those of the table in `docs/install.md`.
 #[test]
 fn the_documented_directories_suffice_on_a_read_only_root() {
     on_a_machine(|machine| {

@@ -181,7 +181,7 @@ fn contexts(clusters: &Clusters) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// `delete` removes everything of a `create` that was killed at any moment.
+/// `delete` removes everything that a killed `create` has made, whenever it was killed.
 #[test]
 fn a_killed_create_is_removed_completely() {
     on_a_machine(|machine| {

@@ -100,7 +100,7 @@ fn cluster_policies_precede(cluster: &Cluster, ip: &str) {
     eventually("the other namespace to be denied", 30, || !may(guest, 8080) && may(friend, 8080));
     let allow = r#"{"podSelector":{},"ingress":[{}]}"#;
     cluster.apply(&policy("default", "allow-all", allow));
-    // Nodes receive it after the other policy.
+    // Nodes receive `deny` after `allow-all`, so the effect of `deny` shows that both are enforced.
     cluster.apply(&policy("red", "deny", r#"{"podSelector":{}}"#));
     let of_guest = address(cluster, guest);
     eventually("the tenants' policies to be enforced", 30, || {

@@ -207,7 +207,7 @@ fn every_role_has_help_and_preflight_checks_name_the_cause() {
     });
 }
 
-/// The table of `docs/command-line.md`.
+/// The statuses are those of the table in `docs/command-line.md`.
 #[test]
 fn exit_statuses_are_the_documented_ones() {
     for (arguments, status) in [

@@ -84,7 +84,7 @@ fn config_maps(applier: &Applier<'_>) {
     // An omitted key is removed, except when another manager owns it.
     applier.succeed("one", &config_map(&json!({})));
     assert_eq!(applier.live("configmap/c")["data"], json!({"a": "2"}));
-    // Any other write owns what it changes.
+    // The manager of any other write owns the fields that the write changes.
     applier.nodes.kubectl(&["patch", "configmap", "c", "--type=merge", "-p", r#"{"data": {"x": "y"}}"#]);
     let live = applier.live("configmap/c");
     let entry = manager(&live, "kubectl-patch");

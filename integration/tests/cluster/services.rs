@@ -97,8 +97,8 @@ fn pods_reach_services_by_name_address_and_node_port() {
     });
 }
 
-/// Routes cluster IPs to the machine's uplink, as a default route does. Without a route the packet to an address without
-/// endpoints would not get as far as the filters.
+/// Routes cluster IPs to the machine's uplink, as a default route does. Without a route, a packet to an address without
+/// endpoints would not reach the filters.
 fn add_route() {
     let words = ["route", "add", "10.43.0.0/16", "dev", "uplink0"];
     assert!(Command::new("ip").args(words).status().unwrap().success());
@@ -154,7 +154,7 @@ fn nodes_serve_load_balancers_at_their_addresses_but_never_their_own_ports() {
         prepare(&cluster);
         let node = cluster.get(&["node", "node-1"])["status"]["addresses"][0]["address"].clone();
         let node = node.as_str().unwrap().to_owned();
-        // A program of the machine.
+        // A program of the machine listens on a port of the node.
         let listener = std::net::TcpListener::bind(("0.0.0.0", 8082)).unwrap();
         cluster.apply(&balancer("lb", 8081, ""));
         eventually("the node's address", 60, || ingress(&cluster, "lb") == [node.clone()]);
@@ -186,7 +186,8 @@ fn nodes_serve_load_balancers_at_their_addresses_but_never_their_own_ports() {
     });
 }
 
-/// The node answers health checks of a load balancer with local traffic with the number of its endpoints.
+/// For a service with `externalTrafficPolicy: Local`, the node answers health checks of a load balancer. The answer has
+/// the number of local endpoints.
 fn health_check(cluster: &Cluster, node: &str) {
     cluster.apply(&balancer("local", 8084, r#","externalTrafficPolicy":"Local""#));
     let port = cluster.get(&["service", "local"])["spec"]["healthCheckNodePort"].to_string();

@@ -1,4 +1,5 @@
-//! Jobs, cron jobs, stateful sets, daemon sets and replication controllers, with a control plane that is killed between.
+//! Jobs, cron jobs, stateful sets, daemon sets and replication controllers, with a control plane that is killed in
+//! between.
 
 use coracle_integration::{Cluster, eventually, on_a_machine};
 use serde_json::{Value, json};
@@ -95,7 +96,7 @@ fn jobs_end_with_exact_counts_though_the_control_plane_is_killed() {
     });
 }
 
-/// A schedule that fired long ago, and never in the course of the test, makes one job for the last time.
+/// A yearly schedule with many missed times creates one job, for the last missed time.
 fn cron_jobs(cluster: &Cluster) {
     let cron = json!({"apiVersion": "batch/v1", "kind": "CronJob", "metadata": {"name": "yearly"}, "spec": {
         "schedule": "0 0 1 1 *", "timeZone": "Asia/Tokyo",
@@ -187,7 +188,7 @@ fn replication_controller(cluster: &Cluster) {
     cluster.kubectl(&["delete", "rc/rc"]);
 }
 
-/// Circles of two and of three config maps.
+/// Two cycles of owner references: one of two config maps, one of three.
 #[test]
 fn objects_that_own_each_other_are_deleted_with_one_of_them() {
     on_a_machine(|machine| {

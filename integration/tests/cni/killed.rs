@@ -134,7 +134,7 @@ fn left(machine: &Machine, sandbox: &Sandbox) -> BTreeSet<String> {
     }
     left.extend(run("nft", &["list", "ruleset"]).lines().map(str::to_owned));
     for interface in fs::read_dir("/proc/sys/net/ipv4/conf").unwrap().flatten() {
-        // An interface that disappears meanwhile is not left.
+        // An interface that disappears meanwhile does not count as left.
         let opened = fs::read_to_string(interface.path().join("route_localnet"));
         if opened.is_ok_and(|value| value.trim() != "0") {
             left.insert(format!("{:?} is open to 127.0.0.1", interface.file_name()));
@@ -189,7 +189,7 @@ fn a_plugin_killed_at_any_fault_point_leaks_nothing() {
             let freed = chain.del(&sandbox, Some(&result), Some(&point));
             is_clean(&format!("a DEL that ended at {point}"));
             killed += freed;
-            // GC uses the same steps as DEL.
+            // GC has the same steps as DEL, so it does not reach a point that DEL does not reach.
             if freed == 0 {
                 assert!(killed > 0, "no plugin passes {point}");
                 continue;

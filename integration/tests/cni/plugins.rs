@@ -1,4 +1,4 @@
-//! Running plugins as a runtime does, sandboxes, and normalized results for comparison.
+//! Helpers: run plugins as a runtime does, create sandboxes, and normalize results for comparison.
 
 use std::fs;
 use std::io::Write;

@@ -51,7 +51,8 @@ fn a_port_with_conditions_accepts_only_matching_packets() {
         let result = plugins.call(("bridge", "ADD", "c1"), &server, &conf).unwrap();
         plugins.call(("bridge", "ADD", "c2"), &client, &conf).unwrap();
         serve(&server);
-        // From the machine to its uplink and to the bridge, and from another sandbox to the bridge.
+        // Connections from the machine to its uplink, from the machine to the bridge, and from another sandbox to the
+        // bridge.
         for (conditions, open) in [
             (json!([]), [true, true, true]),
             (json!(["!", "-d", "198.51.100.0/24"]), [false, true, true]),

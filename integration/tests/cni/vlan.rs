@@ -1,4 +1,4 @@
-//! VLANs of the bridge plugin. Without CONFIG_BRIDGE_VLAN_FILTERING, an error that names the option.
+//! VLANs of the bridge plugin. Without CONFIG_BRIDGE_VLAN_FILTERING, the plugin returns an error that names the option.
 
 use std::process::Command;
 
@@ -34,7 +34,7 @@ struct Member {
 // === impl Member ===
 
 impl Member {
-    /// With the address `192.0.2.<number>`.
+    /// Creates a member with the address `192.0.2.<number>`.
     fn new(machine: &Machine, number: u8, fields: &Value) -> Self {
         let address = format!("192.0.2.{number}");
         let ipam =

@@ -106,7 +106,7 @@ fn a_restricted_namespace_rejects_privileged_pods() {
     });
 }
 
-/// Finding 14: kubectl opens a WebSocket with GET, for which `get` was enough.
+/// Finding 14: kubectl opens a WebSocket with GET, so the verb `get` was enough.
 #[test]
 fn get_is_not_enough_to_enter_a_pod() {
     with_tenant(|machine, cluster| {

@@ -56,7 +56,7 @@ fn nested_yaml_does_not_block_other_clients() {
                 let plane = plane.address();
                 std::thread::spawn(move || {
                     let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-                    // The parser reads the first body to its end. The second one is refused before.
+                    // The parser reads the first body to its end. The second body is refused before it is parsed.
                     [8_000, 120_000]
                         .map(|levels| plane.send(EVE, ("POST", path), "application/yaml", "[".repeat(levels)))
                 })
@@ -119,7 +119,7 @@ fn anonymous_clients_write_few_lines_to_the_log() {
 #[test]
 fn five_thousand_watches_work_with_the_usual_limits() {
     const WATCHES: usize = 5000;
-    /// If the machine does not permit systemd's hard limit: then each connection has ten watches.
+    /// Number of connections if the machine does not permit systemd's hard limit. Each connection then has ten watches.
     const FEW_CONNECTIONS: usize = 500;
     const SYSTEMD_HARD_LIMIT: u64 = 524_288;
     on_a_machine(|machine| {
@@ -371,7 +371,7 @@ fn long_headers_and_many_fields_are_refused() {
     });
 }
 
-/// A watch whose client does not read kept every version of every object, up to 4,096 of them.
+/// A watch whose client does not read kept every version of every object, up to 4,096 versions.
 #[test]
 fn an_unread_watch_does_not_keep_all_versions() {
     let grown = unread_watches(1);
@@ -392,10 +392,10 @@ fn small_events_of_many_unread_watches_take_bounded_memory() {
     const STREAMS: usize = 250;
     const AT_A_TIME: usize = 50;
     const WATCHES: usize = CONNECTIONS * STREAMS;
-    /// For all leases together less than the maximum of a queue. Without a limit for all watches, their queues would take
-    /// about 200 MiB.
+    /// The events of all four leases fit into the queue of a watch. Without a common limit, the queues of all watches
+    /// would take about 200 MiB.
     const EVENTS_OF_EACH_LEASE: usize = 875;
-    /// The limit of unread bytes, and what HTTP/2 holds of the response of each watch.
+    /// The limit of unread bytes of all watches, and the buffer of HTTP/2 for the response of each watch.
     const MAX_GROWTH: usize = (64 << 20) + WATCHES * (48 << 10);
     on_a_machine(|machine| {
         raise_descriptors();
@@ -412,7 +412,8 @@ fn small_events_of_many_unread_watches_take_bounded_memory() {
         let mut connections: Vec<Http2> = (0..CONNECTIONS).map(connect).collect();
         for connection in &mut connections {
             connection.permit_any_number_of_bytes();
-            // More at a time would wait for their priority level, and some would be refused.
+            // With more requests at a time, requests would wait in the queue of their priority level, and some would be
+            // refused.
             for _ in 0..STREAMS / AT_A_TIME {
                 (0..AT_A_TIME).for_each(|_| connection.get(&format!("{path}?watch=1")));
                 assert_eq!(connection.answers(AT_A_TIME), AT_A_TIME);

@@ -91,7 +91,7 @@ fn a_pod_that_fills_the_disk_of_the_store_is_evicted_and_the_store_recovers_with
             let status = cluster.get(&["pod", "calm"])["status"].clone();
             (status["phase"] == "Running").then_some(status)
         });
-        // It writes until the disk is full, and then takes what others free.
+        // The container writes until the disk is full, and then takes all space that others free.
         let write = "while true; do cat /dev/zero >> /v/file; sleep 1; done";
         let volume = json!({"volumes": [{"name": "v", "emptyDir": {}}]});
         let mounted = json!({"volumeMounts": [{"name": "v", "mountPath": "/v"}]});

@@ -130,7 +130,7 @@ fn a_probe_that_the_node_cannot_execute_does_not_restart_the_pod() {
             eventually("a probe without a result", 20, || reported(&text));
         }
         limit_files(cluster.pid(), &soft);
-        // A restart would precede the next results.
+        // If the missing results restarted the container, the restart would precede the next results.
         for kind in ["Liveness", "Readiness"] {
             let before = eventually("the metrics of probes", 20, || successes(cluster, kind));
             eventually("later results", 20, || successes(cluster, kind) >= Some(before + 3));

@@ -83,7 +83,7 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
         let mounts = sh(cluster, "tracer", "cat /proc/1/mountinfo");
         assert!(mounts.lines().count() == 1 && mounts.contains(" - tmpfs "), "{mounts}");
         if has_apparmor() {
-            // The profile of the container denies each look into a process with another profile.
+            // The container's AppArmor profile denies access to files in /proc of a process with another profile.
             for name in ["root/", "cwd/", "fd/0", "map_files/", "exe", "environ", "maps"] {
                 // A directory is listed, a file is read.
                 let look = format!(
@@ -142,7 +142,7 @@ fn a_pod_ends_with_its_process_1() {
     });
 }
 
-/// As before, while the agent is not running: the next agent must not trust recorded pids.
+/// Process 1 of a pod ends while the agent is not running. The next agent must not trust recorded pids.
 #[test]
 fn the_next_agent_notices_the_end_of_process_1() {
     with_cluster(|machine, cluster| {
@@ -167,7 +167,7 @@ fn a_tracer_of_process_1_can_only_end_its_own_pod() {
         start_shared(cluster, "attacker");
         cluster.kubectl(&["run", "bystander", "--image=busybox", "--command", "--", "sleep", "100000"]);
         let (init, _) = process_1(machine).unwrap();
-        // Signals from inside the pid namespace do not reach it.
+        // Signals from inside the pid namespace do not reach process 1.
         sh(cluster, "attacker", "kill -STOP 1; kill -KILL 1; kill -TERM 1; true");
         assert_eq!(process_1(machine).map(|(pid, _)| pid), Some(init));
         // SIGSTOP from outside, as by a tracer: containers still start, run and stop.

@@ -147,7 +147,7 @@ impl MixedCluster {
         Self::of(machine, cidrs, &[], &json!({"Type": "vxlan"}))
     }
 
-    /// With more flags for our agents, and the backend in flannel's configuration.
+    /// Creates the cluster, with more flags for our agents and with this backend in flannel's configuration.
     fn of(machine: &mut Machine, cidrs: &str, flags: &[&str], backend: &Value) -> Self {
         let mut nodes = Nodes::alone(machine, cidrs, &[]);
         (1..=2).for_each(|number| nodes.add(number, flags));
@@ -240,7 +240,7 @@ fn flannel_nodes_and_ours_form_one_network_after_changes() {
         // Flannel's pods have a larger MTU than ours. They get "packet too big" and fragment.
         mixed.all_reach_all(FLANNELS_MTU);
         mixed.nothing_is_masqueraded();
-        // Its kernel answers our probes, and flanneld may update the Node's status.
+        // The kernel of the node with flannel answers our probes, and flanneld may update the Node's status.
         for agent in mixed.nodes.agents() {
             assert_eq!(condition(&mixed.nodes, agent.name(), "PodNetworkImpaired"), "False");
         }
@@ -248,7 +248,7 @@ fn flannel_nodes_and_ours_form_one_network_after_changes() {
             condition(&mixed.nodes, &name, "NetworkUnavailable") == "False"
         });
 
-        // The node with flannel gets other addresses and flanneld restarts: it publishes them and our agents follow.
+        // The node with flannel gets other addresses. The restarted flanneld publishes them, and our agents follow.
         mixed.flannel.stop();
         mixed.flannel.host().set_address(77);
         mixed.flannel.start();

@@ -131,8 +131,8 @@ impl Node {
         self.received.lock().unwrap().clone()
     }
 
-    /// Waits until the subscriber, if any, has received the event of a completed call, so that no event is in transit at
-    /// the next step.
+    /// If there is a subscriber, waits until it has received the event of a completed call. So no event is in transit
+    /// at the next step.
     async fn wait_for_event(&self, id: &str, what: i32) {
         let said = |(of, said): &(String, i32)| of == id && *said == what;
         if let Some(listener) = &self.listener {

@@ -212,7 +212,7 @@ fn names_of_the_cluster_are_resolved_while_another_resolver_hangs() {
             let socket = UdpSocket::bind(("0.0.0.0", 0)).unwrap();
             socket.connect((DNS, 53)).unwrap();
             socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
-            // More names than one client may have pending.
+            // Queries more names than one client may have pending.
             for number in 0..300 {
                 socket.send(&query(number, &format!("n{number}.example.com"))).unwrap();
             }

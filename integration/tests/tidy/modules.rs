@@ -1,4 +1,4 @@
-//! Modules with the same parent import each other in one direction.
+//! Modules with the same parent import each other in one direction only, without cycles.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -764,6 +764,34 @@ fn the_latest_sandbox_of_this_node_has_its_address() {
 }
 
 #[test]
+fn an_address_has_the_policies_of_the_latest_sandbox_only() {
+    let (mut model, mut kernel) = (with_friends(), Kernel::default());
+    let open =
+        json!({"podSelector": {"matchLabels": {"app": "open"}}, "policyTypes": ["Ingress"], "ingress": [{}]});
+    model.put_policy(&policy("red", "open", open));
+    let facts = |number, app, sandbox| PodFacts { sandbox, ..with_shared_address(number, app, "here") };
+    let mut is_reached = |model: &mut Model| {
+        let changes = model.program.changes();
+        kernel.apply(&model.program, changes);
+        let (from, to) = ("10.42.0.77".parse().unwrap(), SHARED.parse().unwrap());
+        kernel.passes(Packet { from, to, protocol: TCP, port: 80 })
+    };
+    // The pods with the older sandboxes come last, as after a restart of the agent.
+    model.put_pod(facts(3, "a", 2));
+    model.put_pod(facts(2, "open", 1));
+    assert!(!is_reached(&mut model), "the policy of the pod with the older sandbox applies");
+    model.put_pod(facts(3, "free", 2));
+    model.put_pod(facts(2, "a", 1));
+    assert!(is_reached(&mut model), "a pod without policies is restricted by those of another pod");
+    model.put_pod(facts(2, "a", 3));
+    assert!(!is_reached(&mut model), "the restricted pod got the address");
+    model.put_pod(facts(3, "free", 4));
+    assert!(is_reached(&mut model), "the restricted pod lost the address");
+    model.remove_pod("u3");
+    assert!(!is_reached(&mut model), "the restricted pod has its address again");
+}
+
+#[test]
 fn a_pod_of_an_unknown_namespace_has_unknown_policies() {
     let mut model = Model::default();
     assert!(model.has_all_policies_of("red"));

@@ -3,8 +3,9 @@
 //! A large image pull also takes disk space. So a pod is evicted only if the disk is still short after unused images
 //! were removed. While images are pulled, no pod is evicted early.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+use super::INTERVAL;
 use super::plan;
 use super::soft::{Crossed, Due};
 use crate::node::{DiskLevels, DiskShortage, EvictionThresholds, Resource};
@@ -93,6 +94,15 @@ impl Pace {
         early.or(is_due.then_some(Self::Ordinary))
     }
 
+    /// When the next ordinary round is due after a round with this pace. `due` was the time before the round. An early
+    /// round about a known shortage does not delay it.
+    pub(super) fn next_due(self, was_short: bool, due: Instant, now: Instant) -> Instant {
+        match self {
+            Self::Early(_) if was_short => due,
+            Self::Early(_) | Self::Ordinary => now + INTERVAL,
+        }
+    }
+
     /// Whether a pod may be evicted at this pace. If a pull ran while the free space fell, the pull may be the cause.
     /// It frees a part of the space at its end.
     pub(super) fn permits(self, has_pulled: impl Fn(Instant) -> bool) -> bool {
@@ -101,6 +111,23 @@ impl Pace {
             Self::Early(since) => !has_pulled(since),
         }
     }
+
+    /// Whether a pod may be evicted at the end of its measurement. From `ordinary_due` on, an early eviction counts as
+    /// an ordinary one.
+    pub(super) fn permits_at(
+        self,
+        now: Instant,
+        ordinary_due: Instant,
+        has_pulled: impl Fn(Instant) -> bool,
+    ) -> bool {
+        now >= ordinary_due || self.permits(has_pulled)
+    }
+}
+
+/// The time until the next round while the disk is short. `until_due` is the time until the ordinary round. `sooner` is
+/// the interval for a disk that fills up. It does not delay the ordinary round.
+pub(super) fn interval(until_due: Duration, sooner: Option<Duration>) -> Duration {
+    sooner.map_or(until_due, |sooner| sooner.min(until_due))
 }
 
 /// The shortage for which a measured pod is evicted. `levels` were read just before the call, after images were removed
@@ -116,9 +143,6 @@ pub(super) fn confirmed(
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
-    use super::super::INTERVAL;
     use super::*;
     use crate::node::{Level, Threshold};
 
@@ -202,5 +226,32 @@ mod tests {
         assert_eq!(early, Pace::Early(now - INTERVAL));
         assert!(!early.permits(during), "a pull began during the measurement of the pods");
         assert!(early.permits(|_| false) && Pace::Ordinary.permits(during));
+    }
+
+    #[test]
+    fn an_early_measurement_that_takes_long_leads_to_an_ordinary_eviction() {
+        let now = Instant::now();
+        let (early, due) = (Pace::Early(now), now + INTERVAL);
+        let at = |time, has_pulled: bool| early.permits_at(time, due, |_| has_pulled);
+        assert!(!at(now, true), "an image is pulled");
+        assert!(at(now, false));
+        assert!(at(due, true), "the time of the ordinary eviction has come");
+    }
+
+    #[test]
+    fn an_early_round_does_not_delay_the_ordinary_one() {
+        let (now, due) = (Instant::now(), Instant::now() + INTERVAL / 2);
+        assert_eq!(Pace::Early(now).next_due(true, due, now), due);
+        assert_eq!(Pace::Early(now).next_due(false, due, now), now + INTERVAL);
+        assert_eq!(Pace::Ordinary.next_due(true, now, now), now + INTERVAL);
+    }
+
+    #[test]
+    fn faster_rounds_do_not_delay_the_ordinary_round() {
+        let seconds = Duration::from_secs;
+        assert_eq!(interval(seconds(10), None), seconds(10));
+        assert_eq!(interval(seconds(10), Some(seconds(9))), seconds(9));
+        assert_eq!(interval(seconds(1), Some(seconds(9))), seconds(1));
+        assert_eq!(interval(Duration::ZERO, None), Duration::ZERO);
     }
 }

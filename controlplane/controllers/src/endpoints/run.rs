@@ -259,7 +259,7 @@ mod tests {
             ));
         }
         let flip = |step: usize| {
-            let ready = if step % 2 == 0 { "True" } else { "False" };
+            let ready = if step.is_multiple_of(2) { "True" } else { "False" };
             api.context.caches.pods.written(pod("p", step + 1, ready));
         };
         let counts = reconciles(&api, flip).await;
@@ -274,7 +274,7 @@ mod tests {
         api.context.caches.services.written(service("web", 1, &json!({"app": "a"})));
         api.context.caches.services.written(service("other", 2, &json!({"app": "b"})));
         let flip = |step: usize| {
-            let ready = if step % 2 == 0 { "True" } else { "False" };
+            let ready = if step.is_multiple_of(2) { "True" } else { "False" };
             api.context.caches.pods.written(pod("p", step + 1, ready));
         };
         let counts = reconciles(&api, flip).await;

@@ -31,7 +31,8 @@ struct Namespace {
 /// A service that selects pods.
 struct Selecting {
     selector: Arc<Labels>,
-    /// The largest number of services that a changed pod of this service had.
+    /// The number of services of the pod of this service that changed last. It is not the largest number so far: one pod
+    /// with many services must not delay this service after it is gone.
     sharing: usize,
 }
 
@@ -119,14 +120,14 @@ impl SelectorIndex {
         let count = found.len();
         for service in &found {
             if let Some(service) = namespace.services.get_mut(service) {
-                service.sharing = service.sharing.max(count);
+                service.sharing = count;
             }
         }
         found.into_iter().map(|name| Key { namespace: pod.namespace().to_owned(), name }).collect()
     }
 
-    /// The number of services that share pods with this service: the largest number that a changed pod had. It is at most
-    /// the number of services that the namespace has now.
+    /// The number of services that share pods with this service: the number of services of its pod that changed last. It
+    /// is at most the number of services that the namespace has now.
     pub(crate) fn sharing(&self, service: &Key) -> usize {
         let all = self.lock();
         let Some(namespace) = all.get(&service.namespace) else { return 0 };
@@ -161,12 +162,11 @@ impl SelectorIndex {
         let Some((pair_text, anchor)) = all.get_mut(namespace).and_then(|all| all.anchor_of(selector)) else {
             return in_namespace(pods, namespace).cloned().collect();
         };
+        let (name, value_of_anchor) = pair_text.split_once('=').unwrap_or((pair_text, ""));
         let names = anchor.pods.get_or_insert_with(|| {
             let has_pair = |pod: &&Arc<Pod>| {
-                labels_of(Some(*pod))
-                    .into_iter()
-                    .flatten()
-                    .any(|(name, value)| pair(name, value) == pair_text)
+                let value = labels_of(Some(*pod)).and_then(|labels| labels.get(name));
+                value.map(String::as_str) == Some(value_of_anchor)
             };
             in_namespace(pods, namespace).filter(has_pair).map(|pod| pod.name().into()).collect()
         });
@@ -326,6 +326,20 @@ mod tests {
         assert_eq!(index.sharing(&found[0]), 2);
         index.follow_service(&found[1], None);
         assert_eq!((index.sharing(&found[0]), index.sharing(&found[1])), (1, 0));
+    }
+
+    #[test]
+    fn a_pod_of_many_services_does_not_count_after_a_change_of_a_pod_of_few() {
+        let (index, _) = followed();
+        for number in 0..100 {
+            select(&index, &format!("s{number}"), &[(format!("l{number}").as_str(), "x")]);
+        }
+        let all: HashMap<String, &str> = (0..100).map(|number| (format!("l{number}"), "x")).collect();
+        assert_eq!(services(&index, pod("many", 1, &json!(all))).len(), 100);
+        let key = Key::new("d", "s7");
+        assert_eq!(index.sharing(&key), 100);
+        assert_eq!(services(&index, pod("few", 2, &json!({"l7": "x"}))), ["s7"]);
+        assert_eq!((index.sharing(&key), index.sharing(&Key::new("d", "s8"))), (1, 100));
     }
 
     #[test]

@@ -11,7 +11,8 @@ use super::volume_source::{self, Owner, driver, need};
 use super::{Causes, Path, entries, file_path, format, text};
 
 const RECLAIM_POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
-/// Sources of volumes, in upstream's order: the first is checked, and the others are refused.
+/// Sources of volumes, in upstream's order. If a volume has several sources, only the first one is checked, and the
+/// others are refused.
 #[rustfmt::skip]
 const SOURCES: &[&str] = &[
     "hostPath", "gcePersistentDisk", "awsElasticBlockStore", "glusterfs", "flocker", "nfs", "rbd", "quobyte", "cephfs", "iscsi",
@@ -72,7 +73,7 @@ pub(crate) fn volume(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     }
 }
 
-/// Checks the spec of a volume that an attachment has instead of the name of a volume.
+/// Checks the volume spec in a VolumeAttachment. Such an attachment does not name a PersistentVolume.
 pub(super) fn inline(causes: &mut Causes, path: &Path, spec: &Value) {
     let forbidden = "may not be specified in the context of inline volumes";
     for field in ["claimRef", "capacity"] {
@@ -115,7 +116,7 @@ fn capacity(causes: &mut Causes, path: &Path, capacity: &Value) {
 
 fn source(causes: &mut Causes, path: &Path, spec: &Value, name: &str) {
     let owner = Owner { name, is_of_pod: false };
-    // Upstream does not refuse `flexVolume` beside a source before it.
+    // As upstream, `flexVolume` is not refused if the volume has another source before it in the order.
     let is_first = SOURCES.iter().find(|kind| !spec[**kind].is_null()) == Some(&FLEX);
     let kinds: Vec<&'static str> = SOURCES.iter().copied().filter(|kind| *kind != FLEX || is_first).collect();
     if let Some((kind, here, source)) = volume_source::one(causes, path, spec, &kinds) {
@@ -184,7 +185,7 @@ fn attributes_class(causes: &mut Causes, path: &Path, spec: &Value) {
 fn update(causes: &mut Causes, new: &Value, old: &Value) {
     let path = Path::root("spec");
     let mut sources = spec_without(new, NO_SOURCES);
-    // The secret for expansions can be added later.
+    // An update may add the secret for expansions.
     if old["csi"].is_object()
         && old["csi"]["controllerExpandSecretRef"].is_null()
         && let Some(csi) = sources.get_mut("csi").and_then(Value::as_object_mut)

@@ -188,7 +188,7 @@ fn names(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// Checks `hostnameOverride`: a subdomain of at most 64 bytes, in a pod whose host name has no other source.
+/// Checks `hostnameOverride`: a DNS subdomain of at most 64 bytes. It excludes `setHostnameAsFQDN` and `hostNetwork`.
 fn hostname_override(causes: &mut Causes, path: &Path, spec: &Value) {
     let Some(name) = spec["hostnameOverride"].as_str() else { return };
     let here = path.field("hostnameOverride");
@@ -257,8 +257,8 @@ fn searches(causes: &mut Causes, path: &Path, searches: &Value) {
     }
 }
 
-/// Checks host ports: with hostNetwork they equal the container ports, and no two containers may have the same port.
-/// Init containers run one after another, so the ports of each are checked alone.
+/// Checks host ports. With hostNetwork they equal the container ports. Two containers cannot use the same host port.
+/// Init containers run one after another, so the ports of different init containers may be equal.
 fn host_network(causes: &mut Causes, path: &Path, spec: &Value) {
     let mut taken = HashSet::new();
     for (index, container) in items(&spec["containers"]) {

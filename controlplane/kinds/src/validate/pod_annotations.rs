@@ -1,4 +1,4 @@
-//! Annotations of pods and pod templates that have a meaning. Sources: `ValidatePodSpecificAnnotations`,
+//! Annotations of pods and pod templates that Kubernetes interprets. Sources: `ValidatePodSpecificAnnotations`,
 //! `ValidatePodSpecificAnnotationUpdates`, `validateSeccompAnnotationsAndFields` and
 //! `validateAppArmorAnnotationsAndFieldsMatchOnCreate` of `pkg/apis/core/validation`.
 

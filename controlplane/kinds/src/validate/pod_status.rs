@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use super::{Causes, Path, container_status, format, items, pod_annotations, restart, text};
 
-/// Status fields of containers that end for good unless a restart rule or policy lets them start again. Each has the
-/// field of these containers in the spec. Ephemeral containers never start again.
+/// Status fields of the containers, each with its field in the spec. An ended container must stay ended unless a
+/// restart rule or policy allows a restart. Ephemeral containers never start again, so their entry has no spec field.
 const ENDED: [(&str, Option<&str>); 3] = [
     ("containerStatuses", Some("containers")),
     ("initContainerStatuses", Some("initContainers")),
@@ -31,7 +31,7 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
         causes.invalid(&path.field("observedGeneration"), generation, "must be a non-negative integer");
     }
     let class = &status["qosClass"];
-    // Pods of earlier versions may have none yet.
+    // Pods stored by earlier versions may have no QoS class.
     if !text(&before["qosClass"]).is_empty() && class != &before["qosClass"] {
         causes.invalid(&path.field("qosClass"), &text(class).into(), "field is immutable");
     }
@@ -49,8 +49,8 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     addresses(causes, &path.field("hostIPs"), &status["hostIPs"], &before["hostIPs"]);
 }
 
-/// Refuses the restart of containers that must not start again. `list` is the field with their states in the status,
-/// and `containers` their field in the spec; `None` if none of them may start again.
+/// Refuses the restart of containers that must not start again. `list` is their field in the status. `containers` is
+/// their field in the spec, or `None` if none of them may start again.
 fn restarts(causes: &mut Causes, new: &Value, old: &Value, list: &str, containers: Option<&str>) {
     let spec = &old["spec"];
     if containers.is_some() && restart::may_restart_all(spec) {

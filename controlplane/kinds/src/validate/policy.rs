@@ -187,7 +187,7 @@ fn amounts(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
     }
 }
 
-/// The quotient of maximum and minimum with six digits, if the ratio is greater.
+/// The quotient of `max` and `min` as text with six decimal places. `None` if it does not exceed `ratio`.
 fn exceeded(ratio: Quantity, min: Quantity, max: Quantity) -> Option<String> {
     let [ratio, min, max] = [ratio, min, max].map(Quantity::thousandths);
     if min <= 0 || max < 0 || ratio.saturating_mul(min) <= max.saturating_mul(1000) {
@@ -197,7 +197,7 @@ fn exceeded(ratio: Quantity, min: Quantity, max: Quantity) -> Option<String> {
     Some(format!("{}.{:06}", most / 1_000_000, most % 1_000_000))
 }
 
-/// Checks that request and limit of a resource that cannot be overcommitted are the same.
+/// Checks that default request and default limit are equal, for a resource that cannot be overcommitted.
 fn check_request_equals_limit(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
     let amount = |list: &str| Quantity::parse(limit[list][name].as_str()?).ok();
     let (Some(own), Some(request)) = (amount("default"), amount("defaultRequest")) else { return };

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::{Causes, Path, entries, format, items, text};
 
-/// Names of amounts without a domain that are whole numbers.
+/// Names of resources without a domain whose amounts are whole numbers.
 const COUNTS: &[&str] = &[
     "pods",
     "resourcequotas",
@@ -19,7 +19,7 @@ const COUNTS: &[&str] = &[
     "services.nodeports",
     "services.loadbalancers",
 ];
-/// Names of the other amounts without a domain.
+/// Names of the other resources without a domain.
 const AMOUNTS: &[&str] = &[
     "cpu",
     "memory",
@@ -34,7 +34,7 @@ const AMOUNTS: &[&str] = &[
 ];
 const COMPUTE: &[&str] =
     &["pods", "cpu", "memory", "limits.cpu", "limits.memory", "requests.cpu", "requests.memory"];
-/// Scopes, and the amounts without a domain that each can limit.
+/// Scopes, each with the resources without a domain that a quota of this scope can limit.
 const SCOPES: &[(&str, &[&str])] = &[
     ("Terminating", COMPUTE),
     ("NotTerminating", COMPUTE),
@@ -98,7 +98,7 @@ fn amounts(causes: &mut Causes, path: &Path, list: &Value) {
     }
 }
 
-/// Checks that an amount is not negative, and whole for things that are counted. Source:
+/// Checks that an amount is not negative. The amount of a counted resource must also be a whole number. Source:
 /// `ValidateResourceQuantityValue`.
 pub(super) fn amount(causes: &mut Causes, path: &Path, name: &str, amount: &Value) {
     let Some(quantity) = amount.as_str().and_then(|amount| Quantity::parse(amount).ok()) else { return };
@@ -118,7 +118,8 @@ pub(super) fn is_standard(name: &str) -> bool {
         || name.starts_with("requests.hugepages-")
 }
 
-/// Whether the name is one of an extended resource. A quota's name for it begins with `requests.`.
+/// Whether the name is the name of an extended resource. False for the name with the prefix `requests.`, which quotas
+/// use.
 fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }

@@ -34,7 +34,8 @@ pub(super) fn container(causes: &mut Causes, path: &Path, container: &Value) {
     }
 }
 
-/// Checks the restart policy and the rules of an init container. Upstream does not read its rules without a policy.
+/// Checks the restart policy and the rules of an init container. As upstream, the rules of an init container without a
+/// policy are ignored.
 pub(super) fn init_container(causes: &mut Causes, path: &Path, container: &Value) {
     if container["restartPolicy"].is_null() {
         policy_for_rules(causes, path, container);

@@ -41,7 +41,7 @@ pub(super) fn causes(kind: &str, review: &Value, namespace: &str) -> Vec<Cause> 
     causes.into_list()
 }
 
-/// Checks that a review has no metadata, except the namespace of a local one. Empty values count as absent.
+/// Checks that a review has no metadata. Only a local review may have a namespace. Empty values count as absent.
 fn metadata(causes: &mut Causes, metadata: &Value, is_local: bool) {
     let is_empty = |value: &Value| match value {
         Value::Null => true,

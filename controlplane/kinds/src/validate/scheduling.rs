@@ -49,14 +49,15 @@ pub(super) fn tolerations(causes: &mut Causes, path: &Path, tolerations: &Value)
         }
         let value = text(&toleration["value"]);
         match operator {
-            // Upstream reports the value at the operator.
+            // As upstream, the error about the value has the path of the operator.
             "" | "Equal" => causes.format(&here.field("operator"), value, format::label_value(value)),
             "Exists" if !value.is_empty() => {
                 let detail = "value must be empty when `operator` is 'Exists'";
                 causes.invalid(&here.field("operator"), &value.into(), detail);
             }
             "Exists" => {}
-            // As upstream while the gate `TaintTolerationComparisonOperators` is off.
+            // Upstream refuses these operators with this error while the gate `TaintTolerationComparisonOperators` is
+            // off.
             "Lt" | "Gt" => {
                 let known = &["Equal", "Exists", "Lt", "Gt"];
                 causes.unsupported(&here.field("operator"), &operator.into(), known);
@@ -186,8 +187,8 @@ fn pod_term(causes: &mut Causes, path: &Path, term: &Value) {
     causes.format(&path.field("topologyKey"), key, format::qualified_name(key));
 }
 
-/// Checks the keys of labels whose values a term takes from its own pod. The selector of a new pod has a requirement for
-/// each of them already. Source: `ValidateMatchLabelKeysAndMismatchLabelKeys`.
+/// Checks `matchLabelKeys` and `mismatchLabelKeys` of a term. In a new pod, the selector of the term already has a
+/// requirement for each key. Source: `ValidateMatchLabelKeysAndMismatchLabelKeys`.
 fn label_keys(causes: &mut Causes, path: &Path, term: &Value) {
     let selector = &term["labelSelector"];
     for field in ["matchLabelKeys", "mismatchLabelKeys"] {
@@ -284,7 +285,7 @@ mod tests {
             |more: Value| found(|causes| spreading(causes, &Path::root("c"), &json!([constraint(more)])));
         let expression = json!({"key": "a", "operator": "In", "values": ["1"]});
         assert!(of(json!({"labelSelector": {}, "matchLabelKeys": ["a"]})).is_empty());
-        // A new pod has the requirement for the key.
+        // The selector of a new pod already has the requirement for the key.
         let merged = json!({"labelSelector": {"matchExpressions": [expression]}, "matchLabelKeys": ["a"]});
         assert!(of(merged).is_empty());
         let both = json!({"matchLabels": {"a": "1"}, "matchExpressions": [expression]});

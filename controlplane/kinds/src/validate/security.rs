@@ -44,8 +44,8 @@ pub(super) fn pod(causes: &mut Causes, path: &Path, context: &Value) {
     }
 }
 
-/// Checks the namespaces of the node that a pod uses. They exclude an own user namespace, and sysctls of the same
-/// namespace. `hostPID` excludes `shareProcessNamespace`.
+/// Checks the namespaces of the node that a pod uses. Such a pod cannot have its own user namespace. It cannot set
+/// sysctls that belong to a shared namespace. `hostPID` excludes `shareProcessNamespace`.
 pub(super) fn namespaces(causes: &mut Causes, path: &Path, spec: &Value) {
     if spec["hostPID"] == true && spec["shareProcessNamespace"] == true {
         let here = path.field("securityContext").field("shareProcessNamespace");
@@ -77,8 +77,8 @@ pub(super) fn namespaces(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// The field of a spec that lets the pod share the node's namespace of a sysctl, so that the pod's sysctl would apply
-/// to the node. `None` for sysctls of other namespaces.
+/// The spec field that makes the pod share the node's namespace of a sysctl. With this field, the sysctl would apply to
+/// the node. `None` for sysctls of other namespaces.
 fn node_namespace(sysctl: &str) -> Option<&'static str> {
     const IPC: [&str; 10] = [
         "kernel.sem",
@@ -92,7 +92,7 @@ fn node_namespace(sysctl: &str) -> Option<&'static str> {
         "kernel.msgmni",
         "kernel.msg",
     ];
-    // The first separator decides which of both forms the whole name has.
+    // The first separator, a dot or a slash, decides the form of the whole name.
     let with_dots = match sysctl.find(['.', '/']).map(|at| &sysctl[at..=at]) {
         Some("/") => sysctl.replace('/', "."),
         _ => sysctl.to_owned(),

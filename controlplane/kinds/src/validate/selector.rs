@@ -25,8 +25,8 @@ pub(super) fn label_selector(causes: &mut Causes, path: &Path, selector: &Value)
     }
 }
 
-/// Checks the selectors by fields and by labels in the resource attributes of an access review. Later versions may have
-/// more operators.
+/// Checks the field selector and the label selector in the resource attributes of an access review. Unknown operators
+/// are accepted, because later versions may have more operators.
 pub(super) fn of_review(causes: &mut Causes, path: &Path, resource: &Value) {
     for name in ["fieldSelector", "labelSelector"] {
         let (path, selector) = (path.field(name), &resource[name]);

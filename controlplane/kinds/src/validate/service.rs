@@ -67,7 +67,7 @@ pub(crate) fn service(causes: &mut Causes, object: &Value, old: Option<&Value>) 
     }
 }
 
-/// Checks that the older and the newer annotation agree.
+/// Checks that the older and the newer annotation for topology-aware routing have the same value.
 fn topology(causes: &mut Causes, annotations: &Value) {
     const HINTS: &str = "service.kubernetes.io/topology-aware-hints";
     const MODE: &str = "service.kubernetes.io/topology-mode";
@@ -119,7 +119,7 @@ fn source_ranges(causes: &mut Causes, path: &Path, object: &Value, old: Option<&
         causes.forbidden(path, "may only be used when `type` is 'LoadBalancer'");
     }
     if has_field {
-        // As upstream, spaces around a range are allowed, and invalid ranges that are stored already.
+        // As upstream, a range may have spaces around it, and an invalid range that is already stored may stay.
         let stored = old.into_iter().flat_map(|old| items(&old["spec"][FIELD]));
         let stored: HashSet<&Value> = stored.map(|(_, range)| range).collect();
         for (index, range) in items(ranges) {
@@ -300,7 +300,7 @@ pub(crate) fn endpoints(causes: &mut Causes, object: &Value, _old: Option<&Value
     }
 }
 
-/// Whether these are the endpoints of the API server itself. On a machine without network its address is on loopback.
+/// Whether these are the endpoints of the API server itself. On a machine without network they have a loopback address.
 fn is_api_server(object: &Value) -> bool {
     let metadata = &object["metadata"];
     metadata["namespace"] == "default" && metadata["name"] == "kubernetes"

@@ -124,13 +124,13 @@ fn strategy(causes: &mut Causes, path: &Path, strategy: &Value) {
     }
 }
 
-/// The pod template with a volume for each claim template, and without host names, which the controller sets.
+/// The pod template with a volume for each claim template, and without host names. The controller sets the host names.
 fn with_claims(spec: &Value) -> Value {
     let mut template = spec["template"].clone();
     let Some(pod) = template["spec"].as_object_mut() else { return template };
     pod.remove("hostname");
     pod.remove("subdomain");
-    // Upstream collects them in a map by name: templates with the same name make one volume.
+    // Upstream collects the claim templates in a map by name, so templates with the same name make one volume.
     let mut claims: Vec<&Value> = Vec::new();
     let mut seen = HashSet::new();
     for (_, claim) in items(&spec["volumeClaimTemplates"]) {

@@ -14,7 +14,7 @@ pub(super) const VOLUME_MODES: &[&str] = &["Block", "Filesystem"];
 const MAX_PARAMETERS: usize = 512;
 /// Maximum size of all parameters of a class, in bytes.
 const MAX_PARAMETERS_SIZE: usize = 256 * 1024;
-/// The annotation that was the storage class of a claim before the field existed.
+/// The annotation with the storage class of a claim. It was used before the field existed.
 const BETA_CLASS: &str = "volume.beta.kubernetes.io/storage-class";
 /// The states of a resize in the status of a claim.
 const RESIZES: &[&str] = &[
@@ -33,7 +33,7 @@ pub(super) fn check_volume_mode_unchanged(causes: &mut Causes, spec: &Value, old
     }
 }
 
-/// Checks the amounts in the status of a claim, and how far its resize is. Source:
+/// Checks the amounts and the resize states in the status of a claim. Source:
 /// `ValidatePersistentVolumeClaimStatusUpdate`.
 pub(super) fn claim_status(causes: &mut Causes, status: &Value) {
     let path = Path::root("status");
@@ -56,7 +56,7 @@ pub(super) fn claim_status(causes: &mut Causes, status: &Value) {
     }
 }
 
-/// Checks the name of a resource of a claim. A name other than `storage` needs a domain that is not of Kubernetes.
+/// Checks the name of a resource of a claim. A name other than `storage` needs a domain outside of Kubernetes.
 fn claim_resource(causes: &mut Causes, path: &Path, name: &str) -> bool {
     let before = causes.count();
     causes.format(path, name, format::qualified_name(name));
@@ -76,7 +76,8 @@ fn basic_amount(causes: &mut Causes, path: &Path, amount: &Value) {
 
 pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
-    // As upstream, an update of a claim whose source has a group may have any group. The source is immutable.
+    // As upstream, an update may have any API group if the stored data source has an API group. The source is
+    // immutable.
     let fields = ["dataSource", "dataSourceRef"];
     let has_group = |old: &Value| fields.iter().any(|field| !old["spec"][*field]["apiGroup"].is_null());
     checked_spec(causes, &path, spec, !old.is_some_and(has_group));
@@ -93,7 +94,7 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     // As upstream, an absent size is zero.
     let size = |size: &Value| Quantity::parse(text(size)).unwrap_or_default();
     let requested = |spec: &Value| size(&spec["resources"]["requests"]["storage"]);
-    // A request may shrink again down to the actual size, after an expansion that failed.
+    // After a failed expansion, the request may shrink down to the actual size.
     let actual = size(&old["status"]["capacity"]["storage"]);
     if requested(spec) < requested(before) && requested(spec) <= actual {
         let here = path.field("resources").field("requests").field("storage");
@@ -189,7 +190,8 @@ fn checked_spec(causes: &mut Causes, path: &Path, spec: &Value, checks_groups: b
     }
 }
 
-/// Checks that the two fields of the data source name the same object. One in another namespace has one field only.
+/// Checks that the two fields of the data source name the same object. A data source in another namespace is allowed
+/// only in `dataSourceRef`.
 fn same_data_source(causes: &mut Causes, path: &Path, spec: &Value) {
     let (source, reference) = (&spec["dataSource"], &spec["dataSourceRef"]);
     if source.is_null() || reference.is_null() {

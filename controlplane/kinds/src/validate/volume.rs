@@ -14,7 +14,8 @@ use coracle_values::Quantity;
 pub(super) type Volumes<'a> = HashMap<&'a str, &'a Value>;
 
 const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
-/// Sources of volumes, in upstream's order: the first is checked, and the others are refused.
+/// Sources of volumes, in upstream's order. If a volume has several sources, only the first one is checked, and the
+/// others are refused.
 #[rustfmt::skip]
 const SOURCES: &[&str] = &[
     "emptyDir", "hostPath", "gitRepo", "gcePersistentDisk", "awsElasticBlockStore", "secret", "nfs", "iscsi", "glusterfs",
@@ -39,7 +40,7 @@ pub(super) fn volumes<'a>(causes: &mut Causes, path: &Path, volumes: &'a Value) 
         if valid.contains_key(name) {
             causes.duplicate(&here.field("name"), &volume["name"]);
         }
-        // A mount of an invalid volume is an error of its own, as upstream.
+        // As upstream, a mount of an invalid volume is a further error, so only valid volumes are returned.
         let before = causes.count();
         one_source(causes, &here, volume);
         if causes.count() == before && !name.is_empty() {
@@ -122,7 +123,7 @@ fn csi(causes: &mut Causes, path: &Path, source: &Value) {
     match text(&secret["name"]) {
         _ if secret.is_null() => {}
         "" => causes.required(&path.field("nodePublishSecretRef").field("name"), ""),
-        // Upstream reports the name at the source.
+        // As upstream, the error about the secret's name has the path of the source.
         name => causes.format(&path.field("name"), name, format::dns1123_subdomain(name)),
     }
 }
@@ -180,7 +181,7 @@ fn downward(causes: &mut Causes, path: &Path, source: &Value) {
 
 fn files(causes: &mut Causes, path: &Path, source: &Value) {
     for (_, item) in items(&source["items"]) {
-        // Upstream reports items at the volume.
+        // As upstream, an error in an item has the path of the volume.
         file(causes, path, item);
         let (field, resource) = (&item["fieldRef"], &item["resourceFieldRef"]);
         match (field.is_null(), resource.is_null()) {
@@ -237,7 +238,7 @@ fn projected_paths(source: &Value) -> impl Iterator<Item = &str> {
     items(&source["items"]).map(|(_, item)| text(&item["path"])).filter(|path| !path.is_empty())
 }
 
-/// Checks a projected token. Upstream reports its path at the volume.
+/// Checks a projected token. As upstream, an error in the token's path has the path of the volume.
 fn token(causes: &mut Causes, volume: &Path, path: &Path, token: &Value) {
     let seconds = &token["expirationSeconds"];
     let detail = match seconds.as_i64() {

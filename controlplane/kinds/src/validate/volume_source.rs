@@ -1,5 +1,5 @@
-//! Sources of volumes: exactly one, and the rules of those that pods and persistent volumes share. Source:
-//! `pkg/apis/core/validation`.
+//! Sources of volumes: the check for exactly one source, and the rules of sources that pods and persistent volumes
+//! share. Source: `pkg/apis/core/validation`.
 
 use serde_json::Value;
 
@@ -18,7 +18,7 @@ const MAX_DRIVER: usize = 63;
 pub(super) struct Owner<'a> {
     /// Name of the volume.
     pub(super) name: &'a str,
-    /// Whether it is a volume of a pod, not a persistent volume.
+    /// Whether the volume belongs to a pod. False for a persistent volume.
     pub(super) is_of_pod: bool,
 }
 
@@ -194,7 +194,7 @@ fn iscsi(causes: &mut Causes, path: &Path, source: &Value, owner: Owner<'_>) {
     }
 }
 
-/// The message about a long name of a volume and a long address of its target.
+/// The error text if the volume's name and the target's address are too long together.
 pub(super) const TOO_LONG: &str = "Total length of <volume name>:<iscsi.targetPortal> must be under 64 characters if \
     iscsi.initiatorName is specified.";
 
@@ -215,7 +215,7 @@ fn iscsi_name(causes: &mut Causes, path: &Path, name: &str, owner: Owner<'_>) {
 }
 
 fn is_iscsi_name(name: &str) -> bool {
-    // A type, any character, and a number of letters and digits.
+    // The form is: a type, any one character, then `count` letters and digits.
     let has_digits = |rest: &str, count: usize| {
         let mut rest = rest.chars();
         rest.next().is_some_and(|first| first != '\n')

@@ -8,7 +8,7 @@ use super::{Causes, Path, format, items, text};
 
 /// Maximum size of a credential specification in bytes.
 const MAX_CREDENTIALS: usize = 64 * 1024;
-/// Minimum length in bytes at which the domain of a user is too long.
+/// Length in bytes from which the domain of a user is too long.
 const LONG_DOMAIN: usize = 256;
 /// Maximum length of the name of a user in bytes.
 const MAX_USER: usize = 104;

@@ -12,7 +12,7 @@ struct Defined<'a> {
     port: &'a Value,
 }
 
-/// Warns about the ports of all containers, which have these paths.
+/// Warns about the ports of these containers. Each container comes with its path.
 pub(super) fn ports(found: &mut Found, containers: &[(String, &Value)]) {
     let mut same: HashMap<(Option<i64>, &str), Vec<Defined<'_>>> = HashMap::new();
     let mut names: HashMap<&str, String> = HashMap::new();

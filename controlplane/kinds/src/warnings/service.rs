@@ -7,7 +7,7 @@ use super::{Found, address, items, text};
 const TOPOLOGY_HINTS: &str = "service.kubernetes.io/topology-aware-hints";
 const TOPOLOGY_MODE: &str = "service.kubernetes.io/topology-mode";
 const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
-/// Controllers whose addresses have the standard form.
+/// Controllers that write addresses in the standard form. Their objects cause no warnings about addresses.
 const CONTROLLERS: [&str; 2] =
     ["endpointslice-controller.k8s.io", "endpointslicemirroring-controller.k8s.io"];
 
@@ -49,7 +49,7 @@ pub(super) fn service(found: &mut Found, service: &Value) {
     }
 }
 
-/// Fields that have no effect without an address of the cluster.
+/// Warns about fields without effect in a headless service, which has no cluster IP.
 fn headless(found: &mut Found, spec: &Value, external: usize) {
     for (field, is_set) in [
         ("loadBalancerIP", !text(&spec["loadBalancerIP"]).is_empty()),
@@ -64,7 +64,7 @@ fn headless(found: &mut Found, spec: &Value, external: usize) {
 
 pub(super) fn slice(found: &mut Found, slice: &Value, is_new: bool) {
     if is_new && slice["addressType"] == "FQDN" {
-        // The path is upstream's.
+        // The path in the text is the same as upstream's.
         found.add("spec.addressType: FQDN endpoints are deprecated".to_owned());
     }
     if CONTROLLERS.contains(&text(&slice["metadata"]["labels"][MANAGED_BY])) {

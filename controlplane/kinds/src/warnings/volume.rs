@@ -34,7 +34,7 @@ struct FilePath<'a> {
     source: Source<'a>,
 }
 
-/// A source of a projected volume. Each path refers to its source, because the name of a source may be very long.
+/// A source of a projected volume. Paths refer to their source and do not copy its name, which may be very long.
 #[derive(Clone, Copy)]
 enum Source<'a> {
     /// The only source of its volume, so warnings show the path alone.

@@ -60,7 +60,7 @@ fn schema() -> (Schema, TypeId) {
     (schema, root)
 }
 
-/// An object and its managers. Requests change them as the API server would change them.
+/// An object and its managers. Its methods change both as requests to the API server do.
 struct Stored {
     schema: (Schema, TypeId),
     object: Value,

@@ -16,7 +16,7 @@ use crate::{
 pub(crate) struct Comparison {
     /// Fields that only the new state has.
     pub(crate) added: FieldSet,
-    /// Fields with another value.
+    /// Fields whose values differ.
     pub(crate) modified: FieldSet,
     /// Fields that only the old state has.
     pub(crate) removed: FieldSet,

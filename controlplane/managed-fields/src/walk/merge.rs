@@ -42,8 +42,8 @@ fn maps(
     (!merged.is_empty()).then_some(Value::Object(merged))
 }
 
-/// Elements of the configuration keep their order. An element that only the live list has stays behind its predecessor
-/// in the live list, as far as the configuration's order allows.
+/// Elements of the configuration keep their order. An element that is only in the live list stays after its predecessor
+/// there, if the configuration's order allows this.
 fn lists(schema: &Schema, of: TypeId, live: &[Value], config: &[Value]) -> Option<Value> {
     let (live_elements, config) = (Elements::new(schema, of, live), Elements::new(schema, of, config));
     let is_shared = |element: &&PathElement| live_elements.by_identity.contains_key(element);
@@ -68,7 +68,7 @@ fn lists(schema: &Schema, of: TypeId, live: &[Value], config: &[Value]) -> Optio
                 continue;
             }
             let in_config = config.by_identity.contains_key(element);
-            // A shared element that comes later in the order of the configuration.
+            // The next live element is shared, but comes later in the configuration.
             let later = next_config.is_some() && shared.front().is_some_and(|next| *next != element);
             if in_config && later {
                 live_rest.next();

@@ -5,7 +5,7 @@ use crate::{
     schema::{Schema, Type, TypeId},
 };
 
-/// Whether the set already fits the schema, as most sets do.
+/// Whether the set already fits the schema. Most sets do.
 pub(crate) fn fits(schema: &Schema, of: TypeId, fields: &FieldSet) -> bool {
     fields.nodes().all(|(element, _, below)| {
         let part = || schema.below(of, element);

@@ -34,7 +34,7 @@ const SCORES: [&str; 8] = [
     "ImageLocality",
     DEVICES,
 ];
-/// The plugin that cannot be disabled as a whole, but whose score can be disabled.
+/// The plugin for devices. Only its score can be disabled, not the whole plugin.
 const DEVICES: &str = "DynamicResources";
 /// Plugins that no profile can disable.
 const FIXED: [&str; 4] = ["SchedulingGates", "PrioritySort", "DefaultBinder", DEVICES];

@@ -11,8 +11,8 @@ use crate::fixture;
 
 type Requests = Arc<Mutex<Vec<(String, Value)>>>;
 
-/// An HTTP server that answers each path with a response, and the requests that it got. A request with an empty
-/// response is never answered.
+/// An HTTP server with one response for each path, and the log of its requests. It does not answer a path whose
+/// response is empty.
 async fn server(responses: Vec<(&'static str, String)>) -> (String, Requests) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/below/", listener.local_addr().unwrap());

@@ -40,7 +40,7 @@ pub(super) fn wanted_nodes(percentage: u8, total: usize) -> usize {
     (total * percentage / 100).max(MIN_FEASIBLE_NODES)
 }
 
-/// Adds the refusals of the nodes that the pod's node affinity does not name. Only messages need them.
+/// Adds the refusals of the nodes that the pod's node affinity does not name. Only messages need these refusals.
 pub(super) fn refuse_unnamed<'a>(
     named: &BTreeSet<&str>,
     snapshot: &'a Snapshot,
@@ -91,7 +91,7 @@ impl<'a> Search<'_, 'a> {
     fn check(&mut self, node: Candidate<'a>) -> Result<(), Unschedulable> {
         let (pod, profile, prepared) = (self.pod, self.profile, self.prepared);
         let name = node.properties.name.as_str();
-        // A look-up in an empty map would compute the hash of the name.
+        // Skip the look-up in an empty map, because it would compute the hash of the name.
         let is_known = !self.refused_by_nominated.is_empty();
         let known = if is_known { self.refused_by_nominated.remove(name) } else { None };
         let mut outcome = match known {

@@ -27,13 +27,14 @@ const MAX_DEVICES: usize = 32;
 /// Maximum number of devices that a search tries. Without a limit, contradictory constraints would block the scheduler.
 const MAX_STEPS: usize = 20_000;
 
-/// Maximum work of the searches on all nodes in one attempt to schedule a pod, in units of the cost of CEL: a few
-/// seconds. The users of a namespace write the selectors and constraints of claims.
+/// Maximum work of all device searches in one attempt to schedule a pod, on all nodes together. The unit is the cost
+/// unit of CEL; the maximum takes a few seconds. A limit is needed, because users write the selectors and constraints
+/// of claims.
 const MAX_WORK: u64 = 100_000_000;
-/// The least work that is allowed in addition for each further pod of a gang. The most is [`MAX_WORK`].
+/// Minimum by which each further pod of a gang raises the work limit. The maximum is [`MAX_WORK`].
 const WORK_OF_FURTHER_POD: u64 = MAX_WORK / 100;
-/// The work that is allowed for each device of each node, for a further pod. A plain search needs it on the nodes that it
-/// reads: a few selectors, and the try.
+/// Allowed work of a further pod for each device of each node. It suffices for a simple search: a few selectors, and
+/// one try of the device.
 const VISIT_WORK: u64 = 500;
 /// The work to read the attributes of a device for a selector, or to try a device.
 const DEVICE_WORK: u64 = 100;
@@ -51,7 +52,7 @@ pub(super) const TOO_MUCH_WORK: &str =
 pub(super) struct Work {
     /// Maximum of `done`.
     limit: u64,
-    /// In units of the cost of CEL.
+    /// Work until now, in the cost units of CEL.
     done: AtomicU64,
     /// Compiled selectors by their text. They are the same for all nodes.
     programs: Mutex<HashMap<String, Compiled>>,
@@ -96,14 +97,14 @@ pub(super) struct Allocator<'a> {
 #[derive(Clone)]
 struct Selection<'a> {
     devices: Arc<[Selected<'a>]>,
-    /// The error of a selector for the next device. The search fails only if it needs that device.
+    /// The error of a selector at the next device. The search fails only if it reaches this device.
     fault: Option<Arc<str>>,
 }
 
 /// A device that a request selects.
 struct Selected<'a> {
     candidate: Candidate<'a>,
-    /// What the request consumes of the device.
+    /// The amounts of the device's capacities that the request consumes.
     consumed: Arc<[Consumption<'a>]>,
 }
 
@@ -122,8 +123,8 @@ struct Chosen<'a> {
     candidate: Candidate<'a>,
     /// Empty if the claim uses the device alone.
     consumed: Arc<[Consumption<'a>]>,
-    /// Whether the choice of the device consumes shared counters. Administrative access consumes none. Claims that
-    /// share a device consume its counters once.
+    /// Whether the choice of the device consumes shared counters. Administrative access consumes no counters. If claims
+    /// share a device, only the first claim consumes its counters.
     consumes_counters: bool,
 }
 
@@ -149,7 +150,7 @@ impl Work {
         self.done.fetch_add(cost, Ordering::Relaxed);
     }
 
-    /// Adds the work to try a device in addition to the chosen devices, with these constraints.
+    /// Adds the work of one try of a device. It grows with the number of chosen devices and the number of constraints.
     fn add_step(&self, chosen: usize, constraints: usize) {
         let of_chosen = chosen.saturating_mul(constraints.saturating_mul(COMPARISON_WORK).saturating_add(1));
         self.add(DEVICE_WORK.saturating_add(u64::try_from(of_chosen).unwrap_or(u64::MAX)));
@@ -226,7 +227,7 @@ impl<'a> Allocator<'a> {
                 continue;
             }
             counters.add_pool(&all, in_use);
-            // A pod waits for the driver of a device with binding conditions, so other pools have precedence.
+            // Pools with binding conditions come last, because a pod with such a device must wait for the driver.
             let mut devices = here.iter().flat_map(|slice| &slice.spec.devices);
             let is_conditional = devices.any(|device| !device.binding_conditions.is_empty());
             let list = if is_conditional { &mut conditional } else { &mut candidates };
@@ -259,7 +260,8 @@ impl<'a> Allocator<'a> {
         Ok(Some(results.collect()))
     }
 
-    /// Chooses devices for the first request, then for the others. If there are none, `chosen` is unchanged.
+    /// Chooses devices for the first request, then for the others. If there are not enough devices, `chosen` is
+    /// unchanged.
     fn choose(
         &mut self,
         claims: &[Claim],
@@ -345,7 +347,8 @@ impl<'a> Allocator<'a> {
         }
     }
 
-    /// The device for the request of this step. `None` if it is in use, or if the chosen devices leave too little.
+    /// The device for the request of this step. `None` if the device is in use, or if the chosen devices leave too
+    /// little capacity or counters.
     fn usable(
         &self,
         step: &Step<'_, 'a>,
@@ -375,8 +378,8 @@ impl<'a> Allocator<'a> {
         Some(Chosen { claim, request, exact, candidate, consumed, consumes_counters })
     }
 
-    /// The devices that the class and the request select, whose taints the request tolerates, and that have the capacity
-    /// that it consumes. The selectors are not evaluated for devices after the first fault.
+    /// The devices that a request can use: class and request select them, the request tolerates their taints, and their
+    /// capacity suffices. After the first faulty selector, no further device is evaluated.
     fn selected(&mut self, exact: &'a Exact, claim: &Claim) -> Result<Selection<'a>, String> {
         if let Some(known) = self.selections.get(&std::ptr::from_ref(exact)) {
             return Ok(known.clone());
@@ -395,7 +398,7 @@ impl<'a> Allocator<'a> {
                     }
                 }
                 Ok(false) => {}
-                // The search skips a device in use, so its fault does not count.
+                // The search skips a device in use, so a selector error at this device does not count.
                 Err(_) if !needs_all && self.in_use.has(&candidate.id(), node_of(candidate.slice)) => {}
                 Err(why) => {
                     fault = Some(why.into());
@@ -447,7 +450,7 @@ impl<'a> Allocator<'a> {
     }
 }
 
-/// One request while its devices are chosen.
+/// A request, during the choice of its devices.
 struct Step<'s, 'a> {
     claims: &'s [Claim],
     first: &'s RequestChoices<'a>,
@@ -539,7 +542,7 @@ mod tests {
         assert!(allocator.selected(&second, &claim).unwrap().fault.is_some());
         assert!(work.done.load(Ordering::Relaxed) < MAX_WORK + 2 * done, "nothing was evaluated");
 
-        // Devices that are tried count, too.
+        // The work also includes each tried device.
         let classes = HashMap::from([("gpu".to_owned(), class(json!([])))]);
         let claim = json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests": [
             {"name": "r", "exactly": {"deviceClassName": "gpu"}}]}}});
@@ -551,7 +554,7 @@ mod tests {
 
     #[test]
     fn each_further_pod_of_a_gang_adds_the_work_of_a_plain_search_to_the_limit() {
-        // The last but one: 56 devices on each of a thousand nodes.
+        // The case with 56000 visits is a cluster with 56 devices on each of a thousand nodes.
         for (pods, visits, limit) in [
             (0, 0, MAX_WORK),
             (1, 1_000_000, MAX_WORK),

@@ -14,8 +14,8 @@ pub(super) struct DeviceId {
     pub(super) name: String,
 }
 
-/// The devices in use. For each device it has the number of allocations by node: the node to which the allocation is
-/// restricted, or `None`.
+/// The devices in use. Each device has the number of its allocations by node. `None` counts the allocations that are
+/// not restricted to one node.
 ///
 /// Slices of two nodes can have the same pool name. The node distinguishes their devices.
 #[derive(Debug, Default, PartialEq)]
@@ -56,7 +56,7 @@ impl Allocated {
             let shares = self.shares.entry(one.device).or_default().entry(node.clone()).or_default();
             *shares.ids.entry(id).or_default() += 1;
             for (name, amount) in one.consumed {
-                // Wrapping: the same amount is subtracted later, which undoes an overflow.
+                // Wrapping is safe: the later subtraction of the same amount undoes an overflow.
                 let total = shares.consumed.entry(name).or_default();
                 *total = total.wrapping_add(amount);
             }
@@ -143,7 +143,7 @@ impl Allocated {
 
 /// Whether an allocation that is restricted to the node `user` may use a device of a slice of `node`.
 fn counts(user: Option<&str>, node: Option<&str>) -> bool {
-    // An allocation of a device of one node and a device of several nodes is restricted to the one node.
+    // An allocation can have a device of one node and a device of several nodes. It is then restricted to the one node.
     node.is_none() || user.is_none() || user == node
 }
 
@@ -158,7 +158,8 @@ fn uses_of(allocation: &Value) -> impl Iterator<Item = Use> {
     })
 }
 
-/// Amounts by name, in thousandths. A negative amount would give other claims more than the device has: it counts as 0.
+/// Amounts by name, in thousandths. A negative amount counts as 0. Otherwise other claims could get more than the
+/// device has.
 fn consumed_of(amounts: &Value) -> Vec<(String, i128)> {
     let amounts = amounts.as_object().into_iter().flatten();
     let read = |amount: &Value| capacity::amount(amount).map(|amount| amount.thousandths().max(0));

@@ -1,5 +1,5 @@
-//! The common limit of all searches for devices in one attempt to schedule a pod or a gang. It covers the filters, with and
-//! without nominated pods, and the preemption.
+//! The common work limit of all device searches in one attempt to schedule a pod or a gang. The searches of the filters
+//! (with and without nominated pods) and of the preemption share it.
 
 use std::sync::Arc;
 

@@ -23,7 +23,7 @@ const ATTEMPTS: usize = 5;
 #[derive(Debug)]
 pub(crate) struct UnusableClaim {
     pub(super) claim: Claim,
-    /// Whether it is the claim of an earlier attempt for the pod's extended resources.
+    /// Whether an earlier attempt created this claim for the pod's extended resources.
     pub(crate) is_former: bool,
 }
 
@@ -124,9 +124,9 @@ async fn allocate(
     Ok(())
 }
 
-/// Removes the pod from `reservedFor` of its claims, and deletes the claim for its extended resources. It is called if
-/// the pod was not bound: otherwise its devices would stay reserved without use. Errors are logged, because the pod is
-/// scheduled again in any case.
+/// Removes the pod from `reservedFor` of its claims, and deletes the claim for its extended resources. The scheduler
+/// calls it if the pod was not bound. Otherwise the devices would stay reserved without use. Errors are only logged,
+/// because the pod is scheduled again in any case.
 ///
 /// A bound pod keeps its claims, as in [`deallocate`].
 pub(super) async fn unreserve(client: &Client, devices: &Devices, pod: &Pod, keys: &[Key]) {
@@ -178,7 +178,8 @@ async fn remove_user(api: &Api<Claim>, devices: &Devices, pod: &Pod, claim: &Cla
 
 /// Deletes the claim for a pod's extended resources. Its finalizer is removed before, because the pod still exists.
 async fn delete(client: &Client, pod: &Pod, claim: &Claim) -> Result<(), Error> {
-    // Otherwise, if a device plugin provides the resources in the next attempt, the node would wait for the claim.
+    // Remove the claim from the pod's status. In the next attempt, a device plugin may provide the resources. The node
+    // would then wait for the deleted claim.
     let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"extendedResourceClaimStatus": null}});
     let pods: Api<Pod> = Api::namespaced(client.clone(), pod.namespace());
     match pods.patch_status(pod.name(), &PatchParams::default(), &Patch::Merge(patch)).await {
@@ -201,14 +202,14 @@ async fn delete(client: &Client, pod: &Pod, claim: &Claim) -> Result<(), Error> 
     }
 }
 
-/// Releases the devices of a claim that only this pod may use, because no node can run the pod with them. Other devices
-/// are allocated then. If the claim was created by an earlier attempt for the pod's extended resources, deletes it.
+/// Releases the devices of a claim that only this pod uses, because no node can run the pod with them. The next attempt
+/// allocates other devices. Deletes the claim if an earlier attempt created it for the pod's extended resources.
 ///
-/// A claim that has changed since the decision is not written, because it could have other devices by now. Its change
-/// lets the pod be scheduled again.
+/// A claim that has changed since the decision is not written, because it may have other devices now. The change
+/// triggers another attempt for the pod.
 ///
-/// A bound pod keeps its claims. The scheduler may not know yet that it is bound: the answer to the binding can be lost,
-/// and the watch can be behind.
+/// A bound pod keeps its claims. The scheduler may not yet know about the binding: its response can be lost, and the
+/// watch can be late.
 pub(crate) async fn deallocate(client: &Client, pod: &Pod, unusable: &UnusableClaim) -> Result<(), Error> {
     if find(client, pod).await?.is_none_or(|latest| latest.node().is_some()) {
         return Ok(());

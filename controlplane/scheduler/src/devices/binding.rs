@@ -81,7 +81,8 @@ impl Devices {
     /// Whether a device of these claims has binding conditions.
     fn has_conditions(&self, claims: &[Key]) -> bool {
         let state = self.lock();
-        // The watch may have delivered a state of the claim from before its allocation.
+        // The watch may have delivered an older state of the claim, without its allocation. So read the chosen
+        // allocation.
         let mut allocations = claims.iter().filter_map(|key| state.allocation(key));
         allocations.any(|allocation| conditional(allocation).next().is_some())
     }
@@ -111,8 +112,8 @@ impl Devices {
         Ok(Readiness::Ready)
     }
 
-    /// A claim whose devices can be released, because nodes refused the pod for them. Source: `PostFilter`. `why` is the
-    /// message about the pod.
+    /// A claim whose devices can be released: nodes refused the pod because of these devices. Source: `PostFilter`.
+    /// `why` is the message about the pod.
     pub(crate) fn releasable(
         &self,
         pod: &Pod,

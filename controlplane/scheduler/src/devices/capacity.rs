@@ -6,22 +6,22 @@ use serde_json::Value;
 
 use super::object::{Device, Exact};
 
-/// What a request consumes of one capacity of a shared device.
+/// The amount that a request consumes of one capacity of a shared device.
 pub(super) struct Consumption<'a> {
     /// Name of the capacity.
     pub(super) name: &'a str,
     pub(super) amount: Quantity,
     /// The amount in thousandths.
     thousandths: i128,
-    /// What allocated shares leave of the capacity, in thousandths.
+    /// The free amount of the capacity: without the allocated shares. In thousandths.
     left: i128,
 }
 
-/// What a request consumes of each capacity of a device, in the order of the device. Empty for a device that one claim
-/// uses alone. `allocated` is the amount that allocated shares consume of a capacity, in thousandths.
+/// The amount that a request consumes of each capacity of a device, in the device's order. Empty for a device that one
+/// claim uses alone. `allocated` is the amount that allocated shares consume of a capacity, in thousandths.
 ///
-/// `None` if the device does not have the requested capacity, too little of it is left, or the device's policy does
-/// not allow the amount.
+/// `None` in three cases: the device does not have the requested capacity, too little capacity is left, or the device's
+/// policy does not allow the amount.
 pub(super) fn consumed<'a>(
     device: &'a Device,
     exact: &Exact,
@@ -42,7 +42,7 @@ pub(super) fn consumed<'a>(
             Some(requested) => round_up(amount(requested)?, policy),
             None => amount(&policy["default"]).unwrap_or(limit),
         };
-        // A negative amount would give other claims more than the device has.
+        // Refuse a negative amount: it would give other claims more than the device has.
         if consumed.signum() < 0 || consumed > limit || violates(consumed, policy) {
             return None;
         }

@@ -16,7 +16,8 @@ struct CounterId<'a> {
     name: &'a str,
 }
 
-/// The counters of a node's pools without what the allocated and the chosen devices consume, in thousandths.
+/// The free amounts of the counters of a node's pools, in thousandths. The allocated and the chosen devices are
+/// subtracted.
 #[derive(Debug, Default)]
 pub(super) struct Counters<'a> {
     left: HashMap<CounterId<'a>, i128>,
@@ -60,7 +61,7 @@ impl<'a> Counters<'a> {
             .all(|(counter, amount)| self.left.get(&counter).is_some_and(|left| *left >= amount))
     }
 
-    /// Subtracts what a device consumes.
+    /// Subtracts the amounts that a device consumes.
     pub(super) fn take(&mut self, slice: &'a Slice, device: &'a Device) {
         for (counter, amount) in consumed(slice, device) {
             if let Some(left) = self.left.get_mut(&counter) {
@@ -69,7 +70,7 @@ impl<'a> Counters<'a> {
         }
     }
 
-    /// Adds what a device consumes, after [`Self::take`].
+    /// Undoes [`Self::take`] for a device.
     pub(super) fn release(&mut self, slice: &'a Slice, device: &'a Device) {
         for (counter, amount) in consumed(slice, device) {
             if let Some(left) = self.left.get_mut(&counter) {

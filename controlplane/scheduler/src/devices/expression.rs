@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::object::Device;
 
-/// Names by domain, as an expression reads them: `device.attributes["domain"].name`.
+/// Values by domain and name, for expressions such as `device.attributes["domain"].name`.
 type Domains = BTreeMap<String, BTreeMap<Key, Cel<'static>>>;
 
 static ENVIRONMENT: LazyLock<Environment> = LazyLock::new(|| {

@@ -1,8 +1,8 @@
 //! Extended resources that device classes provide: the scheduler allocates devices for them in a claim that it creates.
 //! Source: `extendeddynamicresources.go` of upstream's plugin DynamicResources.
 //!
-//! A node provides such a resource by devices if its `allocatable` has none of it. Otherwise a device plugin provides
-//! it.
+//! If a node's `allocatable` does not have such a resource, or has 0 of it, the node provides the resource by devices
+//! of a class. Otherwise a device plugin of the node provides the resource.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -20,7 +20,8 @@ use crate::request;
 
 /// Annotation of a claim for extended resources.
 pub(super) const ANNOTATION: &str = "resource.kubernetes.io/extended-resource-claim";
-/// Start of the name of a claim before it is created; the uid of its pod follows. The API accepts no such name.
+/// Prefix of the key's name for a claim that is not created yet. The uid of the pod follows. The API accepts no such
+/// name, so it cannot collide.
 const UNCREATED: &str = "<extended-resources>/";
 /// Maximum number of requests of a claim, as in the API.
 const REQUESTS_MAX: usize = 32;
@@ -37,7 +38,7 @@ pub(super) struct Extended {
     /// The device requests for the resources in `of_classes`. They are the same for all nodes.
     requests: BTreeMap<String, OfResource>,
     containers: Vec<ContainerRequests>,
-    /// The claim that an earlier attempt to bind the pod has created.
+    /// The claim that an earlier attempt to bind the pod created.
     former: Option<Key>,
     /// The key of the new claim before it is created.
     pub(super) key: Key,
@@ -117,8 +118,8 @@ pub(super) fn pod_of(claim: &Claim) -> Option<&str> {
 // === impl PodDevices ===
 
 impl PodDevices {
-    /// The extended resources that device classes provided when the pod's devices were read, on nodes without a device
-    /// plugin for them.
+    /// The extended resources that device classes provided when the pod's devices were read. This applies on nodes
+    /// without a device plugin for these resources.
     pub(crate) fn resources_of_classes(&self) -> BTreeSet<String> {
         self.extended.as_ref().map(|extended| extended.of_classes.clone()).unwrap_or_default()
     }
@@ -196,7 +197,8 @@ impl State {
         let key = written.key();
         let is_newer = match self.claims.get(&key) {
             Some(known) => crate::object::is_older(known, &written),
-            // If the watch has already delivered a later version of any claim, this claim was deleted.
+            // The claim is unknown. If the watch has already delivered a later version of another claim, this claim was
+            // deleted.
             None => self.latest_claim < version(&written),
         };
         if is_newer {
@@ -278,7 +280,8 @@ impl Extended {
                         return Err("cannot allocate all claims".to_owned());
                     }
                 }
-                // The filter NodeResourcesFit has left the resource to a class, which may be deleted meanwhile.
+                // The filter NodeResourcesFit did not check this resource, because a class provided it. The class may
+                // have been deleted since then.
                 _ if allocatable.is_none() || (is_lacking && self.of_classes.contains(resource)) => {
                     return Err("cannot fit resource".to_owned());
                 }
@@ -309,8 +312,8 @@ impl OfResource {
             all.push(container.mapping(resource, &request.name));
             requests.push(request);
         }
-        // A claim cannot have so many requests, so no mappings of init containers are computed: each init container
-        // could have a mapping to each request.
+        // A claim cannot have so many requests. Skip the mappings of init containers: each init container could have a
+        // mapping to each request.
         if requests.len() > REQUESTS_MAX {
             return Self { requests, mappings: all.into() };
         }
@@ -342,8 +345,8 @@ impl OfResource {
 }
 
 impl ContainerRequests {
-    /// Adds mappings for the container to requests of the containers after it, until it has the devices that it wants.
-    /// Returns the number of devices of these requests, which may be larger than the wanted number.
+    /// Maps the container to requests of the containers after it, until it has enough devices. Returns the number of
+    /// devices of these requests, which may be larger than the wanted number.
     fn reuse(
         &self,
         wanted: &DeviceRequest,

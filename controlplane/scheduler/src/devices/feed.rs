@@ -59,7 +59,7 @@ async fn classes(client: &Client, devices: &Devices) {
                 state.put_class(class);
             }
             Event::Apply(class) => state.put_class(class),
-            // The deletion of a class makes no device available, so no pod is retried.
+            // Do not retry pods: the deletion of a class makes no device available.
             Event::Delete(class) => state.classes.remove(class.name()),
             Event::InitDone => {
                 state.classes.retain(&listed);
@@ -95,8 +95,8 @@ async fn slices(client: &Client, devices: &Devices) {
 }
 
 impl State {
-    /// Stores a changed claim. Ignores a state that is older than the last write: otherwise the devices of a pod that is
-    /// not yet bound would count as free until the watch delivers the written state.
+    /// Stores a changed claim. Ignores a state that is older than the last write. Otherwise the reserved devices of an
+    /// unbound pod would count as free until the watch delivers the written state.
     pub(super) fn put_changed(&mut self, claim: Claim) {
         let known = self.claims.get(&claim.key()).filter(|known| known.metadata.uid == claim.metadata.uid);
         if known.is_none_or(|known| !is_older(&claim, known)) {

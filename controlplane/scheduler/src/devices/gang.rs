@@ -5,7 +5,8 @@ use coracle_values::object::Key;
 use super::{Devices, Reservations};
 
 impl Devices {
-    /// Lets the other pods of a gang use claims that one of its pods allocates, until [`Self::end_sharing`].
+    /// Lets the other pods of a gang use the claims that one pod of the gang allocates. [`Self::end_sharing`] ends
+    /// this.
     pub(crate) fn share(&self, reserved: &Reservations) {
         let chosen = reserved.iter().filter(|(_, allocation)| allocation.is_some());
         self.lock().shared.extend(chosen.map(|(key, _)| key.clone()));

@@ -33,7 +33,7 @@ pub(super) struct ClaimDevices {
     pub(super) config: Vec<Config>,
 }
 
-/// A request for exactly these devices, or for the first of several alternatives that is available.
+/// A request for certain devices, or a list of alternatives. The first available alternative is used.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct Request {
@@ -188,7 +188,8 @@ pub(super) struct Counter {
 pub(super) struct Pool {
     pub(super) name: String,
     pub(super) generation: i64,
-    /// Signed, because an object that cannot be decoded would stop the watch and thereby all scheduling.
+    /// Signed, so that a negative number can be decoded. A decoding error would stop the watch and thereby all
+    /// scheduling.
     pub(super) resource_slice_count: i64,
 }
 

@@ -23,13 +23,14 @@ impl Devices {
         let state = self.lock();
         let new = state.new_claim(claims, node).ok().flatten();
         let waiting = claims.waiting_with(new.as_ref());
-        // The filter found devices. They may be in use meanwhile.
+        // The filter found devices, but another pod may use them by now.
         let Ok(Some(allocations)) = state.allocate(&waiting, &claims.work, node) else { return 0 };
         waiting.iter().zip(&allocations).map(|(claim, allocation)| rank(claim, allocation)).sum()
     }
 }
 
-/// The sum of the ranks of the chosen alternatives of a claim: 8 for the first alternative, then one less for each.
+/// The sum of the ranks of the chosen alternatives of a claim: 8 for the first alternative, and one less for each later
+/// alternative.
 fn rank(claim: &Claim, allocation: &Value) -> i64 {
     let results = allocation.pointer("/devices/results").and_then(Value::as_array).into_iter().flatten();
     let chosen: Vec<(&str, &str)> =

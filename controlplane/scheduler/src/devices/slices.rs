@@ -102,9 +102,9 @@ impl Slices {
     /// The slices that count for a node, by pool.
     ///
     /// The generation and the number of slices that another node publishes are ignored. Slices of several nodes have
-    /// precedence over a node's slices of a pool with the same name. Otherwise a node could use up the devices of the
-    /// shared pool, which it cannot publish. If the shared slices have no devices, but only counters, the pool has the
-    /// devices of the node.
+    /// precedence over a node's slices of a pool with the same name. Otherwise a node could publish a pool with the
+    /// name of a shared pool, and use up the devices of the shared pool. If the shared slices have no devices, but only
+    /// counters, the pool has the devices of the node.
     pub(super) fn pools_of(&self, node: &str) -> Pools<'_> {
         let mut pools = grouped(self.shared.values());
         for (id, slices) in grouped(self.of_nodes.get(node).into_iter().flat_map(BTreeMap::values)) {
@@ -117,7 +117,7 @@ impl Slices {
     }
 
     /// The slices of a pool that belong to other nodes. `own` are the slices of the pool's newest generation that count
-    /// for the node. Empty if `own` is the complete pool, so that other nodes cannot influence it.
+    /// for the node. Empty if `own` is already the complete pool. So other nodes cannot influence a complete pool.
     pub(super) fn of_other_nodes(&self, driver: &str, pool: &str, own: &[&Slice], node: &str) -> Vec<&Slice> {
         let Some(first) = own.first() else { return Vec::new() };
         let (count, generation) = (first.spec.pool.resource_slice_count, first.spec.pool.generation);

@@ -485,7 +485,7 @@ fn a_slice_with_a_negative_number_is_read_and_has_no_devices() {
     assert_eq!(reason(&devices, &pod("p", "c"), "a"), "cannot allocate all claims");
 }
 
-/// A slice of node `a` (no node: of all nodes) with the pool `b` and these fields of the pool.
+/// A slice with the pool `b` and these fields of the pool. Without a node, it is a slice of all nodes.
 fn slice(name: &str, node: Option<&str>, pool: Value) -> Slice {
     let mut slice = json!({"metadata": {"name": name}, "spec": {"driver": "gpu.example.com", "nodeName": node,
         "allNodes": node.is_none(), "pool": {"name": "b", "generation": 1, "resourceSliceCount": 1},
@@ -620,7 +620,7 @@ fn only_changes_that_can_help_are_reported() {
     assert_eq!(changes(), DeviceChanges::default(), "the slice is the same");
 }
 
-/// An API server with one claim, and its log of methods and last parts of paths.
+/// An API server with one claim. Its log has the method and the last path segment of each request.
 fn server_with_one_claim() -> (kube::Client, Arc<Mutex<Vec<String>>>) {
     let requests = Arc::new(Mutex::new(Vec::new()));
     let (log, stored) = (requests.clone(), Arc::new(Mutex::new(json!({}))));

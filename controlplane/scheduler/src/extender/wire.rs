@@ -1,5 +1,5 @@
-//! The messages between scheduler and extender (`extender/v1`). Upstream writes the names of the Go fields and ignores
-//! case when it reads names.
+//! The messages between scheduler and extender (`extender/v1`). Upstream uses the names of the Go fields in messages,
+//! and ignores case when it reads a message.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -1,7 +1,7 @@
 //! Filter NodeDeclaredFeatures: the node must declare the features that the pod needs in `status.declaredFeatures`.
 //!
-//! Source: upstream's plugin of that name and `k8s.io/component-helpers/nodedeclaredfeatures`. One of the features that are
-//! on by default in v1.36 concerns the scheduling of pods.
+//! Source: upstream's plugin of that name and `k8s.io/component-helpers/nodedeclaredfeatures`. Of the features that are
+//! on by default in v1.36, only one concerns the scheduling of pods.
 
 use crate::hint::Changes;
 use crate::node_properties::NodeProperties;

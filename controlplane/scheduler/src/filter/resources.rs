@@ -5,7 +5,7 @@ use crate::config::Fit;
 use crate::request::PodRequirements;
 use crate::snapshot::Candidate;
 
-/// The resources that the node lacks, and whether it would have enough of them without other pods.
+/// A reason for each resource that the node lacks, and whether the node would have enough resources without its pods.
 pub(crate) fn refuse(needs: &PodRequirements, fit: &Fit, node: Candidate<'_>) -> (Vec<Refusal>, bool) {
     let wanted = &needs.requests;
     let (has, given) = (&node.properties.allocatable, &node.info.requested);

@@ -56,7 +56,7 @@ impl Feed {
     }
 }
 
-/// Reports that the kind is not served until it is served. Then watches it.
+/// While the API server does not serve the kind, yields [`Change::NotServed`] after each check. Then watches the kind.
 fn changes(client: &Client) -> BoxStream<'static, Change> {
     let watch =
         stream::<PodGroup>(client, Config::control_plane()).map(|event| Change::Watched(Box::new(event)));

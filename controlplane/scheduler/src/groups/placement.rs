@@ -64,7 +64,7 @@ pub(crate) struct Outcome {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum GangFit {
     Now,
-    /// After the eviction of other pods.
+    /// The pods fit after the eviction of other pods.
     AfterPreemption,
     Never,
 }

@@ -417,7 +417,7 @@ mod tests {
         let change = scheduler.group_feed.next().await;
         scheduler.group_change(change);
         assert!(scheduler.group_feed.next().now_or_never().is_none(), "the checks ended");
-        // After an upgrade of the API server the groups count.
+        // After an upgrade, the API server serves groups, so the pod waits for its group.
         scheduler.group_event(Event::Init);
         scheduler.pod_event(Event::Apply(pod("q", Some("g"))));
         assert_eq!(assumed(&mut scheduler), Vec::<String>::new());

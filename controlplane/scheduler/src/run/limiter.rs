@@ -1,9 +1,9 @@
 //! Limits the time that the searches of one namespace take from the pods of other namespaces.
 //!
-//! One search for devices is limited, but takes up to a few seconds, and a namespace can have many pods. Its users write
-//! the selectors and constraints of the claims. They also write the terms of affinity, which an attempt compares with all
-//! pods of the cluster: 14,000 terms and 400 pods take half a second. While a namespace is throttled, its gangs wait too,
-//! because their pods may have claims.
+//! One search for devices is limited, but takes up to a few seconds, and a namespace can have many pods. The users of a
+//! namespace write the selectors and constraints of its claims, and the affinity terms of its pods. An attempt compares
+//! each term with all pods of the cluster: 14,000 terms and 400 pods take half a second. While a namespace is
+//! throttled, its gangs wait too, because their pods may have claims.
 
 use std::collections::HashMap;
 use std::time::Duration;
@@ -35,7 +35,7 @@ pub(super) struct SearchLimiter {
     clock: fn() -> Instant,
 }
 
-/// An attempt for pods of one namespace for which devices are searched, or that have many terms.
+/// An attempt for pods of one namespace. The pods need a search for devices, or have many terms.
 #[derive(Debug)]
 pub(super) struct LimitedAttempt {
     namespace: String,
@@ -106,7 +106,7 @@ impl Scheduler {
         self.finish_limited(attempt);
     }
 
-    /// Starts an attempt for these pods of one namespace. `None` if it takes long for none of them.
+    /// Starts an attempt for these pods of one namespace. `None` if no pod of them may take long.
     pub(super) fn limited(&self, pods: &[Pod]) -> Option<LimitedAttempt> {
         let devices = &self.snapshot.devices;
         if !pods.iter().any(|pod| self.may_take_long(pod)) {
@@ -235,7 +235,7 @@ mod tests {
             static NEXT: std::cell::Cell<Instant> = std::cell::Cell::new(Instant::now());
         }
         const STEP: Duration = Duration::from_secs(3);
-        // Three seconds pass between two readings.
+        // Three seconds pass between two readings of the clock.
         let clock = || NEXT.with(|next| next.replace(next.get() + STEP));
         let mut scheduler = scheduler();
         scheduler.searches.clock = clock;

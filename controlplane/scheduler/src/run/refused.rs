@@ -88,8 +88,8 @@ impl Scheduler {
     }
 
     /// The nominated node of a pod for which no pods can be evicted. The pod keeps its node while victims terminate
-    /// there, and if its policy forbids preemption. Otherwise it loses the nomination, as upstream: pods that are
-    /// nominated for the same node could block each other forever, although some of them fit.
+    /// there, and if its policy forbids preemption. Otherwise the pod loses the nomination, as upstream. The reason:
+    /// pods with the same nominated node could block each other forever, although some of them fit.
     fn nomination_after(&mut self, pod: &Pod, refused: &Unschedulable) -> Option<String> {
         let is_nominated = self.snapshot.is_nominated(pod.uid());
         let node = pod.status.nominated_node_name.clone().filter(|_| is_nominated);
@@ -217,7 +217,7 @@ mod tests {
             let condition = &status["conditions"][0];
             found.push((condition["reason"].clone(), status["nominatedNodeName"].clone(), version));
         }
-        // The two requests run at the same time.
+        // The two requests run concurrently, so their order is not defined.
         found.sort_by_key(|(reason, ..)| reason.to_string());
         // Only the patch of an error has the resource version, because it must not change a pod that changed meanwhile.
         let error = (json!("SchedulerError"), json!("a"), json!("7"));

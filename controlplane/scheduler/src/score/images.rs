@@ -5,7 +5,7 @@ use crate::object::Pod;
 use crate::snapshot::{Candidate, Images};
 
 const MIB: i128 = 1024 * 1024;
-/// Smaller images are pulled quickly and do not count.
+/// Minimum size of an image that counts. Smaller images are pulled quickly.
 const MIN_IMAGE_SIZE: i128 = 23 * MIB;
 /// Size of a container's image above which the score does not increase.
 const MAX_IMAGE_SIZE: i128 = 1000 * MIB;

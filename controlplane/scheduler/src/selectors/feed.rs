@@ -25,7 +25,7 @@ pub(crate) enum Change {
     Begin(&'static str),
     Set(&'static str, Key, LabelSelector),
     Remove(&'static str, Key),
-    /// The list of a kind is complete: objects that it does not have were deleted.
+    /// The list of a kind is complete: objects that are not in the list were deleted.
     Listed(&'static str),
 }
 

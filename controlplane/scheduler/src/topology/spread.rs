@@ -276,8 +276,8 @@ impl Constraint {
         }
     }
 
-    /// Whether the pods of a node count. With the policies `nodeAffinityPolicy` and `nodeTaintsPolicy` they count only
-    /// if the pod can run on the node.
+    /// Whether the pods of a node count. The policies `nodeAffinityPolicy` and `nodeTaintsPolicy` can exclude nodes on
+    /// which this pod cannot run.
     fn includes(&self, pod: &Pod, node: Candidate<'_>) -> bool {
         let tolerated = || {
             let mut taints = node.properties.taints.iter().filter(|taint| forbids_scheduling(taint));

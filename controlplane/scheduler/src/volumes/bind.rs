@@ -113,7 +113,8 @@ async fn select_node(client: &Client, volumes: &Volumes, key: &Key, node: &str) 
     };
     let api: Api<Claim> = Api::namespaced(client.clone(), &key.namespace);
     let patched = api.patch(&key.name, &PatchParams::default(), &Patch::Merge(patch)).await?;
-    // The watch may still have the claim without its node, which must not count as a refusal.
+    // The watch may still have the claim without the annotation. That state must not count as a refusal by the
+    // provisioner.
     volumes.lock().update_claim(key, patched);
     Ok(())
 }

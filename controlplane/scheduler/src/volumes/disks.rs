@@ -8,8 +8,8 @@ use crate::object::{Pod, RbdImage};
 /// The pool of an image without one, as in the API.
 const DEFAULT_POOL: &str = "rbd";
 
-/// The disks of a pod. The check whether two pods have a disk in common does not compare each disk with each: a pod can
-/// have thousands of volumes. A clone shares the disks.
+/// The disks of a pod. A map by disk, so that the check for common disks of two pods is not quadratic: a pod can have
+/// thousands of volumes. A clone shares the disks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Disks(Option<Arc<BTreeMap<Disk, Monitors>>>);
 
@@ -22,8 +22,8 @@ enum Disk {
     Rbd { pool: String, image: String },
 }
 
-/// The monitors of an image's cluster, with whether the pod only reads. Pods use the same image if they have a monitor
-/// in common. Other disks have one monitor without a name.
+/// The monitors of an image's cluster. The value of each is whether the pod only reads. Pods use the same image if they
+/// have a monitor in common. Disks of other types have one monitor with an empty name.
 type Monitors = BTreeMap<String, bool>;
 
 /// The disks of a pod.
@@ -34,7 +34,7 @@ pub(crate) fn disks_of(pod: &Pod) -> Disks {
         if let Some(gce) = &volume.gce_persistent_disk {
             add(&mut all, Disk::Gce(gce.pd_name.clone()), alone(), gce.read_only);
         }
-        // Readers cannot share such a disk either.
+        // Pods cannot share such a disk, even if all of them only read.
         if let Some(aws) = &volume.aws_elastic_block_store {
             add(&mut all, Disk::Aws(aws.volume_id.clone()), alone(), false);
         }

@@ -67,7 +67,7 @@ async fn feed<K, I>(
     }
 }
 
-/// Applies a change of a claim, which helps only the pods that use it.
+/// Applies a change of a claim. The change can help only the pods that use the claim.
 pub(super) fn claim(state: &mut State, listed: &mut HashSet<Key>, event: Event<Claim>) -> bool {
     // Ignores an event that is older than the claim that the scheduler has written.
     if let Event::Apply(claim) = &event
@@ -89,7 +89,7 @@ fn volume(state: &mut State, listed: &mut HashSet<String>, event: Event<Volume>)
     if let Event::Apply(volume) | Event::InitApply(volume) = &event
         && volume.spec.claim_ref.is_some()
     {
-        // The object itself has the reservation now.
+        // The stored volume contains the reservation now.
         state.reserved.remove(volume.name());
     }
     let applied = apply(&mut state.volumes, listed, event, |volume| volume.name().to_owned());

@@ -49,7 +49,7 @@ pub(crate) struct PodClaims {
     disks: Disks,
 }
 
-/// The pods of a node, as far as their volumes matter. Implemented above this module.
+/// The volumes of a node's pods. A module above this one implements the trait.
 pub(crate) trait NodeVolumes {
     /// The claims of all pods.
     fn claims(&self) -> Box<dyn Iterator<Item = &Key> + '_>;
@@ -166,7 +166,7 @@ fn volumes(state: &State, claim: &Claim) -> (Vec<Volume>, Option<Volume>) {
             && attributes(&volume.spec.volume_attributes_class_name)
                 == attributes(&claim.spec.volume_attributes_class_name)
             && !volume.is_being_deleted()
-            // Upstream groups volumes by class.
+            // As upstream, only volumes of the claim's class match.
             && volume.class() == claim.class()
     };
     let fits = |volume: &&Volume| {
@@ -261,7 +261,7 @@ impl PodClaims {
     pub(super) fn choices(&self, node: &NodeProperties) -> Result<Vec<(Key, Choice)>, &'static str> {
         let (selected, mut free): (Vec<&Waiting>, Vec<&Waiting>) =
             self.waiting.iter().partition(|waiting| waiting.claim.annotation(SELECTED_NODE).is_some());
-        // A provisioner is already creating the volume for the selected node.
+        // The pod cannot use another node: a provisioner is already creating the volume for the selected node.
         if selected.iter().any(|waiting| waiting.claim.annotation(SELECTED_NODE) != Some(node.name.as_str()))
         {
             return Err(BIND_CONFLICT);
@@ -313,8 +313,8 @@ impl Waiting {
             return Err(BIND_CONFLICT);
         }
         let is_larger = |disk: Quantity| self.claim.requested().is_some_and(|requested| requested > disk);
-        // The provisioner would remove the selected node from the claim, and the pod would be scheduled again without
-        // end.
+        // Refuse the node here. Otherwise the provisioner would remove the selected node from the claim, and the pod
+        // would be scheduled again without end.
         if provisioner == LOCAL_PROVISIONER && node.local_volumes_disk.is_some_and(is_larger) {
             return Err(NO_SPACE);
         }

@@ -6,7 +6,7 @@ use coracle_values::object::{Key, ObjectExt};
 
 use super::State;
 
-/// A driver, and the handle by which it knows a volume.
+/// A driver, and its handle of a volume.
 type Attached = (String, String);
 
 impl State {

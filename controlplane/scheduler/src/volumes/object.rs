@@ -158,7 +158,7 @@ pub(super) struct AttachmentSource {
     pub(super) persistent_volume_name: Option<String>,
 }
 
-/// A kind that the cache stores without managed fields, which scheduling does not read.
+/// A kind that the cache stores without managed fields, because scheduling does not read them.
 pub(super) trait Reduce: PartialEq {
     /// Removes the managed fields.
     fn reduce(&mut self);

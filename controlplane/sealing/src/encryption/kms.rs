@@ -42,7 +42,7 @@ mod v2 {
 
 /// Bytes of a seed.
 const SEED_BYTES: usize = 32;
-/// Number of random bytes of each value. Its key is derived from them and from the seed.
+/// Number of random bytes of each value. The key of a value is derived from these bytes and the seed.
 const INFO_BYTES: usize = 32;
 /// Maximum number of cached seeds.
 const MAX_CACHED_SEEDS: usize = 1000;
@@ -74,18 +74,18 @@ pub(super) struct Kms {
     waiting: Semaphore,
 }
 
-/// Name of a seed or key in the cache: whether it is a seed, and the encrypted bytes.
+/// Cache key of a seed or a key: whether it is a seed, and the encrypted bytes.
 type Encrypted = (bool, Vec<u8>);
 /// Cache of decrypted seeds and keys.
 type Sources = HashMap<Encrypted, Arc<Source>>;
-/// The caller of a decryption, which waits for the result.
+/// The channel to a caller that waits for the result of a decryption.
 type Caller = mpsc::Sender<Result<Arc<Source>, String>>;
 
 struct Shared {
     current: ArcSwap<Option<Current>>,
     /// Decryptions that wait for the plugin's response, with their callers.
     running: Mutex<HashMap<Encrypted, Vec<Caller>>>,
-    /// It is locked during a check of the plugin's key.
+    /// Locked during a check of the plugin's key.
     renewing: tokio::sync::Mutex<()>,
     /// Time of the last request for the plugin's key id.
     checked: Mutex<Instant>,

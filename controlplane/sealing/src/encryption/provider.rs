@@ -20,7 +20,7 @@ const SECRETBOX_NONCE_BYTES: usize = 24;
 pub(super) enum Provider {
     /// Values are stored as they are.
     Identity,
-    /// The first key encrypts.
+    /// Keys from the file. The first key encrypts; all keys decrypt.
     Keys(Scheme, Vec<NamedKey>),
     Kms(Kms),
 }

@@ -79,10 +79,10 @@ fn a_full_disk_refuses_new_objects_deletes_old_ones_and_recovers_by_itself() {
         for (n, revision) in revisions.iter().take(50).enumerate() {
             store.write(delete(&format!("/{n:03}"), *revision)).await.unwrap();
         }
-        // On a full disk a finalizer can be removed, too.
+        // On a full disk an update that removes a finalizer also succeeds.
         store.write(put("/050", Expect::Revision(revisions[50]), "less", Tier::Durable)).await.unwrap();
         assert_eq!(all(&store).await.len(), 51);
-        // A power cut in this state.
+        // Simulate a power cut in this state.
         drop(store);
         let store = open(&path);
         assert_eq!(all(&store).await.len(), 50);
@@ -107,7 +107,7 @@ fn acknowledged_writes_stay_and_refused_writes_have_no_effect() {
         fill(&filler);
         let (mut deleted, mut refused) = (0, 0);
         while deleted < 2400 && refused < 20 {
-            // Other files take freed space (the reserve) at once.
+            // Other files use freed space, such as the reserve, at once.
             fill(&filler);
             match store.write(delete(&long(deleted), revisions[deleted])).await {
                 Ok(_) => (deleted, refused) = (deleted + 1, 0),

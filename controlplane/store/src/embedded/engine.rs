@@ -25,8 +25,8 @@ pub(super) struct Engine {
     codec: Arc<EntryCodec>,
 }
 
-/// The previous entries on disk, which overwrite the entries of a failed batch: key and bytes. `None` if there was no
-/// entry.
+/// The entries on disk before a failed batch: key and bytes, or `None` if there was no entry. The recovery writes them
+/// over the entries of the failed batch.
 pub(super) type Undo = Vec<(Arc<str>, Option<Vec<u8>>)>;
 
 impl Engine {
@@ -44,8 +44,8 @@ impl Engine {
             .max_cached_files(Some(64))
             .open()?;
         let options_of = |size| move || KeyspaceCreateOptions::default().max_memtable_size(size);
-        // The memory of two memtables: the engine keeps one that it has written to disk until it writes the next one.
-        // A database keeps the size with which it was made.
+        // The engine needs the memory of two memtables, because it keeps a written memtable until it writes the next
+        // one. An existing database keeps the size with which it was created.
         let entries = database.keyspace("entries", options_of(1 << 20))?;
         let meta = database.keyspace("meta", options_of(64 << 10))?;
         Ok(Self { database, entries, meta, codec })

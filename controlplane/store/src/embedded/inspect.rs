@@ -2,8 +2,8 @@
 //!
 //! The engine considers unreadable data in a journal as the incomplete end of its last write. It truncates the journal
 //! there and loses all data after it. A real incomplete end is followed by zeros, because journals are allocated in
-//! advance. Anything else is damage, and a damaged store must not be opened as an empty one. The files of a first
-//! start that was interrupted before the first entry are removed.
+//! advance. Anything else is damage. A damaged store must not be opened as an empty store. The files of a first start
+//! that was interrupted before the first entry are removed.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -16,7 +16,7 @@ use crate::Error;
 /// Magic bytes of the known format, and of the end of each batch in a journal.
 const MAGIC: [u8; 4] = *b"FJL\x03";
 
-/// Checks the store in `path`. If the store is locked or does not exist, the engine handles it.
+/// Checks the store in `path`. A locked or missing store is not checked: the engine handles it.
 pub(super) fn inspect(path: &Path) -> Result<(), Error> {
     let failed = |source| Error::Open { path: path.to_owned(), source };
     let corrupt = |detail: String| Error::Corrupt { path: path.to_owned(), detail };

@@ -20,8 +20,8 @@ use crate::Health;
 const MAX_ALLOCATED_AHEAD: u64 = 32 << 20;
 /// Number of written bytes after which the journal is checked again.
 const STEP: u64 = 1 << 20;
-/// Bounds, in bytes, of the free space below which the store refuses new objects. It is 1/32 of the disk within these
-/// bounds.
+/// Bounds of the minimum free space, in bytes. The minimum is 1/32 of the disk within these bounds. With less free
+/// space, the store refuses new objects.
 const MIN_FREE_BYTES: std::ops::RangeInclusive<u64> = (2 << 20)..=(64 << 20);
 
 /// The reserves of a store.
@@ -69,7 +69,8 @@ impl SpaceReserves {
     pub(super) fn is_full(&mut self) -> bool {
         let Ok(disk) = DiskSpace::of(&self.path) else { return self.is_full };
         let was = self.is_full;
-        // The state ends at twice the free space at which it begins. So it does not change with every write.
+        // The full state begins when the free space is below `low`, and ends at twice `low`. So the state does not
+        // change with every write.
         self.is_full = disk.free < if was { 2 * disk.low } else { disk.low };
         if was && !self.is_full {
             tracing::info!(free = disk.free, "the store takes all writes again");

@@ -142,7 +142,7 @@ impl<'a> Writer<'a> {
             }
             Err(WriteError::Seal(error)) => Err(Refused { detail: error.to_string(), undo: None }),
             Err(error) => {
-                // The engine's memory does not have the failed batch, so it returns the previous values.
+                // The engine did not apply the failed batch in memory, so it still returns the previous values.
                 let undo = engine.undo_of(durable());
                 let undo = undo
                     .inspect_err(|error| tracing::warn!(%error, "cannot read what a failed write replaces"));
@@ -152,14 +152,14 @@ impl<'a> Writer<'a> {
     }
 
     fn refuse(&mut self, state: &mut State, accepted: Vec<Accepted>, refused: &Refused) {
-        // The disk may have a part of the batch, so its revisions are never used again.
+        // A part of the batch may be on disk, so the revisions of the batch are never used again.
         if let Some(last) = accepted.last() {
             state.skip_to(last.commit.revision);
         }
         for Accepted { commit, done, .. } in accepted {
             match done {
                 Some(done) => drop(done.send(Err(Error::Disk { detail: refused.detail.clone() }))),
-                // Only the removal of an expired entry has no caller.
+                // A commit without a caller is the removal of an expired entry.
                 None => state.postpone_expiry(&commit.key, Instant::now()),
             }
         }
@@ -196,11 +196,11 @@ fn publish(state: &mut State, accepted: Vec<Accepted>) {
     }
 }
 
-/// The writes of a batch that are decided so far.
+/// A batch of writes, and the result of the writes that are decided so far.
 struct Batch<'a> {
     shared: &'a Shared,
     revision: u64,
-    /// Revisions of each key after the writes so far; `None` when deleted.
+    /// Revisions of each written key after the writes so far. `None` if the entry was deleted.
     touched: HashMap<Arc<str>, Option<Revisions>>,
 }
 
@@ -253,7 +253,7 @@ impl Batch<'_> {
             return Ok(Some(Revisions { created: entry.created, modified: entry.modified }));
         }
         if tier != Tier::Durable {
-            // A key belongs to one tier, so the disk, which may have failed, is not read.
+            // A key belongs to one tier, so the key is not on disk. Do not read the disk, because it may have failed.
             return Ok(None);
         }
         self.shared.read(|engine| engine.revisions(key))

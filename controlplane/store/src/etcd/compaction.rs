@@ -1,5 +1,5 @@
-//! Compaction of etcd's history. Each server tries it at each interval. A counter that only one of them can increment
-//! decides which server compacts. Source of the protocol: `compact.go` of `apiserver/pkg/storage/etcd3`.
+//! Compaction of etcd's history. At each interval, each server tries to increment a counter. Only one of them succeeds,
+//! and this server compacts. Source of the protocol: `compact.go` of `apiserver/pkg/storage/etcd3`.
 
 use std::{sync::Arc, time::Duration};
 

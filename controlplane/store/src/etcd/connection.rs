@@ -93,8 +93,8 @@ impl Connection {
         self.call(true, |channel| async move { LeaseClient::new(channel).lease_grant(request).await }).await
     }
 
-    /// Sends a request to the current member. If the member does not respond, the request is sent to the other members,
-    /// provided that it was not sent or may be repeated (`is_repeatable`).
+    /// Sends a request to the current member. If the member does not respond, tries the other members. This needs a
+    /// request that was not sent yet, or that may be repeated (`is_repeatable`).
     async fn call<T, F>(&self, is_repeatable: bool, call: impl Fn(Channel) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<Response<T>, Status>>,
@@ -106,7 +106,8 @@ impl Connection {
             let outcome = outcome.unwrap_or_else(|_elapsed| Err(Status::unavailable("request timed out")));
             match outcome {
                 Ok(response) => {
-                    // A full database still serves reads, so their success does not mean that it accepts writes.
+                    // A full database still serves reads. So a successful read does not mean that the database accepts
+                    // writes.
                     if !is_repeatable || !matches!(self.health(), Health::Full { .. }) {
                         self.record(Health::Good);
                     }

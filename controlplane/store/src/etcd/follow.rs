@@ -1,8 +1,8 @@
 //! The task of one watch: it follows etcd, and after a disconnection resumes at its last revision.
 //!
-//! States: connecting, and following. After a failure it pauses and connects to the next member. If the commits that it
-//! missed are compacted, it lists all entries, sends them as [`Event::Resync`] and continues after the revision of the
-//! list.
+//! States: connecting, and following. After a failure the task pauses and connects to the next member. If missed
+//! commits are compacted, the task lists all entries and sends them as [`Event::Resync`]. It continues after the
+//! revision of the list.
 
 use std::{sync::Arc, time::Duration};
 
@@ -108,7 +108,7 @@ impl Follower {
                 if waits {
                     tokio::time::sleep_until(next_request).await;
                 } else {
-                    // The sender is in the connection, which this task holds, so there is no error.
+                    // This cannot fail: the sender is in the connection, and this task holds the connection.
                     let _ = self.expected.changed().await;
                 }
             };
@@ -151,7 +151,8 @@ impl Follower {
         let create = WatchCreateRequest { key, range_end, start_revision: signed(self.sent + 1) };
         let _ = requests.try_send(request(RequestUnion::CreateRequest(create)));
         let mut request = Request::new(stream);
-        // A member without a leader ends the watch. Otherwise it would serve an old state forever.
+        // With this header, a member without a leader ends the watch. Otherwise the member would serve an old state
+        // forever.
         request.metadata_mut().insert("hasleader", tonic::metadata::MetadataValue::from_static("true"));
         let mut client = client.max_decoding_message_size(MAX_RESPONSE);
         let opened = async {
@@ -190,7 +191,7 @@ impl Follower {
         let mut commits = commits.into_iter().peekable();
         while let Some(mut commit) = commits.next() {
             last = commit.revision;
-            // It is set only if the commit of the guard passed the filters, because the consumer waits for it.
+            // The consumer waits for the guard's commit. So announce that commit only if it passed the filters.
             commit.guard_follows = commits.peek().is_some_and(|next| next.revision == last);
             self.events.send(Event::Commit(Arc::new(commit))).map_err(|_closed| End::Unused)?;
         }
@@ -216,8 +217,8 @@ impl Follower {
         } else {
             match self.shared.opened(key, kv.value) {
                 Ok(value) => Some(value),
-                // One value must not stop the watch of all others. The consumer keeps the previous value, because a
-                // deletion event would affect other objects.
+                // One unreadable value must not stop the watch of all other values. The consumer keeps the previous
+                // value, because a deletion event would affect other objects.
                 Err(error) => {
                     let cause = std::error::Error::source(&error).map(ToString::to_string);
                     tracing::error!(

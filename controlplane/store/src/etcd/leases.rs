@@ -8,7 +8,7 @@ use tokio::{sync::Mutex, time::Instant};
 use super::{api::LeaseGrantRequest, connection::Connection};
 use crate::Error;
 
-/// Maximum time during which a lease is attached to new entries. An entry can outlive its time to live by at most this
+/// Maximum time during which a lease is attached to new entries. An entry can exceed its time to live by at most this
 /// time.
 const MAX_SHARED: Duration = Duration::from_secs(60);
 /// Maximum number of entries of a lease.

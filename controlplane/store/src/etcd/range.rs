@@ -14,7 +14,7 @@ pub(super) type Unreadable = (Arc<str>, Error);
 
 /// Maximum number of entries in one response of etcd. A response with more entries could take gigabytes.
 const PAGE_ENTRIES: usize = 500;
-/// Attempts of a list whose revision is compacted during the list.
+/// Maximum attempts to list. A new attempt is needed if the revision of the list is compacted during the list.
 const ATTEMPTS: usize = 3;
 
 // === impl Shared ===
@@ -37,7 +37,7 @@ impl Shared {
     }
 
     pub(super) async fn revision(&self) -> Result<u64, Error> {
-        // A linearizable read without entries.
+        // A linearizable read of the count, without entries.
         let key = self.keys.prefix.clone().into_bytes();
         let request = RangeRequest { key, count_only: true, ..RangeRequest::default() };
         let response = self.connection.range(request).await?;

@@ -20,7 +20,7 @@ pub(super) enum Outcome {
     Guard { at: u64 },
 }
 
-/// The transaction of a write. The object is written first, so that its event precedes that of the guard.
+/// The transaction of a write. The object is written first, so that its event precedes the event of the guard.
 pub(super) fn request(keys: &Keys, write: &Write, value: Option<Vec<u8>>, lease: i64) -> TxnRequest {
     let name = keys.outer(&write.key);
     let mut compare = vec![equal(name.clone(), write.expect)];

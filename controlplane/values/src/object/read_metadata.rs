@@ -27,7 +27,8 @@ struct ReadMetadata {
 
 /// Decodes metadata without `managedFields`, for `#[serde(deserialize_with)]`.
 ///
-/// The managed fields are a third of the text of a pod. Decoded, they have more maps than the rest of the pod.
+/// The managed fields are a third of the text of a pod. In decoded form they contain more maps than the rest of the
+/// pod.
 ///
 /// # Errors
 /// A field has the wrong type.
@@ -67,10 +68,10 @@ mod tests {
             "ownerReferences": [{"apiVersion": "v1", "kind": "K", "name": "o", "uid": "w", "controller": true}],
         });
         let whole: ObjectMeta = serde_json::from_value(metadata.clone()).unwrap();
-        // A field that this test lacks would be equal without being read.
+        // The test sets all 14 fields. An unset field would be equal even if it was not read.
         let count = serde_json::to_value(&whole).unwrap().as_object().unwrap().len();
         assert_eq!(count, 14);
-        // Text that is not a valid entry shows that it is not decoded.
+        // The entry is invalid: decoding would fail, so success shows that it is skipped.
         metadata["managedFields"] = json!([{"manager": 1, "fieldsV1": {"f:metadata": {}}}]);
         assert_eq!(without_managed_fields(metadata).unwrap(), whole);
         assert_eq!(without_managed_fields(json!({"labels": null})).unwrap(), ObjectMeta::default());

@@ -41,7 +41,7 @@ impl Pax {
             }
             data = &data[length..];
         }
-        // The plain path of a sparse entry is artificial, for readers without support for sparse files.
+        // The normal path of a sparse entry is a placeholder for readers without support for sparse files.
         pax.path = sparse_name.or(pax.path);
         Ok(pax)
     }

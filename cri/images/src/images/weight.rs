@@ -1,4 +1,4 @@
-//! The memory that configurations take as long as their images are in the store.
+//! Limits the memory for the configurations of images. They are in memory as long as their images are in the store.
 //!
 //! A registry determines the size of a configuration. Nearly all are small and do not count. The others share a limit, so
 //! that many images do not fill the memory of the process. An owner, for example a namespace, must leave at least as

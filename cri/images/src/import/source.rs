@@ -146,7 +146,8 @@ fn open_within(root: &File, name: &str) -> io::Result<File> {
     // On 32-bit machines openat2(2) opens files above 2 GiB only with this flag.
     let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC | OFlag::O_LARGEFILE;
     let within = ResolveFlag::RESOLVE_BENEATH | ResolveFlag::RESOLVE_NO_MAGICLINKS;
-    let opened = openat2(root, Path::new(&normalize(name)), OpenHow::new().flags(flags).resolve(within));
+    let (path, how) = (normalize(name), OpenHow::new().flags(flags).resolve(within));
+    let opened = coracle_tree::open_despite_renames(|| openat2(root, Path::new(&path), how));
     let file = match opened {
         Err(Errno::EXDEV) => return Err(io::Error::other("a link leads out of the layout directory")),
         opened => File::from(opened?),
@@ -154,7 +155,7 @@ fn open_within(root: &File, name: &str) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("it is not a regular file")) }
 }
 
-/// The result for a file; `None` if it does not exist.
+/// Converts the result of an access to a file: `None` if the file does not exist.
 fn unless_absent<T>(found: io::Result<T>, directory: &Path, name: &str) -> Result<Option<T>, ImportError> {
     match found {
         Ok(found) => Ok(Some(found)),
@@ -304,6 +305,28 @@ impl BufRead for Positioned<BufReader<&File>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_of_a_layout_is_opened_while_other_files_are_renamed() {
+        let dir = tempfile::tempdir().expect("directory");
+        std::fs::create_dir(dir.path().join("inner")).expect("directory");
+        std::fs::write(dir.path().join("inner/file"), "x").expect("file");
+        let link = "../inner/".repeat(10);
+        std::os::unix::fs::symlink(link.trim_end_matches('/'), dir.path().join("inner/in")).expect("link");
+        let (root, a, b) =
+            (File::open(dir.path()).expect("open"), dir.path().join("a"), dir.path().join("b"));
+        std::fs::write(&a, "x").expect("file");
+        std::thread::scope(|scope| {
+            let renaming = scope.spawn(|| {
+                for _ in 0..50_000 {
+                    std::fs::rename(&a, &b).and_then(|()| std::fs::rename(&b, &a)).expect("rename");
+                }
+            });
+            while !renaming.is_finished() {
+                open_within(&root, "inner/in/file").expect("it exists");
+            }
+        });
+    }
 
     #[test]
     fn the_number_of_files_and_the_bytes_of_their_names_are_limited() {

@@ -130,7 +130,7 @@ async fn the_platform_of_this_machine_is_imported_from_several_under_one_name() 
     for (name, platforms, expected) in [
         (&name, [Some("s390x"), Some(host.as_str()), Some("mips")], vec![1]),
         (&name, [Some("s390x"), Some("mips"), Some("mips64")], vec![0, 1, 2]),
-        // Without names they are several images.
+        // Entries without names are several images.
         (&serde_json::json!({}), [Some(host.as_str()), None, Some("mips")], vec![0, 1]),
     ] {
         let mut files = layout(&images.each_ref().map(|image| (image, name.clone())));
@@ -179,7 +179,7 @@ async fn layers_saved_as_links_by_older_dockers_are_imported() {
     let image = |layers: &[&Vec<u8>]| {
         TestImage::new(layers.iter().map(|tar| ((*tar).clone(), Digest::of(tar))).collect())
     };
-    // Two images share their layers. The second one has links, one of them to another link.
+    // Two images share their layers. The layer files of the second image are links, one of them to another link.
     let (first, second) = (image(&[&one, &two]), image(&[&two, &one]));
     let list = serde_json::json!([
         {"Config": "first.json", "RepoTags": ["first:1"], "Layers": ["a/layer.tar", "b/layer.tar"]},
@@ -282,7 +282,8 @@ async fn invalid_archives_are_refused_and_leave_nothing() {
     assert_eq!(error.kind(), ErrorKind::NotFound);
 }
 
-/// CVE-2023-25153: documents of an archive were read whole. Also many images with one configuration take much memory.
+/// CVE-2023-25153: documents of an archive were read into memory without a limit. Many images that share one
+/// configuration also take much memory.
 #[tokio::test(flavor = "multi_thread")]
 async fn cve_2023_25153_documents_that_take_much_memory_are_refused() {
     let mut config = TestImage::small("x").config;

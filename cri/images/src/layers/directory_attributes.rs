@@ -1,9 +1,9 @@
 //! Attributes of directories that a layer uses but does not describe.
 //!
-//! A layer may contain `tmp/x` without an entry for `tmp`. Unpacked alone it gets a plain directory `tmp`, which
-//! overlayfs would show instead of the lower layer's `tmp` with its sticky bit. If the attributes differ, an additional
-//! top layer of directories repeats the attributes of the lower layer. It is a layer like any other, named by the
-//! digest of its archive, so images share it too.
+//! A layer may contain `tmp/x` without an entry for `tmp`. When this layer is unpacked alone, `tmp` becomes a plain
+//! directory. overlayfs would show that directory instead of the lower layer's `tmp` with its sticky bit. If the
+//! attributes differ, an additional top layer of directories repeats the attributes of the lower layer. It is a layer
+//! like any other, named by the digest of its archive, so images share it too.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;

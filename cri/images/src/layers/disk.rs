@@ -123,7 +123,7 @@ fn write_meta(pending: &Pending) -> Result<(), LayerError> {
 fn rename(layers: &Path, pending: &Pending) -> Result<(), LayerError> {
     let to = layers.join(pending.meta.diff_id.short());
     match read_meta(&to) {
-        // The layer exists already: its pull was cancelled between the rename and the end of the pull.
+        // The layer exists already: an earlier pull was cancelled after its rename.
         Some(meta) if meta == pending.meta => return Ok(()),
         Some(_) => {
             return Err(LayerError::Collision { path: to, diff_id: pending.meta.diff_id });

@@ -5,9 +5,10 @@
 //! same layer may have other layers below it in another image. So its links cannot be made in the layer
 //! itself. An additional layer directly above it contains the links together with their target files.
 //!
-//! overlayfs writes that layer when the links are made in a mount of the layers, as other appliers make them. File and
-//! link are then one inode with all attributes of the lower file. The layer's name is the digest of the list of layers
-//! below, so images share it too. It is counted and removed like any other layer.
+//! The links are made in an overlayfs mount of the layers, so overlayfs writes the additional layer. Other runtimes
+//! make such links in a mount too. File and link are then one inode with all attributes of the lower file. The layer's
+//! name is the digest of the list of layers below, so images share it too. It is counted and removed like any other
+//! layer.
 
 use std::collections::HashSet;
 use std::io;
@@ -134,8 +135,8 @@ impl ComposedMount<'_> {
 // === impl LayerFacts ===
 
 impl LayerFacts {
-    /// Measures a layer. The image determines how deep its directories are. An unreadable directory is an error: the
-    /// list would lack its entries, and a directory that is missing in the list would get wrong attributes.
+    /// Measures a layer. The walk supports any depth, because the image determines the depth of the directories. An
+    /// unreadable directory is an error: its directories would be missing in the list, and would get wrong attributes.
     fn of(files: &Path) -> io::Result<Self> {
         let (mut made, mut path) = (Self::default(), Vec::new());
         coracle_tree::walk_all(files, |found| {
@@ -192,7 +193,7 @@ mod tests {
         fs::write(down.join("file"), "content").unwrap();
         fs::hard_link(down.join("file"), down.join("link")).unwrap();
         for _ in 0..30 {
-            // The tree so far moves one level down.
+            // The existing tree moves one level down.
             fs::create_dir(&next).unwrap();
             fs::rename(&down, next.join("d".repeat(200))).unwrap();
             fs::rename(&next, &down).unwrap();

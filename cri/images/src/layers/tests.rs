@@ -1,4 +1,4 @@
-//! Tests of layers: each layer is unpacked once, references, and recovery from an unclean stop.
+//! Tests of layers: concurrent unpacking, references, and recovery from an unclean stop.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};

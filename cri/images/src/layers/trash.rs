@@ -4,10 +4,9 @@
 //! seconds for a large image, for example on a disk that discards freed blocks. The next process
 //! deletes the items that a killed process left. Layers in the trash count as disk usage.
 //!
-//! After a power failure no image may have a layer with missing files. So there is one sync between renaming
-//! and deleting: a layer whose old name may reappear is still complete. A removal needs no other sync. If the
-//! removal of a record is lost, its image is either complete again, or a layer is missing and the image is
-//! dropped.
+//! After a power failure no image may have a layer with missing files. So the trash syncs once between the rename and
+//! the deletion. If a rename is lost, its layer is still complete. A removal needs no other sync. If the removal of a
+//! record is lost, its image is complete again, or it is dropped because a layer is missing.
 //!
 //! A removal itself does not wait for the sync. A sync waits for a commit of the file system's journal, and
 //! the commit waits for discards of earlier deletions. The thread that deletes next syncs once for all layers
@@ -130,7 +129,7 @@ impl Trash {
             state.workers += 1;
             if let Err(error) = thread.spawn(move || trash.work()) {
                 tracing::debug!(%error, "cannot start a thread to delete layers");
-                // The running threads do all the work. Without a thread the caller does it.
+                // The running threads do all the work. If no thread runs, the caller does the work.
                 let alone = state.workers == 1;
                 state.workers -= usize::from(!alone);
                 return !alone;
@@ -202,7 +201,7 @@ impl Trash {
         // The metadata file is deleted last, because it has the layer's size.
         let deleted = disk::remove_tree(&item.path.join(FILES)).and_then(|()| disk::remove_tree(&item.path));
         if let Err(error) = deleted {
-            // The directory still exists and counts. The next start deletes it.
+            // The directory still exists and counts as usage. The next start deletes it.
             tracing::warn!(error = crate::error::report(&error), "cannot delete a layer");
         } else {
             let mut state = self.state();

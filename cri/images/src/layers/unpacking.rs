@@ -14,7 +14,7 @@ use crate::image::Login;
 use crate::reference::Reference;
 use crate::unpack::Unpacked;
 
-/// Maximum time for which a pull waits for layers of other sources, counted from its first such wait.
+/// Maximum time that a pull waits for layers of other sources. It counts from the first such wait of the pull.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The source of layers, for one pull or import.
@@ -227,7 +227,7 @@ impl Layers {
 // === impl Unpacking ===
 
 impl Unpacking {
-    /// Begins to move a layer into place whose names have this many bytes.
+    /// Begins to move a layer into place. `names` is the number of bytes of its [names].
     fn begin_commit(&mut self, names: usize) -> Outcome {
         let mut states = self.layers.states();
         // There is no state if another caller's layer was completed and removed meanwhile.

@@ -1,7 +1,7 @@
 //! Deserializers that keep only the used parts of a document.
 //!
 //! In memory, an empty value takes up to a hundred times the size of its text. Parsed documents are kept until the
-//! layers are fetched, and configurations as long as the image.
+//! layers are fetched. Configurations are kept as long as the image.
 
 use std::collections::HashMap;
 use std::fmt;

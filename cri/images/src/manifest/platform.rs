@@ -58,9 +58,9 @@ pub(super) fn config_rank(wanted: &Platform, given: &PlatformField) -> Option<us
 
 /// Whether an image can be used. `given` is the platform in its configuration.
 ///
-/// An index that states platforms is trusted, as its publisher's choice. A single image was requested
-/// explicitly. Its architecture is often stated wrongly or is emulated (binfmt_misc), so it is used with a
-/// warning; containerd, CRI-O and Docker do the same. An image for another operating system is refused.
+/// The platforms in an index are trusted, because its publisher chose them. A single image was requested explicitly.
+/// Its architecture is often stated wrongly or is emulated (binfmt_misc), so it is used with a warning; containerd,
+/// CRI-O and Docker do the same. An image for another operating system is refused.
 pub(super) fn is_usable(wanted: &Platform, given: &PlatformField, chosen: Chosen) -> bool {
     let fits = config_rank(wanted, given).is_some();
     match chosen {

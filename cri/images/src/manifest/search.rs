@@ -1,8 +1,8 @@
-//! Searches the image for this machine: which document to read next, and its consequences. Pure.
+//! Searches the image for this machine: selects the next document to read, and evaluates each document. Pure.
 //!
 //! Most indexes state the platforms of their manifests and are trusted. If an index does not state them, the
-//! configurations of its manifests are read. Then several are examined, and entries that are not images (such as
-//! signatures) are skipped.
+//! configurations of its manifests are read. Then several manifests are examined. Entries that are not images, such as
+//! signatures, are skipped.
 
 use super::platform::{self, Chosen, Fitting, choose};
 use super::{Descriptor, Document, Manifest, ManifestError, config_platform, parse};
@@ -122,7 +122,7 @@ impl<'a> Search<'a> {
             Err(error) => return self.skip(Err(error)),
         };
         let rank = platform::config_rank(self.wanted, &given);
-        // A nested index can have marked the candidate.
+        // The index that lists the candidate may have marked it for this platform.
         let rank = rank.or((candidate.chosen == Chosen::ByPlatform).then_some(usize::MAX));
         let Some(rank) = rank else {
             self.available.push(platform::field_name(&given));

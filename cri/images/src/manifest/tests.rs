@@ -263,7 +263,7 @@ fn configurations_of_all_builders_are_parsed() {
     assert_eq!(process.volumes().as_deref(), Some(["/data".to_owned()].as_slice()));
     assert_eq!((process.user().as_deref(), process.cmd()), (Some("12:34"), &None));
     assert_eq!(parsed.diff_ids, [diff_id]);
-    // Fields that some builders omit.
+    // Some builders omit these fields.
     assert!(parse_config(b"{}", 0, &host, Chosen::Direct).is_ok());
     assert!(parse_config(br#"{"rootfs":{"diff_ids":null}}"#, 0, &host, Chosen::Direct).is_ok());
     assert!(matches!(

@@ -107,7 +107,8 @@ impl Pull {
         Ok(lease)
     }
 
-    /// Fetches a layer. If it needs a large zstd window, it is fetched again: one such layer at a time.
+    /// Fetches a layer. A layer that needs a large zstd window is fetched again. Only one such layer is fetched at a
+    /// time.
     async fn fetch(
         &self,
         descriptor: &Descriptor,
@@ -160,7 +161,7 @@ impl Pull {
         }
         loop {
             let alone = self.slot(&inner.large_window).await?;
-            // Cancel-safe: a caller that does not wait any more gets no slot.
+            // Cancel-safe: a cancelled wait takes no slot.
             tokio::select! {
                 slot = self.slot(&inner.fetch_slots) => {
                     return Ok(Turn { slot: slot?, alone: Some(alone), earlier });
@@ -246,7 +247,7 @@ impl Pull {
         }
         drop(sender);
         let unpacked = unpacking.await.map_err(|_stopped| PullError::Stopped)?;
-        // A failed download is the cause of the unpacking error.
+        // If the download failed, its error is returned, because it caused the unpacking error.
         sent?;
         let (unpack_dir, unpacked) = match unpacked? {
             Ok(unpacked) => unpacked,
@@ -277,7 +278,7 @@ impl Pull {
             // The unpacking thread failed; its result has the error.
             return Ok(());
         }
-        // Not cancel-safe: after the turn the blob is reset, and the channel closes without its end.
+        // Not cancel-safe: after the turn the blob is reset, and the channel closes without [`Piece::End`].
         tokio::select! {
             sent = self.send_rest(blob, arrived, sender, reported) => sent,
             () = turn.over() => Err(PullError::TurnOver),
@@ -323,8 +324,8 @@ impl Turn {
     }
 }
 
-/// The error of a layer that could not be unpacked. The content may be wrong at one host only, not in the
-/// image. The rest is not checked to its end if the turn is over.
+/// The error of a layer that could not be unpacked. Reads the rest of the blob to find out whether only this host has
+/// wrong content. Stops reading when the turn is over.
 async fn refused(blob: &mut Blob<'_>, turn: &Turn, descriptor: &Descriptor, error: UnpackError) -> PullError {
     let is_window = matches!(error, UnpackError::TooLarge(TooLarge::Window(_)));
     if is_window || !matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) {

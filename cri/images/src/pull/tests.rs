@@ -379,7 +379,7 @@ async fn an_image_removed_while_held_can_be_held_again_after_a_restart() {
     again.collect().await.unwrap();
     assert!(held_again.image().layers[0].join("hello").is_file());
     let path = held_again.image().layers[0].clone();
-    // After another pull it is a normal image.
+    // Another pull adds the removed image again.
     again.pull(&registry.name("app"), None, None).await.unwrap();
     drop(held_again);
     assert_eq!(again.list().len(), 1);
@@ -439,7 +439,7 @@ async fn the_time_of_last_use_survives_a_restart() {
     drop((held, images));
     let begun = Instant::now();
     while begun.elapsed() < LONG {
-        // The store is closed when the use has been recorded.
+        // The first store closes only after its task has recorded the use.
         let images = store(root.path()).await;
         let [used, unused] = [0, 1].map(|at| images.gc_info(&ids[at]).unwrap());
         assert_eq!(unused.used, long_ago);

@@ -29,7 +29,7 @@ const FAILURES_MAX: u32 = 5;
 /// Bytes that count as progress.
 const PROGRESS: u64 = 64 << 10;
 
-/// Maximum fetches from the start because spooled data seems to be damaged. After that the host is at fault.
+/// Maximum fetches from the start because spooled data seems to be damaged. After that the host counts as the cause.
 const DAMAGED_SPOOLS_MAX: u32 = 2;
 
 /// Maximum bytes of an unusable blob that are read only to check its digest. The sender states the length.
@@ -307,7 +307,7 @@ impl<'a> Blob<'a> {
         let hosts = self.hosts.len().max(1);
         let count = u32::try_from(self.failures.len()).unwrap_or(u32::MAX).saturating_add(1);
         let stalled = matches!(error, RegistryError::Stalled { .. })
-            // A host that was reachable before may be so again soon.
+            // A host that was reachable before may soon be reachable again.
             || (self.offset > 0 && matches!(error, RegistryError::Connect { .. }));
         let pause = retry::pause(&error, count).or(stalled.then(|| retry::backoff(count)));
         let other_host = self.at + 1 < hosts;

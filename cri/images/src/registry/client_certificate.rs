@@ -38,7 +38,7 @@ impl ResolvesClientCert for ClientCertificates {
     }
 }
 
-/// Whether one of these authorities issued the certificate or an intermediate one.
+/// Whether one of these authorities issued a certificate of the chain.
 fn is_issued_by(certificate: &CertifiedKey, authorities: &[&[u8]]) -> bool {
     certificate.cert.iter().any(|link| {
         let parsed = parse_x509_certificate(link);

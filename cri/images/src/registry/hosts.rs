@@ -202,7 +202,7 @@ pub(super) fn parse(text: &str, path: &Path, domain: &str) -> Result<Vec<Host>, 
     Ok(found)
 }
 
-/// The keys of `[host.…]` in the order of the text, by the parser's spans.
+/// The keys of `[host.…]` in the order of the text. The parser's spans give the order.
 fn host_order(text: &str) -> Vec<String> {
     let Ok(table) = toml::de::DeTable::parse(text) else { return Vec::new() };
     let Some(toml::de::DeValue::Table(hosts)) = table.get_ref().get("host").map(|host| host.get_ref()) else {

@@ -14,8 +14,8 @@ use xattr::FileExt as _;
 use super::root::errno;
 use crate::archive::Entry;
 
-/// Free blocks above which the disk is not considered full. An attribute takes one, and other processes write
-/// too.
+/// With more free blocks than this, the disk does not count as full. An attribute takes one block, and other processes
+/// write too.
 const BLOCKS: u64 = 256;
 
 /// Error of making an entry.
@@ -68,8 +68,8 @@ fn is_allowed(name: &[u8]) -> bool {
     !name.starts_with(b"trusted.") && !name.starts_with(b"user.overlay.") && !name.contains(&0)
 }
 
-/// Whether the attribute does not fit. A file's attributes have limited space (ext4: the inode and one
-/// block); when it is used up, setxattr(2) returns ENOSPC, as for a full disk.
+/// Whether the attribute does not fit. A file's attributes have limited space (ext4: the inode and one block). When
+/// that space is used up, setxattr(2) returns ENOSPC, as for a full disk.
 fn is_too_large(error: Errno, has_room: impl FnOnce() -> bool) -> bool {
     match error {
         Errno::E2BIG | Errno::ERANGE => true,

@@ -1,8 +1,8 @@
 //! Hard links to files of lower layers.
 //!
-//! A layer is unpacked alone, so such a link is deferred: an empty placeholder file takes its place, and the
-//! layer's metadata records the target. Later entries of the archive act on the placeholder. When an image is
-//! composed, `place` makes the links in a mount of all its layers up to this one.
+//! A layer is unpacked alone, so a hard link to a file of a lower layer is deferred. An empty placeholder file takes
+//! the place of the link, and the layer's metadata records the target. Later entries of the archive act on the
+//! placeholder. When an image is composed, `place` makes the links in a mount of all its layers up to this one.
 
 use std::collections::{BTreeMap, HashSet};
 use std::path::Path;
@@ -62,7 +62,8 @@ struct LinkMaker {
     copied: HashSet<u64>,
     bytes: u64,
     max_bytes: u64,
-    /// Times of directories that get links: a link must not change them.
+    /// Modification times of directories that get links. They are restored at the end, because making a link changes
+    /// the time.
     times: BTreeMap<Vec<u8>, Mtime>,
 }
 

@@ -1,6 +1,6 @@
-//! Recipes: how to rebuild a layer's archive byte for byte from its unpacked files. A recipe has all bytes of
-//! the archive that are not file contents (headers, padding, the end), and the position of each content.
-//! Layers are not kept compressed, so exports need the recipe, and a layer on disk can be verified with it.
+//! Recipes: how to rebuild a layer's archive byte for byte from its unpacked files. A recipe has the position of each
+//! file's content, and all other bytes of the archive (headers, padding, the end). Layers are not kept compressed, so
+//! exports need the recipe, and a layer on disk can be verified with it.
 //!
 //! The file is a zstd stream of `R <length: u32> <bytes>` and `F <path length: u32> <path> <offset: u64> <length: u64>`,
 //! numbers little-endian.
@@ -59,7 +59,7 @@ impl Recorder {
         }
     }
 
-    /// Records that a range of a file's content comes here.
+    /// Records a range of a file's content as the next part of the archive.
     fn content(&mut self, path: &PlainPath, offset: u64, length: u64) {
         self.flush();
         let path = path.as_bytes();
@@ -110,7 +110,7 @@ fn length_of(bytes: &[u8]) -> [u8; 4] {
 // === impl RecordingReader ===
 
 impl<R: Read> RecordingReader<R> {
-    /// Reads through a buffer. Records if there is a recorder.
+    /// Reads through a buffer. Records the bytes if there is a recorder.
     pub(super) fn new(input: BufReader<R>, recorder: Option<Recorder>) -> RecordingReader<R> {
         RecordingReader { input, recorder, content: false }
     }

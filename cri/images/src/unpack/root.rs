@@ -1,8 +1,8 @@
 //! File operations inside one directory with untrusted names.
 //!
-//! A path is normalised first (no `.`, `..` or empty components; one that leads out is refused). Then its
-//! parent directory is opened with `openat2(RESOLVE_IN_ROOT)`, so that links, including absolute ones, stay inside
-//! the directory. The last component is only used relative to that descriptor and is never followed.
+//! A path is normalised first: it has no `.`, `..` or empty components, and a path that leads out is refused. Then its
+//! parent directory is opened with `openat2(RESOLVE_IN_ROOT)`, so that links, including absolute ones, stay inside the
+//! directory. The last component is only used relative to that descriptor and is never followed.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
@@ -21,14 +21,14 @@ use xattr::FileExt as _;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PlainPath(Vec<u8>);
 
-/// A directory that no path leads out of.
+/// The directory of a layer. No path of the layer leads out of it.
 pub(super) struct Root {
     fd: OwnedFd,
     /// The parent directory that was used last: archives list the files of a directory one after another.
     recent: Option<(PlainPath, OwnedFd)>,
     /// Directories that were created because an entry needed them.
     implied: BTreeSet<PlainPath>,
-    /// The number of such creations, and the bytes of their paths.
+    /// The number of implied directories that were created, and the bytes of their paths.
     implied_totals: (u64, u64),
     /// Whether an entry of the archive was replaced by a later one.
     replaced: bool,
@@ -100,7 +100,7 @@ impl Root {
         std::mem::take(&mut self.implied)
     }
 
-    /// The number of such creations and the bytes of their paths. Repeated creations count each time.
+    /// The number of implied directories that were created, and the bytes of their paths. Repeated creations count each time.
     pub(super) fn implied_totals(&self) -> (u64, u64) {
         self.implied_totals
     }
@@ -207,7 +207,7 @@ impl Root {
     }
 
     /// The path of an open file, without links. An error if the path is too long or leads out of the root.
-    /// Otherwise, links that lead into each other could nest directories without limit.
+    /// Without the length limit, links that lead into each other could nest directories without end.
     pub(super) fn real_path(&self, file: impl AsFd) -> Result<PlainPath, Errno> {
         let path =
             |fd: BorrowedFd<'_>| nix::fcntl::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str());
@@ -313,7 +313,7 @@ impl Root {
             Err(e) => return Err(e),
         };
         self.real_path(&made)?;
-        // No entry describes it, so it gets the default mode, whatever the umask.
+        // No entry describes the directory, so it gets the default mode, whatever the umask.
         fchmod(&made, DIRECTORY_MODE)?;
         self.implied_totals.0 += 1;
         self.implied_totals.1 += path.as_bytes().len() as u64;

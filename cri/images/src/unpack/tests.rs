@@ -48,7 +48,7 @@ fn a_layer_unpacks_the_same_with_any_compression() {
         let unpacked = unpack(blob.as_slice(), into.path(), &Limits::default()).unwrap();
         assert_eq!(unpacked.diff_id, Digest::of(&tar));
         assert_eq!(std::fs::read(into.path().join("d/f")).unwrap(), b"content");
-        // As from a connection that returns a byte at a time.
+        // Reads one byte at a time, as from a slow connection.
         let slow = std::io::BufReader::with_capacity(1, blob.as_slice());
         let into = tempfile::tempdir().unwrap();
         assert_eq!(unpack(slow, into.path(), &Limits::default()).unwrap(), unpacked);
@@ -81,7 +81,7 @@ fn modes_owners_times_and_links_are_kept() {
 #[test]
 fn extended_headers_give_names_attributes_and_times() {
     let long = format!("{}/{}", "d".repeat(150), "f".repeat(200));
-    // A file capability: cap_net_raw, effective.
+    // The value is a file capability: cap_net_raw, effective.
     let capability = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let (into, unpacked) = unpacked(
         TestTar::new()
@@ -258,7 +258,7 @@ fn cve_2025_47290_a_directory_that_becomes_a_link_meanwhile_does_not_lead_outsid
     std::fs::write(&secret, "secret").unwrap();
     std::fs::set_permissions(outside.path(), std::fs::Permissions::from_mode(0o710)).unwrap();
     let before = (std::fs::metadata(outside.path()).unwrap(), std::fs::metadata(&secret).unwrap());
-    // The directory itself is no entry: it would replace the link for ever.
+    // The layer has no entry for the directory itself. Such an entry would replace the link permanently.
     let layer = TestTar::new()
         .file("swapped/secret", b"mine")
         .directory("swapped/deep")

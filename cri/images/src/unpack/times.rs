@@ -1,4 +1,5 @@
-//! Modification times, without functions of the C library: on 32-bit ARM their seconds have 32 bits, which end in 2038.
+//! Sets and reads modification times by system calls. The functions of the C library are not used: on 32-bit ARM their
+//! seconds have 32 bits, which end in 2038.
 
 use std::ffi::OsStr;
 use std::os::fd::AsFd;

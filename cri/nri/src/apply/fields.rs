@@ -35,8 +35,8 @@ pub(super) fn annotations(spec: &mut oci::Spec, requested: &BTreeMap<String, Str
     }
 }
 
-/// Parses a value from JSON in the format of the OCI. NRI uses the same names of values. If a name is unknown, the error
-/// contains it.
+/// Parses a value from JSON in the format of the OCI. NRI and OCI use the same names of values. If a name is unknown,
+/// the error contains the name.
 fn parse<T: DeserializeOwned>(field: &'static str, value: serde_json::Value) -> Result<T, ApplyError> {
     serde_json::from_value(value).map_err(|error| refuse(field, error.to_string()))
 }

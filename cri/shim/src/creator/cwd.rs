@@ -13,23 +13,22 @@ use nix::unistd::{Gid, Uid, fchownat};
 
 use crate::kernel;
 
-/// The base directory and the path below it at which to make the working directory. If the working directory
-/// is in a volume, the base is the volume's source, because the volume covers the root there. `None` if
-/// nothing can be made.
+/// Where to make the working directory: a base directory, and a path below it. If the working directory is in a volume,
+/// the base is the volume's source, because the volume covers the root there. `None` if nothing can be made.
 fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path, PathBuf)> {
     let mounts = spec.mounts().as_deref().unwrap_or_default();
     let enclosing = mounts.iter().filter(|mount| cwd.starts_with(mount.destination()));
     let deepest = enclosing.max_by_key(|mount| mount.destination().components().count());
     match deepest {
         None => Some((root, cwd.to_owned())),
-        // The container could not make the directory, so it is not made on the source, which the node can write. The
-        // library reports the missing directory.
+        // The container cannot write this volume. So the directory is not made, although this process can write the
+        // source. The library reports the missing directory.
         Some(mount) if is_read_only(mount) => None,
         Some(mount) if is_bind(mount) => {
             let below = cwd.strip_prefix(mount.destination()).unwrap_or(Path::new("")).to_owned();
             mount.source().as_deref().map(|source| (source, below))
         }
-        // A file system that is mounted later, such as a tmpfs.
+        // The working directory is in a file system that is mounted later, such as a tmpfs.
         Some(_) => None,
     }
 }
@@ -52,13 +51,13 @@ pub(super) fn make(spec: &Spec, root: &Path, owner: (u32, u32)) -> Result<(), (P
     let cwd = process.cwd();
     let Some((base, path)) = place(spec, root, cwd) else { return Ok(()) };
     if !base.exists() {
-        // An image volume, which is read-only, or a missing source, which the library reports.
+        // The base is an image volume, which is read-only, or the source is missing, which the library reports.
         return Ok(());
     }
     // In a volume with mapped ids, the files of uid 0 belong to the root user of the container.
     let owner = if base != root && has_mapped_ids(spec, base) { (0, 0) } else { owner };
     match make_in(base, &path, owner) {
-        // A read-only volume: the library reports the missing directory.
+        // The volume is read-only. The library reports the missing directory.
         Err(error) if error.raw_os_error() == Some(libc::EROFS) => Ok(()),
         result => result.map_err(|error| (cwd.clone(), error)),
     }
@@ -86,7 +85,8 @@ fn make_in(base: &Path, path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
                         let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
                         fchownat(&parent, name, uid, gid, AtFlags::AT_SYMLINK_NOFOLLOW)?;
                     }
-                    // Another container with the same volume has made it in the meantime. A dangling link fails here.
+                    // Another container with the same volume has made the directory in the meantime, or the name is a
+                    // dangling link. The open of a dangling link fails.
                     Err(Errno::EEXIST) => {
                         kernel::open_in_root(&base, &next, libc::O_PATH | libc::O_DIRECTORY)?;
                     }

@@ -20,7 +20,7 @@ pub(super) fn make(path: &Path, device: &LinuxDevice, mapping: &Mapping) -> nix:
     let numbers = makedev(number(device.major()), number(device.minor()));
     let mode = Mode::from_bits_truncate(device.file_mode().unwrap_or(0o666));
     mknod(path, kind, mode, numbers)?;
-    // mknod(2) applies the umask.
+    // mknod(2) applies the umask, so the mode is set explicitly.
     nix::sys::stat::fchmodat(nix::fcntl::AT_FDCWD, path, mode, nix::sys::stat::FchmodatFlags::FollowSymlink)?;
     let (uid, gid) = mapping.host_ids(device.uid().unwrap_or(0), device.gid().unwrap_or(0));
     chown(path, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))

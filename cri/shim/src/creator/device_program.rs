@@ -213,7 +213,7 @@ mod tests {
         assert!(may(&json!([none, all]), "b 8:0", BOTH));
         assert!(!may(&json!([none, disk(true, "rw"), disk(false, "r")]), "b 8:0", READ));
         assert!(may(&json!([none, disk(false, "r"), disk(true, "rw")]), "b 8:0", BOTH));
-        // One rule for each device type.
+        // Two rules, one for each access, together allow both accesses.
         assert!(may(&json!([none, disk(true, "r"), disk(true, "w")]), "b 8:0", BOTH));
     }
 

@@ -84,7 +84,7 @@ fn is_bind_mounted(mounts: &[Mount]) -> bool {
 }
 
 /// Whether a volume is mounted at /dev. The destination of a volume can lead there through `..` or a link of the image.
-/// The type of the file system does not tell: the host's /dev and /run are also a tmpfs.
+/// The type of the file system is not sufficient: the host's /dev and /run are also a tmpfs.
 fn is_volume(root: BorrowedFd<'_>, dev: &Path, own: Option<libc::dev_t>) -> io::Result<bool> {
     let found = file_system(root, dev)?;
     Ok(found.is_some() && found != own && found != Some(fstat(root)?.st_dev))
@@ -159,7 +159,7 @@ fn links(root: BorrowedFd<'_>) -> Result<(), DeviceError> {
 
 fn link(dev: &OwnedFd, target: &str, name: &str) -> io::Result<()> {
     match symlinkat(target, dev, name) {
-        // The image has one already.
+        // The image already has a file of this name.
         Ok(()) | Err(nix::Error::EEXIST) => Ok(()),
         Err(errno) => Err(errno.into()),
     }

@@ -40,7 +40,7 @@ pub(super) struct FirstProcess<'a> {
 /// The container's root file system.
 #[derive(Clone, Copy)]
 pub(super) enum Root<'a> {
-    /// An overlay that this process mounts itself, so that it is unmounted at the end of this mount namespace.
+    /// An overlay that this process mounts itself. The kernel unmounts it at the end of this mount namespace.
     Layers(&'a Overlay),
     Directory(&'a Path),
 }
@@ -85,8 +85,8 @@ enum FirstError {
 /// Runs the first process to its end.
 pub(super) fn run(first: &FirstProcess<'_>) -> ! {
     let reporter = first.reporter;
-    // The change of ids clears this setting, so it is set again below. If the shim dies between the two calls, the
-    // closed start pipe shows it.
+    // The change of ids clears this setting, so it is set again below. If the shim dies between the two calls, this
+    // process notices it by the closed start pipe.
     let _ = kernel::die_with_parent();
     let prepared = prepare(first);
     let (process, env) = match prepared {
@@ -96,7 +96,7 @@ pub(super) fn run(first: &FirstProcess<'_>) -> ! {
             kernel::leave(255)
         }
     };
-    // The pod's processes end with the shim. Set again, because the change of ids clears it.
+    // The pod's processes end with the shim. The signal for that is set again, because the change of ids clears it.
     let _ = kernel::die_with_parent();
     reporter.send(&Message::Ready);
     if !is_started(first.request.start_pipe) {
@@ -107,7 +107,7 @@ pub(super) fn run(first: &FirstProcess<'_>) -> ! {
     kernel::leave(if kind == Kind::CommandNotFound { 127 } else { 126 })
 }
 
-/// Waits for the start byte. A pipe that is closed without one means that the shim is gone.
+/// Waits for the start byte. If the pipe is closed without a start byte, the shim is gone.
 fn is_started(start_pipe: &OwnedFd) -> bool {
     loop {
         match nix::unistd::read(start_pipe, &mut [0]) {
@@ -158,8 +158,8 @@ fn connect(request: &CreateRequest<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the propagation of this mount namespace that the volumes require, and makes the root file system a
-/// mount of this namespace.
+/// Sets the propagation of this mount namespace to the one that the volumes require. Makes the root file system a mount
+/// of this namespace.
 fn separate(first: &FirstProcess<'_>) -> Result<OwnedFd, FirstError> {
     let flags = match propagation(first.spec) {
         "private" => Some(MsFlags::MS_PRIVATE),
@@ -204,7 +204,7 @@ fn fill_root(first: &FirstProcess<'_>, process: &Process, root: BorrowedFd<'_>) 
     devices::fill(root, first.spec, nodes, own_dev)?;
     let cwd = process.cwd();
     match place::make_directories(root, cwd) {
-        // A read-only volume: the later chdir reports the missing directory.
+        // The volume is read-only. The later chdir reports the missing directory.
         Err(error) if error.kind() != ErrorKind::ReadOnlyFilesystem => {
             return Err(FirstError::Cwd { path: cwd.clone(), source: error });
         }
@@ -222,8 +222,8 @@ fn share_root(spec: &Spec) -> nix::Result<()> {
     mount(none, "/", none, MsFlags::MS_SHARED, none)
 }
 
-/// Replaces standard streams that are the host's /dev/null by the container's /dev/null, which is on a mount
-/// that CRIU can restore.
+/// Replaces standard streams that are the host's /dev/null by the container's /dev/null. CRIU can restore the mount of
+/// the container's node.
 fn take_own_null(root: BorrowedFd<'_>) -> io::Result<()> {
     for standard in 0..3 {
         if null::is_null(kernel::borrow(standard))? {
@@ -264,7 +264,7 @@ mod tests {
             std::fs::create_dir_all(root.join(link).parent().unwrap()).unwrap();
             symlink(target, root.join(link)).unwrap();
             let open = File::open(&root).unwrap();
-            // The link itself is no danger as a mount point: its target stays uncovered.
+            // The link itself may be the mount point: a mount on it does not cover its target.
             let is_followed = console_place(open.as_fd())
                 .is_ok_and(|place| !File::from(place).metadata().unwrap().file_type().is_symlink());
             assert!(!is_followed, "{name}");

@@ -66,8 +66,8 @@ pub(super) fn launch(
             .map_err(|source| LaunchError::OomScore { score, source })?;
     }
     let console = request.console.map(connect_console).transpose().map_err(LaunchError::Console)?;
-    // The cgroups are entered before a pid namespace is joined: a successor that is forked in the namespace
-    // would report its pid of that namespace.
+    // The cgroups are entered before a pid namespace is joined. A successor that is forked in the pid namespace would
+    // report its pid of that namespace, not of the host.
     enter(&cgroups, request.shim, reporter)?;
     let own = join_namespaces(spec)?;
     let limits = process.and_then(|process| process.rlimits().as_deref()).unwrap_or_default();

@@ -62,8 +62,8 @@ fn own(fd: &OwnedFd) -> Result<OwnedFd, CreateError> {
     borrowed.try_clone_to_owned().map_err(CreateError::Duplicate)
 }
 
-/// The last step of a creation by the library: executes the program after the start signal. It distinguishes a program
-/// that does not exist from one that cannot be executed. The failure is an error of the start, not of the creation.
+/// The last step of a creation by the library: executes the program after the start signal. It distinguishes a missing
+/// program from a program that cannot be executed. The failure is an error of the start, not of the creation.
 #[derive(Clone)]
 struct Runner {
     reporter: Reporter,

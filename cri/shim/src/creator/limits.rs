@@ -1,7 +1,7 @@
 //! A container's cgroups: made, limited and entered. Writes are planned before they are done.
 //!
-//! On v1 this module writes all limits itself. On v2 the container library's cgroup code writes them. There it needs
-//! only the files; on v1 its search for hierarchies costs hundreds of system calls. Cgroup v2 has no files for
+//! On v1 this module writes all limits itself, because the container library would search for the hierarchies with
+//! hundreds of system calls. On v2 the container library's cgroup code writes the limits. Cgroup v2 has no files for
 //! devices: a BPF program decides ([`super::device_program`]).
 
 use std::fs::{self, File, OpenOptions};
@@ -41,7 +41,7 @@ pub(super) struct Cgroups<'a> {
     directories: Vec<PathBuf>,
 }
 
-/// The pids limit. It is written after the fork, which it could otherwise prevent.
+/// The pids limit. It is written after the fork, because it could make the fork fail.
 pub(super) struct PidsLimit {
     path: PathBuf,
     file: File,
@@ -58,8 +58,8 @@ struct Write {
     optional: bool,
 }
 
-/// Enforces the device rules for a container that the library makes. Needed on v2 only: there the library
-/// omits them and uses the cgroup as it finds it.
+/// Enforces the device rules for a container that the library makes. Needed on v2 only: there the library does not set
+/// the rules, and uses the existing cgroup.
 pub(super) fn restrict_devices_for_library(
     hierarchies: &[Hierarchy],
     path: &str,
@@ -421,7 +421,7 @@ mod tests {
         unified.make_limited("/pods/pod1/c1").unwrap();
         assert!(mount.join("pods/pod1/c1").is_dir());
         assert_eq!(given(), ["", "", "+cpu +memory"]);
-        // A parent does not enable them yet.
+        // The parent of `pod1` does not enable all controllers yet.
         fs::write(file("pods/pod1", "controllers"), "cpu\n").unwrap();
         unified.make_limited("/pods/pod1/c2").unwrap();
         assert!(mount.join("pods/pod1/c2").is_dir());

@@ -1,8 +1,8 @@
 //! The mounts of a container's spec, in its root file system.
 //!
-//! All steps use descriptors. A mount point is opened once, resolved inside the container's root, and mounted
-//! on. So no symbolic link of an image or a shared volume can redirect a mount. The container library parses
-//! the mount options.
+//! All steps use descriptors. A mount point is resolved inside the container's root and opened once, and the mount is
+//! attached to that descriptor. So no symbolic link of an image or a shared volume can redirect a mount. The container
+//! library parses the mount options.
 
 use std::ffi::{CString, c_ulong};
 use std::io;
@@ -117,7 +117,7 @@ fn bind(entry: &Mount) -> Result<(OwnedFd, Kind), MountError> {
 }
 
 fn create(entry: &Mount, options: &MountOptionConfig, label: Option<&str>) -> Result<OwnedFd, MountError> {
-    // On v1 `cgroup_mount` has replaced this entry already, so here it is v2.
+    // On v1 `cgroup_mount` has already replaced a `cgroup` entry. So such an entry is a mount of v2 here.
     let kind = match entry.typ().as_deref().unwrap_or_default() {
         "cgroup" => "cgroup2",
         kind => kind,
@@ -171,7 +171,7 @@ fn may_cover(at: &Path) -> bool {
     MAY_COVER.iter().any(|file| at == Path::new(file))
 }
 
-/// Whether the entry binds a proc file system at /proc, which is allowed.
+/// Whether the entry binds a proc file system at /proc. Such a bind mount is allowed.
 fn is_bind_of_proc(entry: &Mount) -> bool {
     let source = entry.source().as_deref().filter(|_| is_bind(entry));
     entry.destination() == Path::new("/proc")
@@ -207,7 +207,7 @@ mod tests {
         assert_eq!(found("/dev"), Attributes { set, clear });
     }
 
-    /// CVE-2026-41579: device nodes and links were made where a link at /dev led.
+    /// CVE-2026-41579: device nodes and links were made in the target of a link at /dev.
     #[test]
     fn cve_2026_41579_dev_is_mounted_at_its_path_only() {
         let base = std::env::temp_dir().join(format!("coracle-dev-{}", std::process::id()));
@@ -228,7 +228,7 @@ mod tests {
         std::fs::remove_dir_all(&base).unwrap();
     }
 
-    /// CVE-2026-115521: a mount was led to another one by `/proc/self/fd`.
+    /// CVE-2026-115521: `/proc/self/fd` redirected a mount to another mount.
     #[test]
     fn cve_2026_115521_a_descriptor_is_no_mount_point() {
         let base = std::env::temp_dir().join(format!("coracle-descriptor-{}", std::process::id()));

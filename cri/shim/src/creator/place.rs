@@ -50,8 +50,9 @@ pub(super) fn make(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> io::Result<
     }
 }
 
-/// Makes a path of which only the last component is missing, if no directory above it is a link. Most mount points of
-/// an image are such paths. This takes a third of the system calls that a resolution of each component takes.
+/// Makes the last component of a path. `None` if another component is missing, or if a directory above it is a link.
+/// Most mount points of an image have only the last component missing. Then this function takes a third of the system
+/// calls that a resolution of each component takes.
 fn make_in_plain_directory(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> Option<()> {
     if path.components().any(|part| part == Component::ParentDir) {
         return None;
@@ -99,8 +100,8 @@ fn make_plain_directories(root: BorrowedFd<'_>, path: &Path) -> io::Result<Owned
     }
 }
 
-/// Resolves all links of a path, whether or not the target exists. Many images have an `/etc/resolv.conf`
-/// that links to a file of a running system; a mount on it makes that target.
+/// Resolves all links of a path, whether or not the target exists. For example, `/etc/resolv.conf` of many images links
+/// to a file that exists only in a running system. A mount on such a link makes its target.
 fn without_links(root: BorrowedFd<'_>, path: &Path) -> io::Result<PathBuf> {
     if path.components().any(|part| part == Component::ParentDir) {
         return Err(ErrorKind::InvalidInput.into());

@@ -9,8 +9,8 @@
 //! | rslave | slave of the host's | slave |
 //! | rshared | peer of the host's, copied from the host's namespace | shared |
 //!
-//! With private volumes only, which is nearly every pod, nothing is staged if the host's mounts are shared:
-//! the root is private.
+//! Nearly every pod has private volumes only. If the host's mounts are shared, nothing is staged for such a pod, and
+//! its root is private.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -32,7 +32,7 @@ pub(super) enum PropagationError {
     Set { path: PathBuf, source: io::Error },
 }
 
-/// Ordered from weakest to strongest.
+/// Mount propagation, ordered from weakest to strongest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Propagation {
     Private,

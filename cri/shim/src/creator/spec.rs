@@ -87,7 +87,7 @@ pub(super) fn join_user_namespace(spec: &mut Spec, user: &UserNamespace) -> io::
     namespaces.retain(|namespace| namespace.typ() != LinuxNamespaceType::User);
     for namespace in &mut namespaces {
         if let Some(path) = namespace.path() {
-            // Stays open until this short-lived process ends.
+            // The descriptor stays open until this short-lived process ends.
             let open = fs::File::open(path)?.into_raw_fd();
             namespace.set_path(Some(format!("/proc/self/fd/{open}").into()));
         }

@@ -75,9 +75,9 @@ pub(super) struct StageRequest<'a> {
 
 /// The paths of a container's root file system.
 pub(super) struct StagedRoot {
-    /// While the container is prepared.
+    /// The path while the container is prepared.
     pub(super) current: PathBuf,
-    /// When the container is made.
+    /// The path when the container is made.
     pub(super) final_path: PathBuf,
 }
 
@@ -94,7 +94,7 @@ struct Volume<'a> {
 pub(super) struct Stage {
     /// Its path until it is moved. Mounts are attached there.
     at: PathBuf,
-    /// Its final path, where the container is made from it.
+    /// The final path. The container is made from the stage at this path.
     final_path: PathBuf,
     label: Option<String>,
 }
@@ -111,8 +111,8 @@ impl StagedRoot {
 // === impl StageRequest ===
 
 impl StageRequest<'_> {
-    /// The host's mounts, if a volume must be copied from the host's namespace: for propagation between the volume and
-    /// the host, or if the host's mounts do not propagate into this namespace.
+    /// The host's mounts, if a volume must be copied from the host's namespace. This is necessary for propagation
+    /// between the volume and the host, or if the host's mounts do not propagate into this namespace.
     fn source_of(&self, volume: &Mount, propagation: Propagation) -> Option<&HostMounts> {
         let ours = volume.source().as_ref().is_none_or(|source| source.starts_with(self.pod_dir));
         let needed = propagation != Propagation::Private || !(self.host_mounts.propagate_here() || ours);

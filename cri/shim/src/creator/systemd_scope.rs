@@ -19,7 +19,7 @@ pub(super) struct Unit<'a> {
 
 impl<'a> Unit<'a> {
     /// Makes the scope with this process in it, because a scope exists only while it has processes. The devices are
-    /// passed now: on v1 systemd denies all devices before it allows some, which running programs would notice.
+    /// passed now, because on v1 systemd denies all devices before it allows some. Running programs would notice that.
     pub(super) fn start(
         scope: &Scope,
         hierarchies: &'a [Hierarchy],
@@ -59,17 +59,16 @@ fn initial_properties(rules: &[Rule], v1: bool) -> Vec<Property> {
     property::devices(devices(rules).as_deref(), &drivers)
 }
 
-/// The devices to pass to systemd on v2. systemd cannot express exceptions. It gets no restriction if the rules have an
-/// exception. The cgroup's BPF program enforces them.
+/// The devices to pass to systemd on v2. systemd cannot express exceptions. If the rules have an exception, systemd
+/// gets no restriction. The cgroup's BPF program enforces the rules.
 fn devices(rules: &[Rule]) -> Option<Vec<Device>> {
     let (rest, rules) = access::split(rules);
     let plain = |rule: &Rule| rule.allow && rule.kind != Kind::Any;
     (!rest && rules.iter().all(plain)).then(|| rules.iter().flat_map(systemd_devices).collect())
 }
 
-/// The devices to pass to systemd on v1, where systemd writes them to the kernel: those that are allowed
-/// without exception. The creator writes the complete rules afterwards; they last until the next
-/// daemon-reload.
+/// The devices to pass to systemd on v1: those that are allowed without exception. There systemd writes them to the
+/// kernel. The creator writes the complete rules afterwards; they last until the next daemon-reload.
 fn allowed_without_exception(rules: &[Rule]) -> Vec<Device> {
     if access::allow_everything(rules) {
         let all = |block| Device { block, major: None, minor: None, access: access::Access::ALL.to_string() };

@@ -87,8 +87,8 @@ pub(crate) fn run(request: &ExecRequest<'_>) -> ! {
     kernel::leave(0)
 }
 
-/// Reads and opens all files of the host before the namespaces change. After that no path is opened with more
-/// rights than the container has, except its devpts, see [`terminal`].
+/// Reads and opens all files of the host before the namespaces change. After that no path is opened with more rights
+/// than the container has. The container's devpts is the exception, see [`terminal`].
 fn first(request: &ExecRequest<'_>) -> Result<i32, ExecError> {
     let mut process = process(request.process)?;
     let spec = load(&request.dir.join("config.json")).map_err(ExecError::Spec)?;
@@ -104,7 +104,7 @@ fn first(request: &ExecRequest<'_>) -> Result<i32, ExecError> {
     }
     rlimits::apply(process.rlimits().as_deref().unwrap_or_default()).map_err(ExecError::Limits)?;
     chown_pipes(request, host_uid(&spec, process.user().uid()));
-    // From here on the container's processes can see this one.
+    // From here on the container's processes can see this process.
     kernel::hide_from_proc().map_err(ExecError::Hide)?;
     let joined = namespaces(request.target_pid);
     setns(request.target, joined).map_err(ExecError::Namespaces)?;
@@ -188,8 +188,8 @@ fn connect(request: &ExecRequest<'_>, uid: u32, null: &OwnedFd) -> Result<(), Ex
     Ok(())
 }
 
-/// Gives the pipes to the user; otherwise that user cannot open /dev/stdout. Other files are left alone: they
-/// may have an owner.
+/// Gives the pipes to the user; otherwise that user cannot open /dev/stdout. Other files stay unchanged, because they
+/// may belong to another user.
 fn chown_pipes(request: &ExecRequest<'_>, uid: u32) {
     for given in request.stdio.into_iter().flatten() {
         let is_pipe =

@@ -1,8 +1,8 @@
 //! Confinement of process 1: user, capabilities, AppArmor and seccomp profile, set before its program starts.
 //!
 //! In other runtimes process 1 runs a program of the pause image. The program here only waits. User and
-//! profiles matter for two reasons. A container that shares the pid namespace can read them in /proc. And a
-//! container's process that traces process 1 can execute code in it, which is restricted by them.
+//! profiles matter for two reasons. A container that shares the pid namespace can read them in /proc. And a container's
+//! process that traces process 1 can execute code in it. The user and the profiles restrict that code.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -70,7 +70,7 @@ impl Confinement {
         for set in [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted, CapSet::Ambient] {
             caps::set(None, set, &kept).map_err(ConfineError::Capabilities)?;
         }
-        // Otherwise a tracer could make it execute a set-uid program.
+        // Otherwise a tracer could make process 1 execute a set-uid program.
         kernel::no_new_privileges().map_err(ConfineError::NoNewPrivileges)?;
         // The parent-death signal is set after the user, because a change of ids clears it.
         kernel::die_with_parent().map_err(ConfineError::End)?;

@@ -1,7 +1,7 @@
 //! The program of process 1: an ELF file of one page that waits for the end of its standard input.
 //!
-//! It is a separate program, not the shim's. A container with CAP_SYS_PTRACE in the same pid namespace can read the
-//! memory of process 1 and open its executable. It finds no data of the node there.
+//! The program is separate from the shim's program. A container with CAP_SYS_PTRACE in the same pid namespace can read
+//! the memory of process 1 and open its executable. The container finds no data of the node there.
 #![allow(unsafe_code, reason = "the assembler's labels are foreign items")]
 
 use std::arch::global_asm;
@@ -290,8 +290,8 @@ mod tests {
 
     use super::*;
 
-    /// Runs a program. A test under qemu's emulation of user programs cannot execute programs of its own architecture,
-    /// so it starts the emulator with them.
+    /// Runs a program. A test under qemu's user emulation cannot execute a program of the emulated architecture
+    /// directly. So it starts the emulator with the program as its argument.
     fn command(path: &std::path::Path) -> Command {
         let Some(emulator) = std::env::var_os("TEST_EMULATOR") else { return Command::new(path) };
         let mut command = Command::new(emulator);

@@ -26,8 +26,7 @@ impl Senders {
         self.senders.push(pid);
     }
 
-    /// Returns the messages that this one makes acceptable: itself, and earlier messages of the process that it
-    /// names.
+    /// Returns the messages to accept now: this message, and earlier messages of the process that it names.
     pub(super) fn admit(&mut self, sender: i32, message: Message) -> Vec<Message> {
         // Processes of the container library log causes before a message names them. A cause only extends the
         // text of an error.

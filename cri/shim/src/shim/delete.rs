@@ -134,7 +134,7 @@ pub(super) fn end(pid: i32) {
 
 impl Deletion {
     /// Waits for the ends of these processes, or for the timer if they cannot be watched. After three attempts only the
-    /// timer counts: the pidfd of a process that is dead but still listed would be ready without end.
+    /// timer counts: the pidfd of a dead process that is still listed would always be ready.
     fn wait_for(&mut self, pids: &std::collections::BTreeSet<i32>) {
         self.attempts += 1;
         self.dying = pids.iter().filter_map(|pid| kernel::pidfd_open(*pid).ok()).collect();

@@ -21,7 +21,7 @@ use crate::report::{Message, Report, Reporter};
 const MAX_STARTING: usize = 256;
 
 impl Shim {
-    /// Returns an error if it fails at once. Otherwise the call is answered when the forks report.
+    /// Starts an exec. Returns an error if that fails at once. Otherwise the call is answered when the forks report.
     pub(super) fn exec(
         &mut self,
         call_id: CallId,
@@ -127,7 +127,7 @@ impl Shim {
             match message {
                 Message::Pid(pid) => {
                     exec.pid = pid;
-                    // It may have ended before its pid was reported.
+                    // The process may have ended before its pid was reported.
                     exec.exit = self.unclaimed.take(pid).map(super::exit::exit_of);
                 }
                 Message::Failed(kind, message) => {
@@ -157,8 +157,8 @@ impl Shim {
         exec.report = None;
         let call_id = exec.call_id.take();
         coracle_fault::point("shim.exec-begun");
-        // An agent that has connected since the call does not wait for this exec: it was not yet in the list of awaited
-        // execs that the agent received with Hello.
+        // An agent that has connected since the call does not wait for this exec. The shim's reply to that agent's
+        // Hello did not list this exec as awaited.
         if exec.awaited
             && exec.pid > 0
             && call_id.is_some_and(|call_id| call_id.connection != self.connection)
@@ -183,8 +183,8 @@ impl Shim {
     }
 }
 
-/// Receives the terminal's master for the agent. The shim keeps no copy, so that the terminal is hung up when
-/// the agent closes its own.
+/// Receives the terminal's master for the agent. The shim keeps no copy, so that the terminal is hung up when the agent
+/// closes its descriptor.
 fn take_terminal(exec: &mut Exec) -> Result<Vec<OwnedFd>, CallError> {
     let Some(console) = exec.console.take() else { return Ok(Vec::new()) };
     let failed = |error: io::Error| CallError::cannot("receive the terminal", &error);

@@ -15,8 +15,8 @@ use crate::report::note;
 
 /// How long an exit event waits for output whose pipe other processes still hold open.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
-/// Exit statuses of processes that no container or exec has claimed yet. There are at most as many as pids,
-/// and none while no pid is awaited.
+/// Exit statuses of processes that no container or exec has claimed yet. The list is empty while no pid is awaited, and
+/// never longer than the number of pids.
 #[derive(Debug, Default)]
 pub(super) struct UnclaimedExits(BTreeMap<i32, i32>);
 
@@ -73,7 +73,7 @@ impl Shim {
                 _ => self.exec_exited(serial, exit_of(status)),
             };
         }
-        // A creator, a first fork or an orphan; or a process whose pid is about to be reported.
+        // The process is a creator, a first fork, an orphan, or a process whose pid is about to be reported.
         let has_unknown_pid =
             |phase: &Phase| matches!(phase, Phase::Creating { .. } | Phase::Restoring { .. });
         let awaited = self.containers.values().any(|container| has_unknown_pid(&container.phase))
@@ -178,8 +178,9 @@ impl Shim {
 }
 
 /// Whether the kernel killed a process of the container because of an OOM. If systemd has already removed the scope's
-/// cgroup, another source is used. On v2 it is the counter of the pod, which includes the container. So the result is
-/// true if the first process was killed and the counter has grown since the creation. On v1 it is the OOM events.
+/// cgroup, another source is used. On v2 the source is the pod's counter, which includes the container. So the result
+/// is true if the first process was killed and the counter has grown since the creation. On v1 the source is the
+/// container's OOM events.
 fn was_oom_killed(hierarchies: &[Hierarchy], container: &Container, exit: Exit) -> bool {
     if let Some(kills) = cgroup::oom_kills(hierarchies, &container.cgroup) {
         return kills > 0;

@@ -16,7 +16,7 @@ use crate::process;
 use crate::restorer::{self, PID_FILE};
 
 impl Shim {
-    /// Returns an error if it fails at once. Otherwise the call is answered when the restorer ends.
+    /// Forks a restorer. Returns an error if that fails at once. Otherwise the call is answered when the restorer ends.
     pub(super) fn restore(&mut self, call_id: CallId, restore: &RestoreContainer) -> Result<(), CallError> {
         let id = &restore.container_id;
         let dir = self.container_dir(id);
@@ -80,7 +80,7 @@ impl Shim {
         container.phase = Phase::Running;
         match first {
             Ok(pid) => {
-                // Start pipe and report of the waiting process are closed with it.
+                // The end of the waiting process also closes its start pipe and its report.
                 end(std::mem::replace(&mut container.pid, pid));
                 self.reply(call_id, Ok((reply::Result::Created(Created { pid }), Vec::new())));
                 self.claim(pid);

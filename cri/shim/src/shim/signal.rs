@@ -44,9 +44,8 @@ impl Shim {
     }
 }
 
-/// Sends a signal to a child of the shim, whose pid is not reused before the shim reaps it. A pid of any
-/// other process is refused. Signals are numbers, because real-time signals have no name and a container may
-/// be stopped by one.
+/// Sends a signal to a child of the shim, whose pid is not reused before the shim reaps it. A pid of any other process
+/// is refused. `signal` is a number, because a container may be stopped by a real-time signal, which has no name.
 pub(super) fn send(pid: i32, signal: i32) -> Result<(), CallError> {
     if pid <= 1 {
         return Err(CallError::new(Kind::WrongState, "the process has not started yet"));

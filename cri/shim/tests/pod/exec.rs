@@ -77,7 +77,7 @@ pub(crate) async fn an_exec_has_the_seccomp_profile_and_the_limits_of_its_contai
     // The container's seccomp profile applies.
     assert!(text.contains("chroot: can't change root directory to '/': Function not implemented"), "{text}");
     assert!(text.contains("\n100\n4\n77\n"), "{text}");
-    // It is in the container's cgroups, each of which is the root of its cgroup namespace.
+    // The exec is in the container's cgroups, which are the roots of its cgroup namespace.
     assert!(text.contains(":memory:/\n") || text.contains("0::/\n"), "{text}");
     let mut script = process(&["grep", "NoNewPrivs", "/proc/self/status"]);
     script["noNewPrivileges"] = json!(true);

@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::exec::{output, process};
 use crate::fixture::Pod;
 
-/// Description of a key that only processes with the session keyring of this process can see.
+/// Description of a key. Only processes with the session keyring of this process can see the key.
 const KEY: &CStr = c"coracle-test-key";
 
 /// Gives this process a session keyring with a key, as the login session of an administrator has. Later threads and
@@ -18,7 +18,7 @@ pub(crate) fn add_key_of_the_runtime() {
     const JOIN_SESSION_KEYRING: i32 = 1;
     const SET_PERMISSIONS: i32 = 5;
     const SESSION_KEYRING: i32 = -3;
-    // All permissions for processes that possess the key, none for others.
+    // Processes that possess the key have all permissions, others have none.
     const POSSESSOR: u32 = 0x3f00_0000;
     // SAFETY: without a name the kernel reads no memory of this process.
     unsafe { libc::syscall(libc::SYS_keyctl, JOIN_SESSION_KEYRING, std::ptr::null::<u8>()) };

@@ -92,7 +92,7 @@ pub(crate) async fn a_program_starts_with_default_signals(mut pod: Pod) {
         let line = output.iter().find(|line| line.starts_with(name)).unwrap();
         assert!(line.ends_with("\t0000000000000000"), "{line}");
     }
-    // 0, 1, 2 and the directory that ls reads.
+    // The four descriptors are 0, 1, 2 and the directory that ls reads.
     assert_eq!(output[output.len() - 2..], ["4", "100"]);
     pod.end().await;
 }
@@ -367,7 +367,8 @@ pub(crate) async fn a_full_disk_loses_complete_lines_only(mut pod: Pod) {
     use nix::mount::{MsFlags, mount, umount};
     let disk = pod.dir.join("disk");
     fs::create_dir_all(&disk).unwrap();
-    // Without the filler all lines fit: a slow shim reads up to a pipe's capacity of them after the disk has room again.
+    // The filler makes the disk full. Without the filler there is room for all lines: a slow shim may read up to a
+    // pipe's capacity of lines after the filler is removed.
     mount(Some("tmpfs"), &disk, Some("tmpfs"), MsFlags::empty(), Some("size=256k")).unwrap();
     let filler = disk.join("filler");
     fs::write(&filler, vec![0; 224 << 10]).unwrap();

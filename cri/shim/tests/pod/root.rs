@@ -11,7 +11,7 @@ pub(crate) async fn a_link_in_an_image_cannot_redirect_a_mount(mut pod: Pod) {
     let (outside, volume) = (pod.dir.join("outside"), pod.dir.join("volume"));
     [&outside, &volume].into_iter().for_each(|dir| fs::create_dir(dir).unwrap());
     fs::write(volume.join("file"), "volume").unwrap();
-    // The same path inside the container, where links to host paths must resolve.
+    // The pod's directory as a path inside the container. Links to paths of the host must resolve there.
     let inside = pod.dir.strip_prefix("/").unwrap();
     fs::create_dir_all(pod.dir.join("lower").join(inside)).unwrap();
     symlink(format!("../../../../../../..{}", pod.dir.display()), pod.dir.join("lower/up")).unwrap();

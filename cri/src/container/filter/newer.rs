@@ -2,8 +2,8 @@
 //!
 //! A C library tries the newest call first and falls back to an older one on `ENOSYS`. On a profile's `EPERM` it
 //! assumes that the call is forbidden, and fails. So calls newer than all calls of the profile get `ENOSYS`, as in
-//! runc. Calls that the profile has but libseccomp does not support are decided here, and refusals of single requests of
-//! `ioctl`. The result is a prefix of libseccomp's program, which decides all other calls.
+//! runc. Calls that the profile has but libseccomp does not support are decided here. So are refusals of single `ioctl`
+//! requests. The result is a prefix of libseccomp's program, which decides all other calls.
 
 use libseccomp::{ScmpAction, ScmpSyscall};
 use oci_spec::runtime::{Arch, LinuxSeccomp, LinuxSeccompAction};
@@ -50,7 +50,7 @@ const ARM: u32 = 0x000f_0000;
 // Offsets in `struct seccomp_data`, and return values of a filter (linux/seccomp.h).
 const OFFSET_NUMBER: u32 = 0;
 const OFFSET_ARCHITECTURE: u32 = 4;
-/// The lower half of the second argument, on machines that store it first, as all supported ones.
+/// Offset of the lower half of the second argument. All supported machines store the lower half first.
 const OFFSET_SECOND_ARGUMENT: u32 = 24;
 const RET_KILL_PROCESS: u32 = 0x8000_0000;
 const RET_KILL_THREAD: u32 = 0;
@@ -119,7 +119,7 @@ pub(super) fn prefix(
     }
     let mut program = vec![statement(LOAD, OFFSET_ARCHITECTURE)];
     for (token, block) in blocks {
-        // Another architecture: jump over the following jump and the block.
+        // On another architecture the program jumps over the following jump and the block.
         program.push(compare(IF_EQUAL, token, 1, 0));
         program.push(statement(JUMP, length(&block)));
         program.extend(block);
@@ -249,7 +249,7 @@ fn answer(action: ScmpAction) -> u32 {
         ScmpAction::Trace(message) => RET_TRACE | u32::from(message),
         ScmpAction::Log => RET_LOG,
         ScmpAction::Allow => RET_ALLOW,
-        // Also actions of later versions of libseccomp.
+        // Unknown actions of later libseccomp versions also kill the process.
         ScmpAction::KillProcess | _ => RET_KILL_PROCESS,
     }
 }

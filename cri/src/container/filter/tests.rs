@@ -104,12 +104,12 @@ fn the_default_refuses_to_change_the_project_of_a_file() {
             }
             assert_eq!(decide_two(&admin, ioctl, [3, request]), ALLOW);
         }
-        // The size of a terminal, and the attributes of a file.
+        // These requests read the size of a terminal and the attributes of a file.
         for request in [0x5413, 0x801c_581f, 0x8008_6601] {
             assert_eq!(decide_two(&program, ioctl, [3, request]), ALLOW, "{request:#x}");
         }
     }
-    // Only `ioctl` is concerned.
+    // Only `ioctl` has refused requests.
     assert_eq!(decide_two(&program, (X86_64, 1), [3, 0x401c_5820]), ALLOW, "write");
 }
 
@@ -121,7 +121,7 @@ fn calls_newer_than_the_library_are_decided_by_the_profile() {
         {
             assert_eq!(decide(&program, architecture, number, 0), ALLOW, "{name}");
         }
-        // ENOSYS instead of EPERM: a C library then falls back to an older call.
+        // The result is ENOSYS, not EPERM, so that a C library falls back to an older call.
         for number in [467, 999, 0x3fff_ffff] {
             assert_eq!(decide(&program, architecture, number, 0), errno(libc::ENOSYS), "{number}");
         }

@@ -230,7 +230,7 @@ fn mounts_of_the_pod_follow_the_volumes_above_them() {
     assert!(!places(&spec_with(vec![shared])).contains(&"/etc/hosts".to_owned()));
 }
 
-/// The specification is made from sets, so the order of capabilities is random.
+/// The spec's capabilities come from unordered sets, so their order is random.
 fn with_sorted_capabilities(mut spec: Value) -> Value {
     let sets = spec["process"]["capabilities"].as_object_mut().into_iter().flat_map(|sets| sets.values_mut());
     for set in sets.filter_map(Value::as_array_mut) {
@@ -263,8 +263,8 @@ fn cve_2023_6476_annotations_set_nothing_of_a_container() {
     assert_eq!(with_sorted_capabilities(spec), with_sorted_capabilities(plain));
 }
 
-/// CVE-2022-23648: volumes in an image's configuration copied files of the host. CVE-2026-53488: its labels became labels
-/// of the container, and commands of the host.
+/// CVE-2022-23648: volumes in an image's configuration copied files of the host. CVE-2026-53488: an image's labels
+/// became labels of the container, and commands of the host.
 #[test]
 fn cve_2022_23648_volumes_and_labels_of_an_image_set_nothing_of_a_container() {
     let mut image = sample::image(&["run"], &[], &[]);

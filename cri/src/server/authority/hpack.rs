@@ -116,7 +116,7 @@ fn integer(byte: u8, prefix: u8, of: IntegerKind) -> State {
 
 fn add_integer_byte(byte: u8, value: usize, shift: u32, of: IntegerKind) -> State {
     let part = usize::from(byte & 0x7f);
-    // This is checked first, because the sum must also fit in 32 bits.
+    // The limit is checked before the addition, because the sum must fit in a `usize` of 32 bits.
     if shift > 28 || part > MAX_INTEGER >> shift {
         return State::Lost;
     }

@@ -120,7 +120,7 @@ fn check(authority: &[u8]) {
         |flags, payload: &[u8]| [PREFACE_TEXT, &frame(4, 0, b"%%%%%%"), &frame(1, flags, payload)].concat();
     let sent = headers(4, &block);
     assert_eq!(passed(&sent), changed(&sent));
-    // Padded, with a priority, and in parts.
+    // A header block with padding and a priority.
     let padded = [&[3, 0, 0, 0, 0, 7][..], &block, b"%%%"].concat();
     let sent = [headers(4 | 8 | 0x20, &padded), frame(0, 1, b"%2F")].concat();
     assert_eq!(passed(&sent), changed(&sent));

@@ -34,7 +34,7 @@ impl CheckpointService {
         // This comes before the lock, so that the removal of the container does not wait for checkpoints of others.
         let permit = checkpoint_permit().await;
         let locks = Arc::new(vec![Arc::clone(&container.removing).lock_owned().await]);
-        // The container can have ended during another checkpoint.
+        // The container may have ended while this call waited for another checkpoint.
         let subject = self.subject(self.tables.running(&container.id)?.as_ref())?;
         let work = tokio::task::spawn_blocking(move || {
             let _permit = permit;

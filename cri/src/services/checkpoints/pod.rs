@@ -36,11 +36,12 @@ impl CheckpointService {
         for container in containers.values() {
             locks.push(Arc::clone(&container.removing).lock_owned().await);
         }
-        // Checked with the locks held: a cancelled earlier checkpoint holds them until it is removed from this directory.
+        // Checked with the locks held: an earlier, cancelled checkpoint holds the locks until its files are removed
+        // from this directory.
         check_empty(&output)?;
         let mut subjects = Vec::new();
         for container in containers.values() {
-            // The container can have ended during another checkpoint.
+            // The container may have ended while this call waited for another checkpoint.
             let container = self.tables.running(&container.id)?;
             subjects.push(self.subject(&container)?);
         }

@@ -49,7 +49,8 @@ pub(super) fn seccomp_profile(config: &cri::ContainerConfig) -> Result<Option<cr
     security_profile::requested_seccomp(security.seccomp.as_ref(), old)
 }
 
-/// Refuses cgroup files of the client and of plugins that are not limits. UpdateContainerResources refuses the same.
+/// Refuses cgroup files in the spec that are not limits, from the client or from plugins. UpdateContainerResources
+/// refuses the same files.
 pub(super) fn check_limits(spec: &Spec, unified: bool) -> Result<(), Error> {
     let resources = spec.linux().as_ref().and_then(|linux| linux.resources().as_ref());
     let files = resources.and_then(|resources| resources.unified().as_ref());

@@ -181,7 +181,7 @@ impl ContainerService {
         undo: &mut Undo,
     ) -> Result<(), Error> {
         let container = create.container;
-        // The end of the container is recorded after this.
+        // While this lock is held, the end of the container is not recorded. So it is recorded after the creation.
         let _exits_wait = container.starting.lock().await;
         undo.push(Step::ShimContainer(pod.live.shim.clone(), container.id.clone()));
         let pid = self.create_in_shim(pod, create).await?;

@@ -1,4 +1,4 @@
-//! StopContainer: the stop signal, the grace period, then SIGKILL. Absent and exited containers are successes.
+//! StopContainer: the stop signal, the grace period, then SIGKILL. A stop of an absent or exited container succeeds.
 
 use std::sync::atomic::Ordering;
 use std::time::Duration;

@@ -155,7 +155,7 @@ mod tests {
 
     use super::*;
 
-    /// The resolved sources of mounts of these paths.
+    /// Resolves the sources of mounts that have these source paths.
     fn resolved(sources: &[&Path]) -> Vec<PathBuf> {
         let mount = |source: &&Path| cri::Mount {
             host_path: source.to_string_lossy().into_owned(),

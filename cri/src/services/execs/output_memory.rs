@@ -21,7 +21,7 @@ pub(crate) struct OutputMemory {
 #[derive(Debug, Default)]
 struct Usage {
     total: usize,
-    /// By sandbox id; without sandboxes that use nothing.
+    /// Bytes in use by sandbox id. A sandbox that uses no memory has no entry.
     sandboxes: HashMap<String, usize>,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct Share {
 /// The limit that an output would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full {
-    /// Whose outputs are limited.
+    /// Owner of the limited outputs, for the error message: `this pod` or `all pods`.
     pub(super) scope: &'static str,
     /// In bytes.
     pub(super) limit: usize,

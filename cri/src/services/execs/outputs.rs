@@ -8,7 +8,7 @@ use super::output_memory::{Full, Share};
 /// Maximum bytes of both outputs together. Clients such as the kubelet refuse messages of more than 16 MiB; the rest is for
 /// other fields.
 const LIMIT: usize = (16 << 20) - (1 << 10);
-/// Bytes that are reserved for each output, with any size of the other.
+/// Bytes that are reserved for each output, however large the other output is.
 const RESERVE: usize = 64 << 10;
 /// Maximum bytes of each output in an error. Headers of gRPC must be small.
 const TAIL: usize = 1 << 10;
@@ -27,13 +27,14 @@ pub(super) struct Outputs {
 // === impl Outputs ===
 
 impl Outputs {
-    /// No output yet; grows within the memory of this share.
+    /// Creates empty outputs. They grow within the memory of this share.
     pub(super) fn new(share: Share) -> Self {
         Self { stdout: Vec::new(), stderr: Vec::new(), share, full: None }
     }
 
-    /// Reads both to their ends, or until the shared memory is [full](Self::full). Bytes above the limit of one call are
-    /// read and dropped, so that the command can go on. What was read stays when this future is dropped.
+    /// Reads both outputs to their ends, or until the shared memory is [full](Self::full). Bytes above the limit of one
+    /// call are read and dropped, so that the command can continue. If this future is dropped, the bytes that were read
+    /// stay.
     pub(super) async fn read(
         &mut self,
         mut stdout: impl AsyncRead + Unpin,
@@ -91,7 +92,7 @@ fn keep(into: &mut Vec<u8>, other: &Vec<u8>, share: &mut Share, bytes: &[u8]) ->
     let bytes = &bytes[..bytes.len().min(room)];
     let length = into.len() + bytes.len();
     if length > into.capacity() {
-        // Counted before it is allocated; doubled, as a vector grows.
+        // The memory is counted before it is allocated. The capacity doubles, as in `Vec`.
         let capacity = length.max(2 * into.capacity()).min(LIMIT);
         share.grow(capacity + other.capacity())?;
         into.reserve_exact(capacity - into.len());

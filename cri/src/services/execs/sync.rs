@@ -19,9 +19,9 @@ use crate::descriptor::Descriptor;
 use crate::error::Error;
 use crate::shim_client::ExecStdio;
 
-/// Time for which outputs may stay open after the command ended: child processes can hold them.
+/// Maximum time that the outputs stay open after the command has ended. Child processes can hold them open.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
-/// Time for which outputs may stay open after the command and its child processes were killed. Only the contents of
+/// Maximum time that the outputs stay open after the command and its child processes were killed. Only the contents of
 /// the pipes are left to read.
 const DRAIN_TIME_KILLED: Duration = Duration::from_millis(500);
 /// Maximum bytes of a command line in an error.
@@ -168,7 +168,7 @@ fn pipe() -> Result<(Descriptor, OwnedFd), Error> {
 /// Resolves when the timeout is over, the caller has disconnected, or the memory for outputs is full.
 async fn call_end(timeout_seconds: i64, gone: impl Future<Output = ()>, full: &CancellationToken) {
     tokio::select! {
-        // All arms only wait.
+        // Cancel safe: all arms only wait.
         () = timeout(timeout_seconds) => {}
         () = gone => {}
         () = full.cancelled() => {}

@@ -130,7 +130,7 @@ impl SandboxService {
         self.network.check_requested(&attachment).await.map_err(|source| self.network_error(source))
     }
 
-    /// Converts the network's refusal to an error of the request: it names pods instead of sandbox ids.
+    /// Converts the network's refusal to an error of the request. The error names pods instead of sandbox ids.
     fn network_error(&self, source: coracle_cni::Error) -> Error {
         use coracle_cni::Error as Network;
         let pod_of = |id: &str| {

@@ -49,7 +49,7 @@ impl SandboxService {
             killed
         };
         let (killed, disconnected) = if self.transitions.hooks.is_active() {
-            // Plugins can use the pod's network in their stop hooks.
+            // The network is released after the hooks, because plugins can use it in their stop hooks.
             (kill.await, self.disconnect_pod(&sandbox.id).await)
         } else {
             tokio::join!(kill, self.disconnect_pod(&sandbox.id))

@@ -29,7 +29,7 @@ pub(super) enum Frame {
     GoAway { last: u32 },
     /// Data of a stream.
     Data { id: u32, fin: bool, bytes: Bytes },
-    /// Settings, headers and window updates: flow control is not used.
+    /// Frames that are ignored: settings, headers, and window updates, because flow control is not used.
     Other,
 }
 

@@ -394,7 +394,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_message_of_any_length_needs_the_memory_of_one_piece() {
-        // As much as other servers accept, and the largest length that exists.
+        // The maximum length of other servers, and the maximum length of the protocol.
         for length in [32 << 20, u64::MAX >> 1] {
             let head = [&[0x82, 0xff][..], &u64::to_be_bytes(length), &[0; 4]].concat();
             // Buffers and readers both have a method `chain`.

@@ -133,13 +133,13 @@ impl Drop for Plane {
 }
 
 impl Address {
-    /// The API server of this machine, for clients of the same machine.
+    /// The API server of this machine, for clients on the same machine.
     pub(super) fn of(machine: &Machine) -> Self {
         let socket = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 6443);
         Self { socket, authority: machine.path("state/pki/ca.crt"), source: Ipv4Addr::LOCALHOST }
     }
 
-    /// As `of`, for clients with another loopback address.
+    /// Like `of`, for clients with another loopback address.
     #[allow(dead_code, reason = "for the soak")]
     pub(super) fn with_source(&self, source: Ipv4Addr) -> Self {
         Self { source, ..self.clone() }

@@ -89,7 +89,7 @@ fn a_container_shares_no_cgroup_with_another_pod() {
 }
 
 /// Mounts the hierarchies of the process's cgroups in namespaces of its own, looks for `release_agent`, and writes what
-/// the file contains already. So the test changes nothing of the host even if it fails.
+/// the file contains already. So the test changes nothing on the host, even if the test fails.
 const RELEASE_AGENT: &str = "
 mkdir /m
 exec /usr/bin/unshare --user --map-root-user --mount --cgroup --propagation unchanged /bin/sh -c '
@@ -112,8 +112,8 @@ exec /usr/bin/unshare --user --map-root-user --mount --cgroup --propagation unch
 #[test]
 fn cve_2022_0492_a_container_finds_no_release_agent() {
     on_a_runtime(|machine, cri| {
-        // The busybox of the image cannot make cgroup namespaces, the program of the host can. The machine of
-        // scripts/test-vm has it in /bin, and its /usr has no shell.
+        // The busybox of the image cannot create cgroup namespaces, but `unshare` of the host can. The machine of
+        // scripts/test-vm has `unshare` in /bin, and no shell in /usr.
         let is_usual = Path::new("/usr/bin/unshare").exists();
         let program = if is_usual { ("/usr", "/usr") } else { ("/bin/unshare", "/usr/bin/unshare") };
         let mounts: Vec<_> = [program, ("/lib", "/lib"), ("/lib64", "/lib64")]

@@ -136,7 +136,7 @@ fn processes_of_a_container_have_no_descriptors_but_their_streams() {
         let mut of_first: Vec<_> = of_first.map(|entry| entry.file_name().into_string().unwrap()).collect();
         of_first.sort_unstable();
         assert_eq!(of_first, ["0", "1", "2"]);
-        // The last one is that of the listed directory.
+        // Descriptor 3 belongs to `ls`: it is the listed directory.
         assert_eq!(attacker.sh("ls /proc/self/fd"), "0\n1\n2\n3");
     });
 }

@@ -12,7 +12,8 @@ use nix::sys::statvfs::{FsFlags, fstatvfs};
 use super::cgroups::directory;
 use super::{EXEC_TIMEOUT, Pids, container_config, on_an_attacker};
 
-/// Opens the executable of a process. As the attacker, the descriptor stays open when no process runs the executable.
+/// Opens the executable of a process. Like the attacker, the test keeps the descriptor open until no process runs the
+/// executable.
 fn hold(pid: u64) -> File {
     let open = OFlag::O_PATH.bits();
     File::options().read(true).custom_flags(open).open(format!("/proc/{pid}/exe")).unwrap()

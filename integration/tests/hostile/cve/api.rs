@@ -95,7 +95,7 @@ fn cve_2025_5187_a_node_gets_no_owner_from_itself() {
     });
 }
 
-/// CVE-2025-4563: a node created mirror pods that reference what only a scheduled pod may use.
+/// CVE-2025-4563: a node created mirror pods with references to objects that only a scheduled pod may use.
 #[test]
 fn cve_2025_4563_a_mirror_pod_references_nothing() {
     on_a_cluster(|_, cluster| {

@@ -94,7 +94,7 @@ fn cve_2020_10749_the_bridge_ignores_router_advertisements() {
             all
         };
         assert_eq!(differs("accept_ra", "coracle", "0"), []);
-        // The ports of pods have no IPv6 at all.
+        // IPv6 is disabled on the host ends of the pods' veth pairs.
         assert_eq!(differs("disable_ipv6", "veth", "1"), []);
     });
 }
@@ -115,7 +115,7 @@ fn cve_2020_15257_no_socket_of_the_node_is_abstract() {
 #[test]
 fn cve_2025_0426_the_kubelet_api_requires_credentials() {
     on_a_cluster(|_, _| {
-        // Without IPv6 there is no second table.
+        // Without IPv6 in the kernel, the table `tcp6` does not exist.
         let tables =
             ["tcp", "tcp6"].map(|table| fs::read_to_string(format!("/proc/thread-self/net/{table}")));
         let listening = tables.into_iter().flatten().collect::<String>();

@@ -201,7 +201,7 @@ fn cve_2026_53495_children_of_a_probe_leave_no_descriptors() {
         let command = json!(["sh", "-c", "echo >>/runs; sleep 1000 & exit 0"]);
         // A busy machine may need seconds for an exec. Three probes that wait for the children restart the container.
         let probe = json!({"exec": {"command": command}, "periodSeconds": 1, "timeoutSeconds": 5});
-        // Each probe takes the time in which its outputs may stay open. Two kinds of probes run side by side.
+        // Each probe takes as long as its outputs may stay open. Two kinds of probes run side by side.
         let probes_of_both_kinds = json!({"livenessProbe": probe, "readinessProbe": probe});
         run_pod(cluster, "p", &sleeper("p", &json!({}), &probes_of_both_kinds));
         let descriptors = || fs::read_dir(format!("/proc/{}/fd", cluster.pid())).unwrap().count();
@@ -347,10 +347,10 @@ fn cve_2020_8694_files_of_the_host_kernel_are_masked() {
                 "p",
                 &format!("if [ -d {masked} ]; then ls {masked}; else head -c 64 {masked}; fi"),
             );
-            // AppArmor's profile denies what the mounts of other machines hide.
+            // On a machine with AppArmor, the profile denies files that mounts hide on other machines.
             let is_denied = ["No such file", "Permission denied"].iter().any(|text| content.contains(text));
             assert!(content.is_empty() || is_denied, "{masked}: {content}");
-            // Also on a machine on which there is nothing to read at the moment.
+            // The mount is checked too, because an unmasked file may be empty at the moment.
             let is_masked = mounts.lines().any(|mount| mount == masked);
             assert!(is_masked || !fs::exists(masked).unwrap(), "{masked} is not masked: {mounts}");
         }
@@ -384,7 +384,8 @@ fn cve_2021_21334_containers_have_their_own_environment() {
         for number in 0..PODS {
             let name = format!("p{number}");
             eventually("the pod to run", 60, || cluster.get(&["pod", &name])["status"]["phase"] == "Running");
-            // Of the container's process and of an exec. The variables are separated by NUL in the first one.
+            // The environment of the container's process, whose variables are separated by NUL, and the environment of
+            // an exec.
             for command in ["tr '\\0' '\\n' </proc/1/environ", "env"] {
                 let environment = sh(cluster, &name, command);
                 let mut own: Vec<_> = environment

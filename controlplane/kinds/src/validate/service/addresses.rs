@@ -133,7 +133,7 @@ impl Released {
         if was.len() == is.len() {
             for (index, (one, other)) in was.iter().zip(&is).enumerate().skip(1) {
                 if one != other {
-                    // As upstream, families have the path of the first.
+                    // As upstream, an error in any family has the path of the first family.
                     let index = if self.field == "ipFamilies" { 0 } else { index };
                     causes.invalid(&path.field(self.field).index(index), now, "may not change once set");
                 }

@@ -1,4 +1,5 @@
-//! Values that upstream refuses or accepts and this crate did not, found by `scripts/differential`.
+//! Values for which an earlier version of this crate decided differently from upstream. `scripts/differential` found
+//! them.
 
 use super::*;
 

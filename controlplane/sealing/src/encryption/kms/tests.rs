@@ -102,7 +102,7 @@ fn seeds_are_decrypted_once_and_keys_rotate() {
     let kms = start(&socket).unwrap();
     let values: Vec<Vec<u8>> = (0..5).map(|_| kms.seal(b"value", b"name").unwrap()).collect();
     assert_ne!(values[0], values[1]);
-    // After a restart there is another seed. It reads the values of the previous seed.
+    // After a restart there is another seed. Values of the previous seed are still readable.
     let kms = start(&socket).unwrap();
     for value in &values {
         let sealed = value.strip_prefix(kms.prefix()).unwrap();

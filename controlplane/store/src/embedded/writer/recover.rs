@@ -31,7 +31,8 @@ impl Writer<'_> {
             self.space.release();
         }
         self.shared.set_failure(Some(detail.clone()));
-        // A second failure before the recovery is a failed reservation, which has no entries to restore.
+        // Keep the entries of the first failure. A second failure before the recovery is a failed reservation of
+        // revisions, which has no entries to restore.
         let undo = self.failure.take().map_or(undo, |earlier| earlier.undo);
         // If the failure has passed, the next write recovers from it.
         self.failure = Some(Failure { detail, retry_at: Instant::now(), undo });

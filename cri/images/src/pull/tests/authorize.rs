@@ -157,7 +157,7 @@ async fn credentials_are_sent_only_to_their_host() {
     let token = Login::from(Auth::RegistryToken("t0ken".into()));
     let to_mirror = Login { address: format!("http://{}/v2/", mirror.address()), ..login(PASSWORD) };
     let to_other = Login { address: "other.example".into(), ..login(PASSWORD) };
-    // The expected result, and which host got credentials.
+    // `works` is the expected result. `shown` tells whether the mirror and the registry got credentials.
     for (login, works, shown) in [
         (login(PASSWORD), true, (false, true)),
         (token, false, (false, true)),
@@ -278,7 +278,7 @@ async fn the_client_certificate_of_hosts_toml_is_presented() {
     for (extra, works) in cases {
         let text = format!("server = \"https://{}\"\nca = \"ca.pem\"\n{extra}\n", line.address);
         std::fs::write(directory.join("hosts.toml"), text).unwrap();
-        // Each has its own store, which has no connection yet.
+        // Each case has its own store, which has no open connection.
         let root = tempfile::tempdir().unwrap();
         let config = ImagesConfig {
             registry_config_dir: Some(hosts.path().to_owned()),

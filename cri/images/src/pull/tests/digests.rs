@@ -34,7 +34,7 @@ async fn serve(contents: Vec<(String, String)>) -> TestProxy {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn an_image_of_sha512_digests_is_pulled_kept_exported_and_imported() {
-    // Uncompressed, so that all content is text.
+    // The layer is uncompressed, so that all content is text.
     let layer = String::from_utf8(TestTar::new().file("hello", b"by 512").finish()).unwrap();
     let config = serde_json::json!({
         "architecture": crate::Platform::host().architecture,

@@ -29,7 +29,7 @@ async fn mirrored(root: &Path, lines: &[&TestProxy]) -> (Images, TempDir) {
     std::fs::write(hosts.path().join(DOMAIN).join("hosts.toml"), text).unwrap();
     let config = ImagesConfig {
         registry_config_dir: Some(hosts.path().to_owned()),
-        // All data is spooled, so that wrong data could be kept by mistake.
+        // All data is spooled, so that the tests detect wrong data that is kept by mistake.
         resume_from: 1 << 20,
         ..ImagesConfig::new(root)
     };
@@ -72,8 +72,8 @@ async fn content_damaged_by_a_mirror_is_fetched_completely_from_the_next_host() 
     let image = image();
     let manifest = registry.push("big", "latest", &image).await.to_string();
     let (config, blob) = (Digest::of(&image.config).to_string(), Digest::of(&image.layers[0]).to_string());
-    // Detected by the decoder immediately, by the decoder at the end, and by the digest only: the OS field of
-    // gzip's header.
+    // The first two errors are found by the decoder, at the beginning and at the end. The others are found only by the
+    // digest; offset 9 of the blob is the OS field of gzip's header.
     for (part, at) in [(&blob, 0), (&blob, 1_000_000), (&blob, 9), (&config, 5), (&manifest, 9)] {
         let root = tempfile::tempdir().unwrap();
         let (mirror, server) = (spoiling(&registry, part, at).await, good(&registry).await);
@@ -94,7 +94,7 @@ async fn a_mirror_that_answers_everything_with_a_page_is_skipped() {
     registry.push("big", "latest", &image).await;
     for (head, body, asked) in [
         ("content-length: 7", "<html/>", 1),
-        // Without a length it is detected by its content.
+        // A page without a length is detected by its content.
         ("transfer-encoding: chunked", "7\r\n<html/>\r\n0\r\n\r\n", 7),
     ] {
         let root = tempfile::tempdir().unwrap();
@@ -118,7 +118,7 @@ async fn a_manifest_that_does_not_match_its_header_digest_is_fetched_from_the_ne
     let image = image();
     registry.push("big", "latest", &image).await;
     let root = tempfile::tempdir().unwrap();
-    // In the media type, which is not checked: the document would be accepted otherwise.
+    // The changed byte is in the media type, which is not checked. So only the digest shows the damage.
     let at = image.manifest.windows(12).position(|bytes| bytes == b"distribution").unwrap();
     let (mirror, server) = (spoiling(&registry, "/manifests/latest", at).await, good(&registry).await);
     let (images, _hosts) = mirrored(root.path(), &[&mirror, &server]).await;

@@ -59,7 +59,7 @@ async fn the_image_is_selected_from_an_index_without_platforms() {
     assert_eq!(pulled.map(|pulled| pulled.id).map_err(|error| error.report()), Ok(ours.id()));
     let config = Digest::of(&ours.config).to_string();
     assert_eq!(line.count(&config), 1, "{:?}", line.seen());
-    // The second one may be the only one present.
+    // The registry may have only the second manifest.
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
     let gone = Digest::of(&other.manifest).to_string();

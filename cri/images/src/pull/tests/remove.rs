@@ -61,7 +61,8 @@ async fn an_image_is_pulled_again_while_its_layers_are_deleted() {
     let name = registry.name("app");
     for _ in 0..5 {
         let pulled = images.pull(&name, None, None).await.unwrap();
-        // Immediately after the record is removed, without waiting for the disk.
+        // Waits at most 20 ms for the removal. So the next pull usually starts before the layers are deleted from the
+        // disk.
         let removing = images.remove(&name);
         assert!(
             tokio::time::timeout(Duration::from_millis(20), removing).await.is_err()

@@ -152,7 +152,7 @@ async fn the_retry_after_header_of_a_busy_registry_is_respected() {
     .await;
     let began = Instant::now();
     images.pull(&proxy.name("app"), None, None).await.unwrap();
-    // Manifest, configuration and layer, each after a second.
+    // The manifest, the configuration and the layer are requested again after one second each.
     assert!(began.elapsed() >= Duration::from_secs(3), "{:?}", began.elapsed());
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;

@@ -24,7 +24,7 @@ async fn with_short_timeouts(root: &Path, hosts: Option<&Path>) -> Images {
 async fn given_up(images: &Images, name: &str) -> String {
     let began = Instant::now();
     let error = images.pull(name, None, None).await.unwrap_err();
-    // Two documents and a blob, each with its timeout, on a busy machine.
+    // The limit allows for the timeouts of two documents and a blob on a busy machine.
     assert!(began.elapsed() < Duration::from_secs(90), "{:?}: {}", began.elapsed(), error.report());
     assert_eq!(error.kind(), ErrorKind::Unavailable, "{}", error.report());
     error.report()
@@ -46,7 +46,7 @@ async fn a_pull_without_progress_ends_in_every_phase() {
         (&blob, ProxyFault::Stall(3000), "no progress in 5s"),
         (&blob, ProxyFault::Drip(20_000), "no progress in 5s"),
     ];
-    // Concurrently: each pull only waits.
+    // The pulls run concurrently, because each pull only waits.
     let all = cases.map(async |(part, fault, said)| {
         let root = tempfile::tempdir().unwrap();
         let images = with_short_timeouts(root.path(), None).await;

@@ -1,15 +1,15 @@
-//! Whether images are being pulled. The disk space that a pull needs does not count as usage of pods.
+//! Whether images are being pulled or imported. The disk space that this needs does not count as usage of pods.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// The pulls of this node. Cheap to clone.
+/// The pulls and imports of this node. Cheap to clone.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct PullActivity(Arc<Mutex<Pulls>>);
+pub struct PullActivity(Arc<Mutex<Pulls>>);
 
-/// A running pull. Dropping this value ends it.
+/// A running pull or import. Dropping this value ends it.
 #[derive(Debug)]
-pub(super) struct ActivePull(PullActivity);
+pub struct ActivePull(PullActivity);
 
 #[derive(Debug, Default)]
 struct Pulls {
@@ -22,13 +22,13 @@ struct Pulls {
 
 impl PullActivity {
     /// Records the start of a pull.
-    pub(super) fn begin(&self) -> ActivePull {
+    pub fn begin(&self) -> ActivePull {
         self.lock().running += 1;
         ActivePull(self.clone())
     }
 
     /// Whether a pull is running, or ran at any time after `since`.
-    pub(super) fn was_active_since(&self, since: Instant) -> bool {
+    pub fn was_active_since(&self, since: Instant) -> bool {
         let pulls = self.lock();
         pulls.running > 0 || pulls.ended.is_some_and(|ended| ended >= since)
     }
