@@ -97,7 +97,8 @@ class Cluster:
         return [pid for _, pid in sorted(found)]
 
     def kill(self, node):
-        """Ends all processes of a node at once, as a power failure does: stopped first, none reacts to another's end."""
+        """Ends all processes of a node, as a power failure does. All are stopped first, so that none reacts to the end of
+        another one."""
         count = 0
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in self.processes(node):

@@ -15,7 +15,7 @@ class Database(Part):
         self.seen = set()
 
     def acknowledged(self):
-        """Rows that the writer has an answer for, as seen until now: a restart of the writer hides its former log."""
+        """All rows that the writer's log has shown as acknowledged. A restart of the writer hides the earlier log."""
         self.seen |= set(re.findall(r"^ack (\S+)$", self.kubectl("logs", "deploy/writer", "--tail=-1").stdout, re.M))
         return set(self.seen)
 

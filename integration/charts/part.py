@@ -27,7 +27,7 @@ class Part:
         return self.helm("rollback", self.chart, "1", "--wait", "--timeout", "5m")
 
     def upgraded(self, is_upgraded):
-        """Checks that the upgraded values apply, or the first ones."""
+        """Checks that the values of the upgrade apply if `is_upgraded`, else those of the installation."""
 
     def victims(self):
         """The nodes to kill, one after the other."""

@@ -33,7 +33,7 @@ def succeeds(text, done):
 
 
 def becomes(text, wanted, *words, seconds=60):
-    """Whether kubectl's output becomes the wanted one."""
+    """Waits until kubectl's output is the wanted one. Returns whether it was within the time."""
     end = time.monotonic() + seconds
     while True:
         done = kubectl(*words)

@@ -20,8 +20,8 @@ RECORD = {suite: HERE / name for suite, name in (("conformance", "specs.txt"), (
 EXCEPTIONS = HERE / "exceptions.txt"
 CI = HERE / "ci.txt"
 
-# Marks of specs outside the conformance suite that need a cloud, a driver or a feature gate that is off by default, or
-# change the machine; and the features whose specs run.
+# FEATURES: features whose specs outside the conformance suite run. LEFT_OUT: marks of specs that do not run. These need a
+# cloud, a driver or a feature gate that is off by default, or they change the machine.
 FEATURES = ("IPv6DualStack|NetworkPolicy|SCTPConnectivity|Networking-IPv4|Networking-DNS|HPA|Ingress|PodPriority|NodeAuthorizer|"
             "BootstrapTokens|PodLevelResources|EnvFiles|InPlacePodVerticalScaling|SupplementalGroupsPolicy|UserNamespacesSupport|"
             "HostAccess|Example|ContainerRestartRules|RuntimeHandler|SchedulerAsyncPreemption|VolumeAttributesClass|"
@@ -30,13 +30,13 @@ LEFT_OUT = re.compile(r"\[(Conformance|Disruptive|Flaky|Deprecated|Alpha|BetaOff
                             r"sig-(windows|cloud-provider|cloud-provider-gcp|autoscaling)|Driver:|"
                             fr"Feature:(?!({FEATURES})\]))|CSI Mock")
 
-# Marks of the specs of the suite `serial`: ginkgo runs serial ones alone, after the others. Slow ones take minutes.
+# Marks of the specs of the suite `serial`. ginkgo runs serial specs one at a time, after the others. Slow specs take minutes.
 ONE_AT_A_TIME = re.compile(r"\[(Serial|Slow)\]")
 
 # Retries of a failed spec that should pass.
 ATTEMPTS = 3
 
-# Specs of one call of ginkgo. An interrupted run repeats at most these.
+# Number of specs in one call of ginkgo. After an interruption at most these run again.
 CHUNK = 40
 
 
@@ -140,7 +140,7 @@ def ginkgo(binaries, names, processes, minutes, title):
         HERE / "cluster", "run", binaries / "ginkgo", "run", f"--procs={processes}", f"--timeout={minutes}m", "--no-color",
         f"--focus={focus}", "--seed=1", f"--output-dir={folder}", f"--json-report={title}.json", binaries / "e2e.test", "--",
         f"--kubeconfig={WORK / 'cluster/plane/admin.kubeconfig'}", "--provider=skeleton", f"--kubectl-path={WORK / 'path/kubectl'}",
-        # Each process of the suite needs it: only the first one counts the nodes itself.
+        # Each process of the suite needs this number, because only the first process counts the nodes itself.
         f"--num-nodes={os.environ.get('NODES') or 2}",
         "--minStartupPods=0", "--allowed-not-ready-nodes=0", "--system-pods-startup-timeout=30s", "--node-schedulable-timeout=1m",
         "--system-daemonsets-startup-timeout=1s", "--dump-logs-on-failure=true", "--disable-log-dump=true",
@@ -192,8 +192,8 @@ def failures(names, results, record, suite):
 
 
 def retry(binaries, names, results, record, options):
-    """Runs specs again, alone, that should have passed. Some specs race with the node: `lifecycle of Pods and PodStatus`
-    expects a pod to be ready a few milliseconds after its image changed."""
+    """Runs failed specs that should have passed again, without other specs. Some specs race with the node: `lifecycle of Pods
+    and PodStatus` expects a pod to be ready a few milliseconds after its image changed."""
     for _ in range(ATTEMPTS):
         suspects = failures(names, results, record, options.suite)
         if not suspects:

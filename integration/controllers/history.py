@@ -218,7 +218,7 @@ class History:
         yield self.act("bind")
 
     def counted(self, step):
-        """A change of a node, with one of the set: upstream counts a set's nodes again only at the set's next event."""
+        """Changes the daemon set with a node: upstream counts the nodes of a set only at the set's next event."""
         self.image += 1
         return [step | {"hasty": True}, self.patch("DaemonSet", "each", {"metadata": {"annotations": {"n": str(self.image)}}})]
 

@@ -1,4 +1,4 @@
-"""Objects without what differs between any two runs: uids, times, revisions, random names, addresses, hashes."""
+"""Replaces values that differ between any two runs: uids, times, revisions, random names, addresses, hashes."""
 
 import hashlib
 import json
@@ -107,7 +107,8 @@ def event_line(names, item):
 
 
 def snapshot(cluster, names):
-    """Comparable objects: by resource and name, a sorted list of those with the same normal name. Events are a set."""
+    """Comparable objects by resource and normal name. Several objects can have one normal name: they are a sorted list. Events
+    are a set."""
     result = {}
     for _, resource in RESOURCES:
         for item in cluster.all(resource, names.scope):

@@ -47,7 +47,7 @@ def ask(method, path, body=None):
 
 
 def thread_ended(failure):
-    """A client that ends early checks nothing any more."""
+    """Records a client thread that ended with an error, because its checks are then missing."""
     problems.append(f"{failure.thread.name} ended with {failure.exc_type.__name__}: {failure.exc_value}")
     threading.__excepthook__(failure)
 
@@ -59,7 +59,7 @@ class Writer(threading.Thread):
         super().__init__()
         self.name, self.random = f"writer-{number}", random.Random(seed)
         self.count = 0
-        # Name → (revision, text) as the server has it; absent for no object.
+        # Name → (revision, text) of each object that exists on the server.
         self.known = {}
         # Revision → (type, name, text) of each change that took effect.
         self.changes = {}
@@ -134,13 +134,13 @@ class Writer(threading.Thread):
 
 
 class Watcher(threading.Thread):
-    """Watches all objects. Goes on at its last revision; lists again if the server has no history from there."""
+    """Watches all objects. Each watch resumes at the last revision. If the server has no history from there, lists again."""
 
     def __init__(self, number):
         super().__init__()
         self.name = f"watcher-{number}"
         self.until = None
-        # Spans of revisions without a gap: [first, last, events, objects at the first]. None if the next list is due.
+        # Spans of revisions without a gap: [first, last, events, objects at the first]. None: the next step is a list.
         self.spans = []
         self.resumed = 0
 

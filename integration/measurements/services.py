@@ -234,8 +234,8 @@ def one_endpoint(api, sides):
 
 
 def endpoints_alone(api, side):
-    """Changes of endpoints one after the other, while only our node follows them: neither the rest of the machine before
-    each change nor the work of kube-proxy and CoreDNS is part of the time."""
+    """Changes endpoints one after the other while only our node watches them. So the times do not include the work of kube-proxy
+    and CoreDNS, and the processor does not become idle before each change."""
     change = lambda number: change_endpoint(api, number, f"10.244.251.{number + 1}")
     [(middle, most)], answered = changes([side], change, 50, pause=0.02)
     row("change of one endpoint, without a pause, our node alone: request → the API server's response, ms, p50", answered, form="{:.2f}")
@@ -289,7 +289,7 @@ def starts(sides, addresses):
         side.start()
         side.programmed(some)
         took = time.monotonic() - begin
-        # The rest of the start is not part of the next measurement.
+        # Waits for the end of the start, which would disturb the next measurement.
         time.sleep(5)
         return {"seconds": took, "cpu": sum(program.cpu() for program in side.programs)}
 

@@ -35,7 +35,7 @@ settings! {
     /// Ranges of service addresses, at most one of each family. The first one has the default family.
     service_cidr: Vec<IpNetwork>
         = unset "10.43.0.0/16, or fd43::/112 if pods have IPv6 only", "CIDR", also "service-cluster-ip-range";
-    /// Ports from which services get node ports. Load balancers at the addresses of nodes cannot have them.
+    /// Range of ports for node ports of services. Load balancers at the addresses of nodes cannot use these ports.
     service_node_port_range: PortRange = default "30000-32767", "PORT-PORT";
     /// Prefix length of a node's IPv4 range.
     node_cidr_mask_size_ipv4: u8 = default "24", "LENGTH";
@@ -64,7 +64,8 @@ settings! {
     oidc_groups_claim: Option<String> = unset "", "CLAIM";
     /// Prefix of groups.
     oidc_groups_prefix: Option<String> = unset "", "PREFIX";
-    /// Claims of a token that must have these values. A value with a comma is given in the file.
+    /// Claims of a token that must have these values. Values with a comma are only possible in the configuration
+    /// file.
     oidc_required_claim: BTreeMap<String, String> = default "", "CLAIM=VALUE";
     /// Signing algorithms that tokens may have: RS256, RS384, RS512, ES256, ES384, ES512, PS256, PS384, PS512.
     oidc_signing_algs: Vec<String> = unset "RS256", "ALGORITHM";
@@ -78,7 +79,7 @@ settings! {
     authentication_token_webhook_version: String = default "v1", "VERSION";
     /// Certificate authorities of an authenticating proxy, which sends the user's name in request headers.
     requestheader_client_ca_file: Option<PathBuf> = unset "", "FILE";
-    /// Common names of the proxy's certificate. Without any, all certificates of its authority are accepted.
+    /// Common names that the proxy's certificate may have. Empty: all certificates of its authority are accepted.
     requestheader_allowed_names: Vec<String> = default "", "NAME";
     /// Headers with the user's name.
     requestheader_username_headers: Vec<String> = default "X-Remote-User", "HEADER";
@@ -86,7 +87,7 @@ settings! {
     requestheader_uid_headers: Vec<String> = default "X-Remote-Uid", "HEADER";
     /// Headers with the user's groups.
     requestheader_group_headers: Vec<String> = default "X-Remote-Group", "HEADER";
-    /// Prefixes of the headers with further values of the user.
+    /// Prefixes of the headers with extra values of the user.
     requestheader_extra_headers_prefix: Vec<String> = default "X-Remote-Extra-", "PREFIX";
     /// Authorizers in their order: Node, RBAC, ABAC, Webhook, AlwaysAllow, AlwaysDeny. The first decision applies.
     authorization_mode: Vec<String> = default "Node,RBAC", "MODE";
@@ -110,7 +111,7 @@ settings! {
     service_account_issuer: Vec<String> = unset "https://kubernetes.default.svc.cluster.local", "ISSUER";
     /// URL of the keys of service account tokens in the discovery document of the issuer.
     service_account_jwks_uri: Option<String> = unset "at the address of the API server", "URL";
-    /// Maximum validity of service account tokens. A request for a longer one is shortened.
+    /// Maximum validity of service account tokens. A request for a longer validity gets this one.
     service_account_max_token_expiration: Option<GoDuration> = unset "", "DURATION";
     /// Extend tokens of pods with the default validity (about an hour) to one year, for programs that do not read the
     /// renewed token file. Uses after the default validity are recorded in audit events and metrics.
@@ -139,7 +140,7 @@ settings! {
     leader_elect_lease_duration: GoDuration = default "15s", "DURATION";
     /// Time after which controllers and scheduler stop if their lease cannot be renewed.
     leader_elect_renew_deadline: GoDuration = default "10s", "DURATION";
-    /// Pause between attempts to take or to renew the lease.
+    /// Interval between attempts to take or to renew the lease.
     leader_elect_retry_period: GoDuration = default "2s", "DURATION";
     /// Configurations of admission plugins: an AdmissionConfiguration, as for kube-apiserver.
     admission_control_config_file: Option<PathBuf> = unset "", "FILE";
@@ -149,7 +150,7 @@ settings! {
     disable_admission_plugins: Vec<String> = default "", "NAME";
     /// Percentile of the usage that the admission plugin InitialResources takes as the request of a container.
     ir_percentile: Percent = default "90", "PERCENT";
-    /// Whether InitialResources uses only the usage in the namespace of the pod.
+    /// Let InitialResources use only the usage in the namespace of the pod.
     ir_namespace_only: bool = default "false", "BOOL";
     /// Built-in APIs that are served: entries KEY=true or KEY=false. KEY is api/all, api/ga, api/beta, api/alpha,
     /// GROUP/VERSION or GROUP/VERSION/RESOURCE; v1 is the core group. Versions with alpha or beta are off by default.
@@ -186,8 +187,9 @@ settings! {
         = unset "a certificate of the cluster's authority", "FILE", also "tls-cert-file";
     /// Private key of apiserver-cert-file.
     apiserver_key_file: Option<PathBuf> = unset "", "FILE", also "tls-private-key-file";
-    /// Certificates for clients that send one of the server names: entries CERT,KEY:NAME,NAME. Without names, those in the
-    /// certificate. *. can begin a name. Entries are separated by semicolons, or given by several flags.
+    /// Certificates for clients that send one of the server names: entries CERT,KEY:NAME,NAME. Without names, the
+    /// names in the certificate are used. A name may begin with a wildcard (*.). Entries are separated by
+    /// semicolons, or given by several flags.
     tls_sni_cert_key: Vec<SniCertKey> = default "", "CERT,KEY[:NAMES]";
     /// Minimum version of TLS: VersionTLS12 or VersionTLS13.
     tls_min_version: String = default "VersionTLS12", "VERSION";
@@ -202,7 +204,7 @@ settings! {
     cluster_signing_seconds: NonZero<u32> = default "31536000", "SECONDS";
     /// Seconds without a lease renewal after which a node is Unknown and its pods are evicted.
     node_monitor_grace_seconds: NonZero<u32> = default "50", "SECONDS";
-    /// Finished pods of the cluster that are kept; 0 keeps all. Older ones are deleted.
+    /// Maximum number of finished pods in the cluster; 0: no limit. Above it, the oldest finished pods are deleted.
     terminated_pod_gc_threshold: u32 = default "12500", "COUNT";
     /// Nodes serve LoadBalancer services at their own addresses: services without a class, and services of the class
     /// coracle.dev/node-addresses. Disable it if another program serves them.
@@ -226,9 +228,11 @@ settings! {
     enable_priority_and_fairness: bool = default "true", "BOOL";
     /// Directives of the header Strict-Transport-Security, which browsers read: max-age=SECONDS, includeSubDomains, preload.
     strict_transport_security_directives: Vec<String> = default "", "DIRECTIVE";
-    /// Maximum read-only API requests in flight. The priority levels share the sum of this and the next number.
+    /// Maximum read-only API requests in flight. The priority levels share the sum of this number and
+    /// max-mutating-requests-inflight.
     max_requests_inflight: NonZero<u32> = default "400", "COUNT";
-    /// Maximum mutating API requests in flight. One user gets at most half of each number.
+    /// Maximum mutating API requests in flight. One user gets at most half of this number, and half of
+    /// max-requests-inflight.
     max_mutating_requests_inflight: NonZero<u32> = default "200", "COUNT";
     /// Maximum bytes of all objects in one namespace, as they are stored; 0: no limit. In a full namespace, writes that
     /// make an object longer are refused.

@@ -76,8 +76,8 @@ settings! {
     check_pod_sources: bool = default "true", "BOOL";
     /// Maximum connections that a pod of the built-in network begins and the node tracks at the same time; 0: no limit.
     pod_max_connections: Option<u32> = unset "a quarter of net.netfilter.nf_conntrack_max", "COUNT";
-    /// Ranges of addresses that Services may take by externalIPs. Other external IPs are ignored: a tenant could take
-    /// over any address.
+    /// Ranges of addresses that Services may take by externalIPs. Other external IPs are ignored, because a tenant
+    /// could take over any address with them.
     service_external_ips: Vec<IpNetwork> = default "", "CIDR";
     /// Ranges of addresses that Services may take by status.loadBalancer. Others are ignored. Empty: all addresses; only
     /// controllers of load balancers may then have the permission to write services/status.
@@ -123,7 +123,7 @@ settings! {
     pod_max_pids: i64 = default "-1", "COUNT";
     /// Resources reserved for the system: cpu, memory and ephemeral-storage. Pods cannot request them.
     system_reserved: Resources = default "", "RESOURCES";
-    /// Resources reserved for the node's own processes. Added to system-reserved.
+    /// Resources reserved for the node's own processes, in addition to system-reserved.
     kube_reserved: Resources = default "", "RESOURCES";
     /// CPUs that no container gets exclusively, such as 0-1,8. Their number replaces cpu in system-reserved and kube-reserved.
     reserved_cpus: Option<CpuSet> = unset "the lowest ones, as many as the reserved cpu", "CPUS";
@@ -156,11 +156,12 @@ settings! {
     /// Thresholds below which the node is under pressure, and evicts pods after the time in eviction-soft-grace-period. The
     /// signals are those of eviction-hard.
     eviction_soft: Option<Thresholds> = unset "", "THRESHOLDS";
-    /// Time for which each threshold of eviction-soft has to be crossed, such as memory.available=90s.
+    /// Time for which a threshold of eviction-soft must be crossed before pods are evicted, such as
+    /// memory.available=90s.
     eviction_soft_grace_period: BTreeMap<String, String> = default "", "DURATIONS";
     /// Maximum grace period in seconds of pods that are evicted for eviction-soft.
     eviction_max_pod_grace_period: u32 = default "0", "SECONDS";
-    /// Amounts that have to be available beyond the thresholds of eviction-hard before a shortage ends: a quantity or a
+    /// Amounts above the thresholds of eviction-hard that must be available before a shortage ends: a quantity or a
     /// percentage for each signal, such as memory.available=200Mi.
     eviction_minimum_reclaim: Option<Thresholds> = unset "", "AMOUNTS";
     /// Time for which the node stays under pressure after a resource was last short.
@@ -173,7 +174,7 @@ settings! {
     image_gc_high_threshold: Percent = default "85", "PERCENT";
     /// Disk usage in percent at which the removal of images stops. The longest unused images are removed first.
     image_gc_low_threshold: Option<Percent> = unset "80, or 5 less than image-gc-high-threshold", "PERCENT";
-    /// Minimum age of an image since its pull before it is removed.
+    /// Minimum time between the pull of an image and its removal.
     image_minimum_gc_age: GoDuration = default "2m", "DURATION";
     /// Age at which an unused image is removed although the disk has room; 0: never.
     image_maximum_gc_age: GoDuration = default "0", "DURATION";

@@ -14,7 +14,7 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/configuration.m
 const INTRODUCTION: &str = "\
 # Configuration
 
-This page is generated from the declarations in `agent/src/settings/`. After a change there, write it anew:
+This page is generated from the declarations in `agent/src/settings/`. After a change there, generate it again:
 `UPDATE_EXPECT=1 cargo test -p coracle-agent --bin coracle configuration_page`.
 
 Each setting is a flag (`--max-pods 50`), an environment variable (`CORACLE_MAX_PODS=50`) and a key of the configuration
@@ -65,7 +65,7 @@ fn page() -> String {
     ];
     for (title, key, fields) in groups {
         let place = match key {
-            "" => "Keys outside tables of the file.".to_owned(),
+            "" => "Keys at the top level of the file, outside of tables.".to_owned(),
             key => format!("Keys of the table `[{key}]` of the file."),
         };
         write!(page, "## {title}\n\n{place}\n\n").unwrap();
