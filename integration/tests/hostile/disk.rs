@@ -23,7 +23,7 @@ fn create(cluster: &Cluster, name: &str, script: &str, pod: &Value, container: &
     cluster.apply(&pod.to_string());
 }
 
-/// The status of a pod once it is evicted.
+/// Waits until the pod is evicted. Returns the status of the pod.
 fn evicted(cluster: &Cluster, name: &str) -> Value {
     eventually(&format!("{name} to be evicted"), 90, || {
         let status = cluster.get(&["pod", name])["status"].clone();
