@@ -56,7 +56,7 @@ pub enum BackupError {
     Keys(#[source] coracle_sealing::Error),
 }
 
-/// A backup file that is being written, under a temporary name beside its own.
+/// A backup file that is being written. It has a temporary name in the directory of the final name.
 pub struct BackupFile {
     path: PathBuf,
     partial: PathBuf,

@@ -22,8 +22,8 @@ use crate::{
 };
 
 /// Maximum concurrent requests of the controllers to an API server of another program. Each request has a connection of
-/// its own. A burst of deletions would otherwise open a connection for each pod, with a TLS handshake. Responses of
-/// watches do not count: the client reads them after the request.
+/// its own. A burst of deletions would otherwise open a connection for each pod, with a TLS handshake. A request counts
+/// until its response begins, so a running watch does not count.
 const MAX_REQUESTS: usize = 32;
 
 /// An API server of another program, such as kube-apiserver.

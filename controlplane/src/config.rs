@@ -43,7 +43,8 @@ pub struct ControlPlaneConfig {
     pub serving_names: Vec<String>,
     /// Certificates and TLS of the API server.
     pub serving_tls: ServingOptions,
-    /// The node that joins from this machine, if any. Its certificate may contain the API server's names and addresses.
+    /// The node that joins from this machine, if any. The controllers approve the API server's names and addresses in the
+    /// certificate of this node.
     pub own_node: Option<String>,
     /// Address ranges of pods, at most one of each family. Nodes get parts of them.
     pub cluster_cidrs: Vec<IpNetwork>,
@@ -88,9 +89,9 @@ pub struct ControlPlaneConfig {
     pub initial_resources: InitialResourcesOptions,
     /// The built-in versions that are served.
     pub runtime_config: RuntimeConfig,
-    /// Behaviour of the API server that feature gates switch.
+    /// Behaviour of the API server that depends on feature gates.
     pub features: ServerFeatures,
-    /// Options with kube-apiserver's defaults.
+    /// Options of kube-apiserver, with the same defaults.
     pub options: ServerOptions,
     /// Audit policy and backends; `None` disables auditing.
     pub audit: Option<AuditConfig>,
@@ -117,7 +118,7 @@ pub struct ControlPlaneConfig {
     pub request_timeout: Duration,
     /// Maximum read-only and mutating requests in flight.
     pub max_in_flight: [usize; 2],
-    /// Delay between the start of the shutdown and the end of accepting requests. The server is not ready in this time.
+    /// Time for which the server still accepts requests after a shutdown begins. `/readyz` fails during this time.
     pub shutdown_delay: Duration,
     /// The settings in effect, by the names of their flags, for `/flagz`. They contain no secrets.
     pub flags: BTreeMap<String, String>,

@@ -2,9 +2,9 @@
 //! response arrived. Each process dies after a few writes, so that each step of each controller is interrupted at some
 //! time.
 //!
-//! `CORACLE_FAULT_STEPS` is the maximum number of a process' writes; 1 kills after every single write, until the
-//! namespace is deleted. With a higher number a long run of random operations takes less time, because most of the time
-//! is spent in starts of processes. `CORACLE_FAULT_OPERATIONS` is the number of random operations, and
+//! `CORACLE_FAULT_STEPS` is the number of writes within which a process dies. With 1, each process dies at its first
+//! write, until the test deletes the namespace. A higher number makes a long run of random operations faster, because
+//! the starts of processes take most of the time. `CORACLE_FAULT_OPERATIONS` is the number of random operations, and
 //! `CORACLE_FAULT_SEED` repeats the choices of an earlier run.
 #![allow(clippy::expect_used, reason = "a test panics")]
 
@@ -60,7 +60,7 @@ fn differs(what: &str, found: &Value, expected: &Value) -> Option<String> {
 }
 
 /// Creates the namespace and waits for its service account. Until the account exists, the API server delays requests
-/// that create pods, and the next process would wait for their end.
+/// that create pods. The next process starts only after these requests have ended.
 async fn create_namespace(cluster: &Cluster) {
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "n"}});
     cluster.create("/api/v1/namespaces", namespace).await;

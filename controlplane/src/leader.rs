@@ -1,4 +1,4 @@
-//! Leader election by a Lease: of several control planes on one store, one runs the controllers and one the scheduler.
+//! Leader election by a Lease. If several control planes share a store, one runs the controllers and one the scheduler.
 //!
 //! States: candidate, leader. A candidate reads the lease at each retry period. It takes a lease that the holder has
 //! released, or has not renewed for the lease's duration on the candidate's own clock. A leader that cannot renew its

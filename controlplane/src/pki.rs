@@ -154,7 +154,8 @@ impl Pki {
         Ok(Pair { certificate, key, certificate_path, key_path })
     }
 
-    /// A hash of the authority and of the key of service-account tokens. All servers of a cluster have the same hash.
+    /// A hash of the CA certificate and of the key that signs service account tokens. All servers of a cluster have the
+    /// same hash.
     ///
     /// # Errors
     /// [`PkiError`] if the key cannot be read or created.

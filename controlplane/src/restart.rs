@@ -10,7 +10,7 @@ const FIRST_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum pause. After work that ran for at least this time, the first pause is used again.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
-/// Runs `work` until the shutdown. If it ends before, it starts again after a pause.
+/// Runs `work` until the shutdown. If `work` ends earlier, it starts again after a pause.
 pub(crate) async fn until_shutdown<F>(
     component: &'static str,
     shutdown: CancellationToken,
@@ -58,7 +58,7 @@ mod tests {
             async move {
                 match number {
                     1..=3 => {}
-                    // This run is long enough for a short pause after it.
+                    // This run takes long enough to reset the pause.
                     4 => tokio::time::sleep(MAX_PAUSE).await,
                     5 => token.cancel(),
                     _ => unreachable!("the shutdown ends the restarts"),

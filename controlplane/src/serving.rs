@@ -371,7 +371,7 @@ mod tests {
             (Some("a.late.test"), 3),
             (Some("b.late.test"), 2),
             (Some("common.test"), 4),
-            // The configured name of the last certificate goes before the same name in earlier certificates.
+            // The configured name of the last certificate takes precedence over the same name in earlier certificates.
             (Some("b.test"), 5),
             (Some("kubernetes"), 2),
             // A DNS name of a certificate that has other configured names.

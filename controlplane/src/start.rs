@@ -223,7 +223,7 @@ fn own_components(config: &ControlPlaneConfig) -> Vec<&'static str> {
     parts.into_iter().filter(|(_, runs)| *runs).map(|(name, _)| name).collect()
 }
 
-/// The client certificate towards aggregated servers. Its authority signs nothing else, because a server that
+/// The client certificate for requests to aggregated servers. Its authority signs nothing else, because a server that
 /// trusts the authority accepts any user name in the request headers.
 fn front_proxy(pki: &Pki) -> Result<FrontProxy, PkiError> {
     let own = Pki::open(&pki.directory().join("front-proxy"))?;

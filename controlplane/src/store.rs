@@ -103,7 +103,7 @@ pub(crate) fn sealing(keys: Keys, encryption: Option<Arc<Encryption>>) -> Sealin
     Sealing { keys, prefixes: vec![SECRETS.to_owned()], encryption }
 }
 
-/// Locks the state directory: two processes must not write certificates and key files into one.
+/// Locks the state directory, so that only one process writes certificates and key files into it.
 fn lock(state_dir: &Path) -> Result<File, OpenStoreError> {
     let path = state_dir.join("controlplane.lock");
     let made = std::fs::create_dir_all(state_dir);

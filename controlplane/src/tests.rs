@@ -17,7 +17,7 @@ fn api(
     Api::all_with(plane.client("admin", &["system:masters"]), &kind)
 }
 
-/// A definition with the versions v1 and v2, which is stored in one of them.
+/// A definition with the versions v1 and v2. `stored` is the version in which its objects are stored.
 fn definition(stored: &str) -> Value {
     let version = |name: &str| {
         let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});

@@ -26,7 +26,7 @@ impl Cluster {
     /// When the node is not Ready in time.
     #[must_use]
     pub fn up(machine: &Machine, mirrors: &std::path::Path) -> Self {
-        // The test machine may have little free disk space.
+        // Disables image garbage collection by disk usage: the test machine may have little free disk space.
         Self::up_with(machine, mirrors, &["--image-gc-high-threshold", "100"])
     }
 
@@ -51,7 +51,7 @@ impl Cluster {
             ("--cgroup-root", format!("/{}", machine.name())),
             ("--registry-config-dir", text(mirrors.to_owned())),
             ("--node-name", "node-1".to_owned()),
-            // The test machine may have little free disk space.
+            // The test machine may have little free disk space, and the default threshold would evict pods.
             ("--disk-free-percent", "1".to_owned()),
         ];
         let flags = flags.into_iter().filter(|(name, _)| !has_thresholds || *name != "--disk-free-percent");

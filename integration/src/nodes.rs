@@ -137,7 +137,8 @@ impl Nodes {
     pub fn add_on<T>(&mut self, number: u8, start: impl FnOnce(&Host, &Path, &Path) -> (PathBuf, T)) -> T {
         let mut agent = self.new_agent(number, &[]);
         let (socket, runtime) = start(&agent.host, &agent.dir, &self.mirrors);
-        // The test machine may have little free disk space. The other runtime has its own registry settings.
+        // The flags prevent evictions and image garbage collection: the test machine may have little free disk space. The
+        // other runtime has its own registry settings.
         let flags = ["--disk-free-percent", "1", "--image-gc-high-threshold", "100"].map(str::to_owned);
         agent.flags = flags.into_iter().chain(self.flags(&agent.host, &agent.name, &agent.dir)).collect();
         agent.flags.push(format!("--container-runtime-endpoint=unix://{}", socket.display()));
@@ -151,7 +152,7 @@ impl Nodes {
         let name = format!("node-{number}");
         let dir = self.dir_of(&name);
         let registry = self.mirrors.to_str().unwrap();
-        // The test machine may have little free disk space.
+        // These flags prevent evictions and image garbage collection: the test machine may have little free disk space.
         let disk = ["--disk-free-percent", "1", "--image-gc-high-threshold", "100"];
         let registry = ["--registry-config-dir", registry].into_iter().chain(disk).map(str::to_owned);
         Agent {

@@ -51,7 +51,8 @@ fn texts(spec: &Value) -> Vec<&str> {
     spec["ContainerHierarchyTexts"].as_array().unwrap().iter().filter_map(Value::as_str).collect()
 }
 
-/// The table row of a spec: its outermost text without tags. For the security context, the next text follows.
+/// The group of a spec in the table: its outermost text without tags. The group "Security Context" is divided by the
+/// next text.
 fn group(spec: &Value) -> String {
     let plain = |text: &str| {
         let words = text.split_whitespace().filter(|word| !word.starts_with('['));

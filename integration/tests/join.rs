@@ -248,7 +248,8 @@ fn one_of_two_machines_with_a_single_use_token_joins() {
     });
 }
 
-/// Requests of node-1 with kubectl and their errors. POD is a pod of node-2.
+/// kubectl arguments of requests that the API server refuses for node-1, each with its error. POD is replaced by a pod of
+/// node-2.
 const FORBIDDEN: &[(&str, &str)] = &[
     ("get secret foreign", "cannot get resource \"secrets\""),
     ("get secrets -A", "cannot list resource \"secrets\""),

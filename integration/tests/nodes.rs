@@ -23,7 +23,7 @@ use nodes::pods::{Pod, all_reach_all, reaches, reaches_within, with_nginx};
 use serde_json::Value;
 
 const CIDRS: &str = "10.42.0.0/16,fd42::/48";
-/// An uplink's 1500 bytes less the headers of outer IPv6, UDP, VXLAN and Ethernet.
+/// MTU of pods: 1500 bytes of the uplink minus the outer headers (IPv6, UDP and VXLAN) and the inner Ethernet header.
 const MTU: usize = 1430;
 
 /// Forwarding entries, neighbours and routes to other nodes in a node's kernel. None if the VXLAN device does not exist.
@@ -356,8 +356,8 @@ fn a_smaller_path_mtu_is_found_reported_and_used() {
             agent.host().run("ip", &["link", "set", "eth0", "txqueuelen", "999"]);
         }
         for agent in nodes.agents() {
-            // The range begins at the MTU for IPv6, whose header is larger. A bridge forwards four more bytes, for a
-            // VLAN tag. If a probe loses responses, it finds a smaller MTU, and is repeated.
+            // The MTU with an outer IPv6 header is 1330. The probe is exact to eight bytes. A bridge forwards four more
+            // bytes, for a VLAN tag. If a probe loses responses, it finds a smaller MTU, and is repeated.
             eventually("the probe to find the smaller MTU", 30, || {
                 let routes = agent.host().ip(&["route", "show", "proto", "67"]);
                 (1320..=1334).contains(&routes[0]["metrics"][0]["mtu"].as_u64()?).then_some(())

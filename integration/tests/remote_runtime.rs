@@ -83,7 +83,7 @@ impl Runtime {
         );
         let plain = mirrors.join(REGISTRY);
         fs::create_dir_all(&plain).unwrap();
-        // containerd 1.6 requires a table of hosts in the file.
+        // containerd 1.6 requires a `host` table in hosts.toml.
         let hosts = format!("[host.'http://{REGISTRY}']\ncapabilities = ['pull', 'resolve']\n");
         fs::write(plain.join("hosts.toml"), hosts).unwrap();
         fs::write(dir.join("containerd.toml"), config).unwrap();
@@ -99,7 +99,7 @@ impl Runtime {
             "unqualified-search-registries = ['docker.io']\n[[registry]]\nprefix = 'docker.io'\nlocation = '{REGISTRY}'\n\
              insecure = true\n[[registry]]\nlocation = '{REGISTRY}'\ninsecure = true\n"
         );
-        // CRI-O has no setting for this file and looks for it below the user's home.
+        // CRI-O has no setting for the path of registries.conf. It reads the file below the user's home.
         let containers = dir.join("home/.config/containers");
         fs::create_dir_all(&containers).unwrap();
         fs::write(containers.join("registries.conf"), registries).unwrap();

@@ -80,16 +80,16 @@ fn expressions(spec: &Value) -> impl Iterator<Item = ((usize, &'static str), &st
 }
 
 struct Checker {
-    /// Bytes that may still be compiled.
+    /// Remaining bytes of expressions that may be compiled.
     source_left: usize,
-    /// Bytes that warnings may still have.
+    /// Remaining bytes for the texts of warnings.
     warnings_left: usize,
 }
 
 // === impl Checker ===
 
 impl Checker {
-    /// The variables for a kind. A variable of the policy that does not compile has any type, as upstream.
+    /// The variables for a kind. As upstream, a variable of the policy that does not compile has the type `dyn`.
     fn environment(&mut self, spec: &Value, object: Type, params: Option<&Type>) -> Environment {
         let mut environment = typed(object, params.cloned());
         for variable in spec["variables"].as_array().into_iter().flatten() {

@@ -75,7 +75,7 @@ pub(crate) enum NotedToken {
     Extended(ExtendedToken),
 }
 
-/// A pod's token with an extended validity: the kubelet replaces it much earlier.
+/// A pod's token with an extended validity. The kubelet replaces the token long before the extended validity ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ExtendedToken {
     pub(crate) subject: String,

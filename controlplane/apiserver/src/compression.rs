@@ -87,7 +87,7 @@ async fn compress(reply: Reply) -> Reply {
                 return Reply::from_parts(parts, body);
             }
             None => {
-                // Replaced, because a body may panic when it is polled after its end.
+                // The body is replaced, because a body may panic when it is polled after its end.
                 body = http_body_util::Empty::<Bytes>::new().map_err(|never| match never {}).boxed_unsync();
                 break;
             }

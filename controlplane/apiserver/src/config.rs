@@ -47,7 +47,7 @@ pub struct ApiserverConfig {
     /// Authentication configuration file: token issuers and the rule for anonymous requests, in upstream's format
     /// `AuthenticationConfiguration`.
     pub authentication_file: Option<PathBuf>,
-    /// Issuer of OpenID Connect tokens. Excludes the authentication file.
+    /// Issuer of OpenID Connect tokens. Cannot be combined with the authentication file.
     pub oidc: Option<OidcConfig>,
     /// Webhook that authenticates bearer tokens.
     pub token_webhook: Option<TokenWebhookConfig>,
@@ -69,11 +69,11 @@ pub struct ApiserverConfig {
     pub runtime_config: RuntimeConfig,
     /// Behaviour that feature gates control.
     pub features: ServerFeatures,
-    /// Options with kube-apiserver's defaults.
+    /// Options of kube-apiserver, with the same defaults.
     pub options: ServerOptions,
     /// Audit policy and backends. `None` disables auditing.
     pub audit: Option<AuditConfig>,
-    /// The identity of this server towards aggregated servers.
+    /// The client certificate of this server for requests to aggregated servers.
     pub front_proxy: FrontProxy,
     /// Maximum duration of a request that is not long-running, and of the sending of its response.
     pub request_timeout: Duration,
@@ -86,8 +86,8 @@ pub struct ApiserverConfig {
     pub component_metrics: Option<ComponentMetrics>,
     /// Which of `controller-manager` and `scheduler` run in this process, for the component statuses.
     pub own_components: Vec<&'static str>,
-    /// Delay between the start of the shutdown and the end of accepting requests. Load balancers switch to another
-    /// server during this time.
+    /// Time for which the server still accepts requests after a shutdown begins. Load balancers switch to another server
+    /// during this time.
     pub shutdown_delay: Duration,
 }
 

@@ -34,7 +34,8 @@ const WRITE: usize = 1;
 /// Maximum watches of one user, or of all service accounts of a namespace. A watch takes about 25 kB over HTTP/2. Each
 /// unread event of its collection takes some additional bytes.
 const MAX_WATCHES: usize = 10_000;
-/// Maximum watches of such an owner for each node, if that is more: the pods of a DaemonSet use one service account.
+/// Maximum watches of such an owner for each node. The higher one of the two limits applies, because the pods of a
+/// DaemonSet use one service account.
 const MAX_WATCHES_PER_NODE: u64 = 20;
 /// Maximum bytes of all request bodies that are held in memory.
 const MAX_BODIES_BYTES: usize = 64 << 20;
@@ -59,12 +60,12 @@ pub(crate) const GRANTED_WITHOUT_CREDENTIALS: usize = 128 << 10;
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
 /// Maximum bytes of all copies of objects in another version, for lists.
 const MAX_COPIES_BYTES: usize = 64 << 20;
-/// Maximum bytes that the copies of one list count: the part of one owner. A list with more copies is served only while
+/// The copies of a list count as at most this many bytes, the maximum for one owner. A larger list is served only while
 /// no other list has copies.
 const MAX_LIST_COPIES_BYTES: usize = MAX_COPIES_BYTES / (PER_FREE_BYTE + 1) * PER_FREE_BYTE;
 /// The copies of a list do not count if they have at most this many bytes.
 const SMALL_COPIES_BYTES: usize = 256 << 10;
-/// Maximum memory of one owner, as a multiple of the free memory. One owner gets at most three quarters.
+/// Maximum memory of one owner, as a multiple of the free memory. So one owner gets at most three quarters of the total.
 const PER_FREE_BYTE: usize = 3;
 /// Maximum connections to one kubelet for logs, streams and proxied requests. A kubelet accepts a limited number from
 /// the API server, and one user must not use up the connections of other users.
@@ -121,7 +122,7 @@ struct OwnedStream {
 #[derive(Clone)]
 struct SharedCapacity {
     bytes: usize,
-    /// The part that each owner always gets, in addition to `bytes` if necessary.
+    /// The part that each owner always gets, even if the total then exceeds `bytes`.
     granted: usize,
     reserved: Arc<Mutex<Reserved>>,
 }

@@ -93,7 +93,7 @@ impl Apiserver {
         let (refusals, failures) = (LogLimit::default(), LogLimit::default());
         loop {
             let accepted = tokio::select! {
-                // A connection that is accepted but not taken over is closed with the listener.
+                // At the shutdown, closing the listener also closes the connections in its backlog.
                 accepted = listener.accept() => accepted,
                 () = shutdown.cancelled() => break,
             };

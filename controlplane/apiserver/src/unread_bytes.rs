@@ -2,8 +2,9 @@
 //!
 //! A client that does not read keeps the queued events of its watch in memory, and the piece of the response that is
 //! being sent. Each watch has a limit, but there can be many users, and each can have thousands of watches. So all users
-//! share a limit. Above it, the owner with the most unread bytes loses its largest response: the reader of this
-//! response has lost, and the response ends. The connection is closed only if it still holds the bytes.
+//! share a limit. Above this limit, the server ends the largest response of the owner with the most unread bytes. The
+//! reader of an ended response is called lost. The server closes the connection only if the connection still holds the
+//! bytes.
 //!
 //! Bytes that several responses share count once: one service account may have watches on every node of a cluster.
 //!
@@ -28,19 +29,19 @@ use class::Class;
 
 /// Maximum unread bytes of all owners.
 const MAX_BYTES: usize = 64 << 20;
-/// Maximum bytes that one piece counts. Larger pieces are therefore possible, but only for one response at a time.
+/// A larger piece counts as this number of bytes, so that one large response fits within [`MAX_BYTES`].
 const MAX_COUNTED_BYTES: usize = MAX_BYTES / 2;
-/// Minimum bytes of a piece that counts while it is being sent.
+/// Minimum size of a piece in bytes. The server does not count smaller pieces while it sends them.
 pub(crate) const MIN_HELD_BYTES: usize = 8 << 10;
 
-/// Bytes that a queued event counts for its slot in the queue; a slot is not larger. Watches share objects, but not slots.
-/// Without this count, the slots of small shared events would take memory without a limit.
+/// Bytes that the server counts for the slot of a queued event; the real slot is not larger. Watches share objects, but
+/// each watch has its own slots. Without this count, the slots of small shared events would take memory without a limit.
 pub(crate) const SLOT_BYTES: usize = 32;
 
 /// Number of elements for which an empty map keeps memory reserved.
 const KEPT_CAPACITY: usize = 14;
 
-/// Address and length. Only bytes in memory at the same time can be compared.
+/// Identity of bytes: address and length. It is unique only while the bytes are in memory.
 type Identity = (usize, usize);
 
 /// Bytes that count for a reader.
@@ -68,7 +69,7 @@ pub(crate) struct Reader {
     class: Class,
     owner: Arc<str>,
     number: u64,
-    /// Whether bytes have counted, so that [`Unread`] has the owner.
+    /// Whether any bytes were counted for this reader. If so, [`Unread`] may have an entry for the owner.
     has_counted: AtomicBool,
     /// Cancelled when the response must end.
     lost: CancellationToken,
@@ -78,7 +79,7 @@ pub(crate) struct Reader {
 struct Unread {
     /// Number of bytes. Shared bytes count once.
     bytes: usize,
-    /// Number of bytes of slots of events, which `bytes` contains.
+    /// Number of bytes of the slots of events. They are included in `bytes`.
     slot_bytes: usize,
     /// Number of classes with references to bytes.
     classes_of: HashMap<Identity, usize>,
@@ -87,7 +88,7 @@ struct Unread {
     /// An owner stays until its readers are dropped: each event of a watch is unread for a short time, and would
     /// otherwise add and remove the owner.
     owners: HashMap<Arc<str>, Owner>,
-    /// Bytes of readers that have lost and still hold them.
+    /// Bytes that lost readers still hold.
     ending: usize,
 }
 
@@ -96,7 +97,7 @@ struct Unread {
 struct ClassBytes {
     /// Number of bytes. Bytes that owners of this class share count once.
     bytes: usize,
-    /// Bytes of readers that have lost and still hold them.
+    /// Bytes that lost readers still hold.
     ending: usize,
     /// Number of owners with references to bytes.
     owners_of: HashMap<Identity, usize>,
@@ -106,7 +107,7 @@ struct ClassBytes {
 struct Owner {
     /// Number of bytes. Bytes that readers of this owner share count once.
     bytes: usize,
-    /// Bytes of readers that have lost and still hold them.
+    /// Bytes that lost readers still hold.
     ending: usize,
     /// Number of references to bytes.
     references: HashMap<Identity, usize>,
@@ -220,7 +221,7 @@ impl Reader {
     }
 
     /// Like [`Self::add`], for an event in a queue and the object that it keeps in memory. If the result is false, the
-    /// reader has lost: its watch cannot continue. Its bytes are released soon, so further watches need not end.
+    /// reader has lost, and its watch ends. This releases the bytes of the reader, so other watches can continue.
     pub(crate) fn add_event(&self, object: Option<&Bytes>) -> bool {
         let is_within = self.count(Piece::event(object));
         if !is_within {
@@ -302,8 +303,8 @@ impl Reader {
         self.add(&bytes).then(|| Bytes::from_owner(HeldBytes { bytes, reader: self.clone() }))
     }
 
-    /// Does the same as [`Self::hold`], for a frame that only this response has, such as a rendered table. A stored
-    /// object that is sent as it is takes no memory of its own.
+    /// Does the same as [`Self::hold`], for a frame that only this response has, such as a rendered table. A frame that
+    /// shares the memory of a stored object does not count.
     pub(crate) fn hold_frame(self: &Arc<Self>, frame: Bytes) -> std::io::Result<Bytes> {
         if !frame.is_unique() {
             return Ok(frame);
@@ -322,8 +323,8 @@ impl Reader {
         &self.owner
     }
 
-    /// Whether other users must not be able to end the response: it is to a member of `system:masters`, or to a component
-    /// of the cluster.
+    /// Whether the client is a member of `system:masters` or a component of the cluster. Other users must not be able to
+    /// end its response.
     pub(crate) fn is_protected(&self) -> bool {
         self.is_of_masters || self.class == Class::Components
     }

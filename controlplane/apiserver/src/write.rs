@@ -236,7 +236,7 @@ async fn is_encrypted_as_now(call: &Call, key: &str) -> Result<bool> {
     call.state.store.is_current(key).await.map_err(ApiError::internal)
 }
 
-/// Removes the group of a pod while groups of pods are not served, with a warning.
+/// Removes `schedulingGroup` of a pod, with a warning, if the server does not serve PodGroups.
 fn drop_scheduling_group(call: &Call, object: &mut Value, old: Option<&Value>) {
     if call.state.registry.load().serves_pod_groups() {
         return;

@@ -133,7 +133,7 @@ impl Log {
     pub async fn flush(&self) {
         let (done, written) = oneshot::channel();
         if self.lines.send(Message::Flush(done)).await.is_ok() {
-            // The thread drops the sender without a message, so this returns an error.
+            // The thread drops the sender and sends no message. The receiver therefore always returns an error.
             let _ = written.await;
         }
     }

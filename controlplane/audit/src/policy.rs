@@ -23,7 +23,7 @@ pub enum Level {
 pub enum Stage {
     /// The request is authenticated, and not yet handled.
     RequestReceived,
-    /// The headers of a long-running response are sent, and its body is not.
+    /// The headers of a long-running response are sent, and its body is not sent yet.
     ResponseStarted,
     /// The response is complete.
     ResponseComplete,
@@ -118,9 +118,9 @@ pub struct ResourceAttributes<'a> {
 pub struct Decision {
     /// How much is recorded.
     pub level: Level,
-    /// Stages without an event.
+    /// Stages for which no event is recorded.
     pub omit_stages: Vec<Stage>,
-    /// Whether recorded objects have no `metadata.managedFields`.
+    /// Whether `metadata.managedFields` is removed from recorded objects.
     pub omit_managed_fields: bool,
 }
 

@@ -48,7 +48,7 @@ impl Types {
         self.0.get(&std::ptr::from_ref(expr)).unwrap_or(&DYN)
     }
 
-    /// Whether the part has a type. Names of namespaces have no type.
+    /// Whether the part has a type. The first part of a function name such as `sets.contains` has none.
     pub(crate) fn has(&self, expr: &Expr) -> bool {
         self.0.contains_key(&std::ptr::from_ref(expr))
     }
@@ -335,7 +335,7 @@ fn literal_type(literal: &Literal) -> Type {
     }
 }
 
-/// The type of elements of both types.
+/// The common type of elements. `dyn` if their types differ.
 fn join(old: Option<Type>, new: Type) -> Type {
     match old {
         None => new,

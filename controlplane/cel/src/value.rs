@@ -53,7 +53,7 @@ pub enum Value<'a> {
     JsonMap(&'a Map<String, Json>, &'a Type),
     /// An object in JSON with known fields.
     JsonObject(&'a Map<String, Json>, &'a ObjectType),
-    /// Nanoseconds.
+    /// A duration in nanoseconds.
     Duration(i64),
     /// A point in time.
     Timestamp(OffsetTime),

@@ -55,7 +55,7 @@ struct Counts {
 
 #[derive(Debug, Default)]
 struct Histogram {
-    /// Numbers of values up to each bound. Empty before the first value.
+    /// For each bound, the number of values up to this bound. Empty before the first value.
     buckets: Vec<u64>,
     count: u64,
     sum: f64,

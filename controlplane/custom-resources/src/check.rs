@@ -17,10 +17,10 @@ use crate::work::comparison;
 /// times, with patterns of any size.
 const MAX_WORK: u64 = 2_000_000_000;
 
-/// Work for the check of one value against one node of the schema, without the texts of the value.
+/// Work for the check of one value against one node of the schema. Checks of texts and lists add work.
 const NODE: usize = 50;
 
-/// Maximum violations of one value. A list of required fields can be as long as a definition.
+/// Maximum violations of one value. A definition can list very many required fields, and each can be a violation.
 const MAX_ERRORS: usize = 1000;
 
 /// Validates an object, or a part of it that the path names.

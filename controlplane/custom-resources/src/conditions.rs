@@ -1,4 +1,4 @@
-//! Names and conditions of definitions: a plan of the status (`controller/status`, `controller/establish`).
+//! Computes the names and conditions in the status of definitions (`controller/status`, `controller/establish`).
 
 use std::collections::HashSet;
 
@@ -52,8 +52,8 @@ impl StatusChange {
         }
     }
 
-    /// The change while the resource cannot be served: the definition does not become established. A definition that is
-    /// established already stays established, as upstream. `None` if the current status is equal.
+    /// The change while the resource cannot be served: the definition does not become established. As upstream, an
+    /// established definition stays established. `None` if the current status is equal.
     pub fn not_served(mut self, current: &Status, reason: &str) -> Option<Self> {
         for wanted in &mut self.conditions {
             if wanted.kind == "Established" && wanted.status == "True" {

@@ -54,8 +54,8 @@ impl CustomResource {
         self.rules.is_some()
     }
 
-    /// Whether the pruning, defaulting and validation of an object may take more than about a millisecond, without rules
-    /// in CEL. The old object is given for an update.
+    /// Whether the pruning, defaulting and validation of an object may take more than about a millisecond. The time of
+    /// rules in CEL is not included. The old object is given for an update.
     pub fn is_heavy(&self, object: &Value, old: Option<&Value>) -> bool {
         work::is_heavy([object].into_iter().chain(old), &self.schema)
     }

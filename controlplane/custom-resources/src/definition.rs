@@ -25,7 +25,7 @@ pub struct Metadata {
     pub uid: String,
     /// Annotations.
     pub annotations: std::collections::BTreeMap<String, String>,
-    /// It is set when the definition is being deleted.
+    /// Time of the deletion request. `None` if the definition is not being deleted.
     pub deletion_timestamp: Option<String>,
     /// Finalizers.
     pub finalizers: Vec<String>,

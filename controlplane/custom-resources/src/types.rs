@@ -13,8 +13,8 @@ pub(crate) fn of_schema(schema: &Schema, resource: bool) -> Option<Type> {
     Reader { metadata: &metadata() }.schema(schema, resource)
 }
 
-/// The type of the objects of a custom resource. `metadata` is the type of their metadata. That type may have all
-/// fields of the metadata. Rules can read only the names.
+/// The type of the objects of a custom resource. `metadata` is the type of their metadata. It may have all fields of the
+/// metadata, but rules can read only `name` and `generateName`.
 pub(crate) fn of_resource(schema: &Schema, metadata: &Type) -> Option<Type> {
     Reader { metadata }.schema(schema, true)
 }

@@ -22,8 +22,8 @@ const SIMILAR_SECONDS: f64 = 600.0;
 /// Capacity of the tables of objects and of groups of similar events.
 const KEPT_MAX: usize = 4096;
 
-/// A digest of an event's identity. The tables have an entry for each recent event, and a text as the key would take
-/// most of a kilobyte. The hash functions have random keys, so that authors of messages cannot find collisions.
+/// A digest of an event's identity. It is the key in the tables, because the identity as text can take almost a kilobyte
+/// for each recent event. The hash functions have random keys, so that authors of messages cannot find collisions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Digest(u64, u64);
 
@@ -82,7 +82,7 @@ impl Correlator {
         similar.last = record.at;
         let is_known = similar.messages.contains(&message);
         if !is_known && similar.messages.len() < SIMILAR_MAX {
-            // Most events always have the same message, so the list grows by one place at a time.
+            // Most groups have only one message, so the list grows by one element at a time.
             similar.messages.reserve_exact(1);
             similar.messages.push(message);
         } else if !is_known {

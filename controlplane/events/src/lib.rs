@@ -97,7 +97,8 @@ fn queue(capacity: usize) -> (Recorder, mpsc::Receiver<Record>) {
     (Recorder { queue }, records)
 }
 
-/// Waits while other requests are urgent, until an event of this age has waited for [`YIELD_MAX`] in total.
+/// Waits while other requests are urgent. `age` is the time for which the event has waited. The wait ends at
+/// [`YIELD_MAX`] in total.
 async fn wait_while_urgent(urgent: &mut watch::Receiver<bool>, age: Duration) {
     let left = YIELD_MAX.saturating_sub(age);
     if !left.is_zero() {

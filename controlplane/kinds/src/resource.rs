@@ -106,7 +106,7 @@ pub struct Resource {
     pub scale: Option<ScalePaths>,
     /// Column definitions of tables: a JSON array.
     pub columns: Value,
-    /// Whether the row is compiled in.
+    /// Whether the resource is built in.
     pub(crate) is_built_in: bool,
     api_version: String,
     strategy: Arc<dyn Strategy>,
@@ -188,8 +188,8 @@ pub trait Strategy: Send + Sync {
     /// Validates an update of `/status`. Metadata is validated already.
     fn validate_status(&self, causes: &mut Causes, new: &Value, old: &Value);
 
-    /// Whether stored objects may lack defaults, because the schema can change. They are completed when they are
-    /// loaded.
+    /// Whether stored objects may lack defaults, because the schema can change. The server adds missing defaults when it
+    /// loads an object.
     fn completes_stored(&self) -> bool {
         false
     }
@@ -304,7 +304,7 @@ impl Resource {
         (self.is_built_in && self.definition.is_none()).then_some(&*self.schema)
     }
 
-    /// Whether the resource is compiled in: no custom resource replaces it.
+    /// Whether the resource is built in. No custom resource replaces it.
     pub fn is_built_in(&self) -> bool {
         self.is_built_in
     }

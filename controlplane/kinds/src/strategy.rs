@@ -278,7 +278,7 @@ fn take(new: &mut Value, old: &Value, name: &str) {
 
 fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
     match (&*kind.group, &*kind.kind) {
-        // A changed annotation of a deployment is a new generation, as upstream: the revision is an annotation.
+        // As upstream, a change of an annotation of a deployment increases the generation.
         ("apps", "Deployment") => {
             new["spec"] != old["spec"] || new["metadata"]["annotations"] != old["metadata"]["annotations"]
         }

@@ -128,8 +128,8 @@ pub fn ratcheted(
         let remaining = rules(kind, new, &stored);
         causes.retain(|cause| remaining.contains(cause));
     }
-    // Metadata is checked first, so a cut list may lack violations of other fields. If the list is cut, these fields
-    // must not change.
+    // Metadata is checked first, so a truncated list of violations may lack violations of other fields. If the list is
+    // truncated, only metadata may change.
     if cause::are_cut(&causes) && changes_more_than_metadata(new, &stored) {
         return causes;
     }

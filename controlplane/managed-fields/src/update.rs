@@ -432,7 +432,7 @@ fn unowned() -> FieldSet {
     fields
 }
 
-/// Takes the server's fields from a manager.
+/// Removes the fields that the server alone sets from the set of a manager.
 fn strip(id: &ManagerId, managers: &mut Managers) {
     if let Some(owned) = managers.0.get_mut(id) {
         owned.fields.subtract(&UNOWNED);

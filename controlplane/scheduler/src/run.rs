@@ -68,16 +68,16 @@ struct Scheduler {
     bindings: JoinSet<Bound>,
     /// Permits of concurrent binding requests.
     requests: Arc<Semaphore>,
-    /// Whether all permits are in use. While they are, no events are sent.
+    /// Whether all permits are in use. While this is true, the recorder delays events.
     is_saturated: tokio::sync::watch::Sender<bool>,
     /// Permits of concurrent binding requests to extenders. A slow extender does not delay pods that no extender binds.
     extender_requests: Arc<Semaphore>,
-    /// Requests about refused pods. Each returns the uid of the pod if the pod must be scheduled again.
+    /// Requests after an unsuccessful attempt. Each returns the uid of the pod if the pod must be scheduled again.
     marks: JoinSet<Option<String>>,
     extender_calls: ExtenderCalls,
     groups: Groups,
     group_feed: Feed,
-    /// Before this time no refused gang is retried: the attempts of all gangs use at most a tenth of the time.
+    /// The scheduler does not retry a refused gang before this time. So attempts of gangs take at most a tenth of its time.
     gangs_delayed_until: Instant,
     searches: SearchLimiter,
     /// Writes of group conditions in flight, at most one for each group. Each returns whether it succeeded.

@@ -110,8 +110,7 @@ fn add(snapshot: &mut Snapshot, object: Value) -> Result<(), serde_json::Error> 
     Ok(())
 }
 
-/// The pod with the start time that it has after it is placed. Without start times upstream's order of victims is
-/// undefined.
+/// Sets the start time of a placed pod. Without start times upstream's order of victims is undefined.
 fn started(mut pod: Pod, index: usize) -> Pod {
     let second = FIRST_START + i64::try_from(index).unwrap_or_default();
     pod.status.start_time = jiff::Timestamp::from_second(second).ok().map(Time);

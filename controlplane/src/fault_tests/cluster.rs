@@ -22,7 +22,7 @@ use crate::{ControlPlane, ControlPlaneConfig, ControllerSelection, SchedulerConf
 
 /// Maximum time until the objects have the expected state.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// An hour: the simulated nodes write no heartbeats.
+/// Grace period for node heartbeats. It is long, because the simulated nodes write no heartbeats.
 const HOUR: Duration = Duration::from_secs(3600);
 
 /// The uids of all pods that were created, including deleted pods, by namespace and controller (`Kind/name`).
@@ -33,7 +33,7 @@ pub(super) struct Cluster {
     admin: Client,
     created: Created,
     deaths: Arc<AtomicUsize>,
-    /// Each process dies at one of its first writes. This is the number of these writes.
+    /// Each process dies at a random write among its first `steps` writes.
     steps: Arc<AtomicU64>,
     shutdown: CancellationToken,
     plane: ControlPlane,

@@ -24,7 +24,7 @@ pub struct Leaf {
     pub common_name: String,
     /// The organization: the group, for client certificates.
     pub organization: Option<String>,
-    /// The side of a connection.
+    /// Whether the certificate is for a server or for a client.
     pub usage: Usage,
     /// DNS names.
     pub names: Vec<String>,

@@ -21,7 +21,7 @@ const MAGIC: &[u8; 16] = b"coracle backup\r\n";
 const VERSION: u32 = 1;
 /// Approximate size of one chunk of a backup, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Maximum size of a key and of a value in bytes. A backup with a larger length is damaged.
+/// Maximum size of a key and of a value in bytes. A larger length in a backup shows that the backup is damaged.
 const MAX_KEY: usize = 64 << 10;
 const MAX_VALUE: usize = 64 << 20;
 

@@ -2,8 +2,8 @@
 //!
 //! One thread (`writer`) makes all commits. It checks the waiting writes, syncs them with one fdatasync and publishes
 //! them. So commits are ordered, and concurrent ones share a sync. fjall writes less to flash storage than SQLite and
-//! redb. A durable commit of a 1.5 kB object writes 5.7 kB to disk, compared with 19 kB and 40 kB. It also has the
-//! lowest latency of the three.
+//! redb. A durable commit of a 1.5 kB object writes 5.7 kB to disk, compared with 19 kB and 40 kB. Of the three, fjall
+//! also has the lowest latency.
 
 mod engine;
 mod inspect;
@@ -73,8 +73,8 @@ struct Job {
 }
 
 impl Embedded {
-    /// Opens the store in `path`, or creates it. First encrypts entries with the first key, if they must be encrypted
-    /// with it and are not. This needs disk space for a copy of the store.
+    /// Opens the store in `path`, or creates it. Entries that must be encrypted, but are not encrypted with the first key,
+    /// are encrypted with it first. This needs disk space for a copy of the store.
     ///
     /// # Errors
     /// [`Error::Locked`], [`Error::Corrupt`], [`Error::Open`], or [`Error::Sealed`] if a key is missing.

@@ -32,7 +32,7 @@ pub struct Status<'a> {
     pub now: Timestamp,
     /// Version of the program.
     pub version: &'a str,
-    /// Kubernetes version whose behaviour the program has, `1.36`.
+    /// Kubernetes version that the program emulates, such as `1.36`.
     pub emulated: &'a str,
     /// Paths of other pages for troubleshooting, sorted.
     pub paths: &'a [&'a str],

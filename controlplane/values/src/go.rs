@@ -1,5 +1,5 @@
-//! Booleans as Go reads them, and the names that Go's JSON decoder gives to values. Both are parts of the API: in
-//! annotations, options and messages.
+//! Booleans as Go reads them, and the names that Go's JSON decoder gives to values. Annotations, options and messages of
+//! the API use both.
 
 use serde_json::Value;
 

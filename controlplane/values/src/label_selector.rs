@@ -112,7 +112,7 @@ impl LabelSelector {
         self.matches_by(|key| labels?.get(key).map(String::as_str))
     }
 
-    /// Whether labels meet all requirements. The function returns the value of a label.
+    /// Whether labels meet all requirements. `value` returns the value of the label with a key.
     pub fn matches_by<'a>(&self, value: impl Fn(&str) -> Option<&'a str>) -> bool {
         self.requirements.iter().all(|requirement| match requirement {
             Requirement::In(key, values) => value(key).is_some_and(|value| contains(values, value)),

@@ -199,7 +199,7 @@ fn scale(suffix: &str) -> Result<(Notation, Scale), QuantityError> {
 
 /// The amount in nano units: rounded up, capped at the limit of the notation. Linear in the number of digits.
 fn nanos(whole: &str, fraction: &str, scale: Scale) -> i128 {
-    // `unit` is the number 1 in nano units.
+    // `unit` is the number of nano units for the amount 1 with this suffix.
     let (cap, unit, power) = match scale {
         Scale::Ten(power) => (MAX_DECIMAL, NANO, power),
         Scale::Two(power) => (MAX_BINARY, NANO << power, 0),
@@ -207,7 +207,7 @@ fn nanos(whole: &str, fraction: &str, scale: Scale) -> i128 {
     let digits = format!("{whole}{fraction}");
     let significant = digits.trim_start_matches('0');
     let length = |text: &str| i64::try_from(text.len()).unwrap_or(i64::MAX / 4);
-    // Position of the decimal point in `significant`. The position is outside of the text if zeros are missing there.
+    // Position of the decimal point in `significant`. It is negative or beyond the end if zeros must be added there.
     let point = length(whole) + i64::from(power) - (length(&digits) - length(significant));
     let significant = significant.trim_end_matches('0');
     if significant.is_empty() {

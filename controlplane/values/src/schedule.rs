@@ -169,7 +169,7 @@ fn duration(text: &str) -> Option<i64> {
 
 /// The first number with its unit in nanoseconds, and the rest of the text.
 fn first_part(text: &str) -> Option<(u128, &str)> {
-    /// Maximum number of used digits of a fraction. Further digits are less than a nanosecond, even of hours.
+    /// Maximum number of digits of a fraction that count. Further digits change the result by less than a nanosecond.
     const FRACTION_MAX: usize = 15;
     let (whole, rest) = digits(text);
     let (fraction, rest) = rest.strip_prefix('.').map_or(("", rest), digits);

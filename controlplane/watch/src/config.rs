@@ -33,7 +33,7 @@ pub struct Config {
     timeout: u32,
     pub(crate) backoff: Backoff,
     pub(crate) max_unserved_pause: Duration,
-    /// Whether the client can do without the kind.
+    /// Whether the kind is optional: the client also works if the server does not serve the kind.
     pub(crate) is_optional: bool,
     /// Maximum objects of a page.
     page_size: u32,
@@ -107,7 +107,7 @@ impl Config {
         self
     }
 
-    /// The client can do without the kind. A server that does not serve it, or forbids it, gets a request every 5 minutes.
+    /// Marks the kind as optional. If the server does not serve the kind or forbids it, the watch retries every 5 minutes.
     #[must_use]
     pub fn optional(mut self) -> Self {
         (self.max_unserved_pause, self.is_optional) = (LONG_PAUSE, true);

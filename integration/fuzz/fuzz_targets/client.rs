@@ -1,4 +1,4 @@
-//! Fuzz target: bytes of gRPC clients on Unix sockets, whose `:authority` is changed.
+//! Fuzz target: the bytes that gRPC clients send on Unix sockets. The server changes the `:authority`.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| coracle_cri::fuzz::client(data));

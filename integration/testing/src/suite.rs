@@ -33,10 +33,10 @@ impl Suite {
     }
 
     /// Runs the tests that the filters select, in this order, on the calling thread. With the environment variable
-    /// `TEST_PART` these are only the tests of that part: scripts/test-runner shares slow programs among processes.
+    /// `TEST_PART`, only the tests of that part run: scripts/test-runner divides slow programs among processes.
     ///
     /// # Panics
-    /// If `TEST_PART` is no part.
+    /// If `TEST_PART` does not have the form NUMBER/PARTS.
     #[must_use]
     pub fn run(self, tests: Vec<Test>) -> ExitCode {
         let part = std::env::var("TEST_PART").ok();
@@ -61,7 +61,7 @@ impl Suite {
 /// PARTS. If no part is given, every test belongs.
 ///
 /// # Panics
-/// If the text is no part.
+/// If the text does not have the form NUMBER/PARTS.
 fn is_in_part(index: usize, part: Option<&str>) -> bool {
     let Some(part) = part else { return true };
     let (number, parts) = part.split_once('/').unwrap_or_default();

@@ -5,8 +5,8 @@ use std::net::{SocketAddr, UdpSocket};
 
 use crate::eventually;
 
-/// Binds a socket to this address. Waits while the address is in use. Between its fork and its exec, a child process of
-/// another test has copies of all sockets.
+/// Binds a socket to this address. Waits while the address is in use: a child process of another test has copies of all
+/// sockets between its fork and its exec.
 ///
 /// # Panics
 /// If the address cannot be used.

@@ -53,7 +53,7 @@ fn event(cluster: &Cluster, reason: &str, says: &str) {
     });
 }
 
-/// kubectl validates unknown kinds and lists itself, by the protobuf form of `/openapi/v2`.
+/// kubectl itself rejects unknown kinds, and validates lists. It uses the protobuf form of `/openapi/v2`.
 fn kubectl_validates_by_openapi(cluster: &Cluster) {
     let unknown = r#"{"apiVersion":"example.com/v1","kind":"Unknown","metadata":{"name":"u"}}"#;
     let output = cluster.kubectl_of("1.37", &["create", "-f", "-"], unknown);
@@ -364,7 +364,7 @@ fn a_foreign_bridge_with_the_same_name_is_refused_and_unchanged() {
         ip(&["link", "add", "theirs0", "address", "0a:00:00:00:00:01", "type", "bridge"]);
         ip(&["addr", "add", "192.0.2.1/24", "dev", "theirs0"]);
         ip(&["link", "set", "theirs0", "up"]);
-        // The uplink is left out, because the kernel may report its carrier later.
+        // The state of the uplink is not compared, because the kernel may report the carrier of the uplink later.
         let state = || {
             let links = ip(&["-o", "link", "show"]);
             let names: Vec<String> =

@@ -159,7 +159,7 @@ fn a_stale_disruption_target_condition_is_reset() {
             let found = conditions.as_array().unwrap().iter().find(|one| one["type"] == "DisruptionTarget");
             found.map(|condition| condition["status"].as_str().unwrap().to_owned())
         };
-        // The controller handles this pod before the other one, and keeps the condition: the pod may still be deleted.
+        // The controller reconciles `recent` first. It keeps the condition of `recent`, because this pod may still be deleted.
         set_condition("recent", "2100-01-01T00:00:00Z");
         set_condition("stale", "2026-01-01T00:00:00Z");
         let is = |pod: &str, expected: &str| status(pod).as_deref() == Some(expected);

@@ -73,7 +73,7 @@ fn run(machine: &Machine, mirrors: &Path, options: &[&str], commands: &str) -> S
     run.arg(scratch).arg(Machine::coracle()).arg(Machine::kubectl("1.37")).args(options).arg(file);
     run.env("CORACLE_CGROUP_ROOT", format!("/{}", machine.name()))
         .env("CORACLE_REGISTRY_CONFIG_DIR", mirrors);
-    // The test machine may have little free disk space.
+    // Prevents evictions and image garbage collection: the test machine may have little free disk space.
     run.env("CORACLE_DISK_FREE_PERCENT", "1").env("CORACLE_IMAGE_GC_HIGH_THRESHOLD", "100");
     let output = run.stdin(Stdio::null()).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

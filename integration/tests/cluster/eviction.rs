@@ -13,7 +13,7 @@ fn create(cluster: &Cluster, name: &str, fields: &Value, container: &Value) {
     cluster.apply(&pod.to_string());
 }
 
-/// The pod once it is evicted, and the message of its status.
+/// Waits until the pod is evicted. Returns the pod and the message in its status.
 fn evicted(cluster: &Cluster, name: &str) -> (Value, String) {
     let pod = eventually(&format!("{name} to be evicted"), 90, || {
         let pod = cluster.get(&["pod", name]);

@@ -13,7 +13,7 @@ fn with_cluster(
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let mut flags = prepare(machine);
-        // The test machine may have little free disk space.
+        // Disables image garbage collection by disk usage: the test machine may have little free disk space.
         flags.extend(["--image-gc-high-threshold", "100"].map(str::to_owned));
         let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
         let mut cluster = Cluster::up_with(machine, &mirrors, &flags);

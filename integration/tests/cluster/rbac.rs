@@ -64,7 +64,7 @@ fn a_service_account_has_the_permissions_of_its_roles() {
     });
 }
 
-/// Requests as the account, with its token.
+/// Sends requests with a token of the service account.
 fn with_its_token(nodes: &Nodes, kubeconfig: &str) {
     let token = nodes.kubectl(&["create", "token", "robot"]);
     let token = token.trim();

@@ -79,7 +79,7 @@ fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
-/// Finding 15 and ways to evade the check: a privileged pod, a privileged debug container, another namespace's label.
+/// Pod Security, and ways to evade it: a privileged pod, a privileged debug container, a new label of the namespace.
 #[test]
 fn a_restricted_namespace_rejects_privileged_pods() {
     with_tenant(|machine, cluster| {
@@ -106,7 +106,7 @@ fn a_restricted_namespace_rejects_privileged_pods() {
     });
 }
 
-/// Finding 14: kubectl opens a WebSocket with GET, so the verb `get` was enough.
+/// kubectl opens a WebSocket with GET. In earlier versions the verb `get` was therefore enough to exec.
 #[test]
 fn get_is_not_enough_to_enter_a_pod() {
     with_tenant(|machine, cluster| {

@@ -27,7 +27,7 @@ fn config_map(plane: &Plane, name: &str, size: usize) {
     assert_eq!(code, 201, "{}", &answer[..answer.floor_char_boundary(500)]);
 }
 
-/// Finding B5: each copy contains the previous one, so that a request of 3 kB builds gigabytes.
+/// A JSON patch can copy an object into itself repeatedly. Without a limit, a request of 3 kB builds gigabytes.
 #[test]
 fn a_json_patch_cannot_multiply_an_object() {
     on_a_machine(|machine| {
@@ -45,7 +45,7 @@ fn a_json_patch_cannot_multiply_an_object() {
     });
 }
 
-/// Finding B6: nested flow collections take the YAML parser quadratic time, on the threads that also do TLS
+/// The YAML parser needs quadratic time for nested flow collections. It must not block the threads that also do TLS
 /// handshakes.
 #[test]
 fn nested_yaml_does_not_block_other_clients() {
@@ -73,7 +73,7 @@ fn nested_yaml_does_not_block_other_clients() {
     });
 }
 
-/// Finding B7: connections without any data use all descriptors.
+/// In an earlier version, connections that sent no data could use all descriptors.
 #[test]
 fn idle_connections_leave_descriptors_for_other_clients() {
     on_a_machine(|machine| {
@@ -91,7 +91,7 @@ fn idle_connections_leave_descriptors_for_other_clients() {
     });
 }
 
-/// Finding B12: each connection without TLS and each unknown token wrote a line to the log.
+/// In an earlier version, each connection without TLS and each unknown token wrote a line to the log.
 #[test]
 fn anonymous_clients_write_few_lines_to_the_log() {
     on_a_machine(|machine| {
@@ -114,8 +114,8 @@ fn anonymous_clients_write_few_lines_to_the_log() {
     });
 }
 
-/// Finding B7: the limits allow as many watches as a large cluster needs, with systemd's default limits. An ordinary user
-/// has them, each on a connection of its own.
+/// With systemd's default limits, the API server allows as many watches as a large cluster needs. An ordinary user starts
+/// them, each on a connection of its own.
 #[test]
 fn five_thousand_watches_work_with_the_usual_limits() {
     const WATCHES: usize = 5000;
@@ -172,7 +172,7 @@ fn floods_of_http2_frames_take_bounded_memory_and_stop_no_other_client() {
     });
 }
 
-/// Finding B8: each client had its own encoded copy of the list until it had read the list.
+/// In an earlier version, the server kept an encoded copy of the list for each client until the client had read it.
 #[test]
 fn unread_lists_share_the_encoded_objects() {
     on_a_machine(|machine| {
@@ -220,7 +220,7 @@ fn unread_streams_share_the_encoded_objects() {
     });
 }
 
-/// Finding B9: the memory of deleted objects stayed with the process.
+/// In an earlier version, the process kept the memory of deleted objects.
 #[test]
 fn the_memory_of_deleted_objects_is_returned() {
     on_a_machine(|machine| {
@@ -242,7 +242,7 @@ fn the_memory_of_deleted_objects_is_returned() {
     });
 }
 
-/// Finding B8: requests in flight are limited, and one user cannot use all of them.
+/// The number of requests in flight is limited, and one user cannot use all of them.
 #[test]
 fn unfinished_requests_of_one_user_do_not_block_other_users() {
     on_a_machine(|machine| {
@@ -294,7 +294,8 @@ fn seconds_until_closed(
     None
 }
 
-/// Finding B8: a connection that sent nothing after the handshake, or a byte each second, was never closed.
+/// In an earlier version, the server never closed a connection that sent nothing after the handshake, or one byte each
+/// second.
 #[test]
 fn silent_and_slow_clients_lose_their_connections() {
     // The API server waits 32 s for a header and 90 s for a request. A connection that is refused ends at once.

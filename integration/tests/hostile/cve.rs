@@ -24,7 +24,7 @@ fn on_a_cluster(test: impl FnOnce(&Machine, &mut Cluster) + Send + 'static) {
     });
 }
 
-/// A pod with one container of the image `busybox`, which sleeps, and more fields of the pod and of the container.
+/// A pod with one container that runs `sleep` in the image `busybox`. `pod` and `container` are additional fields.
 fn sleeper(name: &str, pod: &Value, container: &Value) -> String {
     let mut first = json!({"name": "c", "image": "busybox", "command": ["sleep", "1000"]});
     first.as_object_mut().unwrap().extend(container.as_object().cloned().unwrap_or_default());
@@ -40,7 +40,7 @@ fn run_pod(cluster: &Cluster, name: &str, manifest: &str) {
     cluster.kubectl(&["wait", &format!("pod/{name}"), running, "--timeout=360s"]);
 }
 
-/// Runs a shell command in the pod, which may fail. Returns standard output and standard error.
+/// Runs a shell command in the pod. The command may fail. Returns standard output and standard error.
 fn sh(cluster: &Cluster, pod: &str, script: &str) -> String {
     let output = cluster.try_kubectl(&["exec", pod, "--", "sh", "-c", script]);
     String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()

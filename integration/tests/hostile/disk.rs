@@ -23,7 +23,7 @@ fn create(cluster: &Cluster, name: &str, script: &str, pod: &Value, container: &
     cluster.apply(&pod.to_string());
 }
 
-/// The status of a pod once it is evicted.
+/// Waits until the pod is evicted. Returns the status of the pod.
 fn evicted(cluster: &Cluster, name: &str) -> Value {
     eventually(&format!("{name} to be evicted"), 90, || {
         let status = cluster.get(&["pod", name])["status"].clone();
@@ -79,7 +79,7 @@ fn a_pod_that_fills_the_disk_beyond_its_limits_is_evicted() {
     });
 }
 
-/// Finding B10: an `emptyDir` without a limit is on the disk of the store.
+/// An `emptyDir` without a limit is on the disk of the store, so a pod can fill this disk.
 #[test]
 fn a_pod_that_fills_the_disk_of_the_store_is_evicted_and_the_store_recovers_without_a_restart() {
     on_disk(with_ext4, |machine| {
@@ -166,7 +166,7 @@ fn memory_peak(pid: u32) -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() << 10
 }
 
-/// Finding B11: the agent read files of the container without a limit of their size.
+/// In an earlier version, the agent read files of the container without a size limit.
 #[test]
 fn files_of_any_size_in_a_container_take_bounded_memory_of_the_node() {
     with_cluster(|cluster| {

@@ -1,4 +1,4 @@
-//! Pods that attack the node's ports, sockets and probes, and servers that make the node report text.
+//! Pods that attack the node's ports, sockets and probes, and servers whose responses the node must not report.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream, UdpSocket};
@@ -119,7 +119,7 @@ fn a_probe_that_the_node_cannot_execute_does_not_restart_the_pod() {
         let limits = std::fs::read_to_string(format!("/proc/{}/limits", cluster.pid())).unwrap();
         let line = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
         let soft = line.split_whitespace().nth(3).unwrap().to_owned();
-        // This client connects before the limit.
+        // This client connects before the limit of open files is lowered.
         let log = machine.path("events");
         let mut events = cluster.start_with_log(&["get", "events", "--watch"], &log);
         let reported = |text: &str| std::fs::read_to_string(&log).unwrap().contains(text);

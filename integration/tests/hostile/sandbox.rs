@@ -65,7 +65,7 @@ fn process_1(machine: &Machine) -> Option<(i32, i32)> {
     })
 }
 
-/// Finding A2: with `SYS_PTRACE`, `/proc/1/root/..` led to the node's root.
+/// In an earlier version, a container with `SYS_PTRACE` could reach the node's root by `/proc/1/root/..`.
 #[test]
 fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
     with_cluster(|machine, cluster| {
@@ -120,7 +120,7 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
     });
 }
 
-/// Finding A3: a pod whose process 1 had died stayed ready, and its containers failed to start.
+/// In an earlier version, a pod stayed ready after its process 1 had died, and its containers failed to start.
 #[test]
 fn a_pod_ends_with_its_process_1() {
     with_cluster(|machine, cluster| {
@@ -186,7 +186,7 @@ fn a_tracer_of_process_1_can_only_end_its_own_pod() {
     });
 }
 
-/// Finding C16: root in a hostNetwork pod could bind the abstract socket names that agents used as locks.
+/// In an earlier version, agents used abstract socket names as locks. Root in a hostNetwork pod could bind these names.
 #[test]
 fn abstract_socket_names_do_not_keep_the_agent_from_starting() {
     on_a_machine(|machine| {
@@ -208,7 +208,7 @@ fn abstract_socket_names_do_not_keep_the_agent_from_starting() {
     });
 }
 
-/// Finding C17: shims inherited the descriptors of the process that started the node.
+/// In an earlier version, shims inherited the descriptors of the process that started the node.
 #[test]
 fn shims_and_containers_inherit_no_descriptor_of_the_nodes_parent() {
     on_a_machine(|machine| {

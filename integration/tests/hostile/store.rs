@@ -145,7 +145,7 @@ fn the_api_reports_a_full_disk_and_recovers_without_a_restart() {
     });
 }
 
-/// Finding B10: a file system that became read-only, as ext4 after an error. It is replaced by a copy on another disk.
+/// The file system of the store becomes read-only, as ext4 does after an error. A copy on another disk then replaces it.
 #[test]
 fn the_api_reports_a_read_only_disk_and_recovers_without_a_restart() {
     on_disk(with_ext4, |machine| {

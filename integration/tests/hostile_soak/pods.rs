@@ -14,7 +14,7 @@ const PODS: usize = 50;
 /// Hostile pods: name, an endless shell script, and whether an exec probe enters the container.
 const ATTACKS: [(&str, &str, bool); 12] = [
     ("fork-bomb", "while :; do sh -c 'b() { b | b & }; b' 2>/dev/null; sleep 1; done", false),
-    // Replaces the targets of an exec's streams and of its report.
+    // Replaces /dev/null by links and by a FIFO. An exec must not use them for its streams or its report.
     (
         "exec-report",
         "while :; do for to in /proc/1/root/etc/shadow /proc/self/fd/3 /proc/kmsg /etc/passwd; do \

@@ -15,8 +15,8 @@ use std::path::{Path, PathBuf};
 /// weight, and four times the default weight.
 const HIERARCHIES: [(&str, &str, &str); 2] = [("cpu", "cpu.shares", "4096"), ("", "cpu.weight", "400")];
 
-/// The cgroups of the node and of this test. Dropping it moves this process back, because a machine kills all processes
-/// in its cgroup.
+/// The cgroups of the node and of this test. Dropping this value moves the test process back into its former cgroup:
+/// `Machine` kills all processes in its own cgroup when it is dropped.
 pub(crate) struct Shares {
     machine: PathBuf,
     former: PathBuf,

@@ -73,7 +73,7 @@ fn an_error_denies_unless_it_is_ignored() {
     );
     assert_eq!(outcome.broken_annotations.len(), 1);
     assert_eq!(evaluate(spec("Ignore"), json!({})), Outcome::default());
-    // A variable that does not compile breaks the policy.
+    // A variable that does not compile is an error of the policy.
     let broken = json!({"variables": [{"name": "a", "expression": "x"}], "validations": []});
     assert!(messages(broken, json!({}))[0].contains("undeclared reference to 'x'"));
 }

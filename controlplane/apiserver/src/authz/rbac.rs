@@ -63,7 +63,7 @@ type RoleKey = (String, String);
 /// value is the key of a role, so a change of the role does not change this map.
 type Grants = BTreeMap<Arc<BindingKey>, Arc<RoleKey>>;
 
-/// Namespace and name of a binding, sorted by the namespace first.
+/// Namespace and name of a binding. The order is by namespace, then by name.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct BindingKey {
     /// `None` for all namespaces.

@@ -22,7 +22,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let options = delete::options(call)?;
     let mut objects = list::chosen(call, &scope)?;
     let limit = call.info.query.page_limit();
-    // Reserved before the first deletion.
+    // The memory of the response is reserved before the first deletion.
     let memory = match fields {
         Some(fields) => {
             let memory = list::copies(call, &objects)?;

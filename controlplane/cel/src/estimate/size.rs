@@ -32,7 +32,7 @@ impl Size {
         Size { min: self.min.saturating_mul(other.min), max: self.max.saturating_mul(other.max) }
     }
 
-    /// The size of a value that is one of two values.
+    /// The size of a value that has either of the two sizes.
     pub(super) fn union(self, other: Size) -> Size {
         Size { min: self.min.min(other.min), max: self.max.max(other.max) }
     }

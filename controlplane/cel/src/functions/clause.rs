@@ -14,7 +14,7 @@ const MAX_DEPTH: usize = 32;
 /// Maximum bytes of a formatted text.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Appends a value in the form of a clause.
+/// Formats a value as the clause requires, and appends it.
 pub(super) fn write(
     out: &mut String,
     clause: char,
@@ -82,7 +82,7 @@ fn double(item: &Value<'_>) -> Option<f64> {
     }
 }
 
-/// The form of a number that has no digits.
+/// The text of infinity or NaN. `None` for other numbers.
 fn without_digits(number: f64) -> Option<&'static str> {
     match number {
         _ if number.is_nan() => Some("NaN"),

@@ -21,7 +21,7 @@ pub(super) fn call<'a>(
             return Some(charge(meter, text).map(|()| Value::Bool(GoUrl::check(text).is_ok())));
         }
         ("getQuery", [Value::Url(url)]) => {
-            // Each parameter is an entry of the map, or an element of one.
+            // Each parameter becomes a key of the result, or a further value of a key.
             let parameters = u64::try_from(url.raw_query().split('&').count()).unwrap_or(u64::MAX);
             let charged = charge(meter, url.raw_query()).and_then(|()| meter.charge(parameters));
             return Some(charged.map(|()| query(url)));

@@ -7,7 +7,7 @@
 /// Maximum depth of brackets.
 const MAX_BRACKETS: usize = 32;
 
-/// Maximum number of the operators `!`, `-`, `?` and `:`. The parser recurses for each of them in a row.
+/// Maximum number of the operators `!`, `-`, `?` and `:`. The parser recurses for each operator of a sequence.
 const MAX_RECURSIVE: usize = 512;
 
 /// Maximum length of a number. The grammar has no limit.
@@ -54,9 +54,10 @@ fn token_length(source: &[u8]) -> Option<usize> {
             _ if !is_text => return Some(word.len()),
             [b'r' | b'R'] | [b'b' | b'B', b'r' | b'R'] => text_length(rest, true)?,
             [b'b' | b'B'] => text_length(rest, false)?,
-            // The lexer may end the number within the word. The rest of the word would then be the prefix of a text.
+            // A number before a quote, such as `1b"`. The lexer may read only a part of the word as a number, and the rest
+            // as the prefix of a text.
             [b'0'..=b'9', ..] => return None,
-            // An identifier. The next token is the text.
+            // The word is an identifier, and the text is the next token.
             _ => 0,
         };
         return Some(word.len() + text);

@@ -39,7 +39,7 @@ pub(crate) enum Action {
     Finish,
     /// Queue the dependents, which must be deleted.
     AttemptDependents,
-    /// Set the owner references to these.
+    /// Replace the owner references of the object by this list.
     KeepOwners(Vec<OwnerReference>),
     /// Delete the object. With `unblock`, first remove blockOwnerDeletion from its owner references.
     Delete {

@@ -12,9 +12,10 @@ pub(super) struct SharedValues<T> {
 }
 
 struct Entries<T> {
-    /// The values by the hashes of their facts. Of two different values with equal facts, the latter.
+    /// The values by a hash of some of their fields. If two different values have the same hash, the map has the newer
+    /// value.
     by_hash: HashMap<u64, Weak<T>>,
-    /// The number of entries at which those of freed values are removed.
+    /// The number of entries at which the entries of freed values are removed.
     sweep_at: usize,
 }
 
@@ -29,7 +30,8 @@ impl<T: PartialEq> SharedValues<T> {
         Self { entries: Mutex::new(entries), hasher: RandomState::new() }
     }
 
-    /// The value, or the equal value that another object has. Equal values have equal facts.
+    /// Returns the equal value that another object has, or else the new value. `facts` returns a hash of some fields of a
+    /// value; equal values must have equal hashes.
     pub(super) fn share(&self, value: T, facts: impl Fn(&T) -> u64) -> Arc<T> {
         let hash = facts(&value);
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,7 +50,7 @@ impl<T: PartialEq> SharedValues<T> {
         value
     }
 
-    /// The hash of a value's facts, for [`SharedValues::share`].
+    /// The hash of some fields of a value, for [`SharedValues::share`].
     pub(super) fn hash(&self, facts: impl Hash) -> u64 {
         self.hasher.hash_one(facts)
     }

@@ -75,7 +75,7 @@ impl Target {
         self.api.get_scale(&self.name).await.map_err(|error| reason(&error))
     }
 
-    /// Sets the replicas. No resourceVersion, because no other field is written.
+    /// Sets the replicas. The patch has no resourceVersion, because it writes no other field.
     pub(super) async fn set(&self, replicas: i32) -> Result<(), String> {
         let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
         let patched = self.api.patch_scale(&self.name, &PatchParams::default(), &patch).await;

@@ -16,7 +16,7 @@ use crate::state::pod_counts::Groups;
 
 /// Maximum number of pods that one reconcile creates or deletes.
 const BURST: usize = 500;
-/// Creations are delayed from this number of immediate failures on. For a set with more replicas, the limit is its
+/// Number of immediate failures at which the controller delays creations. For a set with more replicas, the limit is its
 /// number of replicas.
 const MIN_FAILURES: usize = 10;
 
@@ -208,7 +208,7 @@ pub(crate) fn creation_delay(desired: usize, failed: &[Timestamp], now: Timestam
     let mut remaining: Vec<Duration> =
         failed.iter().filter_map(|created| failed_pods::remaining(*created, now)).collect();
     remaining.sort_unstable();
-    // Creations continue when so many failures have left the window that fewer than the maximum remain.
+    // Creations continue when the window contains fewer failures than the maximum.
     let last = remaining.len().checked_sub(desired.max(MIN_FAILURES))?;
     remaining.get(last).copied()
 }

@@ -57,12 +57,12 @@ fn map(item: Value) -> Shape {
     Box::new(move |max| limited(map_of(item.clone()), "maxProperties", max))
 }
 
-/// A list of texts; the limit holds for both.
+/// A list of texts. The limit applies to the list and to each text.
 fn texts() -> Shape {
     Box::new(|max| limited(list_of(limited(value("string"), "maxLength", max)), "maxItems", max))
 }
 
-/// A map of texts; the limit holds for both.
+/// A map of texts. The limit applies to the map and to each text.
 fn named_texts() -> Shape {
     Box::new(|max| limited(map_of(limited(value("string"), "maxLength", max)), "maxProperties", max))
 }

@@ -55,7 +55,7 @@ const MAPPED: &str = "must not be an IPv4-mapped IPv6 address";
 const MAPPED_PREFIX: &str = "must not have an IPv4-mapped IPv6 address";
 const HOST_BITS: &str = "must not have bits set beyond the prefix length";
 
-/// Whether a message is about a form of an address or of a prefix that earlier versions accepted.
+/// Whether a message refuses an address or a prefix in a form that earlier versions accepted.
 pub(crate) fn is_about_old_form(message: &str) -> bool {
     [LEADING_ZEROS, ZEROS_IN_PREFIX, MAPPED, MAPPED_PREFIX, HOST_BITS]
         .iter()
@@ -79,7 +79,7 @@ pub(crate) fn is_address(text: &str) -> bool {
     without_leading_zeros(text).parse::<IpAddr>().is_ok()
 }
 
-/// Checks an IP address that has its shortest form. Source: `IsValidIP`.
+/// Checks that a text is an IP address in canonical form. Source: `IsValidIP`.
 pub(crate) fn canonical_ip(text: &str) -> Vec<String> {
     let problems = ip(text);
     let form = text.parse::<IpAddr>().map(|address| address.to_string());
@@ -91,7 +91,7 @@ pub(crate) fn canonical_ip(text: &str) -> Vec<String> {
     }
 }
 
-/// Checks an IP prefix that has its shortest form. Source: `IsValidCIDR`.
+/// Checks that a text is an IP prefix in canonical form. Source: `IsValidCIDR`.
 pub(crate) fn canonical_cidr(text: &str) -> Vec<String> {
     let problems = cidr(text);
     let form = prefix(text).map(|network| network.to_string());

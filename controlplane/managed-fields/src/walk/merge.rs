@@ -68,7 +68,7 @@ fn lists(schema: &Schema, of: TypeId, live: &[Value], config: &[Value]) -> Optio
                 continue;
             }
             let in_config = config.by_identity.contains_key(element);
-            // The next live element is shared, but comes later in the configuration.
+            // The next live element is also in the configuration, but comes later there.
             let later = next_config.is_some() && shared.front().is_some_and(|next| *next != element);
             if in_config && later {
                 live_rest.next();

@@ -13,7 +13,7 @@ pub(crate) fn fits(schema: &Schema, of: TypeId, fields: &FieldSet) -> bool {
     })
 }
 
-/// The set for the changed schema. If a value is atomic now, the value replaces its parts.
+/// The set for the changed schema. If a value is atomic now, the set contains the value instead of its parts.
 pub(crate) fn reconcile(schema: &Schema, of: TypeId, fields: &FieldSet) -> FieldSet {
     let mut fitted = FieldSet::default();
     for (element, member, below) in fields.nodes() {

@@ -141,7 +141,7 @@ impl Plugins {
         Ok(())
     }
 
-    /// Refuses changes without effect: a PreFilter or PreScore runs only with its filter or score.
+    /// Refuses changes that have no effect in this scheduler. For example, a PreFilter cannot be disabled without its filter.
     fn check_others(&self) -> Result<(), String> {
         let default = ["queueSort", "permit", "bind", "preEnqueue", "preFilter", "preScore"];
         let queue = [&self.queue_sort, &self.permit, &self.bind, &self.pre_enqueue];

@@ -47,7 +47,7 @@ pub(super) struct Extended {
 #[derive(Clone, Debug)]
 struct ContainerRequests {
     name: String,
-    /// Whether the container ends before the containers after it start. The later containers can get the same devices.
+    /// Whether the container ends before later containers start. The later containers can then get the same devices.
     is_short_lived: bool,
     /// Requested amounts by name, of all resources. `None` for an amount that is not a number of devices.
     amounts: BTreeMap<String, Option<i64>>,
@@ -258,7 +258,8 @@ impl Extended {
             let is_lacking = allocatable.is_none_or(|amount| *amount == 0);
             match classes.of_resource(resource) {
                 Some(class) if is_lacking => {
-                    // The API accepts fractions of the resource of a class: its domain belongs to Kubernetes.
+                    // The API accepts fractions of a resource with the prefix of device classes, because its domain belongs
+                    // to Kubernetes.
                     if self.containers.iter().any(|one| one.amounts.get(resource) == Some(&None)) {
                         return Err("cannot allocate all claims".to_owned());
                     }

@@ -33,7 +33,7 @@ pub(super) fn score(pod: &Pod, images: &Images, nodes: &[Candidate<'_>]) -> Vec<
     nodes.iter().map(mark).collect()
 }
 
-/// A fraction of a size, rounded down after upstream's multiplication of floating-point numbers.
+/// The size multiplied by the share, rounded down. As upstream, the multiplication uses floating-point numbers.
 #[expect(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -216,7 +216,7 @@ mod tests {
         let text = encrypt_cbc(&key, &iv, &plain).unwrap();
         assert_eq!(text[..16], hex("f58c4c04d6e5f1ba779eabfb5f7bfbd6"));
         assert_eq!(decrypt_cbc(&key, &iv, &text).unwrap(), plain);
-        // NaCl's test vector of secretbox (tests/secretbox.c), its first bytes.
+        // The first bytes of NaCl's test vector for secretbox (tests/secretbox.c).
         let key = hex("1b27556473e985d462cd51197a9a46c76009549eac6474f206c4ee0844f68389");
         let nonce = hex("69696ee955b62b73cd62bda875fc73d68219e0036b7a0b37");
         let plain = hex(

@@ -92,7 +92,7 @@ fn a_full_disk_refuses_new_objects_deletes_old_ones_and_recovers_by_itself() {
     });
 }
 
-/// More deletions than the reserve has room for: the journal's own write fails.
+/// The test deletes more entries than the reserve has room for, so that the write to the journal fails.
 #[test]
 fn acknowledged_writes_stay_and_refused_writes_have_no_effect() {
     on_disk(24, async |disk| {
@@ -107,7 +107,7 @@ fn acknowledged_writes_stay_and_refused_writes_have_no_effect() {
         fill(&filler);
         let (mut deleted, mut refused) = (0, 0);
         while deleted < 2400 && refused < 20 {
-            // Other files use freed space, such as the reserve, at once.
+            // The filler takes the space that the store has freed, such as the reserve.
             fill(&filler);
             match store.write(delete(&long(deleted), revisions[deleted])).await {
                 Ok(_) => (deleted, refused) = (deleted + 1, 0),

@@ -185,7 +185,7 @@ async fn a_torn_end_loses_only_unacknowledged_writes() {
         let bytes = std::fs::read(file(path)).unwrap();
         bytes.iter().rposition(|byte| *byte != 0).unwrap() as u64 + 1
     };
-    // The batch after the last one, torn somewhere and followed by zeros.
+    // The beginning of a further batch, which was not written completely. Zeros follow it.
     let begun = [1, 1, 0, 0, 0, 9, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 2, 0, 0, 0];
     for length in [1, 2, 13, 14, begun.len()] {
         let outcome = damaged(|path| overwrite(&file(path), whole(path), &begun[..length])).await;

@@ -1,4 +1,4 @@
-//! An operator on kube-rs, as published: it copies the size of each Bucket into its status, with a finalizer.
+//! An operator on the published kube-rs. It copies the size of each Bucket into its status, and uses a finalizer.
 
 use std::{sync::Arc, time::Duration};
 

@@ -227,7 +227,7 @@ pub(super) fn status(connection: &mut Tls) -> u16 {
     std::str::from_utf8(&head[9..]).unwrap().parse().unwrap()
 }
 
-/// `depth` nested ControllerRevisions.
+/// `depth` nested ControllerRevisions in protobuf.
 pub(super) fn nested_protobuf(depth: usize) -> Vec<u8> {
     fn varint(mut number: usize) -> Vec<u8> {
         let mut out = Vec::new();
@@ -240,7 +240,8 @@ pub(super) fn nested_protobuf(depth: usize) -> Vec<u8> {
     }
     let meta = b"\x0a\x18\x0a\x07apps/v1\x12\x12ControllerRevision".to_vec();
     let meta = [&meta[..1], &varint(meta.len() - 2), &meta[2..]].concat();
-    // Written from the inside out, and backwards, so that it takes linear time.
+    // Each level contains the length of the inner levels. So the bytes are written in reverse order, from the innermost
+    // level outwards. This takes linear time.
     let (mut backwards, mut length) = (Vec::new(), 0);
     let mut push = |bytes: &[u8], length: &mut usize| {
         backwards.extend(bytes.iter().rev());

@@ -42,7 +42,7 @@ for _ in range(4):
     link.send(b"\xff" * 6 + own + b"\x08\x06" + arp)
 "#;
 
-/// Finding A4. Pods of a node share a bridge, and have CAP_NET_RAW by default.
+/// Pods of a node share a bridge, and have CAP_NET_RAW by default. So a pod can send ARP packets for other addresses.
 #[test]
 fn a_pod_cannot_claim_the_address_of_the_gateway() {
     on_an_attacker(Pids::Container, |attacker| {

@@ -213,7 +213,7 @@ async fn elements_of_a_keyed_list_have_owners() {
     assert_eq!(apply("two", 1).await.code, 409);
 }
 
-/// Version v1 has `pair`, version v2 `left` and `right`.
+/// Converts objects between v1, which has the field `pair`, and v2, which has the fields `left` and `right`.
 fn convert(request: &Value) -> Value {
     let to = request["desiredAPIVersion"].clone();
     let objects = request["objects"].as_array().cloned().unwrap_or_default();
@@ -301,7 +301,7 @@ type Stored<'a, T> = BoxFuture<'a, std::result::Result<T, coracle_store::Error>>
 pub(super) struct Breakable {
     pub(super) store: Embedded,
     pub(super) is_broken: Arc<AtomicBool>,
-    /// Whether the server assumes other servers on the store.
+    /// Whether the store reports that other servers write to it.
     pub(super) is_shared: bool,
 }
 

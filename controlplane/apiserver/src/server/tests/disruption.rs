@@ -113,7 +113,7 @@ async fn an_eviction_without_the_right_to_delete_changes_no_budget() {
         let body = json!({"metadata": {"name": "p"}}).to_string();
         server.send(user, Request::post(path.as_str()).body(Full::from(body)).unwrap()).await.code
     };
-    // Refused without a budget, and with a budget.
+    // The server refuses the eviction, both without a budget and with a budget.
     assert_eq!(evict_as(node("n2")).await, 403);
     server.budget("b", 1).await;
     assert_eq!(evict_as(node("n2")).await, 403);

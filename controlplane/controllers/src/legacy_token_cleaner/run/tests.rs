@@ -62,7 +62,7 @@ fn secret(name: &str, created: &str, labels: &Value) -> Value {
         "resourceVersion": "7", "creationTimestamp": created, "labels": labels, "annotations": annotations}})
 }
 
-/// A context whose account names all Secrets except `manual`.
+/// A context with Secrets and a service account, which lists all of these Secrets except `manual`.
 fn filled(api: &Api) -> Context {
     let context = api.context();
     let old = "2000-01-01T00:00:00Z";

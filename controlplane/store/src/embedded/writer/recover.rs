@@ -34,7 +34,7 @@ impl Writer<'_> {
         // Keep the entries of the first failure. A second failure before the recovery is a failed reservation of
         // revisions, which has no entries to restore.
         let undo = self.failure.take().map_or(undo, |earlier| earlier.undo);
-        // If the failure has passed, the next write recovers from it.
+        // The next write tries to recover at once, because the cause of the failure may be gone.
         self.failure = Some(Failure { detail, retry_at: Instant::now(), undo });
     }
 

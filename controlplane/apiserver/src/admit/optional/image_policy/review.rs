@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 
 const API_VERSION: &str = "imagepolicy.k8s.io/v1alpha1";
 const KIND: &str = "ImageReview";
-/// Part of the names of annotations that are sent to the webhook.
+/// The webhook receives the annotations of the pod whose names contain this text.
 const ANNOTATIONS: &str = ".image-policy.k8s.io/";
 /// Maximum bytes of a reason. Longer reasons are truncated.
 const MAX_REASON: usize = 1024;
@@ -86,8 +86,8 @@ impl Status {
     }
 }
 
-/// The audit annotations. As upstream, invalid names are skipped. `None` if a value is not a text, or if they are too
-/// long.
+/// The audit annotations. As upstream, invalid names are skipped. `None` if a value is not a text, or if the annotations
+/// are too long.
 fn audit_annotations(list: &Value) -> Option<Vec<(String, String)>> {
     if list.is_null() {
         return Some(Vec::new());
