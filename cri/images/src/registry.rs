@@ -95,7 +95,7 @@ pub(crate) enum RegistryError {
     },
     #[error("{realm} is not a usable token service")]
     Realm { realm: String },
-    #[error("the token service {realm} does not use TLS, but the registry does: no credentials are sent to it")]
+    #[error("the registry uses TLS, but its token service {realm} does not: no credentials are sent to it")]
     PlainRealm { realm: String },
     #[error("cannot parse the token from {realm}")]
     Token { realm: String },
