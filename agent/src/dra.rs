@@ -72,7 +72,7 @@ pub(crate) enum DraError {
         #[source]
         source: io::Error,
     },
-    #[error("the task that prepares ResourceClaim {0} ended without a result")]
+    #[error("the task of ResourceClaim {0} ended without a result")]
     Ended(String),
 }
 
@@ -282,7 +282,7 @@ impl Dra {
     async fn reread_all(&self) {
         if !self.shared.records.is_complete() {
             let shared = Arc::clone(&self.shared);
-            // Ignore the error: it only says that the task panicked, and the panic hook has reported that.
+            // Ignore the error: it only says that the task panicked, which Rust has already reported on standard error.
             let _ended = tokio::task::spawn_blocking(move || shared.records.reread_all()).await;
         }
     }
