@@ -43,7 +43,7 @@ use locks::Locks;
 use record::{Key, Record, Records};
 pub(crate) use registration::open_socket;
 
-/// Why a pod's claims are not prepared or not unprepared.
+/// Errors when the claims of a pod are prepared or unprepared.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DraError {
     #[error(transparent)]
@@ -72,7 +72,7 @@ pub(crate) enum DraError {
         #[source]
         source: io::Error,
     },
-    #[error("the task of ResourceClaim {0} ended before its time")]
+    #[error("the task of ResourceClaim {0} ended without a result")]
     Ended(String),
 }
 
@@ -144,7 +144,7 @@ impl Dra {
     ///
     /// # Errors
     /// Returns the error of the first claim that fails. If a claim cannot be used, or a driver is not registered,
-    /// nothing is recorded: the pod can be deleted although the driver never comes.
+    /// nothing is recorded. So the pod can be deleted even if the driver never registers.
     pub(crate) async fn prepare(&self, pod: &Pod) -> Result<(), DraError> {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         let used = claim::used(pod)?;
@@ -282,7 +282,7 @@ impl Dra {
     async fn reread_all(&self) {
         if !self.shared.records.is_complete() {
             let shared = Arc::clone(&self.shared);
-            // An error is a panic of the task, which was reported.
+            // Ignore the error: it only says that the task panicked, which Rust has already reported on standard error.
             let _ended = tokio::task::spawn_blocking(move || shared.records.reread_all()).await;
         }
     }

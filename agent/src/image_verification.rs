@@ -46,8 +46,8 @@ impl ImageVerification {
         }
     }
 
-    /// Whether a pod needs a verification for an image. `image` is its name in the pod, `repository` the same with
-    /// registry and without tag and digest. `is_pulled` says whether the agent pulled the image.
+    /// Whether a pod needs a verification for an image. `image` is the image's name in the pod. `repository` is this name
+    /// with the registry, and without tag and digest. `is_pulled` says whether the agent pulled the image.
     pub(crate) fn is_required(&self, image: &str, repository: &str, is_pulled: bool) -> bool {
         match self {
             Self::NeverVerify => false,

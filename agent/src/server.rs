@@ -81,7 +81,7 @@ struct Handler {
 /// Maximum responses with all pods, or their usage, that are made at the same time: with 1,000 pods each takes megabytes.
 /// Further requests wait.
 const MEASUREMENTS: usize = 4;
-/// Permits for these responses. All servers of the process share them, because they share the runtime.
+/// Permits for responses with all pods, or their usage. All servers of the process share them, because they share the runtime.
 static MEASURING: Semaphore = Semaphore::const_new(MEASUREMENTS);
 /// Maximum time between two requests of a connection, and for the header of a request, as in the API server.
 const IDLE: Duration = Duration::from_secs(90);
@@ -100,7 +100,7 @@ impl Server {
         Ok(Server { listener, tls, connections: Share::KubeletConnections.limits() })
     }
 
-    /// The address that it listens on, with the port that the kernel chose if the setting is 0.
+    /// The address that the server listens on. If the configured port is 0, this has the port that the kernel chose.
     pub fn address(&self) -> Option<SocketAddr> {
         self.listener.local_addr().ok()
     }
@@ -281,7 +281,7 @@ async fn measuring(route: &Route) -> Option<SemaphorePermit<'static>> {
     if route.has_all_pods() { MEASURING.acquire().await.ok() } else { None }
 }
 
-/// The checks have passed whenever the server answers.
+/// The response of `/healthz`, with the kubelet's checks. All checks pass if the server can respond at all.
 fn healthz(query: &str) -> &'static str {
     match route::values(query, &["verbose"]).next() {
         Some(_) => "[+]ping ok\n[+]log ok\n[+]syncloop ok\nhealthz check passed\n",

@@ -31,9 +31,9 @@ use crate::service_cache::{ServiceCache, Subscription, has_other_proxy};
 /// Pause after a failure; doubled up to [`MAX_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const MAX_PAUSE: Duration = Duration::from_secs(60);
-/// Maximum number of services whose change is committed without another thread.
+/// Maximum number of services in a change that is committed on the async thread.
 const SHORT_MAX: usize = 8;
-/// Maximum weight of a service whose change is committed without another thread, see [`weight`].
+/// Maximum [`weight`] of each service in a change that is committed on the async thread.
 const WEIGHT_MAX: usize = 512;
 /// Label of a node with its zone.
 const ZONE: &str = "topology.kubernetes.io/zone";
@@ -52,9 +52,9 @@ pub(crate) struct ServiceProxy {
 pub(crate) struct NodeProperties {
     /// The Node object. None until the API server has answered.
     pub(crate) object: watch::Receiver<Option<Arc<Node>>>,
-    /// The ranges of its pods, which are used without the Node object.
+    /// Address ranges of the node's pods. Used while the Node object is unknown.
     pub(crate) pod_ranges: watch::Receiver<Vec<IpNetwork>>,
-    /// Its own addresses, which are used without the Node object.
+    /// Addresses of the node. Used while the Node object is unknown.
     pub(crate) addresses: watch::Receiver<Vec<IpAddr>>,
 }
 
@@ -98,8 +98,8 @@ impl ServiceProxy {
 
     /// Runs until dropped. Services work while the table exists, even after the agent has ended.
     pub(crate) async fn run(mut self, services: ServiceCache, mut node: NodeProperties) {
-        // With `br_netfilter`, the built-in network enables the filters for its own bridge. Other bridges belong to
-        // their own programs.
+        // With `br_netfilter`, the built-in network enables the IP layer's filters for its own bridge. For any other
+        // bridge, the program that makes the bridge decides.
         self.view.bridge_bypasses_filters = !coracle_cni::filters_bridges();
         let changes = services.subscribe();
         // The watch ends with this task.
@@ -151,7 +151,8 @@ impl ServiceProxy {
                 std::future::pending::<()>().await;
             }
         };
-        // Cancel-safe: both arms only read, except for the mark, which the first lists end.
+        // Cancel-safe: both arms only read, except that `takes_stored` can create a mark file. The first lists cause
+        // its removal.
         tokio::select! {
             is_listed = listed => is_listed,
             () = stored => {
@@ -181,7 +182,8 @@ impl ServiceProxy {
         view
     }
 
-    /// A function that returns a service in the form in which the proxy may program it.
+    /// A function that reads a service for the proxy. A service of another proxy has no state. A refused load balancer has no
+    /// node addresses.
     fn reader(&self, services: &ServiceCache) -> impl Fn(Key) -> State + Send + use<> {
         let (cache, balancer) = (services.clone(), Arc::clone(&self.balancer));
         let addresses = self.view.addresses.clone();
@@ -243,7 +245,8 @@ impl ServiceProxy {
         self.balancer.end_transaction();
         loop {
             // Each arm is cancel-safe. Keys stay in the subscription until they are returned, and a change of the node
-            // stays marked. A lost notification only follows a change that the next replacement repairs.
+            // stays marked. Notifications that are unread at the end of the loop are not needed, because the table is
+            // replaced next.
             tokio::select! {
                 changed = changes.next() => {
                     self.state.begin_change();
@@ -293,7 +296,7 @@ impl NodeProperties {
 fn is_short(services: &ServiceCache, proxy: &Proxy, changed: &BTreeSet<Key>) -> bool {
     let is_light = |key| {
         let state = services.state(key);
-        // A check of a load balancer may list all sockets.
+        // The check of a load balancer may list all sockets, which takes longer.
         state.is_none_or(|(service, slices)| !is_checked(&service) && weight(&service, &slices) <= WEIGHT_MAX)
     };
     changed.len() <= SHORT_MAX && proxy.are_small(changed.iter()) && changed.iter().all(is_light)

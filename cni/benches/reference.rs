@@ -26,7 +26,7 @@ use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
 use serde_json::{Value, json};
 
-/// Number of pods of the first measurement; number of pods at once, and of repetitions, of the second one.
+/// First measurement: number of pods. Second measurement: number of concurrent pods, and number of repetitions.
 const ROUNDS: u16 = 40;
 const PODS: u16 = 100;
 const BATCHES: u16 = 3;

@@ -44,7 +44,7 @@ pub(crate) fn send(index: u32, frames: &[Vec<u8>]) -> io::Result<()> {
     to.sll_ifindex = i32::try_from(index).unwrap_or_default();
     let length = u32::try_from(size_of_val(&to)).unwrap_or_default();
     for frame in frames {
-        // SAFETY: the frame and the address outlive the call, and their lengths are their own.
+        // SAFETY: the frame and the address outlive the call, and each pointer is passed with the length of its data.
         let sent = unsafe {
             libc::sendto(
                 socket.as_raw_fd(),

@@ -2,7 +2,7 @@
 //!
 //! A record is written before the first plugin runs, and again with the result. Records are on a tmpfs (`/run`). A
 //! reboot removes them and the objects that they describe. Records of lists with executables are kept across boots, and
-//! the next start runs DEL. Such a plugin may keep its data on disk, as host-local does below `/var/lib`.
+//! the next start runs DEL: an executable may keep its data on disk, as host-local does below `/var/lib`.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fs;
@@ -23,7 +23,7 @@ use crate::spec::Version;
 use crate::spec::list::{Capabilities, List};
 use crate::spec::result::Answer;
 
-/// One attachment, with the list by which it was made. The network may have another list in the meantime.
+/// One attachment, with the configuration list that made it. The network may have another list now.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     /// Shared: most attachments of a node are made by one list.
@@ -76,7 +76,7 @@ pub(crate) struct Cache {
     lasting: PathBuf,
     boot: String,
     known: Mutex<BTreeMap<String, Known>>,
-    /// Versions of host-local's directories that have a file for each address of an attachment.
+    /// host-local's directories that have a file for each address of an attachment, with the version that was checked.
     complete: Mutex<BTreeMap<PathBuf, DirVersion>>,
 }
 
@@ -129,7 +129,7 @@ impl Cache {
         version.is_some_and(|version| complete.get(dir) == Some(&version))
     }
 
-    /// Notes that this version of host-local's directory has a file for each address of an attachment.
+    /// Records that this version of host-local's directory has a file for each address of an attachment.
     pub(crate) fn completed(&self, dir: &Path, version: Option<DirVersion>) {
         let mut complete = self.complete.lock().unwrap_or_else(PoisonError::into_inner);
         match version {

@@ -193,7 +193,8 @@ impl Bridge<'_> {
             bridge: bridge.index,
             mtu: conf.mtu,
             mac,
-            // A bridge of another owner may change its address with its ports.
+            // The port gets the address of our own bridge. A bridge of another owner can change its address when ports are
+            // added or removed, so its ports get random addresses.
             host_mac: <[u8; 6]>::try_from(&bridge.mac[..]).ok().filter(|_| conf.ours),
             is_up: false,
         };
@@ -236,7 +237,8 @@ impl Bridge<'_> {
         Ok(gateway)
     }
 
-    /// Announces addresses without a derived hardware address: neighbours may have cached an earlier hardware address.
+    /// Announces the addresses whose hardware address is not derived from them. For such addresses, neighbours may have cached
+    /// an earlier hardware address.
     /// An executable waits for the end of the announcement.
     async fn announce(&self, host_end: &Link, inside: &Link, answer: &Answer) -> Result<(), Error> {
         let addresses = answer.ips.iter().map(|ip| ip.address.ip());

@@ -15,8 +15,8 @@
 //! connections a second, and 13,600 without the limit (Linux 6.18, two cores). So each address has several counters,
 //! selected by a hash of destination and ports; docs/measurements.md has the numbers.
 //!
-//! A rule does not see the registers of the rule before it. So a new connection costs two hashes and two look-ups. If
-//! its counter is full, it costs three of each. A rate limit costs one more look-up.
+//! A rule does not see the registers of the rule before it. So a new connection costs two hashes and two look-ups, or
+//! three hashes and three look-ups if its counter is full. A rate limit costs one more look-up.
 //!
 //! A packet whose transport header has less than four bytes is not counted, because it has no ports. The kernel
 //! replaces the connections of such packets when the table is full.

@@ -119,7 +119,7 @@ pub enum Error {
         /// The difference.
         reason: String,
     },
-    /// The interface to make exists in the sandbox.
+    /// The sandbox already has an interface with the name of the new one.
     #[error("an interface named {name} exists in the sandbox")]
     InterfaceExists {
         /// The interface's name.
@@ -185,7 +185,7 @@ pub enum Error {
         what: &'static str,
         /// The object's name.
         name: String,
-        /// The setting for another name.
+        /// The setting that chooses another name.
         setting: &'static str,
     },
     /// A name lock could not be taken.
@@ -284,7 +284,7 @@ impl Error {
         Self::UnsupportedField { field: field.to_owned(), value: value.to_string() }
     }
 
-    /// The error of STATUS: an error of the request, or one of the two codes of the specification.
+    /// Converts this error to one that STATUS may return: an invalid request (codes 1 to 7), or code 50 or 51.
     pub(crate) fn of_status(self) -> Self {
         match self {
             // Another object has the name of the bridge.

@@ -21,7 +21,7 @@ use crate::spec::request::{Request, from_value};
 use crate::spec::result::Answer;
 use crate::spec::{Command, Version, is_identifier, is_interface_name};
 
-/// The key `coracle` of a plugin's configuration: names for machines with several networks.
+/// Options under the key `coracle` of a plugin's configuration. They keep several networks of one machine apart.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct OwnOptions {

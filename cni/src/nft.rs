@@ -46,7 +46,8 @@ pub(crate) struct Plan {
     pub(crate) hairpin: BTreeSet<IpNetwork>,
     /// Whether 127.0.0.1 may use host ports.
     pub(crate) loopback: bool,
-    /// Addresses to which packets through host ports keep their source, whatever the rules of their network are.
+    /// Destinations that are never masqueraded: packets through host ports keep their source, even if the rules of the
+    /// source's network would masquerade them.
     pub(crate) untouched: BTreeSet<IpAddr>,
     /// Addresses to which all packets through host ports are masqueraded.
     pub(crate) masquerade_all: BTreeSet<IpAddr>,

@@ -1,4 +1,5 @@
-//! Our own plugins: the same code runs in process, in a list with executables, and as executables.
+//! Our own plugins. Their code runs in the node's process, also for lists that contain other executables, and in our own
+//! executables.
 
 use futures::future::BoxFuture;
 

@@ -18,8 +18,8 @@ use crate::spec::Command;
 use crate::spec::request::Request;
 use crate::spec::result::Answer;
 
-/// The record of an interface's previous values, and its network: the directory may be shared with other
-/// implementations.
+/// The record of an interface's previous values. It names the network, because other implementations may use the same
+/// directory.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
 struct Backup {
@@ -57,7 +57,7 @@ struct Conf {
 /// The checked configuration.
 struct Tuning {
     backup: PathBuf,
-    /// The temporary file of the record. Its name contains the network, because its content may be incomplete.
+    /// The temporary file of the record. Its content may be incomplete, so the name of the file contains the network.
     under_way: PathBuf,
     /// Paths below /proc/sys and their values.
     sysctl: Vec<(String, String)>,

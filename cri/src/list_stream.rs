@@ -18,7 +18,7 @@ const BATCH_BYTES: usize = 256 << 10;
 /// Maximum items of one message: slow items must not delay the whole list.
 const BATCH_ITEMS: usize = 128;
 
-/// Batches that are built. Some measure writable layers, which containers can make very large.
+/// Maximum batches that are built at the same time. Some measure writable layers, which containers can make very large.
 static BATCHES: FileWork = FileWork::new(32);
 
 /// Streams items in batches. The items are built off the async executor: some read files.

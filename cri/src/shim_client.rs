@@ -72,7 +72,7 @@ struct Inner {
 /// The end of a shim's connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Closed {
-    /// The shim's process has ended, and its pod.
+    /// The shim's process has ended. The pod has ended with it.
     Died,
     /// The shim is alive. It serves another client, or one of the two sides could not read a message.
     Replaced,
@@ -162,7 +162,8 @@ impl Shim {
         let shim = Self { inner: Arc::new(inner), timeouts };
         match timeout(timeouts.answer, shim.hello()).await {
             Ok(Ok(state)) => Ok(ConnectResult::Answers(shim, state)),
-            // A live shim that closed the connection: another client may have connected meanwhile. It can be reached again.
+            // The shim is alive but closed the connection, for example because another client connected. A later attempt can
+            // reach it.
             Ok(Err(error)) if error.kind == ErrorKind::Gone && !shim.inner.process.is_dying().await => {
                 Ok(ConnectResult::Silent(shim))
             }
@@ -188,8 +189,8 @@ impl Shim {
         self.inner.process.keep_pid().await
     }
 
-    /// Whether the shim's process still runs. If it does, data that was read by the pid before this call belongs to the
-    /// shim.
+    /// Whether the shim's process still runs. If so, its pid was not reused, and data that was read from `/proc/<pid>`
+    /// before this call belongs to the shim.
     #[must_use]
     pub(crate) fn is_alive(&self) -> bool {
         self.inner.process.is_alive()

@@ -45,7 +45,8 @@ impl<T: Row> Table<T> {
         self.find(id).map(|(_, row)| row)
     }
 
-    /// The full id for a unique id prefix; `id` itself without a match, as containerd completes the ids of list filters.
+    /// The full id for a unique id prefix. Without a match, `id` itself. containerd completes ids in list filters the same
+    /// way.
     pub(crate) fn whole_id(&self, id: &str) -> String {
         self.find(id).map_or_else(|| id.to_owned(), |(whole, _)| whole)
     }
@@ -154,7 +155,7 @@ mod tests {
         table.insert("c2", Arc::new(Named("s1", Some("u2"))));
         table.insert("c2", Arc::new(Named("s1", Some("u1"))));
         table.insert("c3", Arc::new(Named("s2", None)));
-        // Keys that begin with another key, and ids that are equal to keys of other rows.
+        // This row has keys that begin with keys of other rows, and an id that is a sandbox key of other rows.
         table.insert("s1", Arc::new(Named("s10", Some("u10"))));
         assert_eq!([table.of_sandbox("s1").len(), table.of_sandbox("s10").len()], [2, 1]);
         assert_eq!([table.of_pod("u1").len(), table.of_pod("u2").len(), table.of_pod("").len()], [2, 0, 0]);

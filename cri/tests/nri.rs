@@ -1,8 +1,8 @@
 //! NRI plugins with the real runtime over the real socket: their events, their adjustments, and their failures, which
 //! do not block the runtime. Adjustments are checked by the kernel's view.
 //!
-//! Runs as root in its own network namespace. The test program is also the shim, as the real binary is, and a
-//! pre-installed plugin.
+//! Runs as root in its own network namespace. By its arguments, the test program is also the shim, like the real binary,
+//! and a pre-installed plugin.
 #![allow(
     clippy::print_stdout,
     clippy::unwrap_used,

@@ -112,7 +112,7 @@ impl Cache {
             self.old = std::mem::take(&mut self.new);
             self.new_bytes = 0;
         }
-        // Otherwise `get` would later replace the new answer by the older one of the old generation.
+        // Drop an older answer to the question. Otherwise the next `get` would move that answer over the new one.
         self.old.remove(&question);
         let name_bytes = question.0.len();
         self.new_bytes += bytes;

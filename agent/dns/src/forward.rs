@@ -107,7 +107,7 @@ impl Upstream {
     /// Queries the servers. An expired answer is used if they are slow or down.
     pub(crate) async fn resolve(self: &Arc<Self>, question: Question) -> Message {
         let stale = match self.cache().get(&question) {
-            // The pending query has ended since the caller looked in the cache.
+            // A query for the same question has stored its answer since the caller's look-up.
             Some(Cached::Fresh { message, .. }) => return message,
             Some(Cached::Stale(message)) => Some(message),
             None => None,

@@ -8,7 +8,7 @@ use crate::reply::{Reply, encode, reply, udp_size};
 use crate::zone::Zone;
 use crate::{exchange, forward::Upstream, metrics::Metrics, servers};
 
-/// Messages of clients, of other servers, and the resolver's configuration.
+/// Fuzz target: messages of clients and of other servers, and the resolver's configuration.
 pub fn dns(data: &[u8]) {
     static SERVER: LazyLock<Option<(Zone, Arc<Upstream>)>> = LazyLock::new(|| {
         let zone = Zone::new("cluster.local", Arc::new(RwLock::default()), Vec::new())?;

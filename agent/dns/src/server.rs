@@ -289,7 +289,8 @@ fn is_of_interface(address: IpAddr) -> bool {
     })
 }
 
-/// Binds a socket without `SO_REUSEPORT`, with which a pod on the host's network could receive a share of the queries.
+/// Binds a socket. It does not set `SO_REUSEPORT`: otherwise a pod on the host's network could receive a share of the
+/// queries.
 fn bind_socket(address: SocketAddr, kind: SockType) -> nix::Result<std::os::fd::OwnedFd> {
     let family = if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let descriptor = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;

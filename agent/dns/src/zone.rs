@@ -332,7 +332,7 @@ impl Lookup<'_> {
     }
 }
 
-/// The answer before the tables are complete, as in CoreDNS. Clients would cache a negative answer.
+/// `SERVFAIL` while the tables are incomplete, as in CoreDNS. A negative answer would be cached by clients.
 fn unknown() -> Answer {
     Answer { code: ResponseCode::ServFail, ..Answer::default() }
 }

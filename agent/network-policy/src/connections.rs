@@ -77,7 +77,7 @@ impl Model {
     }
 }
 
-/// Selectors of lists that together contain the connections of the addresses.
+/// The lists to request from the kernel. Together they contain all connections of the addresses.
 fn selectors(addresses: Option<&BTreeSet<IpAddr>>, tracked: u32) -> Vec<FlowSelector> {
     match addresses {
         _ if tracked == 0 => Vec::new(),

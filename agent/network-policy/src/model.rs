@@ -96,7 +96,7 @@ struct Group {
 // === impl PodEntry ===
 
 impl PodEntry {
-    /// The addresses that the pod lists and has.
+    /// The addresses that the pod lists, without those that belong to another pod.
     fn own_ips(&self) -> Vec<IpAddr> {
         self.facts.ips.iter().filter(|ip| !self.lost.contains(ip)).copied().collect()
     }

@@ -84,7 +84,7 @@ pub(crate) struct Lines {
     pub(crate) lines: Vec<Line>,
 }
 
-/// Value of an element: the group of a map of verdicts, `None` in a set.
+/// Value of an element: the group of policies in a map of verdicts; `None` in a set.
 pub(crate) type Element = Option<u64>;
 
 /// The content of the table.
@@ -259,8 +259,8 @@ impl Changes {
     }
 
     /// The addresses whose connections may get another verdict by the change. The verdict on a connection depends on
-    /// the elements of its two addresses, and on chains and ranges that are never changed. Only new chains refer to a
-    /// new set, and pods get new chains by their own elements.
+    /// the elements of its two addresses, and on chains and ranges that are never changed. New sets are left out: only
+    /// new chains refer to them, and a new chain applies to a pod only after an element of the pod has changed.
     pub(crate) fn addresses(&self) -> BTreeSet<IpAddr> {
         let new = self.new_elements.iter().filter(|(set, _)| self.new_sets.binary_search(set).is_err());
         let new = new.flat_map(|(set, all)| all.iter().map(|(key, _)| (*set, key)));

@@ -86,7 +86,7 @@ impl Pod {
         })
     }
 
-    /// Whether a datagram to the address of a group arrives at another pod.
+    /// Whether a datagram to a multicast or broadcast address arrives at another pod.
     fn reaches_by_group(&self, other: &Self, group: IpAddr) -> bool {
         let any = if group.is_ipv4() { "0.0.0.0:7000" } else { "[::]:7000" };
         let socket = other.thread.within(move || {
@@ -135,7 +135,7 @@ fn policy(name: &str, spec: Value) -> NetworkPolicy {
 fn on_a_bridge(test: impl FnOnce() + Send + 'static) {
     coracle_testing::in_new_namespace(move || {
         ip("link set lo up");
-        // The setting of the namespace is off, as in many distributions. The bridge's own setting is enough.
+        // The sysctls of the namespace are off, as in many distributions. The option of the bridge enables the filters.
         let _ = std::fs::write("/proc/sys/net/bridge/bridge-nf-call-iptables", "0");
         let _ = std::fs::write("/proc/sys/net/bridge/bridge-nf-call-ip6tables", "0");
         ip("link add bridge0 type bridge nf_call_iptables 1 nf_call_ip6tables 1");

@@ -22,7 +22,7 @@ pub(crate) struct TrafficEndpoints {
     pub(crate) cluster: Vec<Target>,
     /// With traffic policy `Local`.
     pub(crate) local: Vec<Target>,
-    /// Endpoints that may keep open flows of datagrams: all that serve, whether or not they get new traffic.
+    /// All endpoints that serve, even if they get no new traffic. Open UDP flows to them are kept.
     pub(crate) serving: Vec<Target>,
     /// All endpoints on this node, in any state: each may connect to its own service.
     pub(crate) on_this_node: Vec<IpAddr>,

@@ -280,7 +280,7 @@ fn has_own_addresses(range: &IpNetwork, node: &NodeView) -> bool {
     node.addresses.iter().any(|address| range.contains(*address)) || node.pod_networks.iter().any(overlaps)
 }
 
-/// Chains that check sources before the translation: of packets from elsewhere, and of this node's own packets.
+/// Chains that check the sources of packets before the translation: one for received packets, one for the node's own.
 const GUARDS: [(&str, Hook); 2] = [("guard", Hook::Prerouting), ("guard-output", Hook::Output)];
 
 fn filters(transaction: &mut Transaction<'_>, node: &NodeView) {
@@ -304,7 +304,8 @@ fn filters(transaction: &mut Transaction<'_>, node: &NodeView) {
 fn filter_rules(hook: Hook, node: &NodeView) -> Vec<Rule> {
     let mut rules = vec![Rule::default().established_or_related().accept()];
     if matches!(hook, Hook::Input | Hook::Forward) {
-        // These rules precede the next one, which would accept packets to a service whose endpoint is a node.
+        // These rules come first, because the next rule accepts all translated packets. They include packets of pods to
+        // a service whose endpoint is the overlay's port of a node.
         rules.extend(drop_encapsulated(node));
     }
     // A translated destination is an endpoint. So the service has endpoints, and needs no check.

@@ -84,7 +84,7 @@ pub(crate) struct Program {
     pub(crate) elements: BTreeMap<ElementId, Entry>,
     /// The targets of ports of protocols without connections, such as UDP.
     pub(crate) connectionless: BTreeMap<ConnectionlessPort, BTreeSet<SocketAddr>>,
-    /// The targets of the chains that choose one.
+    /// For each chain that chooses a target: all its targets.
     #[cfg(test)]
     pub(crate) targets: BTreeMap<String, BTreeSet<Target>>,
 }

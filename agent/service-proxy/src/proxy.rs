@@ -159,8 +159,8 @@ impl Proxy {
         Ok(!self.stale.is_empty())
     }
 
-    /// Deletes conntrack entries that lead to former endpoints. If there may be some, this takes milliseconds: the
-    /// kernel goes through all its entries.
+    /// Deletes conntrack entries that lead to former endpoints. If a changed port may have such entries, this takes
+    /// milliseconds: the kernel goes through all its entries.
     pub fn delete_stale_flows(&mut self) {
         if let Err(error) = flows::delete_stale(&mut self.channel, &std::mem::take(&mut self.stale)) {
             tracing::warn!(

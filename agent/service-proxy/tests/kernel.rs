@@ -469,7 +469,7 @@ fn the_next_agent_completes_the_changes_of_a_killed_one() {
             let mut proxy = Proxy::open(TABLE, node()).unwrap();
             proxy.replace(node(), with(endpoint)).unwrap();
         };
-        // An agent passes each point first when it replaces the table, and then when it changes the table.
+        // An agent passes each fault point twice: when it replaces the table, and when it changes the table.
         for (point, left) in [
             ("services.committed:1", "a"),
             ("services.flows-deleted:1", "a"),

@@ -34,7 +34,7 @@ fn table() -> Vec<String> {
     let mut blocks: Vec<String> = blocks
         .into_iter()
         .map(|block| {
-            // The clients of an endpoint are not part of the program: packets add them.
+            // The proxy does not write the elements of this set: packets add clients. So they are not compared.
             let program =
                 if block.contains("set clients ") { block.split("elements = ").next() } else { None };
             let block = program.unwrap_or(&block);

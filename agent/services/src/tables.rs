@@ -19,7 +19,7 @@ pub struct Tables {
     service_of: HashMap<Key, Key>,
     /// The services of each cluster IP.
     by_cluster_ip: Claims,
-    /// The services of each endpoint address: a claim for each endpoint of a slice.
+    /// The services of each endpoint address. Each endpoint of a slice adds one claim.
     by_endpoint: Claims,
     /// Addresses of this node's pods that are not ready.
     unready: HashSet<IpAddr>,
@@ -40,8 +40,8 @@ pub fn cluster_ips(service: &Service) -> impl Iterator<Item = IpAddr> {
     all.filter_map(|address| address.parse().ok())
 }
 
-/// Whether the endpoints of a service are the ready pods that it selects. Otherwise the author of the service, or of
-/// its slices, decides which endpoints take traffic.
+/// Whether the readiness of pods decides which endpoints of the service take traffic. This requires a selector and no
+/// `publishNotReadyAddresses`. For other services the slices decide alone.
 fn follows_readiness(service: &Service) -> bool {
     let spec = service.spec.as_ref();
     spec.is_some_and(|spec| {

@@ -1,4 +1,4 @@
-//! Watches of the policies of the whole cluster, whose kinds users may install.
+//! Watches the policies of the whole cluster. Their kinds are custom resources that a cluster may lack.
 //!
 //! A watch of the kind's definition, by its name, shows whether the kind exists. Objects are watched only then.
 
@@ -21,7 +21,8 @@ use crate::event_recorder::Recorder;
 /// First pause after the API server refused to show a definition. An API server that has just started may refuse requests
 /// whose roles it has not read yet.
 const MIN_REFUSED_PAUSE: Duration = Duration::from_secs(5);
-/// Each further refusal doubles the pause, up to this one: on a stock control plane the agent may lack the right.
+/// Maximum pause after refusals. Each refusal doubles the pause. On a stock control plane every request may be refused,
+/// because the agent may lack the right.
 const MAX_REFUSED_PAUSE: Duration = Duration::from_secs(600);
 const FORBIDDEN: u16 = 403;
 const NOT_FOUND: u16 = 404;
@@ -46,7 +47,7 @@ struct Kind {
     objects: Option<Events<DynamicObject>>,
     /// Whether the last request for objects was refused.
     is_refused: bool,
-    /// Why the policies are not known. None while they are.
+    /// Why the policies are not known. None while the policies are known.
     failure: Option<String>,
     /// Names of the list that is being received.
     listed: HashSet<String>,

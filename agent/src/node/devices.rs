@@ -78,7 +78,7 @@ mod tests {
         changes.changed().await;
         assert!(started.elapsed() < PAUSE);
         sender.send_modify(|_| {});
-        // The timeout cancels the wait, as another event of a caller does.
+        // The timeout cancels the wait, like any other event that a caller waits for at the same time.
         assert!(tokio::time::timeout(PAUSE / 2, changes.changed()).await.is_err());
         changes.changed().await;
         assert!(started.elapsed() >= PAUSE);

@@ -20,7 +20,7 @@ pub(crate) struct Pressure {
     pub(crate) pids: bool,
 }
 
-/// A resource of the machine that is not on its disk.
+/// A resource of the machine, other than its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum MachineResource {
     Memory,
@@ -87,7 +87,7 @@ impl Pressure {
 // === impl MachineLevels ===
 
 impl MachineLevels {
-    /// Reads the amounts from the kernel. An amount that cannot be read is never short.
+    /// Reads the amounts from the kernel. An amount that cannot be read never causes a shortage.
     pub(crate) fn read() -> Self {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
         let most = ["pid_max", "threads-max"].map(|name| read(&format!("/proc/sys/kernel/{name}")));
@@ -145,7 +145,7 @@ impl MachineLevels {
     }
 
     /// Whether less than one and a half times a threshold is available, and the amount is falling. `before` has the
-    /// amounts of the last measurement. A small machine may have little memory for a long time, and stays idle then.
+    /// amounts of the last measurement. A low but constant amount does not count, because it is normal on a small machine.
     pub(crate) fn is_near(&self, before: &Self, thresholds: &EvictionThresholds) -> bool {
         let memory = thresholds.memory_available;
         self.memory.is_near(before.memory, memory)
@@ -193,7 +193,7 @@ impl PressureConditions {
         Self { last: Arc::default(), transition, current: watch::channel(Pressure::default()).0 }
     }
 
-    /// Adds what is short at this time, and returns the conditions. A condition begins as soon as its resource is
+    /// Records which resources are short now, and returns the conditions. A condition begins as soon as its resource is
     /// short, and ends some time after the resource was last short.
     pub(crate) fn observe(&self, short: Pressure, now: Instant) -> Pressure {
         let conditions = {

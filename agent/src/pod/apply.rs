@@ -105,7 +105,7 @@ pub(crate) struct Job {
     pub(crate) pod: Arc<Pod>,
     pub(crate) uid: String,
     pub(crate) observed: ObservedPod,
-    /// Set after they are prepared.
+    /// The prepared volumes. None before their preparation.
     pub(crate) volumes: Option<Volumes>,
     /// Pulls that were started in advance, by container name.
     pub(crate) pulls: HashMap<String, PullTask>,

@@ -25,7 +25,7 @@ pub(crate) const BYTES_MAX: usize = 6 << 20;
 pub(crate) struct Sources {
     pub(crate) config_maps: BTreeMap<String, Option<ConfigMap>>,
     pub(crate) secrets: BTreeMap<String, Option<Secret>>,
-    /// Files in `emptyDir` volumes only.
+    /// Files that `fileKeyRef` refers to. They are in `emptyDir` volumes.
     pub(crate) files: BTreeMap<FileName, EnvFile>,
     pub(crate) services: Vec<Arc<Service>>,
     pub(crate) addresses: Addresses,

@@ -141,7 +141,7 @@ fn token(given: Option<Token>, file: Option<&Path>) -> anyhow::Result<Token> {
     }
 }
 
-/// A client of controllers and scheduler for the API server that a kubeconfig names.
+/// A client for controllers and scheduler. It uses the API server and the credentials of a kubeconfig.
 #[cfg(feature = "controlplane")]
 pub(crate) async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
     coracle_agent::client(api_config(kubeconfig).await?).context("cannot create an API client")

@@ -19,7 +19,7 @@ use crate::node::{MachineProperties, PodNetwork};
 use crate::runtime::{Runtime, Streams};
 use crate::volume::ClaimUsage;
 
-/// The pods of this node, as pod sync has them.
+/// The pods of this node, from pod sync.
 pub trait PodView: Send + Sync + 'static {
     /// All pods.
     fn pods(&self) -> Vec<Arc<Pod>>;

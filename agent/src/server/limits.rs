@@ -26,7 +26,7 @@ use crate::runtime::Body;
 
 /// Maximum bytes of all unread responses. A response of any size is accepted while there is no other.
 const MAX_BYTES: usize = 32 << 20;
-/// Minimum bytes of the responses that count.
+/// Minimum size in bytes of a response that counts towards [`MAX_BYTES`].
 const MIN_BYTES: usize = 8 << 10;
 /// Maximum logs that are read or followed at the same time.
 const MAX_LOGS: usize = 512;

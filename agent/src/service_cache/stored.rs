@@ -63,8 +63,8 @@ impl StoredSlice {
             let Some(address) = endpoint.address else { continue };
             endpoint.address = match self.pods.get(&address) {
                 Some(uid) => pods.address_of(uid, address.is_ipv4()),
-                // If a pod of this node has the address now, that pod is not the endpoint, because the record would
-                // name it.
+                // The endpoint is no pod of this node, because the record names those. If a pod of this node has the
+                // address now, the endpoint is left out.
                 None => Some(address).filter(|address| pods.pod_at(*address).is_none()),
             };
         }

@@ -54,7 +54,7 @@ impl Access {
         Self { mode, group: ownership::fs_group(pod) }
     }
 
-    /// Mount options. A file system mounted with them has its mode and group at once, even after a reboot.
+    /// Mount options with mode and group. Each mount sets both at once, also the first mount after a reboot.
     fn tmpfs_options(self, size: Option<u64>) -> String {
         let group = self.group.map(|group| format!(",gid={group}")).unwrap_or_default();
         let mode = if self.group.is_some() { self.mode | ownership::GROUP_DIRECTORY } else { self.mode };

@@ -210,7 +210,7 @@ impl Rule {
         self.address_type(FIB_DESTINATION, RTN_LOCAL)
     }
 
-    /// Matches packets to all ones, and to the broadcast address of a network of this machine
+    /// Matches packets to 255.255.255.255, and to the broadcast address of a network of this machine
     /// (`fib daddr type broadcast`).
     #[must_use]
     pub fn destination_is_broadcast(self) -> Self {

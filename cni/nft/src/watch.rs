@@ -10,7 +10,7 @@ use crate::event::changes;
 
 /// `NFNLGRP_NFTABLES`.
 const GROUP: u32 = 7;
-/// Receive buffer in bytes: larger than the notifications for a table of some ten thousand elements. When the user
+/// Receive buffer in bytes: larger than the notifications for a table of some ten thousand elements. When the caller
 /// repairs such a table, the notifications of the repair would overflow a smaller buffer. The overflow would cause the
 /// next repair.
 const RECEIVE_BUFFER: usize = 8 << 20;

@@ -16,7 +16,7 @@ use tokio::sync::Semaphore;
 
 use crate::route_socket::RouteSocket;
 
-/// Maximum concurrent removals that wait for the kernel: each occupies a thread, and a node has few.
+/// Maximum concurrent removals that wait for the kernel. Each one occupies one of the node's few blocking threads.
 static WAITING: Semaphore = Semaphore::const_new(4);
 
 /// Removes the link with this index. When this returns, the link cannot be found any more.

@@ -27,13 +27,13 @@ use crate::spec::list::List;
 use crate::spec::request::{Request, Valid};
 use crate::spec::result::{Answer, Interface, Ip};
 
-/// The state of a running sandbox's namespace, for its record.
+/// The data for the missing record of a running sandbox, read from the sandbox's namespace.
 struct Adopted {
     netns_id: Option<u64>,
     result: Answer,
 }
 
-/// Back-off of a GC by executables that was cancelled for a pod: first and last delay.
+/// Back-off for GC of executables after it was cancelled because a pod waited: first and maximum delay.
 const RETRY: Duration = Duration::from_secs(10);
 const LAST_RETRY: Duration = Duration::from_secs(300);
 
@@ -140,8 +140,8 @@ impl Network {
         first
     }
 
-    /// Sets whether the ports of these attachments get frames to unknown hardware addresses, and learn: an earlier process
-    /// may have had other settings. A failure is logged, because a port may be removed with its pod at any time.
+    /// Sets flooding and learning of the bridge ports of these attachments, because an earlier process may have had other
+    /// settings. A failure is only logged, because a port may be removed with its pod at any time.
     async fn set_flooding(&self, sources: &BTreeMap<String, Source>) {
         let host = &self.inner.host;
         let floods = host.guard.is_none();

@@ -1,7 +1,7 @@
 //! Sandboxes that were released and whose network still has to be removed.
 //!
-//! The removal of a veth pair waits for RCU grace periods of the kernel, 10 ms and more for each pair. The kernel also
-//! removes a pair with its namespace, for all namespaces that ended in the meantime at once. So one later
+//! The removal of a veth pair waits for RCU grace periods of the kernel, 10 ms and more for each pair. At the end of a
+//! namespace, the kernel itself removes the pair. It does so in one step for all namespaces that have ended. So one later
 //! sweep covers all released sandboxes. By then most pairs are gone. The sweep removes the other pairs, and frees
 //! records and addresses. A failed removal is retried with back-off. After a crash, `reconcile` does the same from the
 //! records.
@@ -49,7 +49,7 @@ impl ReleaseQueue {
         first
     }
 
-    /// Adds a sandbox whose removal failed. Returns whether no task retries yet, so that one has to be started.
+    /// Adds a sandbox whose removal failed. Returns true if no retry task runs: the caller then has to start one.
     fn add_failed(&self, id: &str) -> bool {
         let mut state = self.lock();
         state.failed.insert(id.to_owned());

@@ -54,7 +54,7 @@ impl Kernel {
             || is_wanted_neighbour(message, port, desired)
     }
 
-    /// A route with our number that is not desired, or another route to a desired destination.
+    /// A route with our protocol number that is not desired, or another route to a desired destination.
     fn is_foreign_route(&self, message: &RouteMessage, desired: &Tables) -> bool {
         if message.header.table != RouteHeader::RT_TABLE_MAIN {
             return false;

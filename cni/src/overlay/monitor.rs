@@ -14,7 +14,7 @@ use crate::socket_filter;
 /// `RTNLGRP_LINK`, `_NEIGH`, `_IPV4_IFADDR`, `_IPV4_ROUTE`, `_IPV6_IFADDR`, `_IPV6_ROUTE`.
 const GROUPS: [u32; 6] = [1, 3, 5, 7, 9, 11];
 const MAX_MESSAGE: usize = 64 << 10;
-/// Time within which related changes arrive.
+/// Pause after a notification. Related changes arrive within this time.
 pub(crate) const BURST: Duration = Duration::from_millis(5);
 
 /// Receives notifications of the network namespace in which it was opened.

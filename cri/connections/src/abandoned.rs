@@ -5,8 +5,8 @@
 //! state of the socket is polled every [`INTERVAL`] while a stream does not read.
 //!
 //! The kernel distinguishes two states:
-//! - The client has closed its side for writing (`POLLRDHUP`). It may still read. After a stream has read and forwarded
-//!   this end, this state has no further meaning.
+//! - The client has closed its side for writing (`POLLRDHUP`). It may still read. This state is normal once a stream
+//!   has read and forwarded the end of the data.
 //! - Both sides are closed, or the client has sent a reset (`POLLHUP`, `POLLERR`). No output can arrive any more. If
 //!   the client has closed both sides, the kernel learns this from the client's reset, which answers the next output or
 //!   keepalive probe.
@@ -87,7 +87,7 @@ struct Reads {
     completed: Notify,
 }
 
-/// Watches the reads of a stream on the connection of a permit.
+/// Records the reads of a stream. The [`Abandonment`] compares them with the state of the permit's socket.
 pub fn watch_reads<I>(io: I, permit: Option<Arc<ConnectionPermit>>) -> (ReadWatch<I>, Abandonment) {
     let reads = Arc::<Reads>::default();
     let watch = Observed::with_observer(io, ReadObserver { reads: reads.clone() });

@@ -55,7 +55,7 @@ fn without_numbers(text: String) -> String {
     plain
 }
 
-/// Whether an error's text is this operation, `: ` and a cause.
+/// Whether an error's text has the form `operation: cause` with this operation.
 fn begins_with(text: &str, operation: &str) -> bool {
     text.strip_prefix(operation).is_some_and(|cause| cause.starts_with(": "))
 }

@@ -282,8 +282,8 @@ impl Images {
         };
         self.write(records.clone()).await?;
         if !known {
-            // The references now belong to the record. A record that existed before has its own references. Then these
-            // are released.
+            // The references of this pull now belong to the record. If the record existed before, it has references of its
+            // own. Then the references of this pull are released.
             new.leases.into_iter().for_each(Lease::into_record);
         }
         let mut table = self.table_mut();

@@ -222,7 +222,7 @@ impl Layers {
         self.layers.join(diff_id.short()).join(disk::FILES)
     }
 
-    /// Rebuilds the archive of a layer. Fails if its recipe is missing.
+    /// Rebuilds the archive of a layer from the unpacked files and the recipe. Fails if the layer has no recipe.
     pub(crate) fn rebuild(&self, diff_id: &Digest) -> io::Result<(Rebuilt, u64)> {
         let (recipe, files) = (self.layers.join(diff_id.short()).join(disk::RECIPE), self.path(diff_id));
         Ok((Rebuilt::open(&recipe, &files)?, Rebuilt::length(&recipe, &files)?))
@@ -386,7 +386,7 @@ impl Lease {
     /// Passes the reference to a record.
     pub(crate) fn into_record(self) {
         if let Some(LayerState::Complete { refs, .. }) = self.layers.states().get_mut(&self.diff_id) {
-            // The drop of `self` releases the reference that this adds.
+            // The record gets its own reference, because the drop of `self` releases one.
             *refs += 1;
         }
     }
@@ -406,7 +406,7 @@ impl UnpackDir {
         self.path.join(disk::FILES)
     }
 
-    /// The path for the layer's recipe.
+    /// Path of the recipe: the data that rebuild the archive of the layer together with the unpacked files.
     pub(crate) fn recipe(&self) -> PathBuf {
         self.path.join(disk::RECIPE)
     }

@@ -41,7 +41,7 @@ pub(crate) struct Registry {
 pub(crate) struct Timeouts {
     /// Maximum time between two bytes.
     pub(crate) stall: Duration,
-    /// Maximum time for a document, or for [`blob`]'s unit of progress, retries included.
+    /// Maximum time for a document, or for the next 64 KiB of a [`blob`]. Includes retries.
     pub(crate) progress: Duration,
 }
 
@@ -95,7 +95,7 @@ pub(crate) enum RegistryError {
     },
     #[error("{realm} is not a usable token service")]
     Realm { realm: String },
-    #[error("the token service {realm} has no TLS, and the registry has: no credentials are sent to it")]
+    #[error("the registry uses TLS, but its token service {realm} does not: no credentials are sent to it")]
     PlainRealm { realm: String },
     #[error("cannot parse the token from {realm}")]
     Token { realm: String },

@@ -69,7 +69,7 @@ pub(crate) struct Unpacked {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum LayerEntry {
     Directory(Attributes),
-    /// A file, a link or a whiteout, at the path or above it.
+    /// The path, or a parent of the path, is a file, a link or a whiteout.
     Other,
     Absent,
 }

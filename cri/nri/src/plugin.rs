@@ -175,7 +175,7 @@ fn not_decoded(error: prost::DecodeError) -> Status {
 /// A plugin that joins: an accepted connection, or a started program.
 pub(crate) struct Candidate<S> {
     pub(crate) stream: S,
-    /// From the program's file name, for a started program.
+    /// Identity from the file name of a started program. `None` for an accepted connection.
     pub(crate) identity: Option<Identity>,
     pub(crate) config: String,
     pub(crate) child: Option<Child>,

@@ -51,8 +51,8 @@ pub fn descriptor_of(path: &Path) -> Option<RawFd> {
     path.strip_prefix(DIRECTORY).ok()?.to_str()?.parse().ok()
 }
 
-/// Gives the calling thread a descriptor table of its own, which has the standard streams and `keep` only. A program that
-/// is started from this thread then copies and closes no other descriptors of the process. A node has several thousand.
+/// Gives the calling thread a descriptor table of its own, which has the standard streams and `keep` only. A child that
+/// this thread forks then need not copy and close the other descriptors of the process. A node has several thousand.
 ///
 /// The thread must not use descriptors that it did not open itself. Waking an async task uses such a descriptor. The
 /// thread must do no other work and end after its work.

@@ -83,8 +83,8 @@ pub(crate) struct CreateRequest<'a> {
     pub(crate) seccomp_program: &'a [u8],
     /// The shim's pid.
     pub(crate) shim: i32,
-    /// The pod's pid namespaces that the spec may join: of its process 1 and of its containers' first
-    /// processes.
+    /// The pid namespaces that the spec may join: the namespace of the pod's process 1, and the namespaces of the
+    /// first processes of its containers.
     pub(crate) pid_namespaces: &'a [&'a PidNamespace],
     /// The start pipe: one byte starts the container.
     pub(crate) start_pipe: &'a OwnedFd,
@@ -310,9 +310,9 @@ fn fill_stage(
     stage.move_to_final_path().map_err(CreateError::Stage)
 }
 
-/// Sets the kernel parameters of the pod's namespaces, which this process is in. The library refuses them for a
-/// container that joins namespaces: these could be the host's. The runtime that wrote the spec has checked that they
-/// are the pod's own.
+/// Sets the kernel parameters of the pod's namespaces, which this process is in. The library refuses kernel parameters
+/// for a container that joins namespaces, because the namespaces could be the host's. The runtime that wrote the spec
+/// has checked that the namespaces are the pod's own.
 fn set_parameters(spec: &mut Spec, user: Option<&UserNamespace>) -> Result<(), CreateError> {
     let Some(linux) = spec.linux_mut() else { return Ok(()) };
     let parameters = linux.sysctl().clone().unwrap_or_default();

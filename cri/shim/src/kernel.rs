@@ -21,7 +21,7 @@ pub(crate) use mounts::{
 /// The side of a fork on which the caller continues.
 pub(crate) enum Fork {
     Child,
-    /// With the child's pid.
+    /// The parent, with the pid of the child.
     Parent(i32),
 }
 

@@ -152,8 +152,8 @@ fn limit_open_files(soft: u64) -> nix::Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, rlimits::amount(soft).min(hard), hard)
 }
 
-/// Moves the shim into the cgroup in which it could not be forked. A fork does it after `ready` is reported. The move
-/// takes some milliseconds (an RCU grace period), which must delay neither the agent nor the shim.
+/// Moves the shim into its cgroups, if it was not forked in them. A fork of the shim makes the move after `ready` is
+/// reported. The move takes some milliseconds (an RCU grace period), which must delay neither the agent nor the shim.
 fn move_into_cgroups(pod: &Pod) {
     let left = pod.own_cgroups.not_entered();
     if left.is_empty() {

@@ -3,7 +3,7 @@
 use libcontainer::oci_spec::runtime::{PosixRlimit, PosixRlimitType};
 use nix::sys::resource::{RLIM_INFINITY, Resource, getrlimit, rlim_t, setrlimit};
 
-/// `None` for a limit that the kernel interface does not have.
+/// The kernel's number of a limit. `None` for a limit that the kernel interface does not have.
 pub(crate) fn resource(kind: PosixRlimitType) -> Option<Resource> {
     Some(match kind {
         PosixRlimitType::RlimitCpu => Resource::RLIMIT_CPU,

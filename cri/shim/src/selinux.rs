@@ -21,8 +21,8 @@ pub(crate) fn mount_label(spec: &Spec) -> Option<&str> {
     spec.linux().as_ref()?.mount_label().as_deref().filter(|label| !label.is_empty())
 }
 
-/// The label to mount a file system of this type with. Other types show kernel objects, which the policy
-/// labels.
+/// The label for a mount of this type of file system. `None` for types without the `context=` option: their files
+/// are kernel objects, and the policy determines the labels.
 pub(crate) fn context_of<'a>(kind: &str, label: Option<&'a str>) -> Option<&'a str> {
     label.filter(|_| LABELLED.contains(&kind))
 }

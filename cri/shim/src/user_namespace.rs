@@ -68,7 +68,7 @@ pub(crate) struct InnerNamespaces<'a> {
 // === impl Mapping ===
 
 impl Mapping {
-    /// `None` if the pod uses the node's user namespace.
+    /// The mapping of a pod. `None` if the pod uses the node's user namespace.
     pub(crate) fn of(config: &SandboxConfig) -> Option<Self> {
         let mapping = Self { uids: config.uid_mappings.clone(), gids: config.gid_mappings.clone() };
         (mapping != Self::default()).then_some(mapping)

@@ -1,5 +1,5 @@
-//! Tests of pods on the real kernel, as root. This binary is the shim, a client that is killed, and the
-//! tests.
+//! Tests of pods on the real kernel, as root. By its arguments, this binary runs the tests, a shim, or a client that
+//! the tests kill.
 //!
 //! The tests check what the kernel shows: log files, /proc, cgroups, mounts. Every test has its own directory
 //! and cgroup, and ends with a check that nothing of it is left.

@@ -32,7 +32,8 @@ struct ConfigDump<'a> {
     restored: bool,
 }
 
-/// Fills the build directory. Returns the additional data that a restore needs. The container is frozen before and afterwards.
+/// Fills the build directory. Returns the additional data that a restore needs. The container is frozen before and after
+/// this call.
 pub(super) fn build(subject: &Subject, connections: Connections) -> Result<RestoreRecord, CheckpointError> {
     let build_dir = subject.layer.join(BUILD_DIR);
     let images = build_dir.join("checkpoint");

@@ -122,7 +122,7 @@ fn parsable(external: &[String]) -> Result<(), String> {
     }
 }
 
-/// Accepts any bytes as manifest: a valid manifest fits itself, or is refused with a reason.
+/// Fuzz target for any bytes as manifest: a valid manifest fits itself, or is refused with a reason.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     let Ok(manifest) = serde_json::from_slice::<Manifest>(data) else { return };

@@ -15,7 +15,7 @@ pub enum CriuError {
     /// The container's mounts could not be read.
     #[error("cannot read the container's mounts")]
     Mounts(#[source] io::Error),
-    /// CRIU would read the mount point as another one.
+    /// CRIU would parse the mount point as another path.
     #[error("criu cannot parse the mount point {0:?}, because it contains \"]:\"")]
     MountPoint(PathBuf),
     /// CRIU failed, with its error messages.

@@ -50,7 +50,7 @@ pub(crate) struct Scores {
 // === impl Note ===
 
 impl Note {
-    /// Reads the note of a bundle. None without a change in progress, or if it is unreadable.
+    /// Reads the note of a bundle. `None` if no change is in progress or the note is unreadable.
     pub(crate) fn read(bundle: &Path) -> Option<Self> {
         let path = bundle.join(FILE);
         let text = std::fs::read(&path).ok()?;
@@ -79,7 +79,7 @@ impl Note {
     }
 
     /// Removes the note of a finished change. A failure is only logged, because it does not alter the outcome of the
-    /// change. The next start examines a note that is left, and the next change replaces it.
+    /// change. If the note remains, the next start examines it, and the next change replaces it.
     pub(crate) fn remove(bundle: &Path) {
         if let Err(error) = Self::try_remove(bundle) {
             warn!(error = error.chain(), "cannot remove a note of limits");

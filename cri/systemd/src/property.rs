@@ -10,7 +10,7 @@ use crate::message::Value;
 /// A property of a unit.
 pub type Property = (&'static str, Value);
 
-/// The v2 files that systemd rewrites, for example at a daemon-reload, if it has other values.
+/// The v2 files of limits. If the unit has another value, systemd overwrites the file, for example at a daemon-reload.
 const FILES: [&str; 11] = [
     "cpu.weight",
     "cpu.max",

@@ -94,7 +94,7 @@ impl Drop for ReplacedSocket {
     }
 }
 
-/// If this program was started for it, serves in place of a shim, with one thread per connection.
+/// Serves in place of a shim if the environment variable requests that. Each connection has its own thread.
 pub(crate) fn stand_in_if_called() -> Option<ExitCode> {
     let later = match std::env::var(STAND_IN).ok()?.as_str() {
         "refuses" => LaterShim::Refuses,
@@ -176,7 +176,7 @@ fn relay(runtime: &OwnedFd, shim: &OwnedFd) {
             let is_greeting = greeting(&mut packet);
             say(runtime, &[&packet.encode_to_vec()[..], &UNKNOWN].concat());
             if is_greeting {
-                // An unknown event, an answer of an unknown type to no call, and a packet without body.
+                // An unknown event, an answer of an unknown type with the id of no call, and a packet without body.
                 let event = Event { sequence: 1, container_id: first(&packet), ..Event::default() };
                 let event = Packet { id: 0, body: Some(packet::Body::Event(event)) };
                 let answer = Packet { id: 77, body: Some(packet::Body::Reply(Reply { result: None })) };

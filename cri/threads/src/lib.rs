@@ -22,9 +22,9 @@ thread_local! {
     static HAS_OWN_NAMESPACES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Declares that the current thread has entered namespaces that the other threads of the process do not have. A new
-/// thread inherits them; a waiting thread does not have them. So work of the current thread gets a new thread from now on,
-/// which ends after the work.
+/// Declares that the current thread has entered namespaces that the other threads of the process do not have. From now
+/// on, all work that this thread submits runs on a new thread, which ends after the work. A new thread inherits the
+/// namespaces of this thread, but a waiting thread is not in them.
 pub fn declare_own_namespaces() {
     HAS_OWN_NAMESPACES.set(true);
 }

@@ -262,7 +262,7 @@ mod tests {
         let place = in_memory();
         let top = place.path().join("top");
         deep(&top, 25_000);
-        // The walk returns through these, on both sides of the limit of open levels.
+        // The walk returns to these levels after it has left them. Some are above the limit of open levels, some below.
         for level in [1, OPEN_LEVELS - 1, OPEN_LEVELS, OPEN_LEVELS + 1, 300] {
             let at =
                 top.join(["down"; 300].join("/")).ancestors().nth(300 - level).expect("level").to_owned();

@@ -177,7 +177,7 @@ async fn questions_above_the_limit_are_not_asked() {
     let pending = upstream.query(&question("a.example."));
     assert!(
         pending.is_some() && upstream.query(&question("a.example.")).is_some(),
-        "equal questions are one"
+        "equal questions share one query"
     );
     assert!(upstream.query(&question("b.example.")).is_none());
     other.is_silent.send_replace(false);

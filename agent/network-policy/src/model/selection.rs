@@ -64,7 +64,7 @@ impl Selected {
         is_in && self.selection.pods.matches(Some(&facts.labels))
     }
 
-    /// The set elements of a pod that the selection contains.
+    /// The set elements of a pod in this selection: its addresses, each with the named ports if the selection names a port.
     pub(super) fn elements<'a>(&'a self, pod: &'a PodEntry) -> impl Iterator<Item = (Set, ElementKey)> + 'a {
         let ([v4, v6], facts) = (self.sets(), &pod.facts);
         facts.ips.iter().filter(move |ip| !pod.lost.contains(ip)).flat_map(move |ip| {
@@ -100,7 +100,7 @@ impl Selections {
 // === impl Model ===
 
 impl Model {
-    /// Adds a user of the selection, and makes its sets for the first one.
+    /// Adds a user of the selection. For the first user, this makes the sets of the selection.
     pub(super) fn use_selection(&mut self, selection: Selection) -> u64 {
         let text = format!("{selection:?}");
         if let Some(number) = self.selections.numbers.get(&text).copied() {
@@ -128,7 +128,7 @@ impl Model {
         number
     }
 
-    /// Removes a user of the selection, and with the last one its sets.
+    /// Removes a user of the selection. After the last user, this removes the sets of the selection.
     pub(super) fn release_selection(&mut self, number: u64) {
         let Some(selected) = self.selections.all.get_mut(&number) else { return };
         selected.users -= 1;

@@ -599,7 +599,8 @@ fn apply(model: &mut Model, cluster: &mut Cluster, change: Change) {
     }
 }
 
-/// Number of random clusters, each with 12 changes on average. `CORACLE_PROPERTY_CHANGES` is the number of changes.
+/// Number of random clusters, each with 12 changes on average. `CORACLE_PROPERTY_CHANGES` sets the total number of
+/// changes.
 fn cases() -> u32 {
     let changes = std::env::var("CORACLE_PROPERTY_CHANGES").ok().and_then(|text| text.parse::<u32>().ok());
     changes.map_or(40, |changes| changes.div_ceil(12))

@@ -119,7 +119,7 @@ impl Chains {
         rules
     }
 
-    /// Makes the chain for packets to external addresses and node ports. `local` is the node if the traffic policy is
+    /// Makes the chain for packets to external addresses and node ports. `local` is set if the traffic policy is
     /// `Local`.
     pub(super) fn make_external(
         &self,
@@ -155,7 +155,7 @@ impl Chains {
         program.chains.insert(self.external(), rules);
     }
 
-    /// Makes the chain that drops packets from sources outside the ranges.
+    /// Makes the chain that drops packets from sources outside `loadBalancerSourceRanges`.
     pub(super) fn make_guard(&self, program: &mut Program, sources: &[IpNetwork]) {
         let mut rules: Vec<Rule> = sources
             .iter()

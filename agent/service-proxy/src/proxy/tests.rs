@@ -184,8 +184,8 @@ fn timestamp(second: i64) -> String {
     format!("2026-01-01T00:00:{second:02}Z")
 }
 
-/// The outcome for the packet by the documentation of the API. If several services have the cluster IP and the port,
-/// the oldest one with endpoints gets the packet.
+/// The outcome that the API's documentation requires for the packet. If several services have the cluster IP and the
+/// port, the oldest one with endpoints gets the packet.
 fn expected(services: &Services, packet: &Packet) -> Outcome {
     let &Packet { is_ipv4, ip, port, is_udp } = packet;
     let claims = |(_, spec): &(&u8, &ServiceSpec)| {
@@ -204,7 +204,7 @@ fn expected(services: &Services, packet: &Packet) -> Outcome {
     }
 }
 
-/// The outcome for the packet by the table. `targets` has the targets of each chain that chooses an endpoint.
+/// The outcome that the table causes for the packet. `targets` has the targets of each chain that chooses an endpoint.
 fn actual(
     kernel: &Kernel,
     targets: &BTreeMap<String, BTreeSet<Target>>,
@@ -235,7 +235,8 @@ fn any_service() -> impl Strategy<Value = ServiceSpec> {
     )
 }
 
-/// Number of random clusters, each with 10 changes on average. `CORACLE_PROPERTY_CHANGES` is the number of changes.
+/// Number of random clusters, each with 10 changes on average. `CORACLE_PROPERTY_CHANGES` sets the total number of
+/// changes.
 fn cases() -> u32 {
     let changes = std::env::var("CORACLE_PROPERTY_CHANGES").ok().and_then(|text| text.parse::<u32>().ok());
     changes.map_or(40, |changes| changes.div_ceil(10))

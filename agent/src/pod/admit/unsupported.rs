@@ -1,5 +1,5 @@
-//! The table of pod fields that this node does not support. A pod is rejected if such a field changes its meaning;
-//! other fields are reported by an event. No field is dropped silently.
+//! The table of pod fields that this node does not support. If a pod would behave differently without such a field, the
+//! pod is rejected. Other fields are reported by an event. No field is dropped silently.
 //!
 //! Two kinds of fields are handled elsewhere. As upstream, a volume of an unsupported type keeps its pod waiting with
 //! a `FailedMount` event (`volume.rs`). An unsafe sysctl is rejected by `sysctls.rs`.

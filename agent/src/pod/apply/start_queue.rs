@@ -22,7 +22,7 @@ pub(super) struct StartQueue {
 }
 
 impl StartQueue {
-    /// Containers without a pull are skipped.
+    /// A queue of these containers, without those that have no pull task.
     pub(super) fn new(starts: impl Iterator<Item = (StartContainer, Option<PullTask>)>) -> Self {
         Self {
             waiting: starts.filter_map(|(start, pull)| Some((start, maybe_done(pull?)))).collect(),

@@ -153,7 +153,7 @@ impl ContainerCounts {
     }
 }
 
-/// A value of a label in the format.
+/// Escapes a label value for Prometheus' text format.
 fn escaped(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -89,7 +89,7 @@ struct CachedRecord {
 struct Record {
     /// The image's id in the runtime.
     id: String,
-    /// The access by the repository that pods name.
+    /// The pods that may use the image. The key is the repository in the image name of a pod.
     repositories: BTreeMap<String, Access>,
 }
 

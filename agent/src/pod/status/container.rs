@@ -278,7 +278,7 @@ fn removed_status(
     }
 }
 
-/// The end of a container that does not run, in its last status.
+/// The last end of a container in its status. None while the container runs.
 fn known_end(old: &ContainerStatus) -> Option<ContainerStateTerminated> {
     let state = old.state.as_ref()?;
     let before = old.last_state.as_ref().filter(|_| state.waiting.is_some());
@@ -326,7 +326,7 @@ fn end_from_last_status(input: &StatusInput<'_>, observed: &ObservedContainer) -
     let all = status.container_statuses.iter().chain(&status.init_container_statuses).flatten();
     let old = all.into_iter().find(|s| s.name == observed.name)?;
     let own_id = container_id(input, observed);
-    // If the last status is of this container, only its last state shows the end of the previous run.
+    // If the last status already has the id of this run, the end of the previous run is only in its `lastState`.
     let own_state = Some(&old.state).filter(|_| old.container_id.as_deref() != Some(&own_id));
     let mut ends = own_state.into_iter().chain([&old.last_state]).flatten();
     ends.find(|state| state.terminated.is_some()).cloned()

@@ -19,7 +19,7 @@ pub(crate) enum Chosen {
 pub(crate) enum Fitting<'a> {
     /// The best match by the platforms in the index; the first of equal ones.
     Marked(&'a Descriptor),
-    /// No manifest is marked as matching; these have no platform.
+    /// The manifests without a platform. No other manifest has a platform that matches.
     Unmarked(Vec<&'a Descriptor>),
 }
 

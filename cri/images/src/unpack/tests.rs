@@ -235,7 +235,8 @@ fn links_to_the_outside_are_neither_followed_nor_linked() {
     let (into, _) = unpacked(TestTar::new().symlink("s", path).file("s", b"mine").directory("s2"));
     assert_eq!(std::fs::read(&secret).unwrap(), b"secret");
     assert_eq!(std::fs::read(into.path().join("s")).unwrap(), b"mine");
-    // An absolute hard link means a file of the image. It is deferred until a lower layer has the file.
+    // An absolute target of a hard link is a path in the image. The link is recorded, so that a lower layer can have the
+    // target.
     let (into, layer) = unpacked(TestTar::new().hard_link("h", path));
     assert_eq!(links(&layer), [("h".to_owned(), path.trim_start_matches('/').to_owned())]);
     assert_eq!(std::fs::read(into.path().join("h")).unwrap(), b"");
@@ -530,7 +531,7 @@ fn implied_directories_and_the_names_that_are_kept_are_limited() {
 
 #[test]
 fn an_attribute_too_large_for_a_file_is_not_reported_as_a_full_disk() {
-    // Larger than ext4's space for attributes, and larger than any file system accepts.
+    // The first value is larger than ext4's space for attributes, the second is larger than any file system accepts.
     for bytes in [60_000, 70_000] {
         let value = vec![b'x'; bytes];
         let tar = TestTar::new().pax(&[("SCHILY.xattr.user.large", &value)]).file("f", b"").finish();

@@ -1,11 +1,11 @@
-//! Failures of events that cannot be undone.
+//! Logs errors of plugins for events that the runtime cannot undo.
 
 use coracle_proto::nri::Event;
 use tracing::warn;
 
 use crate::Error;
 
-/// Logs an error of an event that cannot be undone.
+/// Logs the error of a plugin for an event that the runtime cannot undo.
 pub(super) fn log(event: Event, result: Result<(), Error>) {
     if let Err(error) = result {
         let cause = std::error::Error::source(&error).map(ToString::to_string);

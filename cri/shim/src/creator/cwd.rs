@@ -51,7 +51,7 @@ pub(super) fn make(spec: &Spec, root: &Path, owner: (u32, u32)) -> Result<(), (P
     let cwd = process.cwd();
     let Some((base, path)) = place(spec, root, cwd) else { return Ok(()) };
     if !base.exists() {
-        // The base is an image volume, which is read-only, or the source is missing, which the library reports.
+        // The base is a read-only image volume, or the source of the volume is missing. The library reports a missing source.
         return Ok(());
     }
     // In a volume with mapped ids, the files of uid 0 belong to the root user of the container.

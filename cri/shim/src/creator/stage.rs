@@ -1,6 +1,6 @@
 //! The stage: a staging directory for mounts that must be prepared before the container is made.
 //!
-//! It is a tmpfs in a mount namespace of the creator's own, which ends with the container. Staged are
+//! The stage is a tmpfs in the creator's own mount namespace. The namespace ends with the container. The stage has
 //!
 //! - volumes with a propagation of their own, and all volumes if the host's mounts are private, see
 //!   [`propagation`];

@@ -54,7 +54,7 @@ impl Shim {
         let console = if create.terminal { Some(Console::listen(&dir)?) } else { None };
         let (mut report, child_end) = Report::pair()?;
         let (waiting, start_pipe) = pipe2(OFlag::O_CLOEXEC)?;
-        // These processes are not reaped yet, so their pids cannot have been reused.
+        // The first processes of these containers are not reaped yet, so their pids cannot have been reused.
         let alive = self.containers.values().filter(|container| container.is_alive() && container.pid > 0);
         let of_containers: Vec<_> =
             alive.filter_map(|container| PidNamespace::of_child(container.pid)).collect();

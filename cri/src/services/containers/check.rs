@@ -28,7 +28,7 @@ pub(crate) fn check(config: &cri::ContainerConfig, host: &Host) -> Result<(), Er
     config.mounts.iter().try_for_each(|mount| volume::check(mount, host.kernel))
 }
 
-/// Refuses a privileged container if no configuration of its pod allows privileged containers.
+/// Refuses a privileged container unless one of the pod's sandbox configurations is privileged.
 pub(super) fn check_privilege<'a>(
     config: &cri::ContainerConfig,
     mut pods: impl Iterator<Item = &'a cri::PodSandboxConfig>,
