@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 use crate::format;
 use crate::schema::{Additional, Checks, Schema};
 use crate::violation::{Path, Violation, Violations, extended};
-use crate::work::comparison;
+use crate::work::{MAX_WORDS, comparison};
 
 /// Maximum work of the checks of one object; a unit is about a nanosecond. A schema can check the same value many
 /// times, with patterns of any size.
@@ -19,6 +19,9 @@ const MAX_WORK: u64 = 2_000_000_000;
 
 /// Work for the check of one value against one node of the schema. Checks of texts and lists add work.
 const NODE: usize = 50;
+
+/// Work of one violation, without its texts. Violations that are not reported cost the same.
+const VIOLATION: usize = 500;
 
 /// Maximum violations of one value. A definition can list very many required fields, and each can be a violation.
 const MAX_ERRORS: usize = 1000;
@@ -141,7 +144,7 @@ impl Checker<'_> {
         }
     }
 
-    fn wrong_type(&self, path: &str, expected: &str, actual: &Value, outcome: &mut Outcome) {
+    fn wrong_type(&mut self, path: &str, expected: &str, actual: &Value, outcome: &mut Outcome) {
         let detail = format!("{path} in body must be of type {expected}: {actual}");
         self.report(outcome, path, |violations, place| violations.type_invalid(place, actual, &detail));
     }
@@ -269,7 +272,7 @@ impl Checker<'_> {
             return;
         }
         for name in checks.required.iter().filter(|name| !map.contains_key(&***name)) {
-            if outcome.errors.len() >= MAX_ERRORS || !self.charge(1, 500) {
+            if outcome.errors.len() >= MAX_ERRORS || self.left == 0 {
                 return;
             }
             self.report(outcome, &join(path, name), |violations, place| violations.required(place, ""));
@@ -307,14 +310,18 @@ impl Checker<'_> {
             return;
         }
         // The message lists the first values only.
-        let mut left = 8192_usize;
-        let words = known.iter().map(|word| word.as_str().map_or_else(|| word.to_string(), str::to_owned));
-        let fits = |word: &String| {
-            let fits = left > 0;
+        let mut buffer = [0; MAX_WORDS];
+        let mut left = MAX_WORDS;
+        let mut words = Vec::new();
+        for allowed in known {
+            if left == 0 {
+                break;
+            }
+            let word = beginning(allowed, &mut buffer[..left]);
             left = left.saturating_sub(word.len());
-            fits
-        };
-        let words: Vec<String> = words.take_while(fits).collect();
+            words.push(word);
+        }
+        self.charge(MAX_WORDS - left, 2);
         self.report(outcome, path, |violations, place| violations.unsupported(place, value, &words));
     }
 
@@ -390,11 +397,11 @@ impl Checker<'_> {
     }
 
     /// Reports a violation of the object as a whole, as upstream does for `allOf`, `anyOf`, `oneOf` and `not`.
-    fn whole(&self, outcome: &mut Outcome, detail: &str) {
+    fn whole(&mut self, outcome: &mut Outcome, detail: &str) {
         self.report(outcome, "", |violations, place| violations.invalid(place, &"".into(), detail));
     }
 
-    fn report(&self, outcome: &mut Outcome, path: &str, add: impl FnOnce(&mut Violations, &Path)) {
+    fn report(&mut self, outcome: &mut Outcome, path: &str, add: impl FnOnce(&mut Violations, &Path)) {
         let place = match (self.prefix, path) {
             ("", "") => Path::default(),
             ("", path) => Path::root(path),
@@ -403,6 +410,9 @@ impl Checker<'_> {
         };
         let mut one = Violations::default();
         add(&mut one, &place);
+        for violation in one.as_slice() {
+            self.charge(1, VIOLATION + violation.field.len() + violation.message.len());
+        }
         outcome.errors.extend(one.into_list());
     }
 }
@@ -432,6 +442,19 @@ impl<'a> OldItems<'a> {
 pub(crate) fn key_of(item: &Value, keys: &[Box<str>]) -> String {
     let values: Vec<&Value> = keys.iter().map(|key| item.get(&**key).unwrap_or(&Value::Null)).collect();
     serde_json::to_string(&values).unwrap_or_default()
+}
+
+/// The text of an allowed value, cut at the length of the buffer. A value can be as long as a definition.
+fn beginning(value: &Value, buffer: &mut [u8]) -> String {
+    let max = buffer.len();
+    if let Some(text) = value.as_str() {
+        return text[..text.floor_char_boundary(max)].to_owned();
+    }
+    let mut rest = &mut buffer[..];
+    // Writing fails when the buffer is full.
+    let _ = serde_json::to_writer(&mut rest, value);
+    let len = max - rest.len();
+    String::from_utf8_lossy(&buffer[..len]).into_owned()
 }
 
 fn is_type_meta(name: &str) -> bool {

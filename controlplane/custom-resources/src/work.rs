@@ -1,8 +1,8 @@
 //! Estimated work of the pruning, defaulting and validation of an object. The caller must not do heavy work on an async
 //! worker.
 //!
-//! The estimate is an upper bound. It does not include rules in CEL and the formatting of messages. It stops as soon as
-//! an object is heavy.
+//! The estimate is an upper bound. It does not include rules in CEL. Of the formatting of messages it includes the texts of
+//! the schema. It stops as soon as an object is heavy.
 
 use serde_json::{Map, Value};
 
@@ -19,6 +19,9 @@ const OPAQUE: usize = 20;
 
 /// Work of one required field, and of one allowed value.
 const NAME: usize = 20;
+
+/// Maximum bytes of the allowed values in a message.
+pub(crate) const MAX_WORDS: usize = 8192;
 
 /// Whether the work of these objects may take more than about a millisecond.
 pub(crate) fn is_heavy<'a>(objects: impl IntoIterator<Item = &'a Value>, schema: &Schema) -> bool {
@@ -45,6 +48,16 @@ fn work_of_byte(schema: &Schema) -> usize {
     1 + format + pattern.map_or(0, |pattern| pattern.work)
 }
 
+/// The work of a message that lists the allowed values.
+fn message(allowed: &[Value]) -> usize {
+    let len = |value: &Value| match value {
+        Value::String(text) => text.len(),
+        Value::Array(_) | Value::Object(_) => MAX_WORDS,
+        _ => 8,
+    };
+    2 * allowed.iter().map(len).fold(0, usize::saturating_add).min(MAX_WORDS)
+}
+
 /// The estimate so far. Each method returns false if the objects are heavy.
 struct Estimate {
     /// The remaining part of [`MAX_LIGHT`].
@@ -68,11 +81,18 @@ impl Estimate {
             self.charge(NODE) && schema.checks.as_ref().is_none_or(|checks| self.checks(value, checks));
         is_light
             && match value {
-                Value::String(text) => self.charge(text.len().saturating_mul(work_of_byte(schema))),
+                Value::String(text) => self.text(text, schema),
                 Value::Array(list) => self.list(list, schema),
                 Value::Object(map) => self.object(map, schema),
                 _ => true,
             }
+    }
+
+    fn text(&mut self, text: &str, schema: &Schema) -> bool {
+        // A message contains several copies of the pattern.
+        let pattern = schema.checks.as_ref().and_then(|checks| checks.pattern.as_ref());
+        let message = pattern.map_or(0, |pattern| 2 * pattern.text.len());
+        self.charge(message) && self.charge(text.len().saturating_mul(work_of_byte(schema)))
     }
 
     /// Adds the work of checks of a value against other schemas and lists.
@@ -81,6 +101,7 @@ impl Estimate {
         let names = checks.required.len().saturating_add(known).saturating_mul(NAME);
         let lists = [&checks.all_of, &checks.any_of, &checks.one_of];
         self.charge(names)
+            && self.charge(checks.one_of_values.as_deref().map_or(0, message))
             && (known == 0 || self.opaque(value) && self.charge(known.saturating_mul(comparison(value))))
             && lists.into_iter().flatten().chain(checks.not.as_deref()).all(|inner| self.value(value, inner))
     }
@@ -188,6 +209,21 @@ mod tests {
         assert!(heavy(&json!({"type": "array", "items": element}), &nulls));
         element["nullable"] = true.into();
         assert!(!heavy(&json!({"type": "array", "items": element}), &nulls), "null is kept");
+    }
+
+    #[test]
+    fn messages_with_long_texts_of_the_schema_are_heavy() {
+        let items = |item: Value| json!({"type": "array", "items": item});
+        let list = |count: usize| json!(vec![""; count]);
+        let long = "x".repeat(100_000);
+        for allowed in [json!(long), json!({ "a": long })] {
+            assert!(heavy(&items(json!({"enum": [allowed]})), &list(100)));
+            assert!(!heavy(&items(json!({"enum": [allowed]})), &list(10)));
+        }
+        assert!(!heavy(&items(json!({"enum": ["TCP", "UDP"]})), &list(1000)), "short values");
+        let pattern = format!("^[{}]$", "ab".repeat(10_000));
+        assert!(heavy(&items(json!({"type": "string", "pattern": pattern})), &list(100)));
+        assert!(!heavy(&items(json!({"type": "string", "pattern": pattern})), &list(10)));
     }
 
     #[test]

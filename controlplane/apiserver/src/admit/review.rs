@@ -32,6 +32,10 @@ pub(super) enum Phase {
 const MAX_ANNOTATIONS: usize = 100;
 const MAX_ANNOTATION_BYTES: usize = 32 << 10;
 
+/// Maximum bytes of a webhook's text in the message of an error. The client may read the error slowly, and its memory is not
+/// charged to the memory of webhook responses.
+const MAX_MESSAGE_BYTES: usize = 64 << 10;
+
 /// The object before and after the request, in the version that the webhook's rules select.
 pub(super) struct Objects {
     pub(super) new: Value,
@@ -188,12 +192,17 @@ fn annotations(sent: &Value) -> Vec<(String, String)> {
     small.take(MAX_ANNOTATIONS).map(|(name, value)| (name.clone(), value.to_owned())).collect()
 }
 
+/// The beginning of a text that may contain parts of a webhook's response, for the message of an error.
+pub(super) fn beginning(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_MESSAGE_BYTES)]
+}
+
 /// The error of a refused request. Source: `webhook/errors.ToStatusErr`.
 pub(super) fn refusal(hook: &str, status: &Value) -> ApiError {
     let text = |field: &str| status[field].as_str().filter(|text| !text.is_empty());
     let denied = format!("admission webhook {hook:?} denied the request");
     let message = match text("message").or_else(|| text("reason")) {
-        Some(why) => format!("{denied}: {why}"),
+        Some(why) => format!("{denied}: {}", beginning(why)),
         None => format!("{denied} without explanation"),
     };
     let code = status["code"].as_u64().and_then(|code| u16::try_from(code).ok());
@@ -277,6 +286,8 @@ mod tests {
             (error.code, error.message.as_str()),
             (403, "admission webhook \"a.b.c\" denied the request: no")
         );
+        let long = refusal("a.b.c", &json!({"message": "é".repeat(MAX_MESSAGE_BYTES)})).message;
+        assert!(long.ends_with('é') && long.len() < MAX_MESSAGE_BYTES + 100, "{}", long.len());
         let error = refusal("a.b.c", &json!({"code": 200}));
         assert_eq!(error.code, 400);
         assert_eq!(error.message, "admission webhook \"a.b.c\" denied the request without explanation");

@@ -276,7 +276,9 @@ async fn call(
         }
         Err(why) => Err(why),
     };
-    let answer = called.and_then(|answer| review::response(&answer, hook.version, &uid, phase));
+    let answer = called
+        .and_then(|answer| review::response(&answer, hook.version, &uid, phase))
+        .map_err(|why| review::beginning(&why).to_owned());
     let rejected = answer.as_ref().map_or(hook.fail_closed, |verdict| !verdict.allowed);
     let metrics = &admission.metrics.admission;
     let labels = WebhookCall {

@@ -24,6 +24,10 @@ const MAX_RESPONSE: usize = 48 << 20;
 /// Maximum number of objects in one call. A longer list is converted by several calls.
 const MAX_OBJECTS: usize = 500;
 
+/// Maximum bytes of the reason of a failed conversion. The reason may contain parts of the response. The client may read the
+/// error slowly, and its memory is not charged to the memory of webhook responses.
+const MAX_REASON: usize = 64 << 10;
+
 /// The services that a call of a conversion webhook needs. The cache owns the custom resources, and the custom resources
 /// own this client. The reference to the cache is weak to avoid a reference cycle.
 #[derive(Clone)]
@@ -96,9 +100,10 @@ impl Convert for WebhookConversion {
                 let converted = self.call(&sent, wanted).await.map_err(|why| ConversionError {
                     to: wanted.to_owned(),
                     reason: format!(
-                        "conversion webhook for {}, Kind={} failed: {why}",
+                        "conversion webhook for {}, Kind={} failed: {}",
                         from.as_str().unwrap_or_default(),
-                        to.kind
+                        to.kind,
+                        beginning(&why)
                     ),
                 })?;
                 for (place, new) in part.iter().zip(converted) {
@@ -110,6 +115,11 @@ impl Convert for WebhookConversion {
             Ok(objects)
         })
     }
+}
+
+/// The beginning of the reason of a failed call.
+fn beginning(why: &str) -> &str {
+    &why[..why.floor_char_boundary(MAX_REASON)]
 }
 
 /// The objects of a response.
@@ -197,6 +207,18 @@ mod tests {
             read(json!({"uid": "8", "result": {"status": "Success"}})).unwrap_err().contains("response.uid")
         );
         assert_eq!(read(Value::Null).unwrap_err(), "no response provided");
+    }
+
+    #[test]
+    fn the_reason_of_a_failed_conversion_is_cut() {
+        let failed = |message: &str| {
+            let result = json!({"status": "Failed", "message": message});
+            let review = json!({"apiVersion": "a/v1", "kind": "ConversionReview",
+                "response": {"uid": "7", "result": result}});
+            beginning(&response(review, "a/v1", "7").unwrap_err()).to_owned()
+        };
+        assert_eq!(failed("no"), "no");
+        assert_eq!(failed(&"é".repeat(MAX_REASON)), "é".repeat(MAX_REASON / 2));
     }
 
     #[test]

@@ -8,11 +8,11 @@ use k8s_openapi::api::discovery::v1::{
 
 use super::pack::{Group, SliceKey};
 use super::topology::is_automatic;
-use crate::endpoints::plan::{is_reachable, ports, reference_to, selects};
+use crate::endpoints::plan::{has_room, is_reachable, ports, reference_to, selects};
 use crate::object::{ObjectExt, Pod, Service};
 
 /// The desired groups. `zone_of` returns the zone of a node. An address family of the service without endpoints has an
-/// empty group.
+/// empty group. Pods for whose ports there is no room are left out.
 pub(crate) fn groups(
     service: &Service,
     pods: &[Arc<Pod>],
@@ -21,13 +21,18 @@ pub(crate) fn groups(
     let mut all: Vec<Group> = Vec::new();
     for address_type in families(service) {
         let before = all.len();
+        let mut port_count = 0;
         for pod in pods.iter().filter(|pod| selects(service, pod) && !pod.finished()) {
             let Some(ip) = address(pod, address_type) else { continue };
             let slice_key = SliceKey { address_type, ports: slice_ports(service, pod) };
             let endpoint = endpoint(service, pod, ip, &zone_of);
             match all.iter_mut().find(|group| group.slice_key == slice_key) {
                 Some(group) => group.endpoints.push(endpoint),
-                None => all.push(Group { slice_key, endpoints: vec![endpoint] }),
+                None if !has_room(port_count, slice_key.ports.len()) => {}
+                None => {
+                    port_count += slice_key.ports.len();
+                    all.push(Group { slice_key, endpoints: vec![endpoint] });
+                }
             }
         }
         if all.len() == before {
@@ -171,6 +176,21 @@ mod tests {
         let spec = json!({"selector": {"app": "a"}, "ports": [{"port": 80, "targetPort": "none"}]});
         let all = planned(spec, &[pod("1", |_| {})]);
         assert_eq!((all.len(), all[0].endpoints.len(), all[0].slice_key.ports.len()), (1, 1, 0));
+    }
+
+    #[test]
+    fn pods_with_different_numbers_of_a_named_port_have_few_groups_of_very_many_ports() {
+        let ports: Vec<_> = (1..=16_384)
+            .map(|port| json!({"name": format!("p{port}"), "port": port, "targetPort": "http"}))
+            .collect();
+        let spec = json!({"selector": {"app": "a"}, "ipFamilies": ["IPv4", "IPv6"], "ports": ports});
+        let at = |name: &str, port: u16| {
+            pod(name, move |pod| pod["spec"]["containers"][0]["ports"][0]["containerPort"] = port.into())
+        };
+        let all = planned(spec, &[at("1", 1), at("2", 2), at("3", 3), at("4", 1)]);
+        let shown: Vec<_> =
+            all.iter().map(|group| (group.slice_key.address_type, group.endpoints.len())).collect();
+        assert_eq!(shown, [("IPv4", 2), ("IPv4", 1), ("IPv6", 2), ("IPv6", 1)]);
     }
 
     #[test]

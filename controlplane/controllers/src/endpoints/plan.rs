@@ -14,6 +14,10 @@ use crate::object::{ObjectExt, Pod, Service};
 /// Maximum addresses of Endpoints, as upstream. EndpointSlices have no such limit.
 const ADDRESSES_MAX: usize = 1000;
 
+/// Maximum ports in all subsets of Endpoints, and in all slices of an address family, if there is more than one list of
+/// ports. Pods with different numbers for a named port have separate lists, each with all ports of the service.
+const PORTS_MAX: usize = 32_768;
+
 /// Whether this controller manages the service's endpoints. Users manage the Endpoints of services without a selector.
 pub(crate) fn is_ours(service: &Service) -> bool {
     service.spec.selector.as_ref().is_some_and(|selector| !selector.is_empty())
@@ -43,10 +47,16 @@ pub(crate) fn is_reachable(ip: &str) -> bool {
     }
 }
 
-/// The desired endpoints: one subset for all pods with the same ports.
+/// Whether a further list of ports fits beside lists with `known` ports. The first list always fits.
+pub(crate) fn has_room(known: usize, added: usize) -> bool {
+    known == 0 || known.saturating_add(added) <= PORTS_MAX
+}
+
+/// The desired endpoints: one subset for all pods with the same ports. Pods for whose ports there is no room are left out.
 pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
     let publish = service.spec.publish_not_ready_addresses == Some(true);
     let mut subsets: Vec<EndpointSubset> = Vec::new();
+    let mut port_count = 0;
     for pod in pods.iter().filter(|pod| selects(service, pod) && !pod.finished()) {
         let Some(ip) = pod_ip(pod, is_ipv6(service)) else { continue };
         if pod.is_being_deleted() && !publish {
@@ -54,11 +64,16 @@ pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubse
         }
         let ports = ports(service, pod);
         let place = subsets.iter().position(|subset| subset.ports.as_deref().unwrap_or_default() == ports);
-        let place = place.unwrap_or_else(|| {
-            let ports = (!ports.is_empty()).then_some(ports);
-            subsets.push(EndpointSubset { ports, ..EndpointSubset::default() });
-            subsets.len() - 1
-        });
+        let place = match place {
+            Some(place) => place,
+            None if !has_room(port_count, ports.len()) => continue,
+            None => {
+                port_count += ports.len();
+                let ports = (!ports.is_empty()).then_some(ports);
+                subsets.push(EndpointSubset { ports, ..EndpointSubset::default() });
+                subsets.len() - 1
+            }
+        };
         let subset = &mut subsets[place];
         let ready = publish || pod.ready_since().is_some();
         let list = if ready { &mut subset.addresses } else { &mut subset.not_ready_addresses };
@@ -265,6 +280,31 @@ mod tests {
         let found = ports(&service, &pod);
         assert_eq!(found.len(), usize::try_from(PORTS).unwrap());
         assert!(found.iter().all(|port| port.name == Some(format!("p{}", port.port - 1))));
+    }
+
+    #[test]
+    fn pods_with_different_numbers_of_a_named_port_do_not_multiply_very_many_ports() {
+        let ports: Vec<_> = (1..=PORTS_MAX / 2)
+            .map(|port| json!({"name": format!("p{port}"), "port": port, "targetPort": "t"}))
+            .collect();
+        let service = service(json!({"selector": {"app": "a"}, "ports": ports}));
+        let pod = |name: &str, ip: &str, port: u16| -> Arc<Pod> {
+            let metadata = json!({"name": name, "namespace": "d", "labels": {"app": "a"}});
+            let spec = json!({"containers": [{"ports": [{"name": "t", "containerPort": port}]}]});
+            let pod = json!({"metadata": metadata, "spec": spec, "status": {"podIP": ip}});
+            Arc::new(serde_json::from_value(pod).unwrap())
+        };
+        let pods = [
+            pod("1", "10.0.0.1", 1),
+            pod("2", "10.0.0.2", 2),
+            pod("3", "10.0.0.3", 3),
+            pod("4", "10.0.0.4", 1),
+        ];
+        let all = subsets(&service, &pods);
+        let counts: Vec<_> =
+            all.iter().map(|subset| subset.not_ready_addresses.as_ref().map_or(0, Vec::len)).collect();
+        assert_eq!(counts, [2, 1], "the third list of ports has no room");
+        assert!(has_room(0, 2 * PORTS_MAX), "one list is not limited");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use crate::schema::Schema;
 
 /// Checks range, limits and divisor.
 pub(super) fn check(
-    checker: &Checker<'_>,
+    checker: &mut Checker<'_>,
     number: &Number,
     schema: &Schema,
     path: &str,

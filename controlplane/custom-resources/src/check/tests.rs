@@ -162,3 +162,28 @@ fn one_value_has_a_limited_number_of_violations() {
     let mut checker = Checker { prefix: "", left: MAX_WORK };
     assert_eq!(checker.node(&json!({}), None, &schema, "").errors.len(), MAX_ERRORS);
 }
+
+#[test]
+fn violations_with_long_texts_count_for_each_item() {
+    let pattern = json!({"type": "string", "pattern": format!("^[{}]$", "ab".repeat(10_000))});
+    assert!(left(&pattern, &json!(""), 1) > 0);
+    assert_eq!(left(&pattern, &json!(""), 1000), 0);
+    let long = "x".repeat(1 << 20);
+    for allowed in [json!(long), json!({ "a": long })] {
+        let schema = json!({"enum": [allowed]});
+        assert!(left(&schema, &json!("a"), 1) > 0);
+        assert_eq!(left(&schema, &json!("a"), 1000), 0);
+    }
+    let not = json!({"not": {}});
+    assert!(left(&not, &json!("a"), 100) > 0);
+    assert_eq!(left(&not, &json!("a"), 20_000), 0, "violations above the maximum count, too");
+}
+
+#[test]
+fn an_allowed_value_is_cut_before_it_is_formatted() {
+    let cut = |value: &Value| beginning(value, &mut [0; 10]);
+    assert_eq!(cut(&json!("é".repeat(100))), "é".repeat(5));
+    assert_eq!(cut(&json!({"a": "x".repeat(100)})), r#"{"a":"xxxx"#);
+    assert_eq!(cut(&json!({"a": 1})), r#"{"a":1}"#);
+    assert_eq!(cut(&json!(null)), "null");
+}
