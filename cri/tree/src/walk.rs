@@ -6,8 +6,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, DirEntry, FileType, Mode, ResolveFlags, SeekFrom, Stat, fstat, openat, openat2, seek,
-    statat,
+    AtFlags, CWD, Dir, DirEntry, FileType, Mode, ResolveFlags, SeekFrom, Stat, fstat, fstatvfs, openat,
+    openat2, seek, statat,
 };
 use rustix::io::Errno;
 
@@ -16,6 +16,12 @@ use crate::DIRECTORY;
 /// Number of levels that stay open. Of the deeper levels only the deepest is open. The walk reopens the others through
 /// `..`.
 const OPEN_LEVELS: usize = 64;
+/// Maximum depth of a walk. Deeper directories are reported, but not entered.
+const MAX_LEVELS: usize = 1 << 20;
+/// Maximum directories that a walk enters, if the file system does not report its number of inodes.
+const MAX_DIRECTORIES: u64 = 1 << 24;
+/// Directories that other processes may create during a walk.
+const NEW_DIRECTORIES: u64 = 1 << 16;
 
 /// A directory on the current path. A closed one takes 40 bytes, far less than the kernel uses for it.
 enum Level {
@@ -61,7 +67,8 @@ struct Scope {
 
 /// Reports every entry below a directory, in any order. Links are not followed; mounts are neither entered
 /// nor reported. A process that moves directories at depths above 64 during the walk can hide their contents,
-/// but nothing else. Unreadable entries are skipped, with all that is below them.
+/// but nothing else. It can also make the walk find directories again, so the walk ends after as many directories as
+/// the file system has inodes. Unreadable entries are skipped, with all that is below them.
 ///
 /// # Errors
 /// If the directory cannot be opened, or if no descriptor is free for a directory below it.
@@ -79,7 +86,8 @@ pub(crate) fn walk_directories(top: &Path, most: usize, found: impl FnMut(Found<
 /// walk are skipped.
 ///
 /// # Errors
-/// The errors of [`walk`], and the error of the first entry that cannot be read.
+/// The errors of [`walk`], and the error of the first entry that cannot be read. EAGAIN if moved directories made the walk
+/// too long.
 pub fn walk_all(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
     walk_with(top, Unreadable::Fail, Scope::EVERYTHING, found)
 }
@@ -90,8 +98,9 @@ fn walk_with(
     scope: Scope,
     mut found: impl FnMut(Found<'_>),
 ) -> io::Result<()> {
-    let mut left = scope.most;
-    let mut levels = vec![Level::open(openat(CWD, top, DIRECTORY, Mode::empty())?, 0)?];
+    let top = openat(CWD, top, DIRECTORY, Mode::empty())?;
+    let mut left = scope.most.min(most_directories(&top));
+    let mut levels = vec![Level::open(top, 0)?];
     loop {
         let depth = levels.len().saturating_sub(1);
         let Some(Level::Open(dir, offset)) = levels.last_mut() else { return Ok(()) };
@@ -104,9 +113,13 @@ fn walk_with(
                 if let Some(below) = report(dir, &entry, depth, unreadable, &mut found)? {
                     left = left.saturating_sub(1);
                     if left == 0 {
-                        return Ok(());
+                        return Ok(unreadable.check(Errno::AGAIN)?);
                     }
-                    go_down(&mut levels, below)?;
+                    if levels.len() < MAX_LEVELS {
+                        go_down(&mut levels, below)?;
+                    } else {
+                        unreadable.check(Errno::NAMETOOLONG)?;
+                    }
                 }
             }
             Some(Err(error)) => {
@@ -117,6 +130,16 @@ fn walk_with(
             None => go_up(&mut levels, unreadable)?,
         }
     }
+}
+
+/// Maximum directories that a walk enters: the inodes of the file system. A process that moves a directory which the walk
+/// has left below the directory that it reads could otherwise prolong the walk without end.
+fn most_directories(top: &OwnedFd) -> usize {
+    let system = fstatvfs(top).ok();
+    // Some file systems report no inodes, or more free ones than there are.
+    let used = system.and_then(|system| system.f_files.checked_sub(system.f_ffree)).filter(|used| *used > 0);
+    let most = used.map_or(MAX_DIRECTORIES, |used| used.saturating_add(NEW_DIRECTORIES));
+    usize::try_from(most).unwrap_or(usize::MAX)
 }
 
 // === impl Scope ===
@@ -345,5 +368,34 @@ mod tests {
         symlink(&outside, top.join("link")).expect("link");
         assert_eq!(inodes(&top).len(), 1);
         assert!(walk(&top.join("link"), |_| {}).is_err());
+    }
+
+    #[test]
+    fn directories_that_are_moved_below_the_walk_do_not_prolong_it_without_end() {
+        let place = in_memory();
+        let top = place.path();
+        let end = |name: &str| top.join(name).join(["d"; 2 * OPEN_LEVELS].join("/"));
+        for name in ["a", "b"] {
+            fs::create_dir_all(end(name)).expect("make");
+        }
+        fs::rename(top.join("b"), end("a").join("b")).expect("move");
+        let opened = openat(CWD, top, DIRECTORY, Mode::empty()).expect("open");
+        // Other tests create directories in the same file system.
+        let limit = 4 * most_directories(&opened) + 500_000;
+        let (mut upper, mut lower, mut entered) = ("a", "b", 0_usize);
+        let mut find = |found: Found<'_>| {
+            entered += 1;
+            assert!(entered <= limit, "the walk does not end");
+            if found.name.to_bytes() == lower.as_bytes() {
+                // The walk is about to enter the lower tree. The upper one is moved below its end.
+                fs::rename(end(upper).join(lower), top.join(lower)).expect("move up");
+                fs::rename(top.join(upper), end(lower).join(upper)).expect("move down");
+                std::mem::swap(&mut upper, &mut lower);
+            }
+        };
+        walk(top, &mut find).expect("walk");
+        let error = walk_all(top, &mut find).expect_err("endless");
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        assert!(entered > 1 << 17, "the trees took turns");
     }
 }
