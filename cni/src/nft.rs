@@ -46,8 +46,7 @@ pub(crate) struct Plan {
     pub(crate) hairpin: BTreeSet<IpNetwork>,
     /// Whether 127.0.0.1 may use host ports.
     pub(crate) loopback: bool,
-    /// Destinations that are never masqueraded: packets through host ports keep their source, even if the rules of the
-    /// source's network would masquerade them.
+    /// Destinations to which packets through host ports keep their source, whatever the network's rules say.
     pub(crate) untouched: BTreeSet<IpAddr>,
     /// Addresses to which all packets through host ports are masqueraded.
     pub(crate) masquerade_all: BTreeSet<IpAddr>,

@@ -12,8 +12,7 @@ use crate::node::{DeviceCount, DeviceCounts};
 
 /// Maximum resources of plugins. Each has a connection and a task.
 pub(super) const RESOURCES_MAX: usize = 256;
-/// Maximum resources that the table forgets before the agent's next start. It is limited because metrics keep the
-/// names.
+/// Maximum resources that the table forgets before the agent's next start: metrics keep their names.
 const FORGOTTEN_MAX: usize = 4096;
 /// Maximum number of the devices of all resources plus the number of their NUMA nodes. Each takes about 100 bytes of
 /// memory.
