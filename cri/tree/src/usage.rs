@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-use rustix::fs::FileType;
+use rustix::fs::{FileType, statvfs};
 
 use crate::walk::walk;
 
@@ -14,11 +14,14 @@ const PARTS_PER_FILE: u128 = 1 << 60;
 /// file. So no inode numbers have to be kept in memory; there may be millions. If some names of a file are outside the
 /// directory, their parts are not counted.
 ///
+/// If a process moves directories so that the walk does not end, or nests them too deeply, the directory counts at least
+/// all used bytes of its file system.
+///
 /// # Errors
-/// See [`walk`].
+/// See [`walk`], except EAGAIN.
 pub fn usage(dir: &Path) -> io::Result<(u64, u64)> {
     let (mut bytes, mut inodes) = (0, 0);
-    walk(dir, |found| {
+    let walked = walk(dir, |found| {
         let stat = found.stat;
         // The link count of a directory grows with its subdirectories; it still has only one name.
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;
@@ -26,8 +29,21 @@ pub fn usage(dir: &Path) -> io::Result<(u64, u64)> {
         let part = PARTS_PER_FILE / names;
         inodes += part;
         bytes += u128::try_from(stat.st_blocks).unwrap_or_default() * 512 * part;
-    })?;
-    Ok((whole_units(bytes), whole_units(inodes)))
+    });
+    completed(walked, dir, (whole_units(bytes), whole_units(inodes)))
+}
+
+/// The usage after a walk that found `known` bytes and inodes. Some file systems store directories without blocks, so a
+/// process could hide its files behind directories that the walk finds again and again.
+fn completed(walked: io::Result<()>, dir: &Path, known: (u64, u64)) -> io::Result<(u64, u64)> {
+    match walked {
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+            let system = statvfs(dir)?;
+            let used = system.f_blocks.saturating_sub(system.f_bfree).saturating_mul(system.f_frsize);
+            Ok((known.0.max(used), known.1))
+        }
+        walked => walked.map(|()| known),
+    }
 }
 
 /// Converts parts to whole units, rounded to the nearest. `PARTS_PER_FILE / names` rounds down. So the parts of one
@@ -38,6 +54,8 @@ fn whole_units(parts: u128) -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use rustix::io::Errno;
+
     use super::*;
 
     #[test]
@@ -52,6 +70,18 @@ mod tests {
         }
         let one = std::os::unix::fs::MetadataExt::blocks(&dir.path().join("a").metadata().expect("there"));
         assert_eq!(usage(dir.path()).expect("usage"), (4 * 512 * one, 4));
+    }
+
+    #[test]
+    fn a_directory_that_cannot_be_measured_counts_all_of_its_file_system() {
+        let dir = crate::scratch::in_memory();
+        std::fs::write(dir.path().join("file"), vec![1; 1 << 20]).expect("write");
+        let after = |error: Errno, known| completed(Err(error.into()), dir.path(), known);
+        let (bytes, inodes) = after(Errno::AGAIN, (4096, 7)).expect("usage");
+        assert!(bytes >= 1 << 20 && inodes == 7, "{bytes} bytes, {inodes} inodes");
+        assert_eq!(after(Errno::AGAIN, (u64::MAX, 7)).expect("usage"), (u64::MAX, 7));
+        assert!(after(Errno::MFILE, (4096, 7)).is_err());
+        assert_eq!(completed(Ok(()), dir.path(), (4096, 7)).expect("usage"), (4096, 7));
     }
 
     #[test]

@@ -16,7 +16,7 @@ use crate::DIRECTORY;
 /// Number of levels that stay open. Of the deeper levels only the deepest is open. The walk reopens the others through
 /// `..`.
 const OPEN_LEVELS: usize = 64;
-/// Maximum depth of a walk. Deeper directories are reported, but not entered.
+/// Maximum depth of a walk.
 const MAX_LEVELS: usize = 1 << 20;
 /// Maximum directories that a walk enters, if the file system does not report its number of inodes.
 const MAX_DIRECTORIES: u64 = 1 << 24;
@@ -71,13 +71,14 @@ struct Scope {
 /// the file system has inodes. Unreadable entries are skipped, with all that is below them.
 ///
 /// # Errors
-/// If the directory cannot be opened, or if no descriptor is free for a directory below it.
+/// If the directory cannot be opened, or if no descriptor is free for a directory below it. EAGAIN if the walk found too
+/// many directories or too many levels; the rest was not reported.
 pub fn walk(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
     walk_with(top, Unreadable::Skip, Scope::EVERYTHING, found)
 }
 
 /// Like [`walk`], but reports only directories. Other entries cost no system calls. The walk ends after
-/// `most` directories.
+/// `most` directories, with EAGAIN.
 pub(crate) fn walk_directories(top: &Path, most: usize, found: impl FnMut(Found<'_>)) -> io::Result<()> {
     walk_with(top, Unreadable::Skip, Scope { kinds: Kinds::Directories, most }, found)
 }
@@ -86,8 +87,7 @@ pub(crate) fn walk_directories(top: &Path, most: usize, found: impl FnMut(Found<
 /// walk are skipped.
 ///
 /// # Errors
-/// The errors of [`walk`], and the error of the first entry that cannot be read. EAGAIN if moved directories made the walk
-/// too long.
+/// The errors of [`walk`], and the error of the first entry that cannot be read.
 pub fn walk_all(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
     walk_with(top, Unreadable::Fail, Scope::EVERYTHING, found)
 }
@@ -112,14 +112,11 @@ fn walk_with(
                 }
                 if let Some(below) = report(dir, &entry, depth, unreadable, &mut found)? {
                     left = left.saturating_sub(1);
-                    if left == 0 {
-                        return Ok(unreadable.check(Errno::AGAIN)?);
+                    // The caller has to know that the rest is missing.
+                    if left == 0 || levels.len() >= MAX_LEVELS {
+                        return Err(Errno::AGAIN.into());
                     }
-                    if levels.len() < MAX_LEVELS {
-                        go_down(&mut levels, below)?;
-                    } else {
-                        unreadable.check(Errno::NAMETOOLONG)?;
-                    }
+                    go_down(&mut levels, below)?;
                 }
             }
             Some(Err(error)) => {
@@ -393,7 +390,8 @@ mod tests {
                 std::mem::swap(&mut upper, &mut lower);
             }
         };
-        walk(top, &mut find).expect("walk");
+        let error = walk(top, &mut find).expect_err("endless");
+        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         let error = walk_all(top, &mut find).expect_err("endless");
         assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         assert!(entered > 1 << 17, "the trees took turns");
