@@ -23,6 +23,9 @@ const MAX_DIRECTORIES: u64 = 1 << 24;
 /// Directories that other processes may create during a walk.
 const NEW_DIRECTORIES: u64 = 1 << 16;
 
+/// Maximum names for each inode of the file system, when a walk measures a tree. More hard links are hardly ever used.
+const NAMES_PER_INODE: usize = 64;
+
 /// A directory on the current path. A closed one takes 40 bytes, far less than the kernel uses for it.
 enum Level {
     Open(Box<Dir>, i64),
@@ -63,6 +66,8 @@ struct Scope {
     kinds: Kinds,
     /// Maximum directories that are reported.
     most: usize,
+    /// Maximum names that are read, for each directory that the file system can have.
+    names: usize,
 }
 
 /// Reports every entry below a directory, in any order. Links are not followed; mounts are neither entered
@@ -77,10 +82,16 @@ pub fn walk(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
     walk_with(top, Unreadable::Skip, Scope::EVERYTHING, found)
 }
 
+/// Like [`walk`], for measurements. A process can also make the walk find a directory of very many files again, so the
+/// walk ends with EAGAIN after 64 times as many names as the file system has inodes.
+pub(crate) fn walk_measured(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
+    walk_with(top, Unreadable::Skip, Scope { names: NAMES_PER_INODE, ..Scope::EVERYTHING }, found)
+}
+
 /// Like [`walk`], but reports only directories. Other entries cost no system calls. The walk ends after
 /// `most` directories, with EAGAIN.
 pub(crate) fn walk_directories(top: &Path, most: usize, found: impl FnMut(Found<'_>)) -> io::Result<()> {
-    walk_with(top, Unreadable::Skip, Scope { kinds: Kinds::Directories, most }, found)
+    walk_with(top, Unreadable::Skip, Scope { kinds: Kinds::Directories, most, ..Scope::EVERYTHING }, found)
 }
 
 /// Like [`walk`], for callers that need all entries: an unreadable one is an error. Entries that disappear during the
@@ -99,7 +110,8 @@ fn walk_with(
     mut found: impl FnMut(Found<'_>),
 ) -> io::Result<()> {
     let top = openat(CWD, top, DIRECTORY, Mode::empty())?;
-    let mut left = scope.most.min(most_directories(&top));
+    let most = most_directories(&top);
+    let (mut left, mut names_left) = (scope.most.min(most), scope.names.saturating_mul(most));
     let mut levels = vec![Level::open(top, 0)?];
     loop {
         let depth = levels.len().saturating_sub(1);
@@ -107,6 +119,10 @@ fn walk_with(
         match dir.read() {
             Some(Ok(entry)) => {
                 *offset = entry.offset();
+                names_left = names_left.saturating_sub(1);
+                if names_left == 0 {
+                    return Err(Errno::AGAIN.into());
+                }
                 if !scope.kinds.include(&entry) {
                     continue;
                 }
@@ -142,7 +158,7 @@ fn most_directories(top: &OwnedFd) -> usize {
 // === impl Scope ===
 
 impl Scope {
-    const EVERYTHING: Self = Self { kinds: Kinds::All, most: usize::MAX };
+    const EVERYTHING: Self = Self { kinds: Kinds::All, most: usize::MAX, names: usize::MAX };
 }
 
 // === impl Kinds ===
@@ -367,33 +383,62 @@ mod tests {
         assert!(walk(&top.join("link"), |_| {}).is_err());
     }
 
-    #[test]
-    fn directories_that_are_moved_below_the_walk_do_not_prolong_it_without_end() {
-        let place = in_memory();
-        let top = place.path();
+    /// Calls `walks` with a tree and a function. A walk that calls the function for each entry finds directories without
+    /// end.
+    fn endless(top: &Path, walks: impl FnOnce(&Path, &mut dyn FnMut(Found<'_>))) {
         let end = |name: &str| top.join(name).join(["d"; 2 * OPEN_LEVELS].join("/"));
         for name in ["a", "b"] {
             fs::create_dir_all(end(name)).expect("make");
         }
         fs::rename(top.join("b"), end("a").join("b")).expect("move");
-        let opened = openat(CWD, top, DIRECTORY, Mode::empty()).expect("open");
-        // Other tests create directories in the same file system.
-        let limit = 4 * most_directories(&opened) + 500_000;
-        let (mut upper, mut lower, mut entered) = ("a", "b", 0_usize);
-        let mut find = |found: Found<'_>| {
-            entered += 1;
-            assert!(entered <= limit, "the walk does not end");
+        let (mut upper, mut lower) = ("a", "b");
+        walks(top, &mut |found: Found<'_>| {
             if found.name.to_bytes() == lower.as_bytes() {
                 // The walk is about to enter the lower tree. The upper one is moved below its end.
                 fs::rename(end(upper).join(lower), top.join(lower)).expect("move up");
                 fs::rename(top.join(upper), end(lower).join(upper)).expect("move down");
                 std::mem::swap(&mut upper, &mut lower);
             }
-        };
-        let error = walk(top, &mut find).expect_err("endless");
-        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
-        let error = walk_all(top, &mut find).expect_err("endless");
-        assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        });
+    }
+
+    #[test]
+    fn directories_that_are_moved_below_the_walk_do_not_prolong_it_without_end() {
+        let place = in_memory();
+        let opened = openat(CWD, place.path(), DIRECTORY, Mode::empty()).expect("open");
+        // Other tests create directories in the same file system.
+        let limit = 4 * most_directories(&opened) + 500_000;
+        let mut entered = 0_usize;
+        endless(place.path(), |top, again| {
+            let mut find = |found: Found<'_>| {
+                entered += 1;
+                assert!(entered <= limit, "the walk does not end");
+                again(found);
+            };
+            let error = walk(top, &mut find).expect_err("endless");
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+            let error = walk_all(top, &mut find).expect_err("endless");
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        });
         assert!(entered > 1 << 17, "the trees took turns");
+    }
+
+    #[test]
+    fn a_measurement_reads_a_limited_number_of_names() {
+        let place = in_memory();
+        let opened = openat(CWD, place.path(), DIRECTORY, Mode::empty()).expect("open");
+        let scope = |names| Scope { names, ..Scope::EVERYTHING };
+        let (mut entered, mut most) = (0_usize, 0);
+        endless(place.path(), |top, again| {
+            let find = |found: Found<'_>| {
+                entered += 1;
+                again(found);
+            };
+            most = most_directories(&opened);
+            // Each directory has three names, with `.` and `..`.
+            let error = walk_with(top, Unreadable::Skip, scope(1), find).expect_err("endless");
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
+        });
+        assert!(entered > 1 << 13 && entered <= most / 2, "{entered} of {most}");
     }
 }
