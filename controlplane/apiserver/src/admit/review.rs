@@ -197,6 +197,11 @@ pub(super) fn beginning(text: &str) -> &str {
     &text[..text.floor_char_boundary(MAX_MESSAGE_BYTES)]
 }
 
+/// The error of a patch that cannot be applied. The reason may contain parts of the patch.
+pub(super) fn unusable_patch(hook: &str, why: &str) -> ApiError {
+    ApiError::internal(format!("the patch of webhook {hook:?}: {}", beginning(why)))
+}
+
 /// The error of a refused request. Source: `webhook/errors.ToStatusErr`.
 pub(super) fn refusal(hook: &str, status: &Value) -> ApiError {
     let text = |field: &str| status[field].as_str().filter(|text| !text.is_empty());
@@ -288,6 +293,8 @@ mod tests {
         );
         let long = refusal("a.b.c", &json!({"message": "é".repeat(MAX_MESSAGE_BYTES)})).message;
         assert!(long.ends_with('é') && long.len() < MAX_MESSAGE_BYTES + 100, "{}", long.len());
+        let long = unusable_patch("a.b.c", &"é".repeat(MAX_MESSAGE_BYTES)).message;
+        assert!(long.ends_with('é') && long.len() < MAX_MESSAGE_BYTES + 200, "{}", long.len());
         let error = refusal("a.b.c", &json!({"code": 200}));
         assert_eq!(error.code, 400);
         assert_eq!(error.message, "admission webhook \"a.b.c\" denied the request without explanation");

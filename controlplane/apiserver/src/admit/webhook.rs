@@ -217,7 +217,7 @@ async fn change(
     if verdict.patch.is_null() || verdict.patch.as_array().is_some_and(Vec::is_empty) {
         return Ok(Effect::NoPatch);
     }
-    let failed = |why: String| ApiError::internal(format!("the patch of webhook {:?}: {why}", hook.name));
+    let failed = |why: String| review::unusable_patch(&hook.name, &why);
     if attributes.subresource == "scale" || attributes.operation == Operation::Delete {
         return Err(failed("this request cannot be changed".to_owned()));
     }
