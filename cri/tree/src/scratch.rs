@@ -22,10 +22,11 @@ pub(crate) fn deep(top: &Path, levels: usize) {
     }
 }
 
-/// Runs `work` on a small stack, with a low limit of descriptors.
+/// Runs `work` on a small stack, with a low limit of descriptors. The limit is the whole process's: tests that run at the same
+/// time need up to 64 descriptors each.
 pub(crate) fn with_few_resources(work: impl FnOnce() + Send) {
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).expect("limit");
-    setrlimit(Resource::RLIMIT_NOFILE, most.min(256), most).expect("limit");
+    setrlimit(Resource::RLIMIT_NOFILE, most.min(1024), most).expect("limit");
     std::thread::scope(|scope| {
         let small = std::thread::Builder::new().stack_size(64 << 10);
         let done = small.spawn_scoped(scope, work).expect("thread").join();
