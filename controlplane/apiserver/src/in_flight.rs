@@ -304,9 +304,9 @@ impl InFlight {
         self.connection(user, &[(PROXIED, self.max_proxied)])
     }
 
-    /// Waits for a connection to a webhook on a host. `None` if too many calls wait.
-    pub(crate) async fn webhook(&self, host: &str) -> Option<WebhookPermit> {
-        self.webhooks.acquire(host).await
+    /// Waits for a connection to a webhook on a host, for a request of an owner. `None` if too many calls wait.
+    pub(crate) async fn webhook(&self, host: &str, owner: Arc<str>) -> Option<WebhookPermit> {
+        self.webhooks.acquire(host, owner).await
     }
 
     /// Limits the connections to webhooks and the calls that wait for one.
@@ -363,6 +363,12 @@ pub(crate) fn owner(user: &str) -> &str {
 /// the cluster use them, and tenants cannot create them.
 pub(crate) fn requester(user: &str) -> &str {
     if user.starts_with("system:serviceaccount:kube-system:") { user } else { owner(user) }
+}
+
+/// The owner of a user's requests in queues that all users share. Empty for members of `system:masters`, who have no
+/// limits.
+pub(crate) fn queued_owner(user: &User) -> &str {
+    if user.is_in("system:masters") { "" } else { requester(&user.name) }
 }
 
 /// Memory of an owner, if enough is free.

@@ -27,6 +27,7 @@ use crate::{
     registry::RegistryError,
     reply::{self, Reply},
     request::RequestInfo,
+    request_owner,
     state::State,
     waits,
     warnings::Warnings,
@@ -114,6 +115,7 @@ impl Apiserver {
         let is_compressed = self.compresses(&info, &parts.headers);
         let is_indented = !is_long && pretty::is_wanted(&info, &parts.headers);
         let sender = caller.as_ref().map_or("", |user| &user.name);
+        let owner: Arc<str> = caller.as_ref().map_or("", in_flight::queued_owner).into();
         let memory = if is_local { BodyMemory::default() } else { self.state.in_flight.body(sender) };
         let incoming = Incoming {
             method: parts.method,
@@ -133,7 +135,8 @@ impl Apiserver {
             }
         };
         // The future is boxed, because each layer around the large future of a request would hold a copy on the stack.
-        let (outcome, waited) = waits::measure(Box::pin(answer)).await;
+        let answer = request_owner::scope(owner, Box::pin(answer));
+        let (outcome, waited) = waits::measure(answer).await;
         let mut reply = outcome.unwrap_or_else(|error| reply::failure(&error));
         if reply.extensions_mut().remove::<metrics::Terminated>().is_some() {
             self.state.metrics.serving.terminated(&counted, reply.status().as_u16());
@@ -405,7 +408,8 @@ impl Apiserver {
                 headers: &headers,
                 body,
             };
-            return aggregated::run(state, &remote, arrived, upgrade).await;
+            let answer = waits::for_server(aggregated::run(state, &remote, arrived, upgrade));
+            return waits::holding(seats, answer).await;
         }
         let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers) };
         let Some((_, kind)) = kind else { return route::unknown_path(&state.registry.load(), &info.path) };
@@ -422,7 +426,7 @@ impl Apiserver {
             true => route::resource(&call, &method, upgrade),
             false => route::subresource(&call, &method, upgrade),
         };
-        let reply = turn::run(turn, run).await?;
+        let reply = turn::run(turn, seats, run).await?;
         let reply = reply::warned(reply, &call.warnings.take());
         // The bodies of long-running requests are streams, or come from other servers.
         let is_document = !in_flight::is_long_running(&call.info);

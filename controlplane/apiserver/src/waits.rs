@@ -1,10 +1,18 @@
-//! Time that a request waits for webhooks and for seats of its priority level. The SLI metric excludes this time.
+//! Waits of a request: for webhooks, for other servers, and for seats of its priority level.
+//!
+//! The SLI metric excludes the time of waits for webhooks and seats. A request that waits for another server for a long time
+//! gives its seats back.
 
-use std::{cell::Cell, time::Duration};
+use std::{cell::Cell, future::poll_fn, pin::pin, time::Duration};
+
+/// Maximum time that a request waits for another server while it has seats.
+const SLOW_SERVER: Duration = Duration::from_millis(500);
 
 tokio::task_local! {
     /// Waiting time so far of the request that the task handles.
     static WAITED: Cell<Duration>;
+    /// Whether the request that the task handles waits for a slow server.
+    static IS_SLOW: Cell<bool>;
 }
 
 /// Runs a request. Returns its output and its total waiting time.
@@ -20,6 +28,34 @@ pub(crate) async fn measure<F: Future>(request: F) -> (F::Output, Duration) {
 pub(crate) fn add(wait: Duration) {
     // Tasks that do not handle a request have no counter.
     let _is_request = WAITED.try_with(|waited| waited.set(waited.get() + wait));
+}
+
+/// Waits for the answer of another server. After [`SLOW_SERVER`] the request loses what it [holds](holding).
+pub(crate) async fn for_server<F: Future>(answer: F) -> F::Output {
+    let mut answer = pin!(answer);
+    if let Ok(answer) = tokio::time::timeout(SLOW_SERVER, answer.as_mut()).await {
+        return answer;
+    }
+    // Tasks that do not handle a request hold nothing.
+    let _is_request = IS_SLOW.try_with(|is_slow| is_slow.set(true));
+    answer.await
+}
+
+/// Runs a request that holds something for the work of this server, such as seats. It is dropped when the request waits for a
+/// slow server. The server that is slow, or its clients, could otherwise use up what all requests share.
+pub(crate) async fn holding<T, F: Future>(held: &mut Option<T>, request: F) -> F::Output {
+    let running = async move {
+        let mut request = pin!(request);
+        poll_fn(|context| {
+            let polled = request.as_mut().poll(context);
+            if IS_SLOW.with(Cell::get) {
+                *held = None;
+            }
+            polled
+        })
+        .await
+    };
+    IS_SLOW.scope(Cell::new(false), running).await
 }
 
 #[cfg(test)]
@@ -39,5 +75,21 @@ mod tests {
         };
         assert_eq!(measure(inner).await, (Duration::from_secs(4), Duration::from_secs(10)));
         assert!(measure(async {}).await.1.is_zero());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_waits_for_a_slow_server_loses_what_it_holds() {
+        let answer_after = |wait: Duration| for_server(tokio::time::sleep(wait));
+        let seats = std::sync::Arc::new(());
+        let mut held = Some(seats.clone());
+        holding(&mut held, answer_after(SLOW_SERVER / 2)).await;
+        assert!(held.is_some());
+        let mut request = Box::pin(holding(&mut held, answer_after(SLOW_SERVER * 4)));
+        assert!(tokio::time::timeout(SLOW_SERVER * 2, request.as_mut()).await.is_err());
+        assert_eq!(std::sync::Arc::strong_count(&seats), 1, "given back during the wait");
+        request.await;
+        assert!(held.is_none());
+        // A wait outside of a request.
+        answer_after(SLOW_SERVER * 2).await;
     }
 }

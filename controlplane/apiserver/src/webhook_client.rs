@@ -22,7 +22,7 @@ use crate::{
         identities::{Identities, Identity},
         kubeconfig::ClientCertificate,
     },
-    target,
+    request_owner, target, waits,
 };
 
 /// Maximum bytes of the response to an empty request. The limit grows with the request.
@@ -85,7 +85,9 @@ pub(crate) struct Slot {
 /// makes its review afterwards, so that waiting calls need little memory.
 pub(crate) async fn reserve(in_flight: &InFlight, hook: &Endpoint) -> Result<Slot, String> {
     let deadline = Instant::now() + hook.timeout;
-    let why = match tokio::time::timeout_at(deadline, in_flight.webhook(&hook.host())).await {
+    let host = hook.host();
+    let permit = waits::for_server(in_flight.webhook(&host, request_owner::current()));
+    let why = match tokio::time::timeout_at(deadline, permit).await {
         Ok(Some(permit)) => return Ok(Slot { permit, deadline }),
         Ok(None) => "too many calls wait for connections to webhooks; try again",
         Err(_elapsed) => "context deadline exceeded: other calls use all connections to webhooks",
@@ -104,7 +106,8 @@ pub(crate) async fn call(
     memory: &mut BodyMemory,
 ) -> Result<Value, String> {
     let Slot { permit, deadline } = slot;
-    let called = tokio::time::timeout_at(deadline, exchange(cache, hook, permit, review, memory)).await;
+    let answer = waits::for_server(exchange(cache, hook, permit, review, memory));
+    let called = tokio::time::timeout_at(deadline, answer).await;
     let called = called.unwrap_or_else(|_elapsed| Err("context deadline exceeded".to_owned()));
     called.map_err(|why| hook.failed(&why))
 }

@@ -1,8 +1,10 @@
-//! Connections to webhooks: a maximum for all hosts, and a fair part for each.
+//! Connections to webhooks: a maximum for all hosts, and a fair part for each. The users that call the same host share its
+//! part.
 //!
-//! A call above the limits waits for a connection, first come, first served. If the call were refused at once, a user
-//! with many parallel requests could evade a webhook whose failure policy is `Ignore`. A host that has used its part
-//! does not delay the calls of other hosts.
+//! A call above the limits waits for a connection. If the call were refused at once, a user with many parallel requests
+//! could evade a webhook whose failure policy is `Ignore`. A host that has used its part does not delay the calls of other
+//! hosts. A connection goes to the user with the fewest connections to its host, then to the first call. So a user with many
+//! parallel requests to a slow webhook does not use up the connections, and delays mostly its own calls.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,8 +14,11 @@ use tokio::sync::oneshot;
 
 use super::PER_FREE_BYTE;
 
-/// Maximum number of calls that wait for a connection. The calls of one user are limited by its requests in flight.
+/// Maximum number of calls that wait for a connection.
 const MAX_WAITING: usize = 8192;
+/// The waiting calls of one user to a host, as a divisor of the maximum for that host. A request can wait for several
+/// validating webhooks at the same time.
+const WAITING_PART: usize = 4;
 
 /// The connections to webhooks in use, and the calls that wait for one.
 pub(crate) struct WebhookConnections {
@@ -23,8 +28,14 @@ pub(crate) struct WebhookConnections {
 /// A connection, or a place in the queue. Dropping it releases either.
 pub(crate) struct WebhookPermit {
     places: Arc<Mutex<Places>>,
-    host: String,
+    caller: Caller,
     number: u64,
+}
+
+/// The host that is called, and the owner of the request. An empty owner has no limits of its own.
+struct Caller {
+    host: String,
+    owner: Arc<str>,
 }
 
 /// Reports that a waiting call has got a connection.
@@ -48,14 +59,41 @@ struct Places {
 #[derive(Default)]
 struct Host {
     used: usize,
+    waiting: usize,
+    /// Owners with connections or waiting calls, by name.
+    owners: HashMap<Arc<str>, Owner>,
+}
+
+/// The calls of one owner to a host.
+#[derive(Default)]
+struct Owner {
+    used: usize,
     /// Waiting calls, by number. The call with the lowest number is the oldest.
     waiting: BTreeMap<u64, oneshot::Sender<()>>,
 }
 
-/// Whether an owner of `own` places may have one more. An owner gets at most three times as many places as are still
+/// The first waiting call of an owner that may have a connection.
+struct Candidate<'a> {
+    owner: &'a Arc<str>,
+    used: usize,
+    number: u64,
+}
+
+/// Whether a host with `own` places may have one more. A host gets at most three times as many places as are still
 /// free.
 fn is_free(most: usize, used: usize, own: usize) -> bool {
     most.checked_sub(used + 1).is_some_and(|free| own < free.saturating_mul(PER_FREE_BYTE))
+}
+
+/// Maximum places of one host, by [`is_free`].
+fn part_of_host(most: usize) -> usize {
+    most.saturating_mul(PER_FREE_BYTE) / (PER_FREE_BYTE + 1)
+}
+
+/// Whether an owner with `own` connections to a host may have one more. An owner gets at most as many connections as are
+/// still free for the host.
+fn is_in_share(most: usize, used_of_host: usize, own: usize) -> bool {
+    own < part_of_host(most).saturating_sub(used_of_host)
 }
 
 fn lock(places: &Mutex<Places>) -> MutexGuard<'_, Places> {
@@ -77,11 +115,12 @@ impl WebhookConnections {
         Self { places: Arc::new(Mutex::new(places)) }
     }
 
-    /// Waits for a connection to a host. `None` if too many calls wait. If the future is dropped, the call no longer
-    /// waits.
-    pub(crate) async fn acquire(&self, host: &str) -> Option<WebhookPermit> {
-        let (number, granted) = lock(&self.places).enter(host)?;
-        let permit = WebhookPermit { places: self.places.clone(), host: host.to_owned(), number };
+    /// Waits for a connection to a host, for a request of an owner. `None` if too many calls wait. If the future is
+    /// dropped, the call no longer waits.
+    pub(crate) async fn acquire(&self, host: &str, owner: Arc<str>) -> Option<WebhookPermit> {
+        let caller = Caller { host: host.to_owned(), owner };
+        let (number, granted) = lock(&self.places).enter(&caller)?;
+        let permit = WebhookPermit { places: self.places.clone(), caller, number };
         if let Some(granted) = granted {
             granted.await.ok()?;
         }
@@ -93,7 +132,7 @@ impl WebhookConnections {
 
 impl Drop for WebhookPermit {
     fn drop(&mut self) {
-        lock(&self.places).leave(&self.host, self.number);
+        lock(&self.places).leave(&self.caller, self.number);
     }
 }
 
@@ -101,38 +140,66 @@ impl Drop for WebhookPermit {
 
 impl Places {
     /// Adds a call. Returns its number, and a receiver if the call must wait. `None` if too many calls wait.
-    fn enter(&mut self, name: &str) -> Option<(u64, Option<Granted>)> {
-        let (used, waiting) = self.hosts.get(name).map_or((0, 0), |host| (host.used, host.waiting.len()));
-        let must_wait = !is_free(self.max_used, self.used, used);
-        if must_wait && !is_free(self.max_waiting, self.waiting, waiting) {
+    fn enter(&mut self, caller: &Caller) -> Option<(u64, Option<Granted>)> {
+        let (used, waiting) = self.hosts.get(&caller.host).map_or((0, 0), |host| (host.used, host.waiting));
+        let must_wait = !is_free(self.max_used, self.used, used) || !self.has_connection(caller);
+        let can_wait = is_free(self.max_waiting, self.waiting, waiting) && self.has_waiting_place(caller);
+        if must_wait && !can_wait {
             return None;
         }
         let number = self.next;
         self.next += 1;
-        let host = self.hosts.entry(name.to_owned()).or_default();
+        let host = self.hosts.entry(caller.host.clone()).or_default();
+        let own = host.owners.entry(caller.owner.clone()).or_default();
         if !must_wait {
+            own.used += 1;
             host.used += 1;
             self.used += 1;
             return Some((number, None));
         }
         let (sender, granted) = oneshot::channel();
-        host.waiting.insert(number, sender);
+        own.waiting.insert(number, sender);
+        host.waiting += 1;
         self.waiting += 1;
         Some((number, Some(granted)))
     }
 
+    /// Whether the owner's share of the host's connections permits one more.
+    fn has_connection(&self, caller: &Caller) -> bool {
+        let host = self.hosts.get(&caller.host);
+        caller.owner.is_empty()
+            || is_in_share(self.max_used, host.map_or(0, |host| host.used), self.own(caller, |own| own.used))
+    }
+
+    /// Whether the owner's share of the host's waiting calls permits one more.
+    fn has_waiting_place(&self, caller: &Caller) -> bool {
+        let most = (part_of_host(self.max_waiting) / WAITING_PART).max(1);
+        caller.owner.is_empty() || self.own(caller, |own| own.waiting.len()) < most
+    }
+
+    fn own(&self, caller: &Caller, count: impl Fn(&Owner) -> usize) -> usize {
+        let host = self.hosts.get(&caller.host);
+        host.and_then(|host| host.owners.get(&caller.owner)).map_or(0, count)
+    }
+
     /// Removes a call from the queue, or releases its connection and gives it to waiting calls.
-    fn leave(&mut self, name: &str, number: u64) {
-        let Some(host) = self.hosts.get_mut(name) else { return };
-        let has_waited = host.waiting.remove(&number).is_some();
+    fn leave(&mut self, caller: &Caller, number: u64) {
+        let Some(host) = self.hosts.get_mut(&caller.host) else { return };
+        let Some(own) = host.owners.get_mut(&caller.owner) else { return };
+        let has_waited = own.waiting.remove(&number).is_some();
         if has_waited {
+            host.waiting -= 1;
             self.waiting -= 1;
         } else {
+            own.used -= 1;
             host.used -= 1;
             self.used -= 1;
         }
-        if host.used == 0 && host.waiting.is_empty() {
-            self.hosts.remove(name);
+        if own.used == 0 && own.waiting.is_empty() {
+            host.owners.remove(&caller.owner);
+        }
+        if host.owners.is_empty() {
+            self.hosts.remove(&caller.host);
         }
         if !has_waited {
             while self.grant() {}
@@ -142,14 +209,20 @@ impl Places {
     /// Gives a connection to the first waiting call that may have one. Returns false if there is none.
     fn grant(&mut self) -> bool {
         let (most, used) = (self.max_used, self.used);
-        let may = self.hosts.values_mut().filter(|host| is_free(most, used, host.used));
-        let first = may.filter(|host| !host.waiting.is_empty()).min_by_key(|host| host.first());
-        let Some((host, (_number, sender))) =
-            first.and_then(|host| host.waiting.pop_first().map(|call| (host, call)))
-        else {
-            return false;
-        };
+        let next = self
+            .hosts
+            .iter()
+            .filter(|(_name, host)| is_free(most, used, host.used))
+            .filter_map(|(name, host)| Some((name, host.next(most)?)))
+            .min_by_key(|(_name, call)| (call.used, call.number))
+            .map(|(name, call)| Caller { host: name.clone(), owner: call.owner.clone() });
+        let Some(caller) = next else { return false };
+        let Some(host) = self.hosts.get_mut(&caller.host) else { return false };
+        let Some(own) = host.owners.get_mut(&caller.owner) else { return false };
+        let Some((_number, sender)) = own.waiting.pop_first() else { return false };
+        own.used += 1;
         host.used += 1;
+        host.waiting -= 1;
         self.used += 1;
         self.waiting -= 1;
         // A call that no longer waits releases the connection when its permit is dropped.
@@ -161,9 +234,15 @@ impl Places {
 // === impl Host ===
 
 impl Host {
-    /// The number of the first waiting call.
-    fn first(&self) -> u64 {
-        self.waiting.first_key_value().map_or(u64::MAX, |(number, _sender)| *number)
+    /// The next call to this host: that of the owner with the fewest connections, then the oldest one. `most` is the maximum
+    /// number of connections to all hosts.
+    fn next(&self, most: usize) -> Option<Candidate<'_>> {
+        let waiting = self.owners.iter().filter_map(|(owner, own)| {
+            let (number, _sender) = own.waiting.first_key_value()?;
+            let may = owner.is_empty() || is_in_share(most, self.used, own.used);
+            may.then_some(Candidate { owner, used: own.used, number: *number })
+        });
+        waiting.min_by_key(|call| (call.used, call.number))
     }
 }
 
@@ -175,7 +254,13 @@ mod tests {
 
     /// Takes a connection if one is free now. A call that would wait leaves the queue.
     fn free(connections: &WebhookConnections, host: &str) -> Option<WebhookPermit> {
-        connections.acquire(host).now_or_never().flatten()
+        connections.acquire(host, "".into()).now_or_never().flatten()
+    }
+
+    /// All connections to the host `slow` that an owner gets now.
+    fn all_free_of(connections: &WebhookConnections, owner: &str) -> Vec<WebhookPermit> {
+        let next = || connections.acquire("slow", owner.into()).now_or_never().flatten();
+        std::iter::from_fn(next).collect()
     }
 
     fn all_free(connections: &WebhookConnections, host: &str) -> Vec<WebhookPermit> {
@@ -201,7 +286,7 @@ mod tests {
     fn calls_wait_for_a_connection_in_the_order_of_their_arrival() {
         let connections = WebhookConnections::with_limits(8, 100);
         let mut held = all_free(&connections, "slow");
-        let mut calls: Vec<_> = (0..3).map(|_| Box::pin(connections.acquire("slow"))).collect();
+        let mut calls: Vec<_> = (0..3).map(|_| Box::pin(connections.acquire("slow", "".into()))).collect();
         assert!(calls.iter_mut().all(|call| call.now_or_never().is_none()));
         assert!(free(&connections, "other").is_some(), "a host at its part does not delay others");
         held.pop();
@@ -221,7 +306,7 @@ mod tests {
         let mut others = all_free(&connections, "a");
         assert_eq!((slow.len(), others.len()), (6, 1));
         let [mut of_slow, mut of_b, mut of_c] =
-            ["slow", "b", "c"].map(|host| Box::pin(connections.acquire(host)));
+            ["slow", "b", "c"].map(|host| Box::pin(connections.acquire(host, "".into())));
         let is_waiting = |call: Option<Option<WebhookPermit>>| call.is_none();
         assert!(is_waiting(of_slow.as_mut().now_or_never()));
         assert!(is_waiting(of_b.as_mut().now_or_never()) && is_waiting(of_c.as_mut().now_or_never()));
@@ -235,7 +320,7 @@ mod tests {
     fn a_granted_call_that_no_longer_waits_passes_the_connection_on() {
         let connections = WebhookConnections::with_limits(8, 100);
         let mut held = all_free(&connections, "slow");
-        let [mut first, mut second] = ["slow"; 2].map(|host| Box::pin(connections.acquire(host)));
+        let [mut first, mut second] = ["slow"; 2].map(|host| Box::pin(connections.acquire(host, "".into())));
         assert!(first.as_mut().now_or_never().is_none() && second.as_mut().now_or_never().is_none());
         held.pop();
         drop(first);
@@ -246,12 +331,52 @@ mod tests {
     fn calls_that_wait_for_a_connection_are_limited_and_shared_by_hosts() {
         let connections = WebhookConnections::with_limits(8, 8);
         let _held = (all_free(&connections, "slow"), all_free(&connections, "other"));
-        let wait = |host: &'static str| Box::pin(connections.acquire(host));
+        let wait = |host: &'static str| Box::pin(connections.acquire(host, "".into()));
         let mut of_slow: Vec<_> = (0..6).map(|_| wait("slow")).collect();
         assert!(of_slow.iter_mut().all(|call| call.now_or_never().is_none()));
         assert!(matches!(wait("slow").now_or_never(), Some(None)), "too many calls wait");
         assert!(wait("third").now_or_never().is_none(), "other hosts have a part of the queue");
         drop(of_slow.pop());
         assert!(wait("slow").now_or_never().is_none());
+    }
+
+    #[test]
+    fn one_owner_leaves_connections_to_a_host_for_other_owners() {
+        let connections = WebhookConnections::with_limits(8, 100);
+        let of = |owner: &str| all_free_of(&connections, owner);
+        let (eve, bob, ann) = (of("eve"), of("bob"), of("ann"));
+        assert_eq!((eve.len(), bob.len(), ann.len()), (3, 2, 1));
+        assert!(free(&connections, "other").is_some());
+        drop((eve, bob, ann));
+        let places = lock(&connections.places);
+        assert!(places.hosts.is_empty() && (places.used, places.waiting) == (0, 0));
+    }
+
+    #[test]
+    fn a_connection_goes_to_the_owner_with_the_fewest_connections() {
+        let connections = WebhookConnections::with_limits(8, 100);
+        let held: Vec<_> = (0..6).map(|_| free(&connections, "slow").unwrap()).collect();
+        let wait = |owner: &str| Box::pin(connections.acquire("slow", owner.into()));
+        let [mut first, mut second, mut other] = ["eve", "eve", "bob"].map(wait);
+        let mut calls = [&mut first, &mut second, &mut other];
+        assert!(calls.iter_mut().all(|call| call.now_or_never().is_none()));
+        let mut held = held.into_iter();
+        drop((held.next(), held.next()));
+        let granted = first.as_mut().now_or_never().flatten();
+        assert!(granted.is_some() && second.as_mut().now_or_never().is_none(), "the second call overtakes");
+        assert!(other.as_mut().now_or_never().flatten().is_some());
+    }
+
+    #[test]
+    fn the_waiting_calls_of_an_owner_are_a_quarter_of_those_of_a_host() {
+        let connections = WebhookConnections::with_limits(2, 32);
+        let _held = free(&connections, "slow").unwrap();
+        let wait = |owner: &str| Box::pin(connections.acquire("slow", owner.into()));
+        let mut of_eve: Vec<_> = (0..6).map(|_| wait("eve")).collect();
+        assert!(of_eve.iter_mut().all(|call| call.now_or_never().is_none()));
+        assert!(matches!(wait("eve").now_or_never(), Some(None)), "too many calls of eve wait");
+        assert!(wait("bob").now_or_never().is_none() && wait("").now_or_never().is_none());
+        drop(of_eve.pop());
+        assert!(wait("eve").now_or_never().is_none());
     }
 }

@@ -126,7 +126,14 @@ fn processed_bytes(call: &Call) -> usize {
 }
 
 /// Runs a request in its turn. After [`MAX_TURN`] the turn ends: the request continues, and the next large request starts.
-pub(super) async fn run(turn: Option<Turn>, mut request: BoxFuture<'_, Result<Reply>>) -> Result<Reply> {
+/// A request that waits for a slow webhook gives its seats back, and continues without seats: the limits of requests of one
+/// user still apply.
+pub(super) async fn run(
+    turn: Option<Turn>,
+    seats: &mut Option<Seats>,
+    request: BoxFuture<'_, Result<Reply>>,
+) -> Result<Reply> {
+    let mut request = std::pin::pin!(waits::holding(seats, request));
     let Some(turn) = turn else { return request.await };
     if let Ok(reply) = timeout(MAX_TURN, request.as_mut()).await {
         return reply;
@@ -185,5 +192,22 @@ mod tests {
         drop(first);
         timeout(SLOW_CLIENT, waiting).await.expect("the turn");
         assert!(seats.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_waits_for_a_slow_webhook_gives_its_seats_back() {
+        let (control, cache) = (FlowControl::new(20, Duration::from_secs(60)), Cache::new(0));
+        let info = RequestInfo::parse(&Method::POST, &"/api/v1/namespaces".parse().unwrap());
+        let in_use = || control.levels().iter().map(|level| level.seats_in_use).sum::<u64>();
+        for (wait, seats_after) in [(SLOW_CLIENT / 2, 1), (SLOW_CLIENT * 4, 0)] {
+            let mut seats = control.enter(&User::new("eve", &[]), &info, &cache).await.1.unwrap();
+            let request = Box::pin(async {
+                waits::for_server(tokio::time::sleep(wait)).await;
+                assert_eq!(in_use(), seats_after, "before the request ends");
+                Err::<Reply, _>(crate::error::ApiError::internal("refused"))
+            });
+            assert!(run(None, &mut seats, request).await.is_err());
+            assert_eq!(seats.is_some(), seats_after == 1);
+        }
     }
 }
