@@ -18,9 +18,11 @@ const BUDGET_UNITS: u32 = 4 << 10;
 /// The part of the budget for one owner. A larger request of the owner uses all of that part.
 const OWN_UNITS: u32 = BUDGET_UNITS / 2;
 
-/// The running and the waiting large requests.
+/// The running and the waiting large requests, or other work with a common budget.
 pub(crate) struct LargeRequests {
     budget: Arc<Semaphore>,
+    /// The part of the budget for one owner.
+    own_units: u32,
     turns: Turns,
 }
 
@@ -45,14 +47,25 @@ fn lock(turns: &Turns) -> MutexGuard<'_, HashMap<String, Arc<Semaphore>>> {
 // === impl LargeRequests ===
 
 impl LargeRequests {
+    /// A budget of other units, of which one owner gets a part.
+    pub(crate) fn with_budget(units: u32, own_units: u32) -> Self {
+        Self { budget: semaphore(units), own_units, turns: Turns::default() }
+    }
+
     /// Waits for the turn of a request of an owner that processes `bytes` bytes.
     pub(crate) async fn enter(&self, owner: &str, bytes: usize) -> Turn {
         let units = u32::try_from(bytes.div_ceil(UNIT)).map_or(BUDGET_UNITS, |units| units.min(BUDGET_UNITS));
-        let own = lock(&self.turns).entry(owner.to_owned()).or_insert_with(|| semaphore(OWN_UNITS)).clone();
+        self.enter_units(owner, units).await
+    }
+
+    /// Waits for the turn of work of an owner that needs `units` units, at most the whole budget.
+    pub(crate) async fn enter_units(&self, owner: &str, units: u32) -> Turn {
+        let most = self.own_units;
+        let own = lock(&self.turns).entry(owner.to_owned()).or_insert_with(|| semaphore(most)).clone();
         // Made before the waits: a cancelled wait must remove the entry of the owner, too.
         let mut turn = Turn { owner: owner.to_owned(), turns: self.turns.clone(), permits: Vec::new() };
         // The semaphores are never closed.
-        turn.permits.extend(own.acquire_many_owned(units.min(OWN_UNITS)).await.ok());
+        turn.permits.extend(own.acquire_many_owned(units.min(most)).await.ok());
         turn.permits.extend(self.budget.clone().acquire_many_owned(units).await.ok());
         turn
     }
@@ -60,7 +73,7 @@ impl LargeRequests {
 
 impl Default for LargeRequests {
     fn default() -> Self {
-        Self { budget: semaphore(BUDGET_UNITS), turns: Turns::default() }
+        Self::with_budget(BUDGET_UNITS, OWN_UNITS)
     }
 }
 

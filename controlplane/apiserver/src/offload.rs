@@ -1,22 +1,39 @@
 //! Runs CPU-heavy work on untrusted bytes outside of the async workers, with bounded concurrency.
 //!
 //! Parsing a request of three megabytes takes tens of milliseconds and many times its size in memory. At most
-//! [`CONCURRENCY`] such functions run at a time.
+//! [`CONCURRENCY`] such functions run at a time. Functions that may take seconds have places of their own, of which one user
+//! gets one.
+//!
+//! The node has few threads (`agent/src/role.rs`). If very many functions waited on a thread, no thread would be left for
+//! other tasks. So few functions wait on a thread, and long functions wait without one.
 
 use std::cell::Cell;
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
 
 use serde_json::Value;
 use tokio::runtime::{Handle, RuntimeFlavor};
+
+use crate::{large_requests::LargeRequests, request_owner};
 
 /// Minimum bytes of a body, or of a stored object, that is offloaded.
 pub(crate) const MIN_OFFLOADED_BYTES: usize = 32 << 10;
 /// Maximum number of concurrent offloaded functions.
 const CONCURRENCY: usize = 2;
+/// Maximum number of functions that wait on a thread. It is half of the node's blocking threads. Further functions run on
+/// their async worker.
+const MAX_WAITING: usize = 8;
+/// Maximum number of concurrent functions that may take seconds, and of those of one owner.
+const LONG_CONCURRENCY: [u32; 2] = [2, 1];
 
 thread_local!(static IS_OFFLOADED: Cell<bool> = const { Cell::new(false) });
 
-static GATE: Gate = Gate { jobs: Mutex::new(Jobs { running: 0, waiting: 0 }), freed: Condvar::new() };
+static GATE: Gate = Gate::new();
+
+/// The functions that may take seconds.
+static LONG: LazyLock<LargeRequests> = LazyLock::new(|| {
+    let [all, own] = LONG_CONCURRENCY;
+    LargeRequests::with_budget(all, own)
+});
 
 struct Gate {
     jobs: Mutex<Jobs>,
@@ -32,13 +49,30 @@ struct Jobs {
 /// The permit of one offloaded function.
 struct OffloadPermit;
 
+/// Marks the thread of a long function.
+struct Marked;
+
 /// Runs a function; a heavy one waits for a permit. A nested call uses the permit of the outer call.
 pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
-    if !must_leave_worker(is_heavy) {
+    if !must_leave_worker(is_heavy) || !GATE.enter() {
         return work();
     }
     tokio::task::block_in_place(|| {
         let _permit = GATE.wait();
+        work()
+    })
+}
+
+/// Runs a function; one that may take seconds waits for a place. Each owner of requests has one long function at a time, so one
+/// user does not delay the long functions of others.
+pub(crate) async fn run_long<T>(is_long: bool, work: impl FnOnce() -> T) -> T {
+    if !must_leave_worker(is_long) {
+        return work();
+    }
+    let _turn = LONG.enter_units(&request_owner::current(), 1).await;
+    tokio::task::block_in_place(|| {
+        IS_OFFLOADED.set(true);
+        let _marked = Marked;
         work()
     })
 }
@@ -75,9 +109,23 @@ fn remaining_bytes(value: &Value, bytes: usize) -> Option<usize> {
 }
 
 impl Gate {
-    fn wait(&self) -> OffloadPermit {
+    const fn new() -> Self {
+        Self { jobs: Mutex::new(Jobs { running: 0, waiting: 0 }), freed: Condvar::new() }
+    }
+
+    /// Counts a function that is going to wait. Returns false if too many functions wait.
+    fn enter(&self) -> bool {
         let mut jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
-        jobs.waiting += 1;
+        let may_wait = jobs.waiting < MAX_WAITING;
+        if may_wait {
+            jobs.waiting += 1;
+        }
+        may_wait
+    }
+
+    /// Waits for a permit, after [`Gate::enter`].
+    fn wait(&self) -> OffloadPermit {
+        let jobs = self.jobs.lock().unwrap_or_else(PoisonError::into_inner);
         let mut jobs = self
             .freed
             .wait_while(jobs, |jobs| jobs.running >= CONCURRENCY)
@@ -86,6 +134,12 @@ impl Gate {
         jobs.running += 1;
         IS_OFFLOADED.set(true);
         OffloadPermit
+    }
+}
+
+impl Drop for Marked {
+    fn drop(&mut self) {
+        IS_OFFLOADED.set(false);
     }
 }
 
@@ -158,6 +212,41 @@ mod tests {
         has_started.recv_timeout(DEADLINE).unwrap();
         tokio::spawn(async move { release.send(()).unwrap() }).await.unwrap();
         job.await.unwrap().unwrap();
+    }
+
+    #[test]
+    fn few_functions_wait_on_a_thread() {
+        let gate = Gate::new();
+        assert!((0..MAX_WAITING).all(|_| gate.enter()));
+        assert!(!gate.enter());
+    }
+
+    /// The runtime has one worker, which would run no other task if the second long function of an owner waited on it.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_long_function_waits_for_another_one_of_its_owner_and_uses_no_thread() {
+        let start = |owner: &str| {
+            let (started, has_started) = mpsc::channel::<()>();
+            let (release, released) = mpsc::channel::<()>();
+            let work = run_long(true, move || {
+                started.send(()).unwrap();
+                assert!(run(true, || IS_OFFLOADED.get()), "a nested function needs no permit");
+                released.recv_timeout(DEADLINE)
+            });
+            let job = tokio::spawn(request_owner::scope(owner.into(), work));
+            (has_started, release, job)
+        };
+        let first = start("offload-eve");
+        first.0.recv_timeout(DEADLINE).unwrap();
+        let second = start("offload-eve");
+        let other = start("offload-bob");
+        other.0.recv_timeout(DEADLINE).unwrap();
+        tokio::spawn(async {}).await.unwrap();
+        assert!(second.0.try_recv().is_err(), "two long functions of one owner run");
+        for (_started, release, job) in [first, other, second] {
+            release.send(()).unwrap();
+            job.await.unwrap().unwrap();
+        }
+        assert!(!IS_OFFLOADED.get());
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

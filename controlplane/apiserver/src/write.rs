@@ -135,7 +135,9 @@ async fn commit_new(
     let (kind, name) = (&call.kind, text(object, "name"));
     let attributes = call.attributes(Operation::Create, name, None);
     let other = |error| Err(Failed::Other(error));
-    let causes = offload::run(call.has_large_body(), || validate::create(kind, object));
+    let is_long = kind.strategy().has_long_validation(object, None);
+    let check = || offload::run(call.has_large_body(), || validate::create(kind, object));
+    let causes = offload::run_long(is_long, check).await;
     if !causes.is_empty() {
         return other(ApiError::invalid(kind, name, &causes));
     }
@@ -298,17 +300,9 @@ async fn prepared(
         _ => None,
     };
     call.state.admission.validate_before(&attributes, &new).await?;
-    let causes = offload::run(is_large, || match part {
-        Part::Status if kind.is("", "Pod") && initializers::is_pending(old) => {
-            validate::uninitialized_status()
-        }
-        Part::Status => validate::ratcheted(kind, &new, old, validate::status_update),
-        Part::EphemeralContainers => validate::ephemeral_containers(&new, old),
-        Part::Resize => validate::resize(kind, &new, old),
-        Part::Main | Part::Internal | Part::Approval => {
-            validate::ratcheted(kind, &new, old, validate::update)
-        }
-    });
+    let is_long = kind.strategy().has_long_validation(&new, Some(old));
+    let check = || offload::run(is_large, || causes_of_update(kind, part, &new, old));
+    let causes = offload::run_long(is_long, check).await;
     if !causes.is_empty() {
         return Err(ApiError::invalid(kind, &name, &causes));
     }
@@ -323,6 +317,19 @@ async fn prepared(
         _ => None,
     };
     Ok((new, Reservations { allocating, charged }))
+}
+
+/// The violations of an update of a part of an object.
+fn causes_of_update(kind: &Resource, part: Part, new: &Value, old: &Value) -> Vec<validate::Cause> {
+    match part {
+        Part::Status if kind.is("", "Pod") && initializers::is_pending(old) => {
+            validate::uninitialized_status()
+        }
+        Part::Status => validate::ratcheted(kind, new, old, validate::status_update),
+        Part::EphemeralContainers => validate::ephemeral_containers(new, old),
+        Part::Resize => validate::resize(kind, new, old),
+        Part::Main | Part::Internal | Part::Approval => validate::ratcheted(kind, new, old, validate::update),
+    }
 }
 
 /// Admission may change only the part of the object that the request may change.

@@ -188,6 +188,11 @@ pub trait Strategy: Send + Sync {
     /// Validates an update of `/status`. Metadata is validated already.
     fn validate_status(&self, causes: &mut Causes, new: &Value, old: &Value);
 
+    /// Whether the validation of an object may take seconds.
+    fn has_long_validation(&self, _new: &Value, _old: Option<&Value>) -> bool {
+        false
+    }
+
     /// Whether stored objects may lack defaults, because the schema can change. The server adds missing defaults when it
     /// loads an object.
     fn completes_stored(&self) -> bool {

@@ -43,7 +43,7 @@ pub(super) async fn evaluate<T>(cost: &RequestCost, is_heavy: bool, mut work: im
     match light {
         Some(result) => result,
         None => {
-            let result = offload::run(true, work);
+            let result = offload::run_long(true, work).await;
             // An await point, so that the request's timeout can take effect.
             tokio::task::yield_now().await;
             result

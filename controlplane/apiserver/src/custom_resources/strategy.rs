@@ -128,6 +128,10 @@ impl Strategy for CustomStrategy {
         causes.extend(violations);
     }
 
+    fn has_long_validation(&self, new: &Value, old: Option<&Value>) -> bool {
+        self.has_heavy_validation(new, old)
+    }
+
     fn completes_stored(&self) -> bool {
         self.has_defaults
     }
@@ -144,5 +148,31 @@ impl Strategy for CustomStrategy {
 
     fn ownership(&self) -> Option<(&Schema, TypeId)> {
         Some((&self.ownership.0, self.ownership.1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_custom_resources::definition::Definition;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_validation_of_rules_and_of_large_objects_is_long() {
+        let strategy = |spec: Value| {
+            let schema = json!({"type": "object", "properties": {"spec": spec}});
+            let definition = json!({"spec": {"group": "a.example", "names": {"kind": "Cup"}, "versions": [
+                {"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}}]}});
+            let definition = Definition::parse(&definition).unwrap();
+            let rules = CustomResource::new(&definition, definition.version("v1").unwrap()).unwrap();
+            CustomStrategy::new("v1", "Cup", rules, Vec::new())
+        };
+        let text = json!({"type": "string", "pattern": "^[a-z]*$"});
+        let rule = json!({"type": "string", "x-kubernetes-validations": [{"rule": "self != 'b'"}]});
+        let small = json!({"spec": "a"});
+        assert!(!strategy(text.clone()).has_long_validation(&small, None));
+        assert!(strategy(text).has_long_validation(&json!({"spec": "a".repeat(1 << 20)}), None));
+        assert!(strategy(rule).has_long_validation(&small, Some(&small)));
     }
 }
