@@ -47,7 +47,7 @@ const INFO_BYTES: usize = 32;
 /// Maximum number of cached seeds.
 const MAX_CACHED_SEEDS: usize = 1000;
 /// Maximum number of callers that wait for the plugin. Each occupies a thread. Further callers get an error at once.
-const MAX_WAITING: usize = 32;
+const MAX_WAITING: usize = 8;
 /// Interval of key checks. The first write after the interval requests the plugin's key id, in the background.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Maximum bytes of the key id in a response, as upstream.
