@@ -73,7 +73,7 @@ pub struct AgentConfig {
     pub lease_seconds: u16,
     /// The agent sends on this channel at the beginning of each heartbeat, while it can renew the lease.
     pub heartbeats: watch::Sender<()>,
-    /// The running pulls and imports of images. No pod is evicted early because of their space.
+    /// The running pulls, imports and exports of images. No pod is evicted early because of their space.
     pub pulls: PullActivity,
     /// Thresholds of available resources, below which the node is under pressure.
     pub eviction: EvictionThresholds,

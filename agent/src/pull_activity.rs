@@ -1,13 +1,13 @@
-//! Whether images are being pulled or imported. The disk space that this needs does not count as usage of pods.
+//! Whether images are being pulled, imported or exported. The disk space that this needs does not count as usage of pods.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// The pulls and imports of this node. Cheap to clone.
+/// The pulls, imports and exports of this node. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct PullActivity(Arc<Mutex<Pulls>>);
 
-/// A running pull or import. Dropping this value ends it.
+/// A running pull, import or export. Dropping this value ends it.
 #[derive(Debug)]
 pub struct ActivePull(PullActivity);
 

@@ -15,6 +15,8 @@ use std::time::Duration;
 use coracle_threads::Threads;
 use tokio::sync::{Semaphore, oneshot};
 
+use crate::turns::Turns;
+
 static THREADS: Threads = Threads::new("files");
 
 /// Maximum wait for the work.
@@ -46,6 +48,12 @@ impl Abandoned {
     #[must_use]
     pub fn is_set(&self) -> bool {
         self.0.load(Ordering::SeqCst)
+    }
+
+    /// The state after the caller has stopped waiting.
+    #[cfg(test)]
+    pub(crate) fn of_no_caller() -> Self {
+        Self(Arc::new(AtomicBool::new(true)))
     }
 }
 
@@ -144,6 +152,44 @@ impl FileWork {
     }
 }
 
+/// Does the same as [`FileWork`], for work that can end early. Owners share the permits, so that the files of one namespace do
+/// not delay the pods of others.
+#[derive(Debug)]
+pub struct FairWork {
+    turns: Turns,
+}
+
+impl FairWork {
+    /// `most` is the maximum number of concurrent calls, and `each` that of one owner. Further calls wait.
+    #[must_use]
+    pub const fn new(most: usize, each: usize) -> Self {
+        Self { turns: Turns::new(most, each) }
+    }
+
+    /// Runs work. If the caller stops waiting, work that has begun must end soon; it keeps its permit until then.
+    ///
+    /// # Errors
+    /// If no thread can be started, or the work panics.
+    pub async fn run<T: Send + 'static>(
+        &'static self,
+        owner: &str,
+        work: impl FnOnce(&Abandoned) -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let turn = self.turns.take(owner).await;
+        let abandoned = Abandoned::default();
+        let _waiting = Waiting(abandoned.clone());
+        let (done, result) = oneshot::channel();
+        let apart = move || {
+            let result = work(&abandoned);
+            drop(turn);
+            let _receiver_gone = done.send(result);
+            ControlFlow::Continue(())
+        };
+        THREADS.run(apart)?;
+        result.await.map_err(|_panicked| io::Error::other("the thread panicked"))
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
@@ -174,6 +220,22 @@ mod tests {
             }
             assert_eq!(WORK.permits.available_permits(), 2);
         });
+    }
+
+    #[tokio::test]
+    async fn shared_work_ends_when_its_caller_stops_waiting() {
+        static WORK: FairWork = FairWork::new(2, 1);
+        let (begun, begin) = oneshot::channel();
+        let work = tokio::spawn(WORK.run("a", move |abandoned| {
+            let _test_gone = begun.send(());
+            while !abandoned.is_set() {
+                std::thread::yield_now();
+            }
+        }));
+        begin.await.expect("the work begins");
+        assert_eq!(WORK.run("b", |_| 7).await.expect("a permit of another owner"), 7);
+        work.abort();
+        assert_eq!(WORK.run("a", |_| 7).await.expect("the permit of the ended work"), 7);
     }
 
     #[tokio::test]

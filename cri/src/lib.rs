@@ -58,6 +58,7 @@ mod steps;
 mod stream;
 mod table;
 mod tables;
+pub mod turns;
 mod undo;
 mod usage;
 mod user;

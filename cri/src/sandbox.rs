@@ -165,6 +165,11 @@ impl Sandbox {
         }
     }
 
+    /// Whether a stop has begun, or the sandbox has ended.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.is_over() || self.stopping.load(Ordering::Relaxed)
+    }
+
     /// Whether the sandbox has ended or is ending.
     pub(crate) fn is_over(&self) -> bool {
         matches!(*locked(&self.state), SandboxState::NotReady)

@@ -21,6 +21,7 @@ use self::level::Levels;
 pub use self::policy::labels_containers;
 use self::policy::{Policy, is_enabled};
 pub(crate) use self::relabel::relabel;
+use crate::blocking::Abandoned;
 use crate::error::Error;
 use crate::namespaces::{self, PidNamespace};
 
@@ -61,7 +62,7 @@ impl Selinux {
             if !dir.is_dir() || relabel::has(&dir, &label) {
                 continue;
             }
-            match relabel(&dir, &label) {
+            match relabel(&dir, &label, &Abandoned::default()) {
                 Ok(()) => info!(dir = %dir.display(), label, "labelled the layers"),
                 Err(error) => warn!(dir = %dir.display(), label, %error, "cannot label the layers"),
             }

@@ -98,7 +98,7 @@ const STEPS: usize = 4;
 // === impl Served ===
 
 impl Served {
-    /// Serves the images of this store. Records pulls and imports in `pulls`.
+    /// Serves the images of this store. Records pulls, imports and exports in `pulls`.
     pub(crate) fn new(images: Images, pulls: PullActivity) -> Self {
         Self { images, pulls }
     }
@@ -118,6 +118,7 @@ impl Service for Served {
 
     async fn export(&self, request: Request<ExportRequest>) -> Result<Response<ExportReply>, Status> {
         let ExportRequest { image, path } = request.into_inner();
+        let _active = self.pulls.begin();
         let exported = self.images.export(&image, Path::new(&path)).await;
         exported.map_err(|e| Status::failed_precondition(chain(&e)))?;
         Ok(Response::new(ExportReply {}))
@@ -163,7 +164,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn an_import_and_a_pull_count_as_pulls_of_the_node() {
+    async fn an_import_an_export_and_a_pull_count_as_pulls_of_the_node() {
         let dir = tempfile::tempdir().expect("directory");
         let config = coracle_images::ImagesConfig::new(dir.path());
         let images = Images::open(config).await.expect("store");
@@ -173,6 +174,12 @@ mod tests {
         let import = ImportRequest { path, name: String::new() };
         assert!(served.import(Request::new(import)).await.is_err());
         assert!(pulls.was_active_since(begin), "the import");
+        let (pulls, begin) = (PullActivity::default(), Instant::now());
+        let served = Served::new(images.clone(), pulls.clone());
+        let path = dir.path().join("archive").display().to_string();
+        let export = ExportRequest { image: "absent".to_owned(), path };
+        assert!(served.export(Request::new(export)).await.is_err());
+        assert!(pulls.was_active_since(begin), "the export");
         let (pulls, begin) = (PullActivity::default(), Instant::now());
         let served = Served::new(images, pulls.clone());
         let request = PullRequest { image: "not an image".to_owned(), ..PullRequest::default() };

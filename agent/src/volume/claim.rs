@@ -206,7 +206,7 @@ async fn mount_source(
         let path = run_blocking(&place, Path::new(&source.path), move || local::mount(&base, &node, &of));
         let path = path.await.map_err(failed)?;
         if !read_only {
-            local::give_to_group(target.pod, &path).await.map_err(failed)?;
+            local::give_to_group(target, volume, &path).await.map_err(failed)?;
         }
         return Ok(Mounted { path, read_only, options: options.flags, relabel: true, by_node: false });
     }

@@ -11,18 +11,21 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use coracle_cri::blocking::FileWork;
+use coracle_cri::blocking::FairWork;
 use coracle_values::quantity::value_of;
-use k8s_openapi::api::core::v1::{PersistentVolume, Pod};
+use k8s_openapi::api::core::v1::PersistentVolume;
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, chmodat, fstat, mkdirat, openat, renameat_with, statat,
 };
 use rustix::io::Errno;
 
 use super::error::SetUpError;
-use super::ownership;
+use super::{Target, ownership};
+use crate::event_recorder::Level;
 use crate::project_quota;
 
 pub(super) const PLUGIN: &str = "kubernetes.io~local-volume";
@@ -31,8 +34,12 @@ pub(crate) const PROVISIONER: &str = "coracle.dev/local-path";
 /// Label of provisioned volumes: the node that has the directory.
 pub(crate) const NODE: &str = "coracle.dev/node";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// Changes of the owner of volumes.
-static CHANGES: FileWork = FileWork::new(16);
+/// Changes of the owner of volumes. A namespace has half of the threads.
+static CHANGES: FairWork = FairWork::new(16, 8);
+/// Duration of a change after which the first event reports it. Source: `firstEventReportDuration`, v1.35.
+const FIRST_REPORT: Duration = Duration::from_secs(30);
+/// Interval of further events. Source: `progressReportDuration`, v1.35.
+const NEXT_REPORT: Duration = Duration::from_secs(60);
 
 /// The directory of a volume. The directory of a provisioned volume is created if it is absent.
 pub(super) fn mount(base: &Path, node: &str, volume: &PersistentVolume) -> Result<PathBuf, SetUpError> {
@@ -166,18 +173,58 @@ pub(crate) fn remove(base: &Path, name: &str) -> io::Result<()> {
     project.map_or(Ok(()), |id| project_quota::release_id(base.as_fd(), id))
 }
 
-/// Gives the volume to the pod's fsGroup, by the pod's fsGroupChangePolicy. The work runs in a blocking thread, because
-/// a container can make the tree as large as the disk allows.
-pub(super) async fn give_to_group(pod: &Pod, path: &Path) -> Result<(), SetUpError> {
+/// Gives the volume to the pod's fsGroup, by the pod's fsGroupChangePolicy. The work runs on threads that namespaces share,
+/// because a container can make the tree as large as the disk allows. The work ends if the pod is deleted, and events
+/// report slow work.
+pub(super) async fn give_to_group(target: &Target<'_>, volume: &str, path: &Path) -> Result<(), SetUpError> {
+    let pod = target.pod;
     let Some(group) = ownership::fs_group(pod) else { return Ok(()) };
     let context = pod.spec.as_ref().and_then(|spec| spec.security_context.as_ref());
     let policy = context.and_then(|context| context.fs_group_change_policy.as_deref());
     if policy == Some("OnRootMismatch") && ownership::is_given(path, group) {
         return Ok(());
     }
-    let tree = path.to_owned();
-    let given = CHANGES.run(move || ownership::set_group(&tree, group, false)).await;
+    let (tree, processed) = (path.to_owned(), Arc::new(AtomicU64::new(0)));
+    let counter = Arc::clone(&processed);
+    let change = CHANGES.run(target.namespace, move |abandoned| {
+        ownership::set_group_while(&tree, group, false, || {
+            counter.fetch_add(1, Ordering::Relaxed);
+            !abandoned.is_set()
+        })
+    });
+    let place = format!("{}/volumes/{PLUGIN}/{volume}", target.uid);
+    let given = reporting(change, |is_first| {
+        let message = progress_message(&place, is_first, processed.load(Ordering::Relaxed));
+        let recorder = &target.ctx.shared.recorder;
+        recorder.pod(pod, Level::Warning, "VolumePermissionChangeInProgress", message);
+    });
+    let given = given.await;
     given.unwrap_or_else(Err).map_err(SetUpError::io("set the owner of", path))
+}
+
+/// Waits for a change, and calls `report` while it takes long. The argument tells whether it is the first call.
+async fn reporting<T>(change: impl Future<Output = T>, report: impl Fn(bool)) -> T {
+    let mut change = std::pin::pin!(change);
+    let mut pause = FIRST_REPORT;
+    loop {
+        match tokio::time::timeout(pause, change.as_mut()).await {
+            Ok(changed) => return changed,
+            Err(_elapsed) => report(pause == FIRST_REPORT),
+        }
+        pause = NEXT_REPORT;
+    }
+}
+
+/// The message of an event about a slow change. Source: `initiateOwnerChangeNotifications` and `logWarning`, v1.35.
+fn progress_message(place: &str, is_first: bool, processed: u64) -> String {
+    if is_first {
+        return format!(
+            "Setting volume ownership for {place} is taking longer than expected, consider using OnRootMismatch - \
+             https://kubernetes.io/docs/tasks/configure-pod-container/security-context/\
+             #configure-volume-permission-and-ownership-change-policy-for-pods"
+        );
+    }
+    format!("Setting volume ownership for {place}, processed {processed} files.")
 }
 
 #[cfg(test)]
@@ -192,6 +239,22 @@ mod tests {
         serde_json::from_value(json!({"metadata": {"name": name, "labels": {NODE: node},
             "annotations": {PROVISIONED_BY: PROVISIONER}}, "spec": {"local": {"path": path}}}))
         .expect("volume")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_slow_change_of_the_owner_is_reported() {
+        let reports = Mutex::new(Vec::new());
+        let change = |seconds| async move {
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            seconds
+        };
+        let report = |is_first| reports.lock().expect("lock").push(progress_message("u/v", is_first, 7));
+        assert_eq!(reporting(change(29), report).await, 29);
+        assert!(reports.lock().expect("lock").is_empty());
+        reporting(change(151), report).await;
+        let reports = reports.into_inner().expect("lock");
+        assert!(reports[0].starts_with("Setting volume ownership for u/v is taking longer than expected,"));
+        assert_eq!(reports[1..], ["Setting volume ownership for u/v, processed 7 files."; 2]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{AsRawFd, BorrowedFd};
 use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -55,16 +56,31 @@ pub(super) const GROUP_DIRECTORY: u32 = 0o2770;
 /// Gives a tree to the group: readable, writable unless `read_only`, and setgid, so that new files get the group. The
 /// pod may change the tree meanwhile.
 pub(super) fn set_group(path: &Path, group: u32, read_only: bool) -> io::Result<()> {
-    let mut given = set_entry_group(CWD, path, group, read_only);
-    coracle_tree::walk(path, |found| {
-        if given.is_ok() {
-            given = match set_entry_group(found.dir, found.name, group, read_only) {
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-                given => given,
-            };
+    set_group_while(path, group, read_only, || true)
+}
+
+/// Does the same as [`set_group`], and calls `goes_on` before each entry. If the result is false, the rest of the tree is
+/// not changed, and the error is `Interrupted`. The top is changed last, as upstream (`walkDeep`): [`is_given`] then
+/// shows that all of the tree is given.
+pub(super) fn set_group_while(
+    path: &Path,
+    group: u32,
+    read_only: bool,
+    mut goes_on: impl FnMut() -> bool,
+) -> io::Result<()> {
+    let mut given = Ok(());
+    coracle_tree::walk_while(path, |found| {
+        if !goes_on() {
+            given = Err(io::ErrorKind::Interrupted.into());
+            return ControlFlow::Break(());
         }
+        given = match set_entry_group(found.dir, found.name, group, read_only) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            given => given,
+        };
+        if given.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
-    given
+    given.and_then(|()| set_entry_group(CWD, path, group, read_only))
 }
 
 /// Gives a file of the node to the group, readable for it.
@@ -112,6 +128,28 @@ mod tests {
         assert_ne!(at(&outside).0, 1234);
         fs::remove_dir_all(&dir).expect("clean up");
         fs::remove_file(&outside).expect("clean up");
+    }
+
+    #[test]
+    fn an_interrupted_change_leaves_the_top_and_the_next_one_continues() {
+        let dir = tempfile::tempdir().expect("directory");
+        for number in 0..4 {
+            fs::write(dir.path().join(number.to_string()), "x").expect("file");
+        }
+        let given = || {
+            let files =
+                fs::read_dir(dir.path()).expect("directory").map(|entry| entry.expect("entry").metadata());
+            files.filter(|found| found.as_ref().expect("metadata").gid() == 1234).count()
+        };
+        let mut left = 2;
+        let interrupted = set_group_while(dir.path(), 1234, false, || {
+            left -= 1;
+            left >= 0
+        });
+        assert_eq!(interrupted.expect_err("interrupted").kind(), io::ErrorKind::Interrupted);
+        assert_eq!((given(), is_given(dir.path(), 1234)), (2, false));
+        set_group(dir.path(), 1234, false).expect("give");
+        assert_eq!((given(), is_given(dir.path(), 1234)), (4, true));
     }
 
     #[test]

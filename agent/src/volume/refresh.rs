@@ -7,11 +7,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
+use coracle_cri::turns::Turns;
 use coracle_error_chain::chain;
 use futures::future::{BoxFuture, FutureExt, select_all};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccountTokenProjection};
 use tokio::runtime::{Handle, RuntimeFlavor};
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
 use super::error::{SetUpError, VolumeError};
@@ -34,8 +35,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(10);
 const LARGE: usize = 1 << 20;
 
 /// Permit to write the files of a large volume. Writing 16,000 files takes half a second, and the copy of a volume
-/// takes up to 64 MiB of memory.
-pub(super) static LARGE_WRITES: Semaphore = Semaphore::const_new(1);
+/// takes up to 64 MiB of memory. Namespaces take turns.
+pub(super) static LARGE_WRITES: Turns = Turns::new(1, 1);
 
 /// One volume whose files the node writes.
 pub(super) struct Source {
@@ -294,7 +295,8 @@ impl Source {
     async fn write(&self, ctx: &VolumeContext, pod: &Pod) -> Result<Option<Duration>, SetUpError> {
         let found = self.find(ctx, pod).await?;
         let is_large = self.weight(&found) > LARGE;
-        let _permit = if is_large { LARGE_WRITES.acquire().await.ok() } else { None };
+        let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+        let _turn = if is_large { Some(LARGE_WRITES.take(namespace).await) } else { None };
         if is_large { off_the_workers(|| self.put(ctx, pod, found)) } else { self.put(ctx, pod, found) }
     }
 

@@ -386,6 +386,7 @@ impl Apiserver {
             record.decided(&decision);
         }
         decision.permit(&question)?;
+        route::check_method(&method)?;
         if authz::enters_pod(&info) {
             // A WebSocket begins with GET. Source: AuthorizePodWebsocketUpgradeCreatePermission, v1.35.
             state.authorizers.authorize(&AccessAttributes { verb: "create", ..question }).await?;

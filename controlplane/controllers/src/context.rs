@@ -13,6 +13,7 @@ use crate::object::{Deployment, Object, Pod, ReplicaSet};
 use crate::state::daemon_backoff::Backoff;
 use crate::state::failed_pods::FailedPods;
 use crate::state::group_members::GroupMembers;
+use crate::state::job_creations::JobCreations;
 use crate::state::job_failures::JobFailures;
 use crate::state::pod_counts::PodCounts;
 use crate::state::selector_index::SelectorIndex;
@@ -36,6 +37,8 @@ pub(crate) struct Context {
     pub(crate) stateful_backoff: Mutex<Backoff>,
     /// Pods of replica sets that failed soon after their creation.
     pub(crate) failed_pods: FailedPods,
+    /// The rate of new pods of the jobs of each namespace.
+    pub(crate) job_creations: JobCreations,
     /// Failed pods of jobs.
     pub(crate) job_failures: JobFailures,
     /// Counts of the pods of replica sets.
@@ -64,6 +67,7 @@ impl Context {
             daemon_backoff: Mutex::default(),
             stateful_backoff: Mutex::default(),
             failed_pods: FailedPods::default(),
+            job_creations: JobCreations::default(),
             job_failures: JobFailures::default(),
             pod_counts: Default::default(),
             volumes: Arc::default(),

@@ -1,6 +1,7 @@
 //! The endpoints of services: the addresses of the selected pods.
 
 pub(crate) mod batch;
+pub(crate) mod left_out;
 pub(crate) mod plan;
 pub(crate) mod run;
 pub(crate) mod trigger_time;

@@ -4,6 +4,7 @@
 pub(crate) mod daemon_backoff;
 pub(crate) mod failed_pods;
 pub(crate) mod group_members;
+pub(crate) mod job_creations;
 pub(crate) mod job_failures;
 pub(crate) mod pod_counts;
 pub(crate) mod selector_index;

@@ -6,12 +6,15 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind};
+use std::ops::ControlFlow;
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use coracle_tree::Found;
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::Mode;
+
+use crate::blocking::Abandoned;
 
 const ATTRIBUTE: &str = "security.selinux";
 
@@ -47,8 +50,9 @@ const NEVER_RELABELLED: [&str; 24] = [
 /// skipped. Files that disappear meanwhile are skipped.
 ///
 /// # Errors
-/// If the path is a system directory of the node, or if a file cannot be read or labelled, as in go-selinux.
-pub(crate) fn relabel(path: &Path, label: &str) -> io::Result<()> {
+/// If the path is a system directory of the node, or if a file cannot be read or labelled, as in go-selinux. If the caller
+/// stops waiting, the rest is not labelled.
+pub(crate) fn relabel(path: &Path, label: &str, abandoned: &Abandoned) -> io::Result<()> {
     if is_the_nodes(path) {
         let why = format!("{} is a system directory and is not relabelled", path.display());
         return Err(io::Error::new(ErrorKind::PermissionDenied, why));
@@ -57,7 +61,7 @@ pub(crate) fn relabel(path: &Path, label: &str) -> io::Result<()> {
     let top =
         std::os::unix::fs::OpenOptionsExt::custom_flags(File::options().read(true), flags).open(path)?;
     if top.metadata()?.is_dir() {
-        label_below(&top, label)?;
+        label_below(&top, label, abandoned)?;
     }
     // The top is labelled last, so its label shows that everything below it is labelled.
     set(&by_number(&top), label)
@@ -71,14 +75,14 @@ fn is_the_nodes(path: &Path) -> bool {
 }
 
 /// Labels everything below an open directory. Its path may lead to another directory in the meantime.
-fn label_below(top: &File, label: &str) -> io::Result<()> {
+fn label_below(top: &File, label: &str, abandoned: &Abandoned) -> io::Result<()> {
     let mut labelled = Ok(());
     // The entry in /proc is a link, and the walk follows no link in the last component of a path. So the path ends with
     // `.`.
-    coracle_tree::walk_all(&by_number(top).join("."), |found| {
-        if labelled.is_ok() {
-            labelled = label_entry(&found, label);
-        }
+    coracle_tree::walk_all_while(&by_number(top).join("."), |found| {
+        labelled =
+            if abandoned.is_set() { Err(ErrorKind::Interrupted.into()) } else { label_entry(&found, label) };
+        if labelled.is_ok() { ControlFlow::Continue(()) } else { ControlFlow::Break(()) }
     })?;
     labelled
 }
@@ -126,7 +130,7 @@ mod tests {
     fn system_directories_are_refused_in_every_notation() {
         for path in ["/", "/etc", "/etc/", "/./etc", "//var//lib/", "/home", "/usr"] {
             assert!(is_the_nodes(Path::new(path)), "{path}");
-            assert!(relabel(Path::new(path), "u:r:t").is_err(), "{path}");
+            assert!(relabel(Path::new(path), "u:r:t", &Abandoned::default()).is_err(), "{path}");
         }
         assert!(!is_the_nodes(Path::new("/var/lib/coracle/pods/x")));
     }
@@ -137,7 +141,7 @@ mod tests {
         let deepest = dir.path().join(["d"; 300].join("/"));
         fs::create_dir_all(&deepest).expect("directories");
         let label = "system_u:object_r:container_file_t:s0:c1,c2";
-        relabel(dir.path(), label).expect("relabel");
+        relabel(dir.path(), label, &Abandoned::default()).expect("relabel");
         assert!(has(&deepest, label) && has(dir.path(), label));
     }
 
@@ -150,8 +154,19 @@ mod tests {
         fs::rename(&path, &moved).expect("rename");
         fs::create_dir_all(path.join("below")).expect("directories");
         let label = "system_u:object_r:container_file_t:s0:c1,c2";
-        label_below(&top, label).expect("label");
+        label_below(&top, label, &Abandoned::default()).expect("label");
         assert!(has(&moved.join("below"), label) && !has(&path.join("below"), label));
+    }
+
+    #[test]
+    fn the_rest_of_a_tree_is_not_labelled_when_the_caller_stops_waiting() {
+        let dir = tempfile::tempdir_in("/var/tmp").expect("directory");
+        fs::create_dir(dir.path().join("below")).expect("directory");
+        let label = "system_u:object_r:container_file_t:s0:c1,c2";
+        let abandoned = Abandoned::of_no_caller();
+        let error = relabel(dir.path(), label, &abandoned).expect_err("incomplete");
+        assert_eq!(error.kind(), ErrorKind::Interrupted);
+        assert!(!has(dir.path(), label), "the label of the top would show that all is labelled");
     }
 
     #[test]
@@ -167,7 +182,7 @@ mod tests {
             let thread = scope.spawn(|| {
                 // This changes the user of only this thread. Root could read the directory.
                 nix::unistd::setfsuid(nix::unistd::Uid::from_raw(65534));
-                relabel(dir.path(), "system_u:object_r:container_file_t:s0:c1,c2")
+                relabel(dir.path(), "system_u:object_r:container_file_t:s0:c1,c2", &Abandoned::default())
             });
             thread.join().expect("thread")
         });
@@ -184,7 +199,7 @@ mod tests {
         std::os::unix::fs::symlink(&outside, inside.join("a/link")).expect("link");
         // Without SELinux, root can set the attribute like any other.
         let label = "system_u:object_r:container_file_t:s0:c1,c2";
-        relabel(&inside, label).expect("relabel");
+        relabel(&inside, label, &Abandoned::default()).expect("relabel");
         let of = |path: &Path| xattr::get(path, ATTRIBUTE).expect("attribute");
         for path in ["", "a", "a/b", "a/b/file"] {
             assert_eq!(of(&inside.join(path)).as_deref(), Some(label.as_bytes()), "{path}");

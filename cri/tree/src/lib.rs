@@ -22,7 +22,7 @@ pub use read::{is_refusal, read, read_end, read_lossy};
 pub use remove::{remove, remove_at};
 pub use renames::open_despite_renames;
 pub use usage::usage;
-pub use walk::{Found, walk, walk_all};
+pub use walk::{Found, walk, walk_all, walk_all_while, walk_while};
 
 /// Flags for opening directories.
 const DIRECTORY: OFlags =

@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 use std::io;
+use std::ops::ControlFlow;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
@@ -79,19 +80,28 @@ struct Scope {
 /// If the directory cannot be opened, or if no descriptor is free for a directory below it. EAGAIN if the walk found too
 /// many directories or too many levels; the rest was not reported.
 pub fn walk(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
+    walk_with(top, Unreadable::Skip, Scope::EVERYTHING, each(found))
+}
+
+/// Like [`walk`], but ends when `found` returns `Break`. That is not an error.
+///
+/// # Errors
+/// The errors of [`walk`].
+pub fn walk_while(top: &Path, found: impl FnMut(Found<'_>) -> ControlFlow<()>) -> io::Result<()> {
     walk_with(top, Unreadable::Skip, Scope::EVERYTHING, found)
 }
 
 /// Like [`walk`], for measurements. A process can also make the walk find a directory of very many files again, so the
 /// walk ends with EAGAIN after 64 times as many names as the file system has inodes.
 pub(crate) fn walk_measured(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
-    walk_with(top, Unreadable::Skip, Scope { names: NAMES_PER_INODE, ..Scope::EVERYTHING }, found)
+    walk_with(top, Unreadable::Skip, Scope { names: NAMES_PER_INODE, ..Scope::EVERYTHING }, each(found))
 }
 
 /// Like [`walk`], but reports only directories. Other entries cost no system calls. The walk ends after
 /// `most` directories, with EAGAIN.
 pub(crate) fn walk_directories(top: &Path, most: usize, found: impl FnMut(Found<'_>)) -> io::Result<()> {
-    walk_with(top, Unreadable::Skip, Scope { kinds: Kinds::Directories, most, ..Scope::EVERYTHING }, found)
+    let scope = Scope { kinds: Kinds::Directories, most, ..Scope::EVERYTHING };
+    walk_with(top, Unreadable::Skip, scope, each(found))
 }
 
 /// Like [`walk`], for callers that need all entries: an unreadable one is an error. Entries that disappear during the
@@ -100,14 +110,30 @@ pub(crate) fn walk_directories(top: &Path, most: usize, found: impl FnMut(Found<
 /// # Errors
 /// The errors of [`walk`], and the error of the first entry that cannot be read.
 pub fn walk_all(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
+    walk_with(top, Unreadable::Fail, Scope::EVERYTHING, each(found))
+}
+
+/// Like [`walk_all`], but ends when `found` returns `Break`. That is not an error.
+///
+/// # Errors
+/// The errors of [`walk_all`].
+pub fn walk_all_while(top: &Path, found: impl FnMut(Found<'_>) -> ControlFlow<()>) -> io::Result<()> {
     walk_with(top, Unreadable::Fail, Scope::EVERYTHING, found)
+}
+
+/// A function that never ends a walk.
+fn each(mut found: impl FnMut(Found<'_>)) -> impl FnMut(Found<'_>) -> ControlFlow<()> {
+    move |one: Found<'_>| {
+        found(one);
+        ControlFlow::Continue(())
+    }
 }
 
 fn walk_with(
     top: &Path,
     unreadable: Unreadable,
     scope: Scope,
-    mut found: impl FnMut(Found<'_>),
+    mut found: impl FnMut(Found<'_>) -> ControlFlow<()>,
 ) -> io::Result<()> {
     let top = openat(CWD, top, DIRECTORY, Mode::empty())?;
     let most = most_directories(&top);
@@ -126,7 +152,10 @@ fn walk_with(
                 if !scope.kinds.include(&entry) {
                     continue;
                 }
-                if let Some(below) = report(dir, &entry, depth, unreadable, &mut found)? {
+                let ControlFlow::Continue(below) = report(dir, &entry, depth, unreadable, &mut found)? else {
+                    return Ok(());
+                };
+                if let Some(below) = below {
                     left = left.saturating_sub(1);
                     // The caller has to know that the rest is missing.
                     if left == 0 || levels.len() >= MAX_LEVELS {
@@ -182,22 +211,22 @@ impl Unreadable {
     }
 }
 
-/// Reports an entry, and opens it if it is a directory.
+/// Reports an entry, and opens it if it is a directory. `Break` if the walk ends here.
 fn report(
     dir: &Dir,
     entry: &DirEntry,
     depth: usize,
     unreadable: Unreadable,
-    found: &mut impl FnMut(Found<'_>),
-) -> Result<Option<OwnedFd>, Errno> {
+    found: &mut impl FnMut(Found<'_>) -> ControlFlow<()>,
+) -> Result<ControlFlow<(), Option<OwnedFd>>, Errno> {
     let name = entry.file_name();
     if name == c"." || name == c".." {
-        return Ok(None);
+        return Ok(ControlFlow::Continue(None));
     }
     let at = dir.fd()?;
     let stat = match statat(at, name, AtFlags::SYMLINK_NOFOLLOW) {
         Ok(stat) => stat,
-        Err(error) => return unreadable.check(error).map(|()| None),
+        Err(error) => return unreadable.check(error).map(|()| ControlFlow::Continue(None)),
     };
     let opened = match FileType::from_raw_mode(stat.st_mode) {
         FileType::Directory => openat2(at, name, DIRECTORY, Mode::empty(), ResolveFlags::NO_XDEV),
@@ -205,12 +234,15 @@ fn report(
     };
     match opened {
         Err(error @ (Errno::MFILE | Errno::NFILE)) => return Err(error),
-        Err(Errno::XDEV) => return Ok(None),
-        _ => found(Found { dir: at, name, stat: &stat, depth }),
+        Err(Errno::XDEV) => return Ok(ControlFlow::Continue(None)),
+        _ => {}
+    }
+    if found(Found { dir: at, name, stat: &stat, depth }).is_break() {
+        return Ok(ControlFlow::Break(()));
     }
     match opened {
-        Ok(below) => Ok(Some(below)),
-        Err(error) => unreadable.check(error).map(|()| None),
+        Ok(below) => Ok(ControlFlow::Continue(Some(below))),
+        Err(error) => unreadable.check(error).map(|()| ControlFlow::Continue(None)),
     }
 }
 
@@ -308,6 +340,20 @@ mod tests {
         }
         with_few_resources(|| assert_eq!(inodes(&top).len(), 25_000 + 5 * 200));
         crate::remove(&top).expect("remove");
+    }
+
+    #[test]
+    fn a_walk_ends_where_its_caller_ends_it() {
+        let place = in_memory();
+        fs::create_dir_all(place.path().join("a/b/c/d")).expect("make");
+        let mut left = 2;
+        let mut found = |_: Found<'_>| {
+            left -= 1;
+            if left % 2 == 0 { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        };
+        walk_while(place.path(), &mut found).expect("the end is not an error");
+        walk_all_while(place.path(), &mut found).expect("the end is not an error");
+        assert_eq!(left, -2, "two entries of each walk");
     }
 
     #[test]
@@ -436,7 +482,7 @@ mod tests {
             };
             most = most_directories(&opened);
             // Each directory has three names, with `.` and `..`.
-            let error = walk_with(top, Unreadable::Skip, scope(1), find).expect_err("endless");
+            let error = walk_with(top, Unreadable::Skip, scope(1), each(find)).expect_err("endless");
             assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         });
         assert!(entered > 1 << 13 && entered <= most / 2, "{entered} of {most}");

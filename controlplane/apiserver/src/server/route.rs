@@ -32,6 +32,11 @@ pub(super) fn unknown_path(set: &Resources, path: &str) -> Result<Reply> {
     Ok(reply::text(404, "404 page not found\n"))
 }
 
+/// Refuses CONNECT: no path has a route for it, as upstream. The response 200 would mean that a tunnel has begun.
+pub(super) fn check_method(method: &Method) -> Result<()> {
+    if *method == Method::CONNECT { Err(ApiError::method_not_allowed()) } else { Ok(()) }
+}
+
 /// Runs the verb of a request for an object or a collection.
 ///
 /// The future is boxed, because it is generic over the type of the request's body. Without the box each user of such a

@@ -8,17 +8,25 @@ use k8s_openapi::api::discovery::v1::{
 
 use super::pack::{Group, SliceKey};
 use super::topology::is_automatic;
+use crate::endpoints::left_out::LeftOut;
 use crate::endpoints::plan::{has_room, is_reachable, ports, reference_to, selects};
 use crate::object::{ObjectExt, Pod, Service};
 
-/// The desired groups. `zone_of` returns the zone of a node. An address family of the service without endpoints has an
+/// The desired slices of a service.
+pub(crate) struct DesiredSlices {
+    pub(crate) groups: Vec<Group>,
+    pub(crate) left_out: LeftOut,
+}
+
+/// Plans the groups. `zone_of` returns the zone of a node. An address family of the service without endpoints has an
 /// empty group. Pods for whose ports there is no room are left out.
-pub(crate) fn groups(
+pub(crate) fn desired(
     service: &Service,
     pods: &[Arc<Pod>],
     zone_of: impl Fn(&str) -> Option<String>,
-) -> Vec<Group> {
+) -> DesiredSlices {
     let mut all: Vec<Group> = Vec::new();
+    let mut left_out = LeftOut::default();
     for address_type in families(service) {
         let before = all.len();
         let mut port_count = 0;
@@ -28,7 +36,7 @@ pub(crate) fn groups(
             let endpoint = endpoint(service, pod, ip, &zone_of);
             match all.iter_mut().find(|group| group.slice_key == slice_key) {
                 Some(group) => group.endpoints.push(endpoint),
-                None if !has_room(port_count, slice_key.ports.len()) => {}
+                None if !has_room(port_count, slice_key.ports.len()) => left_out.add(pod),
                 None => {
                     port_count += slice_key.ports.len();
                     all.push(Group { slice_key, endpoints: vec![endpoint] });
@@ -40,7 +48,7 @@ pub(crate) fn groups(
             all.push(Group { slice_key, endpoints: Vec::new() });
         }
     }
-    all
+    DesiredSlices { groups: all, left_out }
 }
 
 /// The IP families of a service. Without `ipFamilies` (a service of an earlier version) it is the family of the cluster
@@ -138,7 +146,7 @@ mod tests {
     }
 
     fn planned(spec: Value, pods: &[Arc<Pod>]) -> Vec<Group> {
-        groups(&service(spec), pods, |node| Some(format!("zone-of-{node}")))
+        desired(&service(spec), pods, |node| Some(format!("zone-of-{node}"))).groups
     }
 
     fn conditions(group: &Group) -> (bool, bool, bool) {
@@ -187,10 +195,13 @@ mod tests {
         let at = |name: &str, port: u16| {
             pod(name, move |pod| pod["spec"]["containers"][0]["ports"][0]["containerPort"] = port.into())
         };
-        let all = planned(spec, &[at("1", 1), at("2", 2), at("3", 3), at("4", 1)]);
+        let pods = [at("1", 1), at("2", 2), at("3", 3), at("4", 1)];
+        let DesiredSlices { groups: all, left_out } = desired(&service(spec), &pods, |_| None);
         let shown: Vec<_> =
             all.iter().map(|group| (group.slice_key.address_type, group.endpoints.len())).collect();
         assert_eq!(shown, [("IPv4", 2), ("IPv4", 1), ("IPv6", 2), ("IPv6", 1)]);
+        let reported = left_out.event().map(|event| event.message).unwrap_or_default();
+        assert!(reported.contains(": 1 (3). "), "one pod, although it has two families: {reported}");
     }
 
     #[test]

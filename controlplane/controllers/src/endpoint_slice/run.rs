@@ -80,7 +80,10 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let zone_of =
         |node: &str| caches.nodes.get(&Key::new("", node)).as_deref().and_then(topology::zone).cloned();
     let pods = selected(context, &service);
-    let mut groups = plan::groups(&service, &pods, zone_of);
+    let plan::DesiredSlices { mut groups, left_out } = plan::desired(&service, &pods, zone_of);
+    if let Some(event) = left_out.event() {
+        context.record(&*service, COMPONENT, event);
+    }
     if topology::is_automatic(&service) {
         let zones = context.zones.processors().and_then(|processors| Zones::of(&processors));
         topology::set_hints(&mut groups, zones.as_ref());

@@ -9,6 +9,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use super::left_out::LeftOut;
 use crate::object::{ObjectExt, Pod, Service};
 
 /// Maximum addresses of Endpoints, as upstream. EndpointSlices have no such limit.
@@ -16,7 +17,7 @@ const ADDRESSES_MAX: usize = 1000;
 
 /// Maximum ports in all subsets of Endpoints, and in all slices of an address family, if there is more than one list of
 /// ports. Pods with different numbers for a named port have separate lists, each with all ports of the service.
-const PORTS_MAX: usize = 32_768;
+pub(super) const PORTS_MAX: usize = 32_768;
 
 /// Whether this controller manages the service's endpoints. Users manage the Endpoints of services without a selector.
 pub(crate) fn is_ours(service: &Service) -> bool {
@@ -52,11 +53,18 @@ pub(crate) fn has_room(known: usize, added: usize) -> bool {
     known == 0 || known.saturating_add(added) <= PORTS_MAX
 }
 
-/// The desired endpoints: one subset for all pods with the same ports. Pods for whose ports there is no room are left out.
-pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubset> {
+/// The desired endpoints of a service.
+pub(crate) struct DesiredEndpoints {
+    /// One subset for all pods with the same ports.
+    pub(crate) subsets: Vec<EndpointSubset>,
+    pub(crate) left_out: LeftOut,
+}
+
+/// Plans the endpoints. Pods for whose ports there is no room are left out.
+pub(crate) fn desired(service: &Service, pods: &[Arc<Pod>]) -> DesiredEndpoints {
     let publish = service.spec.publish_not_ready_addresses == Some(true);
     let mut subsets: Vec<EndpointSubset> = Vec::new();
-    let mut port_count = 0;
+    let (mut port_count, mut left_out) = (0, LeftOut::default());
     for pod in pods.iter().filter(|pod| selects(service, pod) && !pod.finished()) {
         let Some(ip) = pod_ip(pod, is_ipv6(service)) else { continue };
         if pod.is_being_deleted() && !publish {
@@ -66,7 +74,10 @@ pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubse
         let place = subsets.iter().position(|subset| subset.ports.as_deref().unwrap_or_default() == ports);
         let place = match place {
             Some(place) => place,
-            None if !has_room(port_count, ports.len()) => continue,
+            None if !has_room(port_count, ports.len()) => {
+                left_out.add(pod);
+                continue;
+            }
             None => {
                 port_count += ports.len();
                 let ports = (!ports.is_empty()).then_some(ports);
@@ -88,7 +99,7 @@ pub(crate) fn subsets(service: &Service, pods: &[Arc<Pod>]) -> Vec<EndpointSubse
     // Pods without any of the service's ports are not endpoints, unless the service has no ports.
     let portless = service.spec.ports.as_ref().is_none_or(Vec::is_empty);
     subsets.retain(|subset| subset.ports.is_some() || portless);
-    subsets
+    DesiredEndpoints { subsets, left_out }
 }
 
 /// Removes addresses beyond the maximum, unready addresses first. Each subset keeps its share, rounded up. Returns
@@ -230,7 +241,7 @@ mod tests {
         let ips = |list: &Option<Vec<EndpointAddress>>| {
             list.iter().flatten().map(|address| address.ip.clone()).collect::<Vec<_>>().join(",")
         };
-        let subsets = subsets(service, pods);
+        let DesiredEndpoints { subsets, .. } = desired(service, pods);
         let show = |subset: &EndpointSubset| {
             let ports: Vec<_> = subset.ports.iter().flatten().map(|port| port.port.to_string()).collect();
             format!("[{}|{}]:{}", ips(&subset.addresses), ips(&subset.not_ready_addresses), ports.join(","))
@@ -300,10 +311,13 @@ mod tests {
             pod("3", "10.0.0.3", 3),
             pod("4", "10.0.0.4", 1),
         ];
-        let all = subsets(&service, &pods);
+        let DesiredEndpoints { subsets: all, left_out } = desired(&service, &pods);
         let counts: Vec<_> =
             all.iter().map(|subset| subset.not_ready_addresses.as_ref().map_or(0, Vec::len)).collect();
         assert_eq!(counts, [2, 1], "the third list of ports has no room");
+        let reported = left_out.event().map(|event| event.message).unwrap_or_default();
+        assert!(reported.contains(": 1 (3). "), "{reported}");
+        assert!(desired(&service, &pods[..2]).left_out.is_empty());
         assert!(has_room(0, 2 * PORTS_MAX), "one list is not limited");
     }
 

@@ -112,12 +112,10 @@ async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result
         match change {
             Change::Nothing => {}
             Change::Wait(time) => wait = Some(time),
-            Change::Create(pods) => {
-                let template = job.spec.template.value();
-                let pods: Vec<Value> = pods.iter().map(|pod| new_pod(job, &template, *pod)).collect();
-                outcome =
-                    control.create(&pods).await.map_err(|error| control.failed("create pods of", error));
-            }
+            Change::Create(pods) => match create(&control, &pods).await {
+                Ok(throttled) => rest = throttled.or(rest),
+                Err(error) => outcome = Err(error),
+            },
             Change::Delete(pods) => outcome = delete(&control, &pods).await,
             Change::Discard(pods) => outcome = discard(&control, &pods).await,
         }
@@ -138,6 +136,20 @@ fn action_of(change: &Change) -> &'static str {
         Change::Wait(_) | Change::Create(_) => "pods_created",
         Change::Delete(_) | Change::Discard(_) => "pods_deleted",
     }
+}
+
+/// Creates pods. If the jobs of the namespace have created too many, creates none, and returns the wait before the next
+/// attempt.
+async fn create(control: &PodControl<'_, Job>, pods: &[NewPod]) -> Result<Option<Duration>, Error> {
+    let (context, job) = (control.context, control.owner);
+    let wait = context.job_creations.charge(job.namespace(), pods.len(), Instant::now());
+    if wait.is_some() {
+        return Ok(wait);
+    }
+    let template = job.spec.template.value();
+    let pods: Vec<Value> = pods.iter().map(|pod| new_pod(job, &template, *pod)).collect();
+    control.create(&pods).await.map_err(|error| control.failed("create pods of", error))?;
+    Ok(None)
 }
 
 async fn delete(control: &PodControl<'_, Job>, pods: &[Arc<Pod>]) -> Result<(), Error> {
@@ -294,6 +306,26 @@ mod tests {
         let writes = api.writes();
         let deleted = writes.iter().filter(|write| write.method == "DELETE").map(|write| write.path.as_str());
         assert_eq!(deleted.collect::<Vec<_>>(), ["/api/v1/namespaces/n/pods/good"]);
+    }
+
+    #[tokio::test]
+    async fn a_job_of_a_namespace_above_its_rate_creates_no_pods_and_waits() {
+        let api = TestApi::new(&[]);
+        let job = json!({"metadata": {"name": "j", "namespace": "n", "uid": "j"}});
+        let job: Job = serde_json::from_value(job).unwrap();
+        let control = PodControl {
+            context: &api.context,
+            owner: &job,
+            cache: &api.context.caches.jobs,
+            component: COMPONENT,
+            finalizer: Some(FINALIZER),
+        };
+        for namespace in ["other", "n"] {
+            assert_eq!(api.context.job_creations.charge(namespace, 5000, Instant::now()), None);
+        }
+        let wait = create(&control, &[NewPod::default()]).await.unwrap();
+        assert!(wait.is_some_and(|wait| wait > Duration::from_secs(5)), "{wait:?}");
+        assert!(api.writes().is_empty());
     }
 
     #[test]

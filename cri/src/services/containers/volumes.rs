@@ -2,6 +2,7 @@
 
 use std::io;
 use std::path::{Component, Path, PathBuf};
+use std::time::Duration;
 
 use coracle_images::ImageHold;
 use coracle_proto::{cri, shim};
@@ -10,13 +11,18 @@ use nix::sys::stat::fstat;
 
 use super::bundle::make_dir;
 use super::service::ContainerService;
-use crate::blocking::{self, Abandoned};
+use crate::blocking::{self, Abandoned, FairWork};
 use crate::error::Error;
 use crate::records::ContainerRecord;
 use crate::sandbox::Sandbox;
 use crate::sandbox::files::POD_FILES;
 use crate::selinux::relabel;
 use crate::services::images::image_error;
+
+/// Relabelling of volumes. A namespace has half of the threads.
+static RELABELS: FairWork = FairWork::new(16, 8);
+/// Interval in which a relabelling checks whether its pod is being stopped.
+const STOP_CHECK: Duration = Duration::from_secs(1);
 
 impl ContainerService {
     /// Resolves image volumes, stores their image ids in the configuration, and holds their layers.
@@ -71,7 +77,7 @@ impl ContainerService {
     }
 
     /// Sets the container's SELinux label on the pod's files and on volumes with `selinux_relabel`. Large volumes take long,
-    /// so this runs off the async executor.
+    /// so this runs on threads that the namespaces share. It ends when the pod is stopped.
     pub(super) async fn relabel_volumes(
         &self,
         sandbox: &Sandbox,
@@ -81,15 +87,26 @@ impl ContainerService {
         let Some(label) = label.map(ToString::to_string) else { return Ok(()) };
         let dir = self.objects.records.sandbox_dir(&sandbox.id);
         let paths = paths_to_relabel(&dir, &record.config.mounts);
-        let work = move || {
+        let work = RELABELS.run(sandbox.namespace(), move |abandoned| {
             paths.iter().try_for_each(|path| {
                 // Links are resolved first, so that a link to a system file is recognised.
-                let labelled = path.canonicalize().and_then(|path| relabel(&path, &label));
+                let labelled = path.canonicalize().and_then(|path| relabel(&path, &label, abandoned));
                 labelled.map_err(Error::file("relabel", path))
             })
+        });
+        let stopping = async {
+            while !sandbox.is_stopping() {
+                tokio::time::sleep(STOP_CHECK).await;
+            }
         };
-        let done = tokio::task::spawn_blocking(work).await;
-        done.map_err(Error::panicked("relabel volumes"))?
+        // Both arms may be dropped: work whose future is dropped ends at the next file.
+        tokio::select! {
+            biased;
+            done = work => done.unwrap_or_else(|source| Err(Error::Kernel { doing: "relabel volumes", source })),
+            () = stopping => {
+                Err(Error::WrongState { what: "pod sandbox", id: sandbox.id.clone(), state: "stopping" })
+            }
+        }
     }
 }
 

@@ -141,6 +141,18 @@ async fn resources_do_not_support_head() {
 }
 
 #[tokio::test]
+async fn connect_is_refused() {
+    let server = Fixture::new().await;
+    let proxy = "/api/v1/namespaces/default/services/kubernetes/proxy/";
+    for target in ["/", "/version", "/healthz", "/metrics", "/api", MAPS, proxy, "example.org:443"] {
+        let answer = server.call("CONNECT", target, "", None).await;
+        assert_eq!((answer.code, &answer.body["reason"]), (405, &json!("MethodNotAllowed")), "{target}");
+    }
+    let request = Request::builder().method("CONNECT").uri("example.org:443").body(Full::default()).unwrap();
+    assert_eq!(server.send(User::new("ann", &[]), request).await.code, 403, "authorization is first");
+}
+
+#[tokio::test]
 async fn responses_may_be_yaml() {
     let server = Fixture::new().await;
     server.post(MAPS, config_map("m", json!({"a": "yes"}))).await;

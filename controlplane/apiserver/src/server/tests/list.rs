@@ -40,6 +40,28 @@ async fn lists_are_filtered_and_later_pages_have_the_revision_of_the_first() {
 }
 
 #[tokio::test]
+async fn a_token_with_a_future_revision_is_refused() {
+    use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+
+    let server = Fixture::new().await;
+    for name in ["a", "b"] {
+        server.post(CONFIG_MAPS, config_map(name, json!({}))).await;
+    }
+    let first = server.get(&format!("{CONFIG_MAPS}?limit=1")).await.body;
+    let token = first["metadata"]["continue"].as_str().unwrap();
+    let mut forged: Value = serde_json::from_slice(&BASE64_URL_SAFE_NO_PAD.decode(token).unwrap()).unwrap();
+    forged["rv"] = (forged["rv"].as_u64().unwrap() + 1_000_000).into();
+    let forged = BASE64_URL_SAFE_NO_PAD.encode(forged.to_string());
+    let query = format!("{CONFIG_MAPS}?limit=1&continue={forged}");
+    for answer in [server.get(&query).await, server.delete(&query, json!({})).await] {
+        assert_eq!((answer.code, &answer.body["reason"]), (504, &json!("Timeout")), "{}", answer.body);
+        assert_eq!(answer.body["details"]["causes"][0]["reason"], "ResourceVersionTooLarge");
+    }
+    let rest = server.get(&format!("{CONFIG_MAPS}?limit=1&continue={token}")).await.body;
+    assert_eq!(rest["items"][0]["metadata"]["name"], "b");
+}
+
+#[tokio::test]
 async fn a_deletion_with_a_limit_deletes_a_page() {
     let server = Fixture::new().await;
     for name in ["a", "b", "c", "d", "e"] {

@@ -1,0 +1,72 @@
+//! Pods that are not endpoints of their service, because there is no room for their ports.
+
+use std::collections::BTreeSet;
+
+use coracle_events::Event;
+
+use super::plan::PORTS_MAX;
+use crate::object::{ObjectExt, Pod};
+
+/// Maximum number of pods that the event names.
+const NAMED: usize = 3;
+
+/// The names of the pods, in order.
+#[derive(Debug, Default)]
+pub(crate) struct LeftOut(BTreeSet<String>);
+
+// === impl LeftOut ===
+
+impl LeftOut {
+    /// Adds a pod. It counts once, also if it has addresses of two families.
+    pub(crate) fn add(&mut self, pod: &Pod) {
+        if !self.0.contains(pod.name()) {
+            self.0.insert(pod.name().to_owned());
+        }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The event about the service. `None` if all pods are endpoints.
+    pub(crate) fn event(&self) -> Option<Event> {
+        let count = self.0.len();
+        let named: Vec<&str> = self.0.iter().take(NAMED).map(String::as_str).collect();
+        let more = match count.saturating_sub(named.len()) {
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let message = format!(
+            "Pods that are not endpoints: {count} ({}{more}). Pods with different numbers for a named port need more than \
+             {PORTS_MAX} ports",
+            named.join(", ")
+        );
+        (count > 0).then(|| Event::warning("TooManyPorts", message))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_event_names_the_first_pods_and_counts_all() {
+        let mut left_out = LeftOut::default();
+        assert!(left_out.event().is_none() && left_out.is_empty());
+        let message = |left_out: &LeftOut| left_out.event().expect("an event").message;
+        for name in ["b", "a", "b"] {
+            let pod = json!({"metadata": {"name": name, "namespace": "d"}});
+            left_out.add(&serde_json::from_value(pod).unwrap());
+        }
+        let two = message(&left_out);
+        assert!(two.starts_with("Pods that are not endpoints: 2 (a, b). "), "{two}");
+        for number in 0..10 {
+            let pod = json!({"metadata": {"name": format!("c{number}"), "namespace": "d"}});
+            left_out.add(&serde_json::from_value(pod).unwrap());
+        }
+        let many = message(&left_out);
+        assert!(many.contains(": 12 (a, b, c0 and 9 more). "), "{many}");
+    }
+}

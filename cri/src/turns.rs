@@ -1,0 +1,94 @@
+//! Permits for work that takes long. Owners share them: one that has much work waits for itself and not before others.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
+
+/// A number of permits. Each owner, for example a namespace, has its own queue. At most `each` calls of an owner are in the
+/// common queue or have a permit, so a call of another owner waits for few of them.
+#[derive(Debug)]
+pub struct Turns {
+    permits: Semaphore,
+    each: usize,
+    /// The owners with calls.
+    owners: Mutex<BTreeMap<String, Weak<Semaphore>>>,
+}
+
+/// A permit. Dropping it lets the next call continue.
+#[derive(Debug)]
+pub struct Turn<'a> {
+    // The semaphores are never closed, so both are present.
+    _shared: Option<SemaphorePermit<'a>>,
+    _own: Option<OwnedSemaphorePermit>,
+}
+
+// === impl Turns ===
+
+impl Turns {
+    /// `most` is the maximum number of permits, and `each` that of one owner.
+    #[must_use]
+    pub const fn new(most: usize, each: usize) -> Self {
+        Self { permits: Semaphore::const_new(most), each, owners: Mutex::new(BTreeMap::new()) }
+    }
+
+    /// Waits for a permit. Cancel-safe: a call that is dropped loses its place.
+    pub async fn take(&self, owner: &str) -> Turn<'_> {
+        let own = self.queue_of(owner).acquire_owned().await.ok();
+        let shared = self.permits.acquire().await.ok();
+        Turn { _shared: shared, _own: own }
+    }
+
+    /// The queue of an owner. Forgets owners without calls.
+    fn queue_of(&self, owner: &str) -> Arc<Semaphore> {
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        owners.retain(|_, queue| queue.strong_count() > 0);
+        if let Some(queue) = owners.get(owner).and_then(Weak::upgrade) {
+            return queue;
+        }
+        let queue = Arc::new(Semaphore::new(self.each));
+        owners.insert(owner.to_owned(), Arc::downgrade(&queue));
+        queue
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_owner_with_much_work_does_not_delay_others() {
+        let turns = Turns::new(1, 1);
+        let held = turns.take("a").await;
+        let mut of_a: Vec<_> = (0..100).map(|_| Box::pin(turns.take("a"))).collect();
+        for waiting in &mut of_a {
+            assert!(waiting.now_or_never().is_none());
+        }
+        let mut of_b = Box::pin(turns.take("b"));
+        assert!((&mut of_b).now_or_never().is_none(), "the permit is in use");
+        drop(held);
+        let turn = of_b.await;
+        assert_eq!(turns.owners.lock().expect("lock").len(), 2);
+        drop(turn);
+        let mut done = 0;
+        for waiting in of_a {
+            drop(waiting.await);
+            done += 1;
+        }
+        assert_eq!(done, 100, "all of them get their turn");
+        drop(turns.take("c").await);
+        assert_eq!(turns.owners.lock().expect("lock").len(), 1, "owners without calls are forgotten");
+    }
+
+    #[tokio::test]
+    async fn an_owner_has_a_part_of_the_permits() {
+        let turns = Turns::new(3, 2);
+        let held = [turns.take("a").await, turns.take("a").await];
+        assert!(turns.take("a").now_or_never().is_none());
+        assert!(turns.take("b").now_or_never().is_some(), "a permit is left for others");
+        drop(held);
+        assert!(turns.take("a").now_or_never().is_some());
+    }
+}
