@@ -7,7 +7,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures::future::BoxFuture;
 use http::uri::PathAndQuery;
-use http::{Request, Response, StatusCode, Uri, header};
+use http::{HeaderMap, HeaderValue, Request, Response, StatusCode, Uri, header};
 use http_body_util::combinators::UnsyncBoxBody;
 use http_body_util::{BodyExt, Empty, Full, Limited};
 use hyper::body::Incoming;
@@ -78,9 +78,8 @@ async fn forward(address: &str, mut request: Request<Incoming>) -> Result<Respon
     let mut forwarded = Request::new(Empty::<Bytes>::new());
     *forwarded.method_mut() = request.method().clone();
     *forwarded.uri_mut() = request.uri().clone();
-    *forwarded.headers_mut() = request.headers().clone();
-    let host = header::HeaderValue::from_str(address).map_err(|e| cause(&e))?;
-    forwarded.headers_mut().insert(header::HOST, host);
+    let host = HeaderValue::from_str(address).map_err(|e| cause(&e))?;
+    *forwarded.headers_mut() = headers_for(host, request.headers());
     let mut answer = sender.send_request(forwarded).await.map_err(|e| cause(&e))?;
     if answer.status() != StatusCode::SWITCHING_PROTOCOLS {
         let (head, body) = answer.into_parts();
@@ -103,11 +102,38 @@ async fn forward(address: &str, mut request: Request<Incoming>) -> Result<Respon
     Ok(answer.map(|_| Empty::new().boxed_unsync()))
 }
 
+/// The headers for the runtime. As upstream, the runtime gets no credentials: the kubelet API has checked them, and the
+/// connection to the runtime is not encrypted.
+fn headers_for(host: HeaderValue, arrived: &HeaderMap) -> HeaderMap {
+    let mut headers = arrived.clone();
+    headers.remove(header::AUTHORIZATION);
+    headers.insert(header::HOST, host);
+    headers
+}
+
 /// A response of one line of text.
 fn text(status: StatusCode, text: String) -> Response<Body> {
     let mut response = Response::new(Full::new(Bytes::from(text)).boxed_unsync());
     *response.status_mut() = status;
-    let kind = header::HeaderValue::from_static("text/plain; charset=utf-8");
+    let kind = HeaderValue::from_static("text/plain; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, kind);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runtime_gets_the_upgrade_and_no_credentials() {
+        let mut arrived = HeaderMap::new();
+        for (name, value) in
+            [("authorization", "Bearer secret"), ("host", "node:10250"), ("upgrade", "SPDY/3.1")]
+        {
+            arrived.insert(name, HeaderValue::from_static(value));
+        }
+        let headers = headers_for(HeaderValue::from_static("127.0.0.1:7"), &arrived);
+        assert_eq!((headers.len(), &headers[header::HOST]), (2, &HeaderValue::from_static("127.0.0.1:7")));
+        assert_eq!(headers[header::UPGRADE], "SPDY/3.1");
+    }
 }

@@ -371,7 +371,7 @@ impl Apiserver {
         B: http_body::Body<Data = Bytes>,
         B::Error: std::fmt::Display,
     {
-        let Incoming { method, headers, body, mut memory, upgrade, record, is_local } = incoming;
+        let Incoming { method, headers, body, memory, upgrade, record, is_local } = incoming;
         let state = &self.state;
         let kind = info.resource.as_ref().and_then(|resource| {
             let kind = resource.find(&state.registry.load()).cloned();
@@ -401,7 +401,7 @@ impl Apiserver {
         let body = (method != Method::GET).then_some(body);
         let requester = turn::Requester { user: &user, info: &info };
         if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !is_ours(remote)) {
-            let body = turn::receive(state, body, &mut memory, requester, seats).await?;
+            let body = turn::receive(state, body, memory, requester, seats).await?;
             let arrived = aggregated::ForwardedRequest {
                 user: &user,
                 info: &info,
@@ -414,7 +414,7 @@ impl Apiserver {
         }
         let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers) };
         let Some((_, kind)) = kind else { return route::unknown_path(&state.registry.load(), &info.path) };
-        let body = turn::receive(state, body, &mut memory, requester, seats).await?;
+        let body = turn::receive(state, body, memory, requester, seats).await?;
         freshness::wait(&*state.store, &state.cache, info.verb, info.query.get("resourceVersion")).await?;
         let (warnings, audit) = (Warnings::about(&kind), record);
         let (state, cost) = (state.clone(), RequestCost::default());

@@ -1,11 +1,12 @@
 //! Servers in the cluster: the address of a pod or of a service's endpoint, and one request to it.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{io, net::IpAddr, sync::Arc, time::Duration};
 
 use coracle_any_certificate::AnyCertificate;
-use coracle_connections::PermitStream;
+use coracle_connections::{PermitStream, keep_alive};
 use coracle_kinds::kind::by_resource;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
+use http_body::Body as _;
 use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
@@ -13,8 +14,9 @@ use rand::seq::IndexedRandom as _;
 use rustls_pki_types::ServerName;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, ToSocketAddrs};
 use tokio_rustls::TlsConnector;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{
     cache::Cache,
@@ -39,6 +41,21 @@ pub(crate) struct TlsServer {
     pub(crate) config: Arc<rustls::ClientConfig>,
     /// The name in the server's certificate.
     pub(crate) name: ServerName<'static>,
+}
+
+/// Ends the connection of a request when all clones are dropped. The reply to the client holds it: a server may respond,
+/// and then never read the body of the request. As upstream, the connection ends with the response.
+#[derive(Clone)]
+pub(crate) struct ConnectionGuard {
+    _end: Arc<DropGuard>,
+}
+
+/// Connects to a server. The kernel ends the connection within minutes if the server's machine disappears.
+pub(crate) async fn dial(address: impl ToSocketAddrs) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    let _ = stream.set_nodelay(true);
+    keep_alive(&stream);
+    Ok(stream)
 }
 
 /// The address of a pod. The default port is the first port of its containers.
@@ -156,14 +173,11 @@ impl Endpoint {
 
     /// Connects to the address.
     pub(crate) async fn connect(&self) -> Result<TcpStream> {
-        let connected =
-            tokio::time::timeout(CONNECT_TIMEOUT, TcpStream::connect((self.address, self.port))).await;
+        let connected = tokio::time::timeout(CONNECT_TIMEOUT, dial((self.address, self.port))).await;
         let failed = |error: &dyn std::fmt::Display| {
             ApiError::unavailable(format!("error trying to reach service: dial tcp {self}: {error}"))
         };
-        let stream = connected.map_err(|elapsed| failed(&elapsed))?.map_err(|error| failed(&error))?;
-        let _ = stream.set_nodelay(true);
-        Ok(stream)
+        connected.map_err(|elapsed| failed(&elapsed))?.map_err(|error| failed(&error))
     }
 
     /// Sends a request over TLS on a connection.
@@ -200,7 +214,8 @@ fn any_certificate() -> std::result::Result<Arc<rustls::ClientConfig>, rustls::E
     Ok(Arc::new(builder.with_no_client_auth()))
 }
 
-/// Sends the request and waits up to `limit` for the head of the response. The body may take longer.
+/// Sends the request and waits up to `limit` for the head of the response. The body may take longer. The response to a
+/// request with a body has a [`ConnectionGuard`].
 pub(crate) async fn exchange<I>(
     stream: I,
     request: Request<Full<bytes::Bytes>>,
@@ -217,15 +232,28 @@ where
     builder.max_buf_size(RESPONSE_BUFFER);
     let handshake = builder.handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| failed("no HTTP with", &error))?;
+    let ended = CancellationToken::new();
+    let guard = ended.clone().drop_guard();
     tokio::spawn(async move {
-        // The caller gets a failure of the connection as an error of the body.
-        let _ = connection.with_upgrades().await;
+        tokio::select! {
+            // The other arm may be dropped: the connection is closed then. The caller gets a failure of the connection as
+            // an error of the body.
+            _ = connection.with_upgrades() => {}
+            () = ended.cancelled() => {}
+        }
     });
+    let has_body = !request.body().is_end_stream();
     let answered = tokio::time::timeout(limit, sender.send_request(request)).await;
     let late = |_elapsed| {
         ApiError::timeout(format!("the server at {target} does not answer within {} s", limit.as_secs()), 1)
     };
-    answered.map_err(late)?.map_err(|error| failed("request to", &error))
+    let mut answer = answered.map_err(late)?.map_err(|error| failed("request to", &error))?;
+    if has_body && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+        answer.extensions_mut().insert(ConnectionGuard { _end: Arc::new(guard) });
+    } else {
+        guard.disarm();
+    }
+    Ok(answer)
 }
 
 /// Whether requests may be sent to an address. Loopback, link-local, multicast, broadcast and unspecified addresses are
@@ -244,11 +272,14 @@ fn is_proxyable(address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use coracle_store::Commit;
+    use http_body_util::BodyExt as _;
+    use nix::sys::socket::{getsockopt, sockopt};
     use serde_json::json;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
     use crate::cache::{encode, key_of};
+    use crate::sub::stream::pass;
 
     #[test]
     fn a_port_number_that_the_service_does_not_have_is_named() {
@@ -280,6 +311,38 @@ mod tests {
             let (response, ()) = tokio::join!(exchanged, answer);
             assert_eq!(response.is_ok(), is_accepted, "{length}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_connection_ends_with_its_response_if_the_server_has_not_read_the_request() {
+        let (ours, mut theirs) = tokio::io::duplex(1 << 10);
+        let permit = Arc::new(());
+        // Like TLS, the buffer accepts more data than the server reads, and its shutdown waits for the server.
+        let stream = PermitStream::new(tokio::io::BufWriter::new(ours), permit.clone());
+        let answer = async {
+            assert_ne!(theirs.read(&mut [0; 16]).await.unwrap(), 0);
+            theirs.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nno").await.unwrap();
+        };
+        let body = Full::from(vec![b'x'; 4 << 10]);
+        let request = Request::post("/").header("Host", "a").body(body).unwrap();
+        let (response, ()) = tokio::join!(exchange(stream, request, "a", Duration::from_secs(60)), answer);
+        let reply = pass(response.unwrap());
+        assert_eq!(Arc::strong_count(&permit), 2, "the response is not read yet");
+        assert_eq!(&reply.into_body().collect().await.unwrap().to_bytes()[..], b"no");
+        let ended = async {
+            while Arc::strong_count(&permit) > 1 {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), ended).await.expect("the connection has ended");
+        drop(theirs);
+    }
+
+    #[tokio::test]
+    async fn the_kernel_ends_connections_to_servers_that_have_disappeared() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let stream = dial(listener.local_addr().unwrap()).await.unwrap();
+        assert_eq!(getsockopt(&stream, sockopt::KeepAlive), Ok(true));
     }
 
     #[test]

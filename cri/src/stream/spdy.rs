@@ -11,6 +11,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf};
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tracing::debug;
 
@@ -46,6 +47,8 @@ pub(crate) enum Event {
 pub(crate) struct Session {
     pub(super) events: QueueReceiver<Event>,
     pub(crate) writer: Writer,
+    /// Ends with the connection.
+    pub(super) connection: JoinHandle<()>,
 }
 
 /// Sends frames to the client.
@@ -110,8 +113,8 @@ impl Session {
             events: event_sender,
             replies: frames.downgrade(),
         };
-        tokio::spawn(serve(io, reader, frame_receiver));
-        Self { events, writer: Writer { frames } }
+        let connection = tokio::spawn(serve(io, reader, frame_receiver));
+        Self { events, writer: Writer { frames }, connection }
     }
 }
 
@@ -235,6 +238,8 @@ pub(crate) fn fuzz(data: &[u8]) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::client::{Client, Output};
+    use super::super::spdy_command;
     use super::*;
 
     /// A minimal client: it opens streams and reads frames.
@@ -284,6 +289,28 @@ mod tests {
         // One frame waits for room, and another one is being written.
         let queued = EVENT_MEMORY / (16 << 10);
         assert!((queued..queued + 3).contains(&sent), "{sent}");
+    }
+
+    /// The idle limit and the eviction of a connection apply until then.
+    #[tokio::test(start_paused = true)]
+    async fn a_command_is_served_until_its_client_has_read_the_last_frame() {
+        let (server, io) = tokio::io::duplex(1 << 10);
+        let session = Session::open(server);
+        let deflater = Deflater::new().expect("dictionary");
+        let mut peer = Peer { io, deflater, buffer: BytesMut::new(), decoder: Decoder::default() };
+        peer.open(1, "error").await;
+        let run = async |client: Client| {
+            let status = Output::Status(Bytes::from(vec![b'x'; 4 << 10]));
+            client.output.send(status).await.expect("the status is sent");
+        };
+        let mut command = std::pin::pin!(spdy_command::command(session, &[], run));
+        let early = timeout(LINGER * 100, &mut command).await;
+        assert!(early.is_err(), "the client has read nothing");
+        let reading = async {
+            while peer.receive().await.is_some_and(|frame| !matches!(frame, Frame::GoAway { .. })) {}
+            drop(peer);
+        };
+        tokio::join!(command, reading);
     }
 
     #[tokio::test]

@@ -79,7 +79,7 @@ pub(super) async fn command(mut session: Session, wanted: &[&str], run: impl Asy
     let Ok(Some(opened)) = timeout(OPEN_TIMEOUT, open(&mut session, wanted, &mut early)).await else {
         return;
     };
-    let Session { events, writer } = session;
+    let Session { events, writer, connection } = session;
     let (input_sender, input) = client::input_queue();
     let (output, output_receiver) = mpsc::channel(BACKLOG);
     let receiving = tokio::spawn(receive(events, early, opened.clone(), input_sender));
@@ -88,6 +88,8 @@ pub(super) async fn command(mut session: Session, wanted: &[&str], run: impl Asy
     // The end of `send` drops the writer: the connection closes when the client has read everything.
     let _sent = sending.await;
     receiving.abort();
+    // The caller closes the connection of a client that does not read.
+    let _closed = connection.await;
 }
 
 /// Waits for all streams. Other events are kept in `early`. None if the client disconnects, or sends too much.

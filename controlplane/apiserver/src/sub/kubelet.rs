@@ -10,13 +10,12 @@ use http_body_util::Full;
 use hyper::body::Incoming;
 use rustls_pki_types::ServerName;
 use serde_json::Value;
-use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
 use crate::{
     call::Call,
     error::{ApiError, Result},
-    target::exchange,
+    target::{dial, exchange},
 };
 
 const DEFAULT_PORT: u16 = 10250;
@@ -50,9 +49,8 @@ pub(crate) async fn send(
     let name = ServerName::try_from(address.host.clone()).map_err(|error| failed("bad name", &error))?;
     let connector = TlsConnector::from(Arc::clone(&call.state.kubelet.0));
     let connecting = async {
-        let stream = TcpStream::connect((address.host.as_str(), address.port)).await;
+        let stream = dial((address.host.as_str(), address.port)).await;
         let stream = stream.map_err(|error| failed("cannot connect to", &error))?;
-        let _ = stream.set_nodelay(true);
         connector.connect(name, stream).await.map_err(|error| failed("no TLS with", &error))
     };
     let stream = in_time(&target, connecting).await?;

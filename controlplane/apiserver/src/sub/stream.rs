@@ -19,6 +19,7 @@ use crate::{
     error::{ApiError, Result},
     reply::{Body, Reply},
     request::Query,
+    target::ConnectionGuard,
 };
 
 /// Characters to encode in a path segment: all except the unreserved ones of RFC 3986.
@@ -274,10 +275,16 @@ fn check_answer<T>(asked: &HeaderMap, answer: &Response<T>) -> Result<()> {
     Ok(())
 }
 
-/// The kubelet's response without hop-by-hop headers.
+/// The server's response without hop-by-hop headers. Its connection ends with its body.
 pub(crate) fn pass(answer: Response<Incoming>) -> Reply {
-    let (parts, body) = answer.into_parts();
-    let mut reply: Response<Body> = Response::new(body.map_err(std::io::Error::other).boxed_unsync());
+    let (mut parts, body) = answer.into_parts();
+    let mut guard = parts.extensions.remove::<ConnectionGuard>();
+    // The guard is dropped with the body, or after an error.
+    let body = body.map_err(move |error| {
+        drop(guard.take());
+        std::io::Error::other(error)
+    });
+    let mut reply: Response<Body> = Response::new(body.boxed_unsync());
     *reply.status_mut() = parts.status;
     let switching = parts.status == StatusCode::SWITCHING_PROTOCOLS;
     for (name, value) in &parts.headers {
