@@ -84,7 +84,7 @@ mod tests {
         // Needs root and the memory controller on v1.
         let hierarchies = cgroup::hierarchies().unwrap();
         let Some(memory) = hierarchies.iter().find(|hierarchy| hierarchy.has("memory")) else {
-            skip!("cgroup v1 does not have the memory controller");
+            skip!("no memory controller of cgroup v1 is mounted");
         };
         let hog = "dd if=/dev/zero of=/dev/null bs=64M count=1 status=none";
         for (name, command, expected) in [("short", hog, true), ("idle", "true", false)] {
