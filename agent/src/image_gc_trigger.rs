@@ -106,8 +106,10 @@ mod tests {
         assert_eq!(trigger.pending(), None);
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn the_wait_for_a_collection_has_a_limit() {
-        Trigger::default().no_room().wait(Duration::from_millis(1)).await;
+        let (trigger, began) = (Trigger::default(), tokio::time::Instant::now());
+        trigger.no_room().wait(LIMIT).await;
+        assert_eq!(began.elapsed(), LIMIT);
     }
 }

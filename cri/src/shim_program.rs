@@ -98,11 +98,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let program = dir.path().join("program");
         std::fs::copy("/bin/sleep", &program).expect("copy");
-        let file = match read_only(&program) {
-            // The test runs without root privileges.
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => return,
-            file => file.expect("a mount of its own"),
-        };
+        let file = read_only(&program).expect("a mount of its own; this test needs root");
         let mut child = Command::new(by_descriptor(&file)).arg("1000").spawn().expect("it runs");
         let exe = format!("/proc/{}/exe", child.id());
         let exe = open(exe.as_str(), OFlag::O_PATH, Mode::empty()).expect("its program");

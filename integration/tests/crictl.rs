@@ -284,6 +284,7 @@ fn runtime_config_metrics_and_checkpoints_work() {
         let names: Vec<_> = described.iter().filter_map(|one| one["name"].as_str()).collect();
         let metrics = cri.json(&["metricsp"]);
         let used = metrics["podMetrics"][0]["containerMetrics"][0]["metrics"].as_array().unwrap();
+        assert!(!used.is_empty(), "{metrics}");
         assert!(used.iter().all(|one| names.contains(&one["name"].as_str().unwrap())), "{names:?}");
 
         let archive = machine.path("checkpoint.tar");

@@ -17,8 +17,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use coracle_integration::{Machine, Trace, on_a_machine, within_async};
-use node::{LONG, Node, Received, received_once};
+use coracle_integration::{Machine, Trace, eventually_async, on_a_machine, within_async};
+use node::{Node, Received, received_once};
 
 /// Names in all `coracle_fault::point("…")` below a directory.
 fn points(dir: &Path, found: &mut BTreeSet<String>) {
@@ -174,9 +174,7 @@ async fn one(machine: &Machine, mirrors: &Path, cut_at: &KillPoint, clean: &Trac
     node.remove_all().await.unwrap_or_else(|status| panic!("removing after {cut_at:?}: {status}"));
     node.whole_life().await.unwrap_or_else(|status| panic!("the same again after {cut_at:?}: {status}"));
     settled(machine, clean).await;
-    all_received(&mut node, received)
-        .await
-        .unwrap_or_else(|why| panic!("over both lives, after {cut_at:?}: {why}"));
+    all_received(&mut node, received, cut_at).await;
     node.stop();
 }
 
@@ -190,17 +188,13 @@ async fn start_armed(machine: &Machine, mirrors: &Path, point: &str) -> (Node, u
     panic!("it never serves with {point} armed");
 }
 
-/// Waits, up to a time limit, until the events of both runtimes together contain each transition exactly once.
-async fn all_received(node: &mut Node, before: Received) -> Result<(), String> {
-    let begun = Instant::now();
-    loop {
+/// Waits until the events of both runtimes together contain each transition exactly once.
+async fn all_received(node: &mut Node, before: Received, cut_at: &KillPoint) {
+    eventually_async(&format!("all events of both runtimes, after {cut_at:?}"), 20, async || {
         let received = [before.clone(), node.received().await].concat();
-        let result = received_once(&received, &node.known, &node.started);
-        if result.is_ok() || begun.elapsed() > LONG {
-            return result;
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+        received_once(&received, &node.known, &node.started)
+    })
+    .await;
 }
 
 /// Waits, up to a time limit, until only the resources of the running runtime are left.

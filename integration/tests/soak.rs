@@ -20,7 +20,8 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use chance::Chance;
-use coracle_integration::{Machine, Trace, on_a_machine};
+use coracle_integration::{Machine, Trace, on_a_machine, within_async};
+use coracle_testing::until;
 use life::{Counters, Life};
 use nix::sys::signal::{Signal, kill};
 use node::Node;
@@ -153,43 +154,30 @@ async fn calm(machine: &Machine, node: &Node, lasts: Duration, anchor: &Life, co
 
 /// Waits until runtime and shim use no more than before: idle threads exit after a while. Leaks stay.
 async fn are_flat_since([runtime, shim]: [Weight; 2], weights: impl Fn() -> [Weight; 2]) {
-    let end = Instant::now() + Duration::from_secs(60);
-    loop {
+    let usage = until("memory, descriptors and threads not to grow", 10, || {
         let [later_runtime, later_shim] = weights();
         let usage =
             format!("runtime: {runtime:?}, then {later_runtime:?}\nshim: {shim:?}, then {later_shim:?}");
-        if later_runtime.is_flat_since(&runtime, 1024) && later_shim.is_flat_since(&shim, 16) {
-            return println!("{usage}");
-        }
-        assert!(Instant::now() < end, "memory, descriptors or threads have grown: {usage}");
-        tokio::time::sleep(Duration::from_millis(500)).await;
-    }
+        let is_flat = later_runtime.is_flat_since(&runtime, 1024) && later_shim.is_flat_since(&shim, 16);
+        if is_flat { Ok(usage) } else { Err(usage) }
+    });
+    println!("{}", usage.await);
 }
 
 /// Waits until only the long-running pod has a shim: cancelled calls are still being undone.
 async fn only_stays(machine: &Machine, stays: &str) {
-    let end = Instant::now() + Duration::from_secs(120);
-    loop {
-        let left = shims(machine, stays);
-        if left.is_empty() {
-            return;
-        }
-        if Instant::now() > end {
-            let log = std::fs::read_to_string(machine.path("runtime.log")).unwrap_or_default();
-            let tail: Vec<&str> = log.lines().rev().take(40).collect();
-            panic!(
-                "shims are left: {left:?} of {:?}; the log, newest first: {tail:#?}",
-                weight::shims(machine)
-            );
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
+    if within_async(20, || shims(machine, stays).is_empty()).await.is_none() {
+        let log = std::fs::read_to_string(machine.path("runtime.log")).unwrap_or_default();
+        let tail: Vec<&str> = log.lines().rev().take(40).collect();
+        panic!(
+            "shims are left: {:?} of {:?}; the log, newest first: {tail:#?}",
+            shims(machine, stays),
+            weight::shims(machine)
+        );
     }
 }
 
 /// Waits, up to a time limit, until nothing is left.
 async fn wait_until_clean(machine: &Machine, clean: &Trace) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !Trace::of(machine).since(clean).is_empty() && Instant::now() < end {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let _is_clean = within_async(10, || Trace::of(machine).since(clean).is_empty()).await;
 }

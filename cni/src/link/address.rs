@@ -325,7 +325,7 @@ mod tests {
     fn the_kernel_filters_addresses_by_link() {
         const LOOPBACK: u32 = 1;
         let listed = of_link(LOOPBACK).unwrap();
-        assert!(listed.iter().all(|address| address.header.index == LOOPBACK));
+        assert!(!listed.is_empty() && listed.iter().all(|address| address.header.index == LOOPBACK));
         let absent = of_link(i32::MAX as u32);
         assert!(absent.is_err() || absent.is_ok_and(|none| none.is_empty()));
     }

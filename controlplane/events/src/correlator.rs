@@ -180,7 +180,8 @@ mod tests {
         assert!(size_of::<(Digest, crate::Sent)>() + size_of::<(Digest, Similar)>() <= 128);
         let mut correlator = Correlator::default();
         correlator.admit(&mut record("u", "x", 0));
-        assert!(correlator.similar.values().all(|similar| similar.messages.capacity() == 1));
+        let capacities = correlator.similar.values().map(|similar| similar.messages.capacity());
+        assert_eq!(capacities.collect::<Vec<_>>(), [1]);
     }
 
     #[test]

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_controllers::ControllersConfig;
+use coracle_testing::eventually_async;
 use futures::{StreamExt as _, TryStreamExt as _};
 use http::{Method, Request, header};
 use k8s_openapi::api::core::v1::Pod;
@@ -20,8 +21,6 @@ use super::chance::Chance;
 use super::fault::{Fault, Point};
 use crate::{ControlPlane, ControlPlaneConfig, ControllerSelection, SchedulerConfig};
 
-/// Maximum time until the objects have the expected state.
-const PATIENCE: Duration = Duration::from_secs(600);
 /// Grace period for node heartbeats. It is long, because the simulated nodes write no heartbeats.
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -112,11 +111,11 @@ impl Cluster {
 
     /// Waits until the check finds no difference.
     pub(super) async fn until(&self, check: impl AsyncFn(&Self) -> Option<String>) {
-        let begin = Instant::now();
-        while let Some(difference) = check(self).await {
-            assert!(begin.elapsed() < PATIENCE, "after {} deaths: {difference}", self.deaths());
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        let expected = eventually_async("the expected state", 100, async || match check(self).await {
+            Some(difference) => Err(format!("after {} deaths: {difference}", self.deaths())),
+            None => Ok(()),
+        });
+        expected.await;
     }
 
     pub(super) async fn stop(self) {

@@ -313,6 +313,7 @@ mod tests {
         let drained = CancellationToken::new();
         drained.cancel();
         let silent: Reader = Box::new(ours);
-        copy(Some(silent), &sender, Output::Stdout, &drained).await;
+        let copied = copy(Some(silent), &sender, Output::Stdout, &drained);
+        timeout(DRAIN_TIME, copied).await.expect("no wait for the open output");
     }
 }

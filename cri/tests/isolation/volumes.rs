@@ -85,6 +85,7 @@ pub(super) async fn an_image_volume_can_have_a_sub_path(machine: &mut Machine) {
     sh(machine, &id, "test -e /image/etc/passwd && /bins/busybox true && grep -q root /one").await;
     sh(machine, &id, "! touch /image/x 2>/dev/null && ! touch /bins/x 2>/dev/null && ! echo > /one").await;
     let status = machine.status(&id).await;
+    assert_eq!(status.mounts.len(), mounts.len());
     for mount in &status.mounts {
         assert_eq!(mount.image.as_ref().expect("an image").image_ref, status.image_id);
         assert_eq!(mount.host_path, "");

@@ -126,13 +126,8 @@ pub(crate) async fn an_adjustment_reaches_the_kernel(machine: &mut Machine) {
     let priority =
         std::process::Command::new("ionice").args(["-p", &pid.to_string()]).output().expect("ionice");
     assert_eq!(String::from_utf8_lossy(&priority.stdout).trim(), "idle");
-    if let Ok(limit) = std::fs::read_to_string(format!("/sys/fs/cgroup/memory{cgroup}/memory.limit_in_bytes"))
-    {
-        assert_eq!(limit.trim(), (64 << 20).to_string());
-    }
-    if let Ok(limit) = std::fs::read_to_string(format!("/sys/fs/cgroup/pids{cgroup}/pids.max")) {
-        assert_eq!(limit.trim(), "77");
-    }
+    assert_eq!(memory_limit(machine, &id).await, (64 << 20).to_string());
+    assert_eq!(limit(pid, "pids", ["pids.max"; 2]), "77");
     assert_eq!(
         sh(machine, &id, "cat /plugin/file; touch /plugin/x || echo read-only").await,
         "from the pluginread-only"
@@ -290,15 +285,19 @@ pub(crate) async fn a_container_can_be_evicted(machine: &mut Machine) {
 
 /// The memory limit of a container in the kernel.
 async fn memory_limit(machine: &Machine, id: &str) -> String {
-    let pid = machine.pid(id).await;
+    limit(machine.pid(id).await, "memory", ["memory.limit_in_bytes", "memory.max"])
+}
+
+/// The content of the file of a limit, in the cgroup of a process. Its name differs between v1 and v2.
+fn limit(pid: i32, controller: &str, [v1, v2]: [&str; 2]) -> String {
     let groups = std::fs::read_to_string(format!("/proc/{pid}/cgroup")).expect("proc");
     let of = |controller: &str| {
         let line = groups.lines().find(|line| line.split(':').nth(1) == Some(controller))?;
         line.rsplit(':').next().map(str::to_owned)
     };
-    let file = match of("memory") {
-        Some(group) => format!("/sys/fs/cgroup/memory{group}/memory.limit_in_bytes"),
-        None => format!("/sys/fs/cgroup{}/memory.max", of("").expect("a cgroup")),
+    let file = match of(controller) {
+        Some(group) => format!("/sys/fs/cgroup/{controller}{group}/{v1}"),
+        None => format!("/sys/fs/cgroup{}/{v2}", of("").expect("a cgroup")),
     };
     std::fs::read_to_string(file).expect("limit").trim().to_owned()
 }

@@ -1,6 +1,6 @@
 //! Cancelled calls leave nothing behind, at whatever moment they are cancelled.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
@@ -12,21 +12,17 @@ use tonic::{Code, Request};
 use crate::fixture::Machine;
 use crate::wire::Wire;
 
-/// A timeout that even a slow machine does not reach.
-const LONG: Duration = Duration::from_secs(120);
-
 /// Waits until cancelled operations are undone: first the objects of the machine, then the name.
 async fn settles(machine: &Machine, before: &[String]) {
-    let begun = Instant::now();
-    loop {
+    eventually_async("cancelled operations to be undone", 20, async || {
         let traces = machine.traces().await;
-        tokio::time::sleep(Duration::from_millis(20)).await;
         let is_listed = is_listed(machine, "cancelled").await;
-        if traces == before && !is_listed {
-            return;
+        match traces == before && !is_listed {
+            true => Ok(()),
+            false => Err(format!("listed: {is_listed}; {traces:?}, and not {before:?}")),
         }
-        assert!(begun.elapsed() < LONG, "listed: {is_listed}; {traces:?}, and not {before:?}");
-    }
+    })
+    .await;
 }
 
 /// Whether a sandbox with this prefix of its name is listed.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use coracle_proto::cri;
 use coracle_proto::cri::runtime_service_server::RuntimeService;
-use coracle_testing::eventually_async;
+use coracle_testing::{eventually, eventually_async};
 use tonic::Request;
 
 use crate::checkpoint_pod::{count, empty_directory, goes_on, names, pod};
@@ -35,11 +35,7 @@ impl Freezer {
 
     fn freeze(&self) {
         std::fs::write(&self.file, self.word).expect("freeze");
-        let begun = Instant::now();
-        while !self.is_frozen() {
-            assert!(begun.elapsed() < Duration::from_secs(60), "the cgroup does not freeze");
-            std::thread::yield_now();
-        }
+        eventually("the cgroup to freeze", 10, || self.is_frozen());
     }
 
     fn is_frozen(&self) -> bool {
@@ -95,15 +91,8 @@ fn criu_in(build_dir: &Path) -> Child {
     let mut command = Command::new(std::env::current_exe().expect("the path of this program"));
     command.arg0("/sbin/criu").arg(ROLE).arg(build_dir).stdin(Stdio::piped());
     let child = command.spawn().expect("a process");
-    let begun = Instant::now();
     let called = || std::fs::read(format!("/proc/{}/cmdline", child.id())).unwrap_or_default();
-    while !called().starts_with(b"/sbin/criu\0") {
-        assert!(
-            begun.elapsed() < Duration::from_secs(60),
-            "the process does not have the command line of CRIU"
-        );
-        std::thread::yield_now();
-    }
+    eventually("the command line of CRIU", 10, || called().starts_with(b"/sbin/criu\0"));
     child
 }
 

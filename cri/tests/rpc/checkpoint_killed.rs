@@ -214,6 +214,7 @@ async fn criu_writes(machine: &Machine, id: &str) -> Vec<i32> {
         let pages = files.filter(|file| file.file_name().to_string_lossy().starts_with("pages-"));
         pages.filter_map(|file| Some(file.metadata().ok()?.len())).sum::<u64>()
     };
+    // Not `eventually_async`, whose intervals are longer: CRIU may end in between.
     let begun = Instant::now();
     let mut criu = Vec::new();
     while written() < SOME || criu.is_empty() {

@@ -1,7 +1,7 @@
 //! Metrics, statistics and status.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use coracle_proto::cri;
 use coracle_proto::cri::image_service_server::ImageService;
@@ -10,9 +10,6 @@ use coracle_testing::eventually_async;
 use tonic::Request;
 
 use crate::fixture::Machine;
-
-/// A timeout that even a slow machine does not reach. It is longer than the runtime caches a value.
-const LONG: Duration = Duration::from_secs(120);
 
 /// Metrics that depend on the kernel, a disk or a quota: traffic of block devices, huge pages, pressure.
 const MAY_BE_ABSENT: [&str; 4] = ["_blkio_", "_hugetlb_", "_pressure_", "_fs_"];
@@ -128,16 +125,13 @@ pub(crate) async fn rates_and_sizes_match_the_usage(machine: &mut Machine) {
     assert!(cores(&stats().await).is_some(), "the first query has a value too");
     // The quota allows half a core. A busy machine gives less. After a stall the usage exceeds the quota for a moment,
     // and the kernel subtracts the excess later.
-    let begun = Instant::now();
-    let found = loop {
+    let found = eventually_async("half a core to be used", 20, async || {
         tokio::time::sleep(Duration::from_secs(1)).await;
         let found = stats().await;
         let used = cores(&found).expect("a rate");
-        if (20_000_000..=600_000_000).contains(&used) {
-            break found;
-        }
-        assert!(begun.elapsed() < LONG, "{used}");
-    };
+        if (20_000_000..=600_000_000).contains(&used) { Ok(found) } else { Err(used) }
+    })
+    .await;
     let memory = found.memory.as_ref().expect("memory");
     let available = memory.available_bytes.as_ref().expect("a limit").value;
     assert_eq!(available + memory.working_set_bytes.as_ref().expect("working set").value, 64 << 20);

@@ -1,5 +1,6 @@
 //! Polling until a condition holds, with a deadline.
 
+use std::fmt::Display;
 use std::time::{Duration, Instant};
 
 /// Factor on every deadline, for slow or busy machines.
@@ -9,28 +10,36 @@ const SLOWDOWN: u64 = 6;
 const FIRST_INTERVAL: Duration = Duration::from_millis(10);
 const LAST_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Result of a condition: `true` and `Some` end the polling.
+/// Result of a condition: `true`, `Some` and `Ok` end the polling. The message of a timeout contains the last `Err`.
 pub trait Outcome {
     /// The result that the caller of [`eventually`] receives.
     type Value;
 
-    /// The value, if the condition holds.
-    fn value(self) -> Option<Self::Value>;
+    /// The value, if the condition holds. Otherwise a description of what was found, which may be empty.
+    fn value(self) -> Result<Self::Value, String>;
 }
 
 impl Outcome for bool {
     type Value = ();
 
-    fn value(self) -> Option<()> {
-        self.then_some(())
+    fn value(self) -> Result<(), String> {
+        if self { Ok(()) } else { Err(String::new()) }
     }
 }
 
 impl<T> Outcome for Option<T> {
     type Value = T;
 
-    fn value(self) -> Self {
-        self
+    fn value(self) -> Result<T, String> {
+        self.ok_or_else(String::new)
+    }
+}
+
+impl<T, E: Display> Outcome for Result<T, E> {
+    type Value = T;
+
+    fn value(self) -> Result<T, String> {
+        self.map_err(|found| found.to_string())
     }
 }
 
@@ -42,10 +51,11 @@ impl<T> Outcome for Option<T> {
 pub fn eventually<O: Outcome>(what: &str, seconds: u64, mut condition: impl FnMut() -> O) -> O::Value {
     let mut poll = Poll::until(seconds);
     loop {
-        if let Some(value) = condition().value() {
-            return value;
-        }
-        std::thread::sleep(poll.next_interval(what));
+        let found = match condition().value() {
+            Ok(value) => return value,
+            Err(found) => found,
+        };
+        std::thread::sleep(poll.next_interval(what, &found));
     }
 }
 
@@ -60,10 +70,11 @@ pub async fn eventually_async<O: Outcome>(
 ) -> O::Value {
     let mut poll = Poll::until(seconds);
     loop {
-        if let Some(value) = condition().await.value() {
-            return value;
-        }
-        tokio::time::sleep(poll.next_interval(what)).await;
+        let found = match condition().await.value() {
+            Ok(value) => return value,
+            Err(found) => found,
+        };
+        tokio::time::sleep(poll.next_interval(what, &found)).await;
     }
 }
 
@@ -74,10 +85,11 @@ pub async fn eventually_async<O: Outcome>(
 pub async fn until<O: Outcome>(what: &str, seconds: u64, mut condition: impl FnMut() -> O) -> O::Value {
     let mut poll = Poll::until(seconds);
     loop {
-        if let Some(value) = condition().value() {
-            return value;
-        }
-        tokio::time::sleep(poll.next_interval(what)).await;
+        let found = match condition().value() {
+            Ok(value) => return value,
+            Err(found) => found,
+        };
+        tokio::time::sleep(poll.next_interval(what, &found)).await;
     }
 }
 
@@ -85,7 +97,7 @@ pub async fn until<O: Outcome>(what: &str, seconds: u64, mut condition: impl FnM
 pub fn within<O: Outcome>(seconds: u64, mut condition: impl FnMut() -> O) -> Option<O::Value> {
     let mut poll = Poll::until(seconds);
     loop {
-        let value = condition().value();
+        let value = condition().value().ok();
         if value.is_some() {
             return value;
         }
@@ -97,7 +109,7 @@ pub fn within<O: Outcome>(seconds: u64, mut condition: impl FnMut() -> O) -> Opt
 pub async fn within_async<O: Outcome>(seconds: u64, mut condition: impl FnMut() -> O) -> Option<O::Value> {
     let mut poll = Poll::until(seconds);
     loop {
-        let value = condition().value();
+        let value = condition().value().ok();
         if value.is_some() {
             return value;
         }
@@ -120,11 +132,12 @@ impl Poll {
         Self { interval: FIRST_INTERVAL, attempt: now, deadline: now + Duration::from_secs(seconds), seconds }
     }
 
-    /// Pause before the next attempt. Panics after the deadline.
+    /// Pause before the next attempt. Panics after the deadline, with what the last attempt has found.
     #[track_caller]
-    fn next_interval(&mut self, what: &str) -> Duration {
+    fn next_interval(&mut self, what: &str, found: &str) -> Duration {
         let Some(interval) = self.remaining_interval() else {
-            panic!("timed out after {} s: {what}", self.seconds)
+            let separator = if found.is_empty() { "" } else { ": " };
+            panic!("timed out after {} s: {what}{separator}{found}", self.seconds)
         };
         interval
     }
@@ -169,22 +182,29 @@ mod tests {
         eventually("never", 0, || false);
     }
 
+    #[test]
+    #[should_panic(expected = "timed out after 0 s: an empty list: 3 entries")]
+    fn the_message_of_a_timeout_contains_the_last_error() {
+        eventually("an empty list", 0, || Err::<(), _>("3 entries"));
+    }
+
     #[tokio::test]
     async fn a_condition_that_may_fail_is_polled_until_the_deadline() {
         assert_eq!(within(10, || Some("done")), Some("done"));
         assert_eq!(within(0, || false), None);
         assert_eq!(within_async(10, || true).await, Some(()));
         assert_eq!(within_async(0, || None::<u8>).await, None);
+        assert_eq!((within(0, || Err::<u8, _>("why")), within(10, || Ok::<_, String>(1))), (None, Some(1)));
     }
 
     #[test]
     fn a_slow_attempt_is_followed_by_a_longer_interval() {
         let mut poll = Poll::until(10);
-        let first = poll.next_interval("");
+        let first = poll.next_interval("", "");
         poll.attempt -= Duration::from_millis(100) + first;
-        assert!((Duration::from_millis(100)..=LAST_INTERVAL).contains(&poll.next_interval("")));
+        assert!((Duration::from_millis(100)..=LAST_INTERVAL).contains(&poll.next_interval("", "")));
         poll.attempt -= Duration::from_secs(1);
-        assert_eq!(poll.next_interval(""), LAST_INTERVAL);
+        assert_eq!(poll.next_interval("", ""), LAST_INTERVAL);
     }
 
     #[test]
@@ -192,7 +212,7 @@ mod tests {
         let mut poll = Poll::until(10);
         // The test may be interrupted here.
         poll.attempt += Duration::from_secs(10);
-        let intervals: Vec<_> = (0..30).map(|_| poll.next_interval("")).collect();
+        let intervals: Vec<_> = (0..30).map(|_| poll.next_interval("", "")).collect();
         assert_eq!((intervals[0], intervals[29]), (FIRST_INTERVAL, LAST_INTERVAL));
     }
 }

@@ -91,6 +91,7 @@ fn an_ipv6_only_cluster_has_joined_nodes_pods_services_and_streams() {
         let said = nodes.kubectl(&["exec", "probed", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST"]);
         assert_eq!(said, "fd43::1\n");
         let names = nodes.kubectl(&["get", "pods", "-l", "app=nginx", "-o", "name"]);
+        assert_eq!(names.lines().count(), pods.len(), "{names}");
         for name in names.lines() {
             assert_eq!(nodes.kubectl(&["exec", name, "--", "echo", "hello"]), "hello\n");
             eventually("the first line of nginx's log", 20, || {

@@ -4,9 +4,9 @@ use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use coracle_integration::{Nodes, eventually, inside};
+use coracle_integration::{Nodes, eventually, inside, within};
 use serde_json::Value;
 
 /// A Ready pod.
@@ -84,23 +84,15 @@ const LONG: Duration = Duration::from_secs(60);
 
 /// Whether a pod reaches the pod at address `to`.
 pub(crate) fn reaches(nodes: &Nodes, from: &Pod, to: &str, bytes: usize) -> bool {
-    reaches_within(LONG, nodes, from, to, bytes)
+    reaches_within(10, nodes, from, to, bytes)
 }
 
-/// Like [`reaches`], with a time limit.
-pub(crate) fn reaches_within(patience: Duration, nodes: &Nodes, from: &Pod, to: &str, bytes: usize) -> bool {
+/// Like [`reaches`], with the seconds of [`within`].
+pub(crate) fn reaches_within(seconds: u64, nodes: &Nodes, from: &Pod, to: &str, bytes: usize) -> bool {
     let pods = ready_pods(nodes);
     let there = pods.iter().find(|pod| pod.ips.iter().any(|ip| ip == to)).unwrap();
     let _answering = EchoThreads::start(std::slice::from_ref(there));
-    let end = Instant::now() + patience;
-    while !echoes(from.process, to, bytes) {
-        if Instant::now() > end {
-            return false;
-        }
-        // A datagram that cannot be sent fails at once.
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    true
+    within(seconds, || echoes(from.process, to, bytes)).is_some()
 }
 
 /// Threads that echo UDP and TCP data in all pods until this value is dropped.
@@ -154,14 +146,8 @@ pub(crate) fn hosts_and_pods_reach_pods(hosts: &[(String, u32)], pods: &[Pod], m
     for (name, from) in from_pods.chain(hosts.iter().cloned()) {
         for (to, ip) in pods.iter().flat_map(|pod| pod.ips.iter().map(move |ip| (pod, ip))) {
             for bytes in [64, mtu] {
-                let end = Instant::now() + LONG;
-                while !echoes(from, ip, bytes) {
-                    assert!(
-                        Instant::now() < end,
-                        "{name} does not reach {ip} on {} with {bytes} bytes",
-                        to.node
-                    );
-                }
+                let what = format!("{name} to reach {ip} on {} with {bytes} bytes", to.node);
+                eventually(&what, 10, || echoes(from, ip, bytes));
             }
         }
     }
@@ -202,12 +188,10 @@ pub(crate) fn seen_from(from: &Pod, to: &Pod, ip: &str) -> String {
     socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     let any = if ip.contains(':') { "::" } else { "0.0.0.0" };
     let calling = inside(from.process, || UdpSocket::bind((any, 0)).unwrap());
-    let (end, mut buffer) = (Instant::now() + LONG, [0; 16]);
-    loop {
+    let mut buffer = [0; 16];
+    eventually(&format!("a datagram to reach {ip}"), 10, || {
         let sent = calling.send_to(b"who", (ip, 9));
-        match socket.recv_from(&mut buffer) {
-            Ok((_, seen)) => return seen.ip().to_string(),
-            Err(error) => assert!(Instant::now() < end, "{ip} is not reached: {sent:?}, {error}"),
-        }
-    }
+        let received = socket.recv_from(&mut buffer);
+        received.map(|(_, seen)| seen.ip().to_string()).map_err(|error| format!("{sent:?}, {error}"))
+    })
 }

@@ -412,6 +412,7 @@ fn a_resize_is_reported_with_its_conditions_and_the_actual_resources() {
     case.pod.status = Some(status);
     case.state.resize = crate::pod::resize_state::ResizeState::default();
     let kinds = case.status(6).conditions.unwrap();
+    assert!(kinds.iter().any(|c| c.type_ == "Ready"), "{kinds:?}");
     assert!(kinds.iter().all(|c| !c.type_.starts_with("PodResize")), "{kinds:?}");
 }
 
@@ -468,6 +469,7 @@ fn a_restart_of_all_containers_has_a_condition_and_keeps_restart_counts_and_last
     let last_code = |status: &k8s_openapi::api::core::v1::ContainerStatus| {
         status.last_state.as_ref().and_then(|last| last.terminated.as_ref()).map(|end| end.exit_code)
     };
+    assert_eq!(statuses.len(), 2);
     for (status, code) in statuses.iter().zip([42, 137]) {
         assert_eq!(waiting_reason(status.state.as_ref()).as_deref(), Some("RestartingAllContainers"));
         assert_eq!((status.restart_count, last_code(status)), (1, Some(code)));

@@ -641,7 +641,8 @@ mod tests {
         assert!(matches!(all.try_recv(), Ok(Event::Modified(_))));
         assert!(usual.try_recv().is_err());
         let scope = Scope { initialized_only: true, ..Scope::default() };
-        assert!(shared.lock().under("").all(|object| !scope.selects(kind, object)));
+        let selected: Vec<bool> = shared.lock().under("").map(|object| scope.selects(kind, object)).collect();
+        assert_eq!(selected, [false]);
         cache.apply(&commit(3, json!(null)));
         assert!(matches!(usual.try_recv(), Ok(Event::Added(object)) if object.revision == 3));
         assert!(matches!(all.try_recv(), Ok(Event::Modified(_))));

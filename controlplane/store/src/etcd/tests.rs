@@ -159,6 +159,7 @@ async fn two_servers_see_each_others_commits_and_any_revision_is_reached() {
     other.write(put("/b", Expect::Absent, "1", Tier::Durable)).await.unwrap();
     let newest = one.revision().await.unwrap();
     let events = until(&mut watch, newest).await;
+    // `until` returns at least one event.
     assert!(events.iter().all(|event| matches!(event, Event::Progress(_))), "{events:?}");
 }
 

@@ -192,6 +192,7 @@ mod tests {
         });
         exchanged.unwrap().unwrap();
         assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
+        assert!(!made.is_empty(), "all were refused");
         for place in made.into_iter().map(Result::unwrap) {
             assert!(place.starts_with(&root), "{} is outside", place.display());
         }

@@ -79,6 +79,7 @@ pub(crate) async fn a_grandchild_that_holds_the_output_delays_the_exit_briefly(p
     pod.run_request(pod.create_request("c", &spec)).await;
     let began = Instant::now();
     assert_eq!(pod.exit("c", "").await.code, 5);
+    // The grandchild holds the output for 1,000 s. The delay is a fraction of a second.
     assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
     pod.shim.delete("c").await.unwrap();
     pod.end().await;

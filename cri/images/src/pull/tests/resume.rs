@@ -160,6 +160,7 @@ async fn the_retry_after_header_of_a_busy_registry_is_respected() {
     let began = Instant::now();
     let error = images.pull(&proxy.name("app"), None, None).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Unavailable);
+    // The registry asks for a pause of an hour.
     assert!(error.report().contains("429") && began.elapsed() < LONG, "{}", error.report());
     nothing_left(root.path()).await;
 }
