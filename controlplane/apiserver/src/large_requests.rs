@@ -21,16 +21,16 @@ const OWN_UNITS: u32 = BUDGET_UNITS / 2;
 /// The running and the waiting large requests.
 pub(crate) struct LargeRequests {
     budget: Arc<Semaphore>,
-    turns: Turns,
+    owners: Owners,
 }
 
 /// The part of each owner with large requests.
-type Turns = Arc<Mutex<HashMap<String, Arc<Semaphore>>>>;
+type Owners = Arc<Mutex<HashMap<String, Arc<Semaphore>>>>;
 
-/// The turn of a large request, or its place in the queue. Dropping it ends the turn.
-pub(crate) struct Turn {
+/// The right to process a large request, or its place in the queue, until it is dropped.
+pub(crate) struct LargeRequestPermit {
     owner: String,
-    turns: Turns,
+    owners: Owners,
     permits: Vec<OwnedSemaphorePermit>,
 }
 
@@ -38,41 +38,42 @@ fn semaphore(units: u32) -> Arc<Semaphore> {
     Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(Semaphore::MAX_PERMITS)))
 }
 
-fn lock(turns: &Turns) -> MutexGuard<'_, HashMap<String, Arc<Semaphore>>> {
-    turns.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(owners: &Owners) -> MutexGuard<'_, HashMap<String, Arc<Semaphore>>> {
+    owners.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // === impl LargeRequests ===
 
 impl LargeRequests {
-    /// Waits for the turn of a request of an owner that processes `bytes` bytes.
-    pub(crate) async fn enter(&self, owner: &str, bytes: usize) -> Turn {
+    /// Waits for the permit of a request of an owner that processes `bytes` bytes.
+    pub(crate) async fn enter(&self, owner: &str, bytes: usize) -> LargeRequestPermit {
         let units = u32::try_from(bytes.div_ceil(UNIT)).map_or(BUDGET_UNITS, |units| units.min(BUDGET_UNITS));
-        let own = lock(&self.turns).entry(owner.to_owned()).or_insert_with(|| semaphore(OWN_UNITS)).clone();
+        let own = lock(&self.owners).entry(owner.to_owned()).or_insert_with(|| semaphore(OWN_UNITS)).clone();
         // Made before the waits: a cancelled wait must remove the entry of the owner, too.
-        let mut turn = Turn { owner: owner.to_owned(), turns: self.turns.clone(), permits: Vec::new() };
+        let mut permit =
+            LargeRequestPermit { owner: owner.to_owned(), owners: self.owners.clone(), permits: Vec::new() };
         // The semaphores are never closed.
-        turn.permits.extend(own.acquire_many_owned(units.min(OWN_UNITS)).await.ok());
-        turn.permits.extend(self.budget.clone().acquire_many_owned(units).await.ok());
-        turn
+        permit.permits.extend(own.acquire_many_owned(units.min(OWN_UNITS)).await.ok());
+        permit.permits.extend(self.budget.clone().acquire_many_owned(units).await.ok());
+        permit
     }
 }
 
 impl Default for LargeRequests {
     fn default() -> Self {
-        Self { budget: semaphore(BUDGET_UNITS), turns: Turns::default() }
+        Self { budget: semaphore(BUDGET_UNITS), owners: Owners::default() }
     }
 }
 
-// === impl Turn ===
+// === impl LargeRequestPermit ===
 
-impl Drop for Turn {
+impl Drop for LargeRequestPermit {
     fn drop(&mut self) {
         self.permits.clear();
-        let mut turns = lock(&self.turns);
+        let mut owners = lock(&self.owners);
         // Each other large request of the owner, running or waiting, holds one more reference.
-        if turns.get(&self.owner).is_some_and(|own| Arc::strong_count(own) == 1) {
-            turns.remove(&self.owner);
+        if owners.get(&self.owner).is_some_and(|own| Arc::strong_count(own) == 1) {
+            owners.remove(&self.owner);
         }
     }
 }
@@ -96,6 +97,6 @@ mod tests {
         let bob = enter("bob", 200).unwrap();
         drop((bob, others));
         assert!(enter("eve", 100 << 10).is_some(), "larger than the budget");
-        assert!(lock(&large.turns).is_empty());
+        assert!(lock(&large.owners).is_empty());
     }
 }
