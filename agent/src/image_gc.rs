@@ -175,7 +175,7 @@ impl ImageGc {
         }
         loop {
             tokio::select! {
-                // Cancel-safe: a trigger that is not received here is received in the next turn.
+                // Cancel-safe: a trigger that is not received here is received in the next iteration.
                 () = self.trigger.check.notified() => {}
                 () = sleep_until(next) => {}
             }

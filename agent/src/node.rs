@@ -4,8 +4,8 @@
 //! start ──► get or create Node ──► patch status ──► watch own Node ─┬─ podCIDR ──► network ──► Ready
 //!                                                                  ├─ a fact changed ──► patch status
 //!                                                                  └─ gone ──► create again
-//! lease: one timer of 10 s, the only timer of an idle node; each turn polls external CNI plugins (STATUS), also while the
-//!        API server does not respond
+//! lease: one timer of 10 s, the only timer of an idle node; each interval polls external CNI plugins (STATUS),
+//!        also while the API server does not respond
 //! ```
 //! The lease is the heartbeat. A status that would differ in times only is not written. The network gets its ranges
 //! as soon as they are assigned, and Ready=True follows with the next patch, at once.
@@ -52,7 +52,7 @@ pub struct NodeAgent {
     images: watch::Sender<Option<Vec<ContainerImage>>>,
     /// Numbers of the devices of device plugins.
     devices: watch::Sender<DeviceCounts>,
-    /// Changes at each turn of the lease's timer.
+    /// Changes once in each renewal interval of the lease.
     pulse: watch::Sender<()>,
     /// Changes with each renewal of the lease.
     renewals: watch::Sender<()>,
@@ -107,7 +107,7 @@ impl NodeAgent {
         })
     }
 
-    /// The node agent that sends on this channel at each turn of the lease's timer.
+    /// The node agent that sends on this channel once in each renewal interval of the lease.
     pub(crate) fn with_pulse(self, pulse: watch::Sender<()>) -> NodeAgent {
         NodeAgent { pulse, ..self }
     }
@@ -133,7 +133,7 @@ impl NodeAgent {
         self.node.subscribe()
     }
 
-    /// Changes at each turn of the lease's timer, also while the API server does not respond.
+    /// Changes once in each renewal interval of the lease, also while the API server does not respond.
     pub(crate) fn pulse(&self) -> watch::Receiver<()> {
         self.pulse.subscribe()
     }
@@ -188,7 +188,7 @@ impl NodeAgent {
             self.config.name.clone(),
             self.config.lease_seconds,
             self.node.subscribe(),
-            lease::Heartbeats { turns: self.pulse.clone(), renewals: self.renewals.clone() },
+            lease::Heartbeats { intervals: self.pulse.clone(), renewals: self.renewals.clone() },
         );
         let polling =
             network::poll(self.network.clone(), self.pulse.subscribe(), self.network_status.clone());

@@ -118,10 +118,10 @@ pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
     table.rule("hostports", &Rule::default().jump(CONDITIONAL));
     table.entrances(&Entrances { ports: [false, plan.has_ports()], served });
     if !plan.has_masquerading_rules() {
-        // If the plan has masquerading rules, `turn` writes all rules of the chain.
+        // If the plan has masquerading rules, `update` writes all rules of the chain.
         table.postrouting_rules(plan);
     }
-    table.turn(&Plan::default(), plan);
+    table.update(&Plan::default(), plan);
     table.0.finish()
 }
 
@@ -129,7 +129,7 @@ pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
 /// omit all rules if no rule changes.
 pub(crate) fn change(table: &str, present: &Plan, wanted: &Plan, entrances: &Entrances<'_>) -> Batch {
     let mut table = Table(Transaction::new(table));
-    table.turn(present, wanted);
+    table.update(present, wanted);
     table.entrances(entrances);
     table.0.finish()
 }
@@ -202,7 +202,7 @@ struct Table<'a>(Transaction<'a>);
 
 impl Table<'_> {
     /// Adds missing elements and rules, and removes elements that are not wanted.
-    fn turn(&mut self, present: &Plan, wanted: &Plan) {
+    fn update(&mut self, present: &Plan, wanted: &Plan) {
         for family in [V4, V6] {
             self.mappings(&family, &present.mappings, &wanted.mappings);
             self.addresses(&family, family.untouched, &present.untouched, &wanted.untouched);

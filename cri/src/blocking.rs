@@ -15,7 +15,7 @@ use std::time::Duration;
 use coracle_threads::Threads;
 use tokio::sync::{Semaphore, oneshot};
 
-use crate::turns::Turns;
+use crate::fair_permits::FairPermits;
 
 static THREADS: Threads = Threads::new("files");
 
@@ -156,14 +156,14 @@ impl FileWork {
 /// not delay the pods of others.
 #[derive(Debug)]
 pub struct FairWork {
-    turns: Turns,
+    permits: FairPermits,
 }
 
 impl FairWork {
     /// `most` is the maximum number of concurrent calls, and `each` that of one owner. Further calls wait.
     #[must_use]
     pub const fn new(most: usize, each: usize) -> Self {
-        Self { turns: Turns::new(most, each) }
+        Self { permits: FairPermits::new(most, each) }
     }
 
     /// Runs work. If the caller stops waiting, work that has begun must end soon; it keeps its permit until then.
@@ -175,13 +175,13 @@ impl FairWork {
         owner: &str,
         work: impl FnOnce(&Abandoned) -> T + Send + 'static,
     ) -> io::Result<T> {
-        let turn = self.turns.take(owner).await;
+        let permit = self.permits.take(owner).await;
         let abandoned = Abandoned::default();
         let _waiting = Waiting(abandoned.clone());
         let (done, result) = oneshot::channel();
         let apart = move || {
             let result = work(&abandoned);
-            drop(turn);
+            drop(permit);
             let _receiver_gone = done.send(result);
             ControlFlow::Continue(())
         };

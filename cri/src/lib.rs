@@ -58,7 +58,7 @@ mod steps;
 mod stream;
 mod table;
 mod tables;
-pub mod turns;
+pub mod fair_permits;
 mod undo;
 mod usage;
 mod user;

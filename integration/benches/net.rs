@@ -207,7 +207,7 @@ fn compare(what: &str, pairs: [&Pair; 3]) {
     let (mut streams, mut asks) = ([const { Vec::new() }; 3], [const { Vec::new() }; 3]);
     for round in 0..ROUNDS {
         // The configurations alternate, and each is first equally often.
-        for which in (0..3).map(|turn| (round + turn) % 3) {
+        for which in (0..3).map(|step| (round + step) % 3) {
             streams[which].push(throughput(pairs[which]));
             asks[which].push(latency(pairs[which]));
         }

@@ -313,8 +313,8 @@ fn running_pods_get_the_new_mtu_of_the_uplink() {
 fn the_periodic_probe_finds_a_link_whose_mtu_shrinks_without_an_event() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, CIDRS, &[]);
-        // The agent probes every peer once in 30 turns of its lease timer. A turn takes one second here, and ten
-        // seconds by default.
+        // The agent probes every peer once in 30 renewal intervals of its lease. An interval is one second here,
+        // and ten seconds by default.
         (1..=2).for_each(|number| nodes.add(number, &["--node-lease-seconds", "4"]));
         nodes.wait_ready();
         for agent in nodes.agents() {

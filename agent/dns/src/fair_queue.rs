@@ -1,4 +1,4 @@
-//! Queries that wait for their reply. Clients take turns: a flood of one client delays no other client.
+//! Queries that wait for their reply. Clients are served in round-robin order: a flood of one client delays no other client.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ const MAX_WAITING_OF_CLIENT: usize = 128;
 #[derive(Debug)]
 pub(crate) struct FairQueue<T> {
     clients: HashMap<IpAddr, VecDeque<T>>,
-    /// The clients with waiting queries, in the order of their turns.
+    /// The clients with waiting queries, in round-robin order.
     order: VecDeque<IpAddr>,
     total: usize,
 }
@@ -42,7 +42,7 @@ impl<T> FairQueue<T> {
         self.total += 1;
     }
 
-    /// The next query of the client whose turn it is.
+    /// The next query of the next client.
     pub(crate) fn pop(&mut self) -> Option<T> {
         let client = self.order.pop_front()?;
         let queue = self.clients.get_mut(&client)?;

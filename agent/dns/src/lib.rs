@@ -7,7 +7,7 @@
 //! Invariants:
 //! - names of the cluster are never forwarded;
 //! - the server answers only pods of this node and the node itself, so it cannot be used for amplification attacks;
-//! - clients take turns, so that a flood of one client delays no other client;
+//! - clients are served in round-robin order, so that a flood of one client delays no other client;
 //! - connections, forwarded queries and cached answers are limited, in total and for each client.
 
 mod cache;

@@ -27,7 +27,7 @@ pub(crate) async fn keep(
     list: watch::Sender<Option<Vec<ContainerImage>>>,
 ) {
     loop {
-        // A change during the list is noticed in the next turn.
+        // A change during the list is noticed in the next iteration.
         changes.iter_mut().for_each(watch::Receiver::mark_unchanged);
         match runtime.list_images(cri::ListImagesRequest::default()).await {
             Ok(found) => {

@@ -19,12 +19,12 @@ const NAMESPACE: &str = "kube-node-lease";
 /// Pause after a failure: shorter than the period, because four missed renewals make the node NotReady.
 const RETRY: Duration = Duration::from_secs(2);
 
-/// Notifications of the lease's timer, so that other tasks need no timer.
+/// Notifications of the task that renews the lease, so that other tasks need no timer.
 #[derive(Clone, Debug)]
 pub(super) struct Heartbeats {
-    /// Every quarter of the lease duration, also while the lease cannot be renewed. Then a turn may be late by the timeout
-    /// of a request.
-    pub(super) turns: watch::Sender<()>,
+    /// Once in each renewal interval, a quarter of the lease duration, also while the lease cannot be renewed. Then a
+    /// notification may be late by the timeout of a request.
+    pub(super) intervals: watch::Sender<()>,
     /// Renewals of the lease, for tasks that send requests to the API server.
     pub(super) renewals: watch::Sender<()>,
 }
@@ -40,7 +40,7 @@ pub(super) async fn keep(
     let api: Api<Lease> = Api::namespaced(client, NAMESPACE);
     let mut failing = false;
     let often = Duration::from_secs(seconds.into()) / 4;
-    let mut last_turn = Instant::now();
+    let mut last_interval = Instant::now();
     loop {
         // An error means that the agent is stopping.
         let Ok(owner) = node.wait_for(Option::is_some).await.map(|node| node.clone()) else { return };
@@ -61,10 +61,10 @@ pub(super) async fn keep(
         if !failing {
             beats.renewals.send_replace(());
         }
-        // Retries are more frequent than turns, so not every retry is a turn.
-        if !failing || last_turn.elapsed() >= often {
-            last_turn = Instant::now();
-            beats.turns.send_replace(());
+        // Retries are more frequent than the renewal interval, so not every retry begins an interval.
+        if !failing || last_interval.elapsed() >= often {
+            last_interval = Instant::now();
+            beats.intervals.send_replace(());
         }
     }
 }
@@ -109,25 +109,25 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn other_tasks_have_their_turns_while_the_lease_cannot_be_renewed() {
+    async fn other_tasks_are_notified_while_the_lease_cannot_be_renewed() {
         let service = tower::service_fn(|_: http::Request<kube::client::Body>| async {
             let refused = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
             Err::<http::Response<kube::client::Body>, _>(refused)
         });
         let client = kube::Client::new(service, "default");
         let (_node, known) = watch::channel(Some(Arc::new(Node::default())));
-        let beats = Heartbeats { turns: watch::channel(()).0, renewals: watch::channel(()).0 };
-        let (mut turns, renewals) = (beats.turns.subscribe(), beats.renewals.subscribe());
+        let beats = Heartbeats { intervals: watch::channel(()).0, renewals: watch::channel(()).0 };
+        let (mut intervals, renewals) = (beats.intervals.subscribe(), beats.renewals.subscribe());
         let begin = Instant::now();
-        let three_turns = async {
+        let three_intervals = async {
             for _ in 0..3 {
-                turns.changed().await.unwrap();
+                intervals.changed().await.unwrap();
             }
             begin.elapsed()
         };
         tokio::select! {
             () = keep(client, "n".to_owned(), 40, known, beats.clone()) => panic!("it runs until it is dropped"),
-            elapsed = three_turns => assert!(elapsed >= Duration::from_secs(30), "{elapsed:?}"),
+            elapsed = three_intervals => assert!(elapsed >= Duration::from_secs(30), "{elapsed:?}"),
         }
         assert!(!renewals.has_changed().unwrap());
     }

@@ -1,6 +1,6 @@
 //! Readiness of the pod network, by the CNI operation STATUS: a node whose network cannot take pods is not Ready.
 //!
-//! External plugins are polled at each turn of the lease's timer, as a kubelet polls a runtime. Built-in plugins are
+//! External plugins are polled once in each renewal interval of the lease, as a kubelet polls a runtime. Built-in plugins are
 //! called when the result may have changed: after a failed attachment, after a change of the network, and while they
 //! reject pods.
 

@@ -68,7 +68,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
             _ = overlay.changed() => update(agent, &api).await,
         };
         if let Err(error) = result {
-            // The next turn of the lease's timer retries.
+            // The next renewal of the lease retries.
             tracing::debug!(error = chain(&error), "cannot update the node's status");
         }
     }

@@ -41,7 +41,7 @@ pub(crate) struct OverlayAgent {
     /// The node's own pod ranges. Empty until they are assigned.
     pub(crate) ranges: watch::Receiver<Vec<IpNetwork>>,
     pub(crate) state: watch::Sender<State>,
-    /// Changes at each turn of the lease's timer.
+    /// Changes once in each renewal interval of the lease.
     pub(crate) pulse: watch::Receiver<()>,
     /// Pod ranges of other nodes, in the order of the nodes. Packets to them are not masqueraded. `None` before the
     /// first call.
@@ -91,8 +91,8 @@ enum TaskEvent {
     /// The node's ranges or the kernel's tables changed, or a retry is due.
     Apply,
     Test,
-    /// A turn of the lease's timer: some peers are tested again.
-    LeaseTurn,
+    /// A renewal interval of the lease has begun: some peers are tested again.
+    LeaseInterval,
     Tested(Vec<(ProbePath, ProbeResult)>),
     End,
 }
@@ -117,7 +117,7 @@ impl OverlayAgent {
                 // duration would never elapse.
                 () = until(retry.map(|retry| retry.at)) => TaskEvent::Apply,
                 () = until(tests.at) => TaskEvent::Test,
-                changed = self.pulse.changed() => changed.map_or(TaskEvent::End, |()| TaskEvent::LeaseTurn),
+                changed = self.pulse.changed() => changed.map_or(TaskEvent::End, |()| TaskEvent::LeaseInterval),
                 results = ended(&mut tests.running) => TaskEvent::Tested(results),
             };
             let apply = match event {
@@ -127,7 +127,7 @@ impl OverlayAgent {
                     tests.start(&self.overlay);
                     false
                 }
-                TaskEvent::LeaseTurn => {
+                TaskEvent::LeaseInterval => {
                     tests.retest_some(&nodes.known.peers);
                     false
                 }
@@ -311,11 +311,11 @@ impl PathTests {
     }
 
     /// Adds these peers to the next test, which starts after this node's delay.
-    fn add(&mut self, peers: impl Iterator<Item = String>, turn: Duration) {
+    fn add(&mut self, peers: impl Iterator<Item = String>, delay: Duration) {
         let before = self.waiting.len();
         self.waiting.extend(peers);
         if self.waiting.len() > before {
-            self.at = Some(Instant::now() + BEFORE_TEST + turn);
+            self.at = Some(Instant::now() + BEFORE_TEST + delay);
         }
     }
 
@@ -417,32 +417,32 @@ mod tests {
 
     /// Number of nodes that a peer's kernel does not answer, with Linux' default limits: 1000 answers a second, 50 in a
     /// burst. Each node needs two answers and tries three times, as the test does.
-    fn unanswered(mut turns: Vec<Duration>) -> usize {
+    fn unanswered(mut times: Vec<Duration>) -> usize {
         let (mut credit, mut before) = (50.0_f64, Duration::ZERO);
         for _ in 0..3 {
-            turns.sort();
-            turns.retain_mut(|turn| {
-                credit = (credit + (turn.saturating_sub(before)).as_secs_f64() * 1000.0).min(50.0);
-                before = before.max(*turn);
+            times.sort();
+            times.retain_mut(|time| {
+                credit = (credit + (time.saturating_sub(before)).as_secs_f64() * 1000.0).min(50.0);
+                before = before.max(*time);
                 let answers = [(); 2].map(|()| {
                     let allowed = credit >= 1.0;
                     credit -= f64::from(u8::from(allowed));
                     allowed
                 });
-                *turn += Duration::from_millis(250);
+                *time += Duration::from_millis(250);
                 answers == [false; 2]
             });
         }
-        turns.len()
+        times.len()
     }
 
     #[test]
     fn a_thousand_nodes_test_a_new_one_within_its_kernels_limits() {
         for names in ["node-", "ip-10-0-3-", "worker.example.org-"] {
-            let turns: Vec<_> =
+            let delays: Vec<_> =
                 (0..1000).map(|number| test_delay(&format!("{names}{number}"), 1000)).collect();
-            assert!(turns.iter().all(|turn| *turn <= TEST_SPACING * 1000));
-            assert_eq!(unanswered(turns), 0, "{names}");
+            assert!(delays.iter().all(|delay| *delay <= TEST_SPACING * 1000));
+            assert_eq!(unanswered(delays), 0, "{names}");
         }
         assert!(unanswered(vec![Duration::ZERO; 1000]) > 0, "tests at the same time exceed the limits");
         assert!(test_delay("node-1", 3) <= Duration::from_millis(12), "the delay is short with three nodes");

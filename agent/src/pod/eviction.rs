@@ -1,8 +1,8 @@
 //! Eviction of pods: pods that exceed limits on their disk usage ([`limits`]), and pods of a node that is short of disk
 //! space, memory or process IDs.
 //!
-//! Each tick of the lease timer starts a round, which checks the node's resources. If a tick is late, for example
-//! because the API server does not answer, a timer of [`WITHOUT_PULSE`] starts the round. Rounds are more frequent
+//! A round checks the node's resources. It starts with each renewal interval of the lease. If the interval is late, for
+//! example because the API server does not answer, a timer of [`WITHOUT_PULSE`] starts the round. Rounds are more frequent
 //! while available memory, process IDs or disk space fall towards their thresholds. A round also starts when tasks wait
 //! for memory.
 //!
@@ -43,7 +43,7 @@ use trend::DiskTrend;
 
 /// Interval of the measurements, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// Interval of the rounds while the lease timer does not tick. It is longer than the default interval of the ticks.
+/// Interval of the rounds while the renewal of the lease is late. It is longer than the default renewal interval.
 const WITHOUT_PULSE: Duration = Duration::from_secs(15);
 /// Maximum time for which an eviction for a lack of disk space waits for the removal of unused images.
 const COLLECTION_LIMIT: Duration = Duration::from_secs(2);
@@ -79,7 +79,7 @@ pub(crate) struct Evicted {
 /// The task that checks the resources of the node, and evicts pods if a resource is short.
 pub(crate) struct Eviction {
     node: Arc<NodeContext>,
-    /// Changes at each tick of the lease timer.
+    /// Changes once in each renewal interval of the lease.
     pulse: watch::Receiver<()>,
     /// Whether the node was low on disk space in the round before.
     was_short: bool,
@@ -267,7 +267,7 @@ impl Eviction {
         (of_machine, on_disk.store(&mut self.disk, &hard, now))
     }
 
-    /// The interval of the rounds for the disk. None if the next tick of the lease timer starts the next round.
+    /// The interval of the rounds for the disk. None if the next renewal interval starts the next round.
     fn disk_interval(&self) -> Option<Duration> {
         let sooner = self.trend.interval(&self.node.config.eviction);
         if !self.was_short {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use coracle_cri::turns::Turns;
+use coracle_cri::fair_permits::FairPermits;
 use coracle_error_chain::chain;
 use futures::future::{BoxFuture, FutureExt, select_all};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccountTokenProjection};
@@ -36,7 +36,7 @@ const LARGE: usize = 1 << 20;
 
 /// Permit to write the files of a large volume. Writing 16,000 files takes half a second, and the copy of a volume
 /// takes up to 64 MiB of memory. Namespaces take turns.
-pub(super) static LARGE_WRITES: Turns = Turns::new(1, 1);
+pub(super) static LARGE_WRITES: FairPermits = FairPermits::new(1, 1);
 
 /// One volume whose files the node writes.
 pub(super) struct Source {

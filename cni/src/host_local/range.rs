@@ -117,8 +117,8 @@ impl RangeSet {
             _ => None,
         };
         let start = at.unwrap_or(0);
-        let turn = (0..=self.ranges.len()).map(move |step| (start + step) % self.ranges.len());
-        let walk = turn.enumerate().flat_map(move |(step, index)| {
+        let order = (0..=self.ranges.len()).map(move |step| (start + step) % self.ranges.len());
+        let walk = order.enumerate().flat_map(move |(step, index)| {
             let range = &self.ranges[index];
             let head = if step == 0 { from.unwrap_or(range.first) } else { range.first };
             (head..=range.last).map(|value| range.address(value)).filter(|address| *address != range.gateway)

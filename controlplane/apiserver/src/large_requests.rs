@@ -23,16 +23,16 @@ pub(crate) struct LargeRequests {
     budget: Arc<Semaphore>,
     /// The part of the budget for one owner.
     own_units: u32,
-    turns: Turns,
+    owners: Owners,
 }
 
 /// The part of each owner with large requests.
-type Turns = Arc<Mutex<HashMap<String, Arc<Semaphore>>>>;
+type Owners = Arc<Mutex<HashMap<String, Arc<Semaphore>>>>;
 
-/// The turn of a large request, or its place in the queue. Dropping it ends the turn.
-pub(crate) struct Turn {
+/// The right to process a large request, or its place in the queue, until it is dropped.
+pub(crate) struct LargeRequestPermit {
     owner: String,
-    turns: Turns,
+    owners: Owners,
     permits: Vec<OwnedSemaphorePermit>,
 }
 
@@ -40,8 +40,8 @@ fn semaphore(units: u32) -> Arc<Semaphore> {
     Arc::new(Semaphore::new(usize::try_from(units).unwrap_or(Semaphore::MAX_PERMITS)))
 }
 
-fn lock(turns: &Turns) -> MutexGuard<'_, HashMap<String, Arc<Semaphore>>> {
-    turns.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(owners: &Owners) -> MutexGuard<'_, HashMap<String, Arc<Semaphore>>> {
+    owners.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // === impl LargeRequests ===
@@ -49,25 +49,26 @@ fn lock(turns: &Turns) -> MutexGuard<'_, HashMap<String, Arc<Semaphore>>> {
 impl LargeRequests {
     /// A budget of other units, of which one owner gets a part.
     pub(crate) fn with_budget(units: u32, own_units: u32) -> Self {
-        Self { budget: semaphore(units), own_units, turns: Turns::default() }
+        Self { budget: semaphore(units), own_units, owners: Owners::default() }
     }
 
-    /// Waits for the turn of a request of an owner that processes `bytes` bytes.
-    pub(crate) async fn enter(&self, owner: &str, bytes: usize) -> Turn {
+    /// Waits for the permit of a request of an owner that processes `bytes` bytes.
+    pub(crate) async fn enter(&self, owner: &str, bytes: usize) -> LargeRequestPermit {
         let units = u32::try_from(bytes.div_ceil(UNIT)).map_or(BUDGET_UNITS, |units| units.min(BUDGET_UNITS));
         self.enter_units(owner, units).await
     }
 
-    /// Waits for the turn of work of an owner that needs `units` units, at most the whole budget.
-    pub(crate) async fn enter_units(&self, owner: &str, units: u32) -> Turn {
+    /// Waits for the permit of work of an owner that needs `units` units, at most the whole budget.
+    pub(crate) async fn enter_units(&self, owner: &str, units: u32) -> LargeRequestPermit {
         let most = self.own_units;
-        let own = lock(&self.turns).entry(owner.to_owned()).or_insert_with(|| semaphore(most)).clone();
+        let own = lock(&self.owners).entry(owner.to_owned()).or_insert_with(|| semaphore(most)).clone();
         // Made before the waits: a cancelled wait must remove the entry of the owner, too.
-        let mut turn = Turn { owner: owner.to_owned(), turns: self.turns.clone(), permits: Vec::new() };
+        let mut permit =
+            LargeRequestPermit { owner: owner.to_owned(), owners: self.owners.clone(), permits: Vec::new() };
         // The semaphores are never closed.
-        turn.permits.extend(own.acquire_many_owned(units.min(most)).await.ok());
-        turn.permits.extend(self.budget.clone().acquire_many_owned(units).await.ok());
-        turn
+        permit.permits.extend(own.acquire_many_owned(units.min(most)).await.ok());
+        permit.permits.extend(self.budget.clone().acquire_many_owned(units).await.ok());
+        permit
     }
 }
 
@@ -77,15 +78,15 @@ impl Default for LargeRequests {
     }
 }
 
-// === impl Turn ===
+// === impl LargeRequestPermit ===
 
-impl Drop for Turn {
+impl Drop for LargeRequestPermit {
     fn drop(&mut self) {
         self.permits.clear();
-        let mut turns = lock(&self.turns);
+        let mut owners = lock(&self.owners);
         // Each other large request of the owner, running or waiting, holds one more reference.
-        if turns.get(&self.owner).is_some_and(|own| Arc::strong_count(own) == 1) {
-            turns.remove(&self.owner);
+        if owners.get(&self.owner).is_some_and(|own| Arc::strong_count(own) == 1) {
+            owners.remove(&self.owner);
         }
     }
 }
@@ -109,6 +110,6 @@ mod tests {
         let bob = enter("bob", 200).unwrap();
         drop((bob, others));
         assert!(enter("eve", 100 << 10).is_some(), "larger than the budget");
-        assert!(lock(&large.turns).is_empty());
+        assert!(lock(&large.owners).is_empty());
     }
 }

@@ -32,7 +32,7 @@ use crate::{
     waits,
     warnings::Warnings,
 };
-pub(crate) use turn::{SLOW_CLIENT, ShortLived};
+pub(crate) use request_seats::{SLOW_CLIENT, ShortLived};
 
 /// The API server.
 #[derive(Clone)]
@@ -224,7 +224,7 @@ impl Apiserver {
     async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
         let identified = self.state.metrics.access.authentication(self.identify(parts)).await;
         let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
-        turn::identified(&self.state.in_flight, &mut parts.extensions, is_known);
+        request_seats::identified(&self.state.in_flight, &mut parts.extensions, is_known);
         presented::remove_token(&mut parts.headers);
         identified
     }
@@ -399,9 +399,9 @@ impl Apiserver {
                 || (info.path.starts_with("/openapi/") && aggregation::openapi::has_converted_v3(remote))
         };
         let body = (method != Method::GET).then_some(body);
-        let requester = turn::Requester { user: &user, info: &info };
+        let requester = request_seats::Requester { user: &user, info: &info };
         if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !is_ours(remote)) {
-            let body = turn::receive(state, body, memory, requester, seats).await?;
+            let body = request_seats::receive(state, body, memory, requester, seats).await?;
             let arrived = aggregated::ForwardedRequest {
                 user: &user,
                 info: &info,
@@ -414,7 +414,7 @@ impl Apiserver {
         }
         let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers) };
         let Some((_, kind)) = kind else { return route::unknown_path(&state.registry.load(), &info.path) };
-        let body = turn::receive(state, body, memory, requester, seats).await?;
+        let body = request_seats::receive(state, body, memory, requester, seats).await?;
         freshness::wait(&*state.store, &state.cache, info.verb, info.query.get("resourceVersion")).await?;
         let (warnings, audit) = (Warnings::about(&kind), record);
         let (state, cost) = (state.clone(), RequestCost::default());
@@ -422,12 +422,12 @@ impl Apiserver {
         if let Some(record) = &call.audit {
             record.receive_object(&call.info, &call.headers, &call.body);
         }
-        let turn = if is_local { None } else { turn::of_large_request(&call, seats).await };
+        let permit = if is_local { None } else { request_seats::permit_of(&call, seats).await };
         let run = match call.resource.subresource.is_empty() {
             true => route::resource(&call, &method, upgrade),
             false => route::subresource(&call, &method, upgrade),
         };
-        let reply = turn::run(turn, seats, run).await?;
+        let reply = request_seats::run(permit, seats, run).await?;
         let reply = reply::warned(reply, &call.warnings.take());
         // The bodies of long-running requests are streams, or come from other servers.
         let is_document = !in_flight::is_long_running(&call.info);
@@ -485,8 +485,8 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
 
 mod open;
 mod reload;
+mod request_seats;
 mod route;
-mod turn;
 
 #[cfg(test)]
 mod tests;

@@ -64,7 +64,7 @@ struct Shared {
     changes: tokio::sync::watch::Sender<u64>,
     /// Serializes the writes of a gang's claims. Otherwise the pods of a gang would write the same claims at the same
     /// time.
-    turn: tokio::sync::Mutex<()>,
+    gang_writes: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]

@@ -59,7 +59,7 @@ struct Entry {
     state: QueueState,
     serial_number: u64,
     /// Sequence number of the pod's addition or last refusal. Serial numbers come from the same sequence.
-    turn: u64,
+    position: u64,
     refusals: u32,
     /// End of the back-off.
     backoff_until: Option<Instant>,
@@ -157,7 +157,7 @@ impl Queue {
                 pod,
                 state: QueueState::InFlight,
                 serial_number: self.serial,
-                turn: self.serial,
+                position: self.serial,
                 refusals: 0,
                 backoff_until: None,
                 started: None,
@@ -308,7 +308,7 @@ impl Queue {
         self.remove_from_order(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };
         self.serial += 1;
-        entry.turn = self.serial;
+        entry.position = self.serial;
         entry.refusals += 1;
         let backoff = backoff(self.first_backoff, self.longest_backoff, entry.refusals);
         entry.backoff_until = Some(now + backoff);
@@ -409,15 +409,15 @@ impl Queue {
     fn put_ready(&mut self, uid: &str, event: &'static str) {
         self.remove_from_order(uid);
         let Some(entry) = self.entries.get_mut(uid) else { return };
-        let turn = QueueOrder(entry.order().0, entry.turn);
-        entry.state = QueueState::Ready(turn);
-        self.ready.insert(turn, uid.to_owned());
+        let order = QueueOrder(entry.order().0, entry.position);
+        entry.state = QueueState::Ready(order);
+        self.ready.insert(order, uid.to_owned());
         self.metrics.pod_queued(QueueName::Active, event);
     }
 
     fn remove_from_order(&mut self, uid: &str) {
         match self.entries.get(uid).map(|entry| (entry.state, entry.helped_by)) {
-            Some((QueueState::Ready(turn), _)) => drop(self.ready.remove(&turn)),
+            Some((QueueState::Ready(order), _)) => drop(self.ready.remove(&order)),
             Some((QueueState::HeldBack(due, serial_number), _)) => {
                 drop(self.held_back.remove(&(due, serial_number)))
             }

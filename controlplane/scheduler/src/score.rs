@@ -96,7 +96,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn equal_nodes_take_turns() {
+    fn equal_nodes_are_chosen_alternately() {
         let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({})), fixture::node("b", json!({}))]);
         let mut places = String::new();
         for number in 0..4 {

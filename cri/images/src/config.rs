@@ -25,7 +25,7 @@ pub struct ImagesConfig {
     pub progress_timeout: Duration,
     /// Time after which the fetch of a layer gives its slot to another owner's fetch, if that owner fetches fewer
     /// layers.
-    pub fetch_turn: Duration,
+    pub fetch_time_slice: Duration,
     /// Minimum compressed size of a layer, in bytes, for a later pull to resume its fetch. The data of such a layer is
     /// kept on disk until the layer is complete.
     pub resume_from: u64,
@@ -74,7 +74,7 @@ impl ImagesConfig {
             stall_timeout: Duration::from_secs(30),
             // containerd's default of image_pull_progress_timeout.
             progress_timeout: Duration::from_secs(300),
-            fetch_turn: Duration::from_secs(30),
+            fetch_time_slice: Duration::from_secs(30),
             resume_from: 4 << 20,
             parallel_layers: 3,
         }

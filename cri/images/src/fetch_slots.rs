@@ -1,8 +1,8 @@
 //! Slots for layers that are fetched at the same time. They limit the memory of a node that pulls many images.
 //!
 //! A fetch from a slow registry would occupy its slot for hours. Two rules limit this. One owner, for example the
-//! namespace of the pods, gets only a part of the slots. And a fetch holds a slot for a limited time, its turn. After
-//! the turn it gives the slot to a waiting owner that has fewer slots. A free slot goes to the waiting owner with the
+//! namespace of the pods, gets only a part of the slots. And a fetch holds a slot for a time slice. After
+//! it, the fetch gives the slot to a waiting owner that has fewer slots. A free slot goes to the waiting owner with the
 //! fewest slots. So even many hostile owners can only delay the pulls of another owner.
 
 use std::collections::{HashMap, VecDeque};
@@ -26,7 +26,7 @@ pub(crate) struct FetchSlots(Arc<Shared>);
 struct Shared {
     max: usize,
     max_of_owner: usize,
-    turn: Duration,
+    time_slice: Duration,
     state: Mutex<State>,
     /// Notified after each change of the state.
     changed: Notify,
@@ -44,7 +44,7 @@ struct State {
 #[derive(Debug, Default)]
 struct Owner {
     held: usize,
-    /// Slots of `held` whose turn is over.
+    /// Slots of `held` whose time slice is over.
     yielding: usize,
     waiting: VecDeque<Waiter>,
 }
@@ -66,19 +66,19 @@ pub(crate) struct FetchSlot {
 // === impl FetchSlots ===
 
 impl FetchSlots {
-    /// The slots of all layers. After a turn of this duration, a fetch gives its slot to an owner with fewer slots.
-    pub(crate) fn all(turn: Duration) -> Self {
-        Self::new(MAX_FETCHES, MAX_FETCHES_OF_OWNER, turn)
+    /// The slots of all layers. After a time slice of this duration, a fetch gives its slot to an owner with fewer slots.
+    pub(crate) fn all(time_slice: Duration) -> Self {
+        Self::new(MAX_FETCHES, MAX_FETCHES_OF_OWNER, time_slice)
     }
 
     /// One slot for all owners.
-    pub(crate) fn single(turn: Duration) -> Self {
-        Self::new(1, 1, turn)
+    pub(crate) fn single(time_slice: Duration) -> Self {
+        Self::new(1, 1, time_slice)
     }
 
-    fn new(max: usize, max_of_owner: usize, turn: Duration) -> Self {
+    fn new(max: usize, max_of_owner: usize, time_slice: Duration) -> Self {
         let (state, changed) = (Mutex::default(), Notify::new());
-        Self(Arc::new(Shared { max, max_of_owner, turn, state, changed }))
+        Self(Arc::new(Shared { max, max_of_owner, time_slice, state, changed }))
     }
 
     /// Waits for a slot. Callers of one owner get their slots in the order of their calls.
@@ -177,10 +177,10 @@ impl State {
 // === impl FetchSlot ===
 
 impl FetchSlot {
-    /// Completes when the turn is over: its time has passed since this call, and an owner with fewer slots waits. The
+    /// Completes when the time slice is over: its time has passed since this call, and an owner with fewer slots waits. The
     /// caller must then drop the slot.
-    pub(crate) async fn turn_over(&self) {
-        tokio::time::sleep(self.slots.0.turn).await;
+    pub(crate) async fn time_slice_over(&self) {
+        tokio::time::sleep(self.slots.0.time_slice).await;
         loop {
             let mut changed = std::pin::pin!(self.slots.0.changed.notified());
             changed.as_mut().enable();
@@ -251,10 +251,10 @@ mod tests {
         for owner in ["slow", "slower"] {
             for _ in 0..8 {
                 let slots = slots.clone();
-                // These fetches end only with their turn.
+                // These fetches end only with their time slice.
                 tasks.spawn(async move {
                     loop {
-                        slots.acquire(owner).await.unwrap().turn_over().await;
+                        slots.acquire(owner).await.unwrap().time_slice_over().await;
                     }
                 });
             }

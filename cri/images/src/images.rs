@@ -300,7 +300,7 @@ impl Images {
     }
 
     async fn remove_now(&self, name_or_id: &str) -> Result<(), StoreError> {
-        let turn = self.inner.writing.lock().await;
+        let guard = self.inner.writing.lock().await;
         let found = self.table().find(name_or_id).map(|entry| entry.record.clone());
         let Some(record) = found else { return Ok(()) };
         if !self.remove_record(&record.id).await? {
@@ -313,18 +313,18 @@ impl Images {
             self.inner.changes.send_replace(());
         }
         coracle_fault::point("remove-image.forgotten");
-        drop(turn);
+        drop(guard);
         self.collect_now().await
     }
 
     pub(crate) async fn collect_now(&self) -> Result<(), StoreError> {
-        let turn = self.inner.writing.lock().await;
+        let guard = self.inner.writing.lock().await;
         let abandoned = self.table().abandoned();
         for id in abandoned {
             self.remove_record(&id).await?;
         }
         // Removing very many files takes long. Pulls can continue meanwhile.
-        drop(turn);
+        drop(guard);
         self.sweep().await
     }
 
@@ -384,14 +384,14 @@ impl Inner {
         crate::layers::make_private(&records)?;
         let lock = lock(&directory.join("lock"))?;
         let layers = Arc::new(Layers::open(&directory)?);
-        let turn = config.fetch_turn;
+        let time_slice = config.fetch_time_slice;
         let inner = Inner {
             config,
             layers,
             pulls: PullsInProgress::default(),
             owner_limits: OwnerLimits::default(),
-            fetch_slots: FetchSlots::all(turn),
-            large_window: FetchSlots::single(turn),
+            fetch_slots: FetchSlots::all(time_slice),
+            large_window: FetchSlots::single(time_slice),
             directory,
             records,
             table: RwLock::default(),

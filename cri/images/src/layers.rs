@@ -339,7 +339,7 @@ impl Layers {
             meta,
             done,
         });
-        let _turn = self.committing.lock().await;
+        let _guard = self.committing.lock().await;
         if let Ok(result) = result.try_recv() {
             return result.map_err(LayerError::Commit);
         }

@@ -45,8 +45,8 @@ pub(crate) enum PullError {
     #[error("the pull was stopped")]
     Stopped,
     /// Internal: the caller repeats the fetch. A pull never returns this error.
-    #[error("the layer waits for its next turn")]
-    TurnOver,
+    #[error("the layer waits for its next time slice")]
+    TimeSliceOver,
 }
 
 /// Resources of a pull.
@@ -304,7 +304,7 @@ impl PullError {
             PullError::DiffId { .. } | PullError::ConfigText => ErrorKind::Corrupt,
             PullError::Layer(error) => error.kind(),
             PullError::Store(error) => error.kind(),
-            PullError::Stopped | PullError::TurnOver => ErrorKind::Unavailable,
+            PullError::Stopped | PullError::TimeSliceOver => ErrorKind::Unavailable,
         }
     }
 }

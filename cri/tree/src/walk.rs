@@ -466,7 +466,7 @@ mod tests {
             let error = walk_all(top, &mut find).expect_err("endless");
             assert_eq!(error.kind(), io::ErrorKind::WouldBlock);
         });
-        assert!(entered > 1 << 17, "the trees took turns");
+        assert!(entered > 1 << 17, "the trees alternated");
     }
 
     #[test]

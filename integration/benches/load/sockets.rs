@@ -23,7 +23,7 @@ pub(crate) struct Listen {
 
 #[derive(Args)]
 pub(crate) struct Connect {
-    /// Addresses and ports, used in turn.
+    /// Addresses and ports, used in round-robin order.
     #[arg(required = true)]
     to: Vec<SocketAddr>,
     #[command(flatten)]

@@ -116,7 +116,7 @@ fn balanced(free: &BTreeMap<u32, usize>, nodes: &[u32], request: Distribution) -
     best
 }
 
-/// The balance after these nodes have given the remainder, one group of CPUs each in turn. None if they have too few
+/// The balance after these nodes have given the remainder, one group of CPUs each, in order. None if they have too few
 /// CPUs.
 fn with_remainder(
     mut left: BTreeMap<u32, usize>,

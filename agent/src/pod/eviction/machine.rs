@@ -33,7 +33,7 @@ pub(super) struct Urgency {
 
 impl Urgency {
     /// The time until the next round. `other` is the interval of other measurements; the shorter interval counts. None if
-    /// the next tick of the lease timer starts the next round. If no pod can be evicted, faster rounds would only take
+    /// the next renewal interval of the lease starts the next round. If no pod can be evicted, faster rounds would only take
     /// time from the node.
     pub(super) fn interval(self, other: Option<Duration>) -> Option<Duration> {
         let own = match self {

@@ -26,7 +26,7 @@ pub struct DiskUsages {
     node: Arc<NodeContext>,
     known: Arc<Mutex<Known>>,
     /// The task that measures holds the lock, so only one task measures at a time.
-    turn: Arc<tokio::sync::Mutex<()>>,
+    measuring: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// The last measurements by the uids of pods, and when the next ones are due.
@@ -37,7 +37,7 @@ struct Known(HashMap<String, (PodDiskUsage, Instant)>);
 
 impl DiskUsages {
     pub(crate) fn new(node: Arc<NodeContext>) -> Self {
-        Self { node, known: Arc::default(), turn: Arc::default() }
+        Self { node, known: Arc::default(), measuring: Arc::default() }
     }
 
     async fn measured(&self, pods: &[Arc<Pod>]) -> HashMap<String, PodDiskUsage> {
@@ -50,7 +50,7 @@ impl DiskUsages {
 
     /// Measures the pods that are due, unless another task measures.
     async fn measure(&self, pods: &[Arc<Pod>]) {
-        let Ok(_turn) = self.turn.try_lock() else { return };
+        let Ok(_guard) = self.measuring.try_lock() else { return };
         self.lock().keep(pods);
         let due = self.lock().due(pods, Instant::now());
         if due.is_empty() {

@@ -109,7 +109,7 @@ fn an_ephemeral_container_is_started_once() {
 }
 
 #[test]
-fn a_sidecar_starts_in_its_turn_and_its_restart_delays_nothing() {
+fn a_sidecar_starts_in_its_order_and_its_restart_delays_nothing() {
     let desired = pod(json!({"initContainers": [{"name": "s", "restartPolicy": "Always"}, {"name": "i"}],
         "containers": [{"name": "a"}]}));
     let state = ready_worker_state();

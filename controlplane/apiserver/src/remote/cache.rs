@@ -144,10 +144,10 @@ mod tests {
             cache.insert(numbered(number), 1, Outcome::Refused, lasts);
         }
         assert_eq!(cache.get(&numbered(0)), Some(7));
-        for turn in 0..2 * MAX_ENTRIES {
-            let outcome = if turn % 2 == 0 { Outcome::Refused } else { Outcome::Accepted };
-            cache.insert(numbered(0), turn, outcome, lasts);
-            assert_eq!(cache.get(&numbered(0)), Some(turn));
+        for round in 0..2 * MAX_ENTRIES {
+            let outcome = if round % 2 == 0 { Outcome::Refused } else { Outcome::Accepted };
+            cache.insert(numbered(0), round, outcome, lasts);
+            assert_eq!(cache.get(&numbered(0)), Some(round));
         }
         let outcomes = cache.outcomes.lock().unwrap();
         assert!(outcomes.accepted.order.len() <= MAX_ENTRIES && outcomes.refused.order.len() <= MAX_ENTRIES);

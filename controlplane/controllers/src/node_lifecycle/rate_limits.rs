@@ -69,7 +69,7 @@ mod tests {
     fn one_at_a_time_and_the_first_at_once() {
         assert_eq!(remaining(&[], None, 0), Some(0));
         assert_eq!(remaining(&[], Some(0), 3), Some(7));
-        assert_eq!(remaining(&[], Some(0), 30), Some(0), "unused turns do not accumulate");
+        assert_eq!(remaining(&[], Some(0), 30), Some(0), "unused permits do not accumulate");
     }
 
     #[test]

@@ -96,7 +96,7 @@ async fn ask(remotes: &[Remote]) -> Result<ExtenderResult, String> {
 }
 
 #[tokio::test]
-async fn extenders_filter_the_nodes_in_turn_and_score_those_that_are_left() {
+async fn extenders_filter_the_nodes_in_order_and_score_those_that_are_left() {
     let filtered =
         json!({"NodeNames": ["a", "b"], "FailedNodes": {"c": "no\u{1b}room"}, "Error": "", "Nodes": null});
     let scores = json!([{"Host": "a", "Score": 7}, {"Host": "b", "Score": 1}, {"Host": "other", "Score": 9}]);

@@ -73,7 +73,7 @@ async fn bind_all(
             devices.settled(key).await;
         }
         // The next pod of the gang reads the claim that this pod wrote, so that the writes do not conflict.
-        let _turn = if pod.group().is_some() { Some(devices.shared.turn.lock().await) } else { None };
+        let _guard = if pod.group().is_some() { Some(devices.shared.gang_writes.lock().await) } else { None };
         let known = devices.lock().reserved_claim(key, allocation.as_ref());
         let claim = known.map_err(BindError::Devices)?;
         let allocation = allocation.as_ref().map(with_time);

@@ -292,17 +292,17 @@ async fn one_server_compacts_in_each_interval_and_an_idle_cluster_is_not_written
     let Some(server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
     let (one, two) = (server.store("p").await, server.store("p").await);
     let first = one.write(put("/a", Expect::Absent, "1", Tier::Durable)).await.unwrap();
-    let mut turns = [CompactionState::default(); 2];
+    let mut states = [CompactionState::default(); 2];
     for round in 0..3 {
         one.write(put(&format!("/{round}"), Expect::Absent, "1", Tier::Durable)).await.unwrap();
-        for (turn, store) in turns.iter_mut().zip([&one, &two]) {
-            *turn = store.shared.compact_once(*turn).await.unwrap();
+        for (state, store) in states.iter_mut().zip([&one, &two]) {
+            *state = store.shared.compact_once(*state).await.unwrap();
         }
     }
     assert!(matches!(one.watch("", first).await, Err(Error::Compacted { .. })));
     let before = one.revision().await.unwrap();
-    for (turn, store) in turns.iter_mut().zip([&one, &two]) {
-        *turn = store.shared.compact_once(*turn).await.unwrap();
+    for (state, store) in states.iter_mut().zip([&one, &two]) {
+        *state = store.shared.compact_once(*state).await.unwrap();
     }
     assert!(one.revision().await.unwrap() <= before + 1);
 }

@@ -48,17 +48,17 @@ struct LayerContent<'a> {
 }
 
 /// The right to fetch one layer, for some time.
-struct Turn {
+struct TimeSlice {
     slot: FetchSlot,
     /// The slot of the only layer that may have a large zstd window.
     alone: Option<FetchSlot>,
-    /// Earlier turns of this layer.
+    /// Earlier time slices of this layer.
     earlier: u32,
 }
 
-/// The turn of an attempt, the spool of the layer, and its data of an earlier attempt.
+/// The time slice of an attempt, the spool of the layer, and its data of an earlier attempt.
 struct Attempt<'a> {
-    turn: &'a Turn,
+    time_slice: &'a TimeSlice,
     spool: Option<Spool>,
     saved: Option<Saved>,
 }
@@ -126,7 +126,7 @@ impl Pull {
         self.fetch_layer(&LayerContent { limits, is_alone: true, ..layer }, reported).await
     }
 
-    /// Fetches a layer in as many turns as it needs. Each turn resumes where the last one ended.
+    /// Fetches a layer in as many time slices as it needs. Each time slice resumes where the last one ended.
     async fn fetch_layer(
         &self,
         layer: &LayerContent<'_>,
@@ -135,11 +135,11 @@ impl Pull {
         let mut blob = self.registry.blob(layer.descriptor);
         let (mut earlier, mut reached, mut idle) = (0, 0, Duration::ZERO);
         loop {
-            let turn = self.turn(layer.is_alone, earlier).await?;
+            let time_slice = self.time_slice(layer.is_alone, earlier).await?;
             let begun = Instant::now();
-            match self.fetch_in_turn(layer, &mut blob, &turn, reported).await {
-                Err(PullError::TurnOver) => {
-                    // A turn is shorter than the time limit for progress, so the idle times of several turns are added.
+            match self.fetch_in_time_slice(layer, &mut blob, &time_slice, reported).await {
+                Err(PullError::TimeSliceOver) => {
+                    // A time slice is shorter than the time limit for progress, so the idle times of several are added.
                     match blob.progress_since(reached) {
                         Some(offset) => (reached, idle) = (offset, Duration::ZERO),
                         None => idle += begun.elapsed(),
@@ -154,19 +154,19 @@ impl Pull {
     }
 
     /// Waits for the slots of a layer.
-    async fn turn(&self, is_alone: bool, earlier: u32) -> Result<Turn, PullError> {
+    async fn time_slice(&self, is_alone: bool, earlier: u32) -> Result<TimeSlice, PullError> {
         let inner = &self.images.inner;
         if !is_alone {
-            return Ok(Turn { slot: self.slot(&inner.fetch_slots).await?, alone: None, earlier });
+            return Ok(TimeSlice { slot: self.slot(&inner.fetch_slots).await?, alone: None, earlier });
         }
         loop {
             let alone = self.slot(&inner.large_window).await?;
             // Cancel-safe: a cancelled wait takes no slot.
             tokio::select! {
                 slot = self.slot(&inner.fetch_slots) => {
-                    return Ok(Turn { slot: slot?, alone: Some(alone), earlier });
+                    return Ok(TimeSlice { slot: slot?, alone: Some(alone), earlier });
                 }
-                () = alone.turn_over() => {}
+                () = alone.time_slice_over() => {}
             }
         }
     }
@@ -177,17 +177,17 @@ impl Pull {
 
     /// Fetches a layer within its limits. If its digest is wrong and another host is left, starts again from the
     /// beginning.
-    async fn fetch_in_turn(
+    async fn fetch_in_time_slice(
         &self,
         layer: &LayerContent<'_>,
         blob: &mut Blob<'_>,
-        turn: &Turn,
+        time_slice: &TimeSlice,
         reported: &mut u64,
     ) -> Result<(UnpackDir, Unpacked), PullError> {
         let descriptor = layer.descriptor;
         let mut first = true;
         loop {
-            let mut spool = self.spool(descriptor, turn);
+            let mut spool = self.spool(descriptor, time_slice);
             let saved = match &mut spool {
                 Some(spool) if first => spool.saved(descriptor.size),
                 Some(spool) => {
@@ -196,7 +196,7 @@ impl Pull {
                 }
                 None => None,
             };
-            let fetched = self.fetch_once(layer, blob, Attempt { turn, spool, saved }, reported).await;
+            let fetched = self.fetch_once(layer, blob, Attempt { time_slice, spool, saved }, reported).await;
             let Err(error) = fetched else { return fetched };
             // The reported progress of this layer is void.
             let back = std::mem::take(reported);
@@ -209,11 +209,11 @@ impl Pull {
         }
     }
 
-    /// The spool for a layer that is large enough, or that needs several turns. Each owner has its own spools, so that
-    /// no owner can occupy or change the spools of another owner.
-    fn spool(&self, descriptor: &Descriptor, turn: &Turn) -> Option<Spool> {
+    /// The spool for a layer that is large enough, or that needs several time slices. Each owner has its own spools, so
+    /// that no owner can occupy or change the spools of another owner.
+    fn spool(&self, descriptor: &Descriptor, time_slice: &TimeSlice) -> Option<Spool> {
         let inner = &self.images.inner;
-        let spool = (descriptor.size >= inner.config.resume_from || turn.earlier > 0)
+        let spool = (descriptor.size >= inner.config.resume_from || time_slice.earlier > 0)
             .then(|| {
                 let name = format!("{}\n{}", self.owner, descriptor.digest);
                 inner.layers.spools.take(Digest::of(name.as_bytes()))
@@ -233,7 +233,7 @@ impl Pull {
         reported: &mut u64,
     ) -> Result<(UnpackDir, Unpacked), PullError> {
         let LayerContent { descriptor, expected, limits, is_alone } = *layer;
-        let Attempt { turn, spool, saved } = attempt;
+        let Attempt { time_slice, spool, saved } = attempt;
         let inner = &self.images.inner;
         let layers = inner.layers.clone();
         let (sender, pieces) = mpsc::channel(CHANNEL);
@@ -241,7 +241,7 @@ impl Pull {
         let algorithm = expected.algorithm();
         let unpacking = tokio::task::spawn_blocking(move || reader.unpack(&layers, &limits, algorithm));
         let source = LayerSource { blob: &mut *blob, saved };
-        let sent = self.send(source, turn, &sender, reported).await;
+        let sent = self.send(source, time_slice, &sender, reported).await;
         if matches!(sent, Err(PullError::Registry(RegistryError::Digest { .. }))) {
             let _receiver_gone = sender.send(Piece::Wrong).await;
         }
@@ -251,7 +251,7 @@ impl Pull {
         sent?;
         let (unpack_dir, unpacked) = match unpacked? {
             Ok(unpacked) => unpacked,
-            Err(error) => return Err(refused(blob, turn, descriptor, error).await),
+            Err(error) => return Err(refused(blob, time_slice, descriptor, error).await),
         };
         if unpacked.diff_id != expected {
             let (digest, actual) = (descriptor.digest.into(), unpacked.diff_id.into());
@@ -260,12 +260,12 @@ impl Pull {
         Ok((unpack_dir, unpacked))
     }
 
-    /// Sends a layer's bytes to the unpacking thread until the turn is over. The data of an earlier attempt is sent
-    /// even then, so that each turn makes progress.
+    /// Sends a layer's bytes to the unpacking thread until the time slice is over. The data of an earlier attempt is sent
+    /// even then, so that each time slice makes progress.
     async fn send(
         &self,
         source: LayerSource<'_, '_>,
-        turn: &Turn,
+        time_slice: &TimeSlice,
         sender: &mpsc::Sender<Piece>,
         reported: &mut u64,
     ) -> Result<(), PullError> {
@@ -278,10 +278,10 @@ impl Pull {
             // The unpacking thread failed; its result has the error.
             return Ok(());
         }
-        // Not cancel-safe: after the turn the blob is reset, and the channel closes without [`Piece::End`].
+        // Not cancel-safe: after the time slice the blob is reset, and the channel closes without [`Piece::End`].
         tokio::select! {
             sent = self.send_rest(blob, arrived, sender, reported) => sent,
-            () = turn.over() => Err(PullError::TurnOver),
+            () = time_slice.over() => Err(PullError::TimeSliceOver),
         }
     }
 
@@ -310,31 +310,36 @@ impl Pull {
     }
 }
 
-// === impl Turn ===
+// === impl TimeSlice ===
 
-impl Turn {
-    /// Completes when the turn is over.
+impl TimeSlice {
+    /// Completes when the time slice is over.
     async fn over(&self) {
-        let Some(alone) = &self.alone else { return self.slot.turn_over().await };
+        let Some(alone) = &self.alone else { return self.slot.time_slice_over().await };
         // Cancel-safe: both arms only wait.
         tokio::select! {
-            () = self.slot.turn_over() => {}
-            () = alone.turn_over() => {}
+            () = self.slot.time_slice_over() => {}
+            () = alone.time_slice_over() => {}
         }
     }
 }
 
 /// The error of a layer that could not be unpacked. Reads the rest of the blob to find out whether only this host has
-/// wrong content. Stops reading when the turn is over.
-async fn refused(blob: &mut Blob<'_>, turn: &Turn, descriptor: &Descriptor, error: UnpackError) -> PullError {
+/// wrong content. Stops reading when the time slice is over.
+async fn refused(
+    blob: &mut Blob<'_>,
+    time_slice: &TimeSlice,
+    descriptor: &Descriptor,
+    error: UnpackError,
+) -> PullError {
     let is_window = matches!(error, UnpackError::TooLarge(TooLarge::Window(_)));
     if is_window || !matches!(error.kind(), ErrorKind::Corrupt | ErrorKind::Rejected) {
         return PullError::Unpack { digest: descriptor.digest.into(), source: error };
     }
-    // Not cancel-safe: the blob is not used any more after the turn.
+    // Not cancel-safe: the blob is not used any more after the time slice.
     let rest = tokio::select! {
         rest = blob.check_rest(io::Error::other(report(&error))) => rest,
-        () = turn.over() => Ok(()),
+        () = time_slice.over() => Ok(()),
     };
     match rest {
         Ok(()) => PullError::Unpack { digest: descriptor.digest.into(), source: error },

@@ -98,7 +98,8 @@ async fn slow_registries_of_two_owners_do_not_stop_the_pulls_of_a_third() {
     })
     .await;
     let root = tempfile::tempdir().unwrap();
-    let config = ImagesConfig { fetch_turn: Duration::from_millis(10), ..ImagesConfig::new(root.path()) };
+    let config =
+        ImagesConfig { fetch_time_slice: Duration::from_millis(10), ..ImagesConfig::new(root.path()) };
     let images = opened(&config).await;
     let mut pulls = tokio::task::JoinSet::new();
     for (owner, number) in [("a", 0), ("a", 1), ("b", 2), ("b", 3)] {

@@ -198,20 +198,20 @@ async fn a_line_without_an_end_takes_no_memory_and_hides_no_other() {
 
 #[tokio::test]
 async fn skipped_lines_do_not_delay_other_tasks() {
-    let dir = std::env::temp_dir().join(format!("coracle-logs-{}-turns", std::process::id()));
+    let dir = std::env::temp_dir().join(format!("coracle-logs-{}-yields", std::process::id()));
     std::fs::create_dir_all(&dir).expect("temp dir");
     let log = dir.join("0.log");
     std::fs::write(&log, "2026-01-01T00:00:00Z stdout F x\n".repeat(20 * CHUNK / 32)).expect("file");
     let options = Options { only: Some(super::super::output::Output::Stderr), ..Options::default() };
     let mut reader = Reader::begin(log, &options).expect("reader");
     let (sender, _receiver) = mpsc::channel(1);
-    let turns = tokio::spawn(async {
+    let yields = tokio::spawn(async {
         for _ in 0..10 {
             tokio::task::yield_now().await;
         }
     });
     reader.drain(&sender).await.expect("read");
-    assert!(turns.is_finished(), "the other task had its turns meanwhile");
+    assert!(yields.is_finished(), "the other task ran meanwhile");
     std::fs::remove_dir_all(dir).expect("clean up");
 }
 

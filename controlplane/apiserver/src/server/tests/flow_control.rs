@@ -109,8 +109,8 @@ async fn a_client_that_sends_its_body_slowly_has_no_seats() {
         assert_eq!(in_use(), 0, "while the client is slow");
         Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"{}")))
     }));
-    let requester = turn::Requester { user: &user, info: &info };
-    let received = turn::receive(state, Some(body), BodyMemory::default(), requester, &mut seats).await;
+    let requester = request_seats::Requester { user: &user, info: &info };
+    let received = request_seats::receive(state, Some(body), BodyMemory::default(), requester, &mut seats).await;
     assert_eq!(&received.unwrap()[..], b"{}");
     assert!(seats.is_some());
     assert_eq!(in_use(), 1, "when the body is complete");
@@ -123,9 +123,9 @@ async fn a_body_counts_as_long_as_a_connection_holds_it() {
     let (state, user) = (&server.api.state, User::new("eve", &[]));
     let info = RequestInfo::parse(&Method::POST, &"/api/v1/namespaces/a/services/s/proxy/".parse().unwrap());
     let receive = async || {
-        let requester = turn::Requester { user: &user, info: &info };
+        let requester = request_seats::Requester { user: &user, info: &info };
         let body = Full::new(Bytes::from(vec![b'x'; 3 << 20]));
-        turn::receive(state, Some(body), state.in_flight.body("eve"), requester, &mut None).await
+        request_seats::receive(state, Some(body), state.in_flight.body("eve"), requester, &mut None).await
     };
     let mut held = Vec::new();
     let refused = loop {
@@ -141,7 +141,7 @@ async fn a_body_counts_as_long_as_a_connection_holds_it() {
 }
 
 #[tokio::test]
-async fn a_large_request_waits_for_the_turn_of_its_user() {
+async fn a_large_request_waits_for_the_others_of_its_user() {
     let server = Fixture::new().await;
     let group = "rbac.authorization.k8s.io";
     let role = json!({"metadata": {"name": "eve"},
@@ -162,13 +162,13 @@ async fn a_large_request_waits_for_the_turn_of_its_user() {
         let request = request.body(Full::<Bytes>::from(object)).unwrap();
         server.api.handle(request, None).await.status().as_u16()
     };
-    let turn = server.api.state.large_requests.enter("eve", 2 << 20).await;
+    let permit = server.api.state.large_requests.enter("eve", 2 << 20).await;
     assert_eq!(create("small", 10).await, 201);
     let mut large = std::pin::pin!(create("large", 100_000));
     tokio::time::pause();
     assert!(tokio::time::timeout(SLOW_CLIENT * 4, large.as_mut()).await.is_err());
     tokio::time::resume();
-    drop(turn);
+    drop(permit);
     assert_eq!(large.await, 201);
 }
 

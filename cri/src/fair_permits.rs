@@ -8,7 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 /// A number of permits. Each owner, for example a namespace, has its own queue. At most `each` calls of an owner are in the
 /// common queue or have a permit, so a call of another owner waits for few of them.
 #[derive(Debug)]
-pub struct Turns {
+pub struct FairPermits {
     permits: Semaphore,
     each: usize,
     /// The owners with calls.
@@ -17,15 +17,15 @@ pub struct Turns {
 
 /// A permit. Dropping it lets the next call continue.
 #[derive(Debug)]
-pub struct Turn<'a> {
+pub struct FairPermit<'a> {
     // The semaphores are never closed, so both are present.
     _shared: Option<SemaphorePermit<'a>>,
     _own: Option<OwnedSemaphorePermit>,
 }
 
-// === impl Turns ===
+// === impl FairPermits ===
 
-impl Turns {
+impl FairPermits {
     /// `most` is the maximum number of permits, and `each` that of one owner.
     #[must_use]
     pub const fn new(most: usize, each: usize) -> Self {
@@ -33,10 +33,10 @@ impl Turns {
     }
 
     /// Waits for a permit. Cancel-safe: a call that is dropped loses its place.
-    pub async fn take(&self, owner: &str) -> Turn<'_> {
+    pub async fn take(&self, owner: &str) -> FairPermit<'_> {
         let own = self.queue_of(owner).acquire_owned().await.ok();
         let shared = self.permits.acquire().await.ok();
-        Turn { _shared: shared, _own: own }
+        FairPermit { _shared: shared, _own: own }
     }
 
     /// The queue of an owner. Forgets owners without calls.
@@ -60,35 +60,35 @@ mod tests {
 
     #[tokio::test]
     async fn an_owner_with_much_work_does_not_delay_others() {
-        let turns = Turns::new(1, 1);
-        let held = turns.take("a").await;
-        let mut of_a: Vec<_> = (0..100).map(|_| Box::pin(turns.take("a"))).collect();
+        let permits = FairPermits::new(1, 1);
+        let held = permits.take("a").await;
+        let mut of_a: Vec<_> = (0..100).map(|_| Box::pin(permits.take("a"))).collect();
         for waiting in &mut of_a {
             assert!(waiting.now_or_never().is_none());
         }
-        let mut of_b = Box::pin(turns.take("b"));
+        let mut of_b = Box::pin(permits.take("b"));
         assert!((&mut of_b).now_or_never().is_none(), "the permit is in use");
         drop(held);
-        let turn = of_b.await;
-        assert_eq!(turns.owners.lock().expect("lock").len(), 2);
-        drop(turn);
+        let permit = of_b.await;
+        assert_eq!(permits.owners.lock().expect("lock").len(), 2);
+        drop(permit);
         let mut done = 0;
         for waiting in of_a {
             drop(waiting.await);
             done += 1;
         }
-        assert_eq!(done, 100, "all of them get their turn");
-        drop(turns.take("c").await);
-        assert_eq!(turns.owners.lock().expect("lock").len(), 1, "owners without calls are forgotten");
+        assert_eq!(done, 100, "all of them get a permit");
+        drop(permits.take("c").await);
+        assert_eq!(permits.owners.lock().expect("lock").len(), 1, "owners without calls are forgotten");
     }
 
     #[tokio::test]
     async fn an_owner_has_a_part_of_the_permits() {
-        let turns = Turns::new(3, 2);
-        let held = [turns.take("a").await, turns.take("a").await];
-        assert!(turns.take("a").now_or_never().is_none());
-        assert!(turns.take("b").now_or_never().is_some(), "a permit is left for others");
+        let permits = FairPermits::new(3, 2);
+        let held = [permits.take("a").await, permits.take("a").await];
+        assert!(permits.take("a").now_or_never().is_none());
+        assert!(permits.take("b").now_or_never().is_some(), "a permit is left for others");
         drop(held);
-        assert!(turns.take("a").now_or_never().is_some());
+        assert!(permits.take("a").now_or_never().is_some());
     }
 }

@@ -1,4 +1,4 @@
-//! The turn of a request: its seats while the client is slow, and the wait of a large request.
+//! The seats of a request while its client is slow, and the permit of a large request.
 //!
 //! Seats of a priority level are for the work of this server. A client that sends its body slowly, or does not read
 //! its response, would otherwise hold them for the whole request timeout. One user could use up a level that all
@@ -19,7 +19,7 @@ use crate::{
     error::Result,
     flow_control::Seats,
     in_flight::{self, BodyMemory, InFlight, Permit},
-    large_requests::{LargeRequests, Turn},
+    large_requests::{LargeRequestPermit, LargeRequests},
     media::Form,
     offload::MIN_OFFLOADED_BYTES,
     reply::Reply,
@@ -30,9 +30,9 @@ use crate::{
 
 /// Maximum time that a client sends a body, or reads a response, while the request has seats.
 pub(crate) const SLOW_CLIENT: Duration = Duration::from_millis(500);
-/// Maximum duration of a large request's turn. A webhook may delay the request for longer. It must not delay the large
-/// requests of others: the webhook itself may wait for one of them.
-const MAX_TURN: Duration = Duration::from_secs(5);
+/// Maximum time for which a large request keeps its permit. A webhook may delay the request for longer. It must not delay
+/// the large requests of others: the webhook itself may wait for one of them.
+const MAX_PERMIT_TIME: Duration = Duration::from_secs(5);
 
 /// Marks a response that must be delivered within the request timeout. Its request counts as in flight until then.
 #[derive(Clone, Default)]
@@ -95,23 +95,28 @@ where
     Ok(body::reserved(body, memory))
 }
 
-/// Waits for the turn of a request with a large body or object. Other requests need none.
-pub(super) async fn of_large_request(call: &Call, seats: &mut Option<Seats>) -> Option<Turn> {
+/// Waits for the permit of a request with a large body or object. Other requests need none.
+pub(super) async fn permit_of(call: &Call, seats: &mut Option<Seats>) -> Option<LargeRequestPermit> {
     let bytes = processed_bytes(call);
     if bytes <= MIN_OFFLOADED_BYTES {
         return None;
     }
     let owner = in_flight::requester(&call.user.name);
-    Some(wait_for_turn(&call.state.large_requests, owner, bytes, seats).await)
+    Some(wait_for_permit(&call.state.large_requests, owner, bytes, seats).await)
 }
 
-/// Waits for a turn. After [`SLOW_CLIENT`] the request gives its seats back. During its turn it needs no seats, because
-/// the turn itself is a limit. If it waited for seats during its turn, the large requests of all levels would wait until
-/// seats of its level are free.
-async fn wait_for_turn(large: &LargeRequests, owner: &str, bytes: usize, seats: &mut Option<Seats>) -> Turn {
+/// Waits for a permit. After [`SLOW_CLIENT`] the request gives its seats back. With a permit it needs no seats, because
+/// the permits are a limit, too. If it held its permit while it waits for seats, the large requests of all levels would
+/// wait until seats of its level are free.
+async fn wait_for_permit(
+    large: &LargeRequests,
+    owner: &str,
+    bytes: usize,
+    seats: &mut Option<Seats>,
+) -> LargeRequestPermit {
     let mut wait = std::pin::pin!(large.enter(owner, bytes));
-    if let Ok(turn) = timeout(SLOW_CLIENT, wait.as_mut()).await {
-        return turn;
+    if let Ok(permit) = timeout(SLOW_CLIENT, wait.as_mut()).await {
+        return permit;
     }
     *seats = None;
     wait.await
@@ -131,20 +136,20 @@ fn processed_bytes(call: &Call) -> usize {
     call.body.len() + stored.map_or(0, |object| object.stored_bytes())
 }
 
-/// Runs a request in its turn. After [`MAX_TURN`] the turn ends: the request continues, and the next large request starts.
-/// A request that waits for a slow webhook gives its seats back, and continues without seats: the limits of requests of one
-/// user still apply.
+/// Runs a request. After [`MAX_PERMIT_TIME`] its permit is released: the request continues, and the next large request
+/// starts. A request that waits for a slow webhook gives its seats back, and continues without seats: the limits of
+/// requests of one user still apply.
 pub(super) async fn run(
-    turn: Option<Turn>,
+    permit: Option<LargeRequestPermit>,
     seats: &mut Option<Seats>,
     request: BoxFuture<'_, Result<Reply>>,
 ) -> Result<Reply> {
     let mut request = std::pin::pin!(waits::holding(seats, request));
-    let Some(turn) = turn else { return request.await };
-    if let Ok(reply) = timeout(MAX_TURN, request.as_mut()).await {
+    let Some(permit) = permit else { return request.await };
+    if let Ok(reply) = timeout(MAX_PERMIT_TIME, request.as_mut()).await {
         return reply;
     }
-    drop(turn);
+    drop(permit);
     request.await
 }
 
@@ -180,23 +185,23 @@ mod tests {
     use crate::{cache::Cache, flow_control::FlowControl};
 
     #[tokio::test(start_paused = true)]
-    async fn a_turn_does_not_wait_for_seats() {
+    async fn a_large_request_with_a_permit_does_not_wait_for_seats() {
         let (control, cache) = (FlowControl::new(20, Duration::from_secs(60)), Cache::new(0));
         let info = RequestInfo::parse(&Method::GET, &"/api/v1/namespaces/a/pods/b".parse().unwrap());
         let enter = async |user: &str| control.enter(&User::new(user, &[]), &info, &cache).await.1;
         let large = LargeRequests::default();
         let mut quick = enter("eve").await.unwrap();
-        let first = wait_for_turn(&large, "eve", 2 << 20, &mut quick).await;
-        assert!(quick.is_some(), "a request whose turn comes at once keeps its seats");
+        let first = wait_for_permit(&large, "eve", 2 << 20, &mut quick).await;
+        assert!(quick.is_some(), "a request that gets its permit at once keeps its seats");
         let mut seats = enter("eve").await.unwrap();
-        let mut waiting = Box::pin(wait_for_turn(&large, "eve", 1 << 20, &mut seats));
+        let mut waiting = Box::pin(wait_for_permit(&large, "eve", 1 << 20, &mut seats));
         assert!(timeout(SLOW_CLIENT * 2, waiting.as_mut()).await.is_err());
         let mut taken = Vec::new();
         while let Ok(others) = enter("bob").await {
             taken.push(others);
         }
         drop(first);
-        timeout(SLOW_CLIENT, waiting).await.expect("the turn");
+        timeout(SLOW_CLIENT, waiting).await.expect("the permit");
         assert!(seats.is_none());
     }
 
