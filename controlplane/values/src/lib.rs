@@ -13,6 +13,7 @@
 //! | taints and tolerations | [`toleration`] | `component-helpers/scheduling/corev1` |
 //! | effective requests and limits of a pod | [`pod_resources`] | `component-helpers/resource` |
 //! | quality-of-service class of a pod | [`qos`] | `pkg/apis/core/v1/helper/qos` |
+//! | restart policies and rules, requirements on exit codes | [`restart`] | `pkg/api/v1/pod`, `pkg/controller/job` |
 //! | schedules and time zones of cron jobs | [`schedule`] | `github.com/robfig/cron/v3` |
 //! | booleans and names of JSON kinds in the forms of Go | [`go`] | `strconv`, `encoding/json` |
 //! | name, namespace, uid, owner of an object | [`object`] | `apimachinery/pkg/apis/meta/v1` |
@@ -31,6 +32,7 @@ pub mod object;
 pub mod pod_resources;
 pub mod qos;
 pub mod quantity;
+pub mod restart;
 pub mod schedule;
 mod selector_error;
 pub mod toleration;
