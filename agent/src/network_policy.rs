@@ -27,6 +27,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::deadline::until;
 use crate::event_recorder::Recorder;
 use crate::pod::NodeContext;
 use crate::policy_gate::{self, GateEnd, Request};
@@ -130,7 +131,7 @@ impl NetworkPolicies {
                 Some(events) = next(nodes) => self.apply_node_events(events),
                 Some(news) = self.cluster.next() => self.apply_cluster_events(news),
                 Some(request) = self.requests.recv() => self.serve(request),
-                () = wait_until(retry) => {}
+                () = until(retry) => {}
                 () = self.checks.next() => {}
                 () = self.record.is_due() => self.write_record(),
                 Some(Ok(Some(found))) = earlier.join_next() => self.use_earlier(found),
@@ -427,14 +428,6 @@ async fn replace(mut enforcer: Enforcer, model: SharedModel) -> Result<Enforcer,
     let replace = move || enforcer.replace(&mut model.lock()).map(|()| enforcer);
     let replaced = tokio::task::spawn_blocking(replace).await;
     replaced.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
-}
-
-/// Waits until the time. Without a time it never returns.
-async fn wait_until(time: Option<Instant>) {
-    match time {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// Returns after a change by another process, or false when notifications are not available any more.

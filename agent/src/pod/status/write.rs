@@ -18,8 +18,9 @@ use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, Request};
 use kube::{Client, Resource as _};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
+use crate::deadline::until;
 use retries::{Failure, Retries};
 use waiting::Waiting;
 
@@ -102,13 +103,6 @@ impl StatusWriter {
 impl Shared {
     fn pending(&self) -> MutexGuard<'_, Waiting> {
         self.pending.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-async fn until(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep_until(due).await,
-        None => std::future::pending().await,
     }
 }
 
