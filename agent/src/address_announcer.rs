@@ -21,6 +21,7 @@ use k8s_openapi::api::core::v1::{Node, Service};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::deadline::until;
 use crate::service_cache::ServiceCache;
 
 /// Class of the services, and type of the condition in their status. The condition's message is the name of the node.
@@ -92,7 +93,7 @@ impl AddressAnnouncer {
                 // Cancel-safe: changed keys stay in the subscription until they are returned.
                 let is_other = tokio::select! {
                     changed = changes.next() => self.read_services(changed),
-                    () = sleep_until_optional(renewal) => true,
+                    () = until(renewal) => true,
                     announced = next_conflicts(&mut self.conflicts, self.next_check) => {
                         renewals.mark_unchanged();
                         self.check(announced).await
@@ -227,14 +228,6 @@ async fn next_conflicts(
     let Some(monitor) = monitor else { return std::future::pending().await };
     tokio::time::sleep_until(from).await;
     monitor.next().await
-}
-
-/// Waits until the time. Without a time it never returns.
-async fn sleep_until_optional(time: Option<Instant>) {
-    match time {
-        None => std::future::pending().await,
-        Some(at) => tokio::time::sleep_until(at).await,
-    }
 }
 
 /// The addresses that the node holds: at most [`ADDRESSES_MAX`] of the addresses that are assigned to it.

@@ -19,6 +19,7 @@ mod config;
 mod config_cache;
 mod configuration;
 mod cpu_manager;
+mod deadline;
 mod device_plugins;
 mod dra;
 mod duration;

@@ -15,8 +15,8 @@ mod stored;
 use std::path::PathBuf;
 
 use coracle_error_chain::chain;
-use coracle_network_policy::{Effect, Enforcer, Error, Model, PodFacts};
-use coracle_nft::Monitor;
+use coracle_network_policy::{Effect, Enforcer, Model, PodFacts};
+use coracle_nft::{Monitor, TableError};
 use coracle_values::object::Key;
 use coracle_watch::Event;
 use futures::stream::StreamExt;
@@ -27,6 +27,7 @@ use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
+use crate::deadline::until;
 use crate::event_recorder::Recorder;
 use crate::pod::NodeContext;
 use crate::policy_gate::{self, GateEnd, Request};
@@ -130,7 +131,7 @@ impl NetworkPolicies {
                 Some(events) = next(nodes) => self.apply_node_events(events),
                 Some(news) = self.cluster.next() => self.apply_cluster_events(news),
                 Some(request) = self.requests.recv() => self.serve(request),
-                () = wait_until(retry) => {}
+                () = until(retry) => {}
                 () = self.checks.next() => {}
                 () = self.record.is_due() => self.write_record(),
                 Some(Ok(Some(found))) = earlier.join_next() => self.use_earlier(found),
@@ -154,7 +155,7 @@ impl NetworkPolicies {
     }
 
     /// Writes the model to the kernel, and answers the requests of pods whose policies are in the kernel then.
-    async fn commit(&mut self, table: &mut Option<Table>) -> Result<(), Error> {
+    async fn commit(&mut self, table: &mut Option<Table>) -> Result<(), TableError> {
         if !self.policies.is_complete || !self.cluster.are_complete() {
             return match self.record.is_used() {
                 true => self.commit_stored(table).await,
@@ -199,7 +200,7 @@ impl NetworkPolicies {
     }
 
     /// Sets the cause that is shown for pods that wait for their policies: the error of the kernel, or of a failed list.
-    fn explain(&self, error: Option<&Error>) {
+    fn explain(&self, error: Option<&TableError>) {
         let error =
             error.map(|error| format!("cannot change the table of network policies: {}", chain(error)));
         self.restricted.explain(error.or_else(|| self.list_failure().map(str::to_owned)));
@@ -214,7 +215,7 @@ impl NetworkPolicies {
     }
 
     /// Writes the changes of the model to the table, or replaces it. Returns the effect of changes.
-    async fn write_table(&mut self, table: &mut Option<Table>) -> Result<Option<Effect>, Error> {
+    async fn write_table(&mut self, table: &mut Option<Table>) -> Result<Option<Effect>, TableError> {
         if table.as_ref().is_some_and(|table| table.enforcer.must_replace(&self.model.lock())) {
             *table = None;
         }
@@ -225,16 +226,16 @@ impl NetworkPolicies {
         let mut enforcer = replace(enforcer, self.model.clone()).await?;
         // The monitor is opened after the replacement, because the notifications of the replacement may exceed its
         // buffer.
-        let monitor = Monitor::open().map_err(Error::Socket)?;
+        let monitor = Monitor::open().map_err(TableError::Socket)?;
         if !enforcer.is_intact()? {
-            return Err(Error::Changed { table: self.table.clone() });
+            return Err(TableError::Changed { table: self.table.clone() });
         }
         *table = Some(Table { enforcer, monitor });
         Ok(None)
     }
 
     /// Writes the stored policies to the kernel, and answers the requests of pods in their namespaces.
-    async fn commit_stored(&mut self, table: &mut Option<Table>) -> Result<(), Error> {
+    async fn commit_stored(&mut self, table: &mut Option<Table>) -> Result<(), TableError> {
         // A list of policies of the whole cluster may have begun. Then no pod's policies are known completely.
         let is_tiered = self.model.lock().is_tiered();
         for mut facts in self.admitted.facts() {
@@ -248,7 +249,7 @@ impl NetworkPolicies {
     }
 
     /// Answers the requests of pods whose policies are in the table of the previous run.
-    fn admit_by_earlier_table(&mut self) -> Result<(), Error> {
+    fn admit_by_earlier_table(&mut self) -> Result<(), TableError> {
         // Listed policies may be newer than the table.
         let is_current = !self.policies.is_complete && !self.model.lock().is_tiered();
         let Some(table) = self.earlier_table.as_mut().filter(|_| is_current) else { return Ok(()) };
@@ -423,18 +424,10 @@ impl NetworkPolicies {
 }
 
 /// Replaces the table on a thread that may block.
-async fn replace(mut enforcer: Enforcer, model: SharedModel) -> Result<Enforcer, Error> {
+async fn replace(mut enforcer: Enforcer, model: SharedModel) -> Result<Enforcer, TableError> {
     let replace = move || enforcer.replace(&mut model.lock()).map(|()| enforcer);
     let replaced = tokio::task::spawn_blocking(replace).await;
     replaced.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
-}
-
-/// Waits until the time. Without a time it never returns.
-async fn wait_until(time: Option<Instant>) {
-    match time {
-        Some(at) => tokio::time::sleep_until(at).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// Returns after a change by another process, or false when notifications are not available any more.

@@ -22,6 +22,7 @@ use serde_json::json;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use crate::deadline::until;
 use crate::pod::NodeContext;
 use crate::pod::admit::in_use::{self, Sockets};
 
@@ -143,10 +144,7 @@ impl NodeBalancer {
     /// Returns when refused services should be checked again. Cancel safe.
     pub(crate) async fn retry_is_due(&self) {
         let due = self.lock().retry;
-        match due {
-            Some(due) => tokio::time::sleep_until(due).await,
-            None => std::future::pending().await,
-        }
+        until(due).await;
     }
 
     /// Discards the results of refused services. Returns their keys.

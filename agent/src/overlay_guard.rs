@@ -8,8 +8,8 @@
 use std::sync::Arc;
 
 use coracle_error_chain::chain;
-use coracle_nft::Monitor;
-use coracle_service_proxy::{Error, NodeView, Proxy};
+use coracle_nft::{Monitor, TableError};
+use coracle_service_proxy::{NodeView, Proxy};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
 
@@ -62,8 +62,8 @@ pub(crate) async fn run(
 
 /// Replaces the table. Returns the notifications of changes, and the author of the replacement. The notifications begin
 /// before the replacement, so that no later change is missed.
-async fn write(table: &str, view: &NodeView) -> Result<(Monitor, u32), Error> {
-    let monitor = Monitor::open().map_err(Error::Socket)?;
+async fn write(table: &str, view: &NodeView) -> Result<(Monitor, u32), TableError> {
+    let monitor = Monitor::open().map_err(TableError::Socket)?;
     let (table, view) = (table.to_owned(), view.clone());
     let written = tokio::task::spawn_blocking(move || Proxy::replace_by_guard(&table, &view)).await;
     let author = written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;

@@ -384,7 +384,7 @@ fn requests_differ(pod: &Pod, other: &Pod, name: &str) -> bool {
 
 fn request(container: &Container, name: &str) -> Option<i128> {
     let quantity = Side::Requests.get(container.resources.as_ref(), name)?;
-    Some(Quantity::of(quantity).ok()?.thousandths())
+    Some(coracle_values::quantity::of(quantity).ok()?.thousandths())
 }
 
 #[cfg(test)]

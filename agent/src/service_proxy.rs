@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_error_chain::chain;
-use coracle_nft::Monitor;
-use coracle_service_proxy::{Error, NodeView, Proxy, State};
+use coracle_nft::{Monitor, TableError};
+use coracle_service_proxy::{NodeView, Proxy, State};
 use coracle_services::EndpointSlice;
 use coracle_values::object::Key;
 use ipnetwork::IpNetwork;
@@ -200,7 +200,7 @@ impl ServiceProxy {
         services: &ServiceCache,
         mut proxy: Proxy,
         changed: BTreeSet<Key>,
-    ) -> Result<Proxy, Error> {
+    ) -> Result<Proxy, TableError> {
         let is_short = is_short(services, &proxy, &changed);
         let states = changed.into_iter().map(self.reader(services));
         if !is_short {
@@ -225,7 +225,7 @@ impl ServiceProxy {
         changes: &Subscription,
         node: &mut NodeProperties,
         pause: &mut Duration,
-    ) -> Result<Replace, Error> {
+    ) -> Result<Replace, TableError> {
         self.state.begin_change();
         self.view = self.current_view(node);
         let proxy = Proxy::open(&self.config.table, self.view.clone())?;
@@ -236,7 +236,7 @@ impl ServiceProxy {
         let (keys, read, view) = (services.keys(), self.reader(services), self.view.clone());
         let mut proxy = blocking(proxy, move |proxy| proxy.replace(view, keys.into_iter().map(read))).await?;
         // Open the monitor after the replacement, because the notifications of the replacement may exceed the buffer.
-        let mut monitor = Monitor::open().map_err(Error::Socket)?;
+        let mut monitor = Monitor::open().map_err(TableError::Socket)?;
         if !proxy.is_intact()? {
             return Ok(Replace::ForeignChange);
         }
@@ -270,7 +270,7 @@ impl ServiceProxy {
                     }
                 }
                 foreign = monitor.foreign_change(&self.config.table, author) => {
-                    return foreign.map(|()| Replace::ForeignChange).map_err(Error::Socket);
+                    return foreign.map(|()| Replace::ForeignChange).map_err(TableError::Socket);
                 }
             }
         }
@@ -335,8 +335,8 @@ async fn changed<T>(receiver: &mut watch::Receiver<T>) {
 /// Runs a transaction, which blocks until the kernel answers.
 async fn blocking(
     mut proxy: Proxy,
-    act: impl FnOnce(&mut Proxy) -> Result<(), Error> + Send + 'static,
-) -> Result<Proxy, Error> {
+    act: impl FnOnce(&mut Proxy) -> Result<(), TableError> + Send + 'static,
+) -> Result<Proxy, TableError> {
     let done = tokio::task::spawn_blocking(move || act(&mut proxy).map(|()| proxy)).await;
     match done {
         Ok(result) => result,

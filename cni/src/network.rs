@@ -14,6 +14,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_nft::Monitor;
 use ipnetwork::IpNetwork;
 use tokio::sync::{RwLock, RwLockReadGuard, watch};
 use tokio::task::AbortHandle;
@@ -200,7 +201,7 @@ impl Network {
             SharedName { kind: "nftables table", name: &config.table, setting: "--nft-table" },
         ];
         let names = NameLocks::take(&names).await?;
-        let events = firewall_repair::listen();
+        let events = Monitor::open();
         let events = events.map_err(|source| Error::Socket { action: "listen to nftables", source })?;
         let firewall = Firewall::open(&config.table, &config.state_dir, false)?.serving(&config.served);
         let cache = Arc::new(Cache::open(&config.state_dir, &config.root_dir)?);

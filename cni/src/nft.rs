@@ -24,14 +24,13 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use coracle_nft::{
     Attributes, BaseChain, Batch, Channel, Element, Header, Hook, INET, INET_PROTO, INET_SERVICE, Key, Meta,
-    R0, Rule, SetSpec, Transaction, Verb, concatenated, intervals, number_of,
+    R0, Rule, SetSpec, Transaction, Verb, concatenated, intervals, number_of, octets,
 };
 use ipnetwork::{IpNetwork, Ipv4Network};
 
 use crate::error::Error;
 use crate::port_condition::Condition;
 use crate::ports::Protocol;
-use element::octets;
 pub(crate) use entrances::Entrances;
 
 /// Content of the table.

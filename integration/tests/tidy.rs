@@ -47,6 +47,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-error-chain", &[]),
     ("coracle-fault", &[]),
     ("coracle-open-files", &[]),
+    ("coracle-quantity", &[]),
     ("coracle-connections", &[]),
     ("coracle-threads", &[]),
     ("coracle-tree", &[]),
@@ -68,6 +69,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-images",
             "coracle-nri",
             "coracle-open-files",
+            "coracle-quantity",
             "coracle-systemd",
             "coracle-threads",
             "coracle-tree",
@@ -76,9 +78,10 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-audit", &[]),
     ("coracle-certificate-subject", &[]),
     ("coracle-sealing", &[]),
+    ("coracle-token-bucket", &[]),
     ("coracle-token-signer", &[]),
     ("coracle-store", &["coracle-error-chain", "coracle-sealing"]),
-    ("coracle-values", &[]),
+    ("coracle-values", &["coracle-quantity"]),
     ("coracle-services", &["coracle-values"]),
     ("coracle-service-proxy", &["coracle-fault", "coracle-nft", "coracle-services", "coracle-values"]),
     ("coracle-network-policy", &["coracle-fault", "coracle-nft", "coracle-values"]),
@@ -112,11 +115,12 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-store",
             "coracle-kinds",
             "coracle-managed-fields",
+            "coracle-token-bucket",
             "coracle-token-signer",
             "coracle-values",
         ],
     ),
-    ("coracle-events", &[]),
+    ("coracle-events", &["coracle-token-bucket"]),
     ("coracle-watch", &[]),
     ("coracle-scheduler", &["coracle-cel", "coracle-events", "coracle-values", "coracle-watch"]),
     (
@@ -155,6 +159,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-services",
             "coracle-shim",
             "coracle-systemd",
+            "coracle-token-bucket",
             "coracle-tree",
             "coracle-values",
             "coracle-watch",
@@ -207,7 +212,7 @@ fn restricted_libraries_are_used_only_by_their_owners() {
     for threaded in ["tokio", "tonic", "hyper", "rayon"] {
         assert!(!shim.contains(threaded), "the shim forks: it must not use {threaded}");
     }
-    for pure in ["coracle-values", "coracle-kinds"] {
+    for pure in ["coracle-quantity", "coracle-token-bucket", "coracle-values", "coracle-kinds"] {
         let dependencies = &edges()[pure];
         for effect in ["tokio", "futures", "kube", "hyper", "nix", "libc", "rand", "tracing"] {
             assert!(!dependencies.contains(effect), "{pure} is pure: it must not use {effect}");

@@ -1,38 +1,14 @@
 //! Writes the policies to their nftables table.
 
 use std::collections::BTreeSet;
-use std::io;
 use std::net::IpAddr;
 
-use coracle_nft::{Attributes, Channel, Element, INET, Transaction, Verb};
+use coracle_nft::{Attributes, Channel, Element, INET, TableError, Transaction, Verb};
 
 use crate::layout;
 use crate::model::{Model, enforced_key};
 use crate::program::{Changes, Set};
 use crate::rules::{Direction, Tier};
-
-/// Why the table does not match the policies.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The socket could not be opened.
-    #[error("cannot open an nftables socket")]
-    Socket(#[source] io::Error),
-    /// The kernel rejected a transaction.
-    #[error("cannot change the nftables table {table}")]
-    Commit {
-        /// Name of the table.
-        table: String,
-        /// The kernel's error.
-        #[source]
-        source: io::Error,
-    },
-    /// Another process changed the table while it was replaced.
-    #[error("another process changed the nftables table {table} at the same time")]
-    Changed {
-        /// Name of the table.
-        table: String,
-    },
-}
 
 /// Effect of a change on open connections, with the addresses of the affected connections.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -61,8 +37,8 @@ impl Enforcer {
     ///
     /// # Errors
     /// When the kernel has no nftables.
-    pub fn open(table: &str) -> Result<Self, Error> {
-        let channel = Channel::open().map_err(Error::Socket)?;
+    pub fn open(table: &str) -> Result<Self, TableError> {
+        let channel = Channel::open().map_err(TableError::Socket)?;
         Ok(Self { table: table.to_owned(), channel, is_tiered: false })
     }
 
@@ -76,12 +52,12 @@ impl Enforcer {
     ///
     /// # Errors
     /// When the socket fails.
-    pub fn is_intact(&mut self) -> Result<bool, Error> {
+    pub fn is_intact(&mut self) -> Result<bool, TableError> {
         let rules = Attributes::default()
             .text(1, &self.table)
             .text(2, layout::base(Tier::Namespaced, Direction::Ingress));
         let listed = self.channel.has_any(Verb::GetRule, INET, &rules);
-        listed.map_err(|source| Error::Commit { table: self.table.clone(), source })
+        listed.map_err(|source| TableError::Commit { table: self.table.clone(), source })
     }
 
     /// Whether the table in the kernel has the policies of a pod at all of these addresses. The table may have been
@@ -89,7 +65,7 @@ impl Enforcer {
     ///
     /// # Errors
     /// When the socket fails.
-    pub fn enforces(&mut self, uid: &str, ips: &[IpAddr]) -> Result<bool, Error> {
+    pub fn enforces(&mut self, uid: &str, ips: &[IpAddr]) -> Result<bool, TableError> {
         // A flush of the table removes the rules, but no elements. So elements alone prove nothing.
         if ips.is_empty() || !self.is_intact()? {
             return Ok(false);
@@ -102,7 +78,7 @@ impl Enforcer {
                 .text(2, &layout::set_name(Set::Enforced(ip.is_ipv4())))
                 .nest(3, Attributes::default().nest(1, key));
             let has = self.channel.has(Verb::GetElements, INET, &named);
-            if !has.map_err(|source| Error::Commit { table: self.table.clone(), source })? {
+            if !has.map_err(|source| TableError::Commit { table: self.table.clone(), source })? {
                 return Ok(false);
             }
         }
@@ -120,7 +96,7 @@ impl Enforcer {
     ///
     /// # Errors
     /// When the kernel rejects it; the table is unchanged then.
-    pub fn replace(&mut self, model: &mut Model) -> Result<(), Error> {
+    pub fn replace(&mut self, model: &mut Model) -> Result<(), TableError> {
         let changes = model.program.all();
         let table = self.table.clone();
         let mut transaction = Transaction::new(&table);
@@ -137,7 +113,7 @@ impl Enforcer {
     ///
     /// # Errors
     /// When the kernel rejects it; the table must be replaced then.
-    pub fn change(&mut self, model: &mut Model) -> Result<Effect, Error> {
+    pub fn change(&mut self, model: &mut Model) -> Result<Effect, TableError> {
         let changes = model.program.changes();
         if changes.is_empty() {
             return Ok(Effect::None);
@@ -159,16 +135,16 @@ impl Enforcer {
     ///
     /// # Errors
     /// When the kernel rejects it.
-    pub fn remove(&mut self) -> Result<(), Error> {
+    pub fn remove(&mut self) -> Result<(), TableError> {
         let table = self.table.clone();
         let mut transaction = Transaction::new(&table);
         transaction.delete_table();
         self.commit(transaction)
     }
 
-    fn commit(&mut self, transaction: Transaction<'_>) -> Result<(), Error> {
+    fn commit(&mut self, transaction: Transaction<'_>) -> Result<(), TableError> {
         let committed = self.channel.commit(transaction.finish());
-        committed.map_err(|source| Error::Commit { table: self.table.clone(), source })?;
+        committed.map_err(|source| TableError::Commit { table: self.table.clone(), source })?;
         coracle_fault::point("policies.committed");
         Ok(())
     }

@@ -23,6 +23,6 @@ mod rules;
 
 pub use cluster_policy::{ClusterKind, ClusterPolicy, InvalidPolicy};
 pub use connections::{ConnectionCounts, mark_connections};
-pub use enforcer::{Effect, Enforcer, Error};
+pub use enforcer::{Effect, Enforcer};
 pub use facts::PodFacts;
 pub use model::Model;

@@ -12,7 +12,6 @@
 //! - a service never takes addresses that the node serves itself, nor external addresses outside the permitted ranges.
 
 mod endpoints;
-mod error;
 mod flows;
 mod layout;
 mod node_view;
@@ -20,6 +19,5 @@ mod plan;
 mod program;
 mod proxy;
 
-pub use error::Error;
 pub use node_view::NodeView;
 pub use proxy::{Proxy, State};

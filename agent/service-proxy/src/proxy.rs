@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::sync::Arc;
 
-use coracle_nft::{Attributes, Channel, Element, INET, SetSpec, Transaction, Verb};
+use coracle_nft::{Attributes, Channel, Element, INET, SetSpec, TableError, Transaction, Verb};
 use coracle_services::EndpointSlice;
 use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::Service;
 
-use crate::error::Error;
 use crate::flows::{self, Changed};
 use crate::layout::{self, address};
 use crate::node_view::NodeView;
@@ -65,10 +64,10 @@ impl Proxy {
     ///
     /// # Errors
     /// When the kernel has no nftables.
-    pub fn open(table: &str, node: NodeView) -> Result<Self, Error> {
+    pub fn open(table: &str, node: NodeView) -> Result<Self, TableError> {
         Ok(Self {
             table: table.to_owned(),
-            channel: Channel::open().map_err(Error::Socket)?,
+            channel: Channel::open().map_err(TableError::Socket)?,
             node,
             applied: HashMap::new(),
             claims: HashMap::new(),
@@ -93,10 +92,10 @@ impl Proxy {
     ///
     /// # Errors
     /// When the socket fails.
-    pub fn is_intact(&mut self) -> Result<bool, Error> {
+    pub fn is_intact(&mut self) -> Result<bool, TableError> {
         let rules = Attributes::default().text(1, &self.table).text(2, layout::POSTROUTING);
         let listed = self.channel.has_any(Verb::GetRule, INET, &rules);
-        listed.map_err(|source| Error::Commit { table: self.table.clone(), source })
+        listed.map_err(|source| TableError::Commit { table: self.table.clone(), source })
     }
 
     /// Whether the applied programs of these services are small. Then a change takes less time than the wake-up of a
@@ -111,7 +110,11 @@ impl Proxy {
     ///
     /// # Errors
     /// When the kernel rejects the transaction; the table is unchanged then.
-    pub fn replace(&mut self, node: NodeView, all: impl IntoIterator<Item = State>) -> Result<(), Error> {
+    pub fn replace(
+        &mut self,
+        node: NodeView,
+        all: impl IntoIterator<Item = State>,
+    ) -> Result<(), TableError> {
         let clients = self.clients();
         self.node = node;
         self.is_unknown = true;
@@ -138,7 +141,7 @@ impl Proxy {
     ///
     /// # Errors
     /// When the kernel rejects the transaction; the table must be replaced then.
-    pub fn change(&mut self, changed: impl IntoIterator<Item = State>) -> Result<(), Error> {
+    pub fn change(&mut self, changed: impl IntoIterator<Item = State>) -> Result<(), TableError> {
         self.change_table(changed)?;
         self.delete_stale_flows();
         Ok(())
@@ -149,7 +152,7 @@ impl Proxy {
     ///
     /// # Errors
     /// When the kernel rejects the transaction; the table must be replaced then.
-    pub fn change_table(&mut self, changed: impl IntoIterator<Item = State>) -> Result<bool, Error> {
+    pub fn change_table(&mut self, changed: impl IntoIterator<Item = State>) -> Result<bool, TableError> {
         let difference = self.record(changed);
         let table = self.table.clone();
         let mut transaction = Transaction::new(&table);
@@ -174,7 +177,7 @@ impl Proxy {
     ///
     /// # Errors
     /// When the kernel rejects it.
-    pub fn remove(table: &str) -> Result<(), Error> {
+    pub fn remove(table: &str) -> Result<(), TableError> {
         let mut transaction = Transaction::new(table);
         transaction.delete_table();
         commit_once(table, transaction).map(drop)
@@ -186,16 +189,16 @@ impl Proxy {
     ///
     /// # Errors
     /// When the kernel rejects it; the table is unchanged then.
-    pub fn replace_by_guard(table: &str, node: &NodeView) -> Result<u32, Error> {
+    pub fn replace_by_guard(table: &str, node: &NodeView) -> Result<u32, TableError> {
         let mut transaction = Transaction::new(table);
         transaction.delete_table();
         layout::make_overlay_guard(&mut transaction, node);
         commit_once(table, transaction)
     }
 
-    fn commit(&mut self, transaction: Transaction<'_>, flows: Changed) -> Result<(), Error> {
+    fn commit(&mut self, transaction: Transaction<'_>, flows: Changed) -> Result<(), TableError> {
         let committed = self.channel.commit(transaction.finish());
-        committed.map_err(|source| Error::Commit { table: self.table.clone(), source })?;
+        committed.map_err(|source| TableError::Commit { table: self.table.clone(), source })?;
         coracle_fault::point("services.committed");
         self.is_unknown = false;
         self.stale.extend(flows);
@@ -329,10 +332,10 @@ impl Proxy {
 }
 
 /// Commits a transaction with a new socket. Returns the netlink port of the socket.
-fn commit_once(table: &str, transaction: Transaction<'_>) -> Result<u32, Error> {
-    let mut channel = Channel::open().map_err(Error::Socket)?;
+fn commit_once(table: &str, transaction: Transaction<'_>) -> Result<u32, TableError> {
+    let mut channel = Channel::open().map_err(TableError::Socket)?;
     let committed = channel.commit(transaction.finish());
-    committed.map_err(|source| Error::Commit { table: table.to_owned(), source })?;
+    committed.map_err(|source| TableError::Commit { table: table.to_owned(), source })?;
     Ok(channel.port())
 }
 

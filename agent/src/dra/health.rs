@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use tonic::{Code, Status};
 
 use super::driver::{ANSWER_MAX, Caller, NAME_MAX, origin};
+use crate::deadline::until;
 
 /// Time after which the health of a device is unknown, unless the driver sets another time, as in the kubelet
 /// (`DefaultHealthTimeout`).
@@ -168,7 +169,8 @@ impl HealthTable {
             // Cancel-safe: a report that is not complete stays in the stream.
             let report = tokio::select! {
                 report = reports.message() => report?,
-                () = until(expiry) => {
+                // One millisecond later, the reports are too old.
+                () = until(expiry.map(|expiry| expiry + Duration::from_millis(1))) => {
                     self.expire(driver, stream);
                     continue;
                 }
@@ -284,14 +286,6 @@ impl Reports {
     fn remove_expired(&mut self, now: Instant) -> Vec<Device> {
         let expired = self.devices.extract_if(|_, report| report.deadline() < now);
         expired.map(|(device, _)| device).collect()
-    }
-}
-
-/// Waits until after this time.
-async fn until(time: Option<Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time + Duration::from_millis(1)).await,
-        None => std::future::pending().await,
     }
 }
 

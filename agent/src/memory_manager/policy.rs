@@ -425,8 +425,10 @@ pub(crate) fn requested(container: &Container) -> Result<Amounts, String> {
     let requests = container.resources.iter().flat_map(|resources| resources.requests.iter().flatten());
     let amounts = requests.filter(|(name, _)| *name == MEMORY || name.starts_with(HUGE_PAGES));
     let amounts = amounts.map(|(name, quantity)| {
-        let bytes =
-            Quantity::of(quantity).ok().and_then(Quantity::whole).and_then(|bytes| u64::try_from(bytes).ok());
+        let bytes = coracle_values::quantity::of(quantity)
+            .ok()
+            .and_then(Quantity::whole)
+            .and_then(|bytes| u64::try_from(bytes).ok());
         let bytes = bytes.ok_or_else(|| "[memorymanager] failed to represent quantity as int64".to_owned());
         bytes.map(|bytes| (name.clone(), bytes))
     });

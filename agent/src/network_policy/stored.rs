@@ -18,6 +18,8 @@ use sha2::{Digest, Sha256};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
+use crate::deadline::until;
+
 /// Name of the record, in the directory of the record of the namespaces with policies.
 const RECORD: &str = "network-policies-of-pods.json";
 /// Maximum size in bytes of the record. A larger one is not read.
@@ -172,10 +174,7 @@ impl PolicyRecord {
     /// Returns when changes must be written, after the end of a write in progress. Cancel safe.
     pub(super) async fn is_due(&mut self) {
         self.end_write().await;
-        match self.due {
-            Some(due) => tokio::time::sleep_until(due).await,
-            None => std::future::pending().await,
-        }
+        until(self.due).await;
     }
 
     /// The content for these namespaces. The policies of a namespace are complete or left out.

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use coracle_cni::{End, PeerKind};
+use coracle_values::go::architecture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
     ContainerImage, DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec,
@@ -16,7 +17,7 @@ use serde_json::{Value, json};
 use super::config::NodeConfig;
 use super::devices::{self, DeviceCounts};
 use super::pressure::Pressure;
-use super::properties::{self, MachineProperties};
+use super::properties::MachineProperties;
 use crate::overlay::{self, State};
 
 /// Condition types of the overlay. The reasons show that a condition of the first type is ours.
@@ -88,7 +89,7 @@ pub(super) fn keep_declared_features(written: &mut Node) {
 
 /// Labels of every node, and configured labels.
 fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
-    let arch = properties::architecture();
+    let arch = architecture();
     let own = [
         ("kubernetes.io/hostname", config.name.as_str()),
         ("kubernetes.io/os", "linux"),

@@ -5,6 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
+use coracle_values::go::architecture;
 use coracle_values::quantity::{millis_of, value_of};
 use k8s_openapi::api::core::v1::{NodeSwapStatus, NodeSystemInfo};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -226,17 +227,6 @@ fn info(config: &NodeConfig, meminfo: &str) -> NodeSystemInfo {
         os_image: os_image(&fs::read_to_string("/etc/os-release").unwrap_or_default()),
         swap: swap.map(|capacity| NodeSwapStatus { capacity: Some(capacity) }),
         ..NodeSystemInfo::default()
-    }
-}
-
-/// The architecture in Go's names, which labels and image indexes use.
-pub(super) fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        "x86" => "386",
-        "powerpc64" => "ppc64le",
-        other => other,
     }
 }
 

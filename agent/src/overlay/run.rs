@@ -18,6 +18,7 @@ use tokio::time::Instant;
 use super::retest::Rounds;
 use super::test_results::TestResults;
 use super::{State, annotation, one_of_each};
+use crate::deadline::until;
 use crate::own_address;
 
 const FIRST_RETRY: Duration = Duration::from_millis(200);
@@ -276,13 +277,6 @@ fn test_delay(name: &str, nodes: usize) -> Duration {
     let mixed = (hash ^ (hash >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let window = TEST_SPACING.saturating_mul(u32::try_from(nodes).unwrap_or(u32::MAX));
     window.mul_f64(f64::from(u32::try_from(mixed >> 32).unwrap_or_default()) / f64::from(u32::MAX))
-}
-
-async fn until(time: Option<Instant>) {
-    match time {
-        Some(time) => tokio::time::sleep_until(time).await,
-        None => std::future::pending().await,
-    }
 }
 
 /// The results of the running test, once. Cancel-safe: the handle is removed only after its end.

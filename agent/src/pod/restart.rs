@@ -9,16 +9,12 @@ pub(crate) mod stops;
 
 use std::path::Path;
 
-use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, PodStatus};
+use coracle_values::restart::{self, RESTART_ALL};
+use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod, PodSpec, PodStatus};
 use k8s_openapi::jiff::Timestamp;
 
 use super::removed::{Removed, RemovedContainers};
 use super::state::{ContainerRun, Exit, ObservedContainer, ObservedPod, Shape, WorkerState, is_sidecar};
-
-/// The action that restarts the container that exited.
-const RESTART: &str = "Restart";
-/// The action that restarts all containers of the pod.
-const RESTART_ALL: &str = "RestartAllContainers";
 
 /// Type of the pod condition that is true while all containers restart.
 pub(crate) const ALL_RESTARTING: &str = "AllContainersRestarting";
@@ -42,7 +38,7 @@ impl<'a> Exits<'a> {
         let triggers: Vec<(&ObservedContainer, Timestamp)> = with_rules
             .filter_map(|container| {
                 let (observed, exit) = self.last_exit(container)?;
-                let is_trigger = matching_action(container, exit.code) == Some(RESTART_ALL);
+                let is_trigger = restart::matching_action(rules(container), exit.code) == Some(RESTART_ALL);
                 is_trigger.then_some((observed, exit.finished))
             })
             .collect();
@@ -101,18 +97,10 @@ impl<'a> Exits<'a> {
     }
 }
 
-/// Whether a container starts again after an exit with this code. Its first matching rule decides, then its own
-/// policy, then the policy of the pod.
+/// Whether a container starts again after an exit with this code.
 pub(crate) fn restarts_after(spec: &PodSpec, container: &Container, code: i32) -> bool {
-    let has_policy = container.restart_policy.is_some();
-    if has_policy && matches!(matching_action(container, code), Some(RESTART | RESTART_ALL)) {
-        return true;
-    }
-    match policy(spec, container) {
-        Some("Never") => false,
-        Some("OnFailure") => code != 0,
-        _ => true,
-    }
+    let (of_pod, own) = (spec.restart_policy.as_deref(), container.restart_policy.as_deref());
+    restart::restarts_after(of_pod, own, rules(container), code)
 }
 
 /// The container's own restart policy, or the restart policy of the pod.
@@ -123,23 +111,11 @@ fn policy<'a>(spec: &'a PodSpec, container: &'a Container) -> Option<&'a str> {
 /// Whether an exit may restart all containers of the pod.
 pub(crate) fn may_restart_all(spec: &PodSpec) -> bool {
     let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
-    let mut rules = containers.flat_map(|container| container.restart_policy_rules.iter().flatten());
-    rules.any(|rule| rule.action == RESTART_ALL)
+    containers.flat_map(rules).any(|rule| rule.action == RESTART_ALL)
 }
 
-/// The action of the first rule for an exit with this code.
-fn matching_action(container: &Container, code: i32) -> Option<&str> {
-    let mut rules = container.restart_policy_rules.iter().flatten();
-    let rule = rules.find(|rule| {
-        let Some(codes) = &rule.exit_codes else { return false };
-        let is_listed = codes.values.iter().flatten().any(|listed| *listed == code);
-        match codes.operator.as_str() {
-            "In" => is_listed,
-            "NotIn" => !is_listed,
-            _ => false,
-        }
-    });
-    rule.map(|rule| rule.action.as_str())
+fn rules(container: &Container) -> &[ContainerRestartRule] {
+    container.restart_policy_rules.as_deref().unwrap_or_default()
 }
 
 /// The containers that a restart of all containers removes, with their next attempts. Triggers and crashed containers

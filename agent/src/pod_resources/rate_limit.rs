@@ -3,13 +3,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use coracle_token_bucket::{Rate, TokenBucket};
 use tokio::time::Instant;
 use tonic::service::Interceptor;
 use tonic::{Request, Status};
 
-/// Rate in calls per second and burst in calls, as in the kubelet (`DefaultQPS`, `DefaultBurstTokens`).
-const RATE: f64 = 100.0;
-const BURST: f64 = 10.0;
+/// Calls per second and at once, as in the kubelet (`DefaultQPS`, `DefaultBurstTokens`).
+const RATE: Rate = Rate { per_second: 100.0, burst: 10.0 };
 
 /// A token bucket for all calls. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -17,7 +17,7 @@ pub(super) struct RateLimit(Arc<Mutex<Bucket>>);
 
 #[derive(Debug)]
 struct Bucket {
-    tokens: f64,
+    tokens: TokenBucket,
     /// Time at which the tokens were last counted.
     counted: Instant,
 }
@@ -26,21 +26,16 @@ struct Bucket {
 
 impl RateLimit {
     pub(super) fn new() -> Self {
-        Self(Arc::new(Mutex::new(Bucket { tokens: BURST, counted: Instant::now() })))
+        Self(Arc::new(Mutex::new(Bucket { tokens: TokenBucket::full(RATE), counted: Instant::now() })))
     }
 
     /// Takes a token. Returns false if none is left.
     fn allows(&self) -> bool {
         let mut bucket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let new = now.duration_since(bucket.counted).as_secs_f64() * RATE;
-        bucket.tokens = (bucket.tokens + new).min(BURST);
+        let since_last = now.duration_since(bucket.counted);
         bucket.counted = now;
-        let is_allowed = bucket.tokens >= 1.0;
-        if is_allowed {
-            bucket.tokens -= 1.0;
-        }
-        is_allowed
+        bucket.tokens.take(RATE, since_last)
     }
 }
 

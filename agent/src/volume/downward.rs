@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::go::quoted;
 use coracle_values::pod_resources::Side;
 use coracle_values::quantity::{millis_of, value_of};
 use k8s_openapi::api::core::v1::{Container, DownwardAPIVolumeFile, Pod, ResourceFieldSelector};
@@ -65,27 +66,6 @@ fn lines(map: Option<&BTreeMap<String, String>>) -> String {
     let lines: Vec<String> =
         map.into_iter().flatten().map(|(key, value)| format!("{key}={}", quoted(value))).collect();
     lines.join("\n")
-}
-
-fn quoted(text: &str) -> String {
-    let mut out = String::from('"');
-    for c in text.chars() {
-        match c {
-            '"' => out.push_str("\\\""),
-            '\\' => out.push_str("\\\\"),
-            '\n' => out.push_str("\\n"),
-            '\r' => out.push_str("\\r"),
-            '\t' => out.push_str("\\t"),
-            '\x07' => out.push_str("\\a"),
-            '\x08' => out.push_str("\\b"),
-            '\x0b' => out.push_str("\\v"),
-            '\x0c' => out.push_str("\\f"),
-            c if c.is_ascii_control() => out.push_str(&format!("\\x{:02x}", u32::from(c))),
-            c => out.push(c),
-        }
-    }
-    out.push('"');
-    out
 }
 
 fn resource(

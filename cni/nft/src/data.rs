@@ -37,7 +37,9 @@ pub(crate) fn verdict_data(verdict: &Verdict) -> Attributes {
     Attributes::default().nest(2, verdict)
 }
 
-pub(crate) fn octets(ip: IpAddr) -> Vec<u8> {
+/// The bytes of an address in network byte order.
+#[must_use]
+pub fn octets(ip: IpAddr) -> Vec<u8> {
     match ip {
         IpAddr::V4(ip) => ip.octets().to_vec(),
         IpAddr::V6(ip) => ip.octets().to_vec(),

@@ -11,6 +11,7 @@
 mod data;
 mod dump;
 mod element;
+mod error;
 mod event;
 mod expression;
 mod flow;
@@ -19,9 +20,10 @@ mod message;
 mod transaction;
 mod watch;
 
-pub use data::Verdict;
+pub use data::{Verdict, octets};
 pub use dump::{counted_packets, dynamic_elements};
 pub use element::{Element, Key, Value};
+pub use error::TableError;
 pub use event::{Change, changes};
 pub use expression::{AnonymousMap, Header, Hook, Meta, R0, Rule};
 pub use flow::{Flow, FlowSelector, MarkCounts, count_flows, delete_flows, mark_flows};

@@ -38,24 +38,30 @@ impl Monitor {
         Ok(Self { socket, buffer: Vec::with_capacity(65536) })
     }
 
+    /// The next notifications. `None` if notifications were lost. Cancel safe.
+    ///
+    /// # Errors
+    /// When the socket fails.
+    pub async fn notifications(&mut self) -> io::Result<Option<&[u8]>> {
+        self.buffer.clear();
+        match self.socket.recv(&mut self.buffer).await {
+            Ok(_) => Ok(Some(self.buffer.as_slice())),
+            Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
     /// Returns after a change of the table whose author is not `author`, or after lost notifications.
     ///
     /// # Errors
     /// When the socket fails.
     pub async fn foreign_change(&mut self, table: &str, author: u32) -> io::Result<()> {
-        loop {
-            self.buffer.clear();
-            match self.socket.recv(&mut self.buffer).await {
-                Ok(_) => {
-                    let mut changes = changes(&self.buffer);
-                    if changes.any(|change| change.table == table && change.author != author) {
-                        return Ok(());
-                    }
-                }
-                // Notifications were lost: one of them may have been a foreign change.
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => return Ok(()),
-                Err(error) => return Err(error),
+        while let Some(received) = self.notifications().await? {
+            if changes(received).any(|change| change.table == table && change.author != author) {
+                break;
             }
         }
+        // If notifications were lost, one of them may have been a foreign change.
+        Ok(())
     }
 }

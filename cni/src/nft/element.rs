@@ -1,7 +1,5 @@
 //! Converts host ports and their conditions to elements and expressions of nftables.
 
-use std::net::IpAddr;
-
 use coracle_nft::{Element, Key, Meta, R0, Rule, Value};
 
 use super::{Mapping, compared, interface};
@@ -42,12 +40,5 @@ impl Protocol {
             Self::Udp => 17,
             Self::Sctp => 132,
         }
-    }
-}
-
-pub(super) fn octets(ip: IpAddr) -> Vec<u8> {
-    match ip {
-        IpAddr::V4(ip) => ip.octets().to_vec(),
-        IpAddr::V6(ip) => ip.octets().to_vec(),
     }
 }

@@ -1,5 +1,6 @@
 //! The version of the API, for `/version` and the metrics.
 
+use coracle_values::go::architecture;
 use serde_json::{Value, json};
 
 /// The Kubernetes version whose behaviour the server has. The schemas, the conformance suite, and the servers that it
@@ -27,13 +28,4 @@ pub(crate) fn own() -> String {
 /// The Kubernetes version of the API, for `/statusz`.
 pub(crate) fn emulated() -> String {
     format!("1.{MINOR}")
-}
-
-/// The architecture's name in Go, which clients compare.
-fn architecture() -> &'static str {
-    match std::env::consts::ARCH {
-        "x86_64" => "amd64",
-        "aarch64" => "arm64",
-        other => other,
-    }
 }

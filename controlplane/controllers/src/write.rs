@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use coracle_values::merge_patch;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, Request};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
@@ -111,37 +112,6 @@ pub(crate) fn owners_patch<K: Object>(
 
 /// The merge patch between two statuses. `None` if they are equal.
 pub(crate) fn status_patch<K: Object>(object: &K, old: &Value, new: &Value) -> Option<Value> {
-    let difference = difference(old, new)?;
+    let difference = merge_patch::difference(old, new)?;
     Some(json!({"metadata": {"uid": object.uid()}, "status": difference}))
-}
-
-/// The merge patch between two values. Removed fields are set to null.
-fn difference(old: &Value, new: &Value) -> Option<Value> {
-    let (Value::Object(old), Value::Object(new)) = (old, new) else {
-        return (old != new).then(|| new.clone());
-    };
-    let mut patch = serde_json::Map::new();
-    for name in old.keys().filter(|name| !new.contains_key(*name)) {
-        patch.insert(name.clone(), Value::Null);
-    }
-    for (name, value) in new {
-        let before = old.get(name).unwrap_or(&Value::Null);
-        if let Some(change) = difference(before, value) {
-            patch.insert(name.clone(), change);
-        }
-    }
-    (!patch.is_empty()).then_some(Value::Object(patch))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_patch_has_changed_fields_and_null_for_removed_ones() {
-        let old = json!({"a": 1, "b": {"c": [1], "d": 2}, "e": 3});
-        assert_eq!(difference(&old, &old), None);
-        let new = json!({"a": 1, "b": {"c": [2]}, "f": {}});
-        assert_eq!(difference(&old, &new), Some(json!({"b": {"c": [2], "d": null}, "e": null, "f": {}})));
-    }
 }

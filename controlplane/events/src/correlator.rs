@@ -6,15 +6,15 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
+use std::time::Duration;
 
+use coracle_token_bucket::{Rate, TokenBucket};
 use jiff::Timestamp;
 
 use crate::event::Record;
 
-/// Maximum number of events about one object at once.
-const BURST: f64 = 25.0;
-/// Seconds after which one more event about the object is allowed.
-const REFILL_SECONDS: f64 = 300.0;
+/// Events about one object: 25 at once, and one more after 300 seconds.
+const RATE: Rate = Rate { per_second: 1.0 / 300.0, burst: 25.0 };
 /// Maximum number of different messages of similar events. Events with further messages are combined into one event.
 const SIMILAR_MAX: usize = 10;
 /// Seconds without a similar event after which the count of messages restarts.
@@ -40,15 +40,15 @@ pub(crate) struct Admitted {
 pub(crate) struct Correlator {
     hashers: [RandomState; 2],
     /// By component and uid.
-    buckets: HashMap<Digest, TokenBucket>,
+    buckets: HashMap<Digest, ObjectLimit>,
     /// By the identity without message.
     similar: HashMap<Digest, Similar>,
 }
 
 /// The limit on the events about one object.
 #[derive(Clone, Copy)]
-struct TokenBucket {
-    tokens: f64,
+struct ObjectLimit {
+    tokens: TokenBucket,
     /// Time of the last event.
     at: Timestamp,
 }
@@ -96,7 +96,7 @@ impl Correlator {
     fn take_token(&mut self, record: &Record) -> bool {
         keep_newest(&mut self.buckets, KEPT_MAX, |bucket| bucket.at);
         let object = self.digest(&(&record.component, record.uid()));
-        let full = TokenBucket { tokens: BURST, at: record.at };
+        let full = ObjectLimit { tokens: TokenBucket::full(RATE), at: record.at };
         self.buckets.entry(object).or_insert(full).take(record.at)
     }
 
@@ -124,15 +124,11 @@ fn seconds(from: Timestamp, to: Timestamp) -> f64 {
     to.duration_since(from).as_secs_f64().max(0.0)
 }
 
-impl TokenBucket {
+impl ObjectLimit {
     fn take(&mut self, now: Timestamp) -> bool {
-        self.tokens = (self.tokens + seconds(self.at, now) / REFILL_SECONDS).min(BURST);
+        let since_last = Duration::try_from(now.duration_since(self.at)).unwrap_or_default();
         self.at = now;
-        let allowed = self.tokens >= 1.0;
-        if allowed {
-            self.tokens -= 1.0;
-        }
-        allowed
+        self.tokens.take(RATE, since_last)
     }
 }
 

@@ -4,14 +4,14 @@ mod disks;
 
 use std::collections::BTreeMap;
 
-use coracle_values::object::{Key, ObjectExt};
+use coracle_values::object::{Key, ObjectExt, without_managed_fields};
 use coracle_values::resource;
 use k8s_openapi::api::core::v1::{
     Affinity, ContainerImage, ImageVolumeSource, PersistentVolumeClaimVolumeSource, PodCondition,
     PodSchedulingGate, ResourceRequirements, Taint, Toleration, TopologySpreadConstraint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
 use serde::de::IgnoredAny;
 use serde::{Deserialize, Deserializer};
 
@@ -21,7 +21,7 @@ pub(crate) use disks::{AwsDisk, GceDisk, IscsiDisk, RbdImage};
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Pod {
-    #[serde(deserialize_with = "without_managed_fields")]
+    #[serde(deserialize_with = "scheduling_metadata")]
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: PodSpec,
     pub(crate) status: PodStatus,
@@ -57,20 +57,6 @@ pub(crate) struct SchedulingGroup {
     pub(crate) pod_group_name: Option<String>,
 }
 
-/// The fields of the metadata that the scheduler and its watches read.
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct ReadMeta {
-    name: Option<String>,
-    namespace: Option<String>,
-    uid: Option<String>,
-    resource_version: Option<String>,
-    generation: Option<i64>,
-    labels: Option<BTreeMap<String, String>>,
-    owner_references: Option<Vec<OwnerReference>>,
-    deletion_timestamp: Option<Time>,
-}
-
 /// Whether a state of an object is older than another state of it. The resource versions of the API server increase.
 pub(crate) fn is_older<K: ObjectExt>(state: &K, other: &K) -> bool {
     let version =
@@ -78,21 +64,21 @@ pub(crate) fn is_older<K: ObjectExt>(state: &K, other: &K) -> bool {
     version(state) < version(other)
 }
 
-/// Decodes only those fields of the metadata that [`ReadMeta`] has. The managed fields are a third of a pod, and would be
-/// decoded into a tree of values.
-pub(crate) fn without_managed_fields<'de, D: Deserializer<'de>>(
+/// Decodes metadata, and keeps only those fields that the scheduler and its watches read: annotations can be the largest
+/// part of a cached pod.
+pub(crate) fn scheduling_metadata<'de, D: Deserializer<'de>>(
     deserializer: D,
 ) -> Result<ObjectMeta, D::Error> {
-    let read = ReadMeta::deserialize(deserializer)?;
+    let whole = without_managed_fields(deserializer)?;
     Ok(ObjectMeta {
-        name: read.name,
-        namespace: read.namespace,
-        uid: read.uid,
-        resource_version: read.resource_version,
-        generation: read.generation,
-        labels: read.labels,
-        owner_references: read.owner_references,
-        deletion_timestamp: read.deletion_timestamp,
+        name: whole.name,
+        namespace: whole.namespace,
+        uid: whole.uid,
+        resource_version: whole.resource_version,
+        generation: whole.generation,
+        labels: whole.labels,
+        owner_references: whole.owner_references,
+        deletion_timestamp: whole.deletion_timestamp,
         ..ObjectMeta::default()
     })
 }
@@ -180,7 +166,7 @@ pub(crate) struct ContainerStatus {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Node {
-    #[serde(deserialize_with = "without_managed_fields")]
+    #[serde(deserialize_with = "scheduling_metadata")]
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: NodeSpec,
     pub(crate) status: NodeStatus,
@@ -304,12 +290,15 @@ mod tests {
     }
 
     #[test]
-    fn metadata_is_read_without_managed_fields() {
+    fn metadata_is_kept_without_unused_fields() {
         let read = json!({"name": "p", "namespace": "d", "uid": "u", "resourceVersion": "7", "generation": 2,
             "labels": {"a": "b"}, "deletionTimestamp": "2026-01-01T00:00:00Z",
             "ownerReferences": [{"apiVersion": "v1", "kind": "X", "name": "o", "uid": "1"}]});
         let mut whole = read.clone();
         whole["managedFields"] = json!([{"manager": "m", "fieldsV1": {"f:spec": {}}}]);
+        whole["annotations"] = json!({"large": "text"});
+        whole["finalizers"] = json!(["f"]);
+        whole["creationTimestamp"] = json!("2026-01-01T00:00:00Z");
         let pod: Pod = serde_json::from_value(json!({"metadata": whole})).unwrap();
         assert_eq!(serde_json::to_value(&pod.metadata).unwrap(), read);
     }

@@ -6,6 +6,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 use coracle_values::pod_resources::{
     ContainerResources, PodResources, Resources, StatusResources, is_resize_infeasible,
 };
+use coracle_values::restart::RESTART_ALL;
 use k8s_openapi::api::core::v1::ResourceRequirements;
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -64,7 +65,7 @@ impl PodRequirements {
 fn restarts_all(spec: &PodSpec) -> bool {
     let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
     let mut rules = containers.flat_map(|container| container.restart_policy_rules.iter().flatten());
-    rules.any(|rule| rule.action == "RestartAllContainers")
+    rules.any(|rule| rule.action == RESTART_ALL)
 }
 
 /// The effective requests of a pod. While a resize is pending, the larger of the desired and the actual requests.

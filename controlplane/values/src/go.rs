@@ -1,5 +1,5 @@
-//! Booleans as Go reads them, and the names that Go's JSON decoder gives to values. Annotations, options and messages of
-//! the API use both.
+//! Booleans as Go reads them, quoted text as Go prints it, and Go's names of JSON kinds and architectures. Annotations,
+//! options, messages and labels of the API use them.
 
 use serde_json::Value;
 
@@ -23,6 +23,44 @@ pub fn json_kind(value: &Value) -> &'static str {
         Value::String(_) => "string",
         Value::Array(_) => "array",
         Value::Object(_) => "object",
+    }
+}
+
+/// The text in quotation marks, as `%q` of `fmt` prints it.
+#[must_use]
+pub fn quoted(text: &str) -> String {
+    let mut made = String::with_capacity(text.len() + 2);
+    made.push('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => made.extend(['\\', character]),
+            '\u{7}' => made.push_str("\\a"),
+            '\u{8}' => made.push_str("\\b"),
+            '\u{c}' => made.push_str("\\f"),
+            '\n' => made.push_str("\\n"),
+            '\r' => made.push_str("\\r"),
+            '\t' => made.push_str("\\t"),
+            '\u{b}' => made.push_str("\\v"),
+            _ if character.is_ascii_control() => {
+                made.push_str(&format!("\\x{:02x}", u32::from(character)));
+            }
+            _ if character.is_control() => made.push_str(&format!("\\u{:04x}", u32::from(character))),
+            _ => made.push(character),
+        }
+    }
+    made.push('"');
+    made
+}
+
+/// The architecture of this program: `GOARCH`. Labels of nodes and image indexes use it.
+#[must_use]
+pub fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        "x86" => "386",
+        "powerpc64" => "ppc64le",
+        other => other,
     }
 }
 
@@ -50,5 +88,16 @@ mod tests {
         let kinds = json!([null, true, 1.5, "a", [], {}]);
         let names: Vec<_> = kinds.as_array().unwrap().iter().map(json_kind).collect();
         assert_eq!(names, ["null", "bool", "number", "string", "array", "object"]);
+    }
+
+    #[test]
+    fn quoted_text_has_the_escapes_of_go() {
+        let text = "a\"\\\u{7}\u{8}\u{c}\n\r\t\u{b}\u{1}\u{7f}\u{85}\u{e9}";
+        assert_eq!(quoted(text), "\"a\\\"\\\\\\a\\b\\f\\n\\r\\t\\v\\x01\\x7f\\u0085\u{e9}\"");
+    }
+
+    #[test]
+    fn the_architecture_has_the_name_of_go() {
+        assert!(!["x86_64", "aarch64", "x86", "powerpc64"].contains(&architecture()));
     }
 }

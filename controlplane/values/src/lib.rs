@@ -13,8 +13,10 @@
 //! | taints and tolerations | [`toleration`] | `component-helpers/scheduling/corev1` |
 //! | effective requests and limits of a pod | [`pod_resources`] | `component-helpers/resource` |
 //! | quality-of-service class of a pod | [`qos`] | `pkg/apis/core/v1/helper/qos` |
+//! | restart policies and rules, requirements on exit codes | [`restart`] | `pkg/api/v1/pod`, `pkg/controller/job` |
 //! | schedules and time zones of cron jobs | [`schedule`] | `github.com/robfig/cron/v3` |
-//! | booleans and names of JSON kinds in the forms of Go | [`go`] | `strconv`, `encoding/json` |
+//! | booleans, quoted text, names of JSON kinds and architectures in the forms of Go | [`go`] | `strconv`, `encoding/json` |
+//! | merge patches between values | [`merge_patch`] | RFC 7386 |
 //! | name, namespace, uid, owner of an object | [`object`] | `apimachinery/pkg/apis/meta/v1` |
 //! | pages `/statusz` and `/flagz` | [`component_page`] | `apiserver/pkg/server/statusz`, `apiserver/pkg/server/flagz` |
 //!
@@ -25,12 +27,14 @@ pub mod component_page;
 pub mod field_selector;
 pub mod go;
 pub mod label_selector;
+pub mod merge_patch;
 pub mod names;
 pub mod node_selector;
 pub mod object;
 pub mod pod_resources;
 pub mod qos;
 pub mod quantity;
+pub mod restart;
 pub mod schedule;
 mod selector_error;
 pub mod toleration;

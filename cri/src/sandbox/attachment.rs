@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use coracle_cni::{Attachment, PortMapping, Protocol};
 use coracle_proto::cri;
+use coracle_quantity::Quantity;
 use serde_json::{Value, json};
 
 use crate::error::Error;
@@ -69,26 +70,9 @@ fn wrong_rate(name: &str, text: &str) -> Error {
     Error::invalid("annotations", format!("{name}: {text:?} is not a quantity from 1k to 1P"))
 }
 
-/// Parses a rate in bits per second: a Kubernetes quantity from 1k to 1P.
+/// Parses a rate in bits per second: a Kubernetes quantity from 1k to 1P, rounded up.
 fn rate(text: &str) -> Option<u64> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let scale: u64 = match &text[digits.len()..] {
-        "" => 1,
-        "k" => 1_000,
-        "M" => 1_000_000,
-        "G" => 1_000_000_000,
-        "T" => 1_000_000_000_000,
-        "P" => 1_000_000_000_000_000,
-        "Ki" => 1 << 10,
-        "Mi" => 1 << 20,
-        "Gi" => 1 << 30,
-        "Ti" => 1 << 40,
-        _ => return None,
-    };
-    let (whole, part) = digits.split_once('.').unwrap_or((digits, ""));
-    let places = u32::try_from(part.len()).ok().filter(|places| *places <= 9)?;
-    let value: u64 = format!("{whole}{part}").parse().ok()?;
-    let rate = u64::try_from(u128::from(value) * u128::from(scale) / 10u128.pow(places)).ok()?;
+    let rate = u64::try_from(Quantity::parse(text).ok()?.value()).ok()?;
     (1_000..=1_000_000_000_000_000).contains(&rate).then_some(rate)
 }
 
@@ -127,12 +111,19 @@ mod tests {
 
     #[test]
     fn rates_are_quantities() {
-        for (text, bits) in
-            [("1k", 1_000), ("10M", 10_000_000), ("1.5M", 1_500_000), ("2Ki", 2_048), ("5000", 5_000)]
-        {
+        for (text, bits) in [
+            ("1k", 1_000),
+            ("10M", 10_000_000),
+            ("1.5M", 1_500_000),
+            ("2Ki", 2_048),
+            ("5000", 5_000),
+            ("1e6", 1_000_000),
+            ("1000.5", 1_001),
+            ("1000000000000000", 1_000_000_000_000_000),
+        ] {
             assert_eq!(rate(text), Some(bits), "{text}");
         }
-        for text in ["", "1", "2P", "1e6", "-1M", "1.2.3M", "M", "10m"] {
+        for text in ["", "1", "2P", "1E", "-1M", "1.2.3M", "M", "10m", " 1M", "1 M"] {
             assert_eq!(rate(text), None, "{text}");
         }
     }

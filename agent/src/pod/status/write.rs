@@ -12,13 +12,15 @@ mod waiting;
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use coracle_values::merge_patch;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, Request};
 use kube::{Client, Resource as _};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::sync::{Notify, Semaphore};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
+use crate::deadline::until;
 use retries::{Failure, Retries};
 use waiting::Waiting;
 
@@ -104,13 +106,6 @@ impl Shared {
     }
 }
 
-async fn until(due: Option<Instant>) {
-    match due {
-        Some(due) => sleep_until(due).await,
-        None => std::future::pending().await,
-    }
-}
-
 /// Sends one status until it is accepted, rejected for good, or replaced by a newer one.
 async fn deliver(shared: &Shared, mut update: Update) -> String {
     let mut retries = Retries::default();
@@ -175,27 +170,7 @@ fn failure(error: &kube::Error) -> Failure {
 pub(crate) fn difference(from: &PodStatus, to: &PodStatus) -> Option<Value> {
     let from = serde_json::to_value(from).unwrap_or_default();
     let to = serde_json::to_value(to).unwrap_or_default();
-    merge_patch(&from, &to)
-}
-
-fn merge_patch(from: &Value, to: &Value) -> Option<Value> {
-    let (Value::Object(from), Value::Object(to)) = (from, to) else {
-        return (from != to).then(|| to.clone());
-    };
-    let mut patch = Map::new();
-    for key in from.keys().filter(|key| !to.contains_key(*key)) {
-        patch.insert(key.clone(), Value::Null);
-    }
-    for (key, value) in to {
-        let change = match from.get(key) {
-            Some(old) => merge_patch(old, value),
-            None => Some(value.clone()),
-        };
-        if let Some(change) = change {
-            patch.insert(key.clone(), change);
-        }
-    }
-    (!patch.is_empty()).then_some(Value::Object(patch))
+    merge_patch::difference(&from, &to)
 }
 
 #[cfg(test)]
@@ -206,13 +181,6 @@ mod tests {
     fn equal_statuses_need_no_request() {
         let status = PodStatus { phase: Some("Running".into()), ..PodStatus::default() };
         assert_eq!(difference(&status, &status.clone()), None);
-    }
-
-    #[test]
-    fn removed_fields_are_sent_as_null_and_lists_are_sent_whole() {
-        let from = json!({"a": 1, "b": {"c": [1, 2], "d": 1}});
-        let to = json!({"b": {"c": [2], "d": 1}});
-        assert_eq!(merge_patch(&from, &to), Some(json!({"a": null, "b": {"c": [2]}})));
     }
 
     /// The responses of this API server cannot be decoded as pods.

@@ -2,6 +2,8 @@
 
 use std::fmt::Write;
 
+use coracle_values::go::quoted;
+
 use super::convert::{print_double, to_text};
 use super::failed;
 use crate::duration;
@@ -200,31 +202,6 @@ fn write_map<'a>(
     }
     out.push('}');
     Ok(())
-}
-
-/// The text in quotation marks, as Go's `%q` prints it.
-fn quoted(text: &str) -> String {
-    let mut made = String::with_capacity(text.len() + 2);
-    made.push('"');
-    for character in text.chars() {
-        match character {
-            '"' | '\\' => made.extend(['\\', character]),
-            '\u{7}' => made.push_str("\\a"),
-            '\u{8}' => made.push_str("\\b"),
-            '\u{c}' => made.push_str("\\f"),
-            '\n' => made.push_str("\\n"),
-            '\r' => made.push_str("\\r"),
-            '\t' => made.push_str("\\t"),
-            '\u{b}' => made.push_str("\\v"),
-            _ if character.is_ascii_control() => {
-                made.push_str(&format!("\\x{:02x}", u32::from(character)));
-            }
-            _ if character.is_control() => made.push_str(&format!("\\u{:04x}", u32::from(character))),
-            _ => made.push(character),
-        }
-    }
-    made.push('"');
-    made
 }
 
 #[cfg(test)]

@@ -1,5 +1,6 @@
 //! The failure and success policies of a job.
 
+use coracle_values::restart;
 use k8s_openapi::api::batch::v1::{PodFailurePolicyOnExitCodesRequirement, PodFailurePolicyRule};
 
 use super::indexes::Indexes;
@@ -52,7 +53,7 @@ fn matches(rule: &PodFailurePolicyRule, pod: &Pod) -> Option<Match> {
         let status = &pod.status;
         let mut failures =
             status.container_statuses.failures.iter().chain(&status.init_container_statuses.failures);
-        let found = failures.find(|failure| exit_code(codes, &failure.container, failure.code))?;
+        let found = failures.find(|failure| matches_exit_code(codes, &failure.container, failure.code))?;
         return Some(Match::ExitCode(found.container.clone(), found.code));
     }
     let mut patterns = rule.on_pod_conditions.iter().flatten();
@@ -63,15 +64,9 @@ fn matches(rule: &PodFailurePolicyRule, pod: &Pod) -> Option<Match> {
     Some(Match::Condition(found.type_.clone()))
 }
 
-fn exit_code(rule: &PodFailurePolicyOnExitCodesRequirement, container: &str, code: i32) -> bool {
-    if rule.container_name.as_ref().is_some_and(|name| name != container) {
-        return false;
-    }
-    match rule.operator.as_str() {
-        "In" => rule.values.contains(&code),
-        "NotIn" => !rule.values.contains(&code),
-        _ => false,
-    }
+fn matches_exit_code(rule: &PodFailurePolicyOnExitCodesRequirement, container: &str, code: i32) -> bool {
+    let is_for_container = rule.container_name.as_ref().is_none_or(|name| name == container);
+    is_for_container && restart::matches_exit_code(&rule.operator, &rule.values, code)
 }
 
 /// The message of the first success rule that is met. `None` if there is none.

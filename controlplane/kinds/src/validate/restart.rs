@@ -1,13 +1,12 @@
 //! Restart policies and restart rules of containers. Sources: `validateContainerRestartPolicy` in
 //! `pkg/apis/core/validation` and `ContainerShouldRestart` in `pkg/api/v1/pod`.
 
+use coracle_values::restart::{self, RESTART, RESTART_ALL};
 use serde_json::Value;
 
 use super::{Causes, Path, items, text};
 
-/// The action that restarts all containers of the pod.
-const RESTART_ALL: &str = "RestartAllContainers";
-const ACTIONS: &[&str] = &["Restart", RESTART_ALL];
+const ACTIONS: &[&str] = &[RESTART, RESTART_ALL];
 const OPERATORS: &[&str] = &["In", "NotIn"];
 const POLICIES: &[&str] = &["Always", "Never", "OnFailure"];
 
@@ -80,30 +79,11 @@ pub(super) fn may_restart_all(spec: &Value) -> bool {
 
 /// Whether a container of the pod starts again after an exit with this code.
 pub(super) fn restarts_after(spec: &Value, container: &Value, code: i64) -> bool {
-    let own = container["restartPolicy"].as_str();
-    let rule = own.and_then(|_| matching_rule(container, code));
-    if rule.is_some_and(|rule| ACTIONS.contains(&text(&rule["action"]))) {
-        return true;
-    }
-    match own.unwrap_or_else(|| text(&spec["restartPolicy"])) {
-        "Never" => false,
-        "OnFailure" => code != 0,
-        _ => true,
-    }
-}
-
-/// The first rule for an exit with this code.
-fn matching_rule(container: &Value, code: i64) -> Option<&Value> {
-    let mut rules = items(&container["restartPolicyRules"]).map(|(_, rule)| rule);
-    rules.find(|rule| {
-        let codes = &rule["exitCodes"];
-        let is_listed = items(&codes["values"]).any(|(_, listed)| listed.as_i64() == Some(code));
-        match text(&codes["operator"]) {
-            "In" => is_listed,
-            "NotIn" => !is_listed,
-            _ => false,
-        }
-    })
+    let rules = items(&container["restartPolicyRules"]);
+    let rules: Vec<_> = rules.filter_map(|(_, rule)| serde::Deserialize::deserialize(rule).ok()).collect();
+    // The schema refuses codes of more than 32 bits.
+    let code = i32::try_from(code).unwrap_or(i32::MAX);
+    restart::restarts_after(spec["restartPolicy"].as_str(), container["restartPolicy"].as_str(), &rules, code)
 }
 
 #[cfg(test)]

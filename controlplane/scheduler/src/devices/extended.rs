@@ -236,9 +236,9 @@ fn containers(pod: &Pod) -> impl Iterator<Item = &Container> {
 impl ContainerRequests {
     fn of(container: &Container, is_short_lived: bool) -> Self {
         let requests = container.resources.iter().filter_map(|resources| resources.requests.as_ref());
-        let amounts = requests
-            .flatten()
-            .map(|(name, amount)| (name.clone(), Quantity::of(amount).ok().and_then(Quantity::whole)));
+        let amounts = requests.flatten().map(|(name, amount)| {
+            (name.clone(), coracle_values::quantity::of(amount).ok().and_then(Quantity::whole))
+        });
         Self { name: container.name.clone(), is_short_lived, amounts: amounts.collect() }
     }
 }

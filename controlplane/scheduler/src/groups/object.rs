@@ -5,13 +5,13 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::object::without_managed_fields;
+use crate::object::scheduling_metadata;
 
 /// A group of pods that are scheduled by one policy.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PodGroup {
-    #[serde(deserialize_with = "without_managed_fields")]
+    #[serde(deserialize_with = "scheduling_metadata")]
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: PodGroupSpec,
     pub(crate) status: PodGroupStatus,

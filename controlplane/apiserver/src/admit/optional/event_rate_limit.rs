@@ -8,11 +8,12 @@ mod buckets;
 use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
+use coracle_token_bucket::Rate;
 use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::Instant;
 
-use self::buckets::{Buckets, Rate};
+use self::buckets::Buckets;
 use crate::{
     admit::{
         Admission, Admit, Attributes, Operation,

@@ -2,21 +2,10 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use coracle_token_bucket::{Rate, TokenBucket};
 use tokio::time::Instant;
 
 use crate::remote::cache::Key;
-
-/// Tolerated rounding error of the token count.
-const ROUNDING: f64 = 1e-9;
-
-/// The fill rate and the size of a bucket.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rate {
-    /// Tokens per second.
-    pub(super) per_second: f64,
-    /// Maximum number of tokens in a bucket.
-    pub(super) burst: f64,
-}
 
 pub(super) struct Buckets {
     rate: Rate,
@@ -30,7 +19,7 @@ pub(super) struct Buckets {
 }
 
 struct Bucket {
-    tokens: f64,
+    tokens: TokenBucket,
     filled: Instant,
     last_use: u64,
 }
@@ -46,18 +35,13 @@ impl Buckets {
     pub(super) fn take(&mut self, key: Key, now: Instant) -> bool {
         self.uses += 1;
         let (rate, last_use) = (self.rate, self.uses);
-        let new = || Bucket { tokens: rate.burst, filled: now, last_use };
+        let new = || Bucket { tokens: TokenBucket::full(rate), filled: now, last_use };
         let bucket = self.by_key.entry(key).or_insert_with(new);
         self.by_use.remove(&bucket.last_use);
         self.by_use.insert(last_use, key);
         bucket.last_use = last_use;
-        let passed = now.saturating_duration_since(bucket.filled).as_secs_f64();
-        bucket.tokens = (bucket.tokens + passed * rate.per_second).min(rate.burst);
+        let has_token = bucket.tokens.take(rate, now.saturating_duration_since(bucket.filled));
         bucket.filled = now;
-        let has_token = bucket.tokens + ROUNDING >= 1.0;
-        if has_token {
-            bucket.tokens -= 1.0;
-        }
         while self.by_key.len() > self.capacity {
             let Some((_, oldest)) = self.by_use.pop_first() else { break };
             self.by_key.remove(&oldest);

@@ -1,10 +1,10 @@
-//! Errors of the service proxy.
+//! Errors of tables that a part of the node owns and repairs.
 
 use std::io;
 
-/// Why the table does not match the services.
+/// Why a table does not have the desired content.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
+pub enum TableError {
     /// The socket could not be opened.
     #[error("cannot open an nftables socket")]
     Socket(#[source] io::Error),
@@ -16,5 +16,11 @@ pub enum Error {
         /// The kernel's error.
         #[source]
         source: io::Error,
+    },
+    /// Another process changed the table while it was replaced.
+    #[error("another process changed the nftables table {table} at the same time")]
+    Changed {
+        /// Name of the table.
+        table: String,
     },
 }
