@@ -11,7 +11,7 @@ use k8s_openapi::api::core::v1::Service;
 
 use crate::error::Error;
 use crate::flows::{self, Changed};
-use crate::layout::{self, address};
+use crate::layout::{self, address_type};
 use crate::node_view::NodeView;
 use crate::plan::plan;
 use crate::program::{Affinity, AppliedProgram, ElementId, Entry, Map, Program, hash};
@@ -290,7 +290,7 @@ impl Proxy {
         for (name, affinity) in &difference.affinities {
             transaction.make_set(&SetSpec {
                 name,
-                key: address(affinity.is_ipv4),
+                key: address_type(affinity.is_ipv4),
                 dynamic: Some((affinity.timeout, CLIENTS_MAX)),
                 ..SetSpec::default()
             });

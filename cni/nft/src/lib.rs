@@ -19,7 +19,7 @@ mod message;
 mod transaction;
 mod watch;
 
-pub use data::Verdict;
+pub use data::{DataType, Verdict};
 pub use dump::{counted_packets, dynamic_elements};
 pub use element::{Element, Key, Value};
 pub use event::{Change, changes};
@@ -31,6 +31,6 @@ pub use message::{
     messages, number_of,
 };
 pub use transaction::{
-    BaseChain, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, SetSpec, Transaction, concatenated,
+    BaseChain, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, SetSpec, Transaction,
 };
 pub use watch::Monitor;
