@@ -14,7 +14,7 @@ use crate::budget::Budgets;
 use crate::config::Profile;
 use crate::devices::{Devices, Reservations};
 use crate::hint::Changes;
-use crate::memo::{Memo, NodeInput, NodeOutcome, PodSelection};
+use crate::memo::{Memo, NodeInput, NodeOutcome, NodeVersion, PodSelection};
 use crate::node_properties::NodeProperties;
 use crate::object::{Node, Pod};
 use crate::placed::{Placed, RecentLabels};
@@ -109,9 +109,8 @@ impl NodeInfo {
         self.pods.values().flat_map(|placed| &placed.ports)
     }
 
-    /// Slot and generation.
-    pub(crate) fn version(&self) -> (usize, u64) {
-        (self.slot, self.generation)
+    pub(crate) fn version(&self) -> NodeVersion {
+        NodeVersion { slot: self.slot, generation: self.generation }
     }
 
     /// The pods of the node.

@@ -184,9 +184,9 @@ mod tests {
         Zones::of(&index.processors()?)
     }
 
-    /// The zone that each endpoint serves, in a cluster of two zones with these processors.
-    fn served(processors: (&str, &str), endpoints: &[&str]) -> Option<String> {
-        let zones = zones(&[("a", processors.0), ("b", processors.1)]).unwrap();
+    /// The zone that each endpoint serves, in a cluster of zones `a` and `b` with these processors.
+    fn served(a: &str, b: &str, endpoints: &[&str]) -> Option<String> {
+        let zones = zones(&[("a", a), ("b", b)]).unwrap();
         let own: Vec<_> = endpoints.iter().map(|zone| Some(*zone)).collect();
         zones.assign(&own).map(|all| all.concat())
     }
@@ -209,16 +209,16 @@ mod tests {
 
     #[test]
     fn zones_get_endpoints_in_proportion_to_their_processors() {
-        assert_eq!(served(("2", "2"), &["a", "b"]).as_deref(), Some("ab"), "each stays in its zone");
+        assert_eq!(served("2", "2", &["a", "b"]).as_deref(), Some("ab"), "each stays in its zone");
         assert_eq!(
-            served(("2", "2"), &["a", "a", "a", "b"]).as_deref(),
+            served("2", "2", &["a", "a", "a", "b"]).as_deref(),
             Some("baab"),
             "one endpoint serves the other zone"
         );
-        assert_eq!(served(("3", "1"), &["a", "a", "b", "b"]).as_deref(), Some("aaab"));
-        assert_eq!(served(("2", "2"), &["a"]), None, "fewer endpoints than zones");
-        assert_eq!(served(("2", "2"), &["a", "a", "b"]), None, "one zone would have too few");
-        assert_eq!(served(("2", "2"), &["a", ""]), None, "an endpoint has no zone");
+        assert_eq!(served("3", "1", &["a", "a", "b", "b"]).as_deref(), Some("aaab"));
+        assert_eq!(served("2", "2", &["a"]), None, "fewer endpoints than zones");
+        assert_eq!(served("2", "2", &["a", "a", "b"]), None, "one zone would have too few");
+        assert_eq!(served("2", "2", &["a", ""]), None, "an endpoint has no zone");
     }
 
     #[test]
