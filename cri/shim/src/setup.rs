@@ -18,7 +18,7 @@ use crate::host_mounts::HostMounts;
 use crate::init::{Init, Process1};
 use crate::kernel::{self, Fork};
 use crate::selinux;
-use crate::user_namespace::{self, InnerNamespaces, Mapping, UserNamespace, UserNamespaceError};
+use crate::user_namespace::{self, InnerNamespaces, Mapping, Owner, UserNamespace, UserNamespaceError};
 use crate::wire::Listener;
 
 const DEFAULT_SHM: u64 = 64 << 20;
@@ -292,7 +292,7 @@ fn mount_shared_memory(config: &SandboxConfig, user: Option<&UserNamespace>) -> 
     let failed = |source| SetupError::SharedMemory { path: path.to_owned(), source };
     fs::create_dir_all(path).map_err(failed)?;
     let size = if config.shm_size == 0 { DEFAULT_SHM } else { config.shm_size };
-    let (uid, gid) = user.map_or((0, 0), |user| user.mapping.root());
+    let Owner { uid, gid } = user.map(|user| user.mapping.root()).unwrap_or_default();
     let label = Some(config.mount_label.as_str()).filter(|label| !label.is_empty());
     let options = selinux::with_context(&format!("mode=1777,size={size},uid={uid},gid={gid}"), label);
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
