@@ -52,6 +52,13 @@ pub(crate) struct Candidate<'a> {
     pub(crate) info: &'a NodeInfo,
 }
 
+/// A pod with affinity or anti-affinity to other pods.
+pub(crate) struct PodWithAffinity<'a> {
+    pub(crate) uid: &'a str,
+    pub(crate) terms: &'a PodTerms,
+    pub(crate) node: Candidate<'a>,
+}
+
 /// A pod for which other pods are evicted from its nominated node.
 #[derive(Debug)]
 struct Nominated {
@@ -194,13 +201,13 @@ impl Snapshot {
         Some(Candidate { properties: info.properties.as_ref()?, info })
     }
 
-    /// The pods with affinity or anti-affinity to other pods: uid, terms and node.
-    pub(crate) fn with_affinity(&self) -> impl Iterator<Item = (&str, &PodTerms, Candidate<'_>)> {
+    /// The pods with affinity or anti-affinity to other pods.
+    pub(crate) fn with_affinity(&self) -> impl Iterator<Item = PodWithAffinity<'_>> {
         self.with_terms.iter().filter_map(|uid| {
             let info = self.nodes.get(self.places.get(uid)?)?;
             let terms = info.pods.get(uid)?.terms.as_deref()?;
             let node = Candidate { properties: info.properties.as_ref()?, info };
-            Some((uid.as_str(), terms, node))
+            Some(PodWithAffinity { uid, terms, node })
         })
     }
 
