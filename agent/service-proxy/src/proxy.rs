@@ -282,10 +282,10 @@ impl Proxy {
                 gone.entry(name).or_default().extend(was);
                 new.entry(name).or_default().extend(is);
             }
-            let (ended, added) = Entry::target_changes(&element_id, before.as_ref(), now.as_ref());
+            let targets = Entry::target_changes(&element_id, before.as_ref(), now.as_ref());
             let name = layout::name(Map::Targets, element_id.is_ipv4);
-            gone.entry(name).or_default().extend(ended);
-            new.entry(name).or_default().extend(added);
+            gone.entry(name).or_default().extend(targets.ended);
+            new.entry(name).or_default().extend(targets.added);
         }
         for (name, affinity) in &difference.affinities {
             transaction.make_set(&SetSpec {
