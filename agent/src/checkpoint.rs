@@ -94,6 +94,14 @@ enum Change {
     Remove,
 }
 
+/// A record that was read from its file.
+struct Opened<T> {
+    name: String,
+    value: T,
+    /// SHA-256 of the content.
+    digest: [u8; 32],
+}
+
 /// Content of a file before encryption.
 #[derive(Serialize, Deserialize)]
 struct Record<T> {
@@ -177,7 +185,7 @@ impl Checkpoint {
                 self.parse(&self.path(key), content).map(|(_, value)| value)
             }
             None => {
-                let (name, value, digest) = self.read(key.kind(), &self.path(key)).ok()??;
+                let Opened { name, value, digest } = self.read(key.kind(), &self.path(key)).ok()??;
                 if name != key.name() {
                     return None;
                 }
@@ -197,7 +205,7 @@ impl Checkpoint {
         });
         let mut values = Vec::with_capacity(paths.len());
         for path in paths {
-            let (name, value, digest) = match self.read(kind, &path) {
+            let Opened { name, value, digest } = match self.read(kind, &path) {
                 Ok(Some(record)) => record,
                 Ok(None) => continue,
                 Err(_logged) => {
@@ -383,17 +391,13 @@ impl Checkpoint {
         })
     }
 
-    /// Decrypts and parses a file: the record's name, its value and the digest of its content.
-    fn read<T: DeserializeOwned>(
-        &self,
-        kind: Kind,
-        path: &Path,
-    ) -> io::Result<Option<(String, T, [u8; 32])>> {
+    /// Decrypts and parses a file.
+    fn read<T: DeserializeOwned>(&self, kind: Kind, path: &Path) -> io::Result<Option<Opened<T>>> {
         let Some(sealed) = files::read(path)? else { return Ok(None) };
         match self.shared.keys.open(&sealed, &context(kind, path)) {
             Ok(content) => {
-                let parsed = self.parse(path, &content);
-                Ok(parsed.map(|(name, value)| (name, value, Sha256::digest(&content).into())))
+                let digest = Sha256::digest(&content).into();
+                Ok(self.parse(path, &content).map(|(name, value)| Opened { name, value, digest }))
             }
             Err(error) => {
                 files::quarantine(path, &error);

@@ -43,7 +43,7 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::dra::Link;
 use crate::kubelet_metrics::KubeletMetrics;
 use crate::node::DeviceCounts;
-use choose::DeviceRequest;
+use choose::{DeviceRequest, Options};
 pub(crate) use edits::DeviceOptions;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use list_codec::fuzz as fuzz_list;
@@ -342,8 +342,9 @@ impl DevicePlugins {
             }
             Step::Choose(choice) => {
                 let plugin = self.plugin(name).filter(|plugin| plugin.has_preferences);
-                let preferred = match (plugin, choice.question()) {
-                    (Some(plugin), Some((available, included))) => {
+                let preferred = match (plugin, choice.options()) {
+                    (Some(plugin), Some(options)) => {
+                        let Options { available, included } = options;
                         let preferred = plugin.preferred(available, included, want.count).await;
                         preferred.map_err(|error| {
                             let error = chain(&error);

@@ -185,13 +185,13 @@ impl Default for KubeletMetrics {
             starts: Starts::new(&all),
             resizes: ResizeMetrics::new(&all),
             pull_times: PullTimes::default(),
-            syncs: all.histograms(
-                ("pod_worker_duration_seconds", DEFAULT_BUCKETS),
+            syncs: all.with_buckets(DEFAULT_BUCKETS).histograms(
+                "pod_worker_duration_seconds",
                 "Duration in seconds to sync a single pod. Broken down by operation type: create, sync or kill",
                 &["operation_type"],
             ),
-            pulls: all.histograms(
-                ("image_pull_duration_seconds", &PULLS),
+            pulls: all.with_buckets(&PULLS).histograms(
+                "image_pull_duration_seconds",
                 "Duration in seconds to pull an image.",
                 &["image_size_in_bytes"],
             ),
@@ -243,8 +243,8 @@ impl Operations {
                 "Cumulative number of runtime operation errors by operation type.",
                 &labels,
             ),
-            durations: all.histograms(
-                ("runtime_operations_duration_seconds", &OPERATIONS),
+            durations: all.with_buckets(&OPERATIONS).histograms(
+                "runtime_operations_duration_seconds",
                 "Duration in seconds of runtime operations. Broken down by operation type.",
                 &labels,
             ),
@@ -263,8 +263,8 @@ impl Requests {
                 "Number of the http requests received since the server started",
                 &labels,
             ),
-            durations: all.histograms(
-                ("http_requests_duration_seconds", DEFAULT_BUCKETS),
+            durations: all.with_buckets(DEFAULT_BUCKETS).histograms(
+                "http_requests_duration_seconds",
                 "Duration in seconds until the response of a http request begins",
                 &labels,
             ),
@@ -277,15 +277,15 @@ impl Requests {
 impl Starts {
     fn new(all: &Registered<'_>) -> Self {
         Self {
-            workers: all.histogram(
-                ("pod_worker_start_duration_seconds", DEFAULT_BUCKETS),
+            workers: all.with_buckets(DEFAULT_BUCKETS).histogram(
+                "pod_worker_start_duration_seconds",
                 "Duration in seconds from kubelet seeing a pod to starting a worker.",
             ),
             sandboxes: all.counter("started_pods_total", "Cumulative number of pods started"),
             sandbox_errors: all
                 .counter("started_pods_errors_total", "Cumulative number of errors when starting pods"),
-            sandbox_durations: all.histograms(
-                ("run_podsandbox_duration_seconds", DEFAULT_BUCKETS),
+            sandbox_durations: all.with_buckets(DEFAULT_BUCKETS).histograms(
+                "run_podsandbox_duration_seconds",
                 "Duration in seconds of the run_podsandbox operations. Broken down by RuntimeClass.Handler.",
                 &["runtime_handler"],
             ),
@@ -318,18 +318,18 @@ impl Starts {
                 "Cumulative number of container terminations.",
                 &["container_type", "exit_code", "reason"],
             ),
-            pods: all.histogram(
-                ("pod_start_duration_seconds", &POD_STARTS),
+            pods: all.with_buckets(&POD_STARTS).histogram(
+                "pod_start_duration_seconds",
                 "Duration in seconds from kubelet seeing a pod for the first time to the pod starting to run",
             ),
             pods_since_creation: [
-                all.histogram(
-                    ("pod_start_total_duration_seconds", &POD_STARTS),
+                all.with_buckets(&POD_STARTS).histogram(
+                    "pod_start_total_duration_seconds",
                     "Duration in seconds from the creation of a pod until it runs, with the time to pull images and to \
                      run init containers",
                 ),
-                all.histogram(
-                    ("pod_start_sli_duration_seconds", &POD_STARTS),
+                all.with_buckets(&POD_STARTS).histogram(
+                    "pod_start_sli_duration_seconds",
                     "Duration in seconds from the creation of a pod without persistent volumes until it runs, without the \
                      time to pull images and to run init containers",
                 ),

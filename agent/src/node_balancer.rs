@@ -34,8 +34,9 @@ const REFUSED: &str = "coracle.dev/refused-load-balancer-ports";
 const REFUSED_MAX: usize = 256;
 /// Time after which refused services are checked again.
 const RETRY: Duration = Duration::from_secs(60);
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// First back-off after a failed write of the annotation. It doubles with each failure, up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// A service and its slices.
 type State = (Arc<Service>, Vec<Arc<EndpointSlice>>);
@@ -116,7 +117,7 @@ impl NodeBalancer {
         Some((if is_refused { Arc::new(without_nodes(&service)) } else { service }, slices))
     }
 
-    /// Ends the checks of one transaction: later ones list the sockets again.
+    /// Ends a transaction. The checks of the next transaction list the sockets again.
     pub(crate) fn end_transaction(&self) {
         let mut checks = self.lock();
         checks.sockets = Sockets::default();
@@ -163,11 +164,11 @@ impl NodeBalancer {
     /// Keeps the annotation of the Node object up to date, until dropped.
     pub(crate) async fn publish(self: Arc<Self>, mut node: watch::Receiver<Option<Arc<Node>>>) {
         let mut refused = self.refused.subscribe();
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = FIRST_BACKOFF;
         loop {
-            let wanted = refused.borrow_and_update().as_ref().map(text);
-            let seen = node.borrow_and_update().clone();
-            let patch = wanted.zip(seen).and_then(|(wanted, seen)| patch(&wanted, &seen));
+            let desired = refused.borrow_and_update().as_ref().map(text);
+            let observed = node.borrow_and_update().clone();
+            let patch = desired.zip(observed).and_then(|(desired, observed)| patch(&desired, &observed));
             let api: Api<Node> = Api::all(self.node.configs.client().clone());
             let name = &self.node.config.node_name;
             let written = match patch {
@@ -179,11 +180,11 @@ impl NodeBalancer {
                     error = chain(&error),
                     "cannot write the refused ports of load balancers, retrying"
                 );
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(MAX_PAUSE);
+                tokio::time::sleep(backoff).await;
+                backoff = (backoff * 2).min(MAX_BACKOFF);
                 continue;
             }
-            pause = FIRST_PAUSE;
+            backoff = FIRST_BACKOFF;
             // Both arms are cancel-safe: a change stays marked until it is read.
             tokio::select! {
                 changed = refused.changed() => if changed.is_err() { return },
@@ -257,11 +258,11 @@ fn text(ports: &BTreeSet<Port>) -> String {
     all.join(",")
 }
 
-/// The merge patch of the annotation, if it differs.
-fn patch(wanted: &str, seen: &Node) -> Option<serde_json::Value> {
-    let held = seen.metadata.annotations.as_ref().and_then(|all| all.get(REFUSED));
-    let wanted = Some(wanted).filter(|text| !text.is_empty());
-    (held.map(String::as_str) != wanted).then(|| json!({"metadata": {"annotations": {REFUSED: wanted}}}))
+/// The merge patch of the annotation. None if the node has the desired text. An empty text removes the annotation.
+fn patch(desired: &str, observed: &Node) -> Option<serde_json::Value> {
+    let current = observed.metadata.annotations.as_ref().and_then(|all| all.get(REFUSED));
+    let desired = Some(desired).filter(|text| !text.is_empty());
+    (current.map(String::as_str) != desired).then(|| json!({"metadata": {"annotations": {REFUSED: desired}}}))
 }
 
 #[cfg(test)]

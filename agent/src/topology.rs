@@ -363,7 +363,8 @@ mod tests {
     fn admitted(
         policy: TopologyPolicy,
         aligns_pods: bool,
-        (hints, refuses): (&[(u32, bool)], Option<&'static str>),
+        hints: &[(u32, bool)],
+        refuses: Option<&'static str>,
     ) -> (Result<(), AllocationError>, Vec<String>) {
         let hint = |(node, preferred): &(u32, bool)| Hint {
             nodes: Some(NumaMask::of([*node])),
@@ -383,21 +384,21 @@ mod tests {
     #[test]
     fn containers_are_allocated_with_the_merged_affinity() {
         for aligns_pods in [true, false] {
-            let found = admitted(TopologyPolicy::Restricted, aligns_pods, (&[(1, true)], None));
+            let found = admitted(TopologyPolicy::Restricted, aligns_pods, &[(1, true)], None);
             assert_eq!((found.0, found.1.join(",")), (Ok(()), "i Some([1]),a Some([1]),record u".to_owned()));
         }
-        let found = admitted(TopologyPolicy::None, true, (&[(1, true)], None));
+        let found = admitted(TopologyPolicy::None, true, &[(1, true)], None);
         assert_eq!((found.0, found.1.join(",")), (Ok(()), "i None,a None,record u".to_owned()));
     }
 
     #[test]
     fn a_rejected_pod_keeps_nothing() {
-        let (rejected, calls) = admitted(TopologyPolicy::Restricted, false, (&[(1, false)], None));
+        let (rejected, calls) = admitted(TopologyPolicy::Restricted, false, &[(1, false)], None);
         assert_eq!((rejected, calls.join(",")), (Err(AllocationError::Affinity), "release u".to_owned()));
-        let (rejected, calls) = admitted(TopologyPolicy::BestEffort, false, (&[(1, false)], Some("a")));
+        let (rejected, calls) = admitted(TopologyPolicy::BestEffort, false, &[(1, false)], Some("a"));
         assert_eq!(rejected.unwrap_err().reason(), "UnexpectedAdmissionError");
         assert_eq!(calls.join(","), "i Some([1]),a Some([1]),release u");
-        let (rejected, calls) = admitted(TopologyPolicy::None, false, (&[], Some("record")));
+        let (rejected, calls) = admitted(TopologyPolicy::None, false, &[], Some("record"));
         assert!(rejected.is_err() && calls.join(",") == "i None,a None,record u,release u", "{calls:?}");
     }
 

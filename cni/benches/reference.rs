@@ -67,7 +67,7 @@ fn list(bridge: &str, subnet: &str, dir: &Path) -> Value {
         {"type": "portmap", "capabilities": {"portMappings": true}, "coracle": places}]})
 }
 
-fn call(dir: &Path, command: &str, (id, netns): (&str, &Path), conf: &Value) -> Value {
+fn call(dir: &Path, command: &str, id: &str, netns: &Path, conf: &Value) -> Value {
     let mut child = Command::new(dir.join(conf["type"].as_str().unwrap()))
         .envs([("CNI_COMMAND", command), ("CNI_CONTAINERID", id), ("CNI_IFNAME", "eth0")])
         .env("CNI_NETNS", netns)
@@ -130,8 +130,8 @@ impl Side {
                 Value::Null
             }
             Self::Outside(dir, list) => {
-                let result = call(dir, "ADD", (id, netns), &conf(list, 0, (&ports, None)));
-                call(dir, "ADD", (id, netns), &conf(list, 1, (&ports, Some(&result))))
+                let result = call(dir, "ADD", id, netns, &conf(list, 0, &ports, None));
+                call(dir, "ADD", id, netns, &conf(list, 1, &ports, Some(&result)))
             }
         }
     }
@@ -143,7 +143,7 @@ impl Side {
             Self::Outside(dir, list) => {
                 let ports = json!([{"hostPort": port, "containerPort": 80, "protocol": "tcp"}]);
                 for index in [1, 0] {
-                    call(dir, "DEL", (id, netns), &conf(list, index, (&ports, Some(result))));
+                    call(dir, "DEL", id, netns, &conf(list, index, &ports, Some(result)));
                 }
             }
         }
@@ -188,7 +188,7 @@ impl Side {
 }
 
 /// The configuration of one plugin of the list.
-fn conf(list: &Value, index: usize, (ports, previous): (&Value, Option<&Value>)) -> Value {
+fn conf(list: &Value, index: usize, ports: &Value, previous: Option<&Value>) -> Value {
     let mut conf = list["plugins"][index].clone();
     for key in ["cniVersion", "name"] {
         conf[key] = list[key].clone();

@@ -26,8 +26,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use coracle_nft::{
-    BaseChain, Channel, Header, Hook, IPV4_ADDR, IPV6_ADDR, Key, MARK, Meta, R0, Rule, SetSpec, Transaction,
-    concatenated,
+    BaseChain, Channel, DataType, Header, Hook, IPV4_ADDR, IPV6_ADDR, Key, MARK, Meta, R0, Rule, SetSpec,
+    Transaction,
 };
 use ipnetwork::IpNetwork;
 use tracing::warn;
@@ -108,7 +108,7 @@ struct Counted<'a> {
     suffix: &'a str,
     /// Matches the first packet of a connection, and loads the key of its counter.
     counter: Rule,
-    key: (u32, u32),
+    key: DataType,
     /// Maximum connections of a counter.
     max: u32,
     /// Maximum counters.
@@ -264,9 +264,9 @@ fn layout(transaction: &mut Transaction<'_>, limits: &Limits) {
     for (number, kind, length) in [(IPV4, IPV4_ADDR, 4), (IPV6, IPV6_ADDR, 16)] {
         let begins = Rule::default().family(number).begins_connection();
         if limits.is_rated {
-            limit_rate(transaction, begins.clone(), (kind, length), limits.max);
+            limit_rate(transaction, begins.clone(), DataType { kind, length }, limits.max);
         }
-        let key = (concatenated(&[kind, MARK]), length + 4);
+        let key = DataType::concatenated(&[kind, MARK], length + 4);
         if number == IPV6
             && let Ok(range) = IpNetwork::new(LINK_LOCAL.0.into(), LINK_LOCAL.1)
         {
@@ -281,15 +281,13 @@ fn layout(transaction: &mut Transaction<'_>, limits: &Limits) {
     }
 }
 
-/// Drops new connections of an address above the rate at which `max` closed connections expire. `key` is the type of an
-/// address and its length in bytes.
-fn limit_rate(transaction: &mut Transaction<'_>, begins: Rule, key: (u32, u32), max: u32) {
-    let (_, length) = key;
-    let name = format!("rated{length}");
+/// Drops new connections of an address above the rate at which `max` closed connections expire.
+fn limit_rate(transaction: &mut Transaction<'_>, begins: Rule, address: DataType, max: u32) {
+    let name = format!("rated{}", address.length);
     let dynamic = Some((RATED, SET_MIN));
-    transaction.make_set(&SetSpec { name: &name, key, dynamic, ..SetSpec::default() });
+    transaction.make_set(&SetSpec { name: &name, key: address, dynamic, ..SetSpec::default() });
     let rate = u64::from((max / EXPIRY).max(1));
-    let above = begins.source(length == 4, R0).more_packets_than(&name, rate, max);
+    let above = begins.source(address.length == 4, R0).more_packets_than(&name, rate, max);
     transaction.rule(CHAIN, &above.count_packets().drop());
 }
 

@@ -23,8 +23,8 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
 use coracle_nft::{
-    Attributes, BaseChain, Batch, Channel, Element, Header, Hook, INET, INET_PROTO, INET_SERVICE, Key, Meta,
-    R0, Rule, SetSpec, Transaction, Verb, concatenated, intervals, number_of, octets,
+    Attributes, BaseChain, Batch, Channel, DataType, Element, Header, Hook, INET, INET_PROTO, INET_SERVICE,
+    IPV4_ADDR, IPV6_ADDR, Key, Meta, R0, Rule, SetSpec, Transaction, Verb, intervals, number_of, octets,
 };
 use ipnetwork::{IpNetwork, Ipv4Network};
 
@@ -69,9 +69,7 @@ pub(crate) struct Mapping {
 /// Differences between IPv4 and IPv6.
 struct Family {
     number: u8,
-    length: u32,
-    /// `TYPE_IPADDR` or `TYPE_IP6ADDR` of the nft tool, so that it prints our maps readably.
-    kind: u32,
+    address: DataType,
     any: &'static str,
     one: &'static str,
     untouched: &'static str,
@@ -80,8 +78,7 @@ struct Family {
 
 const V4: Family = Family {
     number: 2,
-    length: 4,
-    kind: 7,
+    address: DataType { kind: IPV4_ADDR, length: 4 },
     any: "hostports4",
     one: "hostports4_by_address",
     untouched: "untouched4",
@@ -89,8 +86,7 @@ const V4: Family = Family {
 };
 const V6: Family = Family {
     number: 10,
-    length: 16,
-    kind: 8,
+    address: DataType { kind: IPV6_ADDR, length: 16 },
     any: "hostports6",
     one: "hostports6_by_address",
     untouched: "untouched6",
@@ -229,18 +225,15 @@ impl Table<'_> {
 
     fn maps(&mut self, family: &Family) {
         let port = [INET_PROTO, INET_SERVICE];
-        let target = concatenated(&[family.kind, INET_SERVICE]);
-        let one = concatenated(&[family.kind, port[0], port[1]]);
-        for (name, key) in [(family.any, (concatenated(&port), 8)), (family.one, (one, family.length + 8))] {
-            self.0.make_set(&SetSpec {
-                name,
-                key,
-                value: Some((target, family.length + 4)),
-                ..SetSpec::default()
-            });
+        let DataType { kind, length } = family.address;
+        let value = Some(DataType::concatenated(&[kind, INET_SERVICE], length + 4));
+        let any = DataType::concatenated(&port, 8);
+        let one = DataType::concatenated(&[kind, port[0], port[1]], length + 8);
+        for (name, key) in [(family.any, any), (family.one, one)] {
+            self.0.make_set(&SetSpec { name, key, value, ..SetSpec::default() });
         }
         for name in [family.untouched, family.masquerade_all] {
-            self.0.make_set(&SetSpec { name, key: (family.kind, family.length), ..SetSpec::default() });
+            self.0.make_set(&SetSpec { name, key: family.address, ..SetSpec::default() });
         }
     }
 
@@ -252,7 +245,7 @@ impl Table<'_> {
         present: &BTreeSet<IpAddr>,
         wanted: &BTreeSet<IpAddr>,
     ) {
-        let of_family = |address: &&IpAddr| address.is_ipv4() == (family.length == 4);
+        let of_family = |address: &&IpAddr| address.is_ipv4() == (family.address.length == 4);
         let element = |address: &IpAddr| Element::member(Key::default().address(*address));
         let gone: Vec<_> = present.difference(wanted).filter(of_family).map(element).collect();
         self.0.remove(set, &gone);
@@ -264,7 +257,8 @@ impl Table<'_> {
     fn mappings(&mut self, family: &Family, present: &BTreeSet<Mapping>, wanted: &BTreeSet<Mapping>) {
         for (name, by_address) in [(family.any, false), (family.one, true)] {
             let of_map = |mapping: &&Mapping| {
-                mapping.to.is_ipv4() == (family.length == 4) && mapping.host_ip.is_some() == by_address
+                mapping.to.is_ipv4() == (family.address.length == 4)
+                    && mapping.host_ip.is_some() == by_address
             };
             let gone: Vec<_> =
                 present.difference(wanted).filter(of_map).map(|mapping| mapping.element(false)).collect();
@@ -276,9 +270,9 @@ impl Table<'_> {
     }
 
     fn host_port_rules(&mut self, family: &Family) {
-        let registers = family.length / 4;
+        let registers = family.address.length / 4;
         let start = || Rule::default().family(family.number);
-        let one = start().destination(family.length == 4, R0).protocol_and_port(R0 + registers);
+        let one = start().destination(family.address.length == 4, R0).protocol_and_port(R0 + registers);
         self.rule("hostports", &one.lookup(family.one).destination_nat(family.number, registers));
         let any = start().protocol_and_port(R0).lookup(family.any);
         self.rule("hostports", &any.destination_nat(family.number, registers));
@@ -297,7 +291,7 @@ impl Table<'_> {
             if let Some(ip) = mapping.host_ip {
                 rule = rule.to(ip.into(), false);
             }
-            let registers = family.length / 4;
+            let registers = family.address.length / 4;
             let rule = rule.meta(Meta::Transport, R0).equal(R0, &[mapping.protocol.number()]);
             let rule = rule.payload(Header::Transport, 2, 2, R0);
             let rule = rule.equal(R0, &mapping.host_port.to_be_bytes());
@@ -317,7 +311,7 @@ impl Table<'_> {
             let before = exceptions(present, network);
             if before.is_empty() {
                 let family = family(*network);
-                let (set, key) = (exceptions_of(*network), (family.kind, family.length));
+                let (set, key) = (exceptions_of(*network), family.address);
                 self.0.make_set(&SetSpec { name: &set, key, intervals: true, ..SetSpec::default() });
             }
             self.exceptions(*network, &before, except);
@@ -336,7 +330,7 @@ impl Table<'_> {
     fn postrouting_rules(&mut self, wanted: &Plan) {
         let translated_to = |family: &Family, set: &str| {
             let rule = Rule::default().family(family.number).translated();
-            rule.destination(family.length == 4, R0).in_set(set)
+            rule.destination(family.address.length == 4, R0).in_set(set)
         };
         for (network, except) in &wanted.masquerade {
             self.masquerade_rule(*network, !except.is_empty());

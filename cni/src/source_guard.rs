@@ -14,8 +14,8 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use coracle_nft::{
-    BRIDGE, BaseChain, Channel, Element, Header, Hook, IPV4_ADDR, IPV6_ADDR, Key, Meta, R0, Rule, SetSpec,
-    Transaction, Verdict, concatenated,
+    BRIDGE, BaseChain, Channel, DataType, Element, Header, Hook, IPV4_ADDR, IPV6_ADDR, Key, Meta, R0, Rule,
+    SetSpec, Transaction, Verdict,
 };
 
 use crate::error::Error;
@@ -242,12 +242,16 @@ fn layout(transaction: &mut Transaction<'_>, is_limited: bool) {
         (V6, &[IFNAME, ETHER_ADDR, IPV6_ADDR], 40),
     ];
     for (name, types, length) in sets {
-        transaction.make_set(&SetSpec { name, key: (concatenated(types), length), ..SetSpec::default() });
+        transaction.make_set(&SetSpec {
+            name,
+            key: DataType::concatenated(types, length),
+            ..SetSpec::default()
+        });
     }
     let hook = Hook::Prerouting;
     transaction.make_base_chain(BaseChain { name: CHAIN, hook, priority: PRIORITY, kind: "filter" });
     if is_limited {
-        let key = (concatenated(&[IFNAME]), 16);
+        let key = DataType { kind: IFNAME, length: 16 };
         let dynamic = Some((MEASURED, MEASURED_MAX));
         transaction.make_set(&SetSpec { name: TO_GROUPS, key, dynamic, ..SetSpec::default() });
         transaction.rule(CHAIN, &too_many_to_groups());
@@ -272,20 +276,39 @@ fn too_many_to_groups() -> Rule {
     rule.more_packets_than(TO_GROUPS, GROUP_RATE, GROUP_BURST).drop()
 }
 
+/// A part of a packet.
+#[derive(Clone, Copy)]
+struct Field {
+    header: Header,
+    /// Bytes from the begin of the header.
+    offset: u32,
+    /// Length in bytes.
+    length: u32,
+}
+
+// === impl Field ===
+
+impl Field {
+    /// Loads the part into the registers that begin with `register`.
+    fn load(self, rule: Rule, register: u32) -> Rule {
+        rule.payload(self.header, self.offset, self.length, register)
+    }
+}
+
 const IPV4: [u8; 2] = [0x08, 0x00];
 const ARP: [u8; 2] = [0x08, 0x06];
 const IPV6: [u8; 2] = [0x86, 0xdd];
 // Hardware addresses: the source of a frame, and the sender of an ARP packet for Ethernet and IPv4.
-const SOURCE: (Header, u32) = (Header::Link, 6);
-const SENDER: (Header, u32) = (Header::Network, 8);
+const SOURCE: Field = Field { header: Header::Link, offset: 6, length: 6 };
+const SENDER: Field = Field { header: Header::Network, offset: 8, length: 6 };
 // Addresses: the source of a packet, the sender of an ARP packet, and the target of an advertisement.
-const SOURCE_V4: (Header, u32, u32) = (Header::Network, 12, 4);
-const SOURCE_V6: (Header, u32, u32) = (Header::Network, 8, 16);
-const SENDER_V4: (Header, u32, u32) = (Header::Network, 14, 4);
-const TARGET_V6: (Header, u32, u32) = (Header::Transport, 8, 16);
+const SOURCE_V4: Field = Field { header: Header::Network, offset: 12, length: 4 };
+const SOURCE_V6: Field = Field { header: Header::Network, offset: 8, length: 16 };
+const SENDER_V4: Field = Field { header: Header::Network, offset: 14, length: 4 };
+const TARGET_V6: Field = Field { header: Header::Transport, offset: 8, length: 16 };
 // The destination of the packet that an ICMP error reports. The header of that packet follows eight bytes.
-const ABOUT_V4: (Header, u32, u32) = (Header::Transport, 8 + 16, 4);
-const ABOUT_V6: (Header, u32, u32) = (Header::Transport, 8 + 24, 16);
+const ABOUT_V4: Field = Field { header: Header::Transport, offset: 8 + 16, length: 4 };
+const ABOUT_V6: Field = Field { header: Header::Transport, offset: 8 + 24, length: 16 };
 // Protocols.
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
@@ -325,10 +348,10 @@ fn name(rule: Rule) -> Rule {
     rule.meta(Meta::InInterface, R0)
 }
 
-/// Loads the key of the sets of addresses.
-fn key(rule: Rule, hardware: (Header, u32), address: (Header, u32, u32)) -> Rule {
-    let rule = name(rule).payload(hardware.0, hardware.1, 6, R0 + NAME_REGISTERS);
-    rule.payload(address.0, address.1, address.2, R0 + NAME_REGISTERS + HARDWARE_REGISTERS)
+/// Loads the key of the sets of addresses: the port, its hardware address and its IP address.
+fn key(rule: Rule, hardware: Field, address: Field) -> Rule {
+    let rule = hardware.load(name(rule), R0 + NAME_REGISTERS);
+    address.load(rule, R0 + NAME_REGISTERS + HARDWARE_REGISTERS)
 }
 
 fn rules() -> [Rule; 14] {
@@ -358,7 +381,7 @@ fn rules() -> [Rule; 14] {
 /// Rules for errors of ICMP: a pod may report only packets that were sent to it. The kernel looks up the connection by
 /// the reported packet alone. So a pod could otherwise end or slow down connections of others, for example queries of
 /// the node's DNS server. A fragment that is too short for the header of the reported packet is dropped.
-fn rules_of_errors(addresses: &str, about: (Header, u32, u32)) -> [Rule; 2] {
+fn rules_of_errors(addresses: &str, about: Field) -> [Rule; 2] {
     let own = key(Rule::default(), SOURCE, about).in_set(addresses);
     [own.verdict(&Verdict::Return), Rule::default().drop()]
 }

@@ -147,7 +147,7 @@ impl Pki {
             return Ok(Pair { certificate, key, certificate_path, key_path });
         }
         let issued = leaf.issue(&self.authority);
-        let (certificate, key) =
+        let leaf::Issued { certificate, key } =
             issued.map_err(|source| PkiError::Issue { name: name.to_owned(), source })?;
         file::write(&key_path, &key, 0o600)?;
         file::write(&certificate_path, &certificate, 0o644)?;

@@ -313,31 +313,38 @@ mod tests {
 
     use super::*;
 
-    fn pair(names: &[&str]) -> (String, String) {
+    /// A certificate with its key, in PEM.
+    struct Pem {
+        certificate: String,
+        key: String,
+    }
+
+    fn pair(names: &[&str]) -> Pem {
         signed(CertificateParams::new(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>()).unwrap())
     }
 
-    fn signed(certificate: CertificateParams) -> (String, String) {
+    fn signed(certificate: CertificateParams) -> Pem {
         let key = KeyPair::generate().unwrap();
-        (certificate.self_signed(&key).unwrap().pem(), key.serialize_pem())
+        Pem { certificate: certificate.self_signed(&key).unwrap().pem(), key: key.serialize_pem() }
     }
 
-    fn with_common_name(common: &str) -> (String, String) {
+    fn with_common_name(common: &str) -> Pem {
         let mut certificate = CertificateParams::default();
         certificate.distinguished_name = DistinguishedName::new();
         certificate.distinguished_name.push(DnType::CommonName, common);
         signed(certificate)
     }
 
-    fn write(directory: &Path, name: &str, (certificate, key): &(String, String)) -> (PathBuf, PathBuf) {
+    /// The paths of the certificate and the key.
+    fn write(directory: &Path, name: &str, pair: &Pem) -> (PathBuf, PathBuf) {
         let paths = (directory.join(format!("{name}.crt")), directory.join(format!("{name}.key")));
-        fs::write(&paths.0, certificate).unwrap();
-        fs::write(&paths.1, key).unwrap();
+        fs::write(&paths.0, &pair.certificate).unwrap();
+        fs::write(&paths.1, &pair.key).unwrap();
         paths
     }
 
     fn own() -> Pair {
-        let (certificate, key) = pair(&["kubernetes"]);
+        let Pem { certificate, key } = pair(&["kubernetes"]);
         Pair { certificate, key, certificate_path: PathBuf::new(), key_path: PathBuf::new() }
     }
 
@@ -348,7 +355,7 @@ mod tests {
     #[test]
     fn the_server_name_chooses_the_certificate() {
         let directory = tempfile::tempdir().unwrap();
-        let named = |file: &str, pair: &(String, String), names: &[&str]| {
+        let named = |file: &str, pair: &Pem, names: &[&str]| {
             let (certificate, key) = write(directory.path(), file, pair);
             NamedCertificate { certificate, key, names: names.iter().map(|&name| name.to_owned()).collect() }
         };
@@ -391,10 +398,10 @@ mod tests {
         let certificates = ServingCertificates::open(&own(), &options).unwrap();
         let first = leaf(&certificates.chosen(None));
         let next = pair(&["b"]);
-        fs::write(directory.path().join("a.crt"), &next.0).unwrap();
+        fs::write(directory.path().join("a.crt"), &next.certificate).unwrap();
         certificates.default.reload();
         assert_eq!(leaf(&certificates.chosen(None)), first);
-        fs::write(directory.path().join("a.key"), &next.1).unwrap();
+        fs::write(directory.path().join("a.key"), &next.key).unwrap();
         certificates.default.reload();
         assert_ne!(leaf(&certificates.chosen(None)), first);
         fs::remove_file(directory.path().join("a.key")).unwrap();

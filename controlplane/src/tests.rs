@@ -8,11 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{ControlPlane, ControlPlaneConfig, ControllerSelection, RuntimeConfig, start};
 
-fn api(
-    plane: &ControlPlane,
-    (group, version): (&str, &str),
-    (kind, plural): (&str, &str),
-) -> Api<DynamicObject> {
+fn api(plane: &ControlPlane, group: &str, version: &str, kind: &str, plural: &str) -> Api<DynamicObject> {
     let kind = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, version, kind), plural);
     Api::all_with(plane.client("admin", &["system:masters"]), &kind)
 }
@@ -56,7 +52,7 @@ async fn a_namespace_is_deleted_with_one_deletion_for_each_kind_that_it_has() {
     let shutdown = CancellationToken::new();
     let plane = start(config, shutdown.clone()).await.unwrap();
     let client = plane.client("admin", &["system:masters"]);
-    let namespaces = api(&plane, ("", "v1"), ("Namespace", "namespaces"));
+    let namespaces = api(&plane, "", "v1", "Namespace", "namespaces");
     let namespace = json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "full"}});
     create(&namespaces, &namespace).await.unwrap();
     let kind = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk("", "v1", "ConfigMap"), "configmaps");
@@ -92,12 +88,9 @@ async fn a_migration_writes_the_objects_in_the_stored_version_and_ends() {
     let shutdown = CancellationToken::new();
     let plane = start(config, shutdown.clone()).await.unwrap();
 
-    let definitions = api(
-        &plane,
-        ("apiextensions.k8s.io", "v1"),
-        ("CustomResourceDefinition", "customresourcedefinitions"),
-    );
-    let widgets = api(&plane, ("example.com", "v1"), ("Widget", "widgets"));
+    let definitions =
+        api(&plane, "apiextensions.k8s.io", "v1", "CustomResourceDefinition", "customresourcedefinitions");
+    let widgets = api(&plane, "example.com", "v1", "Widget", "widgets");
     create(&definitions, &definition("v1")).await.unwrap();
     let widget = json!({"apiVersion": "example.com/v1", "kind": "Widget", "metadata": {"name": "w"}});
     let before =
@@ -113,8 +106,10 @@ async fn a_migration_writes_the_objects_in_the_stored_version_and_ends() {
 
     let migrations = api(
         &plane,
-        ("storagemigration.k8s.io", "v1beta1"),
-        ("StorageVersionMigration", "storageversionmigrations"),
+        "storagemigration.k8s.io",
+        "v1beta1",
+        "StorageVersionMigration",
+        "storageversionmigrations",
     );
     let migration = |name: &str, resource: &str| {
         json!({"apiVersion": "storagemigration.k8s.io/v1beta1", "kind": "StorageVersionMigration",

@@ -31,7 +31,9 @@ pub(crate) use self::fit::fit;
 pub(crate) use self::fit::fuzz;
 pub(crate) use self::manifest::Manifest;
 pub(crate) use self::pod::{PodSubject, checkpoint_pod};
-pub(crate) use self::restore::{criu_errors, forget_images, images_dir, read, unpack_checkpoint, verify};
+pub(crate) use self::restore::{
+    criu_errors, forget_images, images_dir, read, unpack_checkpoint, verify, work_dir,
+};
 use self::subject::Connections;
 pub(crate) use self::subject::Subject;
 use crate::error::checkpoint::CheckpointError;

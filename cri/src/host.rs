@@ -30,6 +30,13 @@ pub(crate) struct Kernel {
     pub(crate) recursive_read_only: bool,
 }
 
+/// A version of the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+struct Release {
+    major: u32,
+    minor: u32,
+}
+
 // === impl Host ===
 
 impl Host {
@@ -73,26 +80,26 @@ impl Host {
 // === impl Kernel ===
 
 impl Kernel {
-    fn detect(release: (u32, u32)) -> Self {
+    fn detect(release: Release) -> Self {
         Self {
             // Idmapped lower layers of an overlay need Linux 5.19.
-            user_namespaces: release >= (5, 19) && may_make_user_namespaces(),
+            user_namespaces: release >= Release { major: 5, minor: 19 } && may_make_user_namespaces(),
             // mount_setattr(2) needs Linux 5.12.
-            recursive_read_only: release >= (5, 12),
+            recursive_read_only: release >= Release { major: 5, minor: 12 },
         }
     }
 }
 
-/// Major and minor version of the running kernel.
-fn kernel_release() -> Result<(u32, u32), Error> {
+/// The version of the running kernel.
+fn kernel_release() -> Result<Release, Error> {
     let name = nix::sys::utsname::uname()
         .map_err(|errno| Error::Kernel { doing: "read the kernel's release", source: errno.into() })?;
     Ok(release(&name.release().to_string_lossy()))
 }
 
-fn release(text: &str) -> (u32, u32) {
+fn release(text: &str) -> Release {
     let mut numbers = text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
-    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    Release { major: numbers.next().unwrap_or(0), minor: numbers.next().unwrap_or(0) }
 }
 
 /// False if the kernel has no user namespaces, or if an administrator set their maximum to 0.
@@ -107,9 +114,9 @@ mod tests {
 
     #[test]
     fn releases_are_compared_by_number() {
-        assert_eq!(release("6.18.44-fly"), (6, 18));
-        assert_eq!(release("5.4.0-150-generic"), (5, 4));
-        assert_eq!(release("7"), (7, 0));
+        assert_eq!(release("6.18.44-fly"), Release { major: 6, minor: 18 });
+        assert_eq!(release("5.4.0-150-generic"), Release { major: 5, minor: 4 });
+        assert_eq!(release("7"), Release { major: 7, minor: 0 });
         assert!(release("6.1.0") > release("5.19.3"));
     }
 }

@@ -6,6 +6,7 @@ use std::fs::File;
 use std::io::{self, Read as _};
 use std::path::Path;
 
+use coracle_tree::Usage;
 use tracing::debug;
 
 /// Maximum bytes that are read of the kernel's table of interfaces: about 8,000 interfaces. A container with NET_ADMIN
@@ -30,10 +31,10 @@ pub(crate) struct Traffic {
 }
 
 /// Bytes and inodes below a directory. Hard links cannot lead out of a container's layer, so each file counts once.
-fn disk(dir: &Path) -> (u64, u64) {
+fn disk(dir: &Path) -> Usage {
     coracle_tree::usage(dir).unwrap_or_else(|error| {
         debug!(dir = %dir.display(), %error, "cannot measure the disk usage of a directory");
-        (0, 0)
+        Usage::default()
     })
 }
 

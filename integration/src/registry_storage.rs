@@ -15,19 +15,19 @@ pub(crate) fn add_image(storage: &Path, layout: &Path, name: &str) {
     let repository = root.join("repositories").join(name);
     let index = read(&layout.join("index.json"));
     let image = digest(&index["manifests"][0]);
-    add_manifest((&root, &repository), layout, image);
+    add_manifest(&root, &repository, layout, image);
     let tag = repository.join("_manifests/tags/latest");
     link(&tag.join("index"), image);
     write_link(&tag.join("current"), image);
 }
 
 /// Adds the manifest of an image, or of several platforms with their images.
-fn add_manifest((root, repository): (&Path, &Path), layout: &Path, manifest_digest: &str) {
+fn add_manifest(root: &Path, repository: &Path, layout: &Path, manifest_digest: &str) {
     let blob = |digest: &str| layout.join("blobs").join(digest.replace(':', "/"));
     let manifest = read(&blob(manifest_digest));
     let parts = |field: &str| manifest[field].as_array().cloned().unwrap_or_default();
     for image in &parts("manifests") {
-        add_manifest((root, repository), layout, digest(image));
+        add_manifest(root, repository, layout, digest(image));
     }
     for content in parts("layers").iter().chain(manifest.get("config")).map(digest) {
         copy_blob(&blob(content), root, content);

@@ -58,7 +58,7 @@ fn outcome(of: &'static str, version: String, plugin: Value, ipam: Value) -> Vec
         let sandbox = Sandbox::new();
         let conf = plugins.marked(network(&version, &dir.path().join("addresses"), &plugin, &ipam));
         let mut seen = Vec::new();
-        let result = plugins.call(("bridge", "ADD", "c1"), &sandbox, &conf).unwrap();
+        let result = plugins.plugin("bridge").call("ADD", "c1", &sandbox, &conf).unwrap();
         seen.push(("result", normalized(&result, &sandbox)));
         let json_of = |text: String| serde_json::from_str::<Value>(&text).unwrap();
         for (what, command) in [
@@ -77,10 +77,10 @@ fn outcome(of: &'static str, version: String, plugin: Value, ipam: Value) -> Vec
         let mut check = conf.clone();
         check["prevResult"] = result;
         if version != "0.3.1" {
-            plugins.call(("bridge", "CHECK", "c1"), &sandbox, &check).unwrap();
+            plugins.plugin("bridge").call("CHECK", "c1", &sandbox, &check).unwrap();
         }
-        plugins.call(("bridge", "DEL", "c1"), &sandbox, &check).unwrap();
-        plugins.call(("bridge", "DEL", "c1"), &sandbox, &check).unwrap();
+        plugins.plugin("bridge").call("DEL", "c1", &sandbox, &check).unwrap();
+        plugins.plugin("bridge").call("DEL", "c1", &sandbox, &check).unwrap();
         seen.push(("files after", plugins::files(&dir.path().join("addresses/net"))));
         seen.push(("links after", json!(run("ip", &["-o", "link"]).lines().count())));
         seen
@@ -137,14 +137,15 @@ fn host_local_responds_as_the_reference_does() {
             ("ADD", "d"),
             ("ADD", "e"),
         ] {
-            let answer = plugins.call(("host-local", command, id), &sandbox, &conf);
+            let answer = plugins.plugin("host-local").call(command, id, &sandbox, &conf);
             seen.push(answer.map_err(|_refusal| format!("{command} {id} is refused")));
             seen.push(Ok(plugins::files(&addresses.join("net"))));
         }
         conf["args"] = json!({"cni": {"ips": ["10.1.2.99"]}});
         seen.push(
             plugins
-                .call(("host-local", "ADD", "f"), &sandbox, &conf)
+                .plugin("host-local")
+                .call("ADD", "f", &sandbox, &conf)
                 .map_err(|_refusal| "refused".to_owned()),
         );
         seen
@@ -162,14 +163,14 @@ fn each_implementation_checks_and_deletes_attachments_of_the_other() {
         let before = links();
         for (first, second) in [(&ours, &theirs), (&theirs, &ours)] {
             let (a, b) = (Sandbox::new(), Sandbox::new());
-            let made = first.call(("bridge", "ADD", "a"), &a, &first.marked(conf.clone())).unwrap();
-            let more = second.call(("bridge", "ADD", "b"), &b, &second.marked(conf.clone())).unwrap();
+            let made = first.plugin("bridge").call("ADD", "a", &a, &first.marked(conf.clone())).unwrap();
+            let more = second.plugin("bridge").call("ADD", "b", &b, &second.marked(conf.clone())).unwrap();
             assert_ne!(made["ips"][0]["address"], more["ips"][0]["address"]);
             for (id, sandbox, result, other) in [("a", &a, made, second), ("b", &b, more, first)] {
                 let mut conf = other.marked(conf.clone());
                 conf["prevResult"] = result;
-                other.call(("bridge", "CHECK", id), sandbox, &conf).unwrap();
-                other.call(("bridge", "DEL", id), sandbox, &conf).unwrap();
+                other.plugin("bridge").call("CHECK", id, sandbox, &conf).unwrap();
+                other.plugin("bridge").call("DEL", id, sandbox, &conf).unwrap();
             }
             assert_eq!(links(), before + 1, "the bridge");
         }
@@ -238,7 +239,7 @@ fn every_invalid_field_is_rejected_and_leaves_nothing() {
                 None => conf[field] = wrong.clone(),
             }
             let command = if field == "prevResult" { "CHECK" } else { "ADD" };
-            let error = plugins.call(("bridge", command, "c1"), &sandbox, &conf).unwrap_err();
+            let error = plugins.plugin("bridge").call(command, "c1", &sandbox, &conf).unwrap_err();
             assert_eq!(error["code"], code, "{field}: {wrong}: {error}");
             assert!(!error["msg"].as_str().unwrap().is_empty());
             assert_eq!(run("ip", &["-o", "link"]), links, "{field}: {wrong}");
@@ -290,7 +291,7 @@ fn invalid_fields_of_the_other_plugins_are_named() {
             let mut conf =
                 json!({"cniVersion": "1.0.0", "name": "net", "type": kind, "prevResult": previous});
             conf.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-            let error = plugins.call((kind, "ADD", "c1"), &sandbox, &plugins.marked(conf)).unwrap_err();
+            let error = plugins.plugin(kind).call("ADD", "c1", &sandbox, &plugins.marked(conf)).unwrap_err();
             assert_eq!(error["code"], code, "{kind} {fields}: {error}");
             assert_eq!(run("nft", &["list", "ruleset"]), "", "{kind} {fields}");
         }
@@ -304,14 +305,14 @@ fn a_foreign_interface_with_the_bridges_name_is_unchanged() {
         let sandbox = Sandbox::new();
         let conf = plugins.marked(working(machine));
         run("ip", &["link", "add", "br0", "type", "veth", "peer", "name", "br1"]);
-        let error = plugins.call(("bridge", "ADD", "c1"), &sandbox, &conf).unwrap_err();
+        let error = plugins.plugin("bridge").call("ADD", "c1", &sandbox, &conf).unwrap_err();
         assert_eq!(error["msg"], "an interface named br0 exists and is not a bridge");
         run("ip", &["link", "del", "br0"]);
         // A foreign bridge with an address and a port.
         run("ip", &["link", "add", "br0", "type", "bridge"]);
         run("ip", &["addr", "add", "192.0.2.1/24", "dev", "br0"]);
         let before = run("ip", &["-o", "link"]).lines().count();
-        let error = plugins.call(("bridge", "ADD", "c1"), &sandbox, &conf).unwrap_err();
+        let error = plugins.plugin("bridge").call("ADD", "c1", &sandbox, &conf).unwrap_err();
         assert_eq!(
             error["msg"],
             "bridge: br0 has the address 192.0.2.1/24, not 10.1.2.1/24; use forceAddress"
@@ -321,10 +322,10 @@ fn a_foreign_interface_with_the_bridges_name_is_unchanged() {
         assert!(run("ip", &["addr", "show", "br0"]).contains("192.0.2.1/24"));
         let mut forced = conf.clone();
         forced["forceAddress"] = json!(true);
-        plugins.call(("bridge", "ADD", "c1"), &sandbox, &forced).unwrap();
+        plugins.plugin("bridge").call("ADD", "c1", &sandbox, &forced).unwrap();
         let now = run("ip", &["addr", "show", "br0"]);
         assert!(now.contains("10.1.2.1/24") && !now.contains("192.0.2.1"), "{now}");
-        plugins.call(("bridge", "DEL", "c1"), &sandbox, &forced).unwrap();
+        plugins.plugin("bridge").call("DEL", "c1", &sandbox, &forced).unwrap();
     });
 }
 
@@ -334,45 +335,49 @@ fn a_chain_of_executables_serves_a_port_and_leaves_nothing() {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let sandbox = Sandbox::new();
         let conf = plugins.marked(working(machine));
-        let result = plugins.call(("bridge", "ADD", "c1"), &sandbox, &conf).unwrap();
+        let result = plugins.plugin("bridge").call("ADD", "c1", &sandbox, &conf).unwrap();
         let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "TCP", "hostIP": ""}]);
         let mut ported = plugins
             .marked(json!({"cniVersion": "1.0.0", "name": "net", "type": "portmap", "snat": true,
             "runtimeConfig": {"portMappings": ports}, "prevResult": result}));
-        assert_eq!(plugins.call(("portmap", "ADD", "c1"), &sandbox, &ported).unwrap(), result);
-        plugins.call(("portmap", "CHECK", "c1"), &sandbox, &ported).unwrap();
+        assert_eq!(plugins.plugin("portmap").call("ADD", "c1", &sandbox, &ported).unwrap(), result);
+        plugins.plugin("portmap").call("CHECK", "c1", &sandbox, &ported).unwrap();
         let listing = run("nft", &["list", "ruleset"]);
         assert!(
             listing.contains("tcp . 8080 : 10.1.2.2 . 80") && listing.contains("masquerade"),
             "{listing}"
         );
-        let error = plugins.call(("portmap", "ADD", "c2"), &sandbox, &ported).unwrap_err();
+        let error = plugins.plugin("portmap").call("ADD", "c2", &sandbox, &ported).unwrap_err();
         assert_eq!(error["msg"], "host port 8080/tcp is taken by sandbox c1");
         run("nft", &["flush", "ruleset"]);
-        assert_eq!(plugins.call(("portmap", "CHECK", "c1"), &sandbox, &ported).unwrap_err()["code"], 101);
+        assert_eq!(
+            plugins.plugin("portmap").call("CHECK", "c1", &sandbox, &ported).unwrap_err()["code"],
+            101
+        );
         // The next change restores all rules.
         ported["runtimeConfig"]["portMappings"][0]["hostPort"] = json!(8081);
-        plugins.call(("portmap", "ADD", "c2"), &sandbox, &ported).unwrap();
+        plugins.plugin("portmap").call("ADD", "c2", &sandbox, &ported).unwrap();
         let listing = run("nft", &["list", "ruleset"]);
         assert!(listing.contains("8080") && listing.contains("8081"), "{listing}");
         // GC removes attachments that are not valid.
         let mut gc = ported.clone();
         gc["cni.dev/valid-attachments"] = json!([{"containerID": "c1", "ifname": "eth0"}]);
-        plugins.call(("portmap", "GC", ""), &Sandbox::none(), &gc).unwrap();
+        plugins.plugin("portmap").call("GC", "", &Sandbox::none(), &gc).unwrap();
         assert!(!run("nft", &["list", "ruleset"]).contains("8081"));
         let mut gc = conf.clone();
         gc["cni.dev/valid-attachments"] = json!([]);
-        plugins.call(("bridge", "GC", ""), &Sandbox::none(), &gc).unwrap();
-        plugins.call(("portmap", "DEL", "c1"), &sandbox, &ported).unwrap();
+        plugins.plugin("bridge").call("GC", "", &Sandbox::none(), &gc).unwrap();
+        plugins.plugin("portmap").call("DEL", "c1", &sandbox, &ported).unwrap();
         assert_eq!(plugins::addresses(&machine.path("addresses/net")), [""; 0]);
         assert_eq!(run("nft", &["list", "ruleset"]), "");
         for kind in ["bridge", "host-local", "loopback", "portmap", "bandwidth", "tuning", "firewall"] {
             let answer = plugins
-                .call((kind, "VERSION", ""), &Sandbox::none(), &json!({"cniVersion": "1.1.0"}))
+                .plugin(kind)
+                .call("VERSION", "", &Sandbox::none(), &json!({"cniVersion": "1.1.0"}))
                 .unwrap();
             assert!(answer["supportedVersions"].as_array().unwrap().contains(&json!("1.1.0")), "{kind}");
         }
-        plugins.call(("bridge", "STATUS", ""), &Sandbox::none(), &conf).unwrap();
+        plugins.plugin("bridge").call("STATUS", "", &Sandbox::none(), &conf).unwrap();
     });
 }
 
@@ -404,7 +409,7 @@ fn work(
     conf: &Value,
     given: &Mutex<HashMap<String, String>>,
 ) -> usize {
-    let none = Sandbox::none();
+    let (none, plugin) = (Sandbox::none(), plugins.plugin("host-local"));
     let (mut random, mut mine, mut full) = (hand * 7919 + 1, Vec::<(String, Option<String>)>::new(), 0);
     let mut dice = |sides: u64| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -414,7 +419,7 @@ fn work(
         let kill = (dice(10) == 0).then(|| Duration::from_micros(dice(6_000)));
         if mine.len() < 8 && (mine.is_empty() || dice(2) == 0) {
             let id = format!("h{hand}n{number}");
-            match plugins.call_or_kill(("host-local", "ADD", &id), (&none, conf), kill) {
+            match plugin.killed_after(kill).run("ADD", &id, &none, conf) {
                 Some(Ok(answer)) => {
                     let address = answer["ips"][0]["address"].as_str().unwrap().to_owned();
                     let other = given.lock().unwrap().insert(address.clone(), id.clone());
@@ -434,14 +439,14 @@ fn work(
                 given.lock().unwrap().remove(address);
             }
             // The caller repeats a DEL that was killed.
-            if plugins.call_or_kill(("host-local", "DEL", &id), (&none, conf), kill).is_none() {
+            if plugin.killed_after(kill).run("DEL", &id, &none, conf).is_none() {
                 mine.push((id, None));
             }
         }
     }
     for (id, address) in mine {
         given.lock().unwrap().remove(&address.unwrap_or_default());
-        plugins.call(("host-local", "DEL", &id), &none, conf).unwrap();
+        plugin.call("DEL", &id, &none, conf).unwrap();
     }
     full
 }

@@ -21,8 +21,8 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use coracle_nft::{
-    AnonymousMap, BaseChain, Element, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, Interval,
-    Key, Meta, R0, Rule, SetSpec, Transaction, Value, Verb, Verdict, concatenated,
+    AnonymousMap, BaseChain, DataType, Element, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR,
+    Interval, Key, Meta, R0, Rule, SetSpec, Transaction, Value, Verb, Verdict,
 };
 
 use crate::connections::FORBIDDEN;
@@ -171,7 +171,7 @@ pub(crate) fn element(key: Key, group: Option<u64>) -> Element {
 }
 
 fn make_set(transaction: &mut Transaction<'_>, set: Set) {
-    let (kind, length) = address(set.is_ipv4());
+    let DataType { kind, length } = address_type(set.is_ipv4());
     let (types, length): (&[u32], u32) = match set {
         Set::Isolated(..) | Set::Addresses(..) | Set::Blocks(..) => (&[kind], length),
         Set::Itself(..) => (&[kind, kind], 2 * length),
@@ -180,7 +180,7 @@ fn make_set(transaction: &mut Transaction<'_>, set: Set) {
     };
     transaction.make_set(&SetSpec {
         name: &set_name(set),
-        key: (concatenated(types), length),
+        key: DataType::concatenated(types, length),
         verdicts: matches!(set, Set::Isolated(..)),
         intervals: matches!(set, Set::Blocks(..)),
         ..SetSpec::default()
@@ -245,19 +245,20 @@ fn with_ports(rule: Rule, ports: &Ports) -> Rule {
 fn set_of_ports(ports: &BTreeSet<(u8, u16)>) -> AnonymousMap {
     let key = |(protocol, port): &(u8, u16)| Key::default().protocol(*protocol).port(*port);
     let elements = ports.iter().map(|port| Element::member(key(port))).collect();
-    AnonymousMap { key: (concatenated(&[INET_PROTO, INET_SERVICE]), 8), value: None, elements }
+    AnonymousMap { key: DataType::concatenated(&[INET_PROTO, INET_SERVICE], 8), value: None, elements }
 }
 
 fn of_family(is_ipv4: bool) -> Rule {
     Rule::default().family(if is_ipv4 { 2 } else { 10 })
 }
 
-fn address(is_ipv4: bool) -> (u32, u32) {
-    if is_ipv4 { (IPV4_ADDR, 4) } else { (IPV6_ADDR, 16) }
+fn address_type(is_ipv4: bool) -> DataType {
+    let (kind, length) = if is_ipv4 { (IPV4_ADDR, 4) } else { (IPV6_ADDR, 16) };
+    DataType { kind, length }
 }
 
 fn registers(is_ipv4: bool) -> u32 {
-    address(is_ipv4).1 / 4
+    address_type(is_ipv4).length / 4
 }
 
 fn direction_name(direction: Direction) -> &'static str {

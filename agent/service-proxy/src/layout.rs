@@ -19,8 +19,8 @@
 use std::net::Ipv6Addr;
 
 use coracle_nft::{
-    BaseChain, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, Meta, R0, Rule, SetSpec,
-    Transaction, concatenated,
+    BaseChain, DataType, Header, Hook, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, Meta, R0, Rule,
+    SetSpec, Transaction,
 };
 use ipnetwork::{IpNetwork, Ipv4Network};
 
@@ -93,13 +93,20 @@ pub(crate) fn name(map: Map, is_ipv4: bool) -> &'static str {
     }
 }
 
-/// Type and length of an address.
-pub(crate) fn address(is_ipv4: bool) -> (u32, u32) {
-    if is_ipv4 { (IPV4_ADDR, 4) } else { (IPV6_ADDR, 16) }
+/// Type of an address.
+pub(crate) fn address_type(is_ipv4: bool) -> DataType {
+    let (kind, length) = if is_ipv4 { (IPV4_ADDR, 4) } else { (IPV6_ADDR, 16) };
+    DataType { kind, length }
+}
+
+/// Type of a target: an address and a port.
+pub(crate) fn target_type(is_ipv4: bool) -> DataType {
+    let address = address_type(is_ipv4);
+    DataType::concatenated(&[address.kind, INET_SERVICE], address.length + 4)
 }
 
 fn make_map(transaction: &mut Transaction<'_>, map: Map, is_ipv4: bool) {
-    let (kind, address_length) = address(is_ipv4);
+    let DataType { kind, length: address_length } = address_type(is_ipv4);
     let (types, length): (&[u32], u32) = match map {
         Map::Services | Map::External | Map::Rejected | Map::Guarded => {
             (&[kind, INET_PROTO, INET_SERVICE], address_length + 8)
@@ -111,8 +118,8 @@ fn make_map(transaction: &mut Transaction<'_>, map: Map, is_ipv4: bool) {
     };
     transaction.make_set(&SetSpec {
         name: name(map, is_ipv4),
-        key: (concatenated(types), length),
-        value: matches!(map, Map::Targets).then(|| (concatenated(&[kind, INET_SERVICE]), address_length + 4)),
+        key: DataType::concatenated(types, length),
+        value: matches!(map, Map::Targets).then(|| target_type(is_ipv4)),
         verdicts: !matches!(map, Map::ClusterIps | Map::Hairpin | Map::Targets),
         ..SetSpec::default()
     });
@@ -123,7 +130,7 @@ fn of_family(is_ipv4: bool) -> Rule {
 }
 
 fn registers(is_ipv4: bool) -> u32 {
-    address(is_ipv4).1 / 4
+    address_type(is_ipv4).length / 4
 }
 
 /// Loads destination, protocol and port, the key of most maps.

@@ -76,6 +76,14 @@ pub(crate) struct ConnectionlessPort {
     pub(crate) port: u16,
 }
 
+/// Changes of the map of targets.
+pub(crate) struct TargetChanges {
+    /// Elements to remove.
+    pub(crate) ended: Vec<Element>,
+    /// Elements to add.
+    pub(crate) added: Vec<Element>,
+}
+
 /// The chains and elements of one service in the table.
 #[derive(Debug, Default)]
 pub(crate) struct Program {
@@ -115,13 +123,12 @@ impl Entry {
         Element { key: element_id.key.clone(), value, expires: None }
     }
 
-    /// Returns the elements that must be removed from the map of targets, and the elements that must be added to it,
-    /// when an entry changes.
+    /// The changes of the map of targets when an entry changes.
     pub(crate) fn target_changes(
         element_id: &ElementId,
         before: Option<&Self>,
         now: Option<&Self>,
-    ) -> (Vec<Element>, Vec<Element>) {
+    ) -> TargetChanges {
         let targets = |entry: Option<&Self>| match entry {
             Some(Self::OneOf(targets)) => Arc::clone(targets),
             _ => Arc::default(),
@@ -138,7 +145,7 @@ impl Entry {
             };
             differing.map(element).collect()
         };
-        (of(&before, &now), of(&now, &before))
+        TargetChanges { ended: of(&before, &now), added: of(&now, &before) }
     }
 }
 

@@ -10,7 +10,7 @@ use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::Service;
 
 use crate::flows::{self, Changed};
-use crate::layout::{self, address};
+use crate::layout::{self, address_type};
 use crate::node_view::NodeView;
 use crate::plan::plan;
 use crate::program::{Affinity, AppliedProgram, ElementId, Entry, Map, Program, hash};
@@ -285,15 +285,15 @@ impl Proxy {
                 gone.entry(name).or_default().extend(was);
                 new.entry(name).or_default().extend(is);
             }
-            let (ended, added) = Entry::target_changes(&element_id, before.as_ref(), now.as_ref());
+            let targets = Entry::target_changes(&element_id, before.as_ref(), now.as_ref());
             let name = layout::name(Map::Targets, element_id.is_ipv4);
-            gone.entry(name).or_default().extend(ended);
-            new.entry(name).or_default().extend(added);
+            gone.entry(name).or_default().extend(targets.ended);
+            new.entry(name).or_default().extend(targets.added);
         }
         for (name, affinity) in &difference.affinities {
             transaction.make_set(&SetSpec {
                 name,
-                key: address(affinity.is_ipv4),
+                key: address_type(affinity.is_ipv4),
                 dynamic: Some((affinity.timeout, CLIENTS_MAX)),
                 ..SetSpec::default()
             });

@@ -106,7 +106,7 @@ fn hints_of_assigned_cpus_are_their_own_nodes() {
     assert_eq!(first.container_hints(&small, &container(&small))[CPU].len(), 1);
     assert!(
         first.container_hints(&large, &container(&large))[CPU].is_empty(),
-        "it has another number of CPUs"
+        "the container requests another number of CPUs"
     );
     assert!(first.pod_hints(&large)[CPU].is_empty());
     let shared = pod("w", &[], &[("a", "1500m")]);
@@ -150,10 +150,10 @@ fn restarts_of_containers_do_not_fill_the_memory() {
 }
 
 #[test]
-fn a_container_that_was_updated_before_its_start_was_noted_is_updated_again() {
+fn a_container_that_is_updated_before_its_start_is_recorded_is_updated_again() {
     let dir = tempfile::tempdir().unwrap();
     let first = manager(&state_path(dir.path()));
-    // The pool was 0-3 for a moment, after the container was created with 0-7.
+    // After the container was created with 0-7, the pool was 0-3 for a moment.
     first.updated(&container("b"), "0-3".parse().unwrap());
     first.started("u", "b", "b", "0-7");
     assert_eq!(first.due(&container("b")).unwrap().to_string(), "0-7");

@@ -24,6 +24,15 @@ pub(super) struct DeviceRequest {
     pub(super) affinity: Option<u64>,
 }
 
+/// The devices of a `GetPreferredAllocation` request.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Options {
+    /// The devices from which the plugin may choose.
+    pub(super) available: Vec<String>,
+    /// The devices that its choice must include.
+    pub(super) included: Vec<String>,
+}
+
 /// A choice of devices before its last step. The last step can follow the preference of the plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Choice {
@@ -76,11 +85,10 @@ impl Choice {
         Ok(Self { chosen, missing, groups: vec![unaligned, unbound], open })
     }
 
-    /// The devices from which the plugin may choose, and the devices that its choice must include. None if no further
-    /// device is needed.
-    pub(super) fn question(&self) -> Option<(Vec<String>, Vec<String>)> {
+    /// The options of the plugin. None if no further device is needed.
+    pub(super) fn options(&self) -> Option<Options> {
         let available = self.open.union(&self.chosen).cloned().collect();
-        (self.missing > 0).then(|| (available, self.chosen.iter().cloned().collect()))
+        (self.missing > 0).then(|| Options { available, included: self.chosen.iter().cloned().collect() })
     }
 
     /// Ends the choice. Preferred devices that are not in `open` are ignored.
@@ -198,11 +206,11 @@ mod tests {
         let free = devices(&[("a", &[]), ("b", &[]), ("c", &[])]);
         let choice = Choice::begin(&want(2, &[], None), &free).unwrap();
         let all = ["a", "b", "c"].map(str::to_owned).to_vec();
-        assert_eq!(choice.question(), Some((all, Vec::new())));
+        assert_eq!(choice.options(), Some(Options { available: all, included: Vec::new() }));
         // Unknown and superfluous devices of the answer are ignored.
         assert_eq!(chosen(&want(2, &[], None), &free, &["x", "c", "b", "a"]), ["b", "c"]);
         let reused = Choice::begin(&want(1, &["a"], None), &free).unwrap();
-        assert_eq!(reused.question(), None);
+        assert_eq!(reused.options(), None);
     }
 
     #[test]
@@ -213,8 +221,8 @@ mod tests {
         assert_eq!(chosen(&want(2, &[], on_0), &free, &["e", "c"]), ["c", "e"]);
         assert_eq!(chosen(&want(4, &[], on_0), &free, &[]), ["a", "b", "c", "e"]);
         assert_eq!(chosen(&want(4, &[], on_0), &free, &["d"]), ["b", "c", "d", "e"]);
-        let aligned = Choice::begin(&want(4, &[], on_0), &free).unwrap().question().unwrap();
-        assert_eq!(aligned.1, ["b", "c", "e"], "the plugin must include the aligned devices");
+        let aligned = Choice::begin(&want(4, &[], on_0), &free).unwrap().options().unwrap();
+        assert_eq!(aligned.included, ["b", "c", "e"], "the plugin must include the aligned devices");
     }
 
     #[test]

@@ -639,7 +639,7 @@ mod tests {
             ids("b")
         );
         let available = match table.step(at("p", "init"), &want(1), "boot") {
-            Ok(Step::Choose(choice)) => choice.question().unwrap().0,
+            Ok(Step::Choose(choice)) => choice.options().unwrap().available,
             other => panic!("{other:?}"),
         };
         assert_eq!(available, ["b", "c"]);

@@ -63,7 +63,7 @@ fn converted(hints: BTreeMap<String, Vec<DeviceHint>>) -> Hints {
 // === impl DevicePlugins ===
 
 impl DevicePlugins {
-    /// Reserves devices near to NUMA nodes for a container that has none. Bit n of the affinity is node n.
+    /// Reserves devices near to NUMA nodes, unless the container has devices. Bit n of the affinity is node n.
     /// [`Self::allocate`] gives the pod these devices, or devices that the plugin prefers and that are as near to the
     /// nodes.
     ///

@@ -39,8 +39,8 @@ impl DeviceMetrics {
                 "Cumulative number of device plugin registrations. Broken down by resource name.",
                 &resource,
             ),
-            allocations: all.histograms(
-                ("device_plugin_alloc_duration_seconds", DEFAULT_BUCKETS),
+            allocations: all.with_buckets(DEFAULT_BUCKETS).histograms(
+                "device_plugin_alloc_duration_seconds",
                 "Duration in seconds to serve a device plugin Allocation request. Broken down by resource name.",
                 &resource,
             ),

@@ -10,6 +10,13 @@ use super::valid;
 /// Makes metrics of the subsystem `kubelet` and registers them.
 pub(super) struct Registered<'a>(pub(super) &'a Registry);
 
+/// Makes histograms with the same buckets and registers them.
+pub(super) struct Buckets<'a> {
+    all: &'a Registered<'a>,
+    /// Upper bounds of the buckets.
+    bounds: &'a [f64],
+}
+
 // === impl Registered ===
 
 impl Registered<'_> {
@@ -29,24 +36,30 @@ impl Registered<'_> {
         self.registered(valid(IntCounterVec::new(Opts::new(full(name), help), labels)))
     }
 
-    pub(super) fn histogram(&self, (name, buckets): (&str, &[f64]), help: &str) -> Histogram {
-        let opts = HistogramOpts::new(full(name), help).buckets(buckets.to_vec());
-        self.registered(valid(Histogram::with_opts(opts)))
-    }
-
-    pub(super) fn histograms(
-        &self,
-        (name, buckets): (&str, &[f64]),
-        help: &str,
-        labels: &[&str],
-    ) -> HistogramVec {
-        let opts = HistogramOpts::new(full(name), help).buckets(buckets.to_vec());
-        self.registered(valid(HistogramVec::new(opts, labels)))
+    /// Makes histograms whose buckets have these upper bounds.
+    pub(super) fn with_buckets<'b>(&'b self, bounds: &'b [f64]) -> Buckets<'b> {
+        Buckets { all: self, bounds }
     }
 
     fn registered<C: Collector + Clone + 'static>(&self, metric: C) -> C {
         valid(self.0.register(Box::new(metric.clone())));
         metric
+    }
+}
+
+// === impl Buckets ===
+
+impl Buckets<'_> {
+    pub(super) fn histogram(&self, name: &str, help: &str) -> Histogram {
+        self.all.registered(valid(Histogram::with_opts(self.opts(name, help))))
+    }
+
+    pub(super) fn histograms(&self, name: &str, help: &str, labels: &[&str]) -> HistogramVec {
+        self.all.registered(valid(HistogramVec::new(self.opts(name, help), labels)))
+    }
+
+    fn opts(&self, name: &str, help: &str) -> HistogramOpts {
+        HistogramOpts::new(full(name), help).buckets(self.bounds.to_vec())
     }
 }
 

@@ -74,8 +74,8 @@ impl ResizeMetrics {
                 "Cumulative number of resizes that were accepted after being deferred.",
                 &["retry_trigger"],
             ),
-            durations: all.histograms(
-                ("pod_resize_duration_milliseconds", &DURATIONS),
+            durations: all.with_buckets(&DURATIONS).histograms(
+                "pod_resize_duration_milliseconds",
                 "Duration in milliseconds to actuate a pod resize",
                 &["success"],
             ),

@@ -95,8 +95,8 @@ impl ManagerMetrics {
                 "topology_manager_admission_errors_total",
                 "The number of admission request failures where resources could not be aligned.",
             ),
-            admission_durations: all.histogram(
-                ("topology_manager_admission_duration_ms", &ADMISSIONS),
+            admission_durations: all.with_buckets(&ADMISSIONS).histogram(
+                "topology_manager_admission_duration_ms",
                 "Duration in milliseconds to serve a pod admission request.",
             ),
         }

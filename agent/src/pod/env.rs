@@ -60,8 +60,13 @@ pub(crate) enum EnvError {
     TooLarge,
 }
 
-/// Names of the config maps and secrets that a container's environment refers to.
-pub(crate) fn needs(container: &Container) -> (BTreeSet<String>, BTreeSet<String>) {
+/// Names of the objects that a container's environment refers to.
+pub(crate) struct References {
+    pub(crate) config_maps: BTreeSet<String>,
+    pub(crate) secrets: BTreeSet<String>,
+}
+
+pub(crate) fn references(container: &Container) -> References {
     let (mut maps, mut secrets) = (BTreeSet::new(), BTreeSet::new());
     for from in container.env_from.iter().flatten() {
         maps.extend(from.config_map_ref.as_ref().map(|r| r.name.clone()));
@@ -71,7 +76,7 @@ pub(crate) fn needs(container: &Container) -> (BTreeSet<String>, BTreeSet<String
         maps.extend(source.config_map_key_ref.as_ref().map(|r| r.name.clone()));
         secrets.extend(source.secret_key_ref.as_ref().map(|r| r.name.clone()));
     }
-    (maps, secrets)
+    References { config_maps: maps, secrets }
 }
 
 /// The environment in its order: `envFrom`, `env`, then service variables that do not override them.

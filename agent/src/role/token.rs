@@ -127,7 +127,7 @@ pub(super) async fn make(client: &Client, ttl: Duration, uses: UseLimit) -> anyh
         .map_err(api_message)
         .context("cannot create the token")?;
     let published = tokio::time::timeout(SIGNATURE_TIMEOUT, published(client, &token)).await;
-    let (server, authority) =
+    let PublishedCluster { server, authority } =
         published.context("the cluster does not publish itself in kube-public/cluster-info")??;
     Ok(Join { server, token, hash: CaHash::of(&authority)? })
 }
@@ -162,8 +162,16 @@ fn secret(token: &Token, ttl: Duration, uses: UseLimit, now: Timestamp) -> anyho
     Ok(serde_json::from_value(json!({"metadata": metadata, "type": TYPE, "stringData": data}))?)
 }
 
-/// Waits until cluster-info is signed with the token. Returns the cluster's address and CA.
-async fn published(client: &Client, token: &Token) -> anyhow::Result<(String, String)> {
+/// The cluster in `kube-public/cluster-info`.
+struct PublishedCluster {
+    /// URL of the API server.
+    server: String,
+    /// CA certificates in PEM.
+    authority: String,
+}
+
+/// Waits until cluster-info is signed with the token.
+async fn published(client: &Client, token: &Token) -> anyhow::Result<PublishedCluster> {
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), "kube-public");
     let mut changes = watch_object(api, "cluster-info");
     while let Some(change) = changes.next().await {
@@ -184,10 +192,10 @@ async fn published(client: &Client, token: &Token) -> anyhow::Result<(String, St
             .certificate_authority_data
             .context("kube-public/cluster-info names no certificate authority")?;
         let authority = base64::Engine::decode(&base64::prelude::BASE64_STANDARD, authority)?;
-        return Ok((
-            cluster.server.context("kube-public/cluster-info names no server")?,
-            String::from_utf8(authority)?,
-        ));
+        return Ok(PublishedCluster {
+            server: cluster.server.context("kube-public/cluster-info names no server")?,
+            authority: String::from_utf8(authority)?,
+        });
     }
     anyhow::bail!("the watch on kube-public/cluster-info ended")
 }

@@ -103,10 +103,10 @@ fn best(numa: &NumaNodes, hints: &[Vec<Hint>], ignores_distances: bool) -> Hint 
     let narrowest = hints.iter().filter_map(|hints| narrowest_count(hints)).max().unwrap_or(0);
     let merge = Merge { numa, ignores_distances, narrowest };
     let merged = combinations.into_iter().filter(|found| !found.nodes.is_empty());
-    let best =
-        merged.map(|found| (found.nodes, found.preferred)).reduce(|best, next| merge.better(best, next));
-    let (nodes, preferred) = best.unwrap_or((numa.all, false));
-    Hint { nodes: Some(nodes), preferred }
+    match merged.reduce(|best, next| merge.better(best, next)) {
+        Some(best) => Hint { nodes: Some(best.nodes), preferred: best.preferred },
+        None => Hint { nodes: Some(numa.all), preferred: false },
+    }
 }
 
 /// The combinations of one hint of each resource: at most two for each set of nodes.
@@ -152,12 +152,12 @@ struct Merge<'a> {
 }
 
 impl Merge<'_> {
-    fn better(&self, best: (NumaMask, bool), next: (NumaMask, bool)) -> (NumaMask, bool) {
-        let takes_next = match (best.1, next.1) {
+    fn better(&self, best: Combination, next: Combination) -> Combination {
+        let takes_next = match (best.preferred, next.preferred) {
             (true, false) => false,
             (false, true) => true,
-            (true, true) => self.is_fitter(next.0, best.0),
-            (false, false) => self.is_nearer(next.0, best.0),
+            (true, true) => self.is_fitter(next.nodes, best.nodes),
+            (false, false) => self.is_nearer(next.nodes, best.nodes),
         };
         if takes_next { next } else { best }
     }

@@ -1,4 +1,4 @@
-//! Data of expressions and elements: values and verdicts.
+//! Data of expressions and elements: types, values and verdicts.
 
 use std::net::IpAddr;
 
@@ -17,6 +17,25 @@ pub enum Verdict {
     Jump(String),
     /// The chain is evaluated instead of the next rules.
     Goto(String),
+}
+
+/// Type of the keys or values of a set or map.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+pub struct DataType {
+    /// Type for the nft tool, such as `TYPE_IPADDR`. The kernel does not use it.
+    pub kind: u32,
+    /// Length in bytes.
+    pub length: u32,
+}
+
+// === impl DataType ===
+
+impl DataType {
+    /// The type of concatenated fields. Each field is padded to a multiple of four bytes; `length` includes the padding.
+    #[must_use]
+    pub fn concatenated(kinds: &[u32], length: u32) -> Self {
+        Self { kind: kinds.iter().fold(0, |all, kind| (all << 6) | kind), length }
+    }
 }
 
 /// The attribute `NFTA_DATA_VALUE` with these bytes.

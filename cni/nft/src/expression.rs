@@ -4,7 +4,7 @@
 
 use ipnetwork::IpNetwork;
 
-use crate::data::{Verdict, octets, value, verdict_data};
+use crate::data::{DataType, Verdict, octets, value, verdict_data};
 use crate::element::{Element, Key};
 use crate::message::Attributes;
 
@@ -36,10 +36,10 @@ pub(crate) enum Part {
 /// A set or map that belongs to one rule, and lives as long as the rule.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct AnonymousMap {
-    /// Type of the keys for the nft tool, and their length in bytes.
-    pub key: (u32, u32),
-    /// Type of the values for the nft tool, and their length. `None` for verdicts.
-    pub value: Option<(u32, u32)>,
+    /// Type of the keys.
+    pub key: DataType,
+    /// Type of the values. `None` for verdicts.
+    pub value: Option<DataType>,
     /// The elements.
     pub elements: Vec<Element>,
 }
@@ -459,12 +459,12 @@ impl Rule {
 impl AnonymousMap {
     /// A map from the numbers 0, 1, 2 and so on to the values. A rule chooses a value by a random number.
     #[must_use]
-    pub fn choice(value: Option<(u32, u32)>, values: impl IntoIterator<Item = crate::Value>) -> Self {
+    pub fn choice(value: Option<DataType>, values: impl IntoIterator<Item = crate::Value>) -> Self {
         /// `TYPE_INTEGER` of the nft tool.
         const INTEGER: u32 = 4;
         let numbered = (0u32..).zip(values);
         let elements =
             numbered.map(|(number, value)| Element::pair(Key::of_bytes(&number.to_ne_bytes()), value));
-        Self { key: (INTEGER, 4), value, elements: elements.collect() }
+        Self { key: DataType { kind: INTEGER, length: 4 }, value, elements: elements.collect() }
     }
 }

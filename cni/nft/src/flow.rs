@@ -181,7 +181,7 @@ struct DumpRequest {
 }
 
 /// A filter by the source of the packets in one direction. `tuple` and `flags` are the attributes of that direction.
-fn by_source(address: IpAddr, (tuple, flags): (u16, u16)) -> Attributes {
+fn by_source(address: IpAddr, tuple: u16, flags: u16) -> Attributes {
     const BY_SOURCE: u32 = 1;
     let (kind, octets) = match address {
         IpAddr::V4(v4) => (1, v4.octets().to_vec()),
@@ -218,12 +218,12 @@ impl FlowSelector {
         let Self::Of(address) = self else {
             return vec![DumpRequest { filter: Attributes::default(), is_probe: false }];
         };
-        let by = |address, direction| DumpRequest { filter: by_source(address, direction), is_probe: false };
-        let both = [by(address, (ORIGINAL, ORIGINAL_FLAGS)), by(address, (REPLY, REPLY_FLAGS))];
+        let by = |tuple, flags| DumpRequest { filter: by_source(address, tuple, flags), is_probe: false };
+        let both = [by(ORIGINAL, ORIGINAL_FLAGS), by(REPLY, REPLY_FLAGS)];
         // Linux 6.18 inverts the comparison of IPv6 addresses (`ctnetlink_filter_match_tuple`): it lists all
         // connections except the connections of the address. A filter for an address that no connection has then lists
         // all connections.
-        let unused = by_source(Ipv6Addr::UNSPECIFIED.into(), (ORIGINAL, ORIGINAL_FLAGS));
+        let unused = by_source(Ipv6Addr::UNSPECIFIED.into(), ORIGINAL, ORIGINAL_FLAGS);
         let probe = address.is_ipv6().then_some(DumpRequest { filter: unused, is_probe: true });
         probe.into_iter().chain(both).collect()
     }

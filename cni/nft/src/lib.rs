@@ -20,7 +20,7 @@ mod message;
 mod transaction;
 mod watch;
 
-pub use data::{Verdict, octets};
+pub use data::{DataType, Verdict, octets};
 pub use dump::{counted_packets, dynamic_elements};
 pub use element::{Element, Key, Value};
 pub use error::TableError;
@@ -33,6 +33,6 @@ pub use message::{
     messages, number_of,
 };
 pub use transaction::{
-    BaseChain, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, SetSpec, Transaction, concatenated,
+    BaseChain, INET_PROTO, INET_SERVICE, IPV4_ADDR, IPV6_ADDR, MARK, SetSpec, Transaction,
 };
 pub use watch::Monitor;

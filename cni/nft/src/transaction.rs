@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use crate::data::DataType;
 use crate::element::Element;
 use crate::expression::{AnonymousMap, Hook, Part, Rule};
 use crate::message::{Attributes, Batch, INET, Verb};
@@ -23,12 +24,6 @@ const VERDICT: u32 = 0xffff_ff00;
 /// maximum size of an attribute.
 const LONG_LIST: usize = 32 << 10;
 
-/// The nft tool's type of concatenated fields.
-#[must_use]
-pub fn concatenated(types: &[u32]) -> u32 {
-    types.iter().fold(0, |all, kind| (all << 6) | kind)
-}
-
 /// A chain that packets enter by a hook.
 #[derive(Debug, Clone, Copy)]
 pub struct BaseChain<'a> {
@@ -47,10 +42,10 @@ pub struct BaseChain<'a> {
 pub struct SetSpec<'a> {
     /// Name of the set.
     pub name: &'a str,
-    /// Type of the keys for the nft tool, and their length in bytes.
-    pub key: (u32, u32),
-    /// Type and length of the values. `None` means a set.
-    pub value: Option<(u32, u32)>,
+    /// Type of the keys.
+    pub key: DataType,
+    /// Type of the values. `None` means a set.
+    pub value: Option<DataType>,
     /// Whether the values are verdicts.
     pub verdicts: bool,
     /// Whether the elements are the ends of intervals.
@@ -150,9 +145,9 @@ impl<'a> Transaction<'a> {
             | flag(spec.dynamic.is_some(), TIMEOUT | EVAL)
             | flag(spec.counted.is_some(), EVAL);
         let mut set = self.named().text(2, spec.name).number(3, flags);
-        set = set.number(4, spec.key.0).number(5, spec.key.1);
-        if let Some((kind, length)) = spec.value {
-            set = set.number(6, kind).number(7, length);
+        set = set.number(4, spec.key.kind).number(5, spec.key.length);
+        if let Some(value) = spec.value {
+            set = set.number(6, value.kind).number(7, value.length);
         } else if spec.verdicts {
             set = set.number(6, VERDICT);
         }
@@ -237,9 +232,9 @@ impl<'a> Transaction<'a> {
         let name = if is_map { "__map%d" } else { "__set%d" };
         let flags = ANONYMOUS | CONSTANT | if is_map { MAP } else { 0 };
         let mut made = self.named().text(2, name).number(3, flags);
-        made = made.number(4, set.key.0).number(5, set.key.1);
+        made = made.number(4, set.key.kind).number(5, set.key.length);
         made = match set.value {
-            Some((kind, length)) => made.number(6, kind).number(7, length),
+            Some(value) => made.number(6, value.kind).number(7, value.length),
             None if is_map => made.number(6, VERDICT),
             None => made,
         };

@@ -23,7 +23,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     authn::User,
-    authz::{Decision as Verdict, Verdict as Outcome},
+    authz::{Decision as AuthorizationDecision, Verdict},
     body,
     media::{self, BodyType},
     object_meta::metadata_mut,
@@ -57,7 +57,7 @@ pub(crate) struct Auditor {
     /// Number of events that were sent to the backends.
     events: AtomicU64,
     /// Number of events that the webhook did not receive.
-    lost: Arc<AtomicU64>,
+    lost_by_webhook: Arc<AtomicU64>,
     /// Number of events that the log did not receive.
     lost_by_log: AtomicU64,
 }
@@ -73,7 +73,7 @@ pub(crate) struct Record {
     is_complete: AtomicBool,
 }
 
-/// A received request after its authentication, which may have failed.
+/// A request after its authentication, successful or not.
 pub(crate) struct Received<'a> {
     pub(crate) user: Option<&'a User>,
     pub(crate) info: &'a RequestInfo,
@@ -98,17 +98,18 @@ impl Auditor {
         log: Option<Log>,
         webhook: Option<AuditWebhookConfig>,
     ) -> Result<Arc<Self>, String> {
-        let lost = Arc::<AtomicU64>::default();
-        let webhook = webhook.map(|config| AuditWebhook::start(config, lost.clone())).transpose()?;
+        let lost_by_webhook = Arc::<AtomicU64>::default();
+        let webhook =
+            webhook.map(|config| AuditWebhook::start(config, lost_by_webhook.clone())).transpose()?;
         let [events, lost_by_log] = [0, 0].map(AtomicU64::new);
-        Ok(Arc::new(Self { policy, log, webhook, events, lost, lost_by_log }))
+        Ok(Arc::new(Self { policy, log, webhook, events, lost_by_webhook, lost_by_log }))
     }
 
-    /// Numbers of all events, of events that the webhook lost, and of events that the log lost.
+    /// Numbers of all events, of events that the webhook did not receive, and of events that the log did not receive.
     pub(crate) fn counts(&self) -> [u64; 3] {
-        let counts = [&self.events, &*self.lost, &self.lost_by_log];
-        let [events, lost, lost_by_log] = counts.map(|count| count.load(Ordering::Relaxed));
-        [events, lost, lost_by_log + self.log.as_ref().map_or(0, Log::lost)]
+        let counts = [&self.events, &*self.lost_by_webhook, &self.lost_by_log];
+        let [events, lost_by_webhook, lost_by_log] = counts.map(|count| count.load(Ordering::Relaxed));
+        [events, lost_by_webhook, lost_by_log + self.log.as_ref().map_or(0, Log::lost)]
     }
 
     /// Sends an event to the backends. Waits while the queue of the log is full (slow disk).
@@ -262,12 +263,12 @@ impl Record {
     }
 
     /// Whether the event has the object of the request.
-    pub(crate) fn has_requests(&self) -> bool {
+    pub(crate) fn has_request_object(&self) -> bool {
         self.decision.level >= Level::Request
     }
 
     /// Whether the event has the object of the response.
-    pub(crate) fn has_responses(&self) -> bool {
+    pub(crate) fn has_response_object(&self) -> bool {
         self.decision.level == Level::RequestResponse
     }
 
@@ -283,21 +284,21 @@ impl Record {
     }
 
     /// Records the decision of the authorizers.
-    pub(crate) fn decided(&self, decision: &Verdict) {
-        let outcome = if decision.verdict == Outcome::Allow { "allow" } else { "forbid" };
+    pub(crate) fn decided(&self, decision: &AuthorizationDecision) {
+        let outcome = if decision.verdict == Verdict::Allow { "allow" } else { "forbid" };
         self.annotate("authorization.k8s.io/decision", outcome);
         self.annotate("authorization.k8s.io/reason", &*decision.reason);
     }
 
     /// Records the object of the request, and completes the object reference.
     pub(crate) fn receive_object(&self, info: &RequestInfo, headers: &HeaderMap, body: &Bytes) {
-        let is_recorded = self.has_requests();
+        let is_recorded = self.has_request_object();
         let has_no_name = info.resource.as_ref().is_some_and(|resource| resource.name.is_empty());
         let is_unnamed = info.verb == "create" && has_no_name;
         if body.is_empty() || !(is_recorded || is_unnamed) {
             return;
         }
-        let Some(mut object) = sent(headers, body) else { return };
+        let Some(mut object) = parse_request(headers, body) else { return };
         let mut event = self.event();
         if let Some(reference) = &mut event.object_ref {
             complete(reference, &object);
@@ -326,7 +327,7 @@ impl Record {
         {
             let (rest, bytes) = peek(body).await;
             body = rest;
-            self.receive_answer(code, bytes.as_deref());
+            self.record_response_body(code, bytes.as_deref());
         }
         self.emit(Stage::ResponseComplete).await;
         Reply::from_parts(parts, body)
@@ -339,8 +340,8 @@ impl Record {
         subresource == "proxy" || subresource.starts_with("proxy/")
     }
 
-    /// Records the body of a response. `None` if it is too large.
-    fn receive_answer(&self, code: u16, bytes: Option<&[u8]>) {
+    /// Records the body of a response. `bytes` is `None` if the body is too large.
+    fn record_response_body(&self, code: u16, bytes: Option<&[u8]>) {
         let Some(bytes) = bytes else { return self.annotate(TRUNCATED, "true") };
         let Ok(mut object) = serde_json::from_slice::<Value>(bytes) else { return };
         let mut event = self.event();
@@ -396,8 +397,8 @@ impl Record {
     }
 }
 
-/// The request body as a tree: an object or a patch.
-fn sent(headers: &HeaderMap, body: &Bytes) -> Option<Value> {
+/// Parses the body of a request: an object or a patch.
+fn parse_request(headers: &HeaderMap, body: &Bytes) -> Option<Value> {
     match media::body_type(headers).ok()? {
         BodyType::Json | BodyType::Yaml | BodyType::Protobuf => Some(body::parse(headers, body).ok()?.value),
         BodyType::ApplyPatch => Some(body::parse_yaml(body).ok()?.value),

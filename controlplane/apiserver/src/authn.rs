@@ -38,8 +38,8 @@ pub use oidc::config::OidcConfig;
 pub(crate) use oidc::config::{AnonymousConfig, AuthenticationConfig, IssuerConfig};
 use password_file::PasswordFile;
 use presented::Presented;
-use request_header::PeerVerifier;
 pub use request_header::RequestHeaderConfig;
+use request_header::{PeerVerifier, SignedBy};
 use service_account::Tokens;
 pub(crate) use token_file::TokenFile;
 pub use token_webhook::TokenWebhookConfig;
@@ -314,8 +314,15 @@ impl Authenticators {
     /// The certificate of a connection.
     pub(crate) fn peer(&self, chain: &[CertificateDer<'_>]) -> Option<PeerCertificate> {
         let certificate = Arc::new(chain.first()?.clone().into_owned());
-        let (is_client, is_proxy) = self.peers.as_ref().map_or((true, false), |peers| peers.verify(chain));
-        Some(PeerCertificate { expires: x509::expiry(&certificate), certificate, is_client, is_proxy })
+        // Without a proxy, every certificate is one of a client of the cluster.
+        let of_client = SignedBy { cluster: true, proxy: false };
+        let signed_by = self.peers.as_ref().map_or(of_client, |peers| peers.verify(chain));
+        Some(PeerCertificate {
+            expires: x509::expiry(&certificate),
+            certificate,
+            is_client: signed_by.cluster,
+            is_proxy: signed_by.proxy,
+        })
     }
 
     /// Authenticates a request from the network.

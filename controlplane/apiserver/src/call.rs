@@ -163,7 +163,7 @@ impl Call {
         let is_list = matches!(self.info.verb, "list" | "deletecollection");
         let mut forms = vec!["Table", if is_list { media::METADATA_LIST } else { media::METADATA }];
         // The audit log records responses as JSON.
-        if self.audit.as_ref().is_some_and(|record| record.has_responses()) {
+        if self.audit.as_ref().is_some_and(|record| record.has_response_object()) {
             return media::negotiate(&self.headers, &self.info.query, &forms);
         }
         forms.push(media::PROTOBUF_METADATA);

@@ -37,8 +37,8 @@ pub(crate) struct ResourceInfo {
     pub(crate) name: String,
     /// Empty for the object itself.
     pub(crate) subresource: String,
-    /// The path after `proxy/` in the client's encoding. `None` without that slash.
-    pub(crate) rest: Option<String>,
+    /// The path after `proxy/` in the client's encoding. `None` if the path ends before this slash.
+    pub(crate) proxy_path: Option<String>,
     /// Whether a deprecated path of a watch names an object. Then the name is in the field selector.
     pub(crate) is_watched_object: bool,
 }
@@ -177,9 +177,9 @@ impl ResourceInfo {
         }
         let mut namespace = String::new();
         // `namespaces/x/status` and `namespaces/x/finalize` are about the namespace itself.
-        let inside =
+        let below_namespace =
             rest.len() > 2 && rest[0] == "namespaces" && rest[2] != "status" && rest[2] != "finalize";
-        if inside {
+        if below_namespace {
             namespace = rest.remove(1);
             rest.remove(0);
         }
@@ -187,17 +187,16 @@ impl ResourceInfo {
         let resource = rest.next()?;
         let name = rest.next().unwrap_or_default();
         let mut subresource = rest.collect::<Vec<_>>().join("/");
-        let mut behind = None;
+        let mut proxy_path = None;
         if subresource == "proxy" || subresource.starts_with("proxy/") {
             "proxy".clone_into(&mut subresource);
-            // Number of segments before the rest: the group version, the namespace, and `resource/name/proxy`.
-            let before = if group.is_empty() { 2 } else { 3 } + if inside { 2 } else { 0 } + 3;
-            behind = path.trim_start_matches('/').splitn(before + 1, '/').nth(before).map(str::to_owned);
+            // Number of segments before the proxied path: the group version, the namespace, and `resource/name/proxy`.
+            let before = if group.is_empty() { 2 } else { 3 } + if below_namespace { 2 } else { 0 } + 3;
+            proxy_path = path.trim_start_matches('/').splitn(before + 1, '/').nth(before).map(str::to_owned);
         }
-        if !inside && group.is_empty() && resource == "namespaces" {
+        if !below_namespace && group.is_empty() && resource == "namespaces" {
             namespace.clone_from(&name);
         }
-        let below_namespace = inside;
         Some(Self {
             group,
             version,
@@ -206,7 +205,7 @@ impl ResourceInfo {
             resource,
             name,
             subresource,
-            rest: behind,
+            proxy_path,
             is_watched_object: false,
         })
     }
@@ -270,7 +269,7 @@ impl Query {
         self.values.get(key).map_or(&[], Vec::as_slice)
     }
 
-    /// A flag: set by any value except `0` and `false`, also by an empty one, as upstream.
+    /// Whether a flag is set. As upstream, any value except `0` and `false` sets it, also an empty value.
     pub(crate) fn flag(&self, key: &str) -> bool {
         self.has(key) && self.get(key) != "0" && !self.get(key).eq_ignore_ascii_case("false")
     }
@@ -293,7 +292,7 @@ impl Query {
         limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
     }
 
-    /// Fails unless the parameter is absent or an integer.
+    /// Refuses a parameter that is present and not an integer.
     pub(crate) fn check_number(&self, key: &str) -> Result<()> {
         let Some(text) = self.values.get(key).and_then(|all| all.first()) else { return Ok(()) };
         let parsed = text.parse::<i64>().map(drop);
@@ -307,14 +306,10 @@ impl Query {
 mod tests {
     use super::*;
 
-    fn parsed(path: &str) -> (String, String, String, String, String) {
+    /// Group, namespace, resource, name and subresource of a path.
+    fn parsed(path: &str) -> [String; 5] {
         let info = ResourceInfo::parse(path).unwrap();
-        (info.group, info.namespace, info.resource, info.name, info.subresource)
-    }
-
-    fn parts(all: [&str; 5]) -> (String, String, String, String, String) {
-        let [a, b, c, d, e] = all.map(str::to_owned);
-        (a, b, c, d, e)
+        [info.group, info.namespace, info.resource, info.name, info.subresource]
     }
 
     #[test]
@@ -331,13 +326,13 @@ mod tests {
             ("/apis/apps/v1/namespaces/x/deployments/d/scale", ["apps", "x", "deployments", "d", "scale"]),
             ("/api/v1/namespaces/x/services/s/proxy/a/b", ["", "x", "services", "s", "proxy"]),
         ] {
-            assert_eq!(parsed(path), parts(expected), "{path}");
+            assert_eq!(parsed(path), expected, "{path}");
         }
     }
 
     #[test]
     fn the_path_behind_proxy_is_kept_as_it_is() {
-        let rest = |path: &str| ResourceInfo::parse(path).unwrap().rest;
+        let proxy_path = |path: &str| ResourceInfo::parse(path).unwrap().proxy_path;
         for (path, expect) in [
             ("/api/v1/namespaces/x/pods/p/proxy", None),
             ("/api/v1/namespaces/x/pods/p/proxy/", Some("")),
@@ -345,7 +340,7 @@ mod tests {
             ("/api/v1/nodes/n/proxy/metrics", Some("metrics")),
             ("/api/v1/namespaces/x/pods/p/log/proxy", None),
         ] {
-            assert_eq!(rest(path).as_deref(), expect, "{path}");
+            assert_eq!(proxy_path(path).as_deref(), expect, "{path}");
         }
     }
 
@@ -372,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn other_paths_name_none() {
+    fn other_paths_have_no_resource() {
         for path in ["/", "/api", "/api/v1", "/apis/apps", "/apis/apps/v1", "/healthz", "/openapi/v3/api/v1"]
         {
             assert_eq!(ResourceInfo::parse(path), None, "{path}");

@@ -268,9 +268,17 @@ mod tests {
         UsageHistory::new(InitialResourcesOptions { percentile: 90, namespace_only })
     }
 
-    fn fill(history: &UsageHistory, place: (&str, &str), cpu_millis: u64, (count, at): (u64, u64)) {
+    /// Equal samples of one time.
+    struct Samples {
+        count: u64,
+        cpu_millis: u64,
+        at: u64,
+    }
+
+    fn fill(history: &UsageHistory, namespace: &str, image: &str, samples: Samples) {
+        let Samples { count, cpu_millis, at } = samples;
         let usage = ContainerUsage { cpu_millis, memory_bytes: cpu_millis << 20 };
-        (0..count).for_each(|_| history.record(place.0, place.1, usage, at));
+        (0..count).for_each(|_| history.record(namespace, image, usage, at));
     }
 
     #[test]
@@ -307,31 +315,31 @@ mod tests {
         let estimate =
             |history: &UsageHistory, image: &str| history.estimate(Estimated::Cpu, "ns", image, NOW);
         assert_eq!(estimate(&all, "web:1"), None);
-        fill(&all, ("other", "web:2"), 800, (MIN_SAMPLES, NOW));
+        fill(&all, "other", "web:2", Samples { count: MIN_SAMPLES, cpu_millis: 800, at: NOW });
         near(estimate(&all, "web:1"), 800);
-        fill(&all, ("other", "web:1"), 400, (MIN_SAMPLES, NOW));
+        fill(&all, "other", "web:1", Samples { count: MIN_SAMPLES, cpu_millis: 400, at: NOW });
         near(estimate(&all, "web:1"), 400);
-        fill(&all, ("ns", "web:1"), 200, (MIN_SAMPLES, NOW - 3 * WEEK));
+        fill(&all, "ns", "web:1", Samples { count: MIN_SAMPLES, cpu_millis: 200, at: NOW - 3 * WEEK });
         near(estimate(&all, "web:1"), 200);
-        fill(&all, ("ns", "web:1"), 100, (MIN_SAMPLES - 1, NOW));
+        fill(&all, "ns", "web:1", Samples { count: MIN_SAMPLES - 1, cpu_millis: 100, at: NOW });
         near(estimate(&all, "web:1"), 200);
-        fill(&all, ("ns", "web:1"), 100, (1, NOW));
+        fill(&all, "ns", "web:1", Samples { count: 1, cpu_millis: 100, at: NOW });
         near(estimate(&all, "web:1"), 100);
         let memory = all.estimate(Estimated::Memory, "ns", "web:1", NOW);
         near(memory, 100 << 20);
         let own = history(true);
-        fill(&own, ("other", "web:1"), 400, (MIN_SAMPLES, NOW));
+        fill(&own, "other", "web:1", Samples { count: MIN_SAMPLES, cpu_millis: 400, at: NOW });
         assert_eq!(estimate(&own, "web:1"), None);
-        fill(&own, ("ns", "web:2"), 100, (1, NOW));
+        fill(&own, "ns", "web:2", Samples { count: 1, cpu_millis: 100, at: NOW });
         near(estimate(&own, "web:1"), 100);
     }
 
     #[test]
     fn old_weeks_are_removed() {
         let all = history(false);
-        fill(&all, ("ns", "web"), 100, (50, NOW - WEEKS * WEEK));
+        fill(&all, "ns", "web", Samples { count: 50, cpu_millis: 100, at: NOW - WEEKS * WEEK });
         assert_eq!(all.estimate(Estimated::Cpu, "ns", "web", NOW), None);
-        fill(&all, ("ns", "web"), 100, (1, NOW));
+        fill(&all, "ns", "web", Samples { count: 1, cpu_millis: 100, at: NOW });
         assert_eq!(all.lock()["ns"]["web"].weeks.len(), 1);
     }
 
@@ -350,14 +358,14 @@ mod tests {
     #[test]
     fn the_number_of_series_and_buckets_is_limited() {
         let all = history(false);
-        fill(&all, ("quiet", "web"), 100, (1, NOW - 1));
+        fill(&all, "quiet", "web", Samples { count: 1, cpu_millis: 100, at: NOW - 1 });
         for number in 0..2 * MAX_SERIES_OF_NAMESPACE {
-            fill(&all, ("loud", &format!("image:{number}")), 100, (1, NOW));
+            fill(&all, "loud", &format!("image:{number}"), Samples { count: 1, cpu_millis: 100, at: NOW });
         }
         assert_eq!(all.lock()["loud"].len(), MAX_SERIES_OF_NAMESPACE);
         assert!(all.lock().contains_key("quiet"), "one namespace does not remove the series of others");
         for number in 0..2 * MAX_SERIES {
-            fill(&all, (&format!("ns-{number}"), "web"), 100, (1, NOW + 1));
+            fill(&all, &format!("ns-{number}"), "web", Samples { count: 1, cpu_millis: 100, at: NOW + 1 });
         }
         assert_eq!(all.lock().values().map(HashMap::len).sum::<usize>(), MAX_SERIES);
         let hostile = history(false);

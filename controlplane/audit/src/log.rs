@@ -68,6 +68,14 @@ struct Writer {
     last_report: Option<SystemTime>,
 }
 
+/// The results of an attempt to append a line.
+struct Appended {
+    /// Whether the line was written.
+    written: io::Result<()>,
+    /// Whether a new file was started, if the old one was full.
+    rotated: io::Result<()>,
+}
+
 // === impl Log ===
 
 impl Log {
@@ -173,8 +181,8 @@ impl Writer {
 
     /// Appends a line. An error is logged at most once a minute, and the next line tries again.
     fn append(&mut self, line: &[u8]) {
-        let (written, rotated) = if self.is_standard_output() {
-            (io::stdout().write_all(line), Ok(()))
+        let Appended { written, rotated } = if self.is_standard_output() {
+            Appended { written: io::stdout().write_all(line), rotated: Ok(()) }
         } else {
             self.append_to_file(line)
         };
@@ -190,15 +198,14 @@ impl Writer {
         }
     }
 
-    /// Returns the results of writing the line, and of starting a new file.
-    fn append_to_file(&mut self, line: &[u8]) -> (io::Result<()>, io::Result<()>) {
+    fn append_to_file(&mut self, line: &[u8]) -> Appended {
         let length = u64::try_from(line.len()).unwrap_or(u64::MAX);
         let is_full = self.bytes > 0 && self.bytes.saturating_add(length) > self.options.max_bytes;
         // If no new file can be started, the old one grows: no event is lost.
         let rotated = if is_full { self.rotate() } else { Ok(()) };
         let written = self.write(line);
         self.bytes = self.bytes.saturating_add(length);
-        (written, rotated)
+        Appended { written, rotated }
     }
 
     fn write(&mut self, line: &[u8]) -> io::Result<()> {

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::schema::Schema;
+use crate::schema::{DefaultedProperty, Schema};
 
 /// Maximum number of copied default nodes of one object. Without this limit, a small object could copy a large default
 /// very often.
@@ -25,7 +25,7 @@ pub(crate) fn is_complete(value: &Value, schema: &Schema) -> bool {
             let present = |name: &str, property: &Schema| {
                 map.get(name).is_some_and(|old| !old.is_null() || property.nullable)
             };
-            schema.properties_with_default().all(|(name, _default, property)| present(name, property))
+            schema.properties_with_default().all(|property| present(property.name, property.schema))
                 && map
                     .iter()
                     .all(|(name, inner)| schema.field(name).is_none_or(|field| is_complete(inner, field)))
@@ -66,8 +66,8 @@ impl Defaulter {
     fn value(&mut self, value: &mut Value, schema: &Schema) -> Result<(), TooManyDefaults> {
         match value {
             Value::Object(map) => {
-                for (name, default, property) in schema.properties_with_default() {
-                    let missing = map.get(name).is_none_or(|old| old.is_null() && !property.nullable);
+                for DefaultedProperty { name, default, schema } in schema.properties_with_default() {
+                    let missing = map.get(name).is_none_or(|old| old.is_null() && !schema.nullable);
                     if missing {
                         map.insert(name.to_owned(), self.copy(default)?);
                     }

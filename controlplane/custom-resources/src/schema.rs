@@ -12,6 +12,13 @@ use serde_json::{Number, Value};
 
 pub use parse::SchemaError;
 
+/// A property with a default.
+pub(crate) struct DefaultedProperty<'a> {
+    pub(crate) name: &'a str,
+    pub(crate) default: &'a Value,
+    pub(crate) schema: &'a Schema,
+}
+
 /// One node of a schema.
 #[derive(Clone, Debug, Default)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a field of its own in the JSON form")]
@@ -170,11 +177,11 @@ impl Schema {
         self.items.as_deref()
     }
 
-    /// The properties with a default: name, default and schema.
-    pub fn properties_with_default(&self) -> impl Iterator<Item = (&str, &Value, &Schema)> {
+    /// The properties with a default.
+    pub(crate) fn properties_with_default(&self) -> impl Iterator<Item = DefaultedProperty<'_>> {
         self.defaulted.iter().filter_map(|name| {
-            let property = self.properties.get(name)?;
-            Some((&**name, property.default.as_ref()?, property))
+            let schema = self.properties.get(name)?;
+            Some(DefaultedProperty { name, default: schema.default.as_ref()?, schema })
         })
     }
 

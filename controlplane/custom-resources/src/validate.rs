@@ -14,8 +14,7 @@ use crate::definition::{Definition, Names, Spec};
 use crate::violation::{Path, Violations};
 use coracle_values::names;
 
-/// Validates a new definition. Of the metadata, this function checks only that the name is `<plural>.<group>`. The
-/// caller checks the rest.
+/// Validates a new definition. Checks that the name is `<plural>.<group>`. The caller checks the other metadata.
 pub fn create(object: &Value, violations: &mut Violations) {
     let Some(definition) = read(object, violations) else { return };
     let name = format!("{}.{}", definition.spec.names.plural, definition.spec.group);
@@ -35,7 +34,7 @@ pub fn create(object: &Value, violations: &mut Violations) {
     );
     validate_stored_versions(&definition, violations);
     approval::validate(&definition, None, violations);
-    preserve_unknown(&definition, violations);
+    validate_preserve_unknown(&definition, violations);
 }
 
 /// Validates an update of a definition.
@@ -59,7 +58,7 @@ pub fn update(object: &Value, old: &Value, violations: &mut Violations) {
     validate_stored_versions(&definition, violations);
     approval::validate(&definition, Some(&before), violations);
     if !before.spec.preserve_unknown_fields {
-        preserve_unknown(&definition, violations);
+        validate_preserve_unknown(&definition, violations);
     }
 }
 
@@ -99,7 +98,7 @@ fn immutable(path: &Path, new: &str, old: &str, violations: &mut Violations) {
     }
 }
 
-fn preserve_unknown(definition: &Definition, violations: &mut Violations) {
+fn validate_preserve_unknown(definition: &Definition, violations: &mut Violations) {
     if definition.spec.preserve_unknown_fields {
         let detail = "cannot set to true, set x-kubernetes-preserve-unknown-fields to true in spec.versions[*].schema \
                       instead";
@@ -132,7 +131,7 @@ fn validate_spec(spec: &Spec, object: &Value, old: Option<&Value>, violations: &
         let detail = "must have exactly one version marked as storage version";
         violations.invalid(&path.field("versions"), versions, detail);
     }
-    let place = path.field("names");
+    let names_path = path.field("names");
     let required = [
         ("plural", &spec.names.plural),
         ("singular", &spec.names.singular),
@@ -141,10 +140,10 @@ fn validate_spec(spec: &Spec, object: &Value, old: Option<&Value>, violations: &
     ];
     for (field, value) in required {
         if value.is_empty() {
-            violations.required(&place.field(field), "");
+            violations.required(&names_path.field(field), "");
         }
     }
-    validate_names(&spec.names, &place, violations);
+    validate_names(&spec.names, &names_path, violations);
     conversion::validate(spec, &path.field("conversion"), violations);
 }
 

@@ -116,9 +116,9 @@ impl Estimate {
 
     fn object(&mut self, map: &Map<String, Value>, schema: &Schema) -> bool {
         map.iter().all(|(name, inner)| self.charge(name.len()) && self.described(inner, schema.field(name)))
-            && schema
-                .properties_with_default()
-                .all(|(name, default, property)| map.contains_key(name) || self.value(default, property))
+            && schema.properties_with_default().all(|property| {
+                map.contains_key(property.name) || self.value(property.default, property.schema)
+            })
     }
 
     fn described(&mut self, value: &Value, schema: Option<&Schema>) -> bool {

@@ -150,9 +150,9 @@ fn changes_more_than_metadata(new: &Value, old: &Value) -> bool {
     names.filter(|name| *name != "metadata").any(|name| new[name] != old[name])
 }
 
-/// Rules for the status of a built-in kind, which is given by group and kind.
-pub(crate) fn built_in_status(causes: &mut Causes, kind: (&str, &str), new: &Value, old: &Value) {
-    match kind {
+/// Rules for the status of a built-in kind.
+pub(crate) fn built_in_status(causes: &mut Causes, group: &str, kind: &str, new: &Value, old: &Value) {
+    match (group, kind) {
         ("", "Namespace") => object::namespace_status(causes, new),
         ("", "Node") => node::status(causes, &new["status"], true),
         ("", "PersistentVolumeClaim") => storage::claim_status(causes, &new["status"]),

@@ -16,6 +16,14 @@ use crate::{
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FieldSet(BTreeMap<PathElement, Node>);
 
+/// An element of the first level of a set.
+pub(crate) struct ElementRef<'a> {
+    pub(crate) element: &'a PathElement,
+    pub(crate) is_member: bool,
+    /// The paths below the element.
+    pub(crate) below: &'a FieldSet,
+}
+
 /// A path of the tree. A node is a member, or has children, or both.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Node {
@@ -100,9 +108,13 @@ impl FieldSet {
         self.0.get(element).map_or(&NO_FIELDS, |node| &node.children)
     }
 
-    /// Each element of the first level: the element, whether it is a member, and the paths below it.
-    pub(crate) fn nodes(&self) -> impl Iterator<Item = (&PathElement, bool, &FieldSet)> {
-        self.0.iter().map(|(element, node)| (element, node.member, &node.children))
+    /// The elements of the first level.
+    pub(crate) fn elements(&self) -> impl Iterator<Item = ElementRef<'_>> {
+        self.0.iter().map(|(element, node)| ElementRef {
+            element,
+            is_member: node.member,
+            below: &node.children,
+        })
     }
 
     /// Adds all paths of another set.

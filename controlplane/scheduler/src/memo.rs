@@ -29,6 +29,15 @@ pub(crate) struct Table<V> {
     by_slot: Vec<Option<(u64, V)>>,
 }
 
+/// Version of a node's state. The node has not changed if the versions are equal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct NodeVersion {
+    /// Index into tables of results. Two nodes never have the same slot at the same time.
+    pub(crate) slot: usize,
+    /// Increases with each change. No two states of any nodes have the same generation.
+    pub(crate) generation: u64,
+}
+
 /// The fields of a pod and its profile that the filters and scores of [`NodeOutcome`] read.
 #[derive(Debug)]
 pub(crate) struct NodeInput {
@@ -76,8 +85,9 @@ impl<K, V> Memo<K, V> {
 // === impl Table ===
 
 impl<V> Table<V> {
-    /// The result for a node with this slot and generation. It is computed if the node has changed since the last call.
-    pub(crate) fn get(&mut self, (slot, generation): (usize, u64), compute: impl FnOnce() -> V) -> &V {
+    /// The result for this version of a node. It is computed if the node has changed since the last call.
+    pub(crate) fn get(&mut self, version: NodeVersion, compute: impl FnOnce() -> V) -> &V {
+        let NodeVersion { slot, generation } = version;
         if self.by_slot.len() <= slot {
             self.by_slot.resize_with(slot + 1, || None);
         }

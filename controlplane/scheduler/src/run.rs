@@ -114,7 +114,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
         // The configuration was checked when it was read.
         Err(error) => return tracing::error!(error, "scheduler stopped: an extender cannot be used"),
     };
-    let mut scheduler = Scheduler::new(client, config, (recorder, is_saturated), extender_calls);
+    let mut scheduler = Scheduler::new(client, config, recorder, is_saturated, extender_calls);
     sending.spawn(volumes::feed::run(scheduler.client.clone(), scheduler.snapshot.volumes.clone()));
     sending.spawn(devices::feed::run(scheduler.client.clone(), scheduler.snapshot.devices.clone()));
     let mut device_changes = scheduler.snapshot.devices.changes();
@@ -172,7 +172,8 @@ impl Scheduler {
     fn new(
         client: Client,
         config: SchedulerConfig,
-        (recorder, is_saturated): (Recorder, tokio::sync::watch::Sender<bool>),
+        recorder: Recorder,
+        is_saturated: tokio::sync::watch::Sender<bool>,
         extender_calls: ExtenderCalls,
     ) -> Self {
         let snapshot = Snapshot::default();

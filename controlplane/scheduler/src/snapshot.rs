@@ -14,7 +14,7 @@ use crate::budget::Budgets;
 use crate::config::Profile;
 use crate::devices::{Devices, Reservations};
 use crate::hint::Changes;
-use crate::memo::{Memo, NodeInput, NodeOutcome, PodSelection};
+use crate::memo::{Memo, NodeInput, NodeOutcome, NodeVersion, PodSelection};
 use crate::node_properties::NodeProperties;
 use crate::object::{Node, Pod};
 use crate::placed::{Placed, RecentLabels};
@@ -50,6 +50,13 @@ pub(crate) struct NodeInfo {
 pub(crate) struct Candidate<'a> {
     pub(crate) properties: &'a NodeProperties,
     pub(crate) info: &'a NodeInfo,
+}
+
+/// A pod with affinity or anti-affinity to other pods.
+pub(crate) struct PodWithAffinity<'a> {
+    pub(crate) uid: &'a str,
+    pub(crate) terms: &'a PodTerms,
+    pub(crate) node: Candidate<'a>,
 }
 
 /// A pod for which other pods are evicted from its nominated node.
@@ -109,9 +116,8 @@ impl NodeInfo {
         self.pods.values().flat_map(|placed| &placed.ports)
     }
 
-    /// Slot and generation.
-    pub(crate) fn version(&self) -> (usize, u64) {
-        (self.slot, self.generation)
+    pub(crate) fn version(&self) -> NodeVersion {
+        NodeVersion { slot: self.slot, generation: self.generation }
     }
 
     /// The pods of the node.
@@ -195,13 +201,13 @@ impl Snapshot {
         Some(Candidate { properties: info.properties.as_ref()?, info })
     }
 
-    /// The pods with affinity or anti-affinity to other pods: uid, terms and node.
-    pub(crate) fn with_affinity(&self) -> impl Iterator<Item = (&str, &PodTerms, Candidate<'_>)> {
+    /// The pods with affinity or anti-affinity to other pods.
+    pub(crate) fn with_affinity(&self) -> impl Iterator<Item = PodWithAffinity<'_>> {
         self.with_terms.iter().filter_map(|uid| {
             let info = self.nodes.get(self.places.get(uid)?)?;
             let terms = info.pods.get(uid)?.terms.as_deref()?;
             let node = Candidate { properties: info.properties.as_ref()?, info };
-            Some((uid.as_str(), terms, node))
+            Some(PodWithAffinity { uid, terms, node })
         })
     }
 

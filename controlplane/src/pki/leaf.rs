@@ -32,6 +32,12 @@ pub struct Leaf {
     pub addresses: Vec<IpAddr>,
 }
 
+/// A new certificate with its key, in PEM.
+pub(super) struct Issued {
+    pub(super) certificate: String,
+    pub(super) key: String,
+}
+
 /// The side of a connection that a certificate is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Usage {
@@ -89,7 +95,7 @@ impl Leaf {
     }
 
     /// Creates a certificate and key in PEM.
-    pub(super) fn issue(&self, authority: &Issuer<'_, KeyPair>) -> Result<(String, String), rcgen::Error> {
+    pub(super) fn issue(&self, authority: &Issuer<'_, KeyPair>) -> Result<Issued, rcgen::Error> {
         let key = KeyPair::generate()?;
         let mut params = CertificateParams::default();
         params.distinguished_name = DistinguishedName::new();
@@ -109,7 +115,7 @@ impl Leaf {
         params.use_authority_key_identifier_extension = true;
         set_validity(&mut params);
         let certificate = params.signed_by(&key, authority)?;
-        Ok((certificate.pem(), key.serialize_pem()))
+        Ok(Issued { certificate: certificate.pem(), key: key.serialize_pem() })
     }
 }
 

@@ -76,21 +76,30 @@ pub struct PodResources<'a> {
     pub overhead: Option<&'a ResourceList>,
 }
 
+/// Requests and limits of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResourceTotals {
+    /// The requests.
+    pub requests: Resources,
+    /// The limits.
+    pub limits: Resources,
+}
+
 /// Requests and limits of a pod in JSON, with the resources in its status. None if it is not a pod.
-pub fn of_pod_json(pod: &serde_json::Value) -> Option<(Resources, Resources)> {
+pub fn of_pod_json(pod: &serde_json::Value) -> Option<ResourceTotals> {
     let spec = PodSpec::deserialize(&pod["spec"]).ok()?;
     // A malformed status counts as absent.
     let status = PodStatus::deserialize(&pod["status"]).unwrap_or_default();
     let generation = pod["metadata"]["generation"].as_i64();
     let resources = PodResources::from(&spec).with_status(&spec, &status, generation);
-    Some((resources.requests(), resources.limits()))
+    Some(ResourceTotals { requests: resources.requests(), limits: resources.limits() })
 }
 
 /// Requests and limits of a pod spec in JSON. None if it is not a pod spec.
-pub fn of_json(spec: &serde_json::Value) -> Option<(Resources, Resources)> {
+pub fn of_json(spec: &serde_json::Value) -> Option<ResourceTotals> {
     let spec = PodSpec::deserialize(spec).ok()?;
     let resources = PodResources::from(&spec);
-    Some((resources.requests(), resources.limits()))
+    Some(ResourceTotals { requests: resources.requests(), limits: resources.limits() })
 }
 
 // === impl Side ===
@@ -384,7 +393,7 @@ mod tests {
             let pod = json!({"spec": {"containers": [one]}, "status": {"containerStatuses": [status],
                 "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason,
                     "observedGeneration": 2}]}, "metadata": {"generation": generation}});
-            let (requests, limits) = of_pod_json(&pod).unwrap();
+            let ResourceTotals { requests, limits } = of_pod_json(&pod).unwrap();
             (requests.cpu_millis, limits.cpu_millis)
         };
         let pod = |wanted: &str, actual: &str, reason: &str| at(2, wanted, actual, reason);
@@ -402,7 +411,7 @@ mod tests {
             let pod = json!({"spec": {"containers": [{"name": "c"}], "resources": whole(wanted)},
                 "status": {"resources": whole(actual), "allocatedResources": {"cpu": "1500m"},
                     "conditions": [{"type": "PodResizePending", "status": "True", "reason": reason}]}});
-            let (requests, limits) = of_pod_json(&pod).unwrap();
+            let ResourceTotals { requests, limits } = of_pod_json(&pod).unwrap();
             (requests.cpu_millis, limits.cpu_millis)
         };
         assert_eq!(at("2", "1", "Deferred"), (2000, 2000));

@@ -114,16 +114,16 @@ mod tests {
         CpuAndMemory::read(|name| Some(if name == "cpu" { cpu } else { memory }))
     }
 
-    fn part(requests: (&str, &str), limits: (&str, &str)) -> RequestsAndLimits {
-        RequestsAndLimits { requests: list(requests.0, requests.1), limits: list(limits.0, limits.1) }
+    fn part(requests: CpuAndMemory, limits: CpuAndMemory) -> RequestsAndLimits {
+        RequestsAndLimits { requests, limits }
     }
 
     #[test]
     fn the_class_follows_requests_and_limits() {
-        let full = part(("1", "1Gi"), ("1", "1Gi"));
-        let respelled = part(("1000m", "1024Mi"), ("1", "1Gi"));
-        let half = part(("500m", "1Gi"), ("1", "1Gi"));
-        let zero = part(("0", ""), ("", ""));
+        let full = part(list("1", "1Gi"), list("1", "1Gi"));
+        let respelled = part(list("1000m", "1024Mi"), list("1", "1Gi"));
+        let half = part(list("500m", "1Gi"), list("1", "1Gi"));
+        let zero = part(list("0", ""), list("", ""));
         let none = RequestsAndLimits::default();
         let cases = [
             (vec![full], QosClass::Guaranteed),
@@ -132,7 +132,7 @@ mod tests {
             (vec![half], QosClass::Burstable),
             (vec![none], QosClass::BestEffort),
             (vec![zero], QosClass::BestEffort),
-            (vec![part(("", ""), ("1", "1Gi"))], QosClass::Burstable),
+            (vec![part(list("", ""), list("1", "1Gi"))], QosClass::Burstable),
             (vec![], QosClass::BestEffort),
         ];
         for (parts, expected) in cases {

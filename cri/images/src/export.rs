@@ -283,7 +283,7 @@ mod tests {
             .file("y", &[b"1\n90000\n5\n".as_slice(), &[0; 502], b"there"].concat())
             .symlink("link", "nowhere")
             .hard_link("again", "sparse")
-            .with(b'3', "null", "1:3", attributes(0o666, (0, 5), 5))
+            .with(b'3', "null", "1:3", attributes(0o666, 0, 5, 5))
             .file("noise", &random_bytes(300_001))
             .file(".wh.gone", b"")
             .finish();

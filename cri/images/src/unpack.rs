@@ -176,11 +176,11 @@ impl Writer {
 
     /// Checks the limits. Implied directories count as entries, and their names are kept too.
     fn check_limits(&self) -> Result<(), UnpackError> {
-        let (implied, names) = self.root.implied_totals();
-        if self.entries + implied > self.limits.layer_entries {
+        let implied = self.root.implied_totals();
+        if self.entries + implied.directories > self.limits.layer_entries {
             return Err(UnpackError::TooLarge(TooLarge::Entries(self.limits.layer_entries)));
         }
-        if self.names + names > NAMES {
+        if self.names + implied.name_bytes > NAMES {
             return Err(UnpackError::TooLarge(TooLarge::Names(NAMES)));
         }
         Ok(())

@@ -264,7 +264,7 @@ fn mount_all(request: &CreateRequest<'_>, spec: &mut Spec, method: Method) -> Re
     let stage = Stage::enter(spec, &staging).map_err(CreateError::Stage)?;
     let root = locate_root(request, spec, stage.as_ref())?;
     if method == Method::Library {
-        let owner = request.user.map_or((0, 0), |user| user.mapping.root());
+        let owner = request.user.map(|user| user.mapping.root()).unwrap_or_default();
         cwd::make(spec, &root.current, owner).map_err(|(path, source)| CreateError::Cwd { path, source })?;
     }
     if let Some(stage) = stage {

@@ -130,12 +130,13 @@ fn run(dir: &Path) -> Result<(), StartError> {
         SandboxConfig::decode(bytes.as_slice()).map_err(|source| StartError::Decode { path, source })?;
     // The limit is set before the first fork, because children inherit it.
     limit_open_files(config.open_files).map_err(StartError::OpenFiles)?;
-    let (side, hierarchies, cgroups) = setup::fork_into_cgroup(&config).map_err(StartError::Setup)?;
-    if let Fork::Parent(pid) = side {
+    let forked = setup::fork_into_cgroup(&config).map_err(StartError::Setup)?;
+    if let Fork::Parent(pid) = forked.side {
         // The caller reaps the sibling in every case.
         return writeln!(io::stdout(), "pid {pid}").map_err(StartError::Ready);
     }
-    let pod = setup::enter(&config, dir, hierarchies, cgroups).map_err(StartError::Setup)?;
+    let pod =
+        setup::enter(&config, dir, forked.hierarchies, forked.own_cgroups).map_err(StartError::Setup)?;
     ready().map_err(StartError::Ready)?;
     // Process 1 has started: its seccomp program is not needed any more.
     config.init = None;

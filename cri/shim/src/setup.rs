@@ -18,7 +18,7 @@ use crate::host_mounts::HostMounts;
 use crate::init::{Init, Process1};
 use crate::kernel::{self, Fork};
 use crate::selinux;
-use crate::user_namespace::{self, InnerNamespaces, Mapping, UserNamespace, UserNamespaceError};
+use crate::user_namespace::{self, InnerNamespaces, Mapping, Owner, UserNamespace, UserNamespaceError};
 use crate::wire::Listener;
 
 const DEFAULT_SHM: u64 = 64 << 20;
@@ -127,20 +127,27 @@ impl OwnCgroups {
     }
 }
 
+/// One side of the fork into the pod's cgroup.
+pub(crate) struct ForkedShim {
+    pub(crate) side: Fork,
+    /// The cgroup hierarchies of the machine.
+    pub(crate) hierarchies: Vec<Hierarchy>,
+    /// The cgroups of the shim.
+    pub(crate) own_cgroups: OwnCgroups,
+}
+
 /// The first step: forks a sibling (a child of the same parent) directly into the v2 cgroup. The sibling continues.
 /// Moving the process there would wait for an RCU grace period, 10 ms and more. During a move every other creation,
 /// entry and removal of a cgroup on the machine waits.
-pub(crate) fn fork_into_cgroup(
-    config: &SandboxConfig,
-) -> Result<(Fork, Vec<Hierarchy>, OwnCgroups), SetupError> {
+pub(crate) fn fork_into_cgroup(config: &SandboxConfig) -> Result<ForkedShim, SetupError> {
     let hierarchies = cgroup::configured(&config.hierarchies).map_err(SetupError::Cgroup)?;
     if let Some(scope) = Scope::parse(&config.shim_cgroup) {
         let mut systemd = Systemd::connect().map_err(SetupError::Scope)?;
         let entered = systemd.start_scope(&scope.unit(), &scope.slice, &[std::process::id()], &[]);
         entered.map_err(SetupError::Scope)?;
         let own = OwnCgroups::outside_scope(&hierarchies, &scope.slice, &config.sandbox_id);
-        let own = own.map_err(SetupError::Cgroup)?;
-        return Ok((Fork::Child, hierarchies, own));
+        let own_cgroups = own.map_err(SetupError::Cgroup)?;
+        return Ok(ForkedShim { side: Fork::Child, hierarchies, own_cgroups });
     }
     let own = OwnCgroups::make(&hierarchies, &config.shim_cgroup, &config.sandbox_id);
     let mut own = own.map_err(SetupError::Cgroup)?;
@@ -155,7 +162,7 @@ pub(crate) fn fork_into_cgroup(
         // Linux before 5.7, or a cgroup that accepts no processes: the process is moved later.
         Some(Err(_)) | None => Fork::Child,
     };
-    Ok((side, hierarchies, own))
+    Ok(ForkedShim { side, hierarchies, own_cgroups: own })
 }
 
 /// Sets up the pod that `config` describes, in the calling process.
@@ -292,7 +299,7 @@ fn mount_shared_memory(config: &SandboxConfig, user: Option<&UserNamespace>) -> 
     let failed = |source| SetupError::SharedMemory { path: path.to_owned(), source };
     fs::create_dir_all(path).map_err(failed)?;
     let size = if config.shm_size == 0 { DEFAULT_SHM } else { config.shm_size };
-    let (uid, gid) = user.map_or((0, 0), |user| user.mapping.root());
+    let Owner { uid, gid } = user.map(|user| user.mapping.root()).unwrap_or_default();
     let label = Some(config.mount_label.as_str()).filter(|label| !label.is_empty());
     let options = selinux::with_context(&format!("mode=1777,size={size},uid={uid},gid={gid}"), label);
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;

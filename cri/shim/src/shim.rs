@@ -118,8 +118,7 @@ impl Shim {
         // loop would neither poll the output nor wake up for it.
         let now = Instant::now();
         let watched = self.watched(now);
-        let mut fds: Vec<PollFd<'_>> =
-            watched.iter().map(|(_, fd, flags)| PollFd::new(*fd, *flags)).collect();
+        let mut fds: Vec<PollFd<'_>> = watched.iter().map(|one| PollFd::new(one.fd, one.flags)).collect();
         let timeout = self.next_deadline(now).map(|at| at.saturating_duration_since(Instant::now()));
         // The timeout is rounded up, because the loop would spin if it woke up just before the deadline.
         let timeout = timeout.map(|t| t + Duration::from_millis(1));
@@ -129,35 +128,34 @@ impl Shim {
             Ok(_) | Err(nix::Error::EINTR) => {}
             Err(error) => return Err(error),
         }
-        let ready = watched.iter().zip(&fds).filter_map(|((source, ..), fd)| {
+        let ready = watched.iter().zip(&fds).filter_map(|(one, fd)| {
             let flags = fd.revents().unwrap_or(PollFlags::empty());
-            (!flags.is_empty()).then_some((*source, flags))
+            (!flags.is_empty()).then_some((one.source, flags))
         });
         Ok(ready.collect())
     }
 
     /// All polled descriptors. Reports come before signals, so that a child's messages are read before its
     /// exit.
-    fn watched(&self, now: Instant) -> Vec<(Source, BorrowedFd<'_>, PollFlags)> {
+    fn watched(&self, now: Instant) -> Vec<Watched<'_>> {
         let input = PollFlags::POLLIN;
         let mut watched = Vec::with_capacity(4 + 4 * self.containers.len());
         for (serial, container) in &self.containers {
             watch_container(*serial, container, now, &mut watched);
         }
         for (serial, exec) in &self.execs {
-            watched.extend(
-                exec.report.as_ref().map(|report| (Source::ExecReport(*serial), report.as_fd(), input)),
-            );
+            let report = exec.report.as_ref();
+            watched.extend(report.map(|fd| Watched::new(Source::ExecReport(*serial), fd.as_fd(), input)));
         }
         for (serial, connecting) in &self.connects {
-            watched.push((Source::Connect(*serial), connecting.as_fd(), PollFlags::POLLOUT));
+            watched.push(Watched::new(Source::Connect(*serial), connecting.as_fd(), PollFlags::POLLOUT));
         }
         if let Some(agent) = &self.agent {
             let output = if agent.has_queued_packets() { PollFlags::POLLOUT } else { PollFlags::empty() };
-            watched.push((Source::Agent, agent.as_fd(), input | output));
+            watched.push(Watched::new(Source::Agent, agent.as_fd(), input | output));
         }
-        watched.push((Source::Signals, self.pod.signals.as_fd(), input));
-        watched.push((Source::Listener, self.pod.listener.as_fd(), input));
+        watched.push(Watched::new(Source::Signals, self.pod.signals.as_fd(), input));
+        watched.push(Watched::new(Source::Listener, self.pod.listener.as_fd(), input));
         watched
     }
 
@@ -361,34 +359,47 @@ impl Shim {
     }
 }
 
+/// A polled descriptor.
+struct Watched<'a> {
+    source: Source,
+    fd: BorrowedFd<'a>,
+    flags: PollFlags,
+}
+
+// === impl Watched ===
+
+impl<'a> Watched<'a> {
+    fn new(source: Source, fd: BorrowedFd<'a>, flags: PollFlags) -> Self {
+        Self { source, fd, flags }
+    }
+}
+
 fn done() -> CallResult {
     Ok((reply::Result::Done(Done {}), Vec::new()))
 }
 
-fn watch_container<'a>(
-    serial: u32,
-    container: &'a Container,
-    now: Instant,
-    watched: &mut Vec<(Source, BorrowedFd<'a>, PollFlags)>,
-) {
+fn watch_container<'a>(serial: u32, container: &'a Container, now: Instant, watched: &mut Vec<Watched<'a>>) {
     let input = PollFlags::POLLIN;
-    watched.extend(container.report.as_ref().map(|report| (Source::Report(serial), report.as_fd(), input)));
+    let report = container.report.as_ref();
+    watched.extend(report.map(|fd| Watched::new(Source::Report(serial), fd.as_fd(), input)));
     let is_paused = container.paused_until(now).is_some();
     for output in [Output::Stdout, Output::Stderr].into_iter().filter(|_| !is_paused) {
-        watched.extend(container.stdio.output(output).map(|fd| (Source::Output(serial, output), fd, input)));
+        let pipe = container.stdio.output(output);
+        watched.extend(pipe.map(|fd| Watched::new(Source::Output(serial, output), fd, input)));
     }
     if let Some(master) = container.stdio.master().filter(|_| container.stdio.has_queued_input()) {
-        watched.push((Source::Master(serial), master.as_fd(), PollFlags::POLLOUT));
+        watched.push(Watched::new(Source::Master(serial), master.as_fd(), PollFlags::POLLOUT));
     }
     for terminal in container.stdio.terminals() {
         // A terminal with queued input is not read, but its hang-up is still detected.
         let flags = if terminal.is_idle() { input } else { PollFlags::empty() };
         let source = Source::Terminal(serial, terminal.socket.as_raw_fd());
-        watched.push((source, terminal.socket.as_fd(), flags));
+        watched.push(Watched::new(source, terminal.socket.as_fd(), flags));
     }
     for reader in container.stdio.readers() {
-        watched.push((Source::Reader(serial, reader.as_raw_fd()), reader, PollFlags::empty()));
+        let source = Source::Reader(serial, reader.as_raw_fd());
+        watched.push(Watched::new(source, reader, PollFlags::empty()));
     }
     let dying = container.deletion.iter().flat_map(|deletion| &deletion.dying);
-    watched.extend(dying.map(|pidfd| (Source::Dying(serial), pidfd.as_fd(), input)));
+    watched.extend(dying.map(|pidfd| Watched::new(Source::Dying(serial), pidfd.as_fd(), input)));
 }

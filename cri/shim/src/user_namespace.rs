@@ -50,6 +50,13 @@ pub(crate) struct Mapping {
     pub(crate) gids: Vec<IdMapping>,
 }
 
+/// A user and a group of the node that own files. The default is root.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
 /// An open user namespace and its mapping.
 #[derive(Debug)]
 pub(crate) struct UserNamespace {
@@ -84,15 +91,15 @@ impl Mapping {
         Self { uids: list(uids), gids: list(gids) }
     }
 
-    /// The node's uid and gid of the namespace's root.
-    pub(crate) fn root(&self) -> (u32, u32) {
+    /// The node's ids of the namespace's root.
+    pub(crate) fn root(&self) -> Owner {
         self.host_ids(0, 0)
     }
 
     /// The node's ids for ids of the namespace. An id without a mapping is returned unchanged; it is not accessible in
     /// the namespace.
-    pub(crate) fn host_ids(&self, uid: u32, gid: u32) -> (u32, u32) {
-        (host_id(&self.uids, uid), host_id(&self.gids, gid))
+    pub(crate) fn host_ids(&self, uid: u32, gid: u32) -> Owner {
+        Owner { uid: host_id(&self.uids, uid), gid: host_id(&self.gids, gid) }
     }
 }
 
@@ -230,8 +237,8 @@ mod tests {
     fn ids_are_mapped_by_the_range_that_contains_them() {
         let one = |container_id, host_id, length| IdMapping { container_id, host_id, length };
         let mapping = Mapping { uids: vec![one(0, 65536, 10)], gids: vec![one(0, 70000, 5), one(5, 100, 1)] };
-        assert_eq!(mapping.root(), (65536, 70000));
-        assert_eq!(mapping.host_ids(9, 5), (65545, 100));
-        assert_eq!(mapping.host_ids(10, 6), (10, 6), "not mapped");
+        assert_eq!(mapping.root(), Owner { uid: 65536, gid: 70000 });
+        assert_eq!(mapping.host_ids(9, 5), Owner { uid: 65545, gid: 100 });
+        assert_eq!(mapping.host_ids(10, 6), Owner { uid: 10, gid: 6 }, "not mapped");
     }
 }

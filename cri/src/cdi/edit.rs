@@ -22,15 +22,15 @@ pub(super) fn apply(spec: &mut Spec, device: &str, edits: &ContainerEdits) -> Re
     if edits.intel_rdt.is_some() {
         return unsupported("an Intel RDT class");
     }
-    let mut owner = (0, 0);
+    let (mut uid, mut gid) = (0, 0);
     if let Some(process) = spec.process_mut() {
-        owner = (process.user().uid(), process.user().gid());
+        (uid, gid) = (process.user().uid(), process.user().gid());
         add_env(process, &edits.env);
         add_groups(process, &edits.additional_gids);
     }
     if let Some(linux) = spec.linux_mut() {
         for node in &edits.device_nodes {
-            add_node(linux, node, owner)?;
+            add_node(linux, node, uid, gid)?;
         }
     }
     let mounts = spec.mounts_mut().get_or_insert_default();
@@ -64,7 +64,7 @@ fn add_groups(process: &mut Process, gids: &[u32]) {
     process.set_user(user);
 }
 
-fn add_node(linux: &mut Linux, node: &DeviceNode, (uid, gid): (u32, u32)) -> Result<(), CdiError> {
+fn add_node(linux: &mut Linux, node: &DeviceNode, uid: u32, gid: u32) -> Result<(), CdiError> {
     let mut device = oci_device(node)?;
     device.set_uid(Some(owner(node.uid, uid, device.uid())));
     device.set_gid(Some(owner(node.gid, gid, device.gid())));

@@ -75,15 +75,19 @@ fn deleted_paths(list: impl io::Read, most: u64) -> serde_json::Result<BTreeSet<
     serde_json::from_reader(BufReader::new(list.take(most)))
 }
 
-/// The directory of a container's images, and CRIU's work directory.
-pub(crate) fn images_dir(layer: &Path) -> (PathBuf, PathBuf) {
-    let work = layer.join(IMAGES);
-    (work.join("checkpoint"), work)
+/// The directory of a container's images, in CRIU's work directory.
+pub(crate) fn images_dir(layer: &Path) -> PathBuf {
+    work_dir(layer).join("checkpoint")
+}
+
+/// CRIU's work directory.
+pub(crate) fn work_dir(layer: &Path) -> PathBuf {
+    layer.join(IMAGES)
 }
 
 /// CRIU's error messages of a failed restore.
 pub(crate) fn criu_errors(layer: &Path) -> Option<String> {
-    let (_, work) = images_dir(layer);
+    let work = work_dir(layer);
     let beside = coracle_tree::read_end(&work.join("restore.err"), criu::LOG_MAX);
     let last = || beside.lines().last().map(str::to_owned);
     criu::criu_errors(&work.join("restore.log"), &beside).or_else(last)

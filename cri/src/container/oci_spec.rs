@@ -91,9 +91,9 @@ fn linux(inputs: &SpecInputs<'_>, kept: &[String], propagation: &str) -> Result<
     linux.set_mount_label(label.map(ToString::to_string));
     linux.set_namespaces(Some(namespaces_of(inputs)));
     if let Some(mapping) = inputs.mapping() {
-        let (uids, gids) = mapping.to_oci();
-        linux.set_uid_mappings(Some(uids));
-        linux.set_gid_mappings(Some(gids));
+        let lists = mapping.to_oci();
+        linux.set_uid_mappings(Some(lists.uids));
+        linux.set_gid_mappings(Some(lists.gids));
     }
     linux.set_cgroups_path(Some(inputs.cgroup.into()));
     linux.set_rootfs_propagation(Some(propagation.to_owned()));

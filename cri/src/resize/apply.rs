@@ -17,9 +17,16 @@ pub(crate) struct Resize<'a> {
     pub(crate) cgroups: &'a Cgroups,
     pub(crate) group: &'a str,
     /// The current and the new OOM score adjustment of its processes.
-    pub(crate) oom_score: Option<(i32, i32)>,
+    pub(crate) oom_score: Option<ScoreChange>,
     /// Directory of the note. The note exists until the change is recorded.
     pub(crate) bundle: &'a Path,
+}
+
+/// A change of the OOM score adjustment.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ScoreChange {
+    pub(crate) from: i32,
+    pub(crate) to: i32,
 }
 
 impl Resize<'_> {
@@ -79,8 +86,9 @@ impl Resize<'_> {
                 limits.extend(self.changed_by(write)?);
             }
         }
-        let change = self.oom_score.filter(|(from, to)| from != to);
-        let scores = change.map(|change| Scores::of(&self.cgroups.processes(self.group), change));
+        let change = self.oom_score.filter(|change| change.from != change.to);
+        let scores =
+            change.map(|change| Scores::of(&self.cgroups.processes(self.group), change.from, change.to));
         Ok(Note { limits, scores, after })
     }
 

@@ -114,7 +114,7 @@ impl Note {
 
 impl Scores {
     /// The processes with the adjustment `from`. Other processes have set their own adjustment, and keep it.
-    pub(super) fn of(processes: &[i32], (from, to): (i32, i32)) -> Self {
+    pub(super) fn of(processes: &[i32], from: i32, to: i32) -> Self {
         let pids = processes.iter().copied().filter(|pid| adjustment(*pid) == Some(from)).collect();
         Self { from, to, pids }
     }

@@ -14,6 +14,20 @@ pub(crate) struct Mapping {
     gids: IdMapping,
 }
 
+/// A user and a group of the node that own files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+/// Id mappings in the type of another interface.
+#[derive(Default)]
+pub(crate) struct Lists<T> {
+    pub(crate) uids: Vec<T>,
+    pub(crate) gids: Vec<T>,
+}
+
 // === impl Mapping ===
 
 impl Mapping {
@@ -70,8 +84,8 @@ impl Mapping {
     }
 
     /// User and group of the node that are root in the pod.
-    pub(crate) fn root(&self) -> (u32, u32) {
-        (self.uids.host_id, self.gids.host_id)
+    pub(crate) fn root(&self) -> Owner {
+        Owner { uid: self.uids.host_id, gid: self.gids.host_id }
     }
 
     /// Refuses users and groups without a mapping.
@@ -88,15 +102,16 @@ impl Mapping {
         }
     }
 
-    pub(crate) fn to_oci(&self) -> (Vec<LinuxIdMapping>, Vec<LinuxIdMapping>) {
-        (to_oci(std::slice::from_ref(&self.uids)), to_oci(std::slice::from_ref(&self.gids)))
+    pub(crate) fn to_oci(&self) -> Lists<LinuxIdMapping> {
+        let [uids, gids] = [&self.uids, &self.gids].map(|one| to_oci(std::slice::from_ref(one)));
+        Lists { uids, gids }
     }
 
-    pub(crate) fn to_shim(&self) -> (Vec<shim::IdMapping>, Vec<shim::IdMapping>) {
-        let one = |m: &IdMapping| {
+    pub(crate) fn to_shim(&self) -> Lists<shim::IdMapping> {
+        let [uids, gids] = [&self.uids, &self.gids].map(|m| {
             vec![shim::IdMapping { container_id: m.container_id, host_id: m.host_id, length: m.length }]
-        };
-        (one(&self.uids), one(&self.gids))
+        });
+        Lists { uids, gids }
     }
 }
 
@@ -159,7 +174,7 @@ mod tests {
         let mut unknown = options(NamespaceMode::Pod, &[(0, 65536, 65536)]);
         unknown.userns_options.get_or_insert_default().mode = 9;
         assert!(Mapping::of(Some(&unknown)).is_err(), "unknown mode");
-        assert_eq!(right.root(), (65536, 65536));
+        assert_eq!(right.root(), Owner { uid: 65536, gid: 65536 });
         for (mode, mappings) in [
             (NamespaceMode::Node, &[(0, 1000, 10)][..]),
             (NamespaceMode::Pod, &[]),

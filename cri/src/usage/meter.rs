@@ -5,6 +5,8 @@ use std::path::Path;
 use std::sync::{Mutex, OnceLock, TryLockError};
 use std::time::{Duration, Instant};
 
+use coracle_tree::Usage;
+
 use super::disk;
 use crate::clock::now;
 use crate::lock::locked;
@@ -97,7 +99,7 @@ impl DiskMeter {
             return known;
         }
         let since = Instant::now();
-        let (bytes, inodes) = disk(dir);
+        let Usage { bytes, inodes } = disk(dir);
         let disk = Disk { at: now(), bytes, inodes };
         *locked(&self.counted) = Some(Counted { disk, since, took: since.elapsed(), last: ended });
         disk

@@ -10,6 +10,15 @@ use crate::walk::walk_measured;
 /// The number of parts that make one whole file. Each name of a file counts an equal share of them.
 const PARTS_PER_FILE: u128 = 1 << 60;
 
+/// Disk usage of a directory tree.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// Allocated bytes.
+    pub bytes: u64,
+    /// Files and directories, without the directory itself.
+    pub inodes: u64,
+}
+
 /// Bytes and inodes below a directory. A file with several names counts once: each name counts an equal part of the
 /// file. So no inode numbers have to be kept in memory; there may be millions. If some names of a file are outside the
 /// directory, their parts are not counted.
@@ -19,7 +28,7 @@ const PARTS_PER_FILE: u128 = 1 << 60;
 ///
 /// # Errors
 /// See [`walk`](crate::walk()), except EAGAIN.
-pub fn usage(dir: &Path) -> io::Result<(u64, u64)> {
+pub fn usage(dir: &Path) -> io::Result<Usage> {
     let (mut bytes, mut inodes) = (0, 0);
     let walked = walk_measured(dir, |found| {
         let stat = found.stat;
@@ -30,17 +39,17 @@ pub fn usage(dir: &Path) -> io::Result<(u64, u64)> {
         inodes += part;
         bytes += u128::try_from(stat.st_blocks).unwrap_or_default() * 512 * part;
     });
-    completed(walked, dir, (whole_units(bytes), whole_units(inodes)))
+    completed(walked, dir, Usage { bytes: whole_units(bytes), inodes: whole_units(inodes) })
 }
 
-/// The usage after a walk that found `known` bytes and inodes. Some file systems store directories without blocks, so a
+/// The usage after a walk that found `known`. Some file systems store directories without blocks, so a
 /// process could hide its files behind directories that the walk finds again and again.
-fn completed(walked: io::Result<()>, dir: &Path, known: (u64, u64)) -> io::Result<(u64, u64)> {
+fn completed(walked: io::Result<()>, dir: &Path, known: Usage) -> io::Result<Usage> {
     match walked {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
             let system = statvfs(dir)?;
             let used = system.f_blocks.saturating_sub(system.f_bfree).saturating_mul(system.f_frsize);
-            Ok((known.0.max(used), known.1))
+            Ok(Usage { bytes: known.bytes.max(used), ..known })
         }
         walked => walked.map(|()| known),
     }
@@ -69,7 +78,7 @@ mod tests {
             }
         }
         let one = std::os::unix::fs::MetadataExt::blocks(&dir.path().join("a").metadata().expect("there"));
-        assert_eq!(usage(dir.path()).expect("usage"), (4 * 512 * one, 4));
+        assert_eq!(usage(dir.path()).expect("usage"), Usage { bytes: 4 * 512 * one, inodes: 4 });
     }
 
     #[test]
@@ -77,11 +86,13 @@ mod tests {
         let dir = crate::scratch::in_memory();
         std::fs::write(dir.path().join("file"), vec![1; 1 << 20]).expect("write");
         let after = |error: Errno, known| completed(Err(error.into()), dir.path(), known);
-        let (bytes, inodes) = after(Errno::AGAIN, (4096, 7)).expect("usage");
+        let small = Usage { bytes: 4096, inodes: 7 };
+        let Usage { bytes, inodes } = after(Errno::AGAIN, small).expect("usage");
         assert!(bytes >= 1 << 20 && inodes == 7, "{bytes} bytes, {inodes} inodes");
-        assert_eq!(after(Errno::AGAIN, (u64::MAX, 7)).expect("usage"), (u64::MAX, 7));
-        assert!(after(Errno::MFILE, (4096, 7)).is_err());
-        assert_eq!(completed(Ok(()), dir.path(), (4096, 7)).expect("usage"), (4096, 7));
+        let large = Usage { bytes: u64::MAX, ..small };
+        assert_eq!(after(Errno::AGAIN, large).expect("usage"), large);
+        assert!(after(Errno::MFILE, small).is_err());
+        assert_eq!(completed(Ok(()), dir.path(), small).expect("usage"), small);
     }
 
     #[test]
@@ -89,7 +100,7 @@ mod tests {
         let (dir, other) = (tempfile::tempdir().expect("directory"), tempfile::tempdir().expect("directory"));
         std::fs::write(other.path().join("large"), vec![1; 1 << 20]).expect("write");
         std::os::unix::fs::symlink(other.path(), dir.path().join("out")).expect("link");
-        let (bytes, inodes) = usage(dir.path()).expect("usage");
+        let Usage { bytes, inodes } = usage(dir.path()).expect("usage");
         assert!(bytes < 1 << 16 && inodes == 1, "{bytes} bytes, {inodes} inodes");
     }
 
@@ -104,7 +115,7 @@ mod tests {
             std::fs::rename(&down, next.join("d".repeat(200))).expect("rename");
             std::fs::rename(&next, &down).expect("rename");
         }
-        let (bytes, inodes) = usage(dir.path()).expect("usage");
+        let Usage { bytes, inodes } = usage(dir.path()).expect("usage");
         assert_eq!(inodes, 32);
         assert!(bytes >= 100_000, "{bytes}");
     }

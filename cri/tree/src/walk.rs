@@ -30,7 +30,14 @@ const NAMES_PER_INODE: usize = 64;
 /// A directory on the current path. A closed one takes 40 bytes, far less than the kernel uses for it.
 enum Level {
     Open(Box<Dir>, i64),
-    Closed { device: u64, inode: u64, offset: i64 },
+    Closed { directory: FileId, offset: i64 },
+}
+
+/// Identity of a file or directory.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct FileId {
+    device: u64,
+    inode: u64,
 }
 
 /// An entry found by the walk.
@@ -259,8 +266,8 @@ fn go_down(levels: &mut Vec<Level>, below: OwnedFd) -> Result<(), Errno> {
 fn go_up(levels: &mut Vec<Level>, unreadable: Unreadable) -> Result<(), Errno> {
     let left = levels.pop();
     let (Some(Level::Open(below, _)), Some(last)) = (left, levels.last_mut()) else { return Ok(()) };
-    if let Level::Closed { device, inode, offset } = *last {
-        match reopen(&below, (device, inode), offset, unreadable)? {
+    if let Level::Closed { directory, offset } = *last {
+        match reopen(&below, directory, offset, unreadable)? {
             Some(level) => *last = level,
             // The directory was moved. Continue at the deepest level that is still open.
             None => levels.truncate(OPEN_LEVELS),
@@ -270,19 +277,16 @@ fn go_up(levels: &mut Vec<Level>, unreadable: Unreadable) -> Result<(), Errno> {
 }
 
 /// Opens the parent directory, if it is still the same one.
-fn reopen(
-    below: &Dir,
-    known: (u64, u64),
-    offset: i64,
-    unreadable: Unreadable,
-) -> Result<Option<Level>, Errno> {
+fn reopen(below: &Dir, known: FileId, offset: i64, unreadable: Unreadable) -> Result<Option<Level>, Errno> {
     let above = match openat(below.fd()?, "..", DIRECTORY, Mode::empty()) {
         Err(error @ (Errno::MFILE | Errno::NFILE)) => return Err(error),
         Err(error) => return unreadable.check(error).map(|()| None),
         Ok(above) => above,
     };
     let stat = fstat(&above)?;
-    let (Ok(place), true) = (u64::try_from(offset), (stat.st_dev, stat.st_ino) == known) else {
+    let (Ok(place), true) =
+        (u64::try_from(offset), FileId { device: stat.st_dev, inode: stat.st_ino } == known)
+    else {
         return Ok(None);
     };
     seek(&above, SeekFrom::Start(place))?;
@@ -299,7 +303,8 @@ impl Level {
     fn close(&mut self) -> Result<(), Errno> {
         if let Level::Open(dir, offset) = self {
             let stat = dir.stat()?;
-            *self = Level::Closed { device: stat.st_dev, inode: stat.st_ino, offset: *offset };
+            let directory = FileId { device: stat.st_dev, inode: stat.st_ino };
+            *self = Level::Closed { directory, offset: *offset };
         }
         Ok(())
     }

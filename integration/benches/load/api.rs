@@ -73,7 +73,22 @@ pub(crate) struct Watches {
     writes: usize,
 }
 
+/// An HTTP request.
+pub(crate) struct Request<'a> {
+    pub(crate) method: &'a str,
+    pub(crate) path: &'a str,
+    /// Media type of the body.
+    pub(crate) media: &'a str,
+    pub(crate) body: &'a str,
+}
+
 pub(crate) type Stream = BufReader<StreamOwned<ClientConnection, TcpStream>>;
+
+impl<'a> Request<'a> {
+    pub(crate) fn get(path: &'a str) -> Self {
+        Self { method: "GET", path, media: "application/json", body: "" }
+    }
+}
 
 impl Server {
     pub(crate) fn config(&self) -> Arc<ClientConfig> {
@@ -94,7 +109,8 @@ impl Server {
         BufReader::with_capacity(1 << 16, StreamOwned::new(client, stream))
     }
 
-    pub(crate) fn send(&self, stream: &mut Stream, (method, path): (&str, &str), media: &str, body: &str) {
+    pub(crate) fn send(&self, stream: &mut Stream, request: &Request<'_>) {
+        let Request { method, path, media, body } = request;
         let request = format!(
             "{method} {path} HTTP/1.1\r\nhost: {NAME}\r\nauthorization: Bearer {}\r\naccept: application/json\r\n\
              content-type: {media}\r\ncontent-length: {}\r\n\r\n{body}",
@@ -156,7 +172,8 @@ pub(crate) fn requests(arguments: &Requests) -> serde_json::Value {
             let number = (arguments.first + operation % arguments.modulo).to_string();
             let path = arguments.path.replace("{n}", &number);
             let content = arguments.body.replace("{n}", &number);
-            arguments.server.send(&mut stream, (method, &path), &arguments.media, &content);
+            let request = Request { method, path: &path, media: &arguments.media, body: &content };
+            arguments.server.send(&mut stream, &request);
             let (status, length) = head(&mut stream);
             let response = body(&mut stream, length);
             let succeeded = status < 300;
@@ -178,7 +195,7 @@ pub(crate) fn watches(arguments: &Watches) {
     for number in 0..arguments.count {
         let mut stream = arguments.server.connect(&config);
         let path = arguments.path.replace("{n}", &number.to_string());
-        arguments.server.send(&mut stream, ("GET", &path), "application/json", "");
+        arguments.server.send(&mut stream, &Request::get(&path));
         let (status, _) = head(&mut stream);
         assert_eq!(status, 200, "watch {path}");
         let events = events.clone();
@@ -236,8 +253,10 @@ fn write_and_wait(
     let mut slowest = WriteTimes::default();
     for write in 1..=arguments.writes {
         let patch = format!("{{\"metadata\":{{\"annotations\":{{\"sequence\":\"{write}\"}}}}}}");
+        let media = "application/merge-patch+json";
         let sent = Instant::now();
-        arguments.server.send(&mut stream, ("PATCH", object), "application/merge-patch+json", &patch);
+        let request = Request { method: "PATCH", path: object, media, body: &patch };
+        arguments.server.send(&mut stream, &request);
         let (status, length) = head(&mut stream);
         body(&mut stream, length);
         assert_eq!(status, 200, "PATCH {object}");

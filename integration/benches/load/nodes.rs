@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use clap::Args;
 use serde::Deserialize;
 
-use crate::api::{Server, Stream, body, head};
+use crate::api::{Request, Server, Stream, body, head};
 
 #[derive(Args)]
 pub(crate) struct Nodes {
@@ -78,7 +78,7 @@ fn follow(arguments: &Nodes, steps: &mpsc::Sender<(Step, String)>) {
     let config = arguments.server.config();
     let mut stream = arguments.server.connect(&config);
     let path = format!("/api/v1/namespaces/{}/pods?watch=1", arguments.namespace);
-    arguments.server.send(&mut stream, ("GET", &path), "application/json", "");
+    arguments.server.send(&mut stream, &Request::get(&path));
     let (status, _) = head(&mut stream);
     assert_eq!(status, 200, "watch {path}");
     println!("ready");
@@ -114,21 +114,24 @@ fn act(arguments: &Nodes, steps: &Mutex<mpsc::Receiver<(Step, String)>>) {
         let path = format!("/api/v1/namespaces/{}/pods/{name}", arguments.namespace);
         let code = match step {
             Step::Run => {
+                let path = format!("{path}/status");
                 let media = "application/strategic-merge-patch+json";
-                request(arguments, &mut stream, ("PATCH", &format!("{path}/status")), media, &status)
+                let request = Request { method: "PATCH", path: &path, media, body: &status };
+                status_of(arguments, &mut stream, &request)
             }
             Step::Remove => {
                 let path = format!("{path}?gracePeriodSeconds=0");
-                request(arguments, &mut stream, ("DELETE", &path), "application/json", "")
+                let request = Request { method: "DELETE", ..Request::get(&path) };
+                status_of(arguments, &mut stream, &request)
             }
         };
         assert!(code < 300 || code == 404, "{path}: {code}");
     }
 }
 
-/// Status code of the response.
-fn request(arguments: &Nodes, stream: &mut Stream, request: (&str, &str), media: &str, content: &str) -> u16 {
-    arguments.server.send(stream, request, media, content);
+/// Sends a request. Returns the status code of the response.
+fn status_of(arguments: &Nodes, stream: &mut Stream, request: &Request<'_>) -> u16 {
+    arguments.server.send(stream, request);
     let (status, length) = head(stream);
     body(stream, length);
     status

@@ -23,7 +23,7 @@ fn succeeded(output: &Output) -> String {
 #[test]
 fn deleted_objects_are_restored_from_a_backup() {
     on_a_machine(|machine| {
-        let mut plane = Plane::new(machine, ("plane", "127.0.0.1:6443"), &[]);
+        let mut plane = Plane::new(machine, "plane", "127.0.0.1:6443", &[]);
         plane.start();
         let kubectl = |plane: &Plane, line: &str| plane.kubectl.kubectl(&line.split(' ').collect::<Vec<_>>());
         kubectl(&plane, "create configmap kept --from-literal=a=b");

@@ -61,11 +61,7 @@ pub(crate) struct Plane {
 }
 
 impl Plane {
-    pub(crate) fn new(
-        machine: &Machine,
-        (name, address): (&str, &str),
-        flags: &'static [&'static str],
-    ) -> Self {
+    pub(crate) fn new(machine: &Machine, name: &str, address: &str, flags: &'static [&'static str]) -> Self {
         let state = machine.path(name);
         fs::create_dir(&state).unwrap();
         Self {
@@ -117,9 +113,9 @@ fn two_control_planes_share_an_etcd_and_either_may_die() {
     }
     on_a_machine(move |machine| {
         let server = etcd(&program, machine);
-        let mut one = Plane::new(machine, ("one", "127.0.0.1:6443"), &ELECTION);
+        let mut one = Plane::new(machine, "one", "127.0.0.1:6443", &ELECTION);
         one.start();
-        let mut two = Plane::new(machine, ("two", "127.0.0.2:6443"), &ELECTION);
+        let mut two = Plane::new(machine, "two", "127.0.0.2:6443", &ELECTION);
         for name in ["pki", "sealing.key"] {
             let copied = Command::new("cp").arg("-a").arg(one.state.join(name)).arg(&two.state).status();
             assert!(copied.unwrap().success());

@@ -30,15 +30,26 @@ fn policy(namespace: &str, name: &str, spec: &str) -> String {
     )
 }
 
-fn address(cluster: &Cluster, (namespace, name): (&str, &str)) -> String {
-    let pod = cluster.get(&["pod", "-n", namespace, name]);
+/// Namespace and name of a pod.
+#[derive(Clone, Copy)]
+struct PodName {
+    namespace: &'static str,
+    name: &'static str,
+}
+
+const WEB: PodName = PodName { namespace: "default", name: "web" };
+const FRIEND: PodName = PodName { namespace: "default", name: "friend" };
+const GUEST: PodName = PodName { namespace: "red", name: "guest" };
+
+fn address(cluster: &Cluster, pod: PodName) -> String {
+    let pod = cluster.get(&["pod", "-n", pod.namespace, pod.name]);
     pod["status"]["podIP"].as_str().unwrap().to_owned()
 }
 
 /// Whether a pod gets an answer from a port of another pod.
-fn reaches(cluster: &Cluster, (namespace, name): (&str, &str), ip: &str, port: u16) -> bool {
+fn reaches(cluster: &Cluster, from: PodName, ip: &str, port: u16) -> bool {
     let script = format!(r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 1 {ip} {port} 2>&1; true");
-    let answer = cluster.kubectl(&["exec", "-n", namespace, name, "--", "sh", "-c", &script]);
+    let answer = cluster.kubectl(&["exec", "-n", from.namespace, from.name, "--", "sh", "-c", &script]);
     answer.contains("200 OK")
 }
 
@@ -49,8 +60,8 @@ fn policies_restrict_pods_of_one_node() {
         let cluster = Cluster::up_with(machine, &mirrors, &["--image-gc-high-threshold", "100"]);
         cluster.kubectl(&["create", "namespace", "red"]);
         cluster.kubectl(&["label", "namespace", "red", "team=x"]);
-        let (web, friend, guest) = (("default", "web"), ("default", "friend"), ("red", "guest"));
-        for (namespace, name) in [web, friend, guest] {
+        let (web, friend, guest) = (WEB, FRIEND, GUEST);
+        for PodName { namespace, name } in [web, friend, guest] {
             cluster.apply(&server(namespace, name));
         }
         for namespace in ["default", "red"] {
@@ -86,7 +97,7 @@ fn policies_restrict_pods_of_one_node() {
 
 /// Policies of the whole cluster: their kind is installed while the node runs, and removed with its objects.
 fn cluster_policies_precede(cluster: &Cluster, ip: &str) {
-    let (friend, guest) = (("default", "friend"), ("red", "guest"));
+    let (friend, guest) = (FRIEND, GUEST);
     let may = |from, port| reaches(cluster, from, ip, port);
     cluster.apply(CLUSTER_POLICY_KIND);
     let definition = "crd/clusternetworkpolicies.policy.networking.k8s.io";

@@ -28,7 +28,7 @@ fn program(dir: &Path) -> PathBuf {
 }
 
 /// Runs `scripts/package` in a shell with this umask and time zone.
-fn package(program: &Path, out: &Path, (umask, zone): (&str, &str)) -> Packages {
+fn package(program: &Path, out: &Path, umask: &str, zone: &str) -> Packages {
     let script =
         format!("umask {umask}; exec {} {}", repository().join("scripts/package").display(), out.display());
     let output = Command::new("bash")
@@ -46,22 +46,32 @@ fn package(program: &Path, out: &Path, (umask, zone): (&str, &str)) -> Packages 
 
 fn build() -> (tempfile::TempDir, Packages) {
     let dir = tempfile::tempdir().unwrap();
-    let packages = package(&program(dir.path()), &dir.path().join("out"), ("022", "UTC"));
+    let packages = package(&program(dir.path()), &dir.path().join("out"), "022", "UTC");
     (dir, packages)
 }
 
-/// Owner, mode and path of each file of an archive's listing in the form of `tar -tv`.
-fn files(listing: &str) -> Vec<(String, String, String)> {
-    let rows = listing.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-    rows.map(|row| (row[1].to_owned(), row[0].to_owned(), row[5].to_owned())).collect()
+/// A file in an archive.
+struct ArchivedFile {
+    /// Names of user and group, as `root/root`.
+    owner: String,
+    /// Type and mode, as `-rw-r--r--`.
+    mode: String,
+    path: String,
+}
+
+/// The files of an archive's listing in the form of `tar -tv`.
+fn files(listing: &str) -> Vec<ArchivedFile> {
+    let rows = listing.lines().map(|line| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>());
+    rows.map(|row| ArchivedFile { owner: row[1].clone(), mode: row[0].clone(), path: row[5].clone() })
+        .collect()
 }
 
 #[test]
 fn two_runs_write_identical_packages() {
     let dir = tempfile::tempdir().unwrap();
     let program = program(dir.path());
-    let first = package(&program, &dir.path().join("first"), ("022", "UTC"));
-    let second = package(&program, &dir.path().join("second"), ("077", "Asia/Tokyo"));
+    let first = package(&program, &dir.path().join("first"), "022", "UTC");
+    let second = package(&program, &dir.path().join("second"), "077", "Asia/Tokyo");
     for (a, b) in [(first.debian, second.debian), (first.tarball, second.tarball), (first.sums, second.sums)]
     {
         assert_eq!(a.file_name(), b.file_name());
@@ -73,7 +83,7 @@ fn two_runs_write_identical_packages() {
 fn the_debian_package_has_program_services_pages_and_completions_of_root() {
     let (_dir, packages) = build();
     let listing = files(&run("dpkg-deb", &["--contents", packages.debian.to_str().unwrap()]));
-    for (owner, mode, path) in &listing {
+    for ArchivedFile { owner, mode, path } in &listing {
         assert_eq!(owner, "root/root", "{path}");
         let expected = match () {
             () if path.ends_with('/') => "drwxr-xr-x",
@@ -99,7 +109,7 @@ fn the_debian_package_has_program_services_pages_and_completions_of_root() {
         "./usr/share/man/man1/coracle.1.gz",
         "./usr/share/zsh/vendor-completions/_coracle",
     ] {
-        assert!(listing.iter().any(|(.., found)| found == path), "{path}");
+        assert!(listing.iter().any(|file| file.path == path), "{path}");
     }
 }
 
@@ -141,7 +151,7 @@ fn packages_of_the_node_alone_have_another_name_and_only_its_service() {
     let without =
         format!("{}\n[ \"$1\" != man ] || rm \"$2/coracle-up.1\"\n", fs::read_to_string(&program).unwrap());
     fs::write(&program, without.replace("exec ", "set -e\n")).unwrap();
-    let packages = package(&program, &dir.path().join("out"), ("022", "UTC"));
+    let packages = package(&program, &dir.path().join("out"), "022", "UTC");
     let debian = packages.debian.to_str().unwrap();
     for (field, value) in [("Package", "coracle-node"), ("Conflicts", "coracle")] {
         assert_eq!(run("dpkg-deb", &["--field", debian, field]).trim(), value);
@@ -167,14 +177,12 @@ fn the_tarball_has_the_services_of_both_init_systems_and_the_checksums_are_right
     let (dir, packages) = build();
     let listing = files(&run("tar", &["-tvzf", packages.tarball.to_str().unwrap()]));
     let name = packages.tarball.file_name().unwrap().to_str().unwrap().trim_end_matches(".tar.gz");
-    for (owner, _, path) in &listing {
+    for ArchivedFile { owner, path, .. } in &listing {
         assert_eq!(owner, "0/0", "{path}");
         assert!(path.starts_with(&format!("{name}/")), "{path}");
     }
-    let mut sorted = listing.clone();
-    sorted.sort_by(|a, b| a.2.cmp(&b.2));
     for path in ["bin/coracle", "LICENSE", "examples/openrc/coracle", "examples/systemd/coracle.service"] {
-        assert!(sorted.iter().any(|(.., found)| *found == format!("{name}/{path}")), "{path}");
+        assert!(listing.iter().any(|file| file.path == format!("{name}/{path}")), "{path}");
     }
     let checked = Command::new("sha256sum")
         .args(["--check", "--strict", "--quiet"])

@@ -28,7 +28,7 @@ fn service(name: &str, spec: &str) -> String {
 const ASK: &str = r#"ask() { case $1 in *.*) ip=$1;; *) ip=$(nslookup -type=a $1.default.svc.cluster.local | sed -n 's/^Address: //p' | tail -1);; esac
     printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 5 ${ip:-unknown} $2 2>&1 | tail -1; }"#;
 
-fn ask(pod: &str, cluster: &Cluster, (host, port): (&str, &str), times: u32) -> Vec<String> {
+fn ask(pod: &str, cluster: &Cluster, host: &str, port: &str, times: u32) -> Vec<String> {
     let script = format!("{ASK}; for i in $(seq {times}); do ask {host} {port}; done");
     let output = cluster.kubectl(&["exec", pod, "--", "sh", "-c", &script]);
     let mut all: Vec<String> = output.lines().map(str::to_owned).collect();
@@ -39,7 +39,7 @@ fn ask(pod: &str, cluster: &Cluster, (host, port): (&str, &str), times: u32) -> 
 
 /// The answers of several requests from the client pod, sorted and without repetitions.
 fn answers(cluster: &Cluster, host: &str, times: u32) -> Vec<String> {
-    ask("client", cluster, (host, "80"), times)
+    ask("client", cluster, host, "80", times)
 }
 
 fn lookup(cluster: &Cluster, kind: &str, name: &str) -> String {
@@ -78,10 +78,10 @@ fn pods_reach_services_by_name_address_and_node_port() {
         assert_eq!(answers(&cluster, &ip, 20), ["one", "two"]);
         let node = cluster.get(&["node", "node-1"])["status"]["addresses"][0]["address"].clone();
         let port = web["spec"]["ports"][0]["nodePort"].to_string();
-        let by_node_port = ask("client", &cluster, (node.as_str().unwrap(), &port), 20);
+        let by_node_port = ask("client", &cluster, node.as_str().unwrap(), &port, 20);
         assert_eq!(by_node_port, ["one", "two"]);
         assert_eq!(answers(&cluster, "sticky", 20).len(), 1);
-        let own = ask("one", &cluster, ("web", "80"), 20);
+        let own = ask("one", &cluster, "web", "80", 20);
         assert_eq!(own, ["one", "two"], "a pod reaches itself by its service");
         add_route();
         let refused = answers(&cluster, "empty", 1);
@@ -164,7 +164,7 @@ fn nodes_serve_load_balancers_at_their_addresses_but_never_their_own_ports() {
             (Some("Proxy"), Some(8081))
         );
         eventually("both endpoints to answer", 60, || {
-            ask("client", &cluster, (&node, "8081"), 10) == ["one", "two"]
+            ask("client", &cluster, &node, "8081", 10) == ["one", "two"]
         });
         cluster.apply(&balancer("late", 8081, ""));
         cluster.apply(&balancer("ssh", 22, ""));
@@ -192,7 +192,7 @@ fn health_check(cluster: &Cluster, node: &str) {
     cluster.apply(&balancer("local", 8084, r#","externalTrafficPolicy":"Local""#));
     let port = cluster.get(&["service", "local"])["spec"]["healthCheckNodePort"].to_string();
     let says = |count: u8| {
-        let found = ask("client", cluster, (node, &port), 1);
+        let found = ask("client", cluster, node, &port, 1);
         found.first().is_some_and(|answer| answer.contains(&format!(r#""localEndpoints":{count}"#)))
     };
     eventually("two local endpoints", 60, || says(2));

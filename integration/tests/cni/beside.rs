@@ -50,7 +50,7 @@ impl Chain {
 
     fn call(&self, command: &str, conf: &Value, id: &str, sandbox: &Sandbox) -> Value {
         let kind = conf["type"].as_str().unwrap();
-        let answer = self.plugins.call((kind, command, id), sandbox, conf);
+        let answer = self.plugins.plugin(kind).call(command, id, sandbox, conf);
         answer.unwrap_or_else(|refusal| panic!("{kind} {command} {id}: {refusal}"))
     }
 

@@ -73,7 +73,7 @@ impl Chain {
     fn one(&self, command: &str, conf: &Value, sandbox: &Sandbox, armed: Option<&str>) -> Option<Value> {
         let kind = conf["type"].as_str().unwrap();
         let id = if command == "GC" { "" } else { "c1" };
-        let answer = self.plugins.call_armed((kind, command, id), (sandbox, conf), armed)?;
+        let answer = self.plugins.plugin(kind).armed(armed).run(command, id, sandbox, conf)?;
         Some(answer.unwrap_or_else(|refusal| panic!("{kind} {command} {armed:?}: {refusal}")))
     }
 

@@ -17,6 +17,15 @@ pub(crate) struct Plugins {
     places: Option<Value>,
 }
 
+/// A plugin to run.
+#[derive(Clone, Copy)]
+pub(crate) struct Plugin<'a> {
+    plugins: &'a Plugins,
+    kind: &'a str,
+    killed_after: Option<Duration>,
+    armed: Option<&'a str>,
+}
+
 /// A process in a new network namespace, which represents a sandbox.
 pub(crate) struct Sandbox(Option<Child>);
 
@@ -41,54 +50,66 @@ impl Plugins {
         conf
     }
 
-    /// Runs the plugin of a type for a command and a container id. Returns its result (null if empty) or its error object.
+    /// The plugin of a type.
+    pub(crate) fn plugin<'a>(&'a self, kind: &'a str) -> Plugin<'a> {
+        Plugin { plugins: self, kind, killed_after: None, armed: None }
+    }
+}
+
+impl<'a> Plugin<'a> {
+    /// Kills the plugin after this time, if one is given.
+    pub(crate) fn killed_after(self, time: Option<Duration>) -> Self {
+        Self { killed_after: time, ..self }
+    }
+
+    /// Arms this fault point, if one is given. The plugin ends when it reaches the point.
+    pub(crate) fn armed(self, point: Option<&'a str>) -> Self {
+        Self { armed: point, ..self }
+    }
+
+    /// Runs the plugin for a command and a container id. Returns its result (null if empty) or its error object.
     pub(crate) fn call(
         &self,
-        what: (&str, &str, &str),
+        command: &str,
+        id: &str,
         sandbox: &Sandbox,
         conf: &Value,
     ) -> Result<Value, Value> {
-        self.call_or_kill(what, (sandbox, conf), None).unwrap()
+        self.run(command, id, sandbox, conf).unwrap()
     }
 
-    /// Like [`call`](Self::call), but kills the plugin after `after`. None if it was killed.
-    pub(crate) fn call_or_kill(
+    /// Like [`call`](Self::call). None if the plugin was killed or reached the armed point.
+    pub(crate) fn run(
         &self,
-        what: (&str, &str, &str),
-        at: (&Sandbox, &Value),
-        kill: Option<Duration>,
+        command: &str,
+        id: &str,
+        sandbox: &Sandbox,
+        conf: &Value,
     ) -> Option<Result<Value, Value>> {
-        let mut child = self.start(what, at, None);
-        if let Some(after) = kill {
-            std::thread::sleep(after);
+        let mut child = self.start(command, id, sandbox, conf);
+        if let Some(time) = self.killed_after {
+            std::thread::sleep(time);
             child.kill().ok();
         }
-        answer(what, child)
+        let output = child.wait_with_output().unwrap();
+        output.status.code()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        let answer = match output.stdout.trim_ascii() {
+            b"" => Value::Null,
+            text => serde_json::from_slice(text)
+                .unwrap_or_else(|e| panic!("{} {command}: {e}: {said}", self.kind)),
+        };
+        Some(if output.status.success() { Ok(answer) } else { Err(answer) })
     }
 
-    /// Like [`call`](Self::call) with an armed fault point. None if the plugin reached it.
-    pub(crate) fn call_armed(
-        &self,
-        what: (&str, &str, &str),
-        at: (&Sandbox, &Value),
-        armed: Option<&str>,
-    ) -> Option<Result<Value, Value>> {
-        answer(what, self.start(what, at, armed))
-    }
-
-    fn start(
-        &self,
-        (kind, command, id): (&str, &str, &str),
-        (sandbox, conf): (&Sandbox, &Value),
-        armed: Option<&str>,
-    ) -> Child {
-        let mut child = Command::new(self.dir.join(kind))
+    fn start(&self, command: &str, id: &str, sandbox: &Sandbox, conf: &Value) -> Child {
+        let mut child = Command::new(self.plugins.dir.join(self.kind))
             .env_clear()
             .envs([("PATH", std::env::var("PATH").unwrap()), ("CNI_COMMAND", command.to_owned())])
             .envs([("CNI_CONTAINERID", id), ("CNI_IFNAME", "eth0"), ("CNI_ARGS", "IgnoreUnknown=1;A=b")])
             .env("CNI_NETNS", sandbox.netns())
-            .env("CNI_PATH", &self.dir)
-            .envs(armed.map(|point| ("CORACLE_FAULT", point)))
+            .env("CNI_PATH", &self.plugins.dir)
+            .envs(self.armed.map(|point| ("CORACLE_FAULT", point)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
@@ -97,18 +118,6 @@ impl Plugins {
         child.stdin.take().unwrap().write_all(conf.to_string().as_bytes()).ok();
         child
     }
-}
-
-/// Result of a plugin. None if it was killed.
-fn answer((kind, command, _): (&str, &str, &str), plugin: Child) -> Option<Result<Value, Value>> {
-    let output = plugin.wait_with_output().unwrap();
-    output.status.code()?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    let answer = match output.stdout.trim_ascii() {
-        b"" => Value::Null,
-        text => serde_json::from_slice(text).unwrap_or_else(|e| panic!("{kind} {command}: {e}: {said}")),
-    };
-    Some(if output.status.success() { Ok(answer) } else { Err(answer) })
 }
 
 impl Sandbox {

@@ -48,8 +48,8 @@ fn a_port_with_conditions_accepts_only_matching_packets() {
         let (server, client) = (Sandbox::new(), Sandbox::new());
         let mut conf = plugins.marked(working(machine));
         conf["isDefaultGateway"] = json!(true);
-        let result = plugins.call(("bridge", "ADD", "c1"), &server, &conf).unwrap();
-        plugins.call(("bridge", "ADD", "c2"), &client, &conf).unwrap();
+        let result = plugins.plugin("bridge").call("ADD", "c1", &server, &conf).unwrap();
+        plugins.plugin("bridge").call("ADD", "c2", &client, &conf).unwrap();
         serve(&server);
         // Connections from the machine to its uplink, from the machine to the bridge, and from another sandbox to the
         // bridge.
@@ -65,11 +65,11 @@ fn a_port_with_conditions_accepts_only_matching_packets() {
             let fields =
                 json!({"conditionsV4": conditions, "conditionsV6": ["! -d fc00::/7"], "markMasqBit": 7});
             let conf = plugins.marked(ported(&result, "tcp", &fields));
-            plugins.call(("portmap", "ADD", "c1"), &server, &conf).unwrap();
-            plugins.call(("portmap", "CHECK", "c1"), &server, &conf).unwrap();
+            plugins.plugin("portmap").call("ADD", "c1", &server, &conf).unwrap();
+            plugins.plugin("portmap").call("CHECK", "c1", &server, &conf).unwrap();
             let found = [is_served(UPLINK), is_served(BRIDGE), inside(client.pid(), || is_served(BRIDGE))];
             assert_eq!(found, open, "{conditions}: {}", run("nft", &["list", "ruleset"]));
-            plugins.call(("portmap", "DEL", "c1"), &server, &conf).unwrap();
+            plugins.plugin("portmap").call("DEL", "c1", &server, &conf).unwrap();
             assert!(!is_served(UPLINK) && !run("nft", &["list", "ruleset"]).contains("8080"));
         }
     });
@@ -82,18 +82,18 @@ fn check_detects_an_empty_table_and_add_restores_it() {
         let server = Sandbox::new();
         let mut conf = plugins.marked(working(machine));
         conf["isDefaultGateway"] = json!(true);
-        let result = plugins.call(("bridge", "ADD", "c1"), &server, &conf).unwrap();
+        let result = plugins.plugin("bridge").call("ADD", "c1", &server, &conf).unwrap();
         serve(&server);
         let conf = plugins.marked(ported(&result, "tcp", &json!({})));
-        plugins.call(("portmap", "ADD", "c1"), &server, &conf).unwrap();
+        plugins.plugin("portmap").call("ADD", "c1", &server, &conf).unwrap();
         assert!(is_served(UPLINK));
         run("nft", &["flush", "table", "inet", "cni-test"]);
-        let error = plugins.call(("portmap", "CHECK", "c1"), &server, &conf).unwrap_err();
+        let error = plugins.plugin("portmap").call("CHECK", "c1", &server, &conf).unwrap_err();
         assert_eq!(error["code"], 101, "{error}");
-        plugins.call(("portmap", "ADD", "c1"), &server, &conf).unwrap();
+        plugins.plugin("portmap").call("ADD", "c1", &server, &conf).unwrap();
         assert!(is_served(UPLINK));
-        plugins.call(("portmap", "CHECK", "c1"), &server, &conf).unwrap();
-        plugins.call(("portmap", "DEL", "c1"), &server, &conf).unwrap();
+        plugins.plugin("portmap").call("CHECK", "c1", &server, &conf).unwrap();
+        plugins.plugin("portmap").call("DEL", "c1", &server, &conf).unwrap();
     });
 }
 
@@ -103,8 +103,8 @@ fn without_snat_the_source_address_stays() {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let (server, client) = (Sandbox::new(), Sandbox::new());
         let conf = plugins.marked(working(machine));
-        let result = plugins.call(("bridge", "ADD", "c1"), &server, &conf).unwrap();
-        let other = plugins.call(("bridge", "ADD", "c2"), &client, &conf).unwrap();
+        let result = plugins.plugin("bridge").call("ADD", "c1", &server, &conf).unwrap();
+        let other = plugins.plugin("bridge").call("ADD", "c2", &client, &conf).unwrap();
         let socket = inside(server.pid(), || UdpSocket::bind("0.0.0.0:80")).unwrap();
         socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         let sender = || {
@@ -114,12 +114,12 @@ fn without_snat_the_source_address_stays() {
         };
         // A port of another sandbox, which has its own rules.
         let neighbour = plugins.marked(ported(&other, "tcp", &json!({"snat": true})));
-        plugins.call(("portmap", "ADD", "c2"), &client, &neighbour).unwrap();
+        plugins.plugin("portmap").call("ADD", "c2", &client, &neighbour).unwrap();
         for (snat, seen) in [(true, "10.1.2.1"), (false, "10.1.2.3"), (true, "10.1.2.1")] {
             let conf = plugins.marked(ported(&result, "udp", &json!({"snat": snat})));
-            plugins.call(("portmap", "ADD", "c1"), &server, &conf).unwrap();
+            plugins.plugin("portmap").call("ADD", "c1", &server, &conf).unwrap();
             assert_eq!(sender(), seen, "snat {snat}: {}", run("nft", &["list", "ruleset"]));
-            plugins.call(("portmap", "DEL", "c1"), &server, &conf).unwrap();
+            plugins.plugin("portmap").call("DEL", "c1", &server, &conf).unwrap();
         }
     });
 }

@@ -45,7 +45,7 @@ impl Member {
     }
 
     fn call(&self, plugins: &Plugins, command: &str) -> Result<Value, Value> {
-        plugins.call(("bridge", command, &self.id), &self.sandbox, &plugins.marked(self.conf.clone()))
+        plugins.plugin("bridge").call(command, &self.id, &self.sandbox, &plugins.marked(self.conf.clone()))
     }
 
     fn added(mut self, plugins: &Plugins) -> Self {

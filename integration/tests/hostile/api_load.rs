@@ -23,7 +23,7 @@ fn unfinished_post() -> String {
 fn config_map(plane: &Plane, name: &str, size: usize) {
     let object = json!({"metadata": {"name": name}, "data": {"a": "x".repeat(size)}}).to_string();
     let (code, answer) =
-        plane.send(ADMIN, ("POST", "/api/v1/namespaces/default/configmaps"), "application/json", object);
+        plane.by(ADMIN).send("POST", "/api/v1/namespaces/default/configmaps", "application/json", object);
     assert_eq!(code, 201, "{}", &answer[..answer.floor_char_boundary(500)]);
 }
 
@@ -37,7 +37,7 @@ fn a_json_patch_cannot_multiply_an_object() {
         let before = plane.memory_peak();
         let patch = (0..17).map(double).collect::<serde_json::Value>().to_string();
         let path = "/api/v1/namespaces/default/configmaps/a";
-        let (code, answer) = plane.send(ADMIN, ("PATCH", path), "application/json-patch+json", patch);
+        let (code, answer) = plane.by(ADMIN).send("PATCH", path, "application/json-patch+json", patch);
         assert_eq!((code, answer.contains("accumulated size increase of copy")), (413, true), "{answer}");
         // The largest intermediate object is three megabytes as text.
         let grown = plane.memory_peak() - before;
@@ -57,8 +57,9 @@ fn nested_yaml_does_not_block_other_clients() {
                 std::thread::spawn(move || {
                     let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
                     // The parser reads the first body to its end. The second body is refused before it is parsed.
-                    [8_000, 120_000]
-                        .map(|levels| plane.send(EVE, ("POST", path), "application/yaml", "[".repeat(levels)))
+                    [8_000, 120_000].map(|levels| {
+                        plane.by(EVE).send("POST", path, "application/yaml", "[".repeat(levels))
+                    })
                 })
             })
             .collect();
@@ -105,7 +106,7 @@ fn anonymous_clients_write_few_lines_to_the_log() {
                 address.try_tcp(port).unwrap().write_all(b"GET / HTTP/1.1\r\n\r\n").ok();
             }
             let (code, _) =
-                address.send("authorization: Bearer unknown", ("GET", "/api"), "application/json", "");
+                address.by("authorization: Bearer unknown").send("GET", "/api", "application/json", "");
             assert!([401, 429].contains(&code), "{code}");
         }
         let log = cluster.log();
@@ -237,7 +238,7 @@ fn the_memory_of_deleted_objects_is_returned() {
             with_objects > before + (30 << 20),
             "{before} bytes without objects, {with_objects} with them"
         );
-        assert_eq!(plane.send(ADMIN, ("DELETE", path), "application/json", "").0, 200);
+        assert_eq!(plane.by(ADMIN).send("DELETE", path, "application/json", "").0, 200);
         eventually("the memory to be returned", 60, || plane.memory() < before + (20 << 20));
     });
 }
@@ -258,11 +259,11 @@ fn unfinished_requests_of_one_user_do_not_block_other_users() {
         let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
         let review = r#"{"spec":{"nonResourceAttributes":{"path":"/","verb":"get"}}}"#;
         eventually("a request to be refused", 10, || {
-            let (code, answer) = plane.send(EVE, ("POST", path), "application/json", review);
+            let (code, answer) = plane.by(EVE).send("POST", path, "application/json", review);
             code == 429 && answer.contains("Too many requests")
         });
         let other = "authorization: Bearer bob-token";
-        assert_eq!(plane.send(other, ("POST", path), "application/json", review).0, 201);
+        assert_eq!(plane.by(other).send("POST", path, "application/json", review).0, 201);
         assert_eq!(plane.get(EVE, "/version").0, 200);
         assert_eq!(client::status(&mut unfinished[109]), 429);
     });
@@ -334,7 +335,7 @@ fn embedded_protobuf_objects_do_not_end_the_process() {
         let plane = Plane::start(machine, None);
         let body = client::nested_protobuf(50_000);
         let path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-        let (code, answer) = plane.send(EVE, ("POST", path), "application/vnd.kubernetes.protobuf", body);
+        let (code, answer) = plane.by(EVE).send("POST", path, "application/vnd.kubernetes.protobuf", body);
         assert_eq!((code, answer.contains("nested too deeply")), (400, true), "{answer}");
         assert_eq!(plane.get(EVE, "/version").0, 200);
     });
@@ -348,11 +349,11 @@ fn odd_names_and_many_warnings_get_a_response() {
         let path = "/api/v1/namespaces/default/configmaps";
         let name = format!("a{}", "é".repeat(40));
         let object = json!({"metadata": {"generateName": name}}).to_string();
-        assert_eq!(plane.send(ADMIN, ("POST", path), "application/json", object).0, 422);
+        assert_eq!(plane.by(ADMIN).send("POST", path, "application/json", object).0, 422);
         let unknown: serde_json::Map<_, _> = (0..40_000).map(|at| (format!("f{at}"), json!(1))).collect();
         let mut object = json!({"metadata": {"name": "b"}});
         object.as_object_mut().unwrap().extend(unknown);
-        assert_eq!(plane.send(ADMIN, ("POST", path), "application/json", object.to_string()).0, 201);
+        assert_eq!(plane.by(ADMIN).send("POST", path, "application/json", object.to_string()).0, 201);
     });
 }
 
@@ -422,7 +423,7 @@ fn small_events_of_many_unread_watches_take_bounded_memory() {
         let leases = ["a", "b", "c", "d"];
         for name in leases {
             let lease = json!({"metadata": {"name": name}}).to_string();
-            assert_eq!(plane.send(ADMIN, ("POST", path), "application/json", lease).0, 201);
+            assert_eq!(plane.by(ADMIN).send("POST", path, "application/json", lease).0, 201);
         }
         let connect = |_| Http2::connect_as(&plane.address(), "Bearer eve-token");
         let mut connections: Vec<Http2> = (0..CONNECTIONS).map(connect).collect();
@@ -444,7 +445,7 @@ fn small_events_of_many_unread_watches_take_bounded_memory() {
                     for number in 0..EVENTS_OF_EACH_LEASE {
                         let patch = json!({"spec": {"holderIdentity": number.to_string()}}).to_string();
                         let media = "application/merge-patch+json";
-                        let (code, answer) = address.send(ADMIN, ("PATCH", &object), media, patch);
+                        let (code, answer) = address.by(ADMIN).send("PATCH", &object, media, patch);
                         assert_eq!(code, 200, "{answer}");
                     }
                 });
@@ -474,7 +475,7 @@ fn permit_eve_to_watch_leases(plane: &Plane) {
     ];
     for (resource, object) in objects {
         let path = format!("/apis/{group}/v1/{resource}");
-        let (code, answer) = plane.send(ADMIN, ("POST", &path), "application/json", object.to_string());
+        let (code, answer) = plane.by(ADMIN).send("POST", &path, "application/json", object.to_string());
         assert_eq!(code, 201, "{answer}");
     }
 }
@@ -503,11 +504,11 @@ fn unread_watches(count: usize) -> usize {
             json!({"metadata": {"name": "l"}, "spec": {"holderIdentity": holder}}).to_string()
         };
         let large = |round: usize| lease(format!("{round}{}", "x".repeat(1_000_000)));
-        assert_eq!(plane.send(ADMIN, ("POST", path), "application/json", large(0)).0, 201);
+        assert_eq!(plane.by(ADMIN).send("POST", path, "application/json", large(0)).0, 201);
         let object = format!("{path}/l");
         let update = |round| {
             let (code, _) =
-                plane.send(ADMIN, ("PATCH", &object), "application/merge-patch+json", large(round));
+                plane.by(ADMIN).send("PATCH", &object, "application/merge-patch+json", large(round));
             assert_eq!(code, 200);
         };
         (0..20).for_each(update);

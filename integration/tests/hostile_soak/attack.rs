@@ -124,7 +124,7 @@ impl Client {
 
     fn create(&self, resource: &str, object: &str) -> u16 {
         let path = format!("/api/v1/namespaces/{HOSTILE}/{resource}");
-        self.address.send(client::ADMIN, ("POST", &path), "application/json", object).0
+        self.address.by(client::ADMIN).send("POST", &path, "application/json", object).0
     }
 
     /// Keeps connections open that send nothing. If the server closes a connection, the client opens another one.

@@ -80,7 +80,7 @@ pub(super) fn render(out: &mut String, servers: &ServerMetricsByAddress) {
     }
     let name = "coredns_forward_responses_total";
     head(out, name, "counter", "Responses of other servers");
-    for (to, code, counts) in responses(&rows) {
+    for Responses { to, code, counts } in responses(&rows) {
         let _ = writeln!(out, "{name}{{rcode=\"{code}\",to=\"{to}\"}} {}", counts.count());
     }
     for (part, label) in [("forward", ""), ("proxy", "proxy_name=\"forward\",")] {
@@ -91,14 +91,23 @@ pub(super) fn render(out: &mut String, servers: &ServerMetricsByAddress) {
         }
         let name = format!("coredns_{part}_request_duration_seconds");
         head(out, &name, "histogram", "Time until the response of another server");
-        for (to, code, counts) in responses(&rows) {
+        for Responses { to, code, counts } in responses(&rows) {
             counts.render(out, &name, &format!("{label}rcode=\"{code}\",to=\"{to}\""));
         }
     }
 }
 
-fn responses(rows: &[Row]) -> impl Iterator<Item = (SocketAddr, &'static str, &DurationCounts)> {
-    rows.iter().flat_map(|row| row.responses.iter().map(move |(code, counts)| (row.to, *code, counts)))
+/// The responses of a server with one response code.
+struct Responses<'a> {
+    to: SocketAddr,
+    code: &'static str,
+    counts: &'a DurationCounts,
+}
+
+fn responses(rows: &[Row]) -> impl Iterator<Item = Responses<'_>> {
+    rows.iter().flat_map(|row| {
+        row.responses.iter().map(move |(code, counts)| Responses { to: row.to, code: *code, counts })
+    })
 }
 
 #[cfg(test)]

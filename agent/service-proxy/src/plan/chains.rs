@@ -3,13 +3,13 @@
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 
-use coracle_nft::{AnonymousMap, INET_SERVICE, R0, Rule, Value, Verdict, concatenated};
+use coracle_nft::{AnonymousMap, R0, Rule, Value, Verdict};
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Service;
 
 use super::{NodeView, Port};
 use crate::endpoints::{Target, TrafficEndpoints};
-use crate::layout::{MASQUERADE, address, masquerade_outside};
+use crate::layout::{MASQUERADE, address_type, masquerade_outside, target_type};
 use crate::program::{Affinity, Program};
 
 /// The chains of one service port in one family. Their names show the service to readers of `nft list ruleset`.
@@ -45,7 +45,7 @@ impl Chains {
     }
 
     fn registers(&self) -> u32 {
-        address(self.is_ipv4).1 / 4
+        address_type(self.is_ipv4).length / 4
     }
 
     /// Makes the chain that chooses one of the targets. Returns its name.
@@ -82,14 +82,13 @@ impl Chains {
 
     /// Chooses a random target and translates the destination to it.
     fn translate(&self, targets: &[Target]) -> Rule {
-        let (kind, length) = address(self.is_ipv4);
         let rule = match targets {
             [one] => {
                 let rule = Rule::default().immediate(R0, &octets(*one));
                 rule.immediate(R0 + self.registers(), &one.port.to_be_bytes())
             }
             all => {
-                let value = (concatenated(&[kind, INET_SERVICE]), length + 4);
+                let value = target_type(self.is_ipv4);
                 let targets = all.iter().map(|target| Value::Target(target.address, target.port));
                 let count = u32::try_from(all.len()).unwrap_or(u32::MAX);
                 Rule::default().random(count, R0).lookup_in(AnonymousMap::choice(Some(value), targets))

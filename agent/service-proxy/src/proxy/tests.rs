@@ -254,8 +254,8 @@ fn proxy() -> Proxy {
 fn elements(targets: &[Target]) -> BTreeMap<coracle_nft::Key, coracle_nft::Value> {
     let element_id =
         ElementId { map: Map::Services, is_ipv4: true, key: coracle_nft::Key::default().port(80) };
-    let (_, added) = Entry::target_changes(&element_id, None, Some(&Entry::OneOf(targets.into())));
-    added.into_iter().map(|element| (element.key, element.value.unwrap())).collect()
+    let changes = Entry::target_changes(&element_id, None, Some(&Entry::OneOf(targets.into())));
+    changes.added.into_iter().map(|element| (element.key, element.value.unwrap())).collect()
 }
 
 proptest! {
@@ -268,7 +268,8 @@ proptest! {
             numbers.into_iter().map(|number| Target { address: address(true, 42, number), port: 8080 }).collect()
         });
         let entry = |targets: &[Target]| (!targets.is_empty()).then(|| Entry::OneOf(targets.into()));
-        let (ended, added) = Entry::target_changes(&element_id, entry(&before).as_ref(), entry(&now).as_ref());
+        let changes = Entry::target_changes(&element_id, entry(&before).as_ref(), entry(&now).as_ref());
+        let (ended, added) = (changes.ended, changes.added);
         let mut kernel = elements(&before);
         for element in &ended {
             prop_assert_eq!(kernel.remove(&element.key), element.value.clone());

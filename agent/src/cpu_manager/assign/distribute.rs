@@ -3,6 +3,7 @@
 //! Source: `takeByTopologyNUMADistributed` of `pkg/kubelet/cm/cpumanager/cpu_assignment.go` (KEP-2902).
 
 use std::collections::BTreeMap;
+use std::ops::RangeInclusive;
 
 use super::{Accumulator, AssignError, Order, packed};
 use crate::topology::CpuSet;
@@ -45,8 +46,7 @@ pub(crate) fn distributed(
         return Err(AssignError::NotEnough { requested: count, available: available.len() });
     }
     let nodes = accumulator.numa_nodes();
-    let (least, most) = node_counts(&accumulator, group);
-    for size in least..=most {
+    for size in node_counts(&accumulator, group) {
         if let Some(choice) = best_choice(&accumulator, &nodes, size, request) {
             take(&mut accumulator, &choice, request)?;
             return Ok(accumulator.taken);
@@ -55,13 +55,13 @@ pub(crate) fn distributed(
     packed(topology, available, count, order)
 }
 
-/// The fewest and the most NUMA nodes that the request can need.
-fn node_counts(accumulator: &Accumulator<'_>, group: usize) -> (usize, usize) {
+/// The numbers of NUMA nodes that the request can need.
+fn node_counts(accumulator: &Accumulator<'_>, group: usize) -> RangeInclusive<usize> {
     let topology = accumulator.topology;
     let groups = topology.all().len().div_ceil(group);
     let groups_per_node = groups.div_ceil(topology.parts(Level::Numa).len().max(1)).max(1);
     let needed = accumulator.needed.div_ceil(group);
-    (needed.div_ceil(groups_per_node), needed.min(accumulator.sorted(Level::Numa, None).len()))
+    needed.div_ceil(groups_per_node)..=needed.min(accumulator.sorted(Level::Numa, None).len())
 }
 
 /// The nodes with the best balance. `nodes` are all nodes with free CPUs, `size` is the number of nodes

@@ -15,7 +15,7 @@ use crate::device_plugins::DeviceOptions;
 use crate::event_recorder::{ContainerRef, Level};
 use crate::pod::admit::{containers, unsupported};
 use crate::pod::config::{container as container_config, files, hostname};
-use crate::pod::env::{Addresses, Sources, environment, needs};
+use crate::pod::env::{Addresses, Sources, environment, references};
 use crate::pod::plan::StartContainer;
 use crate::pod::pull::{self, Present, PullTask};
 use crate::pod::state::{Failed, Shape, Waiting};
@@ -349,14 +349,14 @@ impl Job {
     /// Reads the objects and files that the container's environment refers to.
     async fn sources(&self, container: &Container) -> Result<Sources, NotStarted> {
         let namespace = self.pod.metadata.namespace.as_deref().unwrap_or_default();
-        let (maps, secrets) = needs(container);
+        let references = references(container);
         let (mut config_maps, mut found_secrets) = (BTreeMap::new(), BTreeMap::new());
         let configs = &self.node.configs;
-        for name in maps {
+        for name in references.config_maps {
             let map = configs.get(namespace, &name).await;
             config_maps.insert(name, map.map_err(NotStarted::config)?);
         }
-        for name in secrets {
+        for name in references.secrets {
             let secret = configs.get(namespace, &name).await;
             found_secrets.insert(name, secret.map_err(NotStarted::config)?);
         }

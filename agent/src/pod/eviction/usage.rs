@@ -162,7 +162,7 @@ fn names_in(dir: &Path) -> Vec<String> {
 
 fn walk(dir: &Path) -> Disk {
     match coracle_tree::usage(dir) {
-        Ok((bytes, inodes)) => Disk { bytes, inodes },
+        Ok(coracle_tree::Usage { bytes, inodes }) => Disk { bytes, inodes },
         Err(error) => {
             if error.kind() != io::ErrorKind::NotFound {
                 tracing::warn!(dir = %dir.display(), %error, "cannot measure a directory of a pod");

@@ -95,14 +95,14 @@ impl ProbeMetrics {
             "# HELP prober_probe_duration_seconds Duration in seconds of probes that did not fail.\n\
              # TYPE prober_probe_duration_seconds histogram\n",
         );
-        probes(&containers).for_each(|(container, kind, counts)| {
+        probes(&containers).for_each(|ProbeCounts { container, kind, counts }| {
             counts.render_durations(&mut out, &container.labels(kind));
         });
         out.push_str(
             "# HELP prober_probe_total Number of liveness, readiness and startup probes of a container by result.\n\
              # TYPE prober_probe_total counter\n",
         );
-        probes(&containers).for_each(|(container, kind, counts)| {
+        probes(&containers).for_each(|ProbeCounts { container, kind, counts }| {
             let uid = escaped(&container.uid);
             counts.render_results(&mut out, &format!("{},pod_uid=\"{uid}\"", container.labels(kind)));
         });
@@ -110,11 +110,18 @@ impl ProbeMetrics {
     }
 }
 
+/// The counts of one probe.
+struct ProbeCounts<'a> {
+    container: &'a ContainerCounts,
+    kind: Kind,
+    counts: &'a Counts,
+}
+
 /// The probes of the containers.
-fn probes(containers: &[Arc<ContainerCounts>]) -> impl Iterator<Item = (&ContainerCounts, Kind, &Counts)> {
+fn probes(containers: &[Arc<ContainerCounts>]) -> impl Iterator<Item = ProbeCounts<'_>> {
     containers.iter().flat_map(|container| {
         let counted = KINDS.into_iter().zip(&container.probes);
-        counted.filter_map(|(kind, counts)| Some((&**container, kind, counts.as_deref()?)))
+        counted.filter_map(|(kind, counts)| Some(ProbeCounts { container, kind, counts: counts.as_deref()? }))
     })
 }
 

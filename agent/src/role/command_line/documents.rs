@@ -9,7 +9,7 @@ use clap::{Command, CommandFactory as _};
 use crate::CommandLine;
 
 /// Flags of other programs that documents mention without their program.
-const OF_OTHERS: [(&str, &str); 2] =
+const FOREIGN_FLAGS: [(&str, &str); 2] =
     [("max-request-bytes", "etcd"), ("use-service-account-credentials", "kube-controller-manager")];
 
 /// A document with the text of its code spans, and the lines of its code blocks.
@@ -48,8 +48,8 @@ impl Document {
         let commands = self.spans.iter().chain(&self.lines).filter_map(|text| invalid(text, definition));
         let known = all_flags(definition);
         let flags = self.spans.iter().filter_map(|span| flag(span));
-        let is_of_others = |name: &str| OF_OTHERS.iter().any(|(other, _)| *other == name);
-        let unknown = flags.filter(|name| !known.contains(*name) && !is_of_others(name));
+        let is_foreign = |name: &str| FOREIGN_FLAGS.iter().any(|(other, _)| *other == name);
+        let unknown = flags.filter(|name| !known.contains(*name) && !is_foreign(name));
         let unknown = unknown.map(|name| format!("--{name} is a flag of no subcommand"));
         commands.chain(unknown).map(|problem| format!("{}: {problem}", self.name)).collect()
     }
@@ -124,7 +124,7 @@ fn subcommands_and_flags_that_documents_mention_exist() {
     let (definition, documents) = (definition(), documents());
     let wrong: Vec<String> = documents.iter().flat_map(|document| document.problems(&definition)).collect();
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-    for (name, program) in OF_OTHERS {
+    for (name, program) in FOREIGN_FLAGS {
         let is_used =
             documents.iter().flat_map(|document| &document.spans).any(|span| flag(span) == Some(name));
         assert!(is_used, "no document mentions --{name} of {program}: remove it from the list");
@@ -132,7 +132,7 @@ fn subcommands_and_flags_that_documents_mention_exist() {
 }
 
 #[test]
-fn every_subcommand_that_users_see_is_in_the_readme_or_the_page_of_installation() {
+fn every_visible_subcommand_is_in_the_readme_or_the_installation_page() {
     let mentioned: Vec<String> = documents()
         .into_iter()
         .filter(|document| document.name.ends_with("README.md") || document.name.ends_with("install.md"))

@@ -54,14 +54,14 @@ impl<'a> Owners<'a> {
             let name: &'a str = name;
             for (Forward { port, mac, to }, _) in ranges.iter().filter_map(|range| range.hop) {
                 let is_derived = hardware_address(name, port == Port::Vxlan6) == mac;
-                owners.add((port, mac), Owner { name, to, is_derived, rival: None });
+                owners.add(port, mac, Owner { name, to, is_derived, rival: None });
             }
         }
         owners
     }
 
-    fn add(&mut self, address: (Port, Mac), new: Owner<'a>) {
-        let owner = self.0.entry(address).or_insert(new);
+    fn add(&mut self, port: Port, mac: Mac, new: Owner<'a>) {
+        let owner = self.0.entry((port, mac)).or_insert(new);
         if !new.is_derived {
             return;
         }
@@ -99,14 +99,14 @@ mod tests {
         let forward = |number: u8| Forward { port: Port::Vxlan4, mac, to: to(number) };
         let mut owners = Owners(HashMap::default());
         for (name, number, is_derived) in [("n1", 1, false), ("n2", 2, true), ("n2", 2, true)] {
-            owners.add((Port::Vxlan4, mac), Owner { name, to: to(number), is_derived, rival: None });
+            owners.add(Port::Vxlan4, mac, Owner { name, to: to(number), is_derived, rival: None });
         }
         let other = |owners: &Owners<'_>, name: &str, number| {
             owners.other_than(name, forward(number)).map(str::to_owned)
         };
         assert_eq!(other(&owners, "n2", 2), None);
         assert_eq!(other(&owners, "n1", 1).as_deref(), Some("n2"));
-        owners.add((Port::Vxlan4, mac), Owner { name: "n3", to: to(3), is_derived: true, rival: None });
+        owners.add(Port::Vxlan4, mac, Owner { name: "n3", to: to(3), is_derived: true, rival: None });
         assert_eq!(other(&owners, "n2", 2).as_deref(), Some("n3"));
         assert_eq!(other(&owners, "n3", 3).as_deref(), Some("n2"));
         assert_eq!(other(&owners, "n1", 1).as_deref(), Some("n2"));

@@ -19,6 +19,14 @@ const LABEL: &str = "resource.kubernetes.io/admin-access";
 
 pub(super) struct DeviceAdminAccess;
 
+/// The part of an object that a request writes.
+#[derive(Clone, Copy)]
+struct Target<'a> {
+    kind: &'a str,
+    /// The subresource, or empty.
+    subresource: &'a str,
+}
+
 #[async_trait]
 impl Admit for DeviceAdminAccess {
     async fn validate(
@@ -31,8 +39,8 @@ impl Admit for DeviceAdminAccess {
         if !is_write || &*attributes.kind.group != "resource.k8s.io" {
             return Ok(());
         }
-        let what = (&*attributes.kind.kind, attributes.subresource);
-        let Some(path) = added(what, attributes.old, object) else { return Ok(()) };
+        let target = Target { kind: &attributes.kind.kind, subresource: attributes.subresource };
+        let Some(path) = added(target, attributes.old, object) else { return Ok(()) };
         if is_labelled(admission, attributes.namespace) {
             return Ok(());
         }
@@ -58,21 +66,20 @@ fn is_labelled(admission: &Admission, name: &str) -> bool {
 
 /// The path of the first `adminAccess` that a request adds. `None` if the old object has admin access: requests and
 /// allocations are immutable, so an update keeps it.
-fn added(what: (&str, &str), old: Option<&Value>, object: &Value) -> Option<Path> {
-    let before = old.and_then(|old| devices(what, old)).and_then(|(_, list)| first(list));
-    let (path, list) = devices(what, object)?;
+fn added(target: Target<'_>, old: Option<&Value>, object: &Value) -> Option<Path> {
+    let before = old.and_then(|old| devices(target, old)).and_then(|(_, list)| first(list));
+    let (path, list) = devices(target, object)?;
     if before.is_some() {
         return None;
     }
     Some(path.index(first(list)?).field("adminAccess"))
 }
 
-/// The requests of a claim or a template, or the results in the status of a claim, with their path. `what` is the kind
-/// and the subresource.
-fn devices<'a>(what: (&str, &str), object: &'a Value) -> Option<(Path, &'a Value)> {
+/// The requests of a claim or a template, or the results in the status of a claim, with their path.
+fn devices<'a>(target: Target<'_>, object: &'a Value) -> Option<(Path, &'a Value)> {
     // As upstream, the path is the same for claims and templates, and does not contain `exactly`.
     let requests = || Path::root("spec").field("devices").field("requests");
-    match what {
+    match (target.kind, target.subresource) {
         ("ResourceClaim", "") => Some((requests(), &object["spec"]["devices"]["requests"])),
         ("ResourceClaimTemplate", "") => Some((requests(), &object["spec"]["spec"]["devices"]["requests"])),
         ("ResourceClaim", "status") => {
@@ -95,11 +102,11 @@ mod tests {
 
     use super::*;
 
-    const CLAIM: (&str, &str) = ("ResourceClaim", "");
-    const STATUS: (&str, &str) = ("ResourceClaim", "status");
+    const CLAIM: Target<'_> = Target { kind: "ResourceClaim", subresource: "" };
+    const STATUS: Target<'_> = Target { kind: "ResourceClaim", subresource: "status" };
 
-    fn path(what: (&str, &str), old: Option<&Value>, object: &Value) -> Option<String> {
-        added(what, old, object).map(|path| path.to_string())
+    fn path(target: Target<'_>, old: Option<&Value>, object: &Value) -> Option<String> {
+        added(target, old, object).map(|path| path.to_string())
     }
 
     #[test]
@@ -111,14 +118,14 @@ mod tests {
         let (claim, template) = (json!({"spec": spec}), json!({"spec": {"spec": spec}}));
         let expect = Some("spec.devices.requests[2].adminAccess".to_owned());
         assert_eq!(path(CLAIM, None, &claim), expect);
-        assert_eq!(path(("ResourceClaimTemplate", ""), None, &template), expect);
+        assert_eq!(path(Target { kind: "ResourceClaimTemplate", ..CLAIM }, None, &template), expect);
         assert_eq!(path(CLAIM, Some(&json!({"spec": {}})), &claim), expect);
         assert_eq!(path(CLAIM, Some(&claim), &claim), None, "it had admin access before");
         assert_eq!(path(STATUS, None, &claim), None, "a status changes no request");
         for requests in [json!([plain, either]), json!([]), Value::Null] {
             assert_eq!(path(CLAIM, None, &json!({"spec": {"devices": {"requests": requests}}})), None);
         }
-        assert_eq!(path(("DeviceClass", ""), None, &claim), None);
+        assert_eq!(path(Target { kind: "DeviceClass", ..CLAIM }, None, &claim), None);
     }
 
     #[test]

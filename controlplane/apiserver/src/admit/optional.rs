@@ -42,11 +42,20 @@ use crate::error::ApiError;
 /// Fields of a pod's spec that contain containers.
 const CONTAINERS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// All containers of a pod's spec, with their field and index.
-fn containers(spec: &Value) -> impl Iterator<Item = (&'static str, usize, &Value)> {
+/// A container in a pod's spec.
+struct PodContainer<'a> {
+    /// One of [`CONTAINERS`].
+    field: &'static str,
+    /// Index in the list of this field.
+    index: usize,
+    value: &'a Value,
+}
+
+/// All containers of a pod's spec.
+fn containers(spec: &Value) -> impl Iterator<Item = PodContainer<'_>> {
     CONTAINERS.into_iter().flat_map(move |field| {
         let list = spec[field].as_array().into_iter().flatten();
-        list.enumerate().map(move |(index, container)| (field, index, container))
+        list.enumerate().map(move |(index, value)| PodContainer { field, index, value })
     })
 }
 

@@ -20,9 +20,13 @@ pub struct PluginSelection {
     pub disabled: Vec<String>,
 }
 
-/// A member of the chain: the name of its plugin, whether it runs by default, and the implementation. A member without
-/// a name always runs: it implements rules of a kind. A plugin may have several members.
-type Row = (&'static str, bool, Member);
+/// A member of the chain. A plugin may have several members.
+struct Row {
+    /// The name of the plugin. A member without a name always runs: it implements rules of a kind.
+    name: &'static str,
+    runs_by_default: bool,
+    member: Member,
+}
 
 /// The plugin that charges quotas. It is a stage of the write pipeline (`quota.rs`), not a member of the chain.
 const QUOTA: &str = "ResourceQuota";
@@ -57,7 +61,8 @@ pub(super) fn chain(mut configs: PluginConfigs, selection: &PluginSelection) -> 
         tracing::warn!(plugin, "the configuration of an admission plugin that does not run is ignored");
     }
     selection.check(&rows)?;
-    let members = rows.into_iter().filter(|row| selection.runs(row.0, row.1)).map(|row| row.2).collect();
+    let running = rows.into_iter().filter(|row| selection.runs(row.name, row.runs_by_default));
+    let members = running.map(|row| row.member).collect();
     Ok(Plugins { members, charges_quota: selection.runs(QUOTA, true), limited })
 }
 
@@ -76,7 +81,7 @@ impl PluginSelection {
 
     /// Checks the names of the plugins.
     fn check(&self, rows: &[Row]) -> Result<(), String> {
-        let named = rows.iter().map(|row| row.0).filter(|name| !name.is_empty());
+        let named = rows.iter().map(|row| row.name).filter(|name| !name.is_empty());
         let known: std::collections::BTreeSet<&str> = named.chain([QUOTA]).collect();
         for name in self.enabled.iter().chain(&self.disabled).map(String::as_str) {
             let absent = ABSENT.iter().find(|(absent, _)| *absent == name);
@@ -146,65 +151,64 @@ fn configured<P: Default>(
     read().map_err(|why| format!("the configuration of {name}: {why}"))
 }
 
-fn rows(configured: Configured) -> Vec<Row> {
-    let members = members(configured).into_iter();
-    members.map(|(name, runs, steps, plugin)| (name, runs, Member::new(name, steps, plugin))).collect()
+fn row(name: &'static str, runs_by_default: bool, steps: Steps, plugin: impl Admit + 'static) -> Row {
+    Row { name, runs_by_default, member: Member::new(name, steps, Box::new(plugin)) }
 }
 
-/// The name, whether it runs by default, the steps that it implements, and the implementation of each member.
-fn members(configured: Configured) -> Vec<(&'static str, bool, Steps, Box<dyn Admit>)> {
+/// All members, in order.
+fn rows(configured: Configured) -> Vec<Row> {
     use Steps::{Both, Mutate, Validate};
     let mutating = webhook::MutatingWebhooks::new(configured.mutating_webhooks);
     let validating = webhook::ValidatingWebhooks::new(configured.validating_webhooks);
     vec![
-        ("AlwaysAdmit", false, Validate, Box::new(optional::AlwaysAdmit)),
-        ("NamespaceAutoProvision", false, Mutate, Box::new(optional::NamespaceAutoProvision)),
-        ("NamespaceLifecycle", true, Validate, Box::new(namespace_lifecycle::NamespaceLifecycle)),
-        ("NamespaceExists", false, Validate, Box::new(optional::NamespaceExists)),
-        ("SecurityContextDeny", false, Validate, Box::new(optional::SecurityContextDeny)),
-        ("LimitPodHardAntiAffinityTopology", false, Validate, Box::new(optional::HardAntiAffinity)),
-        ("InitialResources", false, Mutate, Box::new(optional::InitialResources)),
-        ("PodNodeSelector", false, Both, Box::new(configured.node_selector)),
-        ("AlwaysPullImages", false, Both, Box::new(optional::AlwaysPullImages)),
-        ("ImagePolicyWebhook", false, Validate, Box::new(configured.image_policy)),
-        ("ServiceAccount", true, Mutate, Box::new(service_account::ServiceAccount)),
-        ("ServiceAccount", true, Validate, Box::new(mountable_secrets::MountableSecrets)),
-        ("LimitRanger", true, Both, Box::new(limit_ranger::LimitRanger)),
-        ("Priority", true, Both, Box::new(priority::Priority)),
-        ("RuntimeClass", true, Both, Box::new(runtime_class::RuntimeClass)),
-        ("DefaultTolerationSeconds", true, Mutate, Box::new(default_tolerations::DefaultTolerations)),
-        ("PodTolerationRestriction", false, Both, Box::new(configured.toleration_restriction)),
-        ("EventRateLimit", false, Validate, Box::new(configured.event_rate_limit)),
-        ("DefaultStorageClass", true, Mutate, Box::new(storage::DefaultStorageClass)),
-        ("PersistentVolumeClaimResize", true, Validate, Box::new(storage::ClaimResize)),
-        ("StorageObjectInUseProtection", true, Mutate, Box::new(storage::InUseProtection)),
-        ("PodGroupProtection", true, Mutate, Box::new(pod_groups::Protection)),
-        ("ExtendedResourceToleration", false, Mutate, Box::new(optional::ExtendedResourceToleration)),
-        ("DefaultIngressClass", true, Mutate, Box::new(optional::DefaultIngressClass)),
-        ("DenyServiceExternalIPs", false, Validate, Box::new(optional::DenyServiceExternalIps)),
-        ("OwnerReferencesPermissionEnforcement", false, Validate, Box::new(optional::OwnerReferences)),
-        ("TaintNodesByCondition", true, Mutate, Box::new(node_taints::NodeTaints)),
-        ("NodeRestriction", true, Validate, Box::new(node_restriction::NodeRestriction)),
-        ("", true, Mutate, Box::new(certificate::Requests)),
-        ("CertificateApproval", true, Validate, Box::new(certificate::Approval)),
-        ("CertificateSigning", true, Validate, Box::new(certificate::Signing)),
-        ("CertificateSubjectRestriction", true, Validate, Box::new(certificate::SubjectRestriction)),
-        ("", true, Validate, Box::new(bootstrap_token::BootstrapToken)),
-        ("", true, Validate, Box::new(escalation::Escalation)),
-        ("PodSecurity", true, Validate, Box::new(configured.pod_security)),
-        ("PodTopologyLabels", true, Mutate, Box::new(optional::PodTopologyLabels)),
-        ("PodGroupWorkloadExists", true, Validate, Box::new(pod_groups::WorkloadExists)),
-        ("NodeDeclaredFeatureValidator", true, Validate, Box::new(optional::NodeDeclaredFeatures)),
-        ("JobValidation", true, Validate, Box::new(pod_groups::JobValidation)),
-        ("PodResizeValidator", true, Validate, Box::new(pod_resize::PodResize)),
-        ("MutatingAdmissionPolicy", true, Mutate, Box::new(policy::MutatingPolicies::new())),
-        (MUTATING_WEBHOOKS, true, Mutate, Box::new(mutating)),
-        ("ValidatingAdmissionPolicy", true, Validate, Box::new(policy::ValidatingPolicies::new())),
-        (VALIDATING_WEBHOOKS, true, Validate, Box::new(validating)),
-        ("Initializers", false, Mutate, Box::<initializers::Initializers>::default()),
-        ("", true, Validate, Box::new(device_admin_access::DeviceAdminAccess)),
-        ("", true, Validate, Box::new(claim_status::ClaimStatus)),
-        ("AlwaysDeny", false, Both, Box::new(optional::AlwaysDeny)),
+        row("AlwaysAdmit", false, Validate, optional::AlwaysAdmit),
+        row("NamespaceAutoProvision", false, Mutate, optional::NamespaceAutoProvision),
+        row("NamespaceLifecycle", true, Validate, namespace_lifecycle::NamespaceLifecycle),
+        row("NamespaceExists", false, Validate, optional::NamespaceExists),
+        row("SecurityContextDeny", false, Validate, optional::SecurityContextDeny),
+        row("LimitPodHardAntiAffinityTopology", false, Validate, optional::HardAntiAffinity),
+        row("InitialResources", false, Mutate, optional::InitialResources),
+        row("PodNodeSelector", false, Both, configured.node_selector),
+        row("AlwaysPullImages", false, Both, optional::AlwaysPullImages),
+        row("ImagePolicyWebhook", false, Validate, configured.image_policy),
+        row("ServiceAccount", true, Mutate, service_account::ServiceAccount),
+        row("ServiceAccount", true, Validate, mountable_secrets::MountableSecrets),
+        row("LimitRanger", true, Both, limit_ranger::LimitRanger),
+        row("Priority", true, Both, priority::Priority),
+        row("RuntimeClass", true, Both, runtime_class::RuntimeClass),
+        row("DefaultTolerationSeconds", true, Mutate, default_tolerations::DefaultTolerations),
+        row("PodTolerationRestriction", false, Both, configured.toleration_restriction),
+        row("EventRateLimit", false, Validate, configured.event_rate_limit),
+        row("DefaultStorageClass", true, Mutate, storage::DefaultStorageClass),
+        row("PersistentVolumeClaimResize", true, Validate, storage::ClaimResize),
+        row("StorageObjectInUseProtection", true, Mutate, storage::InUseProtection),
+        row("PodGroupProtection", true, Mutate, pod_groups::Protection),
+        row("ExtendedResourceToleration", false, Mutate, optional::ExtendedResourceToleration),
+        row("DefaultIngressClass", true, Mutate, optional::DefaultIngressClass),
+        row("DenyServiceExternalIPs", false, Validate, optional::DenyServiceExternalIps),
+        row("OwnerReferencesPermissionEnforcement", false, Validate, optional::OwnerReferences),
+        row("TaintNodesByCondition", true, Mutate, node_taints::NodeTaints),
+        row("NodeRestriction", true, Validate, node_restriction::NodeRestriction),
+        row("", true, Mutate, certificate::Requests),
+        row("CertificateApproval", true, Validate, certificate::Approval),
+        row("CertificateSigning", true, Validate, certificate::Signing),
+        row("CertificateSubjectRestriction", true, Validate, certificate::SubjectRestriction),
+        row("", true, Validate, bootstrap_token::BootstrapToken),
+        row("", true, Validate, escalation::Escalation),
+        row("PodSecurity", true, Validate, configured.pod_security),
+        row("PodTopologyLabels", true, Mutate, optional::PodTopologyLabels),
+        row("PodGroupWorkloadExists", true, Validate, pod_groups::WorkloadExists),
+        row("NodeDeclaredFeatureValidator", true, Validate, optional::NodeDeclaredFeatures),
+        row("JobValidation", true, Validate, pod_groups::JobValidation),
+        row("PodResizeValidator", true, Validate, pod_resize::PodResize),
+        row("MutatingAdmissionPolicy", true, Mutate, policy::MutatingPolicies::new()),
+        row(MUTATING_WEBHOOKS, true, Mutate, mutating),
+        row("ValidatingAdmissionPolicy", true, Validate, policy::ValidatingPolicies::new()),
+        row(VALIDATING_WEBHOOKS, true, Validate, validating),
+        row("Initializers", false, Mutate, initializers::Initializers::default()),
+        row("", true, Validate, device_admin_access::DeviceAdminAccess),
+        row("", true, Validate, claim_status::ClaimStatus),
+        row("AlwaysDeny", false, Both, optional::AlwaysDeny),
     ]
 }
 

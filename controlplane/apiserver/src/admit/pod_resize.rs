@@ -49,7 +49,8 @@ fn check(pod: &Value, node: &Value) -> std::result::Result<(), (&'static str, St
         );
         return Err(("UnsupportedPlatform", why));
     }
-    let Some((requests, _)) = pod_resources::of_json(&pod["spec"]) else { return Ok(()) };
+    let Some(resources) = pod_resources::of_json(&pod["spec"]) else { return Ok(()) };
+    let requests = resources.requests;
     let quantity = |name: &str| {
         let text = node["status"]["allocatable"][name].as_str().unwrap_or_default();
         Quantity::parse(text).unwrap_or_default()

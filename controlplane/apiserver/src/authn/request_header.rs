@@ -41,6 +41,15 @@ pub(crate) struct PeerVerifier {
     proxy: Arc<dyn ClientCertVerifier>,
 }
 
+/// The authorities that signed a certificate.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct SignedBy {
+    /// Whether the authority of the cluster's clients signed it.
+    pub(super) cluster: bool,
+    /// Whether the authority of the proxy signed it.
+    pub(super) proxy: bool,
+}
+
 // === impl PeerVerifier ===
 
 impl PeerVerifier {
@@ -63,13 +72,13 @@ impl PeerVerifier {
         Ok(Self { cluster: verifier(cluster)?, proxy: verifier(proxy)? })
     }
 
-    /// Whether the cluster's authority signed the chain, and whether the proxy's authority did.
-    pub(super) fn verify(&self, chain: &[CertificateDer<'_>]) -> (bool, bool) {
-        let Some((end, between)) = chain.split_first() else { return (false, false) };
+    /// Checks which authorities signed the chain.
+    pub(super) fn verify(&self, chain: &[CertificateDer<'_>]) -> SignedBy {
+        let Some((end, between)) = chain.split_first() else { return SignedBy::default() };
         let is_of = |verifier: &Arc<dyn ClientCertVerifier>| {
             verifier.verify_client_cert(end, between, UnixTime::now()).is_ok()
         };
-        (is_of(&self.cluster), is_of(&self.proxy))
+        SignedBy { cluster: is_of(&self.cluster), proxy: is_of(&self.proxy) }
     }
 }
 
@@ -198,10 +207,10 @@ mod tests {
     fn certificates_count_for_their_own_authority_only() {
         let (cluster, proxy) = (Authority::new(), Authority::new());
         let verifier = PeerVerifier::new(&cluster.pem(), &proxy.pem(), true).unwrap();
-        assert_eq!(verifier.verify(&[cluster.certificate("a")]), (true, false));
-        assert_eq!(verifier.verify(&[proxy.certificate("proxy")]), (false, true));
-        assert_eq!(verifier.verify(&[Authority::new().certificate("a")]), (false, false));
-        assert_eq!(verifier.verify(&[]), (false, false));
+        assert_eq!(verifier.verify(&[cluster.certificate("a")]), SignedBy { cluster: true, proxy: false });
+        assert_eq!(verifier.verify(&[proxy.certificate("proxy")]), SignedBy { cluster: false, proxy: true });
+        assert_eq!(verifier.verify(&[Authority::new().certificate("a")]), SignedBy::default());
+        assert_eq!(verifier.verify(&[]), SignedBy::default());
         let shared = cluster.pem();
         assert!(PeerVerifier::new(&shared, &shared, true).is_err());
         assert!(PeerVerifier::new(&shared, &shared, false).is_ok());

@@ -338,18 +338,18 @@ mod tests {
         Ok(members.chain.len() - 2)
     }
 
-    fn hook(change: (&str, &str)) -> Result<usize, String> {
+    fn hook(from: &str, to: &str) -> Result<usize, String> {
         let hook = "{timeout: 3s, subjectAccessReviewVersion: v1, matchConditionSubjectAccessReviewVersion: v1, \
                     failurePolicy: Deny, connectionInfo: {type: KubeConfigFile, kubeConfigFile: /missing}, \
                     matchConditions: [{expression: \"request.user != 'a'\"}]}";
-        file(&format!("[{{type: Webhook, name: w, webhook: {}}}]", hook.replace(change.0, change.1)))
+        file(&format!("[{{type: Webhook, name: w, webhook: {}}}]", hook.replace(from, to)))
     }
 
     #[test]
     fn a_file_names_authorizers_in_order() {
         assert_eq!(file("[{type: Node, name: node}, {type: RBAC, name: rbac}]"), Ok(2));
         // Only the kubeconfig file is invalid.
-        assert!(hook(("", "")).unwrap_err().contains("kubeConfigFile: cannot read /missing"));
+        assert!(hook("", "").unwrap_err().contains("kubeConfigFile: cannot read /missing"));
     }
 
     #[test]
@@ -362,14 +362,14 @@ mod tests {
             (file("[{type: RBAC, name: a, other: b}]"), "other"),
             (file("[{type: Webhook, name: a}]"), "authorizers[0].webhook"),
             (file("[{type: RBAC, name: A_b}]"), "authorizers[0].name"),
-            (hook(("timeout: 3s", "timeout: 3s, authorizedTTL: 0s")), "webhook.authorizedTTL"),
-            (hook(("timeout: 3s", "timeout: 3s, unauthorizedTTL: -1s")), "webhook.unauthorizedTTL"),
-            (hook(("timeout: 3s", "timeout: 31s")), "webhook.timeout"),
-            (hook(("timeout: 3s", "timeout: soon")), "webhook.timeout"),
-            (hook(("failurePolicy: Deny", "failurePolicy: Allow")), "webhook.failurePolicy"),
-            (hook(("Version: v1,", "Version: v2,")), "Version"),
-            (hook(("request.user != 'a'", "request.user")), "matchConditions[0].expression"),
-            (hook(("type: KubeConfigFile", "type: InClusterConfig")), "connectionInfo.type"),
+            (hook("timeout: 3s", "timeout: 3s, authorizedTTL: 0s"), "webhook.authorizedTTL"),
+            (hook("timeout: 3s", "timeout: 3s, unauthorizedTTL: -1s"), "webhook.unauthorizedTTL"),
+            (hook("timeout: 3s", "timeout: 31s"), "webhook.timeout"),
+            (hook("timeout: 3s", "timeout: soon"), "webhook.timeout"),
+            (hook("failurePolicy: Deny", "failurePolicy: Allow"), "webhook.failurePolicy"),
+            (hook("Version: v1,", "Version: v2,"), "Version"),
+            (hook("request.user != 'a'", "request.user"), "matchConditions[0].expression"),
+            (hook("type: KubeConfigFile", "type: InClusterConfig"), "connectionInfo.type"),
         ] {
             let reason = found.unwrap_err();
             assert!(reason.contains(field), "{field}: {reason}");

@@ -110,12 +110,13 @@ fn allowing(policies: &Policies, attributes: &AccessAttributes<'_>) -> Option<St
     let allows = |rule: &Rule| rule.allows(attributes.verb, attributes.info, &name);
     let mut grants = policy.grants(attributes.user, namespace);
     let found =
-        grants.find(|(_, _, role)| policy.roles.get(*role).is_some_and(|rules| rules.iter().any(allows)));
-    found.map(|(subject, binding, role)| describe(subject, binding, role))
+        grants.find(|grant| policy.roles.get(grant.role).is_some_and(|rules| rules.iter().any(allows)));
+    found.map(describe)
 }
 
 /// The reason of an allowed request, in upstream's words.
-fn describe((kind, name): Named<'_>, binding: &BindingKey, (role_namespace, role): &RoleKey) -> String {
+fn describe(Grant { kind, name, binding, role }: Grant<'_>) -> String {
+    let (role_namespace, role) = role;
     let role_kind = if role_namespace.is_empty() { "ClusterRole" } else { "Role" };
     let account = name.strip_prefix("system:serviceaccount:").filter(|_| kind == "User");
     let subject = match account.and_then(|account| account.split_once(':')) {
@@ -272,27 +273,31 @@ impl Policy {
         namespace: &'a str,
     ) -> impl Iterator<Item = &'a Rule> + Clone {
         let roles = &self.roles;
-        let bound = self.grants(user, namespace).map(|(_, _, role)| role);
+        let bound = self.grants(user, namespace).map(|grant| grant.role);
         bound.filter_map(move |role| roles.get(role)).flat_map(|rules| rules.iter())
     }
 
-    /// The bindings of a user and its groups in a namespace, each with its subject and its role.
-    fn grants<'a>(
-        &'a self,
-        user: &'a User,
-        namespace: &'a str,
-    ) -> impl Iterator<Item = (Named<'a>, &'a BindingKey, &'a RoleKey)> + Clone {
-        let own = self.users.get(&user.name).map(|grants| (("User", user.name.as_str()), grants));
+    /// The grants to a user and its groups in a namespace.
+    fn grants<'a>(&'a self, user: &'a User, namespace: &'a str) -> impl Iterator<Item = Grant<'a>> + Clone {
+        let own = self.users.get(&user.name).map(|grants| ("User", user.name.as_str(), grants));
         let groups = user.groups.iter();
-        let groups = groups.filter_map(|group| Some((("Group", group.as_str()), self.groups.get(group)?)));
-        own.into_iter().chain(groups).flat_map(move |(subject, grants)| {
-            bound_in(grants, namespace).map(move |(binding, role)| (subject, binding, role))
+        let groups = groups.filter_map(|group| Some(("Group", group.as_str(), self.groups.get(group)?)));
+        own.into_iter().chain(groups).flat_map(move |(kind, name, grants)| {
+            bound_in(grants, namespace).map(move |(binding, role)| Grant { kind, name, binding, role })
         })
     }
 }
 
-/// The kind and the name of a subject.
-type Named<'a> = (&'static str, &'a str);
+/// A binding that grants a role to a subject.
+#[derive(Clone, Copy)]
+struct Grant<'a> {
+    /// Kind of the subject: `User` or `Group`.
+    kind: &'static str,
+    /// Name of the subject.
+    name: &'a str,
+    binding: &'a BindingKey,
+    role: &'a RoleKey,
+}
 
 /// The cluster role bindings, and the bindings in this namespace, each with its role.
 fn bound_in<'a>(
@@ -529,11 +534,16 @@ mod tests {
         };
         let of = |namespace: &str| (namespace.to_owned(), "r".to_owned());
         assert_eq!(
-            describe(("User", "u"), &key(Some("n")), &of("n")),
+            describe(Grant { kind: "User", name: "u", binding: &key(Some("n")), role: &of("n") }),
             "RBAC: allowed by RoleBinding \"b/n\" of Role \"r\" to User \"u\""
         );
         assert_eq!(
-            describe(("User", "system:serviceaccount:n:s"), &key(None), &of("")),
+            describe(Grant {
+                kind: "User",
+                name: "system:serviceaccount:n:s",
+                binding: &key(None),
+                role: &of("")
+            }),
             "RBAC: allowed by ClusterRoleBinding \"b\" of ClusterRole \"r\" to ServiceAccount \"s/n\""
         );
     }

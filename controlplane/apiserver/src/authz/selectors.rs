@@ -59,16 +59,22 @@ pub(crate) fn of_review(attributes: &Value) -> Query {
     Query::of_selectors(text("fieldSelector", field_text), text("labelSelector", label_text))
 }
 
-/// The key, the operator and the values of a requirement.
-fn parts(requirement: &Value) -> (&str, &str, Vec<&str>) {
+/// The fields of a requirement in a review.
+struct RequirementFields<'a> {
+    key: &'a str,
+    operator: &'a str,
+    values: Vec<&'a str>,
+}
+
+fn fields(requirement: &Value) -> RequirementFields<'_> {
     let text = |name: &str| requirement[name].as_str().unwrap_or_default();
     let values = requirement["values"].as_array().into_iter().flatten().filter_map(Value::as_str);
-    (text("key"), text("operator"), values.collect())
+    RequirementFields { key: text("key"), operator: text("operator"), values: values.collect() }
 }
 
 /// A requirement on a field as text. Field selectors have no requirement with several values.
 fn field_text(requirement: &Value) -> Option<String> {
-    let (key, operator, values) = parts(requirement);
+    let RequirementFields { key, operator, values } = fields(requirement);
     let operator = match operator {
         "In" => "=",
         "NotIn" => "!=",
@@ -84,7 +90,7 @@ fn field_text(requirement: &Value) -> Option<String> {
 
 /// A requirement on a label as text. Validation has checked the key and the values.
 fn label_text(requirement: &Value) -> Option<String> {
-    let (key, operator, values) = parts(requirement);
+    let RequirementFields { key, operator, values } = fields(requirement);
     match (operator, values.as_slice()) {
         ("In", [value]) => Some(format!("{key}={value}")),
         ("NotIn", [value]) => Some(format!("{key}!={value}")),

@@ -52,7 +52,7 @@ fn add(requests: &mut String, limits: &mut String, pod: &Value) {
     if has_ended && !node.is_empty() {
         return;
     }
-    let Some((requested, limited)) = pod_resources::of_json(spec) else { return };
+    let Some(resources) = pod_resources::of_json(spec) else { return };
     let priority = spec["priority"].as_i64().map(|priority| priority.to_string()).unwrap_or_default();
     let values = [
         ("namespace", metadata["namespace"].as_str().unwrap_or_default()),
@@ -62,8 +62,8 @@ fn add(requests: &mut String, limits: &mut String, pod: &Value) {
         ("priority", priority.as_str()),
     ];
     let labels = values.map(|(label, value)| format!("{label}=\"{}\"", escaped(value))).join(",");
-    write(requests, "kube_pod_resource_request", &labels, &requested);
-    write(limits, "kube_pod_resource_limit", &labels, &limited);
+    write(requests, "kube_pod_resource_request", &labels, &resources.requests);
+    write(limits, "kube_pod_resource_limit", &labels, &resources.limits);
 }
 
 /// Writes a sample for each resource. As upstream, an amount of 0 has no sample.

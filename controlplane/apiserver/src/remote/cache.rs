@@ -28,6 +28,7 @@ struct Outcomes<V> {
 struct Entries<V> {
     /// Maximum number of entries.
     max: usize,
+    /// The responses, with the time at which they expire.
     by_key: HashMap<Key, (V, Instant)>,
     /// Keys in the order in which they were added.
     order: VecDeque<Key>,
@@ -83,7 +84,7 @@ impl<V: Clone> ResponseCache<V> {
         if other.by_key.remove(&key).is_some() {
             other.order.retain(|one| *one != key);
         }
-        own.insert(key, (value, Instant::now() + lasts));
+        own.insert(key, value, Instant::now() + lasts);
     }
 }
 
@@ -97,8 +98,8 @@ impl<V: Clone> Entries<V> {
         (Instant::now() < *ends).then(|| value.clone())
     }
 
-    fn insert(&mut self, key: Key, entry: (V, Instant)) {
-        if self.by_key.insert(key, entry).is_none() {
+    fn insert(&mut self, key: Key, value: V, ends: Instant) {
+        if self.by_key.insert(key, (value, ends)).is_none() {
             self.order.push_back(key);
         }
         while self.order.len() > self.max {

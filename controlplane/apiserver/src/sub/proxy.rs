@@ -57,7 +57,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
     })?;
     let is_upgrade = call.headers.contains_key(header::UPGRADE);
     let is_read = matches!(*method, Method::GET | Method::HEAD);
-    if call.resource.rest.is_none() && is_read && !is_upgrade {
+    if call.resource.proxy_path.is_none() && is_read && !is_upgrade {
         return redirect(call);
     }
     if is_upgrade && call.kind.is("", "Node") {
@@ -93,7 +93,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
         join(client, hyper::upgrade::on(&mut answer), call.state.shutdown.clone());
     }
     let path = &*call.info.path;
-    let base = path.strip_suffix(call.resource.rest.as_deref().unwrap_or_default()).unwrap_or(path);
+    let base = path.strip_suffix(call.resource.proxy_path.as_deref().unwrap_or_default()).unwrap_or(path);
     let links = Links { base: base.trim_end_matches('/').to_owned(), hosts };
     Ok(links.rewrite(pass(answer)))
 }
@@ -130,7 +130,7 @@ fn service(call: &Call, named: &ProxyTarget<'_>) -> Result<Endpoint> {
 /// The options object for admission, with the requested path.
 fn options(call: &Call) -> Option<Value> {
     let declared = call.kind.subresource(&call.resource.subresource)?;
-    let rest = call.resource.rest.as_deref().unwrap_or_default().trim_start_matches('/');
+    let rest = call.resource.proxy_path.as_deref().unwrap_or_default().trim_start_matches('/');
     let mut options = json!({"apiVersion": declared.api_version(), "kind": declared.kind});
     if let Some(options) = options.as_object_mut().filter(|_| !rest.is_empty()) {
         options.insert("path".to_owned(), format!("/{rest}").into());
@@ -150,7 +150,7 @@ fn redirect(call: &Call) -> Result<Reply> {
 
 /// The request for the proxied server.
 fn request(call: &Call, method: &Method) -> Result<Request<Full<bytes::Bytes>>> {
-    let (rest, query) = (call.resource.rest.as_deref().unwrap_or_default(), &call.info.query.raw);
+    let (rest, query) = (call.resource.proxy_path.as_deref().unwrap_or_default(), &call.info.query.raw);
     let mark = if query.is_empty() { "" } else { "?" };
     let path = format!("/{rest}{mark}{query}");
     let request = Request::builder().method(method.clone()).uri(path).body(Full::new(call.body.clone()));

@@ -9,11 +9,19 @@ use crate::object::{DaemonSet, ObjectExt, Pod};
 
 /// Whether a node may have a second pod during an update.
 pub(super) fn surges(set: &DaemonSet) -> bool {
-    bounds(set, 1).is_some_and(|(surge, _)| surge > 0)
+    bounds(set, 1).is_some_and(|bounds| bounds.surge > 0)
 }
 
-/// `maxSurge` and `maxUnavailable` as numbers. `None` for other strategies.
-fn bounds(set: &DaemonSet, desired: usize) -> Option<(usize, usize)> {
+/// The limits of a rolling update.
+struct Bounds {
+    /// `maxSurge` as a number.
+    surge: usize,
+    /// `maxUnavailable` as a number.
+    unavailable: usize,
+}
+
+/// The limits of the set's update strategy. `None` for other strategies than `RollingUpdate`.
+fn bounds(set: &DaemonSet, desired: usize) -> Option<Bounds> {
     let strategy = set.spec.update_strategy.as_ref()?;
     if strategy.type_.as_deref().unwrap_or("RollingUpdate") != "RollingUpdate" {
         return None;
@@ -22,7 +30,7 @@ fn bounds(set: &DaemonSet, desired: usize) -> Option<(usize, usize)> {
     let surge = scaled(rolling.and_then(|rolling| rolling.max_surge.as_ref()), desired, 0);
     let unavailable = scaled(rolling.and_then(|rolling| rolling.max_unavailable.as_ref()), desired, 1);
     let unavailable = if surge == 0 && unavailable == 0 { 1 } else { unavailable };
-    Some((surge, unavailable))
+    Some(Bounds { surge, unavailable })
 }
 
 /// A number, or a percentage of `whole`, rounded up.
@@ -55,8 +63,8 @@ pub(super) fn update(observed: &ObservedDaemonSet<'_>, plan: &mut Plan) {
     let desired = observed.desired();
     match bounds(observed.snapshot.set, desired) {
         None => {}
-        Some((0, unavailable)) => replace(observed, unavailable, plan),
-        Some((surge, _)) => surge_update(observed, surge, desired, plan),
+        Some(Bounds { surge: 0, unavailable }) => replace(observed, unavailable, plan),
+        Some(Bounds { surge, .. }) => surge_update(observed, surge, desired, plan),
     }
 }
 

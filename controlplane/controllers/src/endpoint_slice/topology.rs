@@ -102,7 +102,7 @@ impl Zones {
     fn assign(&self, endpoints: &[Option<&str>]) -> Option<Vec<String>> {
         let own = endpoints.iter().map(|zone| zone.filter(|zone| !zone.is_empty()).map(str::to_owned));
         let mut assigned: Vec<String> = own.collect::<Option<_>>()?;
-        let (mut giving, mut receiving) = transfers(self.desired(assigned.len())?, &assigned);
+        let Transfers { mut giving, mut receiving } = transfers(self.desired(assigned.len())?, &assigned);
         for zone in &mut assigned {
             let Some(left) = giving.get_mut(zone.as_str()).filter(|left| **left > 0) else { continue };
             let Some((receiver, wanted)) = receiving.iter_mut().find(|(_, wanted)| **wanted > 0) else {
@@ -124,11 +124,15 @@ impl Zones {
     }
 }
 
-/// The surplus of each zone that must give endpoints, and the lack of each zone that must get endpoints.
-fn transfers(
-    desired: BTreeMap<String, f64>,
-    assigned: &[String],
-) -> (BTreeMap<String, usize>, BTreeMap<String, usize>) {
+/// Numbers of endpoints that change their zone.
+struct Transfers {
+    /// The surplus of each zone that must give endpoints.
+    giving: BTreeMap<String, usize>,
+    /// The lack of each zone that must get endpoints.
+    receiving: BTreeMap<String, usize>,
+}
+
+fn transfers(desired: BTreeMap<String, f64>, assigned: &[String]) -> Transfers {
     let (mut surplus, mut lack) = (BTreeMap::new(), BTreeMap::new());
     for (zone, target) in desired {
         let count = assigned.iter().filter(|own| **own == zone).count() as f64;
@@ -147,7 +151,7 @@ fn transfers(
         *giving.entry(giver.clone()).or_default() += 1;
         *receiving.entry(receiver.clone()).or_default() += 1;
     }
-    (giving, receiving)
+    Transfers { giving, receiving }
 }
 
 /// The zone with the largest number.
@@ -184,9 +188,9 @@ mod tests {
         Zones::of(&index.processors()?)
     }
 
-    /// The zone that each endpoint serves, in a cluster of two zones with these processors.
-    fn served(processors: (&str, &str), endpoints: &[&str]) -> Option<String> {
-        let zones = zones(&[("a", processors.0), ("b", processors.1)]).unwrap();
+    /// The zone that each endpoint serves, in a cluster of zones `a` and `b` with these processors.
+    fn served(a: &str, b: &str, endpoints: &[&str]) -> Option<String> {
+        let zones = zones(&[("a", a), ("b", b)]).unwrap();
         let own: Vec<_> = endpoints.iter().map(|zone| Some(*zone)).collect();
         zones.assign(&own).map(|all| all.concat())
     }
@@ -209,16 +213,16 @@ mod tests {
 
     #[test]
     fn zones_get_endpoints_in_proportion_to_their_processors() {
-        assert_eq!(served(("2", "2"), &["a", "b"]).as_deref(), Some("ab"), "each stays in its zone");
+        assert_eq!(served("2", "2", &["a", "b"]).as_deref(), Some("ab"), "each stays in its zone");
         assert_eq!(
-            served(("2", "2"), &["a", "a", "a", "b"]).as_deref(),
+            served("2", "2", &["a", "a", "a", "b"]).as_deref(),
             Some("baab"),
             "one endpoint serves the other zone"
         );
-        assert_eq!(served(("3", "1"), &["a", "a", "b", "b"]).as_deref(), Some("aaab"));
-        assert_eq!(served(("2", "2"), &["a"]), None, "fewer endpoints than zones");
-        assert_eq!(served(("2", "2"), &["a", "a", "b"]), None, "one zone would have too few");
-        assert_eq!(served(("2", "2"), &["a", ""]), None, "an endpoint has no zone");
+        assert_eq!(served("3", "1", &["a", "a", "b", "b"]).as_deref(), Some("aaab"));
+        assert_eq!(served("2", "2", &["a"]), None, "fewer endpoints than zones");
+        assert_eq!(served("2", "2", &["a", "a", "b"]), None, "one zone would have too few");
+        assert_eq!(served("2", "2", &["a", ""]), None, "an endpoint has no zone");
     }
 
     #[test]

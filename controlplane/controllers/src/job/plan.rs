@@ -42,8 +42,17 @@ pub(crate) enum Change {
 pub(crate) struct NewPod {
     /// The completion index, for indexed jobs.
     pub(crate) index: Option<i32>,
-    /// Failures and ignored failures of the index. Only for jobs with a back-off limit per index.
-    pub(crate) failures: Option<(i32, i32)>,
+    /// Failures of the index. Only for jobs with a back-off limit per index.
+    pub(crate) failures: Option<IndexFailures>,
+}
+
+/// Numbers of failed pods of one index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct IndexFailures {
+    /// Failures that count towards the back-off limit.
+    pub(crate) counted: i32,
+    /// Failures that the pod failure policy ignores.
+    pub(crate) ignored: i32,
 }
 
 impl Change {
@@ -163,7 +172,7 @@ fn create(observed: &ObservedJob<'_>, missing: usize) -> Change {
         {
             waits.push(wait);
         } else if pods.len() < missing {
-            let failures = last.map_or((0, 0), |last| next_failures(observed, last));
+            let failures = last.map(|last| next_failures(observed, last)).unwrap_or_default();
             pods.push(NewPod { index: Some(index), failures: Some(failures) });
         }
     }
@@ -178,11 +187,13 @@ fn created(pods: Vec<NewPod>) -> Change {
 }
 
 /// The failure counts for the replacement of this failed pod.
-fn next_failures(observed: &ObservedJob<'_>, last: &Pod) -> (i32, i32) {
-    let (failures, ignored) = (earlier_failures(last), earlier_ignored(last));
+fn next_failures(observed: &ObservedJob<'_>, last: &Pod) -> IndexFailures {
+    let (counted, ignored) = (earlier_failures(last), earlier_ignored(last));
     match policy::failure(observed.job, last) {
-        Failure::Ignored => (failures, ignored.saturating_add(1)),
-        Failure::Counts | Failure::FailsIndex | Failure::FailsJob(_) => (failures.saturating_add(1), ignored),
+        Failure::Ignored => IndexFailures { counted, ignored: ignored.saturating_add(1) },
+        Failure::Counts | Failure::FailsIndex | Failure::FailsJob(_) => {
+            IndexFailures { counted: counted.saturating_add(1), ignored }
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::JobStatus;
 use serde_json::{Value, json};
 
-use super::plan::{self, Change, NewPod};
+use super::plan::{self, Change, IndexFailures, NewPod};
 use super::status::{self, Update};
 use super::verdict::ObservedJob;
 use super::{FINALIZER, pods};
@@ -241,8 +241,8 @@ fn new_pod(job: &Job, template: &Value, new: NewPod) -> Value {
     pod["metadata"]["generateName"] = indexed_prefix(job.name(), index).into();
     pod["metadata"]["annotations"][JOB_INDEX] = index.to_string().into();
     pod["metadata"]["labels"][JOB_INDEX] = index.to_string().into();
-    if let Some((failures, ignored)) = new.failures {
-        pod["metadata"]["annotations"][JOB_INDEX_FAILURES] = failures.to_string().into();
+    if let Some(IndexFailures { counted, ignored }) = new.failures {
+        pod["metadata"]["annotations"][JOB_INDEX_FAILURES] = counted.to_string().into();
         if ignored > 0 {
             pod["metadata"]["annotations"][JOB_INDEX_IGNORED_FAILURES] = ignored.to_string().into();
         }

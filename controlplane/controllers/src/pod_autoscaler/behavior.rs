@@ -15,9 +15,17 @@ const MAX_HISTORY: usize = 300;
 /// Recent recommendations and scale events of one autoscaler.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct History {
-    recommendations: Vec<(Timestamp, i32)>,
-    ups: Vec<(Timestamp, i32)>,
-    downs: Vec<(Timestamp, i32)>,
+    recommendations: Vec<Record>,
+    ups: Vec<Record>,
+    downs: Vec<Record>,
+}
+
+/// A recommendation or a scale event.
+#[derive(Clone, Copy, Debug)]
+struct Record {
+    at: Timestamp,
+    /// The recommended replicas, or the number of added or removed replicas.
+    replicas: i32,
 }
 
 /// The replicas before and after the recommendation, and the limits of the autoscaler.
@@ -29,13 +37,20 @@ pub(super) struct Range {
     pub(super) max: i32,
 }
 
-/// A number of replicas, with reason and message of the condition. `is_limited` says whether the number differs from
-/// the input.
+/// Reason and message of a condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Explanation {
+    pub(super) reason: &'static str,
+    pub(super) message: &'static str,
+}
+
+/// The number of replicas after a step.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Limited {
     pub(super) replicas: i32,
+    /// Whether the step changed the number.
     pub(super) is_limited: bool,
-    pub(super) why: (&'static str, &'static str),
+    pub(super) why: Explanation,
 }
 
 /// The results of both steps: the stabilization, and the limit on the speed.
@@ -52,20 +67,34 @@ struct Rules<'a> {
     select: &'a str,
 }
 
-const LOWEST: &str =
-    "recent recommendations were lower than current one, applying the lowest recent recommendation";
-const HIGHEST: &str =
-    "recent recommendations were higher than current one, applying the highest recent recommendation";
-const READY: (&str, &str) = ("ReadyForNewScale", "recommended size matches current size");
-const IN_RANGE: (&str, &str) = ("DesiredWithinRange", "the desired count is within the acceptable range");
-const TOO_FEW: (&str, &str) =
-    ("TooFewReplicas", "the desired replica count is less than the minimum replica count");
-const TOO_MANY: (&str, &str) =
-    ("TooManyReplicas", "the desired replica count is more than the maximum replica count");
-const TOO_FAST_UP: (&str, &str) =
-    ("ScaleUpLimit", "the desired replica count is increasing faster than the maximum scale rate");
-const TOO_FAST_DOWN: (&str, &str) =
-    ("ScaleDownLimit", "the desired replica count is decreasing faster than the maximum scale rate");
+const STABILIZED_UP: Explanation = Explanation {
+    reason: "ScaleUpStabilized",
+    message: "recent recommendations were lower than current one, applying the lowest recent recommendation",
+};
+const STABILIZED_DOWN: Explanation = Explanation {
+    reason: "ScaleDownStabilized",
+    message: "recent recommendations were higher than current one, applying the highest recent recommendation",
+};
+const READY: Explanation =
+    Explanation { reason: "ReadyForNewScale", message: "recommended size matches current size" };
+const IN_RANGE: Explanation =
+    Explanation { reason: "DesiredWithinRange", message: "the desired count is within the acceptable range" };
+const TOO_FEW: Explanation = Explanation {
+    reason: "TooFewReplicas",
+    message: "the desired replica count is less than the minimum replica count",
+};
+const TOO_MANY: Explanation = Explanation {
+    reason: "TooManyReplicas",
+    message: "the desired replica count is more than the maximum replica count",
+};
+const TOO_FAST_UP: Explanation = Explanation {
+    reason: "ScaleUpLimit",
+    message: "the desired replica count is increasing faster than the maximum scale rate",
+};
+const TOO_FAST_DOWN: Explanation = Explanation {
+    reason: "ScaleDownLimit",
+    message: "the desired replica count is decreasing faster than the maximum scale rate",
+};
 
 /// Stabilization windows in seconds.
 #[derive(Clone, Copy)]
@@ -76,13 +105,21 @@ struct Windows {
     has_behavior: bool,
 }
 
+// === impl Range ===
+
+impl Range {
+    fn limited(self, replicas: i32, why: Explanation) -> Limited {
+        Limited { replicas, is_limited: replicas != self.desired, why }
+    }
+}
+
 // === impl History ===
 
 impl History {
     /// Records the replicas of the first reconcile as a recommendation, so that they do not decrease immediately.
     pub(super) fn begin(&mut self, replicas: i32, now: Timestamp) {
         if self.recommendations.is_empty() {
-            self.recommendations.push((now, replicas));
+            self.recommendations.push(Record { at: now, replicas });
         }
     }
 
@@ -104,42 +141,35 @@ impl History {
         let is_limited = recommended != range.desired;
         let why = match (is_limited, range.desired >= range.current && behavior.is_some()) {
             (false, _) => READY,
-            (true, true) => ("ScaleUpStabilized", LOWEST),
-            (true, false) => ("ScaleDownStabilized", HIGHEST),
+            (true, true) => STABILIZED_UP,
+            (true, false) => STABILIZED_DOWN,
         };
         let stabilized = Limited { replicas: recommended, is_limited, why };
         let range = Range { desired: recommended, ..range };
-        let (replicas, why) = match behavior {
+        let limited = match behavior {
             Some(_) => self.by_policies(&up, &down, range, now),
             None => without_behavior(range),
         };
-        let limited = Limited { replicas, is_limited: replicas != recommended, why };
         Normalized { stabilized, limited }
     }
 
     fn stabilize(&mut self, windows: Windows, range: Range, now: Timestamp) -> i32 {
         let Windows { up, down, has_behavior } = windows;
         let desired = range.desired;
-        let within = |window: i32| recent(&self.recommendations, window, now).map(|(_, replicas)| *replicas);
+        let within = |window: i32| recent(&self.recommendations, window, now).map(|record| record.replicas);
         let lowest = within(up).min().unwrap_or(desired).min(desired);
         let highest = within(down).max().unwrap_or(desired).max(desired);
-        keep(&mut self.recommendations, up.max(down), (now, desired));
+        keep(&mut self.recommendations, up.max(down), Record { at: now, replicas: desired });
         // Without a behavior only decreases are delayed.
         if has_behavior { range.current.max(lowest).min(highest) } else { highest }
     }
 
-    fn by_policies(
-        &self,
-        up: &Rules<'_>,
-        down: &Rules<'_>,
-        range: Range,
-        now: Timestamp,
-    ) -> (i32, (&'static str, &'static str)) {
+    fn by_policies(&self, up: &Rules<'_>, down: &Rules<'_>, range: Range, now: Timestamp) -> Limited {
         let Range { current, desired, min, max } = range;
         let before = |policy: &HPAScalingPolicy| {
-            let sum = |list: &Vec<(Timestamp, i32)>| {
+            let sum = |list: &[Record]| {
                 recent(list, policy.period_seconds, now)
-                    .fold(0_i32, |sum, (_, change)| sum.saturating_add(*change))
+                    .fold(0_i32, |sum, event| sum.saturating_add(event.replicas))
             };
             current.saturating_sub(sum(&self.ups)).saturating_add(sum(&self.downs))
         };
@@ -154,7 +184,7 @@ impl History {
             let limit = limit.max(current);
             let (highest, why) = if max > limit { (limit, TOO_FAST_UP) } else { (max, TOO_MANY) };
             if desired > highest {
-                return (highest, why);
+                return range.limited(highest, why);
             }
         } else if desired < current {
             let limit = down.limit_down(current, |policy| {
@@ -167,10 +197,10 @@ impl History {
             let limit = limit.min(current);
             let (lowest, why) = if min < limit { (limit, TOO_FAST_DOWN) } else { (min, TOO_FEW) };
             if desired < lowest {
-                return (lowest, why);
+                return range.limited(lowest, why);
             }
         }
-        (desired, IN_RANGE)
+        range.limited(desired, IN_RANGE)
     }
 
     /// Records a change of the target's replicas. Only behavior policies use the records.
@@ -187,38 +217,36 @@ impl History {
         // Policies of each direction consider the changes of both.
         let longest = periods(&up).max(periods(&down)).unwrap_or_default();
         let list = if after > before { &mut self.ups } else { &mut self.downs };
-        keep(list, longest, (now, before.abs_diff(after).try_into().unwrap_or(i32::MAX)));
+        let replicas = before.abs_diff(after).try_into().unwrap_or(i32::MAX);
+        keep(list, longest, Record { at: now, replicas });
     }
 }
 
-/// The entries of the last `seconds`.
-fn recent(
-    list: &[(Timestamp, i32)],
-    seconds: i32,
-    now: Timestamp,
-) -> impl Iterator<Item = &(Timestamp, i32)> {
-    list.iter().filter(move |(time, _)| now.duration_since(*time) < SignedDuration::from_secs(seconds.into()))
+/// The records of the last `seconds`.
+fn recent(list: &[Record], seconds: i32, now: Timestamp) -> impl Iterator<Item = &Record> {
+    let longest = SignedDuration::from_secs(seconds.into());
+    list.iter().filter(move |record| now.duration_since(record.at) < longest)
 }
 
-/// Adds an entry and removes those that are older than `seconds`.
-fn keep(list: &mut Vec<(Timestamp, i32)>, seconds: i32, entry: (Timestamp, i32)) {
+/// Adds a record and removes those that are older than `seconds`.
+fn keep(list: &mut Vec<Record>, seconds: i32, new: Record) {
     let longest = SignedDuration::from_secs(seconds.into());
-    list.retain(|(time, _)| entry.0.duration_since(*time) < longest);
-    list.push(entry);
+    list.retain(|record| new.at.duration_since(record.at) < longest);
+    list.push(new);
     if list.len() > MAX_HISTORY {
         list.remove(0);
     }
 }
 
-fn without_behavior(range: Range) -> (i32, (&'static str, &'static str)) {
+fn without_behavior(range: Range) -> Limited {
     let limit = range.current.saturating_mul(2).max(MIN_SCALE_UP_LIMIT);
     let (highest, why) = if range.max > limit { (limit, TOO_FAST_UP) } else { (range.max, TOO_MANY) };
     if range.desired < range.min {
-        (range.min, TOO_FEW)
+        range.limited(range.min, TOO_FEW)
     } else if range.desired > highest {
-        (highest, why)
+        range.limited(highest, why)
     } else {
-        (range.desired, IN_RANGE)
+        range.limited(range.desired, IN_RANGE)
     }
 }
 
@@ -288,7 +316,7 @@ mod tests {
         let up = history.normalize(None, range(10, 50), at(0));
         assert_eq!((up.limited.replicas, up.limited.why), (20, TOO_FAST_UP));
         let down = history.normalize(None, range(20, 5), at(100));
-        assert_eq!((down.limited.replicas, down.stabilized.why.0), (40, "ScaleDownStabilized"));
+        assert_eq!((down.limited.replicas, down.stabilized.why.reason), (40, "ScaleDownStabilized"));
         let later = history.normalize(None, range(20, 5), at(400));
         assert_eq!((later.limited.replicas, later.stabilized.why), (5, READY));
         let few = history.normalize(None, Range { min: 3, ..range(3, 1) }, at(1000));
@@ -325,7 +353,7 @@ mod tests {
         let mut history = History::default();
         history.begin(2, at(0));
         let held = history.normalize(Some(&rules), range(2, 9), at(10));
-        assert_eq!((held.limited.replicas, held.stabilized.why.0), (2, "ScaleUpStabilized"));
+        assert_eq!((held.limited.replicas, held.stabilized.why.reason), (2, "ScaleUpStabilized"));
         assert_eq!(history.normalize(Some(&rules), range(2, 9), at(65)).limited.replicas, 9);
         assert_eq!(History::default().normalize(Some(&rules), range(9, 2), at(0)).limited.replicas, 9);
     }

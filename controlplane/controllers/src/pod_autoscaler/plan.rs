@@ -7,7 +7,7 @@ use k8s_openapi::api::autoscaling::v2::{MetricSpec, MetricTarget};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity as ApiQuantity;
 use serde_json::{Value, json};
 
-use super::behavior::{History, Range};
+use super::behavior::{History, Normalized, Range};
 use super::condition::Conditions;
 use super::metrics::Measured;
 use super::pod::Pod;
@@ -147,11 +147,10 @@ fn limited(
     let range = Range { current, desired, min, max };
     let behavior = observed.autoscaler.spec.behavior.as_ref();
     let normalized = history.normalize(behavior, range, observed.now);
-    let (reason_of_able, message) = normalized.stabilized.why;
-    conditions.set(ABLE, true, reason_of_able, message);
-    let (reason_of_limited, message) = normalized.limited.why;
-    conditions.set(LIMITED, normalized.limited.is_limited, reason_of_limited, message);
-    let replicas = normalized.limited.replicas;
+    let Normalized { stabilized, limited } = normalized;
+    conditions.set(ABLE, true, stabilized.why.reason, stabilized.why.message);
+    conditions.set(LIMITED, limited.is_limited, limited.why.reason, limited.why.message);
+    let replicas = limited.replicas;
     (replicas != current).then_some((replicas, reason))
 }
 

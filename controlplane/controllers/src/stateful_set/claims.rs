@@ -46,20 +46,27 @@ pub(super) fn missing(set: &StatefulSet, ordinal: i32, exists: impl Fn(&str) -> 
     claims
 }
 
-/// Whether the retention policy deletes claims together with the set, and together with a pod above the set's size.
-fn deletes(set: &StatefulSet) -> (bool, bool) {
+/// The retention policy of claims.
+struct Deletes {
+    /// Whether claims are deleted together with the set.
+    with_set: bool,
+    /// Whether claims are deleted together with a pod above the set's size.
+    with_pod: bool,
+}
+
+fn deletes(set: &StatefulSet) -> Deletes {
     let policy = set.spec.persistent_volume_claim_retention_policy.as_ref();
     let is_delete = |value: Option<&Option<String>>| value.and_then(Option::as_deref) == Some("Delete");
-    (
-        is_delete(policy.map(|policy| &policy.when_deleted)),
-        is_delete(policy.map(|policy| &policy.when_scaled)),
-    )
+    Deletes {
+        with_set: is_delete(policy.map(|policy| &policy.when_deleted)),
+        with_pod: is_delete(policy.map(|policy| &policy.when_scaled)),
+    }
 }
 
 /// The owner of a claim by the retention policy. `condemned` is the claim's pod if the pod is above the set's size. If
 /// `whenScaled` is Delete, such a pod owns its claims, so that they are deleted with it.
 fn wanted_owner(set: &StatefulSet, condemned: Option<&Pod>) -> Option<OwnerReference> {
-    let (with_set, with_pod) = deletes(set);
+    let Deletes { with_set, with_pod } = deletes(set);
     let mut owner = match condemned {
         Some(pod) if with_pod => pod.controller_reference(),
         Some(_) | None if with_set => set.controller_reference(),
@@ -94,7 +101,8 @@ pub(super) fn changed_owners(
     let is_controller = |owner: &OwnerReference| owner.controller == Some(true);
     let mut others: Vec<_> =
         present.iter().filter(|owner| !names_set(owner) && !names_pod(owner)).cloned().collect();
-    if deletes(set) != (false, false) && others.iter().any(is_controller) {
+    let Deletes { with_set, with_pod } = deletes(set);
+    if (with_set || with_pod) && others.iter().any(is_controller) {
         return (owns(set.uid()) || owns(pod.uid())).then_some(others);
     }
     let wanted = wanted_owner(set, is_condemned.then_some(pod));
@@ -114,10 +122,10 @@ pub(super) fn changed_owners(
 /// deleted already, or an earlier pod of the same name owns it: then the garbage collector deletes both. Source:
 /// `PodClaimIsStale`.
 pub(super) fn is_stale(set: &StatefulSet, claim: &Claim, ordinal: i32) -> bool {
-    let (_, deletes) = deletes(set);
+    let Deletes { with_pod, .. } = deletes(set);
     let pod = format!("{}-{ordinal}", set.name());
     let mut owners = claim.metadata.owner_references.iter().flatten();
-    claim.is_being_deleted() || (deletes && owners.any(|owner| owner.kind == "Pod" && owner.name == pod))
+    claim.is_being_deleted() || (with_pod && owners.any(|owner| owner.kind == "Pod" && owner.name == pod))
 }
 
 #[cfg(test)]

@@ -284,7 +284,7 @@ mod tests {
         let properties = json!({"a": {"type": "string"}, "b": {"default": 1}, "c": {"default": null}});
         let schema = Schema::parse(&json!({"type": "object", "properties": properties})).unwrap();
         let found: Vec<_> =
-            schema.properties_with_default().map(|(name, default, _)| (name, default)).collect();
+            schema.properties_with_default().map(|property| (property.name, property.default)).collect();
         assert_eq!(found, [("b", &json!(1))]);
     }
 

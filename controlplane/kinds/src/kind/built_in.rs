@@ -157,7 +157,7 @@ impl Strategy for BuiltIn {
     }
 
     fn validate_status(&self, causes: &mut Causes, new: &Value, old: &Value) {
-        validate::built_in_status(causes, (self.0.group, self.0.kind), new, old);
+        validate::built_in_status(causes, self.0.group, self.0.kind, new, old);
     }
 
     fn cells(&self, object: &Value, now: Timestamp) -> Vec<Value> {

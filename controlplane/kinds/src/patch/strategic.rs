@@ -215,7 +215,7 @@ fn merge_list(old: Vec<Value>, new: Vec<Value>, info: &FieldInfo<'_>) -> Result<
     }
     let Some(key) = key else { return Err(malformed("cannot merge lists without merge key")) };
     let server = old.clone();
-    let (mut merged, new) = apply_element_directives(old, new, key)?;
+    let ElementLists { old: mut merged, new } = apply_element_directives(old, new, key)?;
     let mut places = Places::of(&merged, Some(key));
     for item in &new {
         let Value::Object(element) = item else { return Err(malformed("list element is not an object")) };
@@ -236,12 +236,20 @@ fn merge_list(old: Vec<Value>, new: Vec<Value>, info: &FieldInfo<'_>) -> Result<
     Ok(in_order(merged, &new, &server, Some(key)))
 }
 
-/// Applies `$patch` directives of list elements. Returns the elements to merge.
+/// The elements to merge.
+struct ElementLists {
+    /// Elements of the object.
+    old: Vec<Value>,
+    /// Elements of the patch.
+    new: Vec<Value>,
+}
+
+/// Applies `$patch` directives of list elements.
 fn apply_element_directives(
     mut old: Vec<Value>,
     new: Vec<Value>,
     key: &str,
-) -> Result<(Vec<Value>, Vec<Value>), PatchError> {
+) -> Result<ElementLists, PatchError> {
     let (mut rest, mut gone, mut replace) = (Vec::new(), Vec::new(), false);
     for item in new {
         match item.get(DIRECTIVE).map(plain).as_deref() {
@@ -260,11 +268,12 @@ fn apply_element_directives(
         }
     }
     if replace {
-        return Ok((rest.into_iter().map(remove_directives).collect(), Vec::new()));
+        let old = rest.into_iter().map(remove_directives).collect();
+        return Ok(ElementLists { old, new: Vec::new() });
     }
     let gone = Places::of(&gone, Some(key));
     old.retain(|element| gone.position(element).is_none());
-    Ok((old, rest))
+    Ok(ElementLists { old, new: rest })
 }
 
 /// Removes directives and nulls from a part of the patch that the object does not have.

@@ -86,7 +86,7 @@ mod tests {
     use super::*;
     use crate::kind::by_kind;
 
-    fn reason(limited: Value, quotas: &[Value], (kind, object): (&str, &Value)) -> Option<String> {
+    fn reason(limited: Value, quotas: &[Value], kind: &str, object: &Value) -> Option<String> {
         let limited: Vec<LimitedResource> = serde_json::from_value(limited).unwrap();
         let quotas: Vec<Quota> = quotas.iter().map(|spec| Quota::read(&json!({"spec": spec}))).collect();
         match uncovered(&limited, quotas.iter(), by_kind("v1", kind).unwrap(), object)? {
@@ -101,13 +101,13 @@ mod tests {
         let claim =
             json!({"spec": {"storageClassName": "fast", "resources": {"requests": {"storage": "1Gi"}}}});
         let name = "fast.storageclass.storage.k8s.io/requests.storage";
-        let of = |quotas: &[Value]| reason(limited.clone(), quotas, ("PersistentVolumeClaim", &claim));
+        let of = |quotas: &[Value]| reason(limited.clone(), quotas, "PersistentVolumeClaim", &claim);
         let why = format!("insufficient quota to consume: {name}");
         assert_eq!(of(&[]), Some(why.clone()));
         assert_eq!(of(&[json!({"hard": {"requests.storage": "9Gi"}})]), Some(why));
         assert_eq!(of(&[json!({"hard": {(name): "0"}})]), None, "the quota decides");
         let pod = json!({"spec": {"containers": []}});
-        assert_eq!(reason(limited.clone(), &[], ("Pod", &pod)), None);
+        assert_eq!(reason(limited.clone(), &[], "Pod", &pod), None);
     }
 
     #[test]
@@ -115,7 +115,7 @@ mod tests {
         let scope = json!({"scopeName": "PriorityClass", "operator": "In", "values": ["high", "top"]});
         let limited = json!([{"resource": "pods", "matchScopes": [scope]}]);
         let pod = |class: &str| json!({"spec": {"priorityClassName": class, "containers": []}});
-        let of = |quotas: &[Value], class: &str| reason(limited.clone(), quotas, ("Pod", &pod(class)));
+        let of = |quotas: &[Value], class: &str| reason(limited.clone(), quotas, "Pod", &pod(class));
         let why = "insufficient quota to match these scopes: [{PriorityClass In [high top]}]";
         assert_eq!(of(&[], "high").as_deref(), Some(why));
         assert_eq!(of(&[], "low"), None);

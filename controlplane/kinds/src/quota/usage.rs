@@ -54,7 +54,8 @@ fn pod(usage: &mut Usage, pod: &Value) {
         return;
     }
     usage.insert("pods".to_owned(), 1000);
-    let Some((requests, limits)) = pod_resources::of_pod_json(pod) else { return };
+    let Some(resources) = pod_resources::of_pod_json(pod) else { return };
+    let pod_resources::ResourceTotals { requests, limits } = resources;
     let compute = |of: &pod_resources::Resources| {
         [
             ("cpu", of.cpu_millis),

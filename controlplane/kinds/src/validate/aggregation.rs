@@ -44,24 +44,22 @@ pub(crate) fn api_service(causes: &mut Causes, object: &Value, _old: Option<&Val
     let has_bundle = !text(&spec["caBundle"]).is_empty();
     let is_insecure = spec["insecureSkipTLSVerify"] == true;
     if spec["service"].is_null() {
-        local(causes, &path, spec, (has_bundle, is_insecure));
+        // The object has no service if the aggregator itself serves the group and version.
+        if has_bundle {
+            let size = format!("{} bytes", text(&spec["caBundle"]).len());
+            let detail = "local APIServices may not have a caBundle";
+            causes.invalid(&path.field("caBundle"), &size.into(), detail);
+        }
+        if is_insecure {
+            let detail = "local APIServices may not have insecureSkipTLSVerify";
+            causes.invalid(&path.field("insecureSkipTLSVerify"), &true.into(), detail);
+        }
     } else {
         service(causes, &path.field("service"), &spec["service"]);
         if is_insecure && has_bundle {
             let here = path.field("insecureSkipTLSVerify");
             causes.invalid(&here, &true.into(), "may not be true if caBundle is present");
         }
-    }
-}
-
-fn local(causes: &mut Causes, path: &Path, spec: &Value, (has_bundle, is_insecure): (bool, bool)) {
-    if has_bundle {
-        let size = format!("{} bytes", text(&spec["caBundle"]).len());
-        causes.invalid(&path.field("caBundle"), &size.into(), "local APIServices may not have a caBundle");
-    }
-    if is_insecure {
-        let here = path.field("insecureSkipTLSVerify");
-        causes.invalid(&here, &true.into(), "local APIServices may not have insecureSkipTLSVerify");
     }
 }
 

@@ -7,7 +7,7 @@ use super::scheduling::node_terms;
 use super::storage::{
     VOLUME_MODES, access_modes, check_volume_mode_unchanged, class_name, positive, spec_without,
 };
-use super::volume_source::{self, Owner, driver, need};
+use super::volume_source::{self, GivenSource, Owner, driver, need};
 use super::{Causes, Path, entries, file_path, format, text};
 
 const RECLAIM_POLICIES: &[&str] = &["Delete", "Recycle", "Retain"];
@@ -119,7 +119,8 @@ fn source(causes: &mut Causes, path: &Path, spec: &Value, name: &str) {
     // As upstream, `flexVolume` is not refused if the volume has another source before it in the order.
     let is_first = SOURCES.iter().find(|kind| !spec[**kind].is_null()) == Some(&FLEX);
     let kinds: Vec<&'static str> = SOURCES.iter().copied().filter(|kind| *kind != FLEX || is_first).collect();
-    if let Some((kind, here, source)) = volume_source::one(causes, path, spec, &kinds) {
+    if let Some(given) = volume_source::one(causes, path, spec, &kinds) {
+        let GivenSource { kind, path: here, value: source } = given;
         match kind {
             "local" => local(causes, path, spec),
             "csi" => csi(causes, &here, source),

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::env::{field_reference, resource_reference};
 use super::file_path::local;
-use super::volume_source::{self, Owner, driver, is_long_target, need};
+use super::volume_source::{self, GivenSource, Owner, driver, is_long_target, need};
 use super::{Causes, Path, entries, format, items, meta, storage, text};
 use coracle_values::Quantity;
 
@@ -51,7 +51,8 @@ pub(super) fn volumes<'a>(causes: &mut Causes, path: &Path, volumes: &'a Value) 
 }
 
 fn one_source(causes: &mut Causes, path: &Path, volume: &Value) {
-    let Some((kind, here, source)) = volume_source::one(causes, path, volume, SOURCES) else { return };
+    let Some(given) = volume_source::one(causes, path, volume, SOURCES) else { return };
+    let GivenSource { kind, path: here, value: source } = given;
     let name = text(&volume["name"]);
     match kind {
         "emptyDir" => {

@@ -22,13 +22,22 @@ pub(super) struct Owner<'a> {
     pub(super) is_of_pod: bool,
 }
 
-/// Checks that an object has exactly one of the sources `kinds`, in upstream's order. Returns the first with its path.
+/// A source of a volume.
+pub(super) struct GivenSource<'a> {
+    /// Its field in the object, such as `hostPath`.
+    pub(super) kind: &'static str,
+    /// Its path in upstream's errors.
+    pub(super) path: Path,
+    pub(super) value: &'a Value,
+}
+
+/// Checks that an object has exactly one of the sources `kinds`, in upstream's order. Returns the first.
 pub(super) fn one<'a>(
     causes: &mut Causes,
     path: &Path,
     object: &'a Value,
     kinds: &[&'static str],
-) -> Option<(&'static str, Path, &'a Value)> {
+) -> Option<GivenSource<'a>> {
     let mut given = kinds.iter().copied().filter(|kind| !object[*kind].is_null());
     let Some(first) = given.next() else {
         causes.required(path, "must specify a volume type");
@@ -44,7 +53,7 @@ pub(super) fn one<'a>(
         causes.forbidden(&path.field(name), "may not specify more than 1 volume type");
     }
     let name = if first == "gcePersistentDisk" { "persistentDisk" } else { first };
-    Some((first, path.field(name), &object[first]))
+    Some(GivenSource { kind: first, path: path.field(name), value: &object[first] })
 }
 
 /// Checks a source that pods and persistent volumes share.
@@ -374,7 +383,7 @@ mod tests {
             let kinds = ["hostPath", "gcePersistentDisk", "cephfs"];
             let causes = found(|causes| {
                 let one = one(causes, &Path::root("v"), &object, &kinds);
-                first = one.map(|(kind, path, _)| format!("{kind} at {path}"));
+                first = one.map(|source| format!("{} at {}", source.kind, source.path));
             });
             (causes, first)
         };

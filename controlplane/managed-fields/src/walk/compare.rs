@@ -38,7 +38,7 @@ impl Comparison {
     }
 
     /// Adds the differences of a part, and the differences below it.
-    fn add(&mut self, element: &PathElement, (change, below): (Change, Comparison)) {
+    fn add(&mut self, element: &PathElement, change: Change, below: Comparison) {
         self.added.insert_part(element, change == Change::Added, below.added);
         self.modified.insert_part(element, change == Change::Modified, below.modified);
         self.removed.insert_part(element, change == Change::Removed, below.removed);
@@ -90,10 +90,10 @@ fn maps(
         let empty_if_absent = || schema.absent_is_empty(of, name).then_some(&empty);
         let old = old.and_then(|map| map.get(name)).or_else(empty_if_absent);
         let new = new.and_then(|map| map.get(name)).or_else(empty_if_absent);
-        let part = values(schema, schema.field(of, name), old, new);
+        let (change, below) = values(schema, schema.field(of, name), old, new);
         // Most fields are equal. They need no path.
-        if part.0 != Change::None || !part.1.is_empty() {
-            found.add(&PathElement::field(name), part);
+        if change != Change::None || !below.is_empty() {
+            found.add(&PathElement::field(name), change, below);
         }
     }
     found
@@ -108,13 +108,13 @@ fn lists(schema: &Schema, of: TypeId, old: &[Value], new: &[Value]) -> Compariso
     let identities: BTreeSet<&PathElement> = old.by_identity.keys().chain(new.by_identity.keys()).collect();
     for element in identities {
         let (before, after) = (old.all(element), new.all(element));
-        let part = if before.len() <= 1 && after.len() <= 1 {
-            let below = schema.below(of, element);
-            values(schema, below, before.first().copied(), after.first().copied())
+        let (change, below) = if before.len() <= 1 && after.len() <= 1 {
+            let type_below = schema.below(of, element);
+            values(schema, type_below, before.first().copied(), after.first().copied())
         } else {
             (duplicates(before, after), Comparison::default())
         };
-        found.add(element, part);
+        found.add(element, change, below);
     }
     found
 }

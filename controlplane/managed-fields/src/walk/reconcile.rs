@@ -1,13 +1,13 @@
 //! Fits a set of owned fields to a schema that changed since the set was written.
 
 use crate::{
-    field_set::FieldSet,
+    field_set::{ElementRef, FieldSet},
     schema::{Schema, Type, TypeId},
 };
 
 /// Whether the set already fits the schema. Most sets do.
 pub(crate) fn fits(schema: &Schema, of: TypeId, fields: &FieldSet) -> bool {
-    fields.nodes().all(|(element, _, below)| {
+    fields.elements().all(|ElementRef { element, below, .. }| {
         let part = || schema.below(of, element);
         below.is_empty() || (!matches!(schema.get(part()), Type::Atomic) && fits(schema, part(), below))
     })
@@ -16,13 +16,13 @@ pub(crate) fn fits(schema: &Schema, of: TypeId, fields: &FieldSet) -> bool {
 /// The set for the changed schema. If a value is atomic now, the set contains the value instead of its parts.
 pub(crate) fn reconcile(schema: &Schema, of: TypeId, fields: &FieldSet) -> FieldSet {
     let mut fitted = FieldSet::default();
-    for (element, member, below) in fields.nodes() {
+    for ElementRef { element, is_member, below } in fields.elements() {
         let part = schema.below(of, element);
         if matches!(schema.get(part), Type::Atomic) && !below.is_empty() {
             fitted.insert_element(element.clone());
             continue;
         }
-        if member {
+        if is_member {
             fitted.insert_element(element.clone());
         }
         fitted.insert_below(element, reconcile(schema, part, below));

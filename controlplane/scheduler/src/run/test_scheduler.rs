@@ -13,7 +13,7 @@ pub(super) fn scheduler(client: Client) -> Scheduler {
     let config = SchedulerConfig::default();
     let (recorder, _) = coracle_events::recorder(client.clone(), "");
     let calls = ExtenderCalls::new(&config).unwrap();
-    Scheduler::new(client, config, (recorder, tokio::sync::watch::Sender::new(false)), calls)
+    Scheduler::new(client, config, recorder, tokio::sync::watch::Sender::new(false), calls)
 }
 
 /// A scheduler with the default configuration, and an API server that accepts all requests.

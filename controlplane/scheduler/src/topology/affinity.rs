@@ -9,7 +9,7 @@ use crate::config::AffinityArgs;
 use crate::node_score::MAX_NODE_SCORE;
 use crate::object::Pod;
 use crate::placed::Placed;
-use crate::snapshot::{Candidate, Snapshot};
+use crate::snapshot::{Candidate, PodWithAffinity, Snapshot};
 
 const AFFINITY: &str = "node(s) didn't match pod affinity rules";
 const ANTI_AFFINITY: &str = "node(s) didn't match pod anti-affinity rules";
@@ -55,7 +55,8 @@ impl Affinity {
             selects_itself: own.near.iter().all(selects_pod),
             ..Self::default()
         };
-        for (_, terms, node) in snapshot.with_affinity().filter(|(other, ..)| *other != pod.uid()) {
+        for other in snapshot.with_affinity().filter(|other| other.uid != pod.uid()) {
+            let PodWithAffinity { terms, node, .. } = other;
             let excluding = terms.far.iter().filter(|term| selects_pod(term));
             count(&mut found.excluded, node, excluding, 1);
             if args.ignores_others && own.preferred.is_empty() {

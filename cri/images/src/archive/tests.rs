@@ -34,7 +34,7 @@ fn wrong_checksums_and_torn_headers_are_refused() {
 fn the_size_of_an_extended_header_counts() {
     let tar = TestTar::new()
         .pax(&[("size", b"3")])
-        .raw(b'0', "a", "", &crate::fixture::attributes(0, (0, 0), 0), b"abc", 0)
+        .raw(b'0', "a", "", &crate::fixture::attributes(0, 0, 0, 0), b"abc", 0)
         .file("b", b"")
         .finish();
     assert_eq!(entries(&tar).unwrap().len(), 2);
@@ -44,7 +44,7 @@ fn the_size_of_an_extended_header_counts() {
 fn an_extended_header_above_its_limit_is_refused() {
     let long = vec![b'x'; (1 << 20) + 1];
     for kind in [b'x', b'X', b'L', b'K'] {
-        let none = crate::fixture::attributes(0, (0, 0), 0);
+        let none = crate::fixture::attributes(0, 0, 0, 0);
         let tar = TestTar::new().raw(kind, "a", "", &none, &long, long.len() as u64).file("b", b"").finish();
         let refused = entries(&tar);
         let is_refused = matches!(refused, Err(ArchiveError::Damaged("an extended header of over 1 MiB")));

@@ -32,11 +32,19 @@ pub(super) enum Source {
     Archive {
         path: PathBuf,
         file: Arc<File>,
-        /// Offset and size of each file.
-        index: HashMap<String, (u64, u64)>,
+        index: HashMap<String, ArchivedFile>,
         /// The uncompressed copy of a compressed archive. Deleted with this value.
         scratch: Option<UnpackDir>,
     },
+}
+
+/// The place of a file in an archive.
+#[derive(Clone, Copy)]
+pub(super) struct ArchivedFile {
+    /// Bytes before the file's data.
+    offset: u64,
+    /// Bytes of the file.
+    size: u64,
 }
 
 /// A range of a file.
@@ -99,7 +107,7 @@ impl Source {
     /// The size of a file; `None` if it does not exist.
     pub(super) fn size(&self, name: &str) -> Result<Option<u64>, ImportError> {
         match self {
-            Source::Archive { index, .. } => Ok(index.get(&normalize(name)).map(|(_, size)| *size)),
+            Source::Archive { index, .. } => Ok(index.get(&normalize(name)).map(|found| found.size)),
             Source::Directory { path, root } => {
                 let size = open_within(root, name).and_then(|file| Ok(file.metadata()?.len()));
                 unless_absent(size, path, name)
@@ -110,8 +118,8 @@ impl Source {
     /// A reader of a file; `None` if it does not exist.
     pub(super) fn reader(&self, name: &str) -> Result<Option<Box<dyn Read + Send>>, ImportError> {
         match self {
-            Source::Archive { index, file, .. } => Ok(index.get(&normalize(name)).map(|(offset, size)| {
-                let section = Section { file: file.clone(), offset: *offset, left: *size };
+            Source::Archive { index, file, .. } => Ok(index.get(&normalize(name)).map(|found| {
+                let section = Section { file: file.clone(), offset: found.offset, left: found.size };
                 Box::new(section) as Box<dyn Read + Send>
             })),
             Source::Directory { path, root } => {
@@ -195,12 +203,12 @@ fn uncompressed(
     }
 }
 
-/// Offsets of the files of an archive. Docker before 25 stored a repeated layer as a link to the first copy.
+/// The files of an archive by name. Docker before 25 stored a repeated layer as a link to the first copy.
 fn index(
     file: &File,
     most_files: usize,
     most_bytes: usize,
-) -> Result<HashMap<String, (u64, u64)>, ArchiveError> {
+) -> Result<HashMap<String, ArchivedFile>, ArchiveError> {
     let (mut index, mut links) = (HashMap::new(), HashMap::new());
     let mut bytes = 0;
     let input = BufReader::with_capacity(128 << 10, file);
@@ -212,7 +220,7 @@ fn index(
         match entry.kind {
             Kind::File { size, sparse: None } => {
                 links.remove(&path);
-                index.insert(path, (archive.get_ref().position, size));
+                index.insert(path, ArchivedFile { offset: archive.get_ref().position, size });
             }
             Kind::HardLink(target) => {
                 bytes += target.len();
@@ -239,8 +247,8 @@ fn index(
 fn follow(
     link: &str,
     links: &HashMap<String, String>,
-    index: &HashMap<String, (u64, u64)>,
-) -> Option<(u64, u64)> {
+    index: &HashMap<String, ArchivedFile>,
+) -> Option<ArchivedFile> {
     let targets = std::iter::successors(links.get(link), |target| links.get(*target));
     targets.take(LINKS_MAX).last().and_then(|target| index.get(target)).copied()
 }

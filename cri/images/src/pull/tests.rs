@@ -542,9 +542,9 @@ async fn implied_directories_keep_the_attributes_of_lower_layers() {
     use std::os::unix::fs::MetadataExt;
     let registry = TestRegistry::start().await;
     let base = TestTar::new()
-        .with(b'5', "tmp", "", attributes(0o1777, (0, 0), 7))
-        .with(b'5', "home", "", attributes(0o755, (0, 0), 7))
-        .with(b'5', "home/u", "", attributes(0o700, (1000, 1000), 7))
+        .with(b'5', "tmp", "", attributes(0o1777, 0, 0, 7))
+        .with(b'5', "home", "", attributes(0o755, 0, 0, 7))
+        .with(b'5', "home/u", "", attributes(0o700, 1000, 1000, 7))
         .directory("plain");
     let top = TestTar::new().file("tmp/x", b"").file("home/u/.cache/y", b"").file("plain/z", b"");
     registry.push("implied", "latest", &TestImage::new(vec![layer(base), layer(top)])).await;

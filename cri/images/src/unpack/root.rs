@@ -21,6 +21,15 @@ use xattr::FileExt as _;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PlainPath(Vec<u8>);
 
+/// Directories that were created because an entry needed them. Repeated creations count each time.
+#[derive(Clone, Copy, Default)]
+pub(super) struct ImpliedTotals {
+    /// Number of the directories.
+    pub(super) directories: u64,
+    /// Bytes of their paths.
+    pub(super) name_bytes: u64,
+}
+
 /// The directory of a layer. No path of the layer leads out of it.
 pub(super) struct Root {
     fd: OwnedFd,
@@ -28,8 +37,7 @@ pub(super) struct Root {
     recent: Option<(PlainPath, OwnedFd)>,
     /// Directories that were created because an entry needed them.
     implied: BTreeSet<PlainPath>,
-    /// The number of implied directories that were created, and the bytes of their paths.
-    implied_totals: (u64, u64),
+    implied_totals: ImpliedTotals,
     /// Whether an entry of the archive was replaced by a later one.
     replaced: bool,
 }
@@ -92,7 +100,13 @@ impl Root {
     /// Opens the directory to work in.
     pub(super) fn open(path: &Path) -> Result<Root, Errno> {
         let fd = open(path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
-        Ok(Root { fd, recent: None, implied: BTreeSet::new(), implied_totals: (0, 0), replaced: false })
+        Ok(Root {
+            fd,
+            recent: None,
+            implied: BTreeSet::new(),
+            implied_totals: ImpliedTotals::default(),
+            replaced: false,
+        })
     }
 
     /// Takes the list of directories that were created because an entry needed them.
@@ -100,8 +114,7 @@ impl Root {
         std::mem::take(&mut self.implied)
     }
 
-    /// The number of implied directories that were created, and the bytes of their paths. Repeated creations count each time.
-    pub(super) fn implied_totals(&self) -> (u64, u64) {
+    pub(super) fn implied_totals(&self) -> ImpliedTotals {
         self.implied_totals
     }
 
@@ -315,8 +328,8 @@ impl Root {
         self.real_path(&made)?;
         // No entry describes the directory, so it gets the default mode, whatever the umask.
         fchmod(&made, DIRECTORY_MODE)?;
-        self.implied_totals.0 += 1;
-        self.implied_totals.1 += path.as_bytes().len() as u64;
+        self.implied_totals.directories += 1;
+        self.implied_totals.name_bytes += path.as_bytes().len() as u64;
         self.implied.insert(path.clone());
         open(self)
     }

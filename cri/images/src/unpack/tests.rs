@@ -59,12 +59,12 @@ fn a_layer_unpacks_the_same_with_any_compression() {
 fn modes_owners_times_and_links_are_kept() {
     let (into, unpacked) = unpacked(
         TestTar::new()
-            .with(b'5', "tmp", "", attributes(0o1777, (0, 0), 1_100_000_000))
-            .with(b'0', "tmp/suid", "", attributes(0o4755, (12, 34), 1_200_000_000))
+            .with(b'5', "tmp", "", attributes(0o1777, 0, 0, 1_100_000_000))
+            .with(b'0', "tmp/suid", "", attributes(0o4755, 12, 34, 1_200_000_000))
             .hard_link("tmp/again", "tmp/suid")
             .symlink("link", "/etc/../anywhere")
-            .with(b'3', "null", "1:3", attributes(0o666, (0, 5), 5))
-            .with(b'6', "fifo", "", attributes(0o600, (1, 1), 5)),
+            .with(b'3', "null", "1:3", attributes(0o666, 0, 5, 5))
+            .with(b'6', "fifo", "", attributes(0o600, 1, 1, 5)),
     );
     let stat = |name: &str| std::fs::symlink_metadata(into.path().join(name)).unwrap();
     assert_eq!((stat("tmp").mode() & 0o7777, stat("tmp").mtime()), (0o1777, 1_100_000_000));
@@ -178,7 +178,7 @@ fn later_entries_replace_earlier_ones() {
             .symlink("s", "a")
             .file("s", b"no link any more")
             .directory("d")
-            .with(b'5', "d", "", attributes(0o700, (0, 0), 7)),
+            .with(b'5', "d", "", attributes(0o700, 0, 0, 7)),
     );
     let read = |name: &str| std::fs::read_to_string(into.path().join(name)).unwrap();
     assert_eq!(
@@ -245,7 +245,7 @@ fn links_to_the_outside_are_neither_followed_nor_linked() {
         b'5',
         "d",
         "",
-        attributes(0o777, (9, 9), 1),
+        attributes(0o777, 9, 9, 1),
     ));
     assert_eq!(std::fs::metadata(outside.path()).unwrap().uid(), 0);
     assert_eq!(std::fs::metadata(&secret).unwrap().nlink(), 1);
@@ -355,7 +355,7 @@ fn invalid_whiteouts_and_entries_are_refused() {
         assert!(matches!(error, UnpackError::WhiteoutName { .. }), "{name}: {error}");
     }
     let device = |kind: u8, number: &str| {
-        refused(TestTar::new().with(kind, "device", number, attributes(0o666, (0, 0), 0))).1
+        refused(TestTar::new().with(kind, "device", number, attributes(0o666, 0, 0, 0))).1
     };
     assert!(matches!(device(b'3', "0:0"), UnpackError::WhiteoutDevice { .. }));
     for number in ["4096:0", "0:1048576", "4097:3"] {
@@ -369,9 +369,9 @@ fn invalid_whiteouts_and_entries_are_refused() {
     let (_into, error) = refused(TestTar::new().entry(b'M', "multi-volume", "", b""));
     assert!(matches!(error, UnpackError::Archive(_)), "{error}");
     let (_into, error) =
-        refused(TestTar::new().raw(b'0', "f", "", &attributes(0o644, (0, 0), 0), b"short", 1 << 33));
+        refused(TestTar::new().raw(b'0', "f", "", &attributes(0o644, 0, 0, 0), b"short", 1 << 33));
     assert!(matches!(error, UnpackError::Read(_)), "{error}");
-    let (_into, error) = refused(TestTar::new().raw(b'L', "x", "", &attributes(0, (0, 0), 0), b"", 1 << 30));
+    let (_into, error) = refused(TestTar::new().raw(b'L', "x", "", &attributes(0, 0, 0, 0), b"", 1 << 30));
     assert!(matches!(error, UnpackError::Archive(_)), "{error}");
 }
 
@@ -498,7 +498,7 @@ fn links_do_not_nest_directories_deeper_than_a_path_can_be() {
 fn a_repeated_directory_is_kept_once_with_its_last_time() {
     let mut tar = TestTar::new();
     for time in 1..=1000 {
-        tar = tar.with(b'5', "d/e", "", attributes(0o755, (0, 0), time));
+        tar = tar.with(b'5', "d/e", "", attributes(0o755, 0, 0, time));
     }
     let (into, unpacked) = unpacked(tar);
     assert_eq!(std::fs::metadata(into.path().join("d/e")).unwrap().mtime(), 1000);

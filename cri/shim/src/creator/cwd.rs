@@ -12,6 +12,7 @@ use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{Gid, Uid, fchownat};
 
 use crate::kernel;
+use crate::user_namespace::Owner;
 
 /// Where to make the working directory: a base directory, and a path below it. If the working directory is in a volume,
 /// the base is the volume's source, because the volume covers the root there. `None` if nothing can be made.
@@ -46,7 +47,7 @@ fn has_option(mount: &Mount, any_of: &[&str]) -> bool {
 }
 
 /// Makes the missing directories of the path. Links resolve as they do inside the container.
-pub(super) fn make(spec: &Spec, root: &Path, owner: (u32, u32)) -> Result<(), (PathBuf, io::Error)> {
+pub(super) fn make(spec: &Spec, root: &Path, owner: Owner) -> Result<(), (PathBuf, io::Error)> {
     let Some(process) = spec.process() else { return Ok(()) };
     let cwd = process.cwd();
     let Some((base, path)) = place(spec, root, cwd) else { return Ok(()) };
@@ -55,7 +56,7 @@ pub(super) fn make(spec: &Spec, root: &Path, owner: (u32, u32)) -> Result<(), (P
         return Ok(());
     }
     // In a volume with mapped ids, the files of uid 0 belong to the root user of the container.
-    let owner = if base != root && has_mapped_ids(spec, base) { (0, 0) } else { owner };
+    let owner = if base != root && has_mapped_ids(spec, base) { Owner::default() } else { owner };
     match make_in(base, &path, owner) {
         // The volume is read-only. The library reports the missing directory.
         Err(error) if error.raw_os_error() == Some(libc::EROFS) => Ok(()),
@@ -68,7 +69,7 @@ fn has_mapped_ids(spec: &Spec, source: &Path) -> bool {
     mounts.any(|mount| mount.source().as_deref() == Some(source) && mount.uid_mappings().is_some())
 }
 
-fn make_in(base: &Path, path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
+fn make_in(base: &Path, path: &Path, owner: Owner) -> io::Result<()> {
     // A volume can be a file. O_DIRECTORY refuses it: the open of a FIFO would wait for a writer.
     let base: OwnedFd =
         std::fs::File::options().read(true).custom_flags(libc::O_DIRECTORY).open(base)?.into();
@@ -82,8 +83,8 @@ fn make_in(base: &Path, path: &Path, (uid, gid): (u32, u32)) -> io::Result<()> {
                 let parent = kernel::open_in_root(&base, &made, libc::O_PATH | libc::O_DIRECTORY)?;
                 match mkdirat(&parent, name, Mode::from_bits_truncate(0o755)) {
                     Ok(()) => {
-                        let (uid, gid) = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-                        fchownat(&parent, name, uid, gid, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+                        let (uid, gid) = (Uid::from_raw(owner.uid), Gid::from_raw(owner.gid));
+                        fchownat(&parent, name, Some(uid), Some(gid), AtFlags::AT_SYMLINK_NOFOLLOW)?;
                     }
                     // Another container with the same volume has made the directory in the meantime, or the name is a
                     // dangling link. The open of a dangling link fails.
@@ -138,8 +139,8 @@ mod tests {
         std::fs::create_dir_all(&outside).unwrap();
         std::os::unix::fs::symlink(&outside, root.join("out")).unwrap();
         std::os::unix::fs::symlink("/inside", root.join("in")).unwrap();
-        assert!(make_in(&root, Path::new("/out/x"), (0, 0)).is_err());
-        make_in(&root, Path::new("/in/a/b"), (0, 0)).unwrap();
+        assert!(make_in(&root, Path::new("/out/x"), Owner::default()).is_err());
+        make_in(&root, Path::new("/in/a/b"), Owner::default()).unwrap();
         assert!(root.join("inside/a/b").is_dir());
         assert_eq!(std::fs::read_dir(&outside).unwrap().count(), 0);
         std::fs::remove_dir_all(base).unwrap();
@@ -149,7 +150,7 @@ mod tests {
     fn a_volume_that_is_a_fifo_does_not_block() {
         let fifo = std::env::temp_dir().join(format!("coracle-cwd-fifo-{}", std::process::id()));
         nix::unistd::mkfifo(&fifo, Mode::S_IRWXU).unwrap();
-        let refused = make_in(&fifo, Path::new("/x"), (0, 0));
+        let refused = make_in(&fifo, Path::new("/x"), Owner::default());
         std::fs::remove_file(&fifo).unwrap();
         assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::NotADirectory);
     }
@@ -159,7 +160,7 @@ mod tests {
         const CONTAINERS: usize = 4;
         let base = std::env::temp_dir().join(format!("coracle-cwd-shared-{}", std::process::id()));
         std::fs::create_dir_all(&base).unwrap();
-        let owner = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
+        let owner = Owner { uid: nix::unistd::geteuid().as_raw(), gid: nix::unistd::getegid().as_raw() };
         for round in 0..100 {
             let (path, barrier) = (format!("/{round}/a/b"), std::sync::Barrier::new(CONTAINERS));
             let make = || {

@@ -7,7 +7,7 @@ use libcontainer::oci_spec::runtime::{LinuxDevice, LinuxDeviceType, Mount};
 use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 use nix::unistd::{Gid, Uid, chown};
 
-use crate::user_namespace::Mapping;
+use crate::user_namespace::{Mapping, Owner};
 
 /// Makes the device node. Its owner is the uid and gid of the spec, mapped to the ids of the machine.
 pub(super) fn make(path: &Path, device: &LinuxDevice, mapping: &Mapping) -> nix::Result<()> {
@@ -22,7 +22,7 @@ pub(super) fn make(path: &Path, device: &LinuxDevice, mapping: &Mapping) -> nix:
     mknod(path, kind, mode, numbers)?;
     // mknod(2) applies the umask, so the mode is set explicitly.
     nix::sys::stat::fchmodat(nix::fcntl::AT_FDCWD, path, mode, nix::sys::stat::FchmodatFlags::FollowSymlink)?;
-    let (uid, gid) = mapping.host_ids(device.uid().unwrap_or(0), device.gid().unwrap_or(0));
+    let Owner { uid, gid } = mapping.host_ids(device.uid().unwrap_or(0), device.gid().unwrap_or(0));
     chown(path, Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)))
 }
 

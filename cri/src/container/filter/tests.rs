@@ -16,10 +16,10 @@ fn errno(number: i32) -> u32 {
 
 /// Executes a program for one call, as the kernel does.
 fn decide(program: &[u8], architecture: u32, number: u32, first_argument: u64) -> u32 {
-    decide_two(program, (architecture, number), [first_argument, 0])
+    decide_two(program, architecture, number, [first_argument, 0])
 }
 
-fn decide_two(program: &[u8], (architecture, number): (u32, u32), arguments: [u64; 2]) -> u32 {
+fn decide_two(program: &[u8], architecture: u32, number: u32, arguments: [u64; 2]) -> u32 {
     let mut data = [number, architecture, 0, 0].map(u32::to_le_bytes).concat();
     data.extend(arguments.map(u64::to_le_bytes).concat());
     data.extend([0; 32]);
@@ -96,21 +96,25 @@ fn conditions_on_arguments_hold() {
 fn the_default_refuses_to_change_the_project_of_a_file() {
     let admin = compile(&default_profile(&["CAP_SYS_ADMIN".to_owned()]).unwrap()).unwrap();
     let program = default_program();
-    for ioctl in [(X86_64, 16), (I386, 54), (X86_64, 0x4000_0000 + 514)] {
+    for (architecture, ioctl) in [(X86_64, 16), (I386, 54), (X86_64, 0x4000_0000 + 514)] {
         for request in [0x401c_5820, 0x4008_6602, 0x4004_6602] {
             // The kernel ignores the upper half.
             for request in [request, request | 1 << 32, request | 0xffff_ffff << 32] {
-                assert_eq!(decide_two(&program, ioctl, [3, request]), errno(libc::ENOTTY), "{request:#x}");
+                assert_eq!(
+                    decide_two(&program, architecture, ioctl, [3, request]),
+                    errno(libc::ENOTTY),
+                    "{request:#x}"
+                );
             }
-            assert_eq!(decide_two(&admin, ioctl, [3, request]), ALLOW);
+            assert_eq!(decide_two(&admin, architecture, ioctl, [3, request]), ALLOW);
         }
         // These requests read the size of a terminal and the attributes of a file.
         for request in [0x5413, 0x801c_581f, 0x8008_6601] {
-            assert_eq!(decide_two(&program, ioctl, [3, request]), ALLOW, "{request:#x}");
+            assert_eq!(decide_two(&program, architecture, ioctl, [3, request]), ALLOW, "{request:#x}");
         }
     }
     // Only `ioctl` has refused requests.
-    assert_eq!(decide_two(&program, (X86_64, 1), [3, 0x401c_5820]), ALLOW, "write");
+    assert_eq!(decide_two(&program, X86_64, 1, [3, 0x401c_5820]), ALLOW, "write");
 }
 
 #[test]

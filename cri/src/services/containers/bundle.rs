@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::namespaces;
 use crate::records::{ContainerRecord, replace};
 use crate::sandbox::Sandbox;
-use crate::sandbox::user_namespace::Mapping;
+use crate::sandbox::user_namespace::{Mapping, Owner};
 use crate::services::process_file::PROCESS_FILE;
 use crate::shim_client::file::write_private;
 
@@ -53,7 +53,7 @@ impl ContainerService {
         std::fs::set_permissions(&upper, all).map_err(Error::file("set the mode of", &upper))?;
         if let Some(mapping) = Mapping::of(Some(&namespaces::options(sandbox.config()))).ok().flatten() {
             // The container's root directory must belong to root of its user namespace.
-            let (uid, gid) = mapping.root();
+            let Owner { uid, gid } = mapping.root();
             std::os::unix::fs::chown(&upper, Some(uid), Some(gid))
                 .map_err(Error::file("set the owner of", &upper))?;
         }

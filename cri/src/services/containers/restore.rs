@@ -24,7 +24,7 @@ impl ContainerService {
         let layer = self.objects.records.layer_dir(&container.id);
         let failed = |source| Error::Checkpoint { what: "container", id: container.id.clone(), source };
         let program = checkpoint::program().map_err(|error| failed(error.into()))?;
-        let (images, work) = checkpoint::images_dir(&layer);
+        let (images, work) = (checkpoint::images_dir(&layer), checkpoint::work_dir(&layer));
         let text = |path: &Path| path.to_string_lossy().into_owned();
         let streams = restore.streams.iter();
         let call = shim::RestoreContainer {

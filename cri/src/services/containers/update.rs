@@ -10,7 +10,7 @@ use super::service::ContainerService;
 use crate::container::Container;
 use crate::error::Error;
 use crate::records::{ContainerPhase, ContainerRecord};
-use crate::resize::apply::Resize;
+use crate::resize::apply::{Resize, ScoreChange};
 use crate::resize::merged;
 use crate::resize::note::Note;
 use crate::services::process_file::{PROCESS_FILE, read_process};
@@ -121,7 +121,8 @@ impl ContainerService {
         let LimitChange { requested, after } = change;
         let score = |adjustment| self.machine.host.oom_score(adjustment);
         let oom_score = (requested.oom_score_adj != 0).then(|| {
-            (score(before.map_or(0, |before| before.oom_score_adj)), score(requested.oom_score_adj))
+            let from = score(before.map_or(0, |before| before.oom_score_adj));
+            ScoreChange { from, to: score(requested.oom_score_adj) }
         });
         let (cgroups, group) = (Arc::clone(&self.machine.cgroups), container.record.cgroup.clone());
         let bundle = self.objects.records.container_dir(&container.id);

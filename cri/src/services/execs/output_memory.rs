@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex};
 use crate::lock::locked;
 
 /// Maximum bytes of the outputs of all calls.
-const NODE: usize = 64 << 20;
+const NODE_MAX: usize = 64 << 20;
 /// Maximum bytes of the outputs of the calls for one sandbox: two full outputs.
-const SANDBOX: usize = 32 << 20;
-/// Bytes of each call that are not counted, so that a sandbox with large outputs fails no probe of another sandbox.
-const FREE: usize = 128 << 10;
+const SANDBOX_MAX: usize = 32 << 20;
+/// Bytes of each call that are not counted. So the large outputs of one sandbox do not fail the probes of another.
+const UNCOUNTED: usize = 128 << 10;
 
 /// The memory that all calls share. Clones are handles of the same memory.
 #[derive(Clone, Debug, Default)]
@@ -25,7 +25,7 @@ struct Usage {
     sandboxes: HashMap<String, usize>,
 }
 
-/// The part of the memory that one call uses. Dropping it releases the part.
+/// The part of the memory that one call uses. A drop releases it.
 #[derive(Debug)]
 pub(super) struct Share {
     memory: OutputMemory,
@@ -36,9 +36,9 @@ pub(super) struct Share {
 /// The limit that an output would exceed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Full {
-    /// Owner of the limited outputs, for the error message: `this pod` or `all pods`.
+    /// The pods whose outputs have the limit, for the error message: `this pod` or `all pods`.
     pub(super) scope: &'static str,
-    /// In bytes.
+    /// The limit in bytes.
     pub(super) limit: usize,
 }
 
@@ -56,13 +56,14 @@ impl OutputMemory {
 impl Share {
     /// Grows the share to `bytes`; a smaller number changes nothing.
     pub(super) fn grow(&mut self, bytes: usize) -> Result<(), Full> {
-        let more = bytes.saturating_sub(FREE).saturating_sub(self.counted);
+        let more = bytes.saturating_sub(UNCOUNTED).saturating_sub(self.counted);
         if more == 0 {
             return Ok(());
         }
         let mut usage = locked(&self.memory.usage);
         let sandbox = usage.sandboxes.get(&self.sandbox).copied().unwrap_or_default();
-        for (scope, used, limit) in [("this pod", sandbox, SANDBOX), ("all pods", usage.total, NODE)] {
+        for (scope, used, limit) in [("this pod", sandbox, SANDBOX_MAX), ("all pods", usage.total, NODE_MAX)]
+        {
             if used + more > limit {
                 return Err(Full { scope, limit });
             }
@@ -104,15 +105,15 @@ mod tests {
     fn a_sandbox_and_the_node_have_limits_and_small_outputs_always_fit() {
         let memory = OutputMemory::default();
         let mut first = memory.share("a");
-        first.grow(SANDBOX).expect("fits");
+        first.grow(SANDBOX_MAX).expect("fits");
         let mut second = memory.share("a");
-        assert_eq!(second.grow(2 * FREE + 1), Err(Full { scope: "this pod", limit: SANDBOX }));
-        second.grow(FREE).expect("small outputs fit");
+        assert_eq!(second.grow(2 * UNCOUNTED + 1), Err(Full { scope: "this pod", limit: SANDBOX_MAX }));
+        second.grow(UNCOUNTED).expect("small outputs fit");
         let mut third = memory.share("b");
-        third.grow(SANDBOX).expect("another sandbox has its own limit");
+        third.grow(SANDBOX_MAX).expect("another sandbox has its own limit");
         let mut fourth = memory.share("c");
-        assert_eq!(fourth.grow(4 * FREE), Err(Full { scope: "all pods", limit: NODE }));
-        fourth.grow(FREE).expect("small outputs fit");
+        assert_eq!(fourth.grow(4 * UNCOUNTED), Err(Full { scope: "all pods", limit: NODE_MAX }));
+        fourth.grow(UNCOUNTED).expect("small outputs fit");
     }
 
     #[test]
@@ -120,8 +121,8 @@ mod tests {
         let memory = OutputMemory::default();
         for _ in 0..10 {
             let mut share = memory.share("a");
-            share.grow(SANDBOX).expect("fits");
-            share.grow(FREE).expect("a smaller number changes nothing");
+            share.grow(SANDBOX_MAX).expect("fits");
+            share.grow(UNCOUNTED).expect("a smaller number changes nothing");
         }
         let usage = locked(&memory.usage);
         assert!(usage.total == 0 && usage.sandboxes.is_empty(), "{usage:?}");

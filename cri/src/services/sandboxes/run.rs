@@ -16,7 +16,7 @@ use crate::error::Error;
 use crate::names::Claim;
 use crate::namespaces;
 use crate::records::{SandboxPhase, SandboxRecord};
-use crate::sandbox::user_namespace::Mapping;
+use crate::sandbox::user_namespace::{Lists, Mapping, Owner};
 use crate::sandbox::{self, LiveShim, attachment, files};
 use crate::selinux::Labels;
 use crate::shim_client::Shim;
@@ -158,10 +158,10 @@ impl SandboxService {
         let (process_label, mount_label) = record.selinux.as_ref().map(Labels::texts).unwrap_or_default();
         // The mapping was validated by `check`.
         let mapping = Mapping::of(Some(&namespaces::options(config))).ok().flatten();
-        let (uid_mappings, gid_mappings) = mapping.map(|mapping| mapping.to_shim()).unwrap_or_default();
+        let Lists { uids, gids } = mapping.map(|mapping| mapping.to_shim()).unwrap_or_default();
         shim::SandboxConfig {
-            uid_mappings,
-            gid_mappings,
+            uid_mappings: uids,
+            gid_mappings: gids,
             sandbox_id: record.id.clone(),
             hostname: if own_network { config.hostname.clone() } else { String::new() },
             own_network,
@@ -230,7 +230,7 @@ fn write_pod_file(record: &SandboxRecord, path: &Path, text: &str) -> Result<(),
     match Mapping::of(Some(&namespaces::options(&record.config))).ok().flatten() {
         None => Ok(()),
         Some(mapping) => {
-            let (uid, gid) = mapping.root();
+            let Owner { uid, gid } = mapping.root();
             std::os::unix::fs::chown(path, Some(uid), Some(gid))
                 .map_err(Error::file("set the owner of", path))
         }

@@ -341,8 +341,9 @@ mod tests {
         frame
     }
 
-    fn data(bytes: &'static [u8], (is_first, is_last): (bool, bool)) -> Event {
-        Event::Data(Piece { bytes: Bytes::from_static(bytes), is_first, is_last })
+    /// A piece in the middle of a message.
+    fn middle(bytes: &'static [u8]) -> Piece {
+        Piece { bytes: Bytes::from_static(bytes), is_first: false, is_last: false }
     }
 
     fn events(received: &[u8]) -> io::Result<Vec<Event>> {
@@ -363,11 +364,11 @@ mod tests {
         ]
         .concat();
         let expected = [
-            data(b"one", (true, false)),
+            Event::Data(Piece { is_first: true, ..middle(b"one") }),
             Event::Ping(Bytes::from_static(b"are you there")),
-            data(b"", (false, false)),
-            data(b"two", (false, true)),
-            data(b"", (true, true)),
+            Event::Data(middle(b"")),
+            Event::Data(Piece { is_last: true, ..middle(b"two") }),
+            Event::Data(Piece { is_first: true, is_last: true, ..middle(b"") }),
             Event::Close,
         ];
         assert_eq!(events(&wire).expect("valid"), expected);

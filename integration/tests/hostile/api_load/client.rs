@@ -75,17 +75,12 @@ impl Plane {
     }
 
     pub(super) fn get(&self, header: &str, path: &str) -> (u16, String) {
-        self.address.send(header, ("GET", path), "", "")
+        self.by(header).send("GET", path, "", "")
     }
 
-    pub(super) fn send(
-        &self,
-        header: &str,
-        (method, path): (&str, &str),
-        media: &str,
-        body: impl AsRef<[u8]>,
-    ) -> (u16, String) {
-        self.address.send(header, (method, path), media, body)
+    /// A client whose requests have this header.
+    pub(super) fn by<'a>(&'a self, header: &'a str) -> Client<'a> {
+        self.address.by(header)
     }
 
     /// Bytes of resident memory.
@@ -184,28 +179,30 @@ impl Address {
         Ok(tls)
     }
 
+    /// A client whose requests have this header.
+    pub(super) fn by<'a>(&'a self, header: &'a str) -> Client<'a> {
+        Client { address: self, header }
+    }
+}
+
+impl Client<'_> {
     /// Sends one request on a new connection. Returns status code and body; code 0 if the connection breaks.
     pub(super) fn send(
         &self,
-        header: &str,
-        (method, path): (&str, &str),
+        method: &str,
+        path: &str,
         media: &str,
         body: impl AsRef<[u8]>,
     ) -> (u16, String) {
-        self.try_send(header, (method, path), media, body.as_ref()).unwrap_or_default()
+        self.try_send(method, path, media, body.as_ref()).unwrap_or_default()
     }
 
-    fn try_send(
-        &self,
-        header: &str,
-        (method, path): (&str, &str),
-        media: &str,
-        body: &[u8],
-    ) -> std::io::Result<(u16, String)> {
-        let mut tls = self.try_connect(&[])?;
+    fn try_send(&self, method: &str, path: &str, media: &str, body: &[u8]) -> std::io::Result<(u16, String)> {
+        let mut tls = self.address.try_connect(&[])?;
         let head = format!(
-            "{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{header}\r\ncontent-type: {media}\r\n\
+            "{method} {path} HTTP/1.1\r\nhost: a\r\nconnection: close\r\n{}\r\ncontent-type: {media}\r\n\
              content-length: {}\r\n\r\n",
+            self.header,
             body.len()
         );
         tls.write_all(head.as_bytes())?;

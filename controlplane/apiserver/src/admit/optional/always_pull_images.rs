@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use async_trait::async_trait;
 use serde_json::Value;
 
-use super::{CONTAINERS, containers, forbidden, writes_pod};
+use super::{CONTAINERS, PodContainer, containers, forbidden, writes_pod};
 use crate::{
     admit::{Admission, Admit, Attributes, Operation},
     error::Result,
@@ -50,10 +50,10 @@ impl Admit for AlwaysPullImages {
         if !applies(attributes, object) {
             return Ok(());
         }
-        let wrong = containers(&object["spec"]).find(|(_, _, one)| one["imagePullPolicy"] != "Always");
+        let wrong = containers(&object["spec"]).find(|one| one.value["imagePullPolicy"] != "Always");
         match wrong {
             None => Ok(()),
-            Some((field, index, container)) => Err(forbidden(
+            Some(PodContainer { field, index, value: container }) => Err(forbidden(
                 attributes,
                 format!(
                     "spec.{field}[{index}].imagePullPolicy: Unsupported value: {}: supported values: \"Always\"",
@@ -84,5 +84,5 @@ fn applies(attributes: &Attributes<'_>, object: &Value) -> bool {
 }
 
 fn images(pod: &Value) -> BTreeSet<&str> {
-    containers(&pod["spec"]).filter_map(|(_, _, container)| container["image"].as_str()).collect()
+    containers(&pod["spec"]).filter_map(|container| container.value["image"].as_str()).collect()
 }

@@ -208,14 +208,14 @@ mod tests {
         EventRateLimit::read(&mut PluginConfigs::parse(&format!("{HEAD}{limits}\n"), Path::new(""))?)
     }
 
-    fn refusal(plugin: &EventRateLimit, (namespace, user): (&str, &str), event: &Value) -> Option<String> {
+    fn refusal(plugin: &EventRateLimit, namespace: &str, user: &str, event: &Value) -> Option<String> {
         plugin.accept(namespace, user, event).err().map(|error| error.message)
     }
 
     #[tokio::test(start_paused = true)]
     async fn each_namespace_has_its_own_burst_and_rate() {
         let plugin = plugin("[{type: Namespace, qps: 2, burst: 3}]").unwrap();
-        let write = |namespace: &str| refusal(&plugin, (namespace, "ann"), &json!({}));
+        let write = |namespace: &str| refusal(&plugin, namespace, "ann", &json!({}));
         for _ in 0..3 {
             assert_eq!(write("a"), None);
         }
@@ -231,11 +231,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn all_limits_count_and_all_refusals_are_reported() {
         let plugin = plugin("[{type: Server, qps: 1, burst: 2}, {type: User, qps: 1, burst: 1}]").unwrap();
-        assert_eq!(refusal(&plugin, ("a", "ann"), &json!({})), None);
+        assert_eq!(refusal(&plugin, "a", "ann", &json!({})), None);
         let of_user = "Too many requests: limit reached on type User for key ann";
-        assert_eq!(refusal(&plugin, ("a", "ann"), &json!({})).unwrap(), of_user);
+        assert_eq!(refusal(&plugin, "a", "ann", &json!({})).unwrap(), of_user);
         let both = "Too many requests: [limit reached on type Server for key , limit reached on type User for key ann]";
-        assert_eq!(refusal(&plugin, ("a", "ann"), &json!({})).unwrap(), both);
+        assert_eq!(refusal(&plugin, "a", "ann", &json!({})).unwrap(), both);
         let error = plugin.accept("a", "bob", &json!({})).unwrap_err();
         assert_eq!((error.code, error.details["retryAfterSeconds"].as_u64()), (429, Some(1)));
     }
@@ -248,12 +248,12 @@ mod tests {
         let new = json!({"deprecatedSource": {"component": "kubelet"}, "regarding": object});
         let other =
             json!({"source": {"component": "kubelet"}, "involvedObject": {"kind": "Podp", "uid": "1"}});
-        assert_eq!(refusal(&plugin, ("a", "ann"), &core), None);
-        assert!(refusal(&plugin, ("a", "ann"), &new).unwrap().ends_with("for key kubeletPodp1"));
-        assert_eq!(refusal(&plugin, ("a", "ann"), &other), None);
+        assert_eq!(refusal(&plugin, "a", "ann", &core), None);
+        assert!(refusal(&plugin, "a", "ann", &new).unwrap().ends_with("for key kubeletPodp1"));
+        assert_eq!(refusal(&plugin, "a", "ann", &other), None);
         let long = json!({"source": {"component": "x".repeat(5000)}});
-        assert_eq!(refusal(&plugin, ("a", "ann"), &long), None);
-        assert!(refusal(&plugin, ("a", "ann"), &long).unwrap().len() < MAX_SHOWN_KEY + 100);
+        assert_eq!(refusal(&plugin, "a", "ann", &long), None);
+        assert!(refusal(&plugin, "a", "ann", &long).unwrap().len() < MAX_SHOWN_KEY + 100);
     }
 
     #[test]

@@ -33,7 +33,7 @@ impl Admit for ExtendedResourceToleration {
 
 fn add(pod: &mut Value) {
     let keys: BTreeSet<String> = containers(&pod["spec"])
-        .filter_map(|(_, _, container)| container["resources"]["requests"].as_object())
+        .filter_map(|container| container.value["resources"]["requests"].as_object())
         .flat_map(|requests| requests.keys().filter(|name| is_extended(name)).cloned())
         .collect();
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut).filter(|_| !keys.is_empty()) else {

@@ -6,7 +6,7 @@
 use async_trait::async_trait;
 use serde_json::Value;
 
-use super::{containers, forbidden, writes_pod};
+use super::{PodContainer, containers, forbidden, writes_pod};
 use crate::{
     admit::{Admission, Admit, Attributes},
     error::Result,
@@ -39,7 +39,7 @@ fn forbidden_field(spec: &Value) -> Option<String> {
     if let Some(field) = of_pod.into_iter().find(|field| !pod[*field].is_null()) {
         return Some(format!("pod.Spec.SecurityContext.{field}"));
     }
-    containers(spec).find_map(|(_, _, container)| {
+    containers(spec).find_map(|PodContainer { value: container, .. }| {
         let context = &container["securityContext"];
         let field = ["seLinuxOptions", "runAsUser"].into_iter().find(|field| !context[*field].is_null())?;
         Some(format!("SecurityContext.{field}"))

@@ -62,7 +62,7 @@ pub(super) fn record_mutation(
     match effect {
         Some(Effect::FailedOpen) => record.annotate(&place.key(FAILED_OPEN_MUTATION), webhook),
         // A patch has values of the object, so it is recorded only with the object.
-        Some(Effect::Patched { patch, .. }) if record.has_requests() => {
+        Some(Effect::Patched { patch, .. }) if record.has_request_object() => {
             let annotation = Annotation { patch: Some(patch), patch_type: Some("JSONPatch"), ..plain };
             record.annotate_limited(&place.key(PATCH), &text(&annotation));
         }

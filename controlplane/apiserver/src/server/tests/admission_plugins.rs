@@ -8,11 +8,11 @@ const BINDINGS: &str = "/api/v1/namespaces/default/pods/p/binding";
 const ZONE: &str = "topology.kubernetes.io/zone";
 
 async fn with(enabled: &[&str]) -> Fixture {
-    with_config((enabled, &[]), "").await
+    with_config(enabled, &[], "").await
 }
 
 /// A server with these plugins enabled and disabled, and the `plugins` of the configuration file.
-async fn with_config((enabled, disabled): (&[&str], &[&str]), plugins: &str) -> Fixture {
+async fn with_config(enabled: &[&str], disabled: &[&str], plugins: &str) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
     let selection = selection(enabled, disabled);
     let file = directory.path().join("admission.yaml");
@@ -62,7 +62,7 @@ async fn webhooks_are_called_with_the_user_of_the_kubeconfig_file() {
         "{{name: ValidatingAdmissionWebhook, configuration: {{apiVersion: apiserver.config.k8s.io/v1, \
          kind: WebhookAdmissionConfiguration, kubeConfigFile: {file:?}}}}}"
     );
-    let server = with_config((&[], &[]), &plugin).await;
+    let server = with_config(&[], &[], &plugin).await;
     for kind in ["validating", "mutating"] {
         webhook::configure(&server, kind, webhook.configuration(json!({}))).await;
     }
@@ -76,7 +76,7 @@ async fn webhooks_are_called_with_the_user_of_the_kubeconfig_file() {
 async fn events_above_the_rate_are_refused_and_the_client_learns_when_to_retry() {
     let limits = "{name: EventRateLimit, configuration: {apiVersion: eventratelimit.admission.k8s.io/v1alpha1, \
         kind: Configuration, limits: [{type: User, qps: 1, burst: 2}]}}";
-    let server = with_config((&["EventRateLimit"], &[]), limits).await;
+    let server = with_config(&["EventRateLimit"], &[], limits).await;
     let path = "/api/v1/namespaces/default/events";
     // A dry run does not count.
     assert_eq!(server.post(&format!("{path}?dryRun=All"), event("e")).await.code, 201);
@@ -101,7 +101,7 @@ async fn a_limited_priority_class_needs_a_quota() {
     let config = "{name: ResourceQuota, configuration: {apiVersion: apiserver.config.k8s.io/v1, \
         kind: ResourceQuotaConfiguration, limitedResources: [{resource: pods, matchScopes: [\
         {scopeName: PriorityClass, operator: In, values: [high]}]}]}}";
-    let server = with_config((&[], &[]), config).await;
+    let server = with_config(&[], &[], config).await;
     let class = json!({"metadata": {"name": "high"}, "value": 10});
     assert_eq!(server.post("/apis/scheduling.k8s.io/v1/priorityclasses", class).await.code, 201);
     let mut wanted = pod("p");
@@ -122,7 +122,7 @@ async fn an_update_to_a_limited_amount_needs_a_quota_of_that_amount() {
     let config = "{name: ResourceQuota, configuration: {apiVersion: apiserver.config.k8s.io/v1, \
         kind: ResourceQuotaConfiguration, limitedResources: [{resource: services, \
         matchContains: [services.loadbalancers]}]}}";
-    let server = with_config((&[], &[]), config).await;
+    let server = with_config(&[], &[], config).await;
     let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"services": "5"}}});
     assert_eq!(server.post("/api/v1/namespaces/default/resourcequotas", quota).await.code, 201);
     let path = "/api/v1/namespaces/default/services";
@@ -149,7 +149,7 @@ async fn a_webhook_decides_on_the_images_of_pods() {
         "{{name: ImagePolicyWebhook, configuration: {{imagePolicy: {{kubeConfigFile: {:?}}}}}}}",
         hook.file()
     );
-    let server = with_config((&["ImagePolicyWebhook"], &[]), &config).await;
+    let server = with_config(&["ImagePolicyWebhook"], &[], &config).await;
     let mut refused = pod("q");
     refused["spec"]["containers"][0]["image"] = "bad".into();
     let refused = server.post(PODS, refused).await;
@@ -168,7 +168,7 @@ async fn a_webhook_decides_on_the_images_of_pods() {
 async fn tolerations_come_from_the_namespace_and_are_those_that_it_allows() {
     let config = "{name: PodTolerationRestriction, configuration: {kind: Configuration, \
         apiVersion: podtolerationrestriction.admission.k8s.io/v1alpha1, default: [{key: cluster, operator: Exists}]}}";
-    let server = with_config((&["PodTolerationRestriction"], &["DefaultTolerationSeconds"]), config).await;
+    let server = with_config(&["PodTolerationRestriction"], &["DefaultTolerationSeconds"], config).await;
     let made = server.post(PODS, pod("p")).await;
     let cluster = json!([{"key": "cluster", "operator": "Exists"}]);
     assert_eq!(made.body["spec"]["tolerations"], cluster, "{}", made.body);
@@ -241,7 +241,7 @@ async fn a_resize_needs_the_features_of_the_node() {
 async fn quotas_can_be_switched_off() {
     let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"pods": "0"}}});
     for (disabled, code) in [(&[][..], 403), (&["ResourceQuota"][..], 201)] {
-        let server = with_config((&[], disabled), "").await;
+        let server = with_config(&[], disabled, "").await;
         server.post("/api/v1/namespaces/default/resourcequotas", quota.clone()).await;
         assert_eq!(server.post(PODS, pod("p")).await.code, code, "{disabled:?}");
     }

@@ -58,7 +58,7 @@ async fn merge_status(server: &Fixture, user: &User, status: Value) -> Answer {
 }
 
 /// Gives a user a right in all namespaces.
-async fn grant(server: &Fixture, user: &User, (verb, subresource): (&str, &str), name: Option<&str>) {
+async fn grant(server: &Fixture, user: &User, verb: &str, subresource: &str, name: Option<&str>) {
     const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
     let role = format!("{}-{subresource}", user.name.replace(':', "-"));
     let rule = json!({"verbs": [verb], "apiGroups": ["resource.k8s.io"], "resourceNames": name.into_iter().collect::<Vec<_>>(),
@@ -81,8 +81,8 @@ async fn parts_of_the_status_of_a_claim_need_rights_of_their_own() {
     let mut driver = User::new("system:serviceaccount:default:driver", &[]);
     let node = |name: &str| vec![name.to_owned()];
     driver.extra.insert("authentication.kubernetes.io/node-name".to_owned(), node("m"));
-    grant(&server, &scheduler, ("patch", "status"), None).await;
-    grant(&server, &driver, ("patch", "status"), None).await;
+    grant(&server, &scheduler, "patch", "status", None).await;
+    grant(&server, &driver, "patch", "status", None).await;
     // A claim without an allocation loses `status.devices`: the right to write this field is checked only with an allocation.
     let early = json!({"devices": [{"driver": "other.example.com", "pool": "p", "device": "d"}]});
     let early = merge_status(&server, &driver, early).await;
@@ -98,11 +98,11 @@ async fn parts_of_the_status_of_a_claim_need_rights_of_their_own() {
         User \"scheduler\" cannot patch resource \"resourceclaims/binding\" in API group \"resource.k8s.io\" at the \
         cluster scope";
     assert_eq!(cause["message"], expect);
-    grant(&server, &scheduler, ("patch", "binding"), None).await;
+    grant(&server, &scheduler, "patch", "binding", None).await;
     let allocated = merge_status(&server, &scheduler, json!({"allocation": allocation})).await;
     assert_eq!(allocated.code, 200, "{}", allocated.body);
     // The driver's account has the right for the claims of the node on which it runs.
-    grant(&server, &driver, ("associated-node:patch", "driver"), Some("d.example.com")).await;
+    grant(&server, &driver, "associated-node:patch", "driver", Some("d.example.com")).await;
     let devices = json!({"devices": [{"driver": "d.example.com", "pool": "p", "device": "d"}]});
     let refused = merge_status(&server, &driver, devices.clone()).await;
     let cause = &refused.body["details"]["causes"][0];
@@ -126,7 +126,7 @@ async fn a_refusal_names_a_limited_number_of_drivers() {
     let allocated = merge_status(&server, &admin(), allocation).await;
     assert_eq!(allocated.code, 200, "{}", allocated.body);
     let driver = User::new("driver", &[]);
-    grant(&server, &driver, ("patch", "status"), None).await;
+    grant(&server, &driver, "patch", "status", None).await;
     let device =
         |number: u32| json!({"driver": format!("d{number}.example.com"), "pool": "p", "device": "d"});
     let devices: Vec<Value> = (0..40).map(device).collect();

@@ -7,7 +7,7 @@ use super::*;
 const REQUESTS: &str = "/apis/certificates.k8s.io/v1/certificatesigningrequests";
 const NODE_CLIENT: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 
-fn request(name: &str, signer: &str, (user, group): (&str, &str)) -> Value {
+fn request(name: &str, signer: &str, user: &str, group: &str) -> Value {
     use base64::Engine as _;
     let mut params = CertificateParams::default();
     params.distinguished_name = rcgen::DistinguishedName::new();
@@ -40,7 +40,7 @@ fn with_subject(name: &str, signer: &str, subject: &[&[(u8, &str)]]) -> Value {
     let signature = tlv(0x03, &[&[0], &key.sign(&info).unwrap()]);
     let der = base64::prelude::BASE64_STANDARD.encode(tlv(0x30, &[&info, &algorithm, &signature]));
     let pem = format!("-----BEGIN CERTIFICATE REQUEST-----\n{der}\n-----END CERTIFICATE REQUEST-----\n");
-    let mut object = request(name, signer, ("x", "y"));
+    let mut object = request(name, signer, "x", "y");
     object["spec"]["request"] = base64::prelude::BASE64_STANDARD.encode(pem).into();
     object
 }
@@ -92,7 +92,7 @@ async fn a_token_for_one_machine_that_was_used_makes_no_other() {
     let secrets = "/api/v1/namespaces/kube-system/secrets";
     assert_eq!(server.post(secrets, secret).await.code, 201);
     let asks = async |name: &str, node: &str| {
-        let asked = request(name, NODE_CLIENT, (&format!("system:node:{node}"), "system:nodes"));
+        let asked = request(name, NODE_CLIENT, &format!("system:node:{node}"), "system:nodes");
         server.send_as(bootstrapper(), "POST", REQUESTS, asked).await
     };
     // Without `usage-single-node`, as in kubeadm's tokens, several machines can use the token.
@@ -110,7 +110,7 @@ async fn a_token_for_one_machine_that_was_used_makes_no_other() {
 #[tokio::test]
 async fn a_request_records_its_user_and_only_approvers_decide() {
     let server = Fixture::new().await;
-    let asked = request("a", NODE_CLIENT, ("system:node:n1", "system:nodes"));
+    let asked = request("a", NODE_CLIENT, "system:node:n1", "system:nodes");
     let made = server.send_as(bootstrapper(), "POST", REQUESTS, asked).await;
     assert_eq!(made.code, 201, "{}", made.body);
     let spec = &made.body["spec"];
@@ -136,11 +136,11 @@ async fn a_request_records_its_user_and_only_approvers_decide() {
 #[tokio::test]
 async fn requests_for_administrator_certificates_are_refused() {
     let server = Fixture::new().await;
-    let asked = request("a", "kubernetes.io/kube-apiserver-client", ("root", "system:masters"));
+    let asked = request("a", "kubernetes.io/kube-apiserver-client", "root", "system:masters");
     let answer = server.post(REQUESTS, asked).await;
     assert_eq!(answer.code, 403);
     assert!(answer.body["message"].as_str().unwrap().contains("system:masters group is not allowed"));
-    let mut broken = request("a", NODE_CLIENT, ("x", "y"));
+    let mut broken = request("a", NODE_CLIENT, "x", "y");
     broken["spec"]["request"] = "bm9uc2Vuc2U=".into();
     let answer = server.post(REQUESTS, broken).await;
     assert_eq!(answer.code, 422);
@@ -213,7 +213,7 @@ async fn the_name_of_the_controllers_is_not_a_credential() {
 #[tokio::test]
 async fn a_node_requests_and_writes_in_its_own_name_only() {
     let server = Fixture::new().await;
-    let asked = |of: &str| request(of, NODE_CLIENT, (&format!("system:node:{of}"), "system:nodes"));
+    let asked = |of: &str| request(of, NODE_CLIENT, &format!("system:node:{of}"), "system:nodes");
     assert_eq!(server.send_as(node("n1"), "POST", REQUESTS, asked("n1")).await.code, 201);
     let refused = server.send_as(node("n1"), "POST", REQUESTS, asked("n2")).await;
     assert_eq!(refused.code, 403);

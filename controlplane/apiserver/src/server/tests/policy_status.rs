@@ -4,7 +4,7 @@ use super::*;
 
 const POLICIES: &str = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolicies";
 
-fn policy(name: &str, (group, resource): (&str, &str), validations: Value) -> Value {
+fn policy(name: &str, group: &str, resource: &str, validations: Value) -> Value {
     let rule =
         json!({"operations": ["*"], "apiGroups": [group], "apiVersions": ["v1"], "resources": [resource]});
     json!({"metadata": {"name": name}, "spec": {
@@ -35,7 +35,7 @@ async fn a_policy_gets_warnings_about_types() {
     let server = Fixture::new().await;
     let expression = |text: &str| json!([{"expression": text}]);
     let path =
-        make(&server, policy("p", ("apps", "deployments"), expression("object.spec.replicas > 1"))).await;
+        make(&server, policy("p", "apps", "deployments", expression("object.spec.replicas > 1"))).await;
     let right = until(&server, &path, observes(1)).await;
     assert_eq!(right["status"], json!({"observedGeneration": 1, "typeChecking": {}}));
     let manager = right["metadata"]["managedFields"].as_array().unwrap().iter();
@@ -65,7 +65,7 @@ async fn a_policy_gets_warnings_about_types() {
 async fn a_policy_is_checked_again_when_its_resource_appears() {
     let server = Fixture::new().await;
     let wrong = json!([{"expression": "object.spec.maxRetries < 10 && object.metadata.labels['a'] == 'b'"}]);
-    let path = make(&server, policy("p", ("example.com", "cups"), wrong)).await;
+    let path = make(&server, policy("p", "example.com", "cups", wrong)).await;
     let unknown = until(&server, &path, observes(1)).await;
     assert_eq!(unknown["status"]["typeChecking"], json!({}));
     let definition = json!({"apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",

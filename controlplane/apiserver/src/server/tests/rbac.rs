@@ -24,8 +24,8 @@ impl Fixture {
         assert_eq!(made.code, 201, "{}", made.body);
     }
 
-    async fn bind(&self, namespace: &str, role: (&str, &str), user: &str) {
-        let made = self.post(&at(namespace, "rolebindings"), binding(role, user)).await;
+    async fn bind(&self, namespace: &str, kind: &str, role: &str, user: &str) {
+        let made = self.post(&at(namespace, "rolebindings"), binding(kind, role, user)).await;
         assert_eq!(made.code, 201, "{}", made.body);
     }
 
@@ -56,7 +56,7 @@ fn at(namespace: &str, plural: &str) -> String {
     }
 }
 
-fn binding((kind, role): (&str, &str), user: &str) -> Value {
+fn binding(kind: &str, role: &str, user: &str) -> Value {
     json!({"metadata": {"name": format!("{role}-{user}").replace(':', "-")},
         "roleRef": {"kind": kind, "name": role}, "subjects": [{"kind": "User", "name": user}]})
 }
@@ -67,7 +67,7 @@ async fn a_user_has_the_permissions_of_its_bindings_in_their_namespaces() {
     let pods = "/api/v1/namespaces/default/pods";
     assert_eq!(server.code(ann(), pods).await, 403);
     server.role("default", "reader", json!([rule(&["get", "list"], &["pods", "pods/log"])])).await;
-    server.bind("default", ("Role", "reader"), "ann").await;
+    server.bind("default", "Role", "reader", "ann").await;
     assert_eq!(server.code(ann(), pods).await, 200);
     assert_eq!(server.code(ann(), &format!("{pods}/p")).await, 404);
     for path in ["/api/v1/pods", "/api/v1/namespaces/kube-system/pods", "/api/v1/namespaces/default/secrets"]
@@ -80,7 +80,7 @@ async fn a_user_has_the_permissions_of_its_bindings_in_their_namespaces() {
     let mut one = rule(&["get"], &["configmaps"]);
     one["resourceNames"] = json!(["c"]);
     server.role("", "one", json!([one, {"verbs": ["get"], "nonResourceURLs": ["/metrics"]}])).await;
-    server.bind("", ("ClusterRole", "one"), "ann").await;
+    server.bind("", "ClusterRole", "one", "ann").await;
     assert_eq!(server.code(ann(), "/api/v1/namespaces/kube-system/configmaps/c").await, 404);
     assert_eq!(server.code(ann(), "/api/v1/namespaces/kube-system/configmaps/d").await, 403);
     assert_ne!(server.code(ann(), "/metrics").await, 403);
@@ -98,7 +98,7 @@ async fn no_user_grants_permissions_that_the_user_does_not_have() {
     server.role("default", "manager", manage).await;
     server.role("default", "secrets", json!([rule(&["get"], &["secrets"])])).await;
     server.role("default", "pods", json!([rule(&["get"], &["pods"])])).await;
-    server.bind("default", ("Role", "manager"), "ann").await;
+    server.bind("default", "Role", "manager", "ann").await;
     let (roles, bindings) = (at("default", "roles"), at("default", "rolebindings"));
     // The wildcard includes `escalate` and `bind`. Without these verbs a user can grant only rules that the user has.
     let path = format!("{roles}/manager");
@@ -115,20 +115,20 @@ async fn no_user_grants_permissions_that_the_user_does_not_have() {
         "{message}"
     );
     assert!(message.contains("{APIGroups:[\"\"], Resources:[\"secrets\"], Verbs:[\"get\"]}"), "{message}");
-    assert_eq!(server.post_as(ann(), &bindings, binding(("Role", "pods"), "ben")).await.code, 201);
-    assert_eq!(server.post_as(ann(), &bindings, binding(("Role", "secrets"), "ben")).await.code, 403);
+    assert_eq!(server.post_as(ann(), &bindings, binding("Role", "pods", "ben")).await.code, 201);
+    assert_eq!(server.post_as(ann(), &bindings, binding("Role", "secrets", "ben")).await.code, 403);
     assert_eq!(
-        server.post_as(ann(), &bindings, binding(("ClusterRole", "cluster-admin"), "ann")).await.code,
+        server.post_as(ann(), &bindings, binding("ClusterRole", "cluster-admin", "ann")).await.code,
         403
     );
-    assert_eq!(server.post_as(ann(), &bindings, binding(("Role", "gone"), "ben")).await.code, 404);
+    assert_eq!(server.post_as(ann(), &bindings, binding("Role", "gone", "ben")).await.code, 404);
     assert_eq!(server.code(User::new("ben", &[]), "/api/v1/namespaces/default/pods/p").await, 404);
     // With the verb `bind` for one role the user can bind that role.
     let mut bind = rule(&["bind"], &["roles"]);
     bind["resourceNames"] = json!(["secrets"]);
     server.role("default", "binder", json!([bind])).await;
-    server.bind("default", ("Role", "binder"), "ann").await;
-    assert_eq!(server.post_as(ann(), &bindings, binding(("Role", "secrets"), "ben")).await.code, 201);
+    server.bind("default", "Role", "binder", "ann").await;
+    assert_eq!(server.post_as(ann(), &bindings, binding("Role", "secrets", "ben")).await.code, 201);
     // An update of finalizers needs no check of the rules.
     let finalizers = json!({"metadata": {"finalizers": ["example.com/f"]}});
     assert_eq!(server.merge_as(ann(), &format!("{roles}/secrets"), finalizers).await.code, 200);
@@ -161,7 +161,7 @@ async fn aggregation_gives_no_rights_that_the_writer_does_not_have() {
 async fn reviews_return_what_roles_allow_for_any_verb() {
     let server = Fixture::new().await;
     server.role("default", "r", json!([rule(&["get", "dance"], &["pods"])])).await;
-    server.bind("default", ("Role", "r"), "ann").await;
+    server.bind("default", "Role", "r", "ann").await;
     let asks = async |verb: &str, namespace: &str| {
         let attributes = json!({"verb": verb, "resource": "pods", "namespace": namespace});
         let spec = json!({"resourceAttributes": attributes});
@@ -196,9 +196,9 @@ async fn impersonation_needs_the_right_to_the_user() {
     let mut one = rule(&["impersonate"], &["users"]);
     one["resourceNames"] = json!(["ben"]);
     server.role("", "ben", json!([one])).await;
-    server.bind("", ("ClusterRole", "ben"), "ann").await;
+    server.bind("", "ClusterRole", "ben", "ann").await;
     server.role("default", "r", json!([rule(&["list"], &["pods"])])).await;
-    server.bind("default", ("Role", "r"), "ben").await;
+    server.bind("default", "Role", "r", "ben").await;
     assert_eq!(as_ben(ann(), None).await.code, 200);
     assert_eq!(as_ben(ann(), Some("system:masters")).await.code, 403);
     assert_eq!(as_ben(admin(), Some("dev")).await.code, 200);
@@ -249,7 +249,7 @@ async fn permissions_in_a_namespace_reach_no_cluster_scoped_object() {
     // All built-in versions are served.
     let all = RuntimeConfig::parse(&["api/all=true".to_owned()]).unwrap();
     let server = Fixture::new().await.again_with(|config| config.runtime_config = all).await;
-    server.bind("default", ("ClusterRole", "cluster-admin"), "ann").await;
+    server.bind("default", "ClusterRole", "cluster-admin", "ann").await;
     let code = async |method: &str, path: &str| {
         let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
         server.send(ann(), request.body(Full::new("{}".into())).unwrap()).await.code
@@ -301,7 +301,7 @@ async fn permissions_in_a_namespace_reach_no_cluster_scoped_custom_resource() {
     let object = json!({"apiVersion": "example.com/v1", "kind": "Wide", "metadata": {"name": "a"}});
     let made = server.post(&format!("{version}/wides"), object).await;
     assert_eq!(made.code, 201, "{}", made.body);
-    server.bind("default", ("ClusterRole", "cluster-admin"), "ann").await;
+    server.bind("default", "ClusterRole", "cluster-admin", "ann").await;
     let code = async |method: &str, path: &str| {
         let path = format!("{version}{path}");
         let request = Request::builder().method(method).uri(path).header("content-type", "application/json");

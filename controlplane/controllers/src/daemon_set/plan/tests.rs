@@ -49,13 +49,13 @@ fn pod(text: &str) -> Arc<Pod> {
     )
 }
 
-fn with<T>(set: &DaemonSet, texts: (&str, &str), use_it: impl Fn(&Snapshot<'_>) -> T) -> T {
-    let (nodes, pods) = (nodes(texts.0), texts.1.split_whitespace().map(pod).collect::<Vec<_>>());
+fn with<T>(set: &DaemonSet, nodes: &str, pods: &str, use_it: impl Fn(&Snapshot<'_>) -> T) -> T {
+    let (nodes, pods) = (self::nodes(nodes), pods.split_whitespace().map(pod).collect::<Vec<_>>());
     use_it(&Snapshot { set, hash: "new", nodes: &nodes, pods: &pods, backoff: &|_| None, now: now() })
 }
 
 fn decide(set: &DaemonSet, nodes: &str, pods: &str) -> String {
-    with(set, (nodes, pods), |snapshot| {
+    with(set, nodes, pods, |snapshot| {
         let plan = plan(snapshot);
         let create = plan.create.iter().map(|node| format!("+{node}"));
         let delete = plan.delete.iter().map(|pod| format!("-{}", pod.name()));
@@ -107,7 +107,7 @@ fn a_surge_adds_the_new_pod_before_the_old_one_is_deleted() {
 
 #[test]
 fn the_status_counts_nodes() {
-    let status = with(&rolling(json!({})), ("a b c dx", "a b~- d"), |snapshot| status(snapshot, 0).0);
+    let status = with(&rolling(json!({})), "a b c dx", "a b~- d", |snapshot| status(snapshot, 0).0);
     assert_eq!((status.desired_number_scheduled, status.current_number_scheduled), (3, 2));
     assert_eq!((status.number_ready, status.number_misscheduled), (1, 1));
     assert_eq!((status.updated_number_scheduled, status.number_available), (Some(1), Some(1)));

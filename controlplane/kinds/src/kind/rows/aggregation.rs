@@ -1,4 +1,4 @@
-//! The kind of `apiregistration.k8s.io`: group versions, and the servers that serve them.
+//! The kind APIService of `apiregistration.k8s.io`: a group version and the server that serves it.
 
 use super::{KIND, Kind, NameRule, Rules, WITH_STATUS, Writes, status};
 use crate::{defaults, table, validate};

@@ -17,8 +17,16 @@ fn wrong_type(object: &Value, field: &str) -> Option<String> {
     wrong.then(|| profile["type"].as_str().unwrap_or_default().to_owned())
 }
 
-/// The pod and the containers with a wrong type, and these types.
-fn wrong_types(pod: &Pod<'_>, field: &str) -> (bool, Vec<String>, SortedTexts) {
+/// Profiles of a wrong type.
+struct WrongTypes {
+    /// Whether the pod has one.
+    of_pod: bool,
+    /// Names of the containers that have one.
+    containers: Vec<String>,
+    types: SortedTexts,
+}
+
+fn wrong_types(pod: &Pod<'_>, field: &str) -> WrongTypes {
     let mut types = SortedTexts::new();
     let mut note = |object: &Value| {
         let found = wrong_type(object, field);
@@ -27,11 +35,11 @@ fn wrong_types(pod: &Pod<'_>, field: &str) -> (bool, Vec<String>, SortedTexts) {
     };
     let of_pod = note(pod.spec);
     let containers = pod.named(note);
-    (of_pod, containers, types)
+    WrongTypes { of_pod, containers, types }
 }
 
 pub(super) fn app_armor(pod: &Pod<'_>) -> Option<Violation> {
-    let (of_pod, containers, types) = wrong_types(pod, "appArmorProfile");
+    let WrongTypes { of_pod, containers, types } = wrong_types(pod, "appArmorProfile");
     let mut who = setters(of_pod, &containers);
     let mut values: Vec<String> = types.into_iter().collect();
     let annotations = pod.annotations.as_object().into_iter().flatten();
@@ -116,7 +124,7 @@ pub(super) fn seccomp_annotations(pod: &Pod<'_>) -> Option<Violation> {
 }
 
 pub(super) fn seccomp(pod: &Pod<'_>) -> Option<Violation> {
-    let (of_pod, containers, types) = wrong_types(pod, "seccompProfile");
+    let WrongTypes { of_pod, containers, types } = wrong_types(pod, "seccompProfile");
     let who = setters(of_pod, &containers);
     if who.is_empty() {
         return None;

@@ -353,7 +353,7 @@ fn annotations_of_services_agree() {
 fn points_of_load_balancers_are_checked() {
     let texts = |kind: &str, point: Value| {
         let service = json!({"spec": {"type": kind}, "status": {"loadBalancer": {"ingress": [point]}}});
-        found(|causes| built_in_status(causes, ("", "Service"), &service, &service))
+        found(|causes| built_in_status(causes, "", "Service", &service, &service))
     };
     let path = "status.loadBalancer.ingress";
     assert_eq!(texts("LoadBalancer", json!({"ip": "10.0.0.1", "ipMode": "VIP"})), Vec::<String>::new());

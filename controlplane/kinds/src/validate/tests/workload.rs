@@ -214,9 +214,9 @@ fn source_ranges_of_services_are_prefixes() {
 }
 
 /// The causes of a status of this kind.
-fn status(kind: (&str, &str), status: Value, old: Value) -> Vec<String> {
+fn status(group: &str, kind: &str, status: Value, old: Value) -> Vec<String> {
     let (new, old) = (json!({"status": status}), json!({"status": old}));
-    found(|causes| built_in_status(causes, kind, &new, &old))
+    found(|causes| built_in_status(causes, group, kind, &new, &old))
 }
 
 #[test]
@@ -224,16 +224,16 @@ fn counts_in_statuses_are_parts_of_all_pods() {
     let more =
         |field: &str| format!("status.{field}: Invalid value: 2: cannot be greater than status.replicas");
     assert_eq!(
-        status(("apps", "ReplicaSet"), json!({"replicas": 1, "fullyLabeledReplicas": 2}), json!({})),
+        status("apps", "ReplicaSet", json!({"replicas": 1, "fullyLabeledReplicas": 2}), json!({})),
         [more("fullyLabeledReplicas")]
     );
     assert_eq!(
-        status(("", "ReplicationController"), json!({"replicas": 1, "readyReplicas": 2}), json!({})),
+        status("", "ReplicationController", json!({"replicas": 1, "readyReplicas": 2}), json!({})),
         [more("readyReplicas")]
     );
     let counts = json!({"replicas": 1, "updatedReplicas": 2, "unavailableReplicas": -1});
     assert_eq!(
-        status(("apps", "Deployment"), counts, json!({"collisionCount": 1})),
+        status("apps", "Deployment", counts, json!({"collisionCount": 1})),
         [
             "status.unavailableReplicas: Invalid value: -1: must be greater than or equal to 0".to_owned(),
             more("updatedReplicas"),
@@ -242,20 +242,20 @@ fn counts_in_statuses_are_parts_of_all_pods() {
     );
     let counts = json!({"replicas": 1, "availableReplicas": 1});
     assert_eq!(
-        status(("apps", "StatefulSet"), counts, json!({})),
+        status("apps", "StatefulSet", counts, json!({})),
         ["status.availableReplicas: Invalid value: 1: cannot be greater than status.readyReplicas"]
     );
 }
 
 #[test]
 fn statuses_of_claims_have_amounts_and_known_states() {
-    let kind = ("", "PersistentVolumeClaim");
+    let kind = "PersistentVolumeClaim";
     let good = json!({"capacity": {"storage": "1Gi"}, "allocatedResources": {"storage": "2Gi"},
         "allocatedResourceStatuses": {"storage": "NodeResizePending"}});
-    assert_eq!(status(kind, good, json!({})), Vec::<String>::new());
+    assert_eq!(status("", kind, good, json!({})), Vec::<String>::new());
     let bad = json!({"capacity": {"storage": "-1"}, "allocatedResources": {"cpu": "1", "storage": "-2"},
         "allocatedResourceStatuses": {"storage": "X"}});
-    let fields: Vec<String> = status(kind, bad, json!({}))
+    let fields: Vec<String> = status("", kind, bad, json!({}))
         .iter()
         .map(|cause| cause.split(": ").take(3).collect::<Vec<_>>().join(": "))
         .collect();

@@ -28,10 +28,10 @@ fn in_image(image: &Image, script: &str) -> Vec<String> {
 fn base(content: &str) -> (Vec<u8>, crate::digest::Digest) {
     layer(
         TestTar::new()
-            .with(b'5', "tmp", "", attributes(0o1777, (0, 0), 7))
-            .with(b'5', "bin", "", attributes(0o711, (5, 6), 1_100_000_000))
+            .with(b'5', "tmp", "", attributes(0o1777, 0, 0, 7))
+            .with(b'5', "bin", "", attributes(0o711, 5, 6, 1_100_000_000))
             .pax(&[("SCHILY.xattr.user.note", b"kept"), ("mtime", b"1200000000")])
-            .with(b'0', "bin/tool", "", attributes(0o4755, (12, 34), 1_200_000_000))
+            .with(b'0', "bin/tool", "", attributes(0o4755, 12, 34, 1_200_000_000))
             .directory("usr")
             .file("usr/text", content.as_bytes())
             .symlink("lib", "usr")
