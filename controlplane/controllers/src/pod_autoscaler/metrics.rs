@@ -342,4 +342,23 @@ mod tests {
         let error = custom(&["v1"], pods).await.unwrap_err();
         assert!(error.ends_with("no known available metric versions found"), "{error}");
     }
+    #[tokio::test]
+    async fn an_external_metric_is_the_sum_of_its_values() {
+        let value =
+            |value: &str| json!({"metricName": "depth", "timestamp": "2024-01-01T00:00:00Z", "value": value});
+        let path = "/apis/external.metrics.k8s.io/v1beta1/namespaces/n/depth";
+        let list = json!({"items": [value("1"), value("2500m")]});
+        let target = json!({"type": "Value", "value": "1"});
+        let metric = json!({"type": "External", "external": {"metric": {"name": "depth"}, "target": target}});
+        let metric: MetricSpec = serde_json::from_value(metric).unwrap();
+        for (list, expect) in [(list, Ok(3500)), (json!({"items": []}), Err("no metrics returned"))] {
+            let api = TestApi::new(&[(path, list)]);
+            let selected = Selected { client: &api.context.client, namespace: "n", selector: "app=a" };
+            match (selected.read(&metric).await, expect) {
+                (Ok(Measured::Value(found)), Ok(expect)) => assert_eq!(found, expect),
+                (Err(found), Err(expect)) => assert!(found.starts_with(expect), "{found}"),
+                (found, expect) => panic!("{found:?} is not {expect:?}"),
+            }
+        }
+    }
 }
