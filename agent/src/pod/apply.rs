@@ -35,6 +35,9 @@ use crate::volume::Volumes;
 
 /// Maximum size in bytes of the node's resolver configuration, as in the kubelet.
 const RESOLV_CONF_MAX: u64 = 10 << 20;
+const RESOLV_CONF: &str = "/etc/resolv.conf";
+/// The servers that systemd-resolved uses. With it, [`RESOLV_CONF`] has only its own address on loopback.
+const RESOLVED_CONF: &str = "/run/systemd/resolve/resolv.conf";
 
 /// A result of a job, for its worker.
 #[derive(Debug)]
@@ -268,7 +271,11 @@ impl Job {
     fn sandbox_config(&self, attempt: u32, parent: &str) -> SandboxConfig {
         use super::config::{dns, sandbox};
         let (config, spec) = (&self.node.config, self.spec());
-        let host = dns::parse(&node_resolv_conf(&config.resolv_conf));
+        let read = |path: &Path| dns::parse(&node_resolv_conf(path));
+        let mut host = read(&config.resolv_conf);
+        if config.resolv_conf == Path::new(RESOLV_CONF) {
+            host = dns::reachable(host, || read(Path::new(RESOLVED_CONF)));
+        }
         let cluster = dns::Cluster {
             servers: &config.cluster_dns,
             domain: &config.cluster_domain,

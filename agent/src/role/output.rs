@@ -1,4 +1,4 @@
-//! Output of lists: a table for people, JSON or YAML for programs.
+//! Output of lists and objects: text for people, JSON or YAML for programs.
 
 use clap::ValueEnum;
 use serde::Serialize;
@@ -23,6 +23,37 @@ impl std::fmt::Display for Format {
             Self::Yaml => "yaml",
         })
     }
+}
+
+/// Format of one object.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ObjectFormat {
+    /// Text, which may change
+    #[default]
+    Text,
+    /// An object
+    Json,
+    /// An object
+    Yaml,
+}
+
+impl std::fmt::Display for ObjectFormat {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        out.write_str(match self {
+            Self::Text => "text",
+            Self::Json => "json",
+            Self::Yaml => "yaml",
+        })
+    }
+}
+
+/// The object as JSON or YAML, or else its text for people.
+pub(super) fn object<T: Serialize>(format: ObjectFormat, object: &T, text: &str) -> anyhow::Result<String> {
+    Ok(match format {
+        ObjectFormat::Text => format!("{text}\n"),
+        ObjectFormat::Json => serde_json::to_string_pretty(object)? + "\n",
+        ObjectFormat::Yaml => serde_yaml_ng::to_string(object)?,
+    })
 }
 
 /// Prints rows. `cells` returns the columns of a row in the table.

@@ -17,7 +17,7 @@ use rand::RngExt;
 use serde::Serialize;
 use serde_json::json;
 
-use super::output::{self, Format};
+use super::output::{self, Format, ObjectFormat};
 use crate::settings::{AllFlags, Flags, LogSettings, PathSettings, Settings};
 
 const NAMESPACE: &str = "kube-system";
@@ -54,6 +54,9 @@ enum Verb {
         /// Allow any number of machines to join with it; by default one
         #[arg(long)]
         reusable: bool,
+        /// Format of the result
+        #[arg(long, short, value_enum, default_value_t)]
+        output: ObjectFormat,
     },
     /// List the tokens without their secrets
     List {
@@ -90,7 +93,10 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     let path = kubeconfig.unwrap_or_else(|| settings.dirs().state.join("admin.kubeconfig"));
     let client = client(&path).await?;
     match verb {
-        Verb::Create { ttl, reusable } => create(&client, ttl, UseLimit::of(reusable)).await,
+        Verb::Create { ttl, reusable, output } => {
+            let joining = Joining::from(make(&client, ttl, UseLimit::of(reusable)).await?);
+            super::print(&output::object(output, &joining, &joining.command)?)
+        }
         Verb::List { output } => list(&client, output).await,
         Verb::Delete { token } => delete(&client, &token).await,
     }
@@ -110,10 +116,24 @@ pub(super) async fn client(path: &Path) -> anyhow::Result<Client> {
     Client::try_from(config).context("cannot create an API client")
 }
 
-async fn create(client: &Client, ttl: Duration, uses: UseLimit) -> anyhow::Result<()> {
-    let Join { server, token, hash } = make(client, ttl, uses).await?;
-    let (id, secret) = (&token.id, &token.secret);
-    super::print(&format!("coracle agent --join {server} --token {id}.{secret} --ca-hash {hash}\n"))
+/// The result of `coracle token create`.
+#[derive(Serialize)]
+struct Joining {
+    server: String,
+    /// The token with its secret.
+    token: String,
+    #[serde(rename = "caHash")]
+    ca_hash: String,
+    /// The command that joins a machine.
+    command: String,
+}
+
+impl From<Join> for Joining {
+    fn from(Join { server, token, hash }: Join) -> Self {
+        let (token, ca_hash) = (format!("{}.{}", token.id, token.secret), hash.to_string());
+        let command = format!("coracle agent --join {server} --token {token} --ca-hash {ca_hash}");
+        Self { server, token, ca_hash, command }
+    }
 }
 
 /// Creates a token, and waits until the cluster is published for its holder.
@@ -327,6 +347,25 @@ mod tests {
         assert_eq!(made.metadata.name, Some(format!("bootstrap-token-{}", token.id)));
         assert!(!endless.contains_key("expiration") && !endless.contains_key(SINGLE));
         assert!(format!("{}.{}", token.id, token.secret).parse::<Token>().is_ok());
+    }
+
+    #[test]
+    fn a_new_token_is_a_command_or_an_object() {
+        let hash = format!("sha256:{}", "0a".repeat(32));
+        let joining = || {
+            let token = "abcdef.0123456789abcdef".parse::<Token>().unwrap();
+            let server = "https://10.0.0.1:6443".to_owned();
+            Joining::from(Join { server, token, hash: hash.parse::<CaHash>().unwrap() })
+        };
+        let shown = |format| output::object(format, &joining(), &joining().command).unwrap();
+        let command = format!(
+            "coracle agent --join https://10.0.0.1:6443 --token abcdef.0123456789abcdef --ca-hash {hash}"
+        );
+        assert_eq!(shown(ObjectFormat::Text), format!("{command}\n"));
+        let object = json!({"server": "https://10.0.0.1:6443", "token": "abcdef.0123456789abcdef", "caHash": hash,
+            "command": command});
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&shown(ObjectFormat::Json)).unwrap(), object);
+        assert_eq!(serde_yaml_ng::from_str::<serde_json::Value>(&shown(ObjectFormat::Yaml)).unwrap(), object);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! As in Go, the bundle may contain the server's own certificate. That certificate may be marked as an authority, which is
 //! the default of `openssl req -x509`. The WebPKI rules alone would refuse an authority as a server certificate.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use rustls::{
@@ -28,6 +28,26 @@ pub(crate) struct BundleVerifier {
 // === impl BundleVerifier ===
 
 impl BundleVerifier {
+    /// Reads an optional `caBundle`. Without it, the authorities of the machine are trusted, as upstream.
+    ///
+    /// # Errors
+    /// As [`read`](Self::read), or the machine has no authorities.
+    pub(crate) fn of(bundle: &str, provider: Arc<CryptoProvider>) -> Result<Self, String> {
+        if bundle.is_empty() {
+            return Self::of_roots(machine_roots(), provider);
+        }
+        Self::read(bundle, provider)
+    }
+
+    /// Trusts the authorities of the machine.
+    fn of_roots(roots: Arc<RootCertStore>, provider: Arc<CryptoProvider>) -> Result<Self, String> {
+        let web = WebPkiServerVerifier::builder_with_provider(roots, provider).build();
+        let web = web.map_err(|error| {
+            format!("caBundle is not set, and the authorities of the machine cannot be used: {error}")
+        })?;
+        Ok(Self { certificates: Vec::new(), web })
+    }
+
     /// Reads a `caBundle`: PEM in base64.
     ///
     /// # Errors
@@ -88,6 +108,17 @@ impl ServerCertVerifier for BundleVerifier {
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.web.supported_verify_schemes()
     }
+}
+
+/// The authorities of the machine. They are read once, at the first use.
+fn machine_roots() -> Arc<RootCertStore> {
+    static ROOTS: OnceLock<Arc<RootCertStore>> = OnceLock::new();
+    let read = || {
+        let mut roots = RootCertStore::empty();
+        roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        Arc::new(roots)
+    };
+    ROOTS.get_or_init(read).clone()
 }
 
 /// Verifies a certificate that is itself in the bundle: its name, validity and purpose.
@@ -161,6 +192,27 @@ mod tests {
         assert_eq!(verdict(&client, &client, "hook.far.svc"), invalid(CertificateError::InvalidPurpose));
         let server = usages(ExtendedKeyUsagePurpose::ServerAuth);
         assert_eq!(verdict(&server, &server, "hook.far.svc"), Ok(()));
+    }
+
+    #[test]
+    fn without_a_bundle_the_authorities_of_the_machine_are_trusted() {
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let params = CertificateParams::new(vec!["hook.example".to_owned()]).unwrap();
+        let certificate = params.self_signed(&KeyPair::generate().unwrap()).unwrap();
+        let mut roots = RootCertStore::empty();
+        roots.add(certificate.der().clone()).unwrap();
+        let verifier = BundleVerifier::of_roots(Arc::new(roots), provider.clone()).unwrap();
+        let name = ServerName::try_from("hook.example").unwrap();
+        let now = UnixTime::since_unix_epoch(Duration::from_secs(NOW));
+        let verdict =
+            |shown: &rcgen::Certificate| verifier.verify_server_cert(shown.der(), &[], &name, &[], now);
+        assert!(verdict(&certificate).is_ok());
+        assert!(verdict(&authority(|_| ())).is_err());
+        let none = BundleVerifier::of_roots(Arc::new(RootCertStore::empty()), provider.clone());
+        assert!(none.unwrap_err().starts_with("caBundle is not set"));
+        // The result depends on the machine, but it is not that of an invalid bundle.
+        let own = BundleVerifier::of("", provider).err().unwrap_or_default();
+        assert!(own.is_empty() || own.starts_with("caBundle is not set"), "{own}");
     }
 
     #[test]

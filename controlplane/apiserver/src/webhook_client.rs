@@ -57,13 +57,10 @@ enum Target {
     Service { namespace: String, name: String, port: u16, path: String },
 }
 
-/// The TLS configuration with the authorities of `caBundle`.
+/// The TLS configuration with the authorities of `caBundle`, or those of the machine if it is empty.
 fn tls(ca_bundle: &str, client: Option<&ClientCertificate>) -> Result<Arc<rustls::ClientConfig>, String> {
-    if ca_bundle.is_empty() {
-        return Err("clientConfig.caBundle is not set, and there are no system roots".to_owned());
-    }
     let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let verifier = BundleVerifier::read(ca_bundle, provider.clone())?;
+    let verifier = BundleVerifier::of(ca_bundle, provider.clone())?;
     let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| error.to_string())?

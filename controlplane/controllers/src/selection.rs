@@ -50,12 +50,60 @@ const NAMES: &[(&str, &str)] = &[
     ("garbage", "garbage-collector-controller"),
 ];
 
+/// Former names of upstream's controllers, with the present ones. Upstream's flag still accepts them, and kubeadm sets
+/// `*,bootstrapsigner,tokencleaner`. Source: `KCMControllerAliases`.
+const FORMER: &[(&str, &str)] = &[
+    ("bootstrapsigner", "bootstrap-signer-controller"),
+    ("clusterrole-aggregation", "clusterrole-aggregation-controller"),
+    ("cronjob", "cronjob-controller"),
+    ("csrapproving", "certificatesigningrequest-approving-controller"),
+    ("csrcleaner", "certificatesigningrequest-cleaner-controller"),
+    ("csrsigning", "certificatesigningrequest-signing-controller"),
+    ("daemonset", "daemonset-controller"),
+    ("deployment", "deployment-controller"),
+    ("disruption", "disruption-controller"),
+    ("endpoint", "endpoints-controller"),
+    ("endpointslice", "endpointslice-controller"),
+    ("endpointslicemirroring", "endpointslice-mirroring-controller"),
+    ("ephemeral-volume", "ephemeral-volume-controller"),
+    ("garbagecollector", "garbage-collector-controller"),
+    ("horizontalpodautoscaling", "horizontal-pod-autoscaler-controller"),
+    ("job", "job-controller"),
+    ("legacy-service-account-token-cleaner", "legacy-serviceaccount-token-cleaner-controller"),
+    ("namespace", "namespace-controller"),
+    ("nodeipam", "node-ipam-controller"),
+    ("nodelifecycle", "node-lifecycle-controller"),
+    ("persistentvolume-binder", "persistentvolume-binder-controller"),
+    ("podgc", "pod-garbage-collector-controller"),
+    ("pv-protection", "persistentvolume-protection-controller"),
+    ("replicaset", "replicaset-controller"),
+    ("replicationcontroller", "replicationcontroller-controller"),
+    ("resource-claim-controller", "resourceclaim-controller"),
+    ("root-ca-cert-publisher", "root-ca-certificate-publisher-controller"),
+    ("service", "service-lb-controller"),
+    ("serviceaccount", "serviceaccount-controller"),
+    ("serviceaccount-token", "serviceaccount-token-controller"),
+    ("statefulset", "statefulset-controller"),
+    ("tokencleaner", "token-cleaner-controller"),
+    ("ttl", "ttl-controller"),
+    ("ttl-after-finished", "ttl-after-finished-controller"),
+];
+
 /// The controllers to run. By default all of them.
 #[derive(Clone, Debug, Default)]
 pub struct ControllerSelection {
     /// Values as in upstream's flag `--controllers`: `*` for all, `-*` for none, a name, or `-` and a name. Empty means
     /// all.
     entries: Vec<String>,
+}
+
+/// An entry of the selection with the present name of its controller.
+fn present(entry: String) -> String {
+    let (sign, name) = entry.strip_prefix('-').map_or(("", entry.as_str()), |name| ("-", name));
+    match FORMER.iter().find(|(former, _)| *former == name) {
+        Some((_, now)) => format!("{sign}{now}"),
+        None => entry,
+    }
 }
 
 /// A name does not belong to a controller.
@@ -77,6 +125,7 @@ impl ControllerSelection {
     /// # Errors
     /// [`UnknownController`] if a name is unknown.
     pub fn parse(entries: Vec<String>) -> Result<Self, UnknownController> {
+        let entries: Vec<String> = entries.into_iter().map(present).collect();
         let is_known = |entry: &&String| {
             let name = entry.strip_prefix('-').unwrap_or(entry);
             name == "*" || NAMES.iter().any(|(_, known)| *known == name)
@@ -136,6 +185,17 @@ mod tests {
         let without = ControllerSelection::default().without("ip-address-controller");
         assert!(without.has("job") && !without.has("ip-address"));
         assert!(of("ip-address-controller").without("ip-address-controller").has("ip-address"));
+    }
+
+    #[test]
+    fn former_names_stand_for_the_present_ones() {
+        let former = of("*,bootstrapsigner,tokencleaner,-nodeipam,-job");
+        assert!(former.has("bootstrap-signer") && former.has("token-cleaner") && former.has("deployment"));
+        assert!(!former.has("pod-cidr") && !former.has("job"));
+        for (former, now) in FORMER {
+            assert!(NAMES.iter().any(|(_, name)| name == now), "{former}");
+            assert!(NAMES.iter().all(|(_, name)| name != former), "{former}");
+        }
     }
 
     #[test]

@@ -60,6 +60,8 @@ pub(crate) struct Profile {
     pub(crate) balanced: Vec<String>,
     /// Maximum time that a pod waits for the binding conditions of its devices.
     pub(crate) device_timeout: SignedDuration,
+    /// Maximum time that a pod waits for its volumes.
+    pub(crate) volume_timeout: Duration,
     /// The search ends when this percentage of the nodes fit, but not before [`MIN_FEASIBLE_NODES`] fit. 0 means
     /// upstream's percentage: 50, minus 1 for each 125 nodes, but at least 5.
     pub(crate) percentage: u8,
@@ -67,6 +69,9 @@ pub(crate) struct Profile {
 
 /// Default of [`Profile::device_timeout`], as upstream (`DynamicResourcesBindingTimeoutDefault`).
 pub(crate) const DEVICE_TIMEOUT: SignedDuration = SignedDuration::from_secs(600);
+
+/// Default of [`Profile::volume_timeout`], as upstream.
+pub(crate) const VOLUME_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// The search never ends before this number of nodes fit, as upstream.
 pub(crate) const MIN_FEASIBLE_NODES: usize = 100;
@@ -151,6 +156,7 @@ impl Default for Profile {
             affinity: AffinityArgs { required_weight: 1, ignores_others: false },
             balanced: vec!["cpu".to_owned(), "memory".to_owned()],
             device_timeout: DEVICE_TIMEOUT,
+            volume_timeout: VOLUME_TIMEOUT,
             percentage: 0,
         }
     }

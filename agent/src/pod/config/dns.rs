@@ -45,6 +45,17 @@ pub(crate) fn parse(text: &str) -> DnsConfig {
     config
 }
 
+/// The configuration that pods can use. Pods do not reach servers on the node's loopback, such as the stub of
+/// systemd-resolved. If there are no others, the configuration `behind` the stub is used, as kubeadm sets it for the kubelet.
+pub(crate) fn reachable(own: DnsConfig, behind: impl FnOnce() -> DnsConfig) -> DnsConfig {
+    let is_local = |server: &String| server.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
+    let has_others = |config: &DnsConfig| !config.servers.iter().all(is_local);
+    if own.servers.is_empty() || has_others(&own) {
+        return own;
+    }
+    Some(behind()).filter(has_others).unwrap_or(own)
+}
+
 /// The text of a `resolv.conf`. Empty for an empty configuration.
 pub(crate) fn text(config: &DnsConfig) -> String {
     let mut text = String::new();
@@ -150,6 +161,19 @@ mod tests {
         let spec: PodSpec = serde_json::from_value(spec).unwrap();
         let host = parse("# x\nnameserver 9.9.9.9\nsearch a b\noptions ndots:1 rotate\n");
         resolve(&spec, &host, &Cluster { servers, domain: "cluster.local", namespace: "ns" })
+    }
+
+    #[test]
+    fn pods_use_the_servers_behind_a_stub_on_loopback() {
+        let used = |own: &str, behind: &str| text(&reachable(parse(own), || parse(behind)));
+        let (stub, real) = ("nameserver 127.0.0.53\n", "search lan\nnameserver 192.0.2.1\n");
+        assert_eq!(used(stub, real), real);
+        assert_eq!(used("nameserver ::1\nnameserver 127.0.0.1\n", real), real);
+        assert_eq!(used(stub, ""), stub, "without systemd-resolved");
+        assert_eq!(used(stub, "nameserver 127.0.0.1\n"), stub);
+        for own in ["nameserver 127.0.0.53\nnameserver 192.0.2.9\n", "nameserver 192.0.2.9\n", ""] {
+            assert_eq!(used(own, real), own);
+        }
     }
 
     #[test]

@@ -18,7 +18,10 @@ use super::pod::{PodValue, PodValues};
 use super::target;
 
 const RESOURCE: &str = "/apis/metrics.k8s.io/v1beta1";
-const CUSTOM: &str = "/apis/custom.metrics.k8s.io/v1beta2";
+/// Group of custom metrics. Its server may have only one of the versions, for example v1beta1 with prometheus-adapter.
+const CUSTOM: &str = "custom.metrics.k8s.io";
+/// Versions of [`CUSTOM`] that this controller reads, as upstream. Their paths are the same.
+const CUSTOM_VERSIONS: [&str; 2] = ["v1beta2", "v1beta1"];
 const EXTERNAL: &str = "/apis/external.metrics.k8s.io/v1beta1";
 /// Window of custom metrics that do not state their window.
 const DEFAULT_WINDOW: Duration = Duration::from_secs(60);
@@ -45,6 +48,20 @@ struct List<T> {
     items: Vec<T>,
 }
 
+/// The discovery document of a group.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Group {
+    preferred_version: Option<GroupVersion>,
+    #[serde(default)]
+    versions: Vec<GroupVersion>,
+}
+
+#[derive(Deserialize)]
+struct GroupVersion {
+    version: String,
+}
+
 #[derive(Deserialize)]
 struct PodMetrics {
     metadata: ObjectMeta,
@@ -67,6 +84,8 @@ struct ContainerMetrics {
 struct MetricValue {
     described_object: CrossVersionObjectReference,
     timestamp: Timestamp,
+    /// The version v1beta1 calls it `window`.
+    #[serde(alias = "window")]
     window_seconds: Option<u64>,
     value: Quantity,
 }
@@ -112,7 +131,8 @@ impl Selected<'_> {
     async fn pods(&self, metric: &MetricIdentifier) -> Result<Measured, String> {
         let failed = |error: String| format!("unable to fetch metrics from custom metrics API: {error}");
         let name = segment(&metric.name);
-        let path = format!("{CUSTOM}/namespaces/{}/pods/*/{name}", segment(self.namespace));
+        let version = self.custom_version().await.map_err(failed)?;
+        let path = format!("{version}/namespaces/{}/pods/*/{name}", segment(self.namespace));
         let mut query = vec![("labelSelector", self.selector.to_owned())];
         query.extend(selector_of(metric.selector.as_ref())?.map(|text| ("metricLabelSelector", text)));
         let list: List<MetricValue> = self.get(&path, &query).await.map_err(failed)?;
@@ -134,15 +154,16 @@ impl Selected<'_> {
     ) -> Result<Measured, String> {
         let failed = |error: String| format!("unable to fetch metrics from custom metrics API: {error}");
         let (namespace, name) = (segment(self.namespace), segment(&metric.name));
+        let custom = self.custom_version().await.map_err(failed)?;
         let version = object.api_version.as_deref().unwrap_or("v1");
         let path = if object.kind == "Namespace" && !version.contains('/') {
             // The object is a namespace. Its name is not used: an autoscaler reads metrics of its own namespace only.
-            format!("{CUSTOM}/namespaces/{namespace}/metrics/{name}")
+            format!("{custom}/namespaces/{namespace}/metrics/{name}")
         } else {
             let kind = target::resource_of(self.client, version, &object.kind).await.map_err(failed)?;
             let group = if kind.group.is_empty() { String::new() } else { format!(".{}", kind.group) };
             let place = segment(&format!("{}{group}", kind.plural));
-            format!("{CUSTOM}/namespaces/{namespace}/{place}/{}/{name}", segment(&object.name))
+            format!("{custom}/namespaces/{namespace}/{place}/{}/{name}", segment(&object.name))
         };
         let query: Vec<_> = selector_of(metric.selector.as_ref())?
             .map(|text| ("metricLabelSelector", text))
@@ -151,6 +172,22 @@ impl Selected<'_> {
         let list: List<MetricValue> = self.get(&path, &query).await.map_err(failed)?;
         let value = list.items.first().ok_or("no metrics returned from custom metrics API")?;
         Ok(Measured::Value(millis_of(&value.value)))
+    }
+
+    /// The path of the version of custom metrics to read: the server's preferred one, or else the first known one.
+    async fn custom_version(&self) -> Result<String, String> {
+        let request = http::Request::get(format!("/apis/{CUSTOM}")).body(Vec::new());
+        let group = self.client.request::<Group>(request.map_err(|error| error.to_string())?).await;
+        let group = group.map_err(|error| match error {
+            kube::Error::Api(status) if status.code == 404 => {
+                format!("no custom metrics API ({CUSTOM}) registered")
+            }
+            other => crate::pod_control::reason(&other),
+        })?;
+        let served = group.preferred_version.iter().chain(&group.versions);
+        let mut known = served.map(|one| one.version.as_str()).filter(|one| CUSTOM_VERSIONS.contains(one));
+        let version = known.next().ok_or("no known available metric versions found")?;
+        Ok(format!("/apis/{CUSTOM}/{version}"))
     }
 
     async fn external(&self, metric: &MetricIdentifier) -> Result<Measured, String> {
@@ -226,7 +263,8 @@ fn duration(text: &str) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+    use crate::test_api::TestApi;
+    use serde_json::{Value, json};
 
     fn metrics() -> PodMetrics {
         let container = |name: &str| json!({"name": name, "usage": {"cpu": "250000000n"}});
@@ -252,5 +290,75 @@ mod tests {
         let text = selector_of(Some(&selector.unwrap())).unwrap();
         assert_eq!(text.as_deref(), Some("a=b,c notin (d,e)"));
         assert_eq!(segment("../x y"), "%2E%2E%2Fx%20y");
+    }
+
+    /// Reads the metric `hits` of the pods, or of a Service, from a server with these versions. The first is preferred.
+    async fn custom(versions: &[&str], metric: Value) -> Result<Measured, String> {
+        let object = json!({"kind": "Pod", "name": "p"});
+        let of = |window: &str| {
+            let value = json!({"describedObject": object, "timestamp": "2024-01-01T00:00:00Z", window: 30, "value": "2"});
+            json!({"items": [value]})
+        };
+        let listed: Vec<Value> = versions.iter().map(|version| json!({"version": version})).collect();
+        let group = json!({"preferredVersion": listed.first(), "versions": listed});
+        let mut objects = vec![("/apis/custom.metrics.k8s.io", group)];
+        let services = json!({"name": "services", "singularName": "service", "namespaced": true, "kind": "Service",
+            "verbs": ["get"]});
+        let core = json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "v1", "resources": [services]});
+        objects.push(("/api/v1", core));
+        if versions.contains(&"v1beta1") {
+            objects.push(("/apis/custom.metrics.k8s.io/v1beta1/namespaces/n/pods/*/hits", of("window")));
+            objects.push(("/apis/custom.metrics.k8s.io/v1beta1/namespaces/n/services/s/hits", of("window")));
+        }
+        if versions.contains(&"v1beta2") {
+            objects
+                .push(("/apis/custom.metrics.k8s.io/v1beta2/namespaces/n/pods/*/hits", of("windowSeconds")));
+        }
+        if versions.is_empty() {
+            objects.clear();
+        }
+        let api = TestApi::new(&objects);
+        let selected = Selected { client: &api.context.client, namespace: "n", selector: "app=a" };
+        selected.read(&serde_json::from_value(metric).unwrap()).await
+    }
+
+    #[tokio::test]
+    async fn custom_metrics_have_the_version_of_their_server() {
+        let target = json!({"type": "AverageValue", "averageValue": "1"});
+        let pods = json!({"type": "Pods", "pods": {"metric": {"name": "hits"}, "target": target}});
+        for versions in [&["v1beta1"][..], &["v1beta2", "v1beta1"], &["v1", "v1beta1"]] {
+            let Ok(Measured::Pods(values)) = custom(versions, pods.clone()).await else {
+                panic!("{versions:?}")
+            };
+            assert_eq!((values["p"].millis, values["p"].window), (2000, Duration::from_secs(30)));
+        }
+        let service = json!({"kind": "Service", "name": "s", "apiVersion": "v1"});
+        let target = json!({"type": "Value", "value": "1"});
+        let object = json!({"describedObject": service, "metric": {"name": "hits"}, "target": target});
+        let value = custom(&["v1beta1"], json!({"type": "Object", "object": object})).await;
+        assert!(matches!(value, Ok(Measured::Value(2000))), "{value:?}");
+        let error = custom(&[], pods.clone()).await.unwrap_err();
+        assert!(error.ends_with("no custom metrics API (custom.metrics.k8s.io) registered"), "{error}");
+        let error = custom(&["v1"], pods).await.unwrap_err();
+        assert!(error.ends_with("no known available metric versions found"), "{error}");
+    }
+    #[tokio::test]
+    async fn an_external_metric_is_the_sum_of_its_values() {
+        let value =
+            |value: &str| json!({"metricName": "depth", "timestamp": "2024-01-01T00:00:00Z", "value": value});
+        let path = "/apis/external.metrics.k8s.io/v1beta1/namespaces/n/depth";
+        let list = json!({"items": [value("1"), value("2500m")]});
+        let target = json!({"type": "Value", "value": "1"});
+        let metric = json!({"type": "External", "external": {"metric": {"name": "depth"}, "target": target}});
+        let metric: MetricSpec = serde_json::from_value(metric).unwrap();
+        for (list, expect) in [(list, Ok(3500)), (json!({"items": []}), Err("no metrics returned"))] {
+            let api = TestApi::new(&[(path, list)]);
+            let selected = Selected { client: &api.context.client, namespace: "n", selector: "app=a" };
+            match (selected.read(&metric).await, expect) {
+                (Ok(Measured::Value(found)), Ok(expect)) => assert_eq!(found, expect),
+                (Err(found), Err(expect)) => assert!(found.starts_with(expect), "{found}"),
+                (found, expect) => panic!("{found:?} is not {expect:?}"),
+            }
+        }
     }
 }

@@ -107,14 +107,24 @@ impl RuntimeConfig {
         let found = keys.iter().find_map(|key| self.entries.get(key));
         found.copied().unwrap_or(stability(version) == Stability::Stable)
     }
+
+    /// Whether an entry for the resource or its version disables it. Entries for classes of versions do not count.
+    fn disables(&self, kind: &Resource) -> bool {
+        let version = kind.api_version();
+        let keys = [format!("{version}/{}", kind.plural), version.to_owned()];
+        keys.iter().find_map(|key| self.entries.get(key)) == Some(&false)
+    }
 }
 
 impl Resources {
-    /// The built-in resources that this configuration serves. Resources without a store, such as metrics of pods, belong
-    /// to an aggregated server upstream, so the configuration does not disable them.
+    /// The built-in resources that this configuration serves. Metrics of nodes and pods belong to an aggregated server
+    /// upstream. So only their own entries disable them, for a cluster that has such a server.
     pub fn served(config: &RuntimeConfig) -> Resources {
         let is_served = |kind: &&std::sync::Arc<Resource>| {
-            kind.group == super::metrics::GROUP || config.serves(&kind.group, &kind.version, &kind.plural)
+            if kind.group == super::metrics::GROUP {
+                return !config.disables(kind);
+            }
+            config.serves(&kind.group, &kind.version, &kind.plural)
         };
         Resources::new(built_in().iter().filter(is_served).cloned().collect())
     }
@@ -151,8 +161,7 @@ fn check_key(key: &str) -> Result<(), RuntimeConfigError> {
         _ => return Err(RuntimeConfigError::Key(key.to_owned())),
     };
     let is_known = built_in().iter().any(|kind| {
-        kind.group != super::metrics::GROUP
-            && (&*kind.group, &*kind.version) == (group, version)
+        (&*kind.group, &*kind.version) == (group, version)
             && plural.is_none_or(|plural| kind.plural == plural)
     });
     if is_known { Ok(()) } else { Err(RuntimeConfigError::Unknown(key.to_owned())) }
@@ -205,6 +214,16 @@ mod tests {
         let all = Resources::served(&config(&["api/all=false", "v1=true"]).unwrap());
         assert_eq!(all.groups(), ["metrics.k8s.io"], "only the core group, and metrics");
         assert!(all.find("", "v1", "pods").is_some());
+        for (entry, expect) in [
+            ("metrics.k8s.io/v1beta1=false", [false, false]),
+            ("metrics.k8s.io/v1beta1/pods=false", [true, false]),
+            ("api/beta=false", [true, true]),
+        ] {
+            let set = Resources::served(&config(&[entry]).unwrap());
+            let found =
+                ["nodes", "pods"].map(|plural| set.find("metrics.k8s.io", "v1beta1", plural).is_some());
+            assert_eq!(found, expect, "{entry}");
+        }
     }
 
     #[test]
@@ -212,14 +231,7 @@ mod tests {
         for entry in ["a=true", "api/all/x/y=true", "", "=true"] {
             assert!(matches!(config(&[entry]), Err(RuntimeConfigError::Key(_))), "{entry:?}");
         }
-        for entry in [
-            "nope/v1=true",
-            "metrics.k8s.io/v1beta1=false",
-            "batch/v7",
-            "batch/v1/job=true",
-            "api/legacy=true",
-            "/v2",
-        ] {
+        for entry in ["nope/v1=true", "batch/v7", "batch/v1/job=true", "api/legacy=true", "/v2"] {
             assert!(matches!(config(&[entry]), Err(RuntimeConfigError::Unknown(_))), "{entry:?}");
         }
         for entry in ["api/all", "api/beta=yes", "batch/v1=yes"] {

@@ -18,8 +18,14 @@ use super::{AffinityArgs, Fit, Profile, SchedulerConfig, SpreadDefaults, Strateg
 const API: &str = "kubescheduler.config.k8s.io/v1";
 const KIND: &str = "KubeSchedulerConfiguration";
 /// Fields that only a separate scheduler process needs. The control plane has its own settings for them.
-const WITHOUT_EFFECT: [&str; 5] =
-    ["clientConnection", "enableContentionProfiling", "enableProfiling", "leaderElection", "parallelism"];
+const WITHOUT_EFFECT: [&str; 6] = [
+    "clientConnection",
+    "delayCacheUntilActive",
+    "enableContentionProfiling",
+    "enableProfiling",
+    "leaderElection",
+    "parallelism",
+];
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
@@ -121,6 +127,24 @@ struct DeviceArgs {
     kind: Option<String>,
     filter_timeout: Option<kube::core::Duration>,
     binding_timeout: Option<kube::core::Duration>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct VolumeArgs {
+    api_version: Option<String>,
+    kind: Option<String>,
+    bind_timeout_seconds: Option<i64>,
+}
+
+/// Limits of the number of nodes that upstream examines for a preemption. This scheduler examines all of them.
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase", deny_unknown_fields)]
+struct PreemptionArgs {
+    api_version: Option<String>,
+    kind: Option<String>,
+    min_candidate_nodes_percentage: Option<i32>,
+    min_candidate_nodes_absolute: Option<i32>,
 }
 
 /// Parses the text of a file. The error names the invalid field.
@@ -233,9 +257,32 @@ fn configure(profile: &mut Profile, PluginConfig { name, args }: PluginConfig) -
                 profile.balanced = listed.into_iter().map(|(name, _)| name).collect();
             }
         }
+        _ => configure_binding(profile, &name, args)?,
+    }
+    Ok(())
+}
+
+/// Applies the arguments of a plugin that does more than filter and score.
+fn configure_binding(profile: &mut Profile, name: &str, args: Value) -> Result<(), String> {
+    let invalid = |error: serde_json::Error| format!("pluginConfig {name}: {error}");
+    match name {
+        "VolumeBinding" => {
+            let args: VolumeArgs = serde_json::from_value(args).map_err(invalid)?;
+            check_args(name, args.api_version, args.kind)?;
+            if let Some(seconds) = args.bind_timeout_seconds {
+                let seconds = u64::try_from(seconds).ok();
+                let seconds = seconds.ok_or_else(|| "bindTimeoutSeconds: must not be negative".to_owned())?;
+                profile.volume_timeout = Duration::from_secs(seconds);
+            }
+        }
+        "DefaultPreemption" => {
+            let args: PreemptionArgs = serde_json::from_value(args).map_err(invalid)?;
+            check_preemption(&args)?;
+            check_args(name, args.api_version, args.kind)?;
+        }
         "DynamicResources" => {
             let args: DeviceArgs = serde_json::from_value(args).map_err(invalid)?;
-            check_args(&name, args.api_version, args.kind)?;
+            check_args(name, args.api_version, args.kind)?;
             if args.filter_timeout.is_some() {
                 tracing::warn!(
                     "ignoring filterTimeout of DynamicResources: the search has a limit of its own"
@@ -246,6 +293,20 @@ fn configure(profile: &mut Profile, PluginConfig { name, args }: PluginConfig) -
             }
         }
         _ => return Err(format!("pluginConfig {name}: this scheduler has no arguments for this plugin")),
+    }
+    Ok(())
+}
+
+fn check_preemption(args: &PreemptionArgs) -> Result<(), String> {
+    let percentage = args.min_candidate_nodes_percentage.unwrap_or(10);
+    let absolute = args.min_candidate_nodes_absolute.unwrap_or(100);
+    if !(0..=100).contains(&percentage) {
+        return Err(format!("minCandidateNodesPercentage: {percentage} is not in the range 0-100"));
+    }
+    if absolute < 0 || (absolute == 0 && percentage == 0) {
+        return Err(
+            "minCandidateNodesAbsolute: must not be negative, and not 0 if the percentage is 0".to_owned()
+        );
     }
     Ok(())
 }
@@ -371,6 +432,74 @@ profiles:
         assert_eq!(bare.percentage, 50);
     }
 
+    /// The form of `kube-scheduler --write-config-to`, which has all defaults.
+    #[test]
+    fn the_defaults_that_kube_scheduler_writes_are_accepted() {
+        let config = with(
+            "
+delayCacheUntilActive: false
+parallelism: 16
+percentageOfNodesToScore: 0
+podInitialBackoffSeconds: 1
+podMaxBackoffSeconds: 10
+profiles:
+- schedulerName: default-scheduler
+  plugins:
+    bind: {}
+    filter: {}
+    multiPoint:
+      enabled:
+      - {name: SchedulingGates, weight: 0}
+      - {name: PrioritySort, weight: 0}
+      - {name: TaintToleration, weight: 3}
+      - {name: VolumeBinding, weight: 0}
+      - {name: DefaultPreemption, weight: 0}
+      - {name: DefaultBinder, weight: 0}
+    permit: {}
+    postBind: {}
+    postFilter: {}
+    preBind: {}
+    preEnqueue: {}
+    preFilter: {}
+    preScore: {}
+    queueSort: {}
+    reserve: {}
+    score: {}
+  pluginConfig:
+  - name: DefaultPreemption
+    args: {apiVersion: kubescheduler.config.k8s.io/v1, kind: DefaultPreemptionArgs, minCandidateNodesAbsolute: 100,
+      minCandidateNodesPercentage: 10}
+  - name: VolumeBinding
+    args: {apiVersion: kubescheduler.config.k8s.io/v1, kind: VolumeBindingArgs, bindTimeoutSeconds: 600}
+",
+        );
+        assert_eq!(config, Ok(SchedulerConfig::default()));
+    }
+
+    #[test]
+    fn arguments_of_volumes_and_preemption_are_checked() {
+        let with = |plugin: &str, args: &str| {
+            with(&format!("profiles: [{{pluginConfig: [{{name: {plugin}, args: {{{args}}}}}]}}]"))
+        };
+        let volumes =
+            |args: &str| with("VolumeBinding", args).map(|config| config.profiles[0].volume_timeout);
+        assert_eq!(volumes("bindTimeoutSeconds: 5"), Ok(Duration::from_secs(5)));
+        assert_eq!(
+            volumes("bindTimeoutSeconds: -1"),
+            Err("bindTimeoutSeconds: must not be negative".to_owned())
+        );
+        for refused in [
+            "minCandidateNodesPercentage: 101",
+            "minCandidateNodesAbsolute: -1",
+            "minCandidateNodesPercentage: 0, minCandidateNodesAbsolute: 0",
+        ] {
+            assert!(
+                with("DefaultPreemption", refused).unwrap_err().starts_with("minCandidateNodes"),
+                "{refused}"
+            );
+        }
+    }
+
     #[test]
     fn devices_have_a_timeout_of_at_least_a_second() {
         let timeout = |args: &str| {
@@ -398,7 +527,8 @@ profiles:
     fn unsupported_fields_are_refused() {
         let error = |rest: &str| with(rest).unwrap_err();
         assert!(error("extenders: [{urlPrefix: 'file:///x'}]").contains("extenders[0]: urlPrefix"));
-        assert!(error("profiles: [{plugins: {postBind: {}}}]").contains("postBind"));
+        let own = error("profiles: [{plugins: {postBind: {enabled: [{name: Mine}]}}}]");
+        assert_eq!(own, "plugins.postBind: this scheduler has no plugin Mine");
         let alone = "profiles: [{plugins: {permit: {disabled: [{name: GangScheduling}]}}}]";
         assert!(error(alone).contains("use multiPoint"));
         assert!(error("percentageOfNodesToScore: 101").contains("range 0-100"));

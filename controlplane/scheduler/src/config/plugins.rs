@@ -54,7 +54,10 @@ pub(super) struct Plugins {
     pre_enqueue: PluginSet,
     queue_sort: PluginSet,
     permit: PluginSet,
+    reserve: PluginSet,
+    pre_bind: PluginSet,
     bind: PluginSet,
+    post_bind: PluginSet,
 }
 
 #[derive(Default, Deserialize)]
@@ -143,10 +146,18 @@ impl Plugins {
 
     /// Refuses changes that have no effect in this scheduler. For example, a PreFilter cannot be disabled without its filter.
     fn check_others(&self) -> Result<(), String> {
-        let default = ["queueSort", "permit", "bind", "preEnqueue", "preFilter", "preScore"];
-        let queue = [&self.queue_sort, &self.permit, &self.bind, &self.pre_enqueue];
-        let sets = queue.into_iter().chain([&self.pre_filter, &self.pre_score]);
-        for (point, set) in default.into_iter().zip(sets) {
+        let sets = [
+            ("queueSort", &self.queue_sort),
+            ("permit", &self.permit),
+            ("reserve", &self.reserve),
+            ("preBind", &self.pre_bind),
+            ("bind", &self.bind),
+            ("postBind", &self.post_bind),
+            ("preEnqueue", &self.pre_enqueue),
+            ("preFilter", &self.pre_filter),
+            ("preScore", &self.pre_score),
+        ];
+        for (point, set) in sets {
             if let Some(Plugin { name, .. }) = set.disabled.first() {
                 return Err(format!("plugins.{point}: {name} cannot be disabled alone; use multiPoint"));
             }

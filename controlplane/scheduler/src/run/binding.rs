@@ -8,6 +8,7 @@ use tokio::sync::Semaphore;
 use super::Scheduler;
 use super::report::record_wait;
 use crate::bind;
+use crate::config::{SchedulerConfig, VOLUME_TIMEOUT};
 use crate::consult;
 use crate::devices::{self, Devices};
 use crate::extender::client::Remote;
@@ -20,6 +21,7 @@ use coracle_events::Recorder;
 
 /// The parts of the scheduler that a binding needs.
 pub(super) struct Binding {
+    config: Arc<SchedulerConfig>,
     client: Client,
     volumes: Volumes,
     devices: Devices,
@@ -35,6 +37,7 @@ pub(super) struct Binding {
 impl Binding {
     pub(super) fn new(scheduler: &Scheduler) -> Self {
         Self {
+            config: scheduler.config.clone(),
             client: scheduler.client.clone(),
             volumes: scheduler.snapshot.volumes.clone(),
             devices: scheduler.snapshot.devices.clone(),
@@ -56,7 +59,9 @@ impl Binding {
 
     async fn pre_bind(&self, pod: &Pod, node: &str, reserved: &Reserved) -> Result<(), BindError> {
         let Self { client, volumes, devices, .. } = self;
-        volumes::bind::bind(client, volumes, &reserved.volumes, node).await?;
+        let profile = self.config.profile(pod.scheduler());
+        let timeout = profile.map_or(VOLUME_TIMEOUT, |profile| profile.volume_timeout);
+        volumes::bind::bind(client, volumes, &reserved.volumes, node, timeout).await?;
         let claims = devices::bind::bind(client, devices, pod, &reserved.devices).await?;
         let on_wait = || record_wait(&self.recorder, pod, node);
         devices::binding::wait(client, devices, pod, &claims, on_wait).await

@@ -10,9 +10,6 @@ use serde_json::{Value, json};
 use super::object::{Claim, Volume};
 use super::{BOUND_BY_CONTROLLER, Choice, SELECTED_NODE, Volumes};
 
-/// Maximum time that a pod waits for its volumes, as upstream.
-const TIMEOUT: Duration = Duration::from_secs(600);
-
 /// The reason why the volumes of a pod are not bound.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum BindError {
@@ -33,12 +30,13 @@ pub(crate) enum BindError {
     Extender(String),
 }
 
-/// Writes the choices, and waits until every claim is bound.
+/// Writes the choices, and waits until every claim is bound, at most for `timeout`.
 pub(crate) async fn bind(
     client: &Client,
     volumes: &Volumes,
     chosen: &[(Key, Choice)],
     node: &str,
+    timeout: Duration,
 ) -> Result<(), BindError> {
     if chosen.is_empty() {
         return Ok(());
@@ -61,7 +59,7 @@ pub(crate) async fn bind(
             }
         }
     };
-    match tokio::time::timeout(TIMEOUT, bound).await {
+    match tokio::time::timeout(timeout, bound).await {
         Ok(done) => done,
         Err(_) => Err(BindError::Volumes("context deadline exceeded".to_owned())),
     }

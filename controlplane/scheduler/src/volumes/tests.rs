@@ -337,10 +337,10 @@ async fn a_pod_is_queued_again_if_the_provisioner_does_not_respond() {
     let mut selected = waiting;
     selected["metadata"]["annotations"] = json!({SELECTED_NODE: "a"});
     let chosen = [(Key::new("d", "c"), Choice::Provision)];
-    let start = tokio::time::Instant::now();
-    let error = bind::bind(&client(&selected), &volumes, &chosen, "a").await.unwrap_err();
+    let (start, timeout) = (tokio::time::Instant::now(), std::time::Duration::from_secs(600));
+    let error = bind::bind(&client(&selected), &volumes, &chosen, "a", timeout).await.unwrap_err();
     assert_eq!(error.to_string(), "binding volumes: context deadline exceeded");
-    assert!(start.elapsed() >= std::time::Duration::from_secs(600));
+    assert!(start.elapsed() >= timeout);
     assert_eq!(
         accepted(&volumes, &pod(&["c"])).0,
         ["a"],

@@ -16,6 +16,10 @@ pub(crate) struct PodSecurityConfig {
     pub(super) runtime_classes: Vec<String>,
 }
 
+/// Versions with the same fields as v1, which upstream accepts.
+const OLDER_VERSIONS: [&str; 2] =
+    ["pod-security.admission.config.k8s.io/v1beta1", "pod-security.admission.config.k8s.io/v1alpha1"];
+
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct PluginConfig {
@@ -58,7 +62,9 @@ impl PodSecurityConfig {
     }
 
     fn of(config: PluginConfig) -> Result<Self, String> {
-        expect("apiVersion", &config.api_version, "pod-security.admission.config.k8s.io/v1")?;
+        if !OLDER_VERSIONS.contains(&config.api_version.as_str()) {
+            expect("apiVersion", &config.api_version, "pod-security.admission.config.k8s.io/v1")?;
+        }
         expect("kind", &config.kind, "PodSecurityConfiguration")?;
         let set = config.defaults;
         let Exemptions { usernames, namespaces, runtime_classes } = config.exemptions;
@@ -119,6 +125,12 @@ mod tests {
         assert_eq!(config.defaults.audit, LevelVersion::PRIVILEGED);
         assert_eq!((config.usernames, config.namespaces), (vec!["ann".into()], vec!["kube-system".into()]));
         assert_eq!(config.runtime_classes, ["kata"]);
+        let of =
+            |version: &str| parse(&format!("{}{rest}", HEAD.replace("config.k8s.io/v1\n    kind", version)));
+        assert!(
+            of("config.k8s.io/v1beta1\n    kind").is_ok() && of("config.k8s.io/v1alpha1\n    kind").is_ok()
+        );
+        assert!(of("config.k8s.io/v2\n    kind").is_err());
     }
 
     #[test]

@@ -192,7 +192,8 @@ impl AuthenticationConfig {
     /// The first invalid field, in one sentence.
     pub(crate) fn parse(text: &str) -> Result<Self, String> {
         let file: File = serde_yaml_ng::from_str(text).map_err(|error| error.to_string())?;
-        let versions = ["v1", "v1beta1"].map(|version| format!("apiserver.config.k8s.io/{version}"));
+        let versions =
+            ["v1", "v1beta1", "v1alpha1"].map(|version| format!("apiserver.config.k8s.io/{version}"));
         if !versions.contains(&file.api_version) || file.kind != "AuthenticationConfiguration" {
             return Err(format!(
                 "expected an AuthenticationConfiguration of apiserver.config.k8s.io/v1, found {:?} of {:?}",
@@ -435,6 +436,11 @@ mod tests {
         assert_eq!((issuer.url.as_str(), issuer.required_claims["hd"].as_str()), ("https://a", "c"));
         let Mapping::Claim(username) = issuer.username else { panic!("an expression") };
         assert_eq!(username, PrefixedClaim { claim: "sub".to_owned(), prefix: "x:".to_owned() });
+        for (version, is_known) in [("v1beta1", true), ("v1alpha1", true), ("v2", false)] {
+            let text =
+                format!("apiVersion: apiserver.config.k8s.io/{version}\nkind: AuthenticationConfiguration\n");
+            assert_eq!(AuthenticationConfig::parse(&text).is_ok(), is_known, "{version}");
+        }
         let paths = parse("anonymous: {enabled: true, conditions: [{path: /livez}]}").unwrap();
         assert_eq!(paths.anonymous, AnonymousConfig::Paths(vec!["/livez".to_owned()]));
     }

@@ -50,6 +50,24 @@ async fn versions_that_are_off_do_not_exist() {
 }
 
 #[tokio::test]
+async fn another_server_can_have_the_metrics_of_nodes_and_pods() {
+    let server = Fixture::new().await.again_with(with(&["metrics.k8s.io/v1beta1=false"])).await;
+    let (services, nodes) =
+        ("/apis/apiregistration.k8s.io/v1/apiservices", "/apis/metrics.k8s.io/v1beta1/nodes");
+    assert_eq!(server.get(nodes).await.code, 404);
+    let own = format!("{services}/v1beta1.metrics.k8s.io");
+    eventually_async("this server's API service is deleted", 10, async || server.get(&own).await.code == 404)
+        .await;
+    let spec = json!({"group": "metrics.k8s.io", "version": "v1beta1", "groupPriorityMinimum": 100, "versionPriority": 100,
+        "insecureSkipTLSVerify": true, "service": {"namespace": "kube-system", "name": "metrics-server"}});
+    let made =
+        server.post(services, json!({"metadata": {"name": "v1beta1.metrics.k8s.io"}, "spec": spec})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    eventually_async("requests go to the other server", 10, async || server.get(nodes).await.code == 503)
+        .await;
+}
+
+#[tokio::test]
 async fn groups_of_pods_are_served_on_request_and_outlive_the_request() {
     let server = Fixture::new().await.again_with(with(&["scheduling.k8s.io/v1alpha2=true"])).await;
     let template = json!({"name": "t", "schedulingPolicy": {"basic": {}}, "disruptionMode": "Pod"});
