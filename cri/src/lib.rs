@@ -26,6 +26,7 @@ mod event_outbox;
 mod events;
 mod exec_killer;
 mod exit_recorder;
+pub mod fair_permits;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
 mod host;
@@ -58,7 +59,6 @@ mod steps;
 mod stream;
 mod table;
 mod tables;
-pub mod fair_permits;
 mod undo;
 mod usage;
 mod user;

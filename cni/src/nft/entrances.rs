@@ -31,7 +31,7 @@ impl Table<'_> {
         for chain in CHAINS {
             self.0.flush_chain(chain);
             for family in [V4, V6].iter().filter(|_| now) {
-                let of_family = |address: &&IpAddr| address.is_ipv4() == (family.length == 4);
+                let of_family = |address: &&IpAddr| address.is_ipv4() == (family.address.length == 4);
                 let served = entrances.served.iter().filter(of_family);
                 let local = Rule::default().family(family.number).destination_is_local();
                 let local = served.fold(local, |rule, address| rule.to(IpNetwork::from(*address), true));

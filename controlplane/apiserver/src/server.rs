@@ -137,10 +137,8 @@ impl Apiserver {
         // The future is boxed, because each layer around the large future of a request would hold a copy on the stack.
         let answer = request_owner::scope(owner, Box::pin(answer));
         let (outcome, waited) = waits::measure(answer).await;
-        let mut reply = outcome.unwrap_or_else(|error| reply::failure(&error));
-        if reply.extensions_mut().remove::<metrics::Terminated>().is_some() {
-            self.state.metrics.serving.terminated(&counted, reply.status().as_u16());
-        }
+        let reply = outcome.unwrap_or_else(|error| reply::failure(&error));
+        let reply = self.count_terminated(reply, &counted);
         let reply = match &token {
             Some(token) => self.note_token(reply, token, record.as_deref()),
             None => reply,
@@ -156,6 +154,20 @@ impl Apiserver {
             reply = compression::compress_within(self.state.request_timeout, reply).await;
         }
         if is_local { reply } else { self.for_network(reply, running, unauthenticated) }
+    }
+
+    /// Counts a request that this server has terminated, if the reply is marked so.
+    fn count_terminated(&self, mut reply: Reply, counted: &metrics::Request) -> Reply {
+        if reply.extensions_mut().remove::<metrics::Terminated>().is_some() {
+            self.state.metrics.serving.terminated(counted, reply.status().as_u16());
+        }
+        reply
+    }
+
+    /// Whether this server answers a request whose path belongs to an APIService of another server.
+    fn is_ours(&self, info: &RequestInfo, remote: &aggregation::Remote) -> bool {
+        self.state.registry.load().group_version(&remote.group, &remote.version).is_some()
+            || (info.path.starts_with("/openapi/") && aggregation::openapi::has_converted_v3(remote))
     }
 
     /// Whether the response to a request is compressed.
@@ -391,16 +403,9 @@ impl Apiserver {
             // A WebSocket begins with GET. Source: AuthorizePodWebsocketUpgradeCreatePermission, v1.35.
             state.authorizers.authorize(&AccessAttributes { verb: "create", ..question }).await?;
         }
-        let is_served = |remote: &aggregation::Remote| {
-            state.registry.load().group_version(&remote.group, &remote.version).is_some()
-        };
-        let is_ours = |remote: &aggregation::Remote| {
-            is_served(remote)
-                || (info.path.starts_with("/openapi/") && aggregation::openapi::has_converted_v3(remote))
-        };
         let body = (method != Method::GET).then_some(body);
         let requester = request_seats::Requester { user: &user, info: &info };
-        if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !is_ours(remote)) {
+        if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !self.is_ours(&info, remote)) {
             let body = request_seats::receive(state, body, memory, requester, seats).await?;
             let arrived = aggregated::ForwardedRequest {
                 user: &user,

@@ -106,7 +106,7 @@ struct Responses<'a> {
 
 fn responses(rows: &[Row]) -> impl Iterator<Item = Responses<'_>> {
     rows.iter().flat_map(|row| {
-        row.responses.iter().map(move |(code, counts)| Responses { to: row.to, code: *code, counts })
+        row.responses.iter().map(move |(code, counts)| Responses { to: row.to, code, counts })
     })
 }
 
