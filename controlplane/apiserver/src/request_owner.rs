@@ -28,7 +28,7 @@ mod tests {
             let nested = scope("bob".into(), async { current() }).await;
             (current(), nested, tokio::spawn(async { current() }).await.unwrap())
         };
-        let [eve, bob, none] = ["eve", "bob", ""].map(Arc::from);
+        let [eve, bob, none]: [Arc<str>; 3] = ["eve", "bob", ""].map(Arc::from);
         assert_eq!(scope(eve.clone(), inner).await, (eve, bob, none.clone()));
         assert_eq!(current(), none);
     }
