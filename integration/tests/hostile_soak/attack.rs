@@ -104,7 +104,7 @@ impl Client {
     }
 
     fn post(&self, user: &str, media: &str, body: impl AsRef<[u8]>) {
-        self.address.send(user, ("POST", REVIEWS), media, body);
+        self.address.by(user).send("POST", REVIEWS, media, body);
     }
 
     /// Sends a request and leaves its response unread.
@@ -205,7 +205,7 @@ impl Client {
         let patch = (0..30).map(copy).collect::<serde_json::Value>().to_string();
         let path = format!("/api/v1/namespaces/{HOSTILE}/configmaps/large-0");
         while self.next(Duration::from_millis(500)) {
-            self.address.send(MALLORY, ("PATCH", &path), "application/json-patch+json", &patch);
+            self.address.by(MALLORY).send("PATCH", &path, "application/json-patch+json", &patch);
         }
     }
 
@@ -229,7 +229,7 @@ impl Client {
             for round in 0..30 {
                 let patch = json!({"data": {"b": format!("{round}").repeat(50_000)}}).to_string();
                 let one = format!("{path}/large-1");
-                self.address.send(MALLORY, ("PATCH", &one), "application/merge-patch+json", &patch);
+                self.address.by(MALLORY).send("PATCH", &one, "application/merge-patch+json", &patch);
                 if !self.next(Duration::from_secs(1)) {
                     return;
                 }
@@ -247,7 +247,7 @@ impl Client {
             }
             let Some(earlier) = round.checked_sub(2) else { continue };
             let path = format!("/api/v1/namespaces/{HOSTILE}/pods/short-{earlier}");
-            self.address.send(MALLORY, ("DELETE", &path), "application/json", "");
+            self.address.by(MALLORY).send("DELETE", &path, "application/json", "");
         }
     }
 }

@@ -84,7 +84,7 @@ fn sample_until(address: &Address, user: &str, ends: &AtomicBool) -> Vec<(Durati
                 let patch = format!(r#"{{"metadata":{{"annotations":{{"round":"{round}"}}}}}}"#);
                 ("write", request(&mut connection, user, "PATCH", &map, &patch))
             }
-            _ => ("new connection", Some(address.send(user, ("GET", "/version"), "", "").0)),
+            _ => ("new connection", Some(address.by(user).send("GET", "/version", "", "").0)),
         };
         all.push((began.elapsed(), kind));
         if code.is_none() {

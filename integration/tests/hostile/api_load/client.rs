@@ -31,6 +31,12 @@ pub(super) struct Address {
     source: Ipv4Addr,
 }
 
+/// A client whose requests have one header, which names its user.
+pub(super) struct Client<'a> {
+    address: &'a Address,
+    header: &'a str,
+}
+
 /// A running `coracle controlplane`.
 pub(super) struct Plane {
     process: Child,
