@@ -1,7 +1,6 @@
 //! Forwards a client's request to an aggregated server.
 
 use http::{HeaderMap, Method, Request, Response, StatusCode};
-use http_body_util::Full;
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 
 use crate::{
@@ -10,8 +9,9 @@ use crate::{
     client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
     pretty::Forwarded,
-    reply::{self, Reply},
+    reply::{self, Body, Reply},
     request::RequestInfo,
+    request_body::set_length,
     state::State,
     sub::{
         proxy::forwarded,
@@ -25,10 +25,10 @@ pub(crate) struct ForwardedRequest<'a> {
     pub(crate) info: &'a RequestInfo,
     pub(crate) method: &'a Method,
     pub(crate) headers: &'a HeaderMap,
-    pub(crate) body: bytes::Bytes,
+    pub(crate) body: Body,
 }
 
-/// Forwards a request, and streams the response to the client. Supports upgrades.
+/// Forwards a request, whose body is a stream, and streams the response to the client. Supports upgrades.
 pub(crate) async fn run(
     state: &State,
     remote: &Remote,
@@ -41,9 +41,10 @@ pub(crate) async fn run(
     let (info, query) = (arrived.info, &arrived.info.query.raw);
     let mark = if query.is_empty() { "" } else { "?" };
     let uri = format!("{}{mark}{query}", info.path);
-    let request = Request::builder().method(arrived.method.clone()).uri(uri).body(Full::new(arrived.body));
+    let request = Request::builder().method(arrived.method.clone()).uri(uri).body(arrived.body);
     let mut request = request.map_err(|error| ApiError::bad_request(error.to_string()))?;
     *request.headers_mut() = forwarded(arrived.headers, &info.path);
+    set_length(&mut request);
     let permit = state.in_flight.proxied(arrived.user)?;
     let answer = state.forwarder().send(remote, arrived.user, request, permit).await?;
     respond(arrived.headers, answer, |server| join(client, server, state.shutdown.clone()))
@@ -93,7 +94,7 @@ mod tests {
             assert_ne!(theirs.read(&mut [0; 1 << 10]).await.unwrap(), 0);
             theirs.write_all(head.as_bytes()).await.unwrap();
         };
-        let request = Request::get("/apis/far.io/v1").header("Host", "a").body(Full::default()).unwrap();
+        let request = Request::get("/apis/far.io/v1").header("Host", "a").body(reply::full("")).unwrap();
         let exchanged = exchange(ours, request, "a", Duration::from_secs(60));
         let (answer, ()) = tokio::join!(exchanged, server);
         respond(&HeaderMap::new(), answer.unwrap(), |_server| panic!("a switch of protocols")).unwrap()

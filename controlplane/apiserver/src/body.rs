@@ -11,7 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::{
     error::{ApiError, OBJECT_TYPES, Result},
-    in_flight::{BodyMemory, SMALL_BODY_BYTES},
+    in_flight::BodyMemory,
     media::{self, BodyType},
     offload::{self, MIN_OFFLOADED_BYTES},
 };
@@ -26,12 +26,6 @@ const NO_VERSION: &str = "couldn't get version/kind";
 const LIMIT: usize = 3 << 20;
 /// Minimum growth of the buffer of a body, in bytes.
 const MIN_GROWTH: usize = 16 << 10;
-
-/// A body with its memory. Dropping it releases the memory.
-struct ReservedBody {
-    bytes: Bytes,
-    _memory: BodyMemory,
-}
 
 /// The expected type of a body.
 pub(crate) struct Expected<'a> {
@@ -126,21 +120,6 @@ where
         rest.extend_from_slice(&data);
     }
     Ok(rest.map_or(first, Bytes::from))
-}
-
-/// Keeps the memory of a body until all references to the body are dropped. A server behind a proxy can respond before it
-/// has read the body, and a connection then holds the body for longer than its request runs.
-pub(crate) fn reserved(bytes: Bytes, memory: BodyMemory) -> Bytes {
-    if bytes.len() <= SMALL_BODY_BYTES {
-        return bytes;
-    }
-    Bytes::from_owner(ReservedBody { bytes, _memory: memory })
-}
-
-impl AsRef<[u8]> for ReservedBody {
-    fn as_ref(&self) -> &[u8] {
-        &self.bytes
-    }
 }
 
 /// Makes room for further bytes. The vector grows by a quarter: [`BodyMemory`] counts only the length, and the usual

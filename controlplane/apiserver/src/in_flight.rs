@@ -76,7 +76,7 @@ const PROXIED: &str = "";
 /// Key of the connections to all kubelets in this map. No node has this name.
 const ALL_KUBELETS: &str = " ";
 /// Bytes of a body that are always accepted.
-pub(crate) const SMALL_BODY_BYTES: usize = 64 << 10;
+const SMALL_BODY_BYTES: usize = 64 << 10;
 
 /// The requests in flight.
 pub(crate) struct InFlight {

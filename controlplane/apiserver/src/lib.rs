@@ -76,6 +76,7 @@ mod registry;
 mod remote;
 mod reply;
 mod request;
+mod request_body;
 mod request_owner;
 mod server;
 mod service_range;

@@ -230,7 +230,7 @@ async fn respond<B>(
     running: Running,
 ) -> Response<reply::Body>
 where
-    B: http_body::Body<Data = Bytes>,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Display,
 {
     let response = match request {

@@ -27,7 +27,7 @@ use crate::{
     registry::RegistryError,
     reply::{self, Reply},
     request::RequestInfo,
-    request_owner,
+    request_body, request_owner,
     state::State,
     waits,
     warnings::Warnings,
@@ -45,10 +45,10 @@ pub struct Apiserver {
 pub(crate) struct PeerAddress(pub(crate) IpAddr);
 
 /// The parts of an authenticated request besides its user and attributes.
-struct Incoming<B> {
+struct Incoming {
     method: Method,
     headers: HeaderMap,
-    body: B,
+    body: reply::Body,
     memory: BodyMemory,
     upgrade: ClientUpgrade,
     record: Option<Arc<Record>>,
@@ -91,7 +91,7 @@ impl Apiserver {
         identity: Option<User>,
     ) -> http::Response<reply::Body>
     where
-        B: http_body::Body<Data = Bytes>,
+        B: http_body::Body<Data = Bytes> + Send + 'static,
         B::Error: std::fmt::Display,
     {
         let began = Instant::now();
@@ -120,7 +120,7 @@ impl Apiserver {
         let incoming = Incoming {
             method: parts.method,
             headers: parts.headers,
-            body,
+            body: request_body::boxed(body),
             memory,
             upgrade,
             record: record.clone(),
@@ -287,11 +287,7 @@ impl Apiserver {
     }
 
     /// Answers a request from the network. Enforces the request timeout and the limits on requests in flight.
-    async fn answer_network<B>(&self, caller: User, info: RequestInfo, incoming: Incoming<B>) -> Result<Reply>
-    where
-        B: http_body::Body<Data = Bytes>,
-        B::Error: std::fmt::Display,
-    {
+    async fn answer_network(&self, caller: User, info: RequestInfo, incoming: Incoming) -> Result<Reply> {
         let state = &self.state;
         let permit = match state.in_flight.enter(&caller, &info) {
             Ok(permit) => permit,
@@ -318,11 +314,7 @@ impl Apiserver {
     }
 
     /// Answers the request of a caller, or of the user that the caller impersonates.
-    async fn answer_as<B>(&self, caller: User, info: RequestInfo, incoming: Incoming<B>) -> Result<Reply>
-    where
-        B: http_body::Body<Data = Bytes>,
-        B::Error: std::fmt::Display,
-    {
+    async fn answer_as(&self, caller: User, info: RequestInfo, incoming: Incoming) -> Result<Reply> {
         let state = &self.state;
         let sender = impersonation::Caller {
             authorizers: &state.authorizers,
@@ -344,11 +336,7 @@ impl Apiserver {
     }
 
     /// Answers a request after its priority level has granted it seats.
-    async fn answer_in_turn<B>(&self, user: User, info: RequestInfo, incoming: Incoming<B>) -> Result<Reply>
-    where
-        B: http_body::Body<Data = Bytes>,
-        B::Error: std::fmt::Display,
-    {
+    async fn answer_in_turn(&self, user: User, info: RequestInfo, incoming: Incoming) -> Result<Reply> {
         let is_long = in_flight::is_long_running(&info);
         let arrived = Instant::now();
         let (classified, granted) = self.state.flow_control.enter(&user, &info, &self.state.cache).await;
@@ -372,18 +360,14 @@ impl Apiserver {
     }
 
     /// Authorizes and answers a request. `seats` are the seats of the request; a slow client loses them.
-    async fn answer<B>(
+    async fn answer(
         &self,
         user: User,
         info: RequestInfo,
-        incoming: Incoming<B>,
+        incoming: Incoming,
         seats: &mut Option<Seats>,
-    ) -> Result<Reply>
-    where
-        B: http_body::Body<Data = Bytes>,
-        B::Error: std::fmt::Display,
-    {
-        let Incoming { method, headers, body, memory, upgrade, record, is_local } = incoming;
+    ) -> Result<Reply> {
+        let Incoming { method, headers, body, mut memory, upgrade, record, is_local } = incoming;
         let state = &self.state;
         let kind = info.resource.as_ref().and_then(|resource| {
             let kind = resource.find(&state.registry.load()).cloned();
@@ -403,10 +387,7 @@ impl Apiserver {
             // A WebSocket begins with GET. Source: AuthorizePodWebsocketUpgradeCreatePermission, v1.35.
             state.authorizers.authorize(&AccessAttributes { verb: "create", ..question }).await?;
         }
-        let body = (method != Method::GET).then_some(body);
-        let requester = request_seats::Requester { user: &user, info: &info };
         if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !self.is_ours(&info, remote)) {
-            let body = request_seats::receive(state, body, memory, requester, seats).await?;
             let arrived = aggregated::ForwardedRequest {
                 user: &user,
                 info: &info,
@@ -419,7 +400,13 @@ impl Apiserver {
         }
         let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers) };
         let Some((_, kind)) = kind else { return route::unknown_path(&state.registry.load(), &info.path) };
-        let body = request_seats::receive(state, body, memory, requester, seats).await?;
+        // The server behind a proxy gets the body as a stream.
+        let (received, streamed) = match &*resource.subresource {
+            "proxy" => (None, body),
+            _ => ((method != Method::GET).then_some(body), reply::full("")),
+        };
+        let requester = request_seats::Requester { user: &user, info: &info };
+        let body = request_seats::receive(state, received, &mut memory, requester, seats).await?;
         freshness::wait(&*state.store, &state.cache, info.verb, info.query.get("resourceVersion")).await?;
         let (warnings, audit) = (Warnings::about(&kind), record);
         let (state, cost) = (state.clone(), RequestCost::default());
@@ -430,7 +417,7 @@ impl Apiserver {
         let permit = if is_local { None } else { request_seats::permit_of(&call, seats).await };
         let run = match call.resource.subresource.is_empty() {
             true => route::resource(&call, &method, upgrade),
-            false => route::subresource(&call, &method, upgrade),
+            false => route::subresource(&call, &method, upgrade, streamed),
         };
         let reply = request_seats::run(permit, seats, run).await?;
         let reply = reply::warned(reply, &call.warnings.take());

@@ -1,13 +1,17 @@
 //! Servers in the cluster: the address of a pod or of a service's endpoint, and one request to it.
 
-use std::{io, net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use coracle_any_certificate::AnyCertificate;
 use coracle_connections::{PermitStream, keep_alive};
 use coracle_kinds::kind::by_resource;
 use http::{Request, Response, StatusCode};
 use http_body::Body as _;
-use http_body_util::Full;
 use hyper::body::Incoming;
 use hyper_util::rt::TokioIo;
 use rand::seq::IndexedRandom as _;
@@ -21,6 +25,8 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::{
     cache::Cache,
     error::{ApiError, Result},
+    reply::Body,
+    request_body::Progress,
 };
 
 /// Maximum time to connect.
@@ -72,9 +78,23 @@ pub(crate) fn pod(cache: &Cache, namespace: &str, name: &str, port: &str) -> Res
     };
     let port = match port {
         "" => first().unwrap_or(80),
-        text => text.parse().map_err(|_error| ApiError::bad_request("the port must be a number"))?,
+        text => port_number(text)?,
     };
     Endpoint::of(address, port)
+}
+
+/// A port of a node other than the port of its kubelet. `own` is the address of this API server, which is refused: a
+/// request would come back to this server.
+pub(crate) fn node(address: &str, port: &str, own: SocketAddr) -> Result<Endpoint> {
+    let found = Endpoint::of(address, port_number(port)?)?;
+    if found.port == own.port() && found.address.to_canonical() == own.ip().to_canonical() {
+        return Err(ApiError::bad_request("address not allowed"));
+    }
+    Ok(found)
+}
+
+fn port_number(text: &str) -> Result<u16> {
+    text.parse().map_err(|_error| ApiError::bad_request("the port must be a number"))
 }
 
 fn number(port: &Value) -> Option<u16> {
@@ -157,7 +177,7 @@ impl Endpoint {
     pub(crate) async fn send(
         &self,
         is_tls: bool,
-        request: Request<Full<bytes::Bytes>>,
+        request: Request<Body>,
         limit: Duration,
         permit: impl Send + Unpin + 'static,
     ) -> Result<Response<Incoming>> {
@@ -185,7 +205,7 @@ impl Endpoint {
         &self,
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         server: TlsServer,
-        request: Request<Full<bytes::Bytes>>,
+        request: Request<Body>,
         limit: Duration,
     ) -> Result<Response<Incoming>> {
         let failed = |error: &dyn std::fmt::Display| {
@@ -200,7 +220,7 @@ impl Endpoint {
 
 impl std::fmt::Display for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        std::net::SocketAddr::new(self.address, self.port).fmt(f)
+        SocketAddr::new(self.address, self.port).fmt(f)
     }
 }
 
@@ -214,11 +234,12 @@ fn any_certificate() -> std::result::Result<Arc<rustls::ClientConfig>, rustls::E
     Ok(Arc::new(builder.with_no_client_auth()))
 }
 
-/// Sends the request and waits up to `limit` for the head of the response. The body may take longer. The response to a
-/// request with a body has a [`ConnectionGuard`].
+/// Sends the request and waits for the head of the response, up to `limit` after the server took the last piece of the
+/// request's body. The body of the response may take longer. The response to a request with a body has a
+/// [`ConnectionGuard`]. If this is cancelled, or the client does not send the whole body, the connection ends.
 pub(crate) async fn exchange<I>(
     stream: I,
-    request: Request<Full<bytes::Bytes>>,
+    request: Request<Body>,
     target: &str,
     limit: Duration,
 ) -> Result<Response<Incoming>>
@@ -243,7 +264,9 @@ where
         }
     });
     let has_body = !request.body().is_end_stream();
-    let answered = tokio::time::timeout(limit, sender.send_request(request)).await;
+    let progress = Progress::begin();
+    let request = request.map(|body| progress.watch(body));
+    let answered = progress.answer_within(limit, sender.send_request(request)).await;
     let late = |_elapsed| {
         ApiError::timeout(format!("the server at {target} does not answer within {} s", limit.as_secs()), 1)
     };
@@ -271,15 +294,23 @@ fn is_proxyable(address: IpAddr) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use bytes::Bytes;
     use coracle_store::Commit;
-    use http_body_util::BodyExt as _;
+    use futures::StreamExt as _;
+    use http_body::Frame;
+    use http_body_util::{BodyExt as _, StreamBody};
     use nix::sys::socket::{getsockopt, sockopt};
     use serde_json::json;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
     use crate::cache::{encode, key_of};
+    use crate::reply::full;
     use crate::sub::stream::pass;
+
+    const MINUTE: Duration = Duration::from_secs(60);
 
     #[test]
     fn a_port_number_that_the_service_does_not_have_is_named() {
@@ -306,7 +337,7 @@ mod tests {
                 assert_ne!(theirs.read(&mut [0; 1024]).await.unwrap(), 0);
                 theirs.write_all(head.as_bytes()).await.unwrap();
             };
-            let request = Request::get("/").header("Host", "a").body(Full::default()).unwrap();
+            let request = Request::get("/").header("Host", "a").body(full("")).unwrap();
             let exchanged = exchange(ours, request, "a", Duration::from_secs(60));
             let (response, ()) = tokio::join!(exchanged, answer);
             assert_eq!(response.is_ok(), is_accepted, "{length}");
@@ -323,7 +354,7 @@ mod tests {
             assert_ne!(theirs.read(&mut [0; 16]).await.unwrap(), 0);
             theirs.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nno").await.unwrap();
         };
-        let body = Full::from(vec![b'x'; 4 << 10]);
+        let body = full(vec![b'x'; 4 << 10]);
         let request = Request::post("/").header("Host", "a").body(body).unwrap();
         let (response, ()) = tokio::join!(exchange(stream, request, "a", Duration::from_secs(60)), answer);
         let reply = pass(response.unwrap());
@@ -336,6 +367,84 @@ mod tests {
         };
         tokio::time::timeout(Duration::from_secs(30), ended).await.expect("the connection has ended");
         drop(theirs);
+    }
+
+    #[tokio::test]
+    async fn a_slow_server_slows_the_client_and_a_long_body_takes_little_memory() {
+        const PIECE: usize = 16 << 10;
+        const PIECES: usize = (20 << 20) / PIECE;
+        /// Maximum bytes of the body between the client and the server.
+        const MOST: usize = 4 * RESPONSE_BUFFER;
+        let piece = |at: usize| vec![if at.is_multiple_of(2) { b'a' } else { b'b' }; PIECE];
+        let (ours, mut theirs) = tokio::io::duplex(4 << 10);
+        let taken = Arc::<AtomicUsize>::default();
+        let counter = taken.clone();
+        let pieces = futures::stream::iter(0..PIECES).map(move |at| {
+            counter.fetch_add(PIECE, Ordering::Relaxed);
+            Ok::<_, io::Error>(Frame::data(Bytes::from(piece(at))))
+        });
+        let body = StreamBody::new(pieces).boxed_unsync();
+        let request = Request::post("/").header("Host", "a").header("Content-Length", PIECES * PIECE);
+        let exchanged = exchange(ours, request.body(body).unwrap(), "a", MINUTE);
+        let server = async {
+            let mut head = Vec::new();
+            while !head.ends_with(b"\r\n\r\n") {
+                head.push(theirs.read_u8().await.unwrap());
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+            assert!(taken.load(Ordering::Relaxed) <= MOST, "taken before the server reads");
+            let mut received = vec![0; PIECE];
+            for at in 0..PIECES {
+                theirs.read_exact(&mut received).await.unwrap();
+                assert!(received == piece(at), "piece {at}");
+                let ahead = taken.load(Ordering::Relaxed) - (at + 1) * PIECE;
+                assert!(ahead <= MOST, "{ahead} bytes are in memory");
+            }
+            theirs.write_all(b"HTTP/1.1 204 No Content\r\n\r\n").await.unwrap();
+        };
+        let (answer, ()) = tokio::join!(exchanged, server);
+        assert_eq!(answer.unwrap().status(), 204);
+    }
+
+    #[tokio::test]
+    async fn a_client_that_does_not_send_the_whole_body_ends_the_connection() {
+        let (ours, mut theirs) = tokio::io::duplex(1 << 12);
+        let pieces =
+            [Ok(Frame::data(Bytes::from_static(b"x"))), Err(io::Error::other("the client has gone"))];
+        let body = StreamBody::new(futures::stream::iter(pieces)).boxed_unsync();
+        let request =
+            Request::post("/").header("Host", "a").header("Content-Length", "9").body(body).unwrap();
+        let exchanged = exchange(ours, request, "a", MINUTE);
+        let mut received = Vec::new();
+        let (answer, read) = tokio::join!(exchanged, theirs.read_to_end(&mut received));
+        assert!(answer.is_err());
+        read.expect("the end of the connection");
+        assert!(!received.ends_with(b"xx"), "no bytes were added");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_body_without_progress_ends_the_request() {
+        for (pause, expect) in [(MINUTE / 2, 200), (MINUTE * 2, 504)] {
+            let (ours, mut theirs) = tokio::io::duplex(1 << 12);
+            let pieces = futures::stream::iter(0..6).then(move |_at| async move {
+                tokio::time::sleep(pause).await;
+                Ok::<_, io::Error>(Frame::data(Bytes::from_static(b"x")))
+            });
+            let body = StreamBody::new(pieces).boxed_unsync();
+            let request = Request::post("/").header("Host", "a").header("Content-Length", "6");
+            let exchanged = exchange(ours, request.body(body).unwrap(), "a", MINUTE);
+            let server = async {
+                let mut received = Vec::new();
+                while !received.ends_with(b"xxxxxx") {
+                    let Ok(byte) = theirs.read_u8().await else { return };
+                    received.push(byte);
+                }
+                theirs.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n").await.unwrap();
+            };
+            let (answer, ()) = tokio::join!(exchanged, server);
+            let code = answer.map_or_else(|error| error.code, |answer| answer.status().as_u16());
+            assert_eq!(code, expect, "a piece each {} s", pause.as_secs());
+        }
     }
 
     #[tokio::test]
@@ -358,6 +467,27 @@ mod tests {
         assert_eq!((found, refused.unwrap().code), (vec!["10.1.2.3:443".to_owned()], 400));
         assert!(ready_in(&slices, "s", "q").0.is_empty());
         assert!(ready_in(&slices, "t", "p").0.is_empty());
+    }
+
+    #[test]
+    fn a_port_of_a_node_is_reached_unless_it_is_the_port_of_this_server() {
+        let own: SocketAddr = "192.0.2.1:6443".parse().unwrap();
+        let found = |address: &str, port: &str| {
+            node(address, port, own).map(|endpoint| endpoint.to_string()).map_err(|error| error.message)
+        };
+        assert_eq!(found("192.0.2.1", "9100").as_deref(), Ok("192.0.2.1:9100"));
+        assert_eq!(found("192.0.2.2", "6443").as_deref(), Ok("192.0.2.2:6443"));
+        for (address, port) in [
+            ("192.0.2.1", "6443"),
+            ("::ffff:192.0.2.1", "6443"),
+            ("127.0.0.1", "9100"),
+            ("169.254.169.254", "80"),
+            ("node-1", "9100"),
+            ("192.0.2.1", "0"),
+        ] {
+            assert_eq!(found(address, port).unwrap_err(), "address not allowed", "{address} {port}");
+        }
+        assert_eq!(found("192.0.2.1", "metrics").unwrap_err(), "the port must be a number");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 use coracle_kinds::{Resource, kind::by_resource};
 use futures::StreamExt as _;
 use http::Request;
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Limited};
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
@@ -264,7 +264,7 @@ where
 
 /// Fetches the summary of a node's kubelet.
 async fn fetch_sample(call: &Call, node: &str) -> Result<Sample> {
-    let request = Request::get("/stats/summary").body(Full::default()).map_err(ApiError::internal)?;
+    let request = Request::get("/stats/summary").body(reply::full("")).map_err(ApiError::internal)?;
     let taken = Instant::now();
     let answer = kubelet::send(call, node, request).await?;
     let code = answer.status().as_u16();

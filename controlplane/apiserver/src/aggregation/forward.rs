@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use coracle_connections::PermitStream;
 use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustls_pki_types::ServerName;
@@ -15,6 +15,7 @@ use crate::{
     authn::User,
     cache::Cache,
     error::{ApiError, Result},
+    reply::{Body, full},
     target::{self, TlsServer},
 };
 
@@ -66,7 +67,7 @@ impl Forwarder {
         if let Some(tag) = wanted.tag {
             request = request.header(header::IF_NONE_MATCH, tag);
         }
-        let request = request.body(Full::default()).map_err(|error| error.to_string())?;
+        let request = request.body(full("")).map_err(|error| error.to_string())?;
         let aggregator = User::new("system:kube-aggregator", &["system:masters"]);
         let answer = self.send(remote, &aggregator, request, ()).await.map_err(|error| error.message)?;
         let status = answer.status();
@@ -85,7 +86,7 @@ impl Forwarder {
         &self,
         remote: &Remote,
         user: &User,
-        mut request: Request<Full<bytes::Bytes>>,
+        mut request: Request<Body>,
         permit: impl Send + Unpin + 'static,
     ) -> Result<http::Response<Incoming>> {
         identify(request.headers_mut(), user)?;
@@ -143,6 +144,8 @@ fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::Full;
+
     use super::*;
 
     #[test]

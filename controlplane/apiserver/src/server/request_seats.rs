@@ -61,11 +61,11 @@ pub(super) fn identified(in_flight: &InFlight, extensions: &mut Extensions, is_k
 }
 
 /// Reads the body of a request; `None` is the body of a GET. After [`SLOW_CLIENT`] the request gives its seats back, and
-/// waits for seats again when the body is complete. The body keeps its memory until it is dropped.
+/// waits for seats again when the body is complete.
 pub(super) async fn receive<B>(
     state: &State,
     body: Option<B>,
-    mut memory: BodyMemory,
+    memory: &mut BodyMemory,
     requester: Requester<'_>,
     seats: &mut Option<Seats>,
 ) -> Result<Bytes>
@@ -74,25 +74,19 @@ where
     B::Error: std::fmt::Display,
 {
     let Some(body) = body else { return Ok(Bytes::new()) };
-    let body = {
-        let mut read = std::pin::pin!(body::read(body, &mut memory));
-        match timeout(SLOW_CLIENT, read.as_mut()).await {
-            Ok(body) => body?,
-            Err(_elapsed) => {
-                let had_seats = seats.take().is_some();
-                let body = read.await?;
-                if had_seats {
-                    let arrived = Instant::now();
-                    let (_, granted) =
-                        state.flow_control.enter(requester.user, requester.info, &state.cache).await;
-                    waits::add(arrived.elapsed());
-                    *seats = granted?;
-                }
-                body
-            }
-        }
-    };
-    Ok(body::reserved(body, memory))
+    let mut read = std::pin::pin!(body::read(body, memory));
+    if let Ok(body) = timeout(SLOW_CLIENT, read.as_mut()).await {
+        return body;
+    }
+    let had_seats = seats.take().is_some();
+    let body = read.await?;
+    if had_seats {
+        let arrived = Instant::now();
+        let (_, granted) = state.flow_control.enter(requester.user, requester.info, &state.cache).await;
+        waits::add(arrived.elapsed());
+        *seats = granted?;
+    }
+    Ok(body)
 }
 
 /// Waits for the permit of a request with a large body or object. Other requests need none.

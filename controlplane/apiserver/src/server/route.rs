@@ -9,7 +9,7 @@ use crate::{
     client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
     media,
-    reply::{self, Reply},
+    reply::{self, Body, Reply},
     sub, usage, verb, web_socket,
     write::Part,
 };
@@ -39,8 +39,7 @@ pub(super) fn check_method(method: &Method) -> Result<()> {
 
 /// Runs the verb of a request for an object or a collection.
 ///
-/// The future is boxed, because it is generic over the type of the request's body. Without the box each user of such a
-/// type would compile all verbs once more.
+/// The future is boxed, because it is large: each layer around it would hold a copy on the stack.
 pub(super) fn resource<'a>(
     call: &'a Call,
     method: &'a Method,
@@ -96,21 +95,28 @@ fn has_path(call: &Call) -> bool {
     !call.kind.namespaced || !call.resource.namespace.is_empty() || has_one_of(&["list", "watch"])
 }
 
-/// Runs the verb of a request for a subresource. The future is boxed like the future of [`resource`].
+/// Runs the verb of a request for a subresource. `body` is the body of a proxied request. The future is boxed like the
+/// future of [`resource`].
 pub(super) fn subresource<'a>(
     call: &'a Call,
     method: &'a Method,
     upgrade: ClientUpgrade,
+    body: Body,
 ) -> BoxFuture<'a, Result<Reply>> {
-    Box::pin(run_subresource_verb(call, method, upgrade))
+    Box::pin(run_subresource_verb(call, method, upgrade, body))
 }
 
-async fn run_subresource_verb(call: &Call, method: &Method, upgrade: ClientUpgrade) -> Result<Reply> {
+async fn run_subresource_verb(
+    call: &Call,
+    method: &Method,
+    upgrade: ClientUpgrade,
+    body: Body,
+) -> Result<Reply> {
     let sub = call.resource.subresource.as_str();
     let row = call.kind.subresource(sub).ok_or_else(ApiError::no_resource)?;
     let verb = call.info.verb;
     if sub == "proxy" {
-        return sub::proxy::run(call, method, upgrade).await;
+        return sub::proxy::run(call, method, upgrade, body).await;
     }
     if *method == Method::HEAD || !row.verbs.iter().any(|known| known == verb) {
         return Err(ApiError::method_not_allowed());

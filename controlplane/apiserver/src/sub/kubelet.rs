@@ -6,7 +6,6 @@ use std::time::Duration;
 use coracle_connections::PermitStream;
 use coracle_kinds::kind::by_resource;
 use http::{HeaderValue, Request, Response, header};
-use http_body_util::Full;
 use hyper::body::Incoming;
 use rustls_pki_types::ServerName;
 use serde_json::Value;
@@ -15,15 +14,16 @@ use tokio_rustls::TlsConnector;
 use crate::{
     call::Call,
     error::{ApiError, Result},
+    reply::Body,
     target::{dial, exchange},
 };
 
 const DEFAULT_PORT: u16 = 10250;
 
 /// The address of a node's kubelet.
-struct Address {
-    host: String,
-    port: u16,
+pub(super) struct Address {
+    pub(super) host: String,
+    pub(super) port: u16,
 }
 
 impl std::fmt::Display for Address {
@@ -37,11 +37,7 @@ impl std::fmt::Display for Address {
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Sends a request to the kubelet of a node. The connection can be upgraded.
-pub(crate) async fn send(
-    call: &Call,
-    node: &str,
-    mut request: Request<Full<bytes::Bytes>>,
-) -> Result<Response<Incoming>> {
+pub(crate) async fn send(call: &Call, node: &str, mut request: Request<Body>) -> Result<Response<Incoming>> {
     let address = address(call, node)?;
     let permit = call.state.in_flight.stream(&call.user, node)?;
     let target = address.to_string();
@@ -69,7 +65,8 @@ async fn in_time<T>(target: &str, connecting: impl Future<Output = Result<T>>) -
     connected.unwrap_or_else(|elapsed| Err(dial_error("cannot connect to", target, &elapsed)))
 }
 
-fn address(call: &Call, node: &str) -> Result<Address> {
+/// The address of a node's kubelet.
+pub(super) fn address(call: &Call, node: &str) -> Result<Address> {
     let kind = by_resource("", "v1", "nodes").ok_or_else(ApiError::no_resource)?;
     let object = call.state.cache.get(kind, "", node).ok_or_else(|| ApiError::not_found(kind, node))?.value();
     let host = preferred_address(&object["status"]);
@@ -78,11 +75,6 @@ fn address(call: &Call, node: &str) -> Result<Address> {
     let port =
         port.and_then(|port| u16::try_from(port).ok()).filter(|port| *port > 0).unwrap_or(DEFAULT_PORT);
     Ok(Address { host: host.to_owned(), port })
-}
-
-/// The port of a node's kubelet.
-pub(super) fn port(call: &Call, node: &str) -> Result<u16> {
-    address(call, node).map(|address| address.port)
 }
 
 fn preferred_address(status: &Value) -> Option<&str> {
@@ -95,11 +87,12 @@ fn preferred_address(status: &Value) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::reply::full;
 
     #[tokio::test(start_paused = true)]
     async fn a_kubelet_that_does_not_answer_ends_the_request() {
         let (ours, theirs) = tokio::io::duplex(1 << 10);
-        let request = Request::get("/containerLogs/ns/pod/c").body(Full::default()).unwrap();
+        let request = Request::get("/containerLogs/ns/pod/c").body(full("")).unwrap();
         let limit = Duration::from_secs(60);
         let exchange = tokio::time::timeout(2 * limit, exchange(ours, request, "n1:10250", limit));
         let error = exchange.await.expect("an end").expect_err("no answer");
@@ -125,7 +118,7 @@ mod tests {
         });
         let request =
             Request::get("/exec/ns/pod/c").header("connection", "upgrade").header("upgrade", "SPDY/3.1");
-        let request = request.body(Full::default()).unwrap();
+        let request = request.body(full("")).unwrap();
         let mut answer = exchange(ours, request, "n1:10250", Duration::from_secs(60)).await.unwrap();
         assert_eq!(answer.status(), 403);
         assert!(hyper::upgrade::on(&mut answer).await.is_err(), "nothing to be connected");

@@ -5,7 +5,6 @@
 mod links;
 
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body_util::Full;
 use hyper::body::Incoming;
 use serde_json::{Value, json};
 
@@ -21,7 +20,8 @@ use crate::{
     call::Call,
     client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
-    reply::{self, Reply},
+    reply::{self, Body, Reply},
+    request_body::set_length,
     target::{self, Endpoint},
 };
 
@@ -50,7 +50,8 @@ struct ProxyTarget<'a> {
     port: &'a str,
 }
 
-pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> Result<Reply> {
+/// Sends a request to the server, with the client's body as a stream.
+pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade, body: Body) -> Result<Reply> {
     let named = ProxyTarget::parse(&call.resource.name).ok_or_else(|| {
         let name = &call.resource.name;
         ApiError::bad_request(format!("invalid {} request {name:?}", call.kind.singular))
@@ -73,16 +74,16 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
             ));
         }
     }
-    let request = request(call, method)?;
+    let request = request(call, method, body)?;
     let host = call.headers.get(header::HOST).and_then(|host| host.to_str().ok());
     let mut hosts: Vec<String> = host.map(str::to_owned).into_iter().collect();
     let endpoint = match &*call.kind.plural {
-        "nodes" => None,
+        "nodes" => node(call, &named)?,
         "pods" => Some(target::pod(&call.state.cache, call.namespace(), named.name, named.port)?),
         _ => Some(service(call, &named)?),
     };
     let mut answer = match endpoint {
-        None => to_node(call, &named, request).await?,
+        None => kubelet::send(call, named.name, request).await?,
         Some(endpoint) => {
             hosts.push(endpoint.to_string());
             send(call, named.is_tls, &endpoint, request).await?
@@ -118,6 +119,15 @@ impl<'a> ProxyTarget<'a> {
     }
 }
 
+/// The port of a node. `None` for the kubelet, to which the API server sends its credentials.
+fn node(call: &Call, named: &ProxyTarget<'_>) -> Result<Option<Endpoint>> {
+    let kubelet = kubelet::address(call, named.name)?;
+    if named.port.is_empty() || named.port == kubelet.port.to_string() {
+        return Ok(None);
+    }
+    target::node(&kubelet.host, named.port, call.state.advertise).map(Some)
+}
+
 /// A ready endpoint of the service. As upstream, the error names the service as the path does.
 fn service(call: &Call, named: &ProxyTarget<'_>) -> Result<Endpoint> {
     let found = target::service(&call.state.cache, call.namespace(), named.name, named.port);
@@ -149,13 +159,14 @@ fn redirect(call: &Call) -> Result<Reply> {
 }
 
 /// The request for the proxied server.
-fn request(call: &Call, method: &Method) -> Result<Request<Full<bytes::Bytes>>> {
+fn request(call: &Call, method: &Method, body: Body) -> Result<Request<Body>> {
     let (rest, query) = (call.resource.proxy_path.as_deref().unwrap_or_default(), &call.info.query.raw);
     let mark = if query.is_empty() { "" } else { "?" };
     let path = format!("/{rest}{mark}{query}");
-    let request = Request::builder().method(method.clone()).uri(path).body(Full::new(call.body.clone()));
+    let request = Request::builder().method(method.clone()).uri(path).body(body);
     let mut request = request.map_err(|error| ApiError::bad_request(error.to_string()))?;
     *request.headers_mut() = forwarded(&call.headers, &call.info.path);
+    set_length(&mut request);
     Ok(request)
 }
 
@@ -188,24 +199,11 @@ pub(crate) fn forwarded(headers: &HeaderMap, path: &str) -> HeaderMap {
     kept
 }
 
-/// Sends the request to the kubelet of a node. Other ports of nodes are refused, because the control plane listens there.
-async fn to_node(
-    call: &Call,
-    named: &ProxyTarget<'_>,
-    request: Request<Full<bytes::Bytes>>,
-) -> Result<Response<Incoming>> {
-    let port = kubelet::port(call, named.name)?;
-    if !named.port.is_empty() && named.port != port.to_string() {
-        return Err(ApiError::bad_request(format!("the port must be {port}, the port of the kubelet")));
-    }
-    kubelet::send(call, named.name, request).await
-}
-
 async fn send(
     call: &Call,
     is_tls: bool,
     endpoint: &Endpoint,
-    mut request: Request<Full<bytes::Bytes>>,
+    mut request: Request<Body>,
 ) -> Result<Response<Incoming>> {
     let host = HeaderValue::from_str(&endpoint.to_string()).map_err(ApiError::internal)?;
     request.headers_mut().insert(header::HOST, host);

@@ -5,7 +5,7 @@
 
 use coracle_connections::watch_reads;
 use http::{HeaderMap, Method, Request, Response, StatusCode, header};
-use http_body_util::{BodyExt as _, Full, Limited};
+use http_body_util::{BodyExt as _, Limited};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
 use hyper_util::rt::TokioIo;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
@@ -17,7 +17,7 @@ use crate::{
     call::Call,
     client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
-    reply::{Body, Reply},
+    reply::{Body, Reply, full},
     request::Query,
     target::ConnectionGuard,
 };
@@ -54,7 +54,7 @@ pub(crate) async fn run(call: &Call, method: &Method, client: ClientUpgrade) -> 
     };
     // The API server itself sends the log over the WebSocket: the kubelet responds with plain text.
     let socket = if is_log { log_socket::NegotiatedProtocol::with(&call.headers)? } else { None };
-    let mut request = Request::builder().method(method.clone()).uri(path).body(Full::default());
+    let mut request = Request::builder().method(method.clone()).uri(path).body(full(""));
     if let (Ok(request), false) = (&mut request, is_log) {
         *request.headers_mut() = upgrade_headers(&call.headers);
     }
@@ -298,6 +298,7 @@ pub(crate) fn pass(answer: Response<Incoming>) -> Reply {
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::Full;
     use serde_json::json;
 
     use super::*;

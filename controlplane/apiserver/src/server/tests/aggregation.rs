@@ -1,6 +1,12 @@
 //! API services, and requests to servers in the cluster.
 
+use std::convert::Infallible;
+
 use coracle_any_certificate::AnyCertificate;
+use http_body::Frame;
+use http_body_util::StreamBody;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
 use super::*;
@@ -110,9 +116,8 @@ async fn redirecting_kubelet() -> u16 {
     port
 }
 
-/// CVE-2018-1002102, CVE-2020-8559: a client followed a redirect of a kubelet with its credentials.
-#[tokio::test]
-async fn redirects_of_a_kubelet_do_not_reach_the_client() {
+/// A server with the node `n`, whose kubelet has a port of 127.0.0.1.
+async fn with_kubelet(port: u16) -> Fixture {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let tls = rustls::ClientConfig::builder_with_provider(provider.clone())
         .with_safe_default_protocol_versions()
@@ -122,9 +127,55 @@ async fn redirects_of_a_kubelet_do_not_reach_the_client() {
         .with_no_client_auth();
     let server = Fixture::new().await.again_with(|config| config.kubelet = KubeletTls(Arc::new(tls))).await;
     let status = json!({"addresses": [{"type": "InternalIP", "address": "127.0.0.1"}],
-        "daemonEndpoints": {"kubeletEndpoint": {"Port": redirecting_kubelet().await}}});
+        "daemonEndpoints": {"kubeletEndpoint": {"Port": port}}});
     let made = server.post("/api/v1/nodes", json!({"metadata": {"name": "n"}, "status": status})).await;
     assert_eq!(made.code, 201, "{}", made.body);
+    server
+}
+
+/// Starts a kubelet at 127.0.0.1 that answers each request with the length of its body. Returns its port.
+async fn counting_kubelet() -> u16 {
+    let (acceptor, _certificate) = crate::test_tls::acceptor();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let service = service_fn(|request: Request<hyper::body::Incoming>| async move {
+        let (mut body, mut length) = (request.into_body(), 0);
+        while let Some(frame) = body.frame().await {
+            length += frame?.into_data().map_or(0, |data| data.len());
+        }
+        Ok::<_, hyper::Error>(http::Response::new(Full::new(Bytes::from(length.to_string()))))
+    });
+    tokio::spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let Ok(stream) = acceptor.accept(stream).await else { continue };
+            let server = hyper::server::conn::http1::Builder::new();
+            let _ended = server.serve_connection(TokioIo::new(stream), service).await;
+        }
+    });
+    port
+}
+
+#[tokio::test]
+async fn a_body_of_any_length_passes_through_a_proxy() {
+    const PIECE: usize = 64 << 10;
+    const LENGTH: usize = 20 << 20;
+    let server = with_kubelet(counting_kubelet().await).await;
+    let piece = |_at| Ok::<_, Infallible>(Frame::data(Bytes::from(vec![b'x'; PIECE])));
+    let body = StreamBody::new(futures::stream::iter((0..LENGTH / PIECE).map(piece)));
+    let request = Request::post("/api/v1/nodes/n/proxy/upload").body(body).unwrap();
+    let answer = server.api.handle(request, Some(admin())).await;
+    assert_eq!(answer.status(), 200);
+    let counted = answer.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(String::from_utf8_lossy(&counted), LENGTH.to_string());
+    let other = server.get("/api/v1/nodes/n:1/proxy/").await;
+    assert_eq!((other.code, other.body["message"].as_str()), (400, Some("address not allowed")));
+}
+
+/// CVE-2018-1002102, CVE-2020-8559: a client followed a redirect of a kubelet with its credentials.
+#[tokio::test]
+async fn redirects_of_a_kubelet_do_not_reach_the_client() {
+    let server = with_kubelet(redirecting_kubelet().await).await;
     let mut bound = pod("p");
     bound["spec"]["nodeName"] = "n".into();
     let made = server.post(PODS, bound).await;

@@ -67,6 +67,16 @@ async fn an_event_has_the_request_its_decision_and_its_result() {
 }
 
 #[tokio::test]
+async fn bodies_of_proxied_requests_are_not_recorded() {
+    let server = with_rules("[{level: Request}]").await;
+    let path = "/api/v1/namespaces/default/services/none/proxy/upload";
+    assert_eq!(server.post(path, config_map("a", json!({}))).await.code, 404);
+    let event = &events(&server, path, 1).await[0];
+    assert_eq!(event["level"], "Request");
+    assert!(event["requestObject"].is_null(), "{event}");
+}
+
+#[tokio::test]
 async fn refusals_are_recorded_and_impersonated_users_are_named() {
     let server = with_rules("[{level: None, users: [quiet]}, {level: Metadata}]").await;
     let request = || Request::get("/api/v1/nodes").body(Full::<Bytes>::default()).unwrap();
