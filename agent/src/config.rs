@@ -11,6 +11,7 @@ use coracle_dns::StubDomain;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::image_gc_policy::ImageGcPolicy;
 use crate::image_verification::ImageVerification;
@@ -18,6 +19,7 @@ use crate::join::{Membership, Renewal, RequestedServing};
 use crate::node::EvictionThresholds;
 use crate::pull_activity::PullActivity;
 use crate::resource_managers::ResourceManagerConfig;
+use crate::shutdown_policy::ShutdownPeriods;
 
 /// Configuration of a node's agent.
 #[derive(Clone, Debug)]
@@ -77,6 +79,10 @@ pub struct AgentConfig {
     pub pulls: PullActivity,
     /// Thresholds of available resources, below which the node is under pressure.
     pub eviction: EvictionThresholds,
+    /// Periods in which pods end when the machine shuts down.
+    pub shutdown_periods: ShutdownPeriods,
+    /// Cancelled when the machine shuts down and the pods must end. The agent stops after their end.
+    pub machine_shutdown: CancellationToken,
     /// Resources reserved for the system, by name (`cpu`, `memory`, `ephemeral-storage`).
     pub system_reserved: BTreeMap<String, String>,
     /// Resources reserved for the node's own processes, by name.

@@ -64,10 +64,21 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         let allowed: Vec<&str> = allowed.iter().map(AllowedImages::as_str).collect();
         shown["preloadedImagesVerificationAllowlist"] = json!(allowed);
     }
+    add_shutdown_periods(config, &mut shown);
     if let Some(client_ca) = &config.client_ca {
         shown["authentication"]["x509"]["clientCAFile"] = json!(client_ca);
     }
     shown
+}
+
+/// Adds the periods of pods at a shutdown of the machine. Without periods the field is absent.
+fn add_shutdown_periods(config: &AgentConfig, shown: &mut Value) {
+    if !config.shutdown_periods.is_empty() {
+        let periods = config.shutdown_periods.all().iter();
+        let periods = periods
+            .map(|period| json!({"priority": period.priority, "shutdownGracePeriodSeconds": period.seconds}));
+        shown["shutdownGracePeriodByPodPriority"] = periods.collect();
+    }
 }
 
 /// A threshold as the kubelet writes it: a quantity or a percentage.

@@ -81,7 +81,8 @@ const IMAGE_SIZES: [(u64, &str); 12] = [
 ];
 
 /// Reasons of rejections that are values of the label, as in the kubelet.
-const REJECTIONS: [&str; 8] = [
+const REJECTIONS: [&str; 9] = [
+    "NodeShutdown",
     "OutOfExtendedResources",
     "OutOfcpu",
     "OutOfmemory",

@@ -5,7 +5,8 @@
 //! interface to the container runtime.
 //!
 //! Invariants: the API is reached only by a `kube::Client`, containers only by [`runtime::Runtime`], and networks only
-//! by `coracle_cni` or the container runtime. Stopping the agent stops no pod.
+//! by `coracle_cni` or the container runtime. Stopping the agent stops no pod, unless
+//! the machine shuts down and the settings give the pods a period to end.
 
 mod address_announcer;
 mod api_health;
@@ -60,6 +61,7 @@ pub mod server;
 mod service_cache;
 mod service_health;
 mod service_proxy;
+mod shutdown_policy;
 pub mod source;
 mod system_oom;
 mod topology;
@@ -84,4 +86,5 @@ pub use private_file::replace as replace_private;
 pub use pull_activity::{ActivePull, PullActivity};
 pub use resource_managers::{ReservedMemory, ResourceManagerConfig};
 pub use run::{Error, run};
+pub use shutdown_policy::{ShutdownPeriod, ShutdownPeriods};
 pub use topology::{CpuSet, CpuSetError, TopologyPolicy, TopologySettings};

@@ -19,6 +19,7 @@ mod program_pages;
 mod progress;
 mod remote_runtime;
 pub(crate) mod runtime;
+mod signals;
 #[cfg(feature = "controlplane")]
 pub(crate) mod token;
 #[cfg(feature = "controlplane")]

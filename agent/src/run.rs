@@ -52,7 +52,8 @@ use coracle_values::quantity::millis_of;
 
 pub use error::Error;
 
-/// Runs the agent until `shutdown`. Pods continue to run after it.
+/// Runs the agent until `shutdown`. Pods continue to run after it. When `machine_shutdown` of the configuration is
+/// cancelled, the agent ends the pods and stops.
 ///
 /// The future is boxed. Otherwise the crate of the caller would compile the agent's tasks.
 ///
@@ -127,10 +128,11 @@ async fn run_agent(
     spawn_service_tasks(&mut tasks, &node, &agent, backend.dns.clone().unwrap_or_default());
     spawn_network_policies(&mut tasks, &node, requests);
     spawn_pod_tasks(&mut tasks, &node, &agent, [evicted, device_changes]);
+    let machine = pod::MachineShutdown::new(Arc::clone(&node), agent.node());
     tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes, agent.images()));
     tasks.spawn(agent.run(shutdown.clone()));
     tasks.spawn(server.run(completed(backend, &node), shutdown.clone()));
-    end_tasks(tasks, &node, &shutdown).await;
+    end_tasks(tasks, &node, stopped(machine, &shutdown)).await;
     Ok(())
 }
 
@@ -155,11 +157,16 @@ fn completed(backend: Backend, node: &Arc<pod::NodeContext>) -> Backend {
     Backend { cgroups: Some(node.cgroups.clone()), disk_usages: Some(Arc::new(usages)), ..backend }
 }
 
-/// Waits for the shutdown or for a panic of a task. Then ends all tasks and writes the checkpoint.
-async fn end_tasks(mut tasks: JoinSet<()>, node: &pod::NodeContext, shutdown: &CancellationToken) {
-    // Both arms are cancel-safe: the token stays cancelled, and a task that panicked has been logged.
+/// Waits for the shutdown of the agent, or for the end of the pods after the shutdown of the machine has begun.
+async fn stopped(machine: pod::MachineShutdown, shutdown: &CancellationToken) {
+    let _ended = shutdown.run_until_cancelled(machine.run()).await;
+}
+
+/// Waits for `stopped` or for a panic of a task. Then ends all tasks and writes the checkpoint.
+async fn end_tasks(mut tasks: JoinSet<()>, node: &pod::NodeContext, stopped: impl Future<Output = ()>) {
+    // Both arms are cancel-safe: the agent ends after either, and a task that panicked has been logged.
     tokio::select! {
-        () = shutdown.cancelled() => {}
+        () = stopped => {}
         () = wait_for_panic(&mut tasks) => {}
     }
     // The next start continues the work of the ended tasks.
@@ -484,5 +491,6 @@ fn node_config(config: &AgentConfig, version: &VersionResponse) -> NodeConfig {
         runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
         overlay: config.overlay.clone(),
         local_volume_dir: config.local_volume_dir.clone(),
+        machine_shutdown: config.machine_shutdown.clone(),
     }
 }

@@ -28,6 +28,7 @@ mod remote_runtime;
 mod resource_managers;
 mod runtime;
 mod serving;
+mod shutdown;
 mod sources;
 mod table;
 mod value;

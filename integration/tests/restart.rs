@@ -17,6 +17,8 @@ mod endpoints;
 mod follow;
 #[path = "restart/kubeconfig.rs"]
 mod kubeconfig;
+#[path = "restart/machine_shutdown.rs"]
+mod machine_shutdown;
 
 use std::collections::BTreeMap;
 use std::fs;

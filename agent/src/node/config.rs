@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use coracle_cni::{OverlayConfig, OverlayError};
 use k8s_openapi::api::core::v1::Taint;
+use tokio_util::sync::CancellationToken;
 
 use super::eviction::EvictionThresholds;
 
@@ -40,6 +41,8 @@ pub struct NodeConfig {
     pub overlay: Option<OverlayConfig>,
     /// Directory of local volumes.
     pub local_volume_dir: PathBuf,
+    /// Cancelled when the machine shuts down. The node is then not ready.
+    pub machine_shutdown: CancellationToken,
 }
 
 // === impl NodeConfig ===
@@ -63,6 +66,7 @@ impl NodeConfig {
             runtime_version: "coracle://0".to_owned(),
             overlay: None,
             local_volume_dir: dir.join("local-volumes"),
+            machine_shutdown: CancellationToken::new(),
         }
     }
 }

@@ -48,6 +48,8 @@ pub(super) struct CurrentState {
     pub(super) images: Option<Vec<ContainerImage>>,
     /// Numbers of the devices of device plugins.
     pub(super) devices: DeviceCounts,
+    /// Whether the machine shuts down and the pods end.
+    pub(super) is_shutting_down: bool,
     pub(super) now: Timestamp,
 }
 
@@ -251,20 +253,6 @@ struct Verdict {
 
 fn conditions(current_state: &CurrentState, held: &NodeStatus) -> Vec<NodeCondition> {
     let pressure = current_state.pressure;
-    let ready = match &current_state.network {
-        Ok(()) => Verdict {
-            is: true,
-            reason: "KubeletReady",
-            message: "kubelet is posting ready status".to_owned(),
-        },
-        Err(reason) => Verdict {
-            is: false,
-            reason: "KubeletNotReady",
-            message: format!(
-                "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:{reason}"
-            ),
-        },
-    };
     let verdict = |is: bool, yes: (&'static str, &str), no: (&'static str, &str)| {
         let (reason, message) = if is { yes } else { no };
         Verdict { is, reason, message: message.to_owned() }
@@ -294,12 +282,30 @@ fn conditions(current_state: &CurrentState, held: &NodeStatus) -> Vec<NodeCondit
                 ("KubeletHasSufficientPID", "kubelet has sufficient PID available"),
             ),
         ),
-        ("Ready", ready),
+        ("Ready", ready(current_state)),
     ];
     all.into_iter()
         .chain(overlay_conditions(&current_state.overlay))
         .map(|(type_, verdict)| condition(type_, verdict, held, current_state.now))
         .collect()
+}
+
+/// The condition `Ready`.
+fn ready(current_state: &CurrentState) -> Verdict {
+    let not_ready = |message: String| Verdict { is: false, reason: "KubeletNotReady", message };
+    if current_state.is_shutting_down {
+        return not_ready("node is shutting down".to_owned());
+    }
+    match &current_state.network {
+        Ok(()) => Verdict {
+            is: true,
+            reason: "KubeletReady",
+            message: "kubelet is posting ready status".to_owned(),
+        },
+        Err(reason) => not_ready(format!(
+            "container runtime network not ready: NetworkReady=false reason:NetworkPluginNotReady message:{reason}"
+        )),
+    }
 }
 
 /// The conditions `NetworkUnavailable` and `PodNetworkImpaired`.
@@ -388,6 +394,7 @@ mod tests {
             pressure: Pressure::default(),
             images: None,
             devices: DeviceCounts::new(),
+            is_shutting_down: false,
             now: Timestamp::from_second(second).expect("time"),
         }
     }
@@ -401,6 +408,14 @@ mod tests {
     fn a_status_that_differs_in_times_only_is_not_written() {
         let node = node(&config(), &properties(), &current_state(Ok(()), 1));
         assert_eq!(status_patch(&config(), &properties(), &current_state(Ok(()), 99), &node), None);
+    }
+
+    #[test]
+    fn a_node_that_shuts_down_is_not_ready() {
+        let state = CurrentState { is_shutting_down: true, ..current_state(Ok(()), 1) };
+        let ready = ready(&node(&config(), &properties(), &state));
+        assert_eq!((ready.status.as_str(), ready.reason.as_deref()), ("False", Some("KubeletNotReady")));
+        assert_eq!(ready.message.as_deref(), Some("node is shutting down"));
     }
 
     #[test]

@@ -50,6 +50,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
         (agent.overlay_state.subscribe(), DeviceChanges::new(agent.devices.subscribe()));
     let (mut renewals, mut network) = (agent.renewals.subscribe(), agent.network_status.subscribe());
     let mut pressure = agent.pressure.subscribe();
+    let mut is_shutting_down = false;
     loop {
         let result = tokio::select! {
             // Cancel-safe: the stream keeps its position, and the other arms only wake.
@@ -66,6 +67,10 @@ pub(super) async fn keep(agent: &NodeAgent) {
             () = devices.changed() => update(agent, &api).await,
             _ = ips.changed() => update(agent, &api).await,
             _ = overlay.changed() => update(agent, &api).await,
+            () = agent.config.machine_shutdown.cancelled(), if !is_shutting_down => {
+                is_shutting_down = true;
+                update(agent, &api).await
+            }
         };
         if let Err(error) = result {
             // The next renewal of the lease retries.
@@ -194,6 +199,7 @@ fn current_state(agent: &NodeAgent) -> CurrentState {
         pressure: pressure(agent),
         images: agent.images.borrow().clone(),
         devices: agent.devices.borrow().clone(),
+        is_shutting_down: agent.config.machine_shutdown.is_cancelled(),
         now: Timestamp::now(),
     }
 }

@@ -9,6 +9,7 @@ mod input;
 mod node_selector;
 mod ports;
 mod pressure;
+mod shutdown;
 mod sysctls;
 mod system;
 pub(crate) mod unsupported;
@@ -21,6 +22,7 @@ pub(crate) use ports::host_ports;
 /// Admits the pod, or returns the rejection.
 pub(crate) fn admit(input: &AdmissionInput<'_>) -> Result<(), Verdict> {
     pressure::check(input)?;
+    shutdown::check(input)?;
     system::check(input.pod)?;
     containers::check(input.pod)?;
     unsupported::check(input.pod)?;

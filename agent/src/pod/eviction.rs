@@ -28,7 +28,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{mpsc, watch};
 
 use super::NodeContext;
-use super::state::has_ended;
+use super::state::{EVICTED, TERMINATED, has_ended};
 use crate::event_recorder::Level;
 use crate::node::{DiskLevels, DiskShortage, MachineLevels, MachineResource, MachineShortage, Resource};
 use disk::{DiskShortages, Found, Pace};
@@ -36,7 +36,7 @@ pub(crate) use limits::LimitEviction;
 use machine::Urgency;
 pub use measured::DiskUsages;
 use measurement::{MeasuredPods, Measurement, measure};
-pub(crate) use plan::{is_critical, is_limited};
+pub(crate) use plan::{grace, is_critical, is_limited, priority};
 use soft::{Crossed, Due};
 use stalls::MemoryStalls;
 use trend::DiskTrend;
@@ -68,12 +68,20 @@ pub(crate) struct Evictions {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Evicted {
     pub(crate) message: String,
-    /// The eviction signal, for metrics.
-    pub(crate) signal: &'static str,
-    /// Whether the node is short of a resource. Otherwise the pod exceeded one of its limits.
-    pub(crate) by_pressure: bool,
+    pub(crate) cause: EvictionCause,
     /// Grace period in seconds.
     pub(crate) grace: u32,
+}
+
+/// What causes an eviction. The texts are eviction signals, for metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum EvictionCause {
+    /// The pod exceeded one of its limits.
+    Limit(&'static str),
+    /// The node is short of a resource.
+    Pressure(&'static str),
+    /// The machine shuts down.
+    Shutdown,
 }
 
 /// The task that checks the resources of the node, and evicts pods if a resource is short.
@@ -118,6 +126,31 @@ pub(crate) struct Eviction {
 #[derive(Debug, Default)]
 struct UnrelievedPressure(Option<&'static str>);
 
+// === impl EvictionCause ===
+
+impl EvictionCause {
+    /// The eviction signal. None if the machine shuts down, because that is not an eviction for Kubernetes.
+    pub(crate) fn signal(self) -> Option<&'static str> {
+        match self {
+            Self::Limit(signal) | Self::Pressure(signal) => Some(signal),
+            Self::Shutdown => None,
+        }
+    }
+
+    /// The reason in the pod's status.
+    pub(crate) fn reason(self) -> &'static str {
+        match self {
+            Self::Limit(_) | Self::Pressure(_) => EVICTED,
+            Self::Shutdown => TERMINATED,
+        }
+    }
+
+    /// Whether the pod gets the condition `DisruptionTarget`.
+    pub(crate) fn is_disruption(self) -> bool {
+        !matches!(self, Self::Limit(_))
+    }
+}
+
 // === impl Evictions ===
 
 impl Evictions {
@@ -132,7 +165,8 @@ impl Evictions {
         self.lock().remove(uid)
     }
 
-    fn request(&self, uid: &str, evicted: Evicted) {
+    /// Requests the eviction of this pod.
+    pub(super) fn request(&self, uid: &str, evicted: Evicted) {
         self.lock().insert(uid.to_owned(), evicted);
         // If the receiver is gone, pod sync has ended, and the agent ends, too.
         let _ = self.woken.send(uid.to_owned());
@@ -379,8 +413,8 @@ impl Eviction {
         };
         let message = plan::message(pod, used, shortage);
         let grace = plan::grace(pod, due.max_grace);
-        let signal = plan::signal_of(shortage.resource);
-        self.evict(pod, Evicted { message, signal, by_pressure: true, grace });
+        let cause = EvictionCause::Pressure(plan::signal_of(shortage.resource));
+        self.evict(pod, Evicted { message, cause, grace });
     }
 
     /// Evicts the first pod for a lack of memory or process IDs, unless another one is still ending.
@@ -408,8 +442,8 @@ impl Eviction {
         };
         let message = machine::message(pod, &containers, shortage);
         let grace = plan::grace(pod, due.max_grace);
-        let signal = machine::signal_of(shortage.resource);
-        self.evict(pod, Evicted { message, signal, by_pressure: true, grace });
+        let cause = EvictionCause::Pressure(machine::signal_of(shortage.resource));
+        self.evict(pod, Evicted { message, cause, grace });
     }
 
     /// Pods that may be evicted because the node is short of a resource.
@@ -427,7 +461,7 @@ impl Eviction {
         self.unrelieved_machine = UnrelievedPressure::default();
         self.unrelieved_disk = UnrelievedPressure::default();
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
-        let (signal, message) = (evicted.signal, &evicted.message);
+        let (signal, message) = (evicted.cause.signal(), &evicted.message);
         tracing::info!(uid, message, signal, "evicting a pod because the node is low on a resource");
         self.evicted.insert(uid.to_owned());
         let grace = Duration::from_secs(evicted.grace.into());
@@ -461,8 +495,7 @@ mod tests {
         let (evictions, mut woken) = Evictions::new();
         let evicted = Evicted {
             message: "m".to_owned(),
-            signal: "nodefs.available",
-            by_pressure: true,
+            cause: EvictionCause::Pressure("nodefs.available"),
             grace: MIN_GRACE,
         };
         evictions.request("u", evicted.clone());

@@ -183,6 +183,9 @@ pub(crate) struct Verdict {
 /// The reason of a verdict that is an eviction.
 pub(crate) const EVICTED: &str = "Evicted";
 
+/// The reason of the verdict of a pod that ends because the machine shuts down. It is upstream's.
+pub(crate) const TERMINATED: &str = "Terminated";
+
 /// Why a container has not started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {
@@ -204,9 +207,9 @@ pub(crate) struct WorkerState {
     /// When this node first accepted the pod.
     pub(crate) start_time: Option<Timestamp>,
     pub(crate) verdict: Option<Verdict>,
-    /// Whether the verdict is an eviction because the node is short of a resource.
+    /// Whether the verdict is an eviction because the node is short of a resource, or the end of the machine.
     pub(crate) disrupted: bool,
-    /// Grace period in seconds if the verdict is an eviction.
+    /// Grace period in seconds if the verdict is an eviction or the end of the machine.
     pub(crate) eviction_grace: u32,
     /// Why containers have not started, by container name.
     pub(crate) waiting: BTreeMap<String, Waiting>,
@@ -275,9 +278,10 @@ impl WorkerState {
         }
     }
 
-    /// Grace period in seconds if the pod is evicted.
+    /// Grace period in seconds if the pod is evicted, or ends because the machine shuts down.
     pub(crate) fn evicted_grace(&self) -> Option<i64> {
-        let is_evicted = self.verdict.as_ref().is_some_and(|verdict| verdict.reason == EVICTED);
+        let is_eviction = |verdict: &Verdict| [EVICTED, TERMINATED].contains(&verdict.reason.as_str());
+        let is_evicted = self.verdict.as_ref().is_some_and(is_eviction);
         is_evicted.then(|| i64::from(self.eviction_grace))
     }
 

@@ -205,6 +205,7 @@ impl Sync {
             max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
             allocatable: self.node.allocatable,
             pressure: self.node.pressure.current(),
+            is_shutting_down: self.node.config.machine_shutdown.is_cancelled(),
         };
         // Resources are allocated last, so that no other check rejects the pod after its allocation.
         let admitted = admit::admit(&input)

@@ -86,10 +86,10 @@ async fn run_node(
     credentials: Credentials,
     client: Client,
 ) -> anyhow::Result<()> {
-    let shutdown = super::until_signalled()?;
+    let signals = super::signals::of_node(&node)?;
     match endpoint {
-        None => super::node::run(node, credentials, client, shutdown).await,
-        Some(endpoint) => super::remote_runtime::run(node, &endpoint, credentials, client, shutdown).await,
+        None => super::node::run(node, credentials, client, signals).await,
+        Some(endpoint) => super::remote_runtime::run(node, &endpoint, credentials, client, signals).await,
     }
 }
 

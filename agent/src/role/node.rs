@@ -12,8 +12,8 @@ use coracle_cri::{Runtime, RuntimeConfig};
 use coracle_images::{Images, ImagesConfig};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
-use tokio_util::sync::CancellationToken;
 
+use super::signals::NodeSignals;
 use crate::settings::{Credentials, Node};
 
 /// The parts of a node, opened.
@@ -61,18 +61,19 @@ pub(crate) async fn open(node: &Node, streams: Option<SocketAddr>) -> anyhow::Re
     Ok(OpenRuntime { images, network, runtime })
 }
 
-/// Runs the node until `shutdown`. Pods keep running.
+/// Runs the node until one of the signals. Pods keep running, unless the machine shuts down.
 pub(crate) async fn run(
     node: Node,
     credentials: Credentials,
     client: kube::Client,
-    shutdown: CancellationToken,
+    signals: NodeSignals,
 ) -> anyhow::Result<()> {
+    let shutdown = signals.stop.clone();
     let streams = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
     let streams = streams.context("cannot listen for streams on loopback")?;
     let OpenRuntime { images, network, runtime } = open(&node, Some(streams.local_addr()?)).await?;
     let streaming = tokio::spawn(coracle_cri::serve_streams(runtime.clone(), streams, shutdown.clone()));
-    let config = agent_config(&node, credentials);
+    let config = agent_config(&node, credentials, &signals);
     let heartbeats = config.heartbeats.subscribe();
     tokio::spawn(super::program_pages::release_when_idle(runtime.changes(), heartbeats));
     let socket = node.dirs.run.join("cri.sock");
@@ -100,7 +101,7 @@ pub(crate) async fn run(
     result
 }
 
-pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig {
+pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &NodeSignals) -> AgentConfig {
     AgentConfig {
         node_name: node.name.clone(),
         state_dir: node.dirs.state.clone(),
@@ -136,6 +137,8 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials) -> AgentConfig
         heartbeats: watch::Sender::new(()),
         pulls: PullActivity::default(),
         eviction: node.eviction,
+        shutdown_periods: node.shutdown_periods.clone(),
+        machine_shutdown: signals.machine.clone(),
         system_reserved: node.system_reserved.clone(),
         kube_reserved: node.kube_reserved.clone(),
         resource_managers: node.resource_managers.clone(),

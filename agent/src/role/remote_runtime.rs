@@ -11,17 +11,17 @@ use coracle_agent::node::PodNetwork;
 use coracle_agent::runtime::{Host, NodeRuntime, Remote, RuntimeError};
 use coracle_cri::CgroupDriver;
 use coracle_proto::cri;
-use tokio_util::sync::CancellationToken;
 
+use super::signals::NodeSignals;
 use crate::settings::{Credentials, Node};
 
-/// Runs the node until `shutdown`. Pods keep running.
+/// Runs the node until one of the signals. Pods keep running, unless the machine shuts down.
 pub(crate) async fn run(
     mut node: Node,
     endpoint: &str,
     credentials: Credentials,
     client: kube::Client,
-    shutdown: CancellationToken,
+    signals: NodeSignals,
 ) -> anyhow::Result<()> {
     let runtime = Arc::new(Remote::connect(endpoint).await?);
     check_cgroup_driver(&runtime, node.cgroup_driver).await?;
@@ -32,10 +32,10 @@ pub(crate) async fn run(
     tracing::warn!("container logs are not rotated by the agent: the container runtime must do that");
     // The overlay attaches pods through the built-in network, which another runtime does not use.
     node.overlay = None;
-    let config = super::node::agent_config(&node, credentials);
+    let config = super::node::agent_config(&node, credentials, &signals);
     let network = PodNetwork::of_runtime(Arc::<Remote>::clone(&runtime));
     let runtime = NodeRuntime::remote(runtime);
-    coracle_agent::run(config, client, runtime, network, shutdown).await.context("the agent stopped")
+    coracle_agent::run(config, client, runtime, network, signals.stop).await.context("the agent stopped")
 }
 
 /// Checks that the runtime has the same cgroup driver as the agent. The agent makes the cgroup of a pod, and the

@@ -14,18 +14,21 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     super::prepare(&node)?;
     directories::prepare(&node.dirs.state, &[directories::PLANE_STATE])?;
     Lock::acquire(&node.dirs.run)?.hold();
-    let shutdown = super::until_signalled()?;
+    let signals = super::signals::of_node(&node)?;
     // The node is stopped first: it sends its last status to the API server.
     let plane_shutdown = tokio_util::sync::CancellationToken::new();
     let starting = super::controlplane::start(&settings, plane_shutdown.clone());
-    let Some(plane) = super::controlplane::until(&shutdown, starting).await? else { return Ok(()) };
+    // A shutdown of the machine ends the start, too: the agent, which ends pods, does not run yet.
+    let starting = super::controlplane::until(&signals.stop, starting);
+    let started = super::controlplane::until(&signals.machine, starting).await?;
+    let Some(plane) = started.flatten() else { return Ok(()) };
     let addresses = if node.ips.is_empty() { coracle_agent::node::own_addresses() } else { node.ips.clone() };
     let identity = plane.node_identity(&node.name, &addresses)?;
     let credentials = Credentials {
         identity: Identity::Files(identity.serving_cert, identity.serving_key),
         client_ca: Some(identity.client_ca),
     };
-    let result = super::node::run(node, credentials, identity.client, shutdown).await;
+    let result = super::node::run(node, credentials, identity.client, signals).await;
     plane_shutdown.cancel();
     plane.stopped().await;
     result

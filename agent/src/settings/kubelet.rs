@@ -69,6 +69,7 @@ impl Parser<'_> {
                 Support::Port => self.listen.1 = text(value),
                 Support::Taints => self.taints(path, value),
                 Support::ReservedMemory => self.reserved_memory(path, value),
+                Support::ShutdownPeriods => self.shutdown_periods(path, value),
                 Support::FailCgroupV1 => self.fail_cgroup_v1(path, value, has_cgroup_v1()),
                 Support::Only(allowed) => self.only(path, value, allowed),
             };
@@ -170,6 +171,25 @@ impl Parser<'_> {
         self.file.insert(NODE, "reserved-memory", FileValue::List(all), place);
     }
 
+    /// Converts periods, which are objects in this file, to pairs of a priority and its seconds.
+    fn shutdown_periods(&mut self, path: &str, value: &Value) {
+        let period = |value: &Value| {
+            let fields = value.as_mapping()?;
+            let is_known =
+                |key: &Value| matches!(key.as_str(), Some("priority" | "shutdownGracePeriodSeconds"));
+            fields.keys().all(is_known).then_some(())?;
+            let of = |name: &str| fields.get(name).map_or(Some("0".to_owned()), text);
+            Some((of("priority")?, of("shutdownGracePeriodSeconds")?))
+        };
+        let all = value.as_sequence().and_then(|values| values.iter().map(period).collect::<Option<_>>());
+        let Some(all) = all else {
+            let expected = "expected an array of objects with priority and shutdownGracePeriodSeconds";
+            return self.problem(path, expected);
+        };
+        let place = format!("{} {path}", self.place);
+        self.file.insert(NODE, "shutdown-grace-period-by-pod-priority", FileValue::Map(all), place);
+    }
+
     fn add_listen(&mut self) {
         let (address, port) = match std::mem::take(&mut self.listen) {
             (None, None) => return,
@@ -247,6 +267,7 @@ pub(super) fn reference() -> Reference {
             Support::Address | Support::Port => "kubelet-listen",
             Support::Taints => "register-with-taints",
             Support::ReservedMemory => "reserved-memory",
+            Support::ShutdownPeriods => "shutdown-grace-period-by-pod-priority",
             Support::FailCgroupV1 => {
                 let values = "unset, `false`, `true` on a machine with cgroup v2".to_owned();
                 reference.without_effect.push((field.path, values));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use coracle_agent::{
     AllowedImages, CpuSet, EvictionThresholds, ImageGcPolicy, ImageVerification, ResourceManagerConfig,
-    ServiceProxyConfig, StubDomain,
+    ServiceProxyConfig, ShutdownPeriods, StubDomain,
 };
 use coracle_cri::{CgroupDriver, NriSettings};
 use coracle_images::PinPattern;
@@ -27,7 +27,7 @@ use super::value::{
 };
 use super::{
     Dirs, Serving, absolute, address_or_port, cgroup, image_gc, image_pull, labels, nri, overlay,
-    resource_managers,
+    resource_managers, shutdown,
 };
 
 settings! {
@@ -166,6 +166,14 @@ settings! {
     eviction_minimum_reclaim: Option<Thresholds> = unset "", "AMOUNTS";
     /// Time for which the node stays under pressure after a resource was last short.
     eviction_pressure_transition_period: GoDuration = default "5m", "DURATION";
+    /// Time for which pods may end when the machine shuts down, including the time of critical pods; 0: pods are not ended
+    /// by the node.
+    shutdown_grace_period: GoDuration = default "0", "DURATION";
+    /// Part of shutdown-grace-period in which critical pods end, after all other pods.
+    shutdown_grace_period_critical_pods: GoDuration = default "0", "DURATION";
+    /// Time in seconds for which pods may end when the machine shuts down, by the lowest priority of the pods, such as
+    /// 0=60,1000=20. Pods of the lowest priority end first. Not together with shutdown-grace-period.
+    shutdown_grace_period_by_pod_priority: BTreeMap<String, String> = default "", "SECONDS";
     /// Percentage of nodefs.available in the default of eviction-hard.
     disk_free_percent: Option<Percent> = unset "10", "PERCENT";
     /// Duration of the node's lease in seconds. The node renews it every quarter of this duration.
@@ -279,6 +287,7 @@ pub(crate) struct Node {
     pub(crate) kube_reserved: BTreeMap<String, String>,
     pub(crate) resource_managers: ResourceManagerConfig,
     pub(crate) eviction: EvictionThresholds,
+    pub(crate) shutdown_periods: ShutdownPeriods,
     pub(crate) lease_seconds: u16,
     pub(crate) image_gc: ImageGcPolicy,
     pub(crate) image_verification: ImageVerification,
@@ -314,9 +323,8 @@ impl NodeSettings {
         let eviction = sources.take(eviction::decide(&self));
         let serving = sources.take(Serving::decide(&self, &dirs.state));
         let credential_providers = sources.take(self.credential_providers());
-        let pod_log_dir = sources.take(absolute(&self.pod_log_dir));
-        let local_volume_dir = sources.take(local_volumes(&self, &dirs.state));
-        let plugin_registry_dir = sources.take(plugin_registry(&self, &dirs.state));
+        let shutdown_periods = sources.take(shutdown::decide(&self));
+        let [pod_log_dir, local_volume_dir, plugin_registry_dir] = self.directories(&dirs.state, sources);
         let (check_sources, max_connections) = (self.check_pod_sources, self.pod_max_connections);
         let resource_managers = sources.take(resource_managers::decide(&self, gates));
         let [system_reserved, kube_reserved] = resource_managers::reserved(&self);
@@ -354,6 +362,7 @@ impl NodeSettings {
             kube_reserved,
             resource_managers: resource_managers?,
             eviction: eviction?,
+            shutdown_periods: shutdown_periods?,
             lease_seconds: self.node_lease_seconds.get(),
             image_gc: image_gc?,
             image_verification: image_verification?,
@@ -367,6 +376,12 @@ impl NodeSettings {
             serving: serving?,
             shown: ShownSettings::default(),
         })
+    }
+
+    /// The directories of logs, of local volumes, and of the registrations of drivers.
+    fn directories(&self, state: &Path, sources: &mut Sources) -> [Option<PathBuf>; 3] {
+        let all = [absolute(&self.pod_log_dir), local_volumes(self, state), plugin_registry(self, state)];
+        all.map(|directory| sources.take(directory))
     }
 
     pub(super) fn proxy(&self) -> ServiceProxyConfig {

@@ -9,9 +9,10 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::checkpoint::{Checkpoint, Key, Kind, references};
 
-/// The reason in the record of a pod that this node has evicted. Other records have no reason.
-const EVICTED: &str = "Evicted";
-/// The condition in the record of a pod that was evicted because the node was short of a resource.
+/// The reasons in the record of a pod that this node has evicted, or ended when the machine shut down. Other records have
+/// no reason.
+const REASONS: [&str; 2] = ["Evicted", "Terminated"];
+/// The condition in the record of a pod that was not evicted for its own limits.
 const DISRUPTED: &str = "DisruptionTarget";
 
 /// The stored pods; cheap to clone.
@@ -25,9 +26,11 @@ pub(crate) struct PodCheckpoint {
 /// Why the node has evicted a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct StoredEviction {
+    /// One of [`REASONS`].
+    pub(crate) reason: &'static str,
     pub(crate) message: String,
-    /// Whether the node was short of a resource.
-    pub(crate) by_pressure: bool,
+    /// Whether the pod has the condition `DisruptionTarget`.
+    pub(crate) disrupted: bool,
 }
 
 impl PodCheckpoint {
@@ -120,23 +123,25 @@ impl StoredEviction {
     /// Adds the eviction to the record of a pod.
     fn add_to(self, fields: &mut Pod) {
         let status = fields.status.get_or_insert_default();
-        status.reason = Some(EVICTED.to_owned());
+        status.reason = Some(self.reason.to_owned());
         status.message = Some(self.message);
         let disrupted = PodCondition {
             type_: DISRUPTED.to_owned(),
             status: "True".to_owned(),
             ..PodCondition::default()
         };
-        status.conditions = self.by_pressure.then(|| vec![disrupted]);
+        status.conditions = self.disrupted.then(|| vec![disrupted]);
     }
 
     /// Removes the eviction from the record of a pod. None if the record has no eviction.
     fn take(fields: &mut Pod) -> Option<Self> {
-        let status = fields.status.as_mut().filter(|status| status.reason.as_deref() == Some(EVICTED))?;
+        let status = fields.status.as_mut()?;
+        let reason = REASONS.into_iter().find(|reason| status.reason.as_deref() == Some(*reason))?;
         status.reason = None;
         let message = status.message.take().unwrap_or_default();
         let conditions = status.conditions.take().unwrap_or_default();
-        Some(Self { message, by_pressure: conditions.iter().any(|condition| condition.type_ == DISRUPTED) })
+        let disrupted = conditions.iter().any(|condition| condition.type_ == DISRUPTED);
+        Some(Self { reason, message, disrupted })
     }
 }
 
@@ -188,6 +193,22 @@ mod tests {
 
     fn pod(status: serde_json::Value) -> Pod {
         serde_json::from_value(json!({"metadata": {"uid": "u", "name": "p"}, "status": status})).unwrap()
+    }
+
+    fn evicted(message: &str, disrupted: bool) -> StoredEviction {
+        StoredEviction { reason: "Evicted", message: message.to_owned(), disrupted }
+    }
+
+    #[test]
+    fn a_record_keeps_why_the_node_has_ended_the_pod() {
+        for reason in REASONS {
+            let eviction = StoredEviction { reason, message: "m".to_owned(), disrupted: true };
+            let mut fields = pod(json!({}));
+            eviction.clone().add_to(&mut fields);
+            assert_eq!(StoredEviction::take(&mut fields), Some(eviction));
+            assert_eq!(StoredEviction::take(&mut fields), None);
+        }
+        assert_eq!(StoredEviction::take(&mut pod(json!({"reason": "NodeShutdown"}))), None);
     }
 
     #[test]
@@ -249,7 +270,7 @@ mod tests {
         let checkpoint = open();
         let writing = tokio::spawn(checkpoint.clone().run());
         let pods = PodCheckpoint::new(checkpoint);
-        let eviction = StoredEviction { message: "low".to_owned(), by_pressure: true };
+        let eviction = evicted("low", true);
         pods.keep_evicted(&pod(json!({"phase": "Running"})), None, eviction.clone()).await;
         writing.abort();
         // The process was killed: changes that were due are lost.
@@ -269,7 +290,7 @@ mod tests {
         let pods = open();
         pods.keep_new(&running, Some(time));
         assert_eq!(pods.eviction("u"), None);
-        let eviction = StoredEviction { message: "low".to_owned(), by_pressure: true };
+        let eviction = evicted("low", true);
         pods.keep_evicted(&pod(json!({})), Some(time), eviction.clone()).await;
         assert_eq!(pods.load(), [stored_fields(&running)]);
         // A change of the pod that the API server sends does not remove the eviction.
@@ -282,7 +303,7 @@ mod tests {
         assert_eq!(restarted.eviction("u"), Some(eviction));
         restarted.remove("u");
         assert_eq!(restarted.eviction("u"), None);
-        let limit = StoredEviction { message: "full".to_owned(), by_pressure: false };
+        let limit = evicted("full", false);
         restarted.keep_evicted(&running, None, limit.clone()).await;
         assert_eq!(restarted.load().len(), 1);
         let restarted = open();

@@ -23,6 +23,8 @@ pub(crate) struct AdmissionInput<'a> {
     pub(crate) allocatable: Amount,
     /// The node's conditions of pressure.
     pub(crate) pressure: Pressure,
+    /// Whether the machine shuts down and the node ends its pods.
+    pub(crate) is_shutting_down: bool,
 }
 
 /// Resources of a node that pods hold.
@@ -57,10 +59,11 @@ const OUT_OF: &str = "OutOf";
 const OUT_OF_EXTENDED: &str = "OutOfExtendedResources";
 
 /// The reasons of rejections.
-const REASONS: [&str; 16] = [
+const REASONS: [&str; 17] = [
     "Evicted",
     "NodeAffinity",
     "NodePorts",
+    "NodeShutdown",
     "OutOfcpu",
     "OutOfmemory",
     "OutOfpods",

@@ -28,7 +28,16 @@ fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_j
     let allocatable = Amount { cpu_millis: 2000, memory: 1 << 30 };
     let managed = vec!["x.io/managed".to_owned()];
     let (pod, pressure) = (&pod(wanted), Pressure::default());
-    let input = AdmissionInput { pod, used, managed, node: Some(&node), max_pods: 2, allocatable, pressure };
+    let input = AdmissionInput {
+        pod,
+        used,
+        managed,
+        node: Some(&node),
+        max_pods: 2,
+        allocatable,
+        pressure,
+        is_shutting_down: false,
+    };
     admit(&input).map_or_else(|verdict| verdict.reason, |()| "admitted".to_owned())
 }
 
@@ -52,6 +61,7 @@ fn rejected_under(pressure: Pressure, spec: serde_json::Value) -> Option<String>
         max_pods: 9,
         allocatable: Amount { cpu_millis: 1000, memory: 1 << 30 },
         pressure,
+        is_shutting_down: false,
     };
     let verdict = admit(&input).err()?;
     assert_eq!(rejection_event(&verdict).0, "Evicted");
@@ -174,8 +184,16 @@ fn the_event_of_a_rejection_has_its_reason_and_message() {
         let used = UsedResources::default();
         let (managed, allocatable) = (Vec::new(), Amount::default());
         let pressure = Pressure::default();
-        let input =
-            AdmissionInput { pod: &pod, used, managed, node: None, max_pods: 9, allocatable, pressure };
+        let input = AdmissionInput {
+            pod: &pod,
+            used,
+            managed,
+            node: None,
+            max_pods: 9,
+            allocatable,
+            pressure,
+            is_shutting_down: false,
+        };
         admit(&input).unwrap_err()
     };
     let devices =
@@ -222,4 +240,25 @@ fn a_pod_for_another_system_is_refused() {
     let mut both = with("windows");
     both["schedulingGates"] = json!([{"name": "g"}]);
     assert_eq!(decide(both, &[], json!({})), "PodOSNotSupported", "before fields that other systems have");
+}
+
+#[test]
+fn a_node_that_shuts_down_rejects_every_pod() {
+    let critical = json!({"priority": 2_000_000_000, "containers": [{"name": "c"}]});
+    for spec in [critical, json!({"containers": [{"name": "c"}]})] {
+        let input = AdmissionInput {
+            pod: &pod(spec),
+            used: UsedResources::default(),
+            managed: Vec::new(),
+            node: None,
+            max_pods: 9,
+            allocatable: Amount { cpu_millis: 1000, memory: 1 << 30 },
+            pressure: Pressure::default(),
+            is_shutting_down: true,
+        };
+        let verdict = admit(&input).unwrap_err();
+        let event = ("NodeShutdown", "Pod was rejected as the node is shutting down.");
+        assert_eq!(rejection_event(&verdict), event);
+        assert_eq!(verdict.reason, event.0);
+    }
 }

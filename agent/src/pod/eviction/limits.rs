@@ -12,7 +12,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::watch;
 
 use super::plan::{self, is_limited};
-use super::{Evicted, INTERVAL, MIN_GRACE, MIN_INTERVAL_FACTOR, usage};
+use super::{Evicted, EvictionCause, INTERVAL, MIN_GRACE, MIN_INTERVAL_FACTOR, usage};
 use crate::pod::NodeContext;
 use crate::pod::state::has_ended;
 
@@ -69,9 +69,8 @@ impl LimitEviction {
         self.due.add(uid, begun, begun.elapsed());
         if let Some((message, signal)) = plan::exceeded(pod, &used) {
             tracing::info!(uid, message, "evicting a pod that exceeded a limit on its disk usage");
-            self.node
-                .evictions
-                .request(uid, Evicted { message, signal, by_pressure: false, grace: MIN_GRACE });
+            let cause = EvictionCause::Limit(signal);
+            self.node.evictions.request(uid, Evicted { message, cause, grace: MIN_GRACE });
         }
     }
 }

@@ -212,7 +212,7 @@ pub(super) fn grace_period(soft: &SoftThresholds, resource: Resource) -> Duratio
 }
 
 /// Grace period of an evicted pod in seconds: its own grace period, but at most `max`.
-pub(super) fn grace(pod: &Pod, max: u32) -> u32 {
+pub(crate) fn grace(pod: &Pod, max: u32) -> u32 {
     let own = pod.spec.as_ref().and_then(|spec| spec.termination_grace_period_seconds).unwrap_or(30);
     u32::try_from(own.max(0)).unwrap_or(u32::MAX).min(max).max(MIN_GRACE)
 }
@@ -221,7 +221,8 @@ fn exceeds(used: u64, limit: i64) -> bool {
     u64::try_from(limit).is_ok_and(|limit| used > limit)
 }
 
-pub(super) fn priority(pod: &Pod) -> i32 {
+/// The priority of the pod. The default is 0.
+pub(crate) fn priority(pod: &Pod) -> i32 {
     pod.spec.as_ref().and_then(|spec| spec.priority).unwrap_or_default()
 }
 

@@ -4,7 +4,7 @@
 use super::Worker;
 use crate::event_recorder::Level;
 use crate::pod::NodeContext;
-use crate::pod::state::{DesiredPod, EVICTED, Verdict, WorkerState};
+use crate::pod::state::{DesiredPod, Verdict, WorkerState};
 use crate::source::checkpoint::StoredEviction;
 
 impl Worker {
@@ -14,12 +14,16 @@ impl Worker {
         if self.state.verdict.is_some() {
             return;
         }
-        let stored = StoredEviction { message: evicted.message, by_pressure: evicted.by_pressure };
+        let cause = evicted.cause;
+        let (reason, disrupted) = (cause.reason(), cause.is_disruption());
+        let stored = StoredEviction { reason, message: evicted.message, disrupted };
         // Record the eviction before the pod is stopped.
         self.node.checkpoint.keep_evicted(desired.pod(), self.state.start_time, stored.clone()).await;
         // Count the eviction here, and not at its request: it may be requested several times until the pod has ended.
-        self.node.metrics.evicted(evicted.signal);
-        self.node.recorder.pod(desired.pod(), Level::Warning, EVICTED, stored.message.clone());
+        if let Some(signal) = cause.signal() {
+            self.node.metrics.evicted(signal);
+            self.node.recorder.pod(desired.pod(), Level::Warning, reason, stored.message.clone());
+        }
         self.state.eviction_grace = evicted.grace;
         apply(&mut self.state, stored);
         // The back-off of an earlier failure must not delay the end of the pod. Otherwise the node would evict another
@@ -42,8 +46,8 @@ pub(super) fn restore(state: &mut WorkerState, node: &NodeContext, uid: &str) {
 }
 
 fn apply(state: &mut WorkerState, stored: StoredEviction) {
-    state.disrupted = stored.by_pressure;
-    state.verdict = Some(Verdict { reason: EVICTED.to_owned(), message: stored.message });
+    state.disrupted = stored.disrupted;
+    state.verdict = Some(Verdict { reason: stored.reason.to_owned(), message: stored.message });
 }
 
 #[cfg(test)]
@@ -53,6 +57,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::pod::state::{EVICTED, TERMINATED};
 
     #[test]
     fn a_job_has_the_shorter_grace_period_of_a_deletion_and_an_eviction() {
@@ -65,8 +70,10 @@ mod tests {
         let mut state = WorkerState::default();
         assert_eq!([ending(&running, &state), ending(&deleted, &state)], [None, Some(20)]);
         state.eviction_grace = 5;
-        apply(&mut state, StoredEviction { message: "low".to_owned(), by_pressure: true });
-        assert_eq!([ending(&running, &state), ending(&deleted, &state)], [Some(5), Some(5)]);
+        for reason in [EVICTED, TERMINATED] {
+            apply(&mut state, StoredEviction { reason, message: "low".to_owned(), disrupted: true });
+            assert_eq!([ending(&running, &state), ending(&deleted, &state)], [Some(5), Some(5)]);
+        }
         state.eviction_grace = 30;
         assert_eq!(ending(&deleted, &state), Some(20));
     }

@@ -23,6 +23,8 @@ pub(super) enum Support {
     Taints,
     /// An array of reservations, for the setting `reserved-memory`.
     ReservedMemory,
+    /// An array of periods by priority, for the setting `shutdown-grace-period-by-pod-priority`.
+    ShutdownPeriods,
     /// `true` refuses a machine with cgroup v1.
     FailCgroupV1,
     /// It has no effect, and may only be unset or have one of these values.
@@ -158,9 +160,9 @@ pub(super) const FIELDS: &[KubeletField] = &[
     value("logging.options.json.infoBufferSize", Support::Only(&["0"])),
     pointer("enableSystemLogHandler", Support::Only(&["true"])),
     pointer("enableSystemLogQuery", Support::Only(&["false"])),
-    value("shutdownGracePeriod", Support::Only(&[])),
-    value("shutdownGracePeriodCriticalPods", Support::Only(&[])),
-    value("shutdownGracePeriodByPodPriority", Support::Only(&[])),
+    value("shutdownGracePeriod", Support::Setting("node", "shutdown-grace-period")),
+    value("shutdownGracePeriodCriticalPods", Support::Setting("node", "shutdown-grace-period-critical-pods")),
+    value("shutdownGracePeriodByPodPriority", Support::ShutdownPeriods),
     pointer("crashLoopBackOff.maxContainerRestartPeriod", Support::Only(&["5m"])),
     value("reservedMemory", Support::ReservedMemory),
     pointer("enableProfilingHandler", Support::Only(&["true"])),

@@ -1,5 +1,7 @@
 //! Tests of the kubelet's configuration file.
 
+use coracle_agent::{ShutdownPeriod, ShutdownPeriods};
+
 use super::super::tests::node_settings;
 use super::super::{AllFlags, Settings, Sources};
 use super::*;
@@ -72,6 +74,26 @@ fn managers_of_resources_have_the_kubelets_fields() {
     let gate = "featureGates: {CPUManagerPolicyAlphaOptions: true}";
     let options = "cpuManagerPolicy: static\ncpuManagerPolicyOptions: {align-by-socket: \"true\"}";
     assert!(load(&format!("{gate}\n{options}")).is_ok());
+}
+
+#[test]
+fn the_periods_of_a_shutdown_have_the_kubelets_fields() {
+    let periods = |text: &str| load(text).map(|settings| settings.node().shutdown_periods);
+    let total = periods("shutdownGracePeriod: 30s\nshutdownGracePeriodCriticalPods: 10s\n");
+    assert_eq!(total.unwrap(), ShutdownPeriods::of_total(30, 10));
+    assert!(periods("shutdownGracePeriod: 0s\nshutdownGracePeriodByPodPriority: []\n").unwrap().is_empty());
+    let list = "shutdownGracePeriodByPodPriority: [{priority: 1000, shutdownGracePeriodSeconds: 20}, \
+                {shutdownGracePeriodSeconds: 60}]";
+    let period = |priority, seconds| ShutdownPeriod { priority, seconds };
+    let expected = ShutdownPeriods::by_priority(vec![period(0, 60), period(1000, 20)]);
+    assert_eq!(periods(list).unwrap(), expected);
+    let error = periods(&format!("shutdownGracePeriod: 30s\n{list}")).err().unwrap();
+    assert!(error.contains("shutdown-grace-period-by-pod-priority"), "{error}");
+    let error = periods("shutdownGracePeriodByPodPriority: [{seconds: 5}]").err().unwrap();
+    assert!(
+        error.contains("k.yaml shutdownGracePeriodByPodPriority: expected an array of objects"),
+        "{error}"
+    );
 }
 
 #[test]

@@ -1,0 +1,165 @@
+//! Signals that end a node: SIGINT and SIGTERM. Pods keep running, unless the machine shuts down and the settings give the
+//! pods a period to end.
+//!
+//! The services of systemd and OpenRC stop before the network. With SIGTERM the node finds out whether the machine shuts
+//! down: `systemctl is-system-running` prints `stopping`, or the service script of OpenRC has made a file.
+
+use std::ffi::OsStr;
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::settings::Node;
+
+/// The file in the run directory that the service script of OpenRC makes when the machine shuts down.
+const SHUTDOWN_FILE: &str = "machine-shutdown";
+/// The directory that exists if systemd is the init system, see sd_booted(3).
+const SYSTEMD: &str = "/run/systemd/system";
+/// Maximum time to wait for systemctl.
+const SYSTEMCTL_LIMIT: Duration = Duration::from_secs(2);
+/// Time in addition to the periods of the pods, for the end of the process.
+const STOP_MARGIN: Duration = Duration::from_secs(30);
+
+/// Tokens that the signals cancel.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct NodeSignals {
+    /// The node stops, and the pods keep running.
+    pub(crate) stop: CancellationToken,
+    /// The machine shuts down. The agent ends the pods, and the node stops then.
+    pub(crate) machine: CancellationToken,
+}
+
+/// The signals of this node. A second signal stops the node without waiting for the pods.
+pub(super) fn of_node(node: &Node) -> anyhow::Result<NodeSignals> {
+    let signals = NodeSignals::default();
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let file = node.dirs.run.join(SHUTDOWN_FILE);
+    // A file that is here at the start belongs to an earlier shutdown.
+    drop(std::fs::remove_file(&file));
+    let (periods, cancelled) = (node.shutdown_periods.clone(), signals.clone());
+    tokio::spawn(async move {
+        let is_terminated = next(&mut interrupt, &mut terminate).await;
+        if is_terminated && !periods.is_empty() && is_shutting_down(&file).await {
+            tracing::info!("the machine shuts down");
+            extend_stop_timeout(periods.limit() + STOP_MARGIN);
+            cancelled.machine.cancel();
+            next(&mut interrupt, &mut terminate).await;
+        }
+        tracing::info!("shutting down; pods keep running");
+        cancelled.stop.cancel();
+    });
+    Ok(signals)
+}
+
+/// Waits for the next signal. Returns whether it is SIGTERM.
+async fn next(interrupt: &mut Signal, terminate: &mut Signal) -> bool {
+    tokio::select! {
+        // Cancel safe: the other signal is not lost.
+        _ = interrupt.recv() => false,
+        _ = terminate.recv() => true,
+    }
+}
+
+/// Whether the machine is shutting down. `file` is the file of OpenRC's script.
+async fn is_shutting_down(file: &Path) -> bool {
+    if file.exists() {
+        return true;
+    }
+    if !Path::new(SYSTEMD).exists() {
+        return false;
+    }
+    let mut command = tokio::process::Command::new("systemctl");
+    command.arg("is-system-running").stdin(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true);
+    coracle_open_files::restore_limit(command.as_std_mut());
+    match tokio::time::timeout(SYSTEMCTL_LIMIT, command.output()).await {
+        Ok(Ok(output)) => is_stopping(&output.stdout),
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "cannot run systemctl to find out whether the machine shuts down");
+            false
+        }
+        Err(_elapsed) => {
+            tracing::warn!("systemctl does not answer whether the machine shuts down");
+            false
+        }
+    }
+}
+
+/// Whether this output of `systemctl is-system-running` is the state of a machine that shuts down.
+fn is_stopping(output: &[u8]) -> bool {
+    output.trim_ascii() == b"stopping"
+}
+
+/// Requests more time from systemd until it kills the service. Without systemd nothing is done.
+fn extend_stop_timeout(time: Duration) {
+    let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
+    if let Err(error) = notify(&socket, &format!("EXTEND_TIMEOUT_USEC={}", time.as_micros())) {
+        tracing::warn!(%error, "cannot request a longer stop timeout from systemd");
+    }
+}
+
+/// Sends a message to the service manager, as sd_notify(3). A socket that begins with `@` is an abstract one.
+fn notify(socket: &OsStr, message: &str) -> std::io::Result<()> {
+    let address = match socket.as_bytes().strip_prefix(b"@") {
+        Some(name) => SocketAddr::from_abstract_name(name)?,
+        None => SocketAddr::from_pathname(socket)?,
+    };
+    UnixDatagram::unbound()?.send_to_addr(message.as_bytes(), &address).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_stopping_system_shuts_down() {
+        assert!(is_stopping(b"stopping\n"));
+        for other in ["running\n", "degraded\n", "starting\n", "maintenance\n", "offline\n", "unknown\n", ""]
+        {
+            assert!(!is_stopping(other.as_bytes()), "{other}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_file_of_the_service_script_means_that_the_machine_shuts_down() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = dir.path().join(SHUTDOWN_FILE);
+        std::fs::write(&file, "").unwrap();
+        assert!(is_shutting_down(&file).await);
+    }
+
+    #[test]
+    fn the_service_scripts_use_the_names_of_this_module() {
+        let script = include_str!("../../../examples/openrc/coracle");
+        assert!(script.contains(&format!("/{SHUTDOWN_FILE}\"")), "{script}");
+        // systemd ignores messages of a service without this line.
+        for unit in [
+            include_str!("../../../examples/systemd/coracle.service"),
+            include_str!("../../../examples/systemd/coracle-agent.service"),
+        ] {
+            assert!(unit.contains("\nNotifyAccess=main\n"), "{unit}");
+        }
+    }
+
+    #[test]
+    fn messages_arrive_at_a_socket_of_either_kind() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("notify");
+        let name = format!("coracle-test-{}", std::process::id());
+        let address = SocketAddr::from_abstract_name(&name).unwrap();
+        for (manager, socket) in [
+            (UnixDatagram::bind(&path).unwrap(), path.as_os_str().to_owned()),
+            (UnixDatagram::bind_addr(&address).unwrap(), format!("@{name}").into()),
+        ] {
+            notify(&socket, "EXTEND_TIMEOUT_USEC=5").unwrap();
+            let mut buffer = [0; 64];
+            let length = manager.recv(&mut buffer).unwrap();
+            assert_eq!(&buffer[..length], b"EXTEND_TIMEOUT_USEC=5");
+        }
+    }
+}
