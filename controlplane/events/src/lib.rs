@@ -37,9 +37,9 @@ const YIELDING_QUEUE_CAPACITY: usize = 4096;
 const YIELD_MAX: Duration = Duration::from_secs(2);
 /// Capacity of the table of sent events, for counting repeats.
 const SENT_MAX: usize = 4096;
-/// Pause before the first retry while the API server is unavailable. It doubles up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// Back-off before the first retry while the API server is unavailable. It doubles up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
 /// Records events. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -153,14 +153,14 @@ impl Sender {
 
     /// Sends an event, and retries until the API server is available.
     async fn deliver(&mut self, admitted: Admitted, record: &Record) {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = FIRST_BACKOFF;
         while let Err(error) = self.send(admitted, record).await {
             tracing::debug!(error = &error as &dyn std::error::Error, "cannot send an event");
             if !is_unavailable(&error) {
                 return;
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(MAX_PAUSE);
+            tokio::time::sleep(backoff).await;
+            backoff = (backoff * 2).min(MAX_BACKOFF);
         }
     }
 
