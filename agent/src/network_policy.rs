@@ -452,9 +452,7 @@ async fn foreign_change(table: Option<&mut Table>, name: &str) -> bool {
 pub(crate) async fn remove(table: String, record: PathBuf) {
     let name = table.clone();
     let removed = tokio::task::spawn_blocking(move || {
-        if let Err(error) = std::fs::remove_file(&record)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
+        if let Err(error) = coracle_tree::remove_file(&record) {
             tracing::warn!(%error, record = %record.display(), "cannot remove the record of network policies");
         }
         Enforcer::open(&name)?.remove()
