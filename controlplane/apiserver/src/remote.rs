@@ -102,7 +102,9 @@ impl Remote {
             loop {
                 match (self.attempt(text.clone()).await, backoffs.next()) {
                     (Ok(answer), _) => return Ok(answer),
-                    (Err(failure), Some(backoff)) if failure.is_temporary => tokio::time::sleep(*backoff).await,
+                    (Err(failure), Some(backoff)) if failure.is_temporary => {
+                        tokio::time::sleep(*backoff).await
+                    }
                     (Err(failure), _) => return Err(failure.reason),
                 }
             }

@@ -4,6 +4,7 @@
 //! task. That task counts repeats in one Event object, limits the number of events per object (`correlator`), and
 //! retries while the API server is unavailable.
 
+mod cause;
 mod correlator;
 mod event;
 mod printable;
@@ -24,6 +25,7 @@ use tokio::sync::{mpsc, watch};
 use correlator::{Admitted, Correlator, Digest};
 use event::Record;
 
+pub use cause::cause;
 pub use event::{Event, EventType};
 pub use printable::printable;
 

@@ -110,7 +110,8 @@ async fn a_client_that_sends_its_body_slowly_has_no_seats() {
         Ok::<_, Infallible>(Frame::data(Bytes::from_static(b"{}")))
     }));
     let requester = request_seats::Requester { user: &user, info: &info };
-    let received = request_seats::receive(state, Some(body), BodyMemory::default(), requester, &mut seats).await;
+    let received =
+        request_seats::receive(state, Some(body), BodyMemory::default(), requester, &mut seats).await;
     assert_eq!(&received.unwrap()[..], b"{}");
     assert!(seats.is_some());
     assert_eq!(in_use(), 1, "when the body is complete");
