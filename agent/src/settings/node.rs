@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use coracle_agent::{
-    AllowedImages, CpuSet, EvictionThresholds, ImageGcPolicy, ImageVerification, ResourceManagerConfig,
-    ServiceProxyConfig, StubDomain,
+    AllowedImages, CpuSet, CredentialProviderPaths, EvictionThresholds, ImageGcPolicy, ImageVerification,
+    ResourceManagerConfig, ServiceProxyConfig, StubDomain,
 };
 use coracle_cri::{CgroupDriver, NriSettings};
 use coracle_images::PinPattern;
@@ -284,7 +284,7 @@ pub(crate) struct Node {
     pub(crate) image_verification: ImageVerification,
     pub(crate) pinned_images: Vec<PinPattern>,
     pub(crate) registry_config_dir: Option<PathBuf>,
-    pub(crate) credential_providers: Option<(PathBuf, PathBuf)>,
+    pub(crate) credential_providers: Option<CredentialProviderPaths>,
     pub(crate) nri: NriSettings,
     pub(crate) log_max_size: u64,
     pub(crate) log_max_files: u32,
@@ -380,9 +380,11 @@ impl NodeSettings {
         }
     }
 
-    fn credential_providers(&self) -> anyhow::Result<Option<(PathBuf, PathBuf)>> {
+    fn credential_providers(&self) -> anyhow::Result<Option<CredentialProviderPaths>> {
         match (&self.image_credential_provider_config, &self.image_credential_provider_bin_dir) {
-            (Some(file), Some(programs)) => Ok(Some((file.clone(), programs.clone()))),
+            (Some(config), Some(bin_dir)) => {
+                Ok(Some(CredentialProviderPaths { config: config.clone(), bin_dir: bin_dir.clone() }))
+            }
             (None, None) => Ok(None),
             _ => anyhow::bail!(
                 "only one of image-credential-provider-config and image-credential-provider-bin-dir is set: set both or none"
