@@ -133,7 +133,7 @@ pub struct ServiceProxyConfig {
 pub struct DnsConfig {
     /// The host's resolver configuration: names outside the cluster are resolved by its servers.
     pub resolv_conf: PathBuf,
-    /// Domains whose names other servers resolve.
+    /// Domains whose names are resolved by their own servers instead of the host's.
     pub stub_domains: Vec<StubDomain>,
 }
 

@@ -1,7 +1,7 @@
 //! The event recorder: writes core/v1 events about objects to the API.
 //!
 //! The controllers, the scheduler and the agent use it. Recording never waits: events go through a bounded queue to one
-//! task. That task counts repeats in one Event object, limits the number of events per object (`correlator`), and
+//! task ([`Sender`]). The task counts repeats in one Event object, limits the number of events per object (`correlator`), and
 //! retries while the API server is unavailable.
 
 mod cause;
@@ -37,7 +37,7 @@ const QUEUE_CAPACITY: usize = 1000;
 const YIELDING_QUEUE_CAPACITY: usize = 4096;
 /// Maximum time that an event waits for urgent requests.
 const YIELD_MAX: Duration = Duration::from_secs(2);
-/// Capacity of the table of sent events, for counting repeats.
+/// Capacity of the table of sent events, which counts repeats.
 const SENT_MAX: usize = 4096;
 /// Back-off before the first retry while the API server is unavailable. It doubles up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
@@ -53,11 +53,12 @@ pub struct Recorder {
 pub struct Sender {
     client: Client,
     queue: mpsc::Receiver<Record>,
-    /// The node that the events come from; empty for the control plane.
+    /// Name of the reporting node. Empty for the control plane.
     host: Arc<str>,
+    /// The newest Event objects, for counting repeats.
     sent: HashMap<Digest, Sent>,
     correlator: Correlator,
-    /// Whether other requests of the client are more urgent.
+    /// Whether the client has more urgent requests. None if events do not wait for other requests.
     urgent: Option<watch::Receiver<bool>>,
 }
 
@@ -74,7 +75,8 @@ pub fn recorder(client: Client, host: &str) -> (Recorder, Sender) {
     with_capacity(client, host, QUEUE_CAPACITY)
 }
 
-/// A recorder whose events wait while `urgent` is true, for two seconds at most: other requests of the client come first.
+/// A recorder whose events wait while `urgent` is true, so that other requests of the client come first. An event waits
+/// for at most two seconds.
 pub fn yielding_recorder(client: Client, host: &str, urgent: watch::Receiver<bool>) -> (Recorder, Sender) {
     let (recorder, sender) = with_capacity(client, host, YIELDING_QUEUE_CAPACITY);
     (recorder, Sender { urgent: Some(urgent), ..sender })
@@ -132,7 +134,7 @@ impl Recorder {
         let Event { reason, message, .. } = &record.event;
         tracing::debug!(about = record.about.name, reason, message, "recording an event");
         if self.queue.try_send(record).is_err() {
-            tracing::debug!("event dropped: the queue is full");
+            tracing::debug!("cannot record an event: the queue is full");
         }
     }
 }
