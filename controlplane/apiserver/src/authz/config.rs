@@ -1,12 +1,7 @@
 //! Configuration of the authorizers: the modes of `--authorization-mode`, or a file with an
 //! `AuthorizationConfiguration`.
 
-use std::{
-    collections::BTreeSet,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use serde::Deserialize;
 use serde_json::Value;
