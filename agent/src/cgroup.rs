@@ -25,7 +25,9 @@ mod write;
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
+use coracle_connections::Backoff;
 use coracle_cri::CgroupDriver;
 use k8s_openapi::api::core::v1::Pod;
 
@@ -201,13 +203,12 @@ impl Cgroups {
 
     async fn try_to_remove(&self, uid: &str) -> Result<(), CgroupError> {
         const TRIES: u32 = 8;
-        let mut pause = std::time::Duration::from_millis(5);
+        let mut backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(320));
         for _ in 1..TRIES {
             if self.remove_once(uid).await.is_ok() {
                 return Ok(());
             }
-            tokio::time::sleep(pause).await;
-            pause *= 2;
+            tokio::time::sleep(backoff.next_delay()).await;
         }
         self.remove_once(uid).await
     }

@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coracle_connections::Backoff;
 use coracle_sealing::Keys;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -33,9 +34,9 @@ use owners::Owners;
 
 /// Time during which writes are collected: a new pod changes again when its start is reported.
 const COLLECT: Duration = Duration::from_millis(100);
-/// Pause after a batch that could not be written (disk full); doubled up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// First back-off after a batch that could not be written (disk full). It doubles up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Maximum number of records of a batch that are open at a time.
 const OPEN_RECORDS_MAX: usize = 64;
 /// Maximum time that a caller waits for its change to reach the disk.
@@ -291,7 +292,7 @@ impl Checkpoint {
 
     /// Writes due records, until dropped.
     pub(crate) async fn run(self) {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         loop {
             self.shared.due.notified().await;
             // Removals are not delayed: a caller waits for them.
@@ -302,11 +303,10 @@ impl Checkpoint {
                 let writer = self.clone();
                 let failed = tokio::task::spawn_blocking(move || writer.flush()).await.unwrap_or(true);
                 if !failed {
-                    pause = FIRST_PAUSE;
+                    backoff.reset();
                     continue;
                 }
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(MAX_PAUSE);
+                tokio::time::sleep(backoff.next_delay()).await;
             }
         }
     }

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_connections::Backoff;
 use coracle_dns::{IsPod, Metrics, Server, Upstream, Zone};
 use coracle_error_chain::chain;
 use ipnetwork::IpNetwork;
@@ -17,9 +18,9 @@ use crate::service_cache::ServiceCache;
 
 /// Port of DNS.
 const PORT: u16 = 53;
-/// Pause after a failure; doubled up to [`MAX_PAUSE`]. A server that ran for longer than that resets it.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// First back-off after a failure. It doubles up to [`MAX_BACKOFF`]. A server that ran for longer than that resets it.
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// The task that serves DNS.
 pub(crate) struct ClusterDns {
@@ -55,7 +56,7 @@ impl ClusterDns {
     }
 
     async fn serve(&self, services: ServiceCache, clients: watch::Receiver<Vec<IpNetwork>>) {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         let tables = services.tables();
         let is_pod: IsPod = Arc::new(move |address| services.has_pod(address));
         loop {
@@ -77,9 +78,7 @@ impl ClusterDns {
             if let Err(error) = self.attempt(server).await {
                 tracing::warn!(error, "cluster DNS cannot be served, retrying");
             }
-            let now = pause_after(begin.elapsed(), pause);
-            tokio::time::sleep(now).await;
-            pause = (now * 2).min(MAX_PAUSE);
+            tokio::time::sleep(delay_after(begin.elapsed(), &mut backoff)).await;
         }
     }
 
@@ -100,9 +99,12 @@ impl ClusterDns {
     }
 }
 
-/// The pause after an attempt that took this time, if the next pause of the back-off is `next`.
-fn pause_after(took: Duration, next: Duration) -> Duration {
-    if took > MAX_PAUSE { FIRST_PAUSE } else { next }
+/// The delay before the next attempt. `duration` is the duration of the attempt that ended.
+fn delay_after(duration: Duration, backoff: &mut Backoff) -> Duration {
+    if duration > MAX_BACKOFF {
+        backoff.reset();
+    }
+    backoff.next_delay()
 }
 
 /// The record of the addresses that cluster DNS has on this node, one a line. Neither the record nor the addresses
@@ -135,7 +137,9 @@ mod tests {
 
     #[test]
     fn the_back_off_is_reset_after_a_server_that_ran() {
-        assert_eq!(pause_after(Duration::from_millis(3), MAX_PAUSE), MAX_PAUSE, "the server could not start");
-        assert_eq!(pause_after(Duration::from_secs(3600), MAX_PAUSE), FIRST_PAUSE);
+        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
+        let delays = [(); 10].map(|()| delay_after(Duration::from_millis(3), &mut backoff));
+        assert_eq!((delays[0], delays[9]), (FIRST_BACKOFF, MAX_BACKOFF), "the server could not start");
+        assert_eq!(delay_after(Duration::from_secs(3600), &mut backoff), FIRST_BACKOFF);
     }
 }

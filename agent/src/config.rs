@@ -103,8 +103,8 @@ pub struct AgentConfig {
     pub flags: BTreeMap<String, String>,
     /// The metric of the feature gates, in the text format of Prometheus.
     pub feature_metrics: Arc<str>,
-    /// The kubelet's `CredentialProviderConfig`, and the directory of the programs that it names.
-    pub credential_providers: Option<(PathBuf, PathBuf)>,
+    /// Credential providers for images. None if there are none.
+    pub credential_providers: Option<CredentialProviderPaths>,
 }
 
 /// Names of a node's nftables tables.
@@ -139,15 +139,33 @@ pub struct ServiceProxyConfig {
 pub struct DnsConfig {
     /// The host's resolver configuration: names outside the cluster are resolved by its servers.
     pub resolv_conf: PathBuf,
-    /// Domains whose names other servers resolve.
+    /// Domains whose names are resolved by their own servers instead of the host's.
     pub stub_domains: Vec<StubDomain>,
+}
+
+/// Files of a certificate and its key, in PEM.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct CertificateFiles {
+    /// The certificate and its intermediate authorities.
+    pub certificate: PathBuf,
+    /// The private key.
+    pub key: PathBuf,
+}
+
+/// Paths of the kubelet's credential providers for images.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CredentialProviderPaths {
+    /// File with the kubelet's `CredentialProviderConfig`.
+    pub config: PathBuf,
+    /// Directory of the programs that the configuration names.
+    pub bin_dir: PathBuf,
 }
 
 /// Source of the node's certificates.
 #[derive(Clone, Debug)]
 pub enum Identity {
-    /// Files of a certificate and its key, which are not renewed.
-    Files(PathBuf, PathBuf),
+    /// Files that are not renewed.
+    Files(CertificateFiles),
     /// Certificates of a joined node, which the agent renews.
     Joined(Arc<Membership>),
     /// A serving certificate that is requested from the cluster with the credentials of a kubeconfig, and renewed.
@@ -160,7 +178,7 @@ impl Identity {
     /// The client certificate and the serving certificate. None for a certificate that the agent does not renew.
     pub(crate) fn renewals(&self) -> [Option<Renewal>; 2] {
         match self {
-            Self::Files(..) => [None, None],
+            Self::Files(_) => [None, None],
             Self::Joined(membership) => membership.renewals().map(Some),
             Self::Requested(serving) => [None, Some(serving.renewal())],
         }

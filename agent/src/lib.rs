@@ -73,7 +73,10 @@ mod run;
 pub use bounded::read_text;
 pub use client::{client, node_client};
 pub use cluster_dns::dns_record;
-pub use config::{AgentConfig, DnsConfig, Identity, ServiceProxyConfig, TableNames};
+pub use config::{
+    AgentConfig, CertificateFiles, CredentialProviderPaths, DnsConfig, Identity, ServiceProxyConfig,
+    TableNames,
+};
 pub use coracle_dns::StubDomain;
 pub use cpu_manager::CpuOptions;
 pub use device_plugins::sockets::remove as remove_plugin_sockets;

@@ -31,7 +31,7 @@ use crate::deadline::until;
 use crate::event_recorder::Recorder;
 use crate::pod::NodeContext;
 use crate::policy_gate::{self, GateEnd, Request};
-use crate::repair::RepairPause;
+use crate::repair::RepairBackoff;
 use admission::Admitted;
 use checks::{Checks, SharedModel};
 use cluster::{ClusterPolicies, ClusterPolicyEvents};
@@ -100,7 +100,7 @@ impl NetworkPolicies {
     pub(crate) async fn run(mut self) {
         let mut policies: Events<NetworkPolicy> = watch(&self.client);
         let mut table: Option<Table> = None;
-        let mut pause = RepairPause::default();
+        let mut backoff = RepairBackoff::default();
         let mut earlier = JoinSet::new();
         earlier.spawn(Earlier::find(self.record.path().to_owned(), self.table.clone()));
         // Time of the next attempt after a failure. Until then, events are received, because an event may remove the
@@ -114,7 +114,7 @@ impl NetworkPolicies {
                 if let Err(error) = committed {
                     tracing::warn!(error = chain(&error), "cannot enforce network policies, retrying");
                     table = None;
-                    retry = Some(pause.next_after_failure());
+                    retry = Some(backoff.next_after_failure());
                 }
             }
             let (pods, namespaces) = match &mut self.peers {
@@ -147,7 +147,7 @@ impl NetworkPolicies {
                             table = self.table,
                             "the table of network policies was changed by another process, repairing it"
                         );
-                        pause.before_repair().await;
+                        backoff.before_repair().await;
                     }
                 }
             }
@@ -452,9 +452,7 @@ async fn foreign_change(table: Option<&mut Table>, name: &str) -> bool {
 pub(crate) async fn remove(table: String, record: PathBuf) {
     let name = table.clone();
     let removed = tokio::task::spawn_blocking(move || {
-        if let Err(error) = std::fs::remove_file(&record)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
+        if let Err(error) = coracle_tree::remove_file(&record) {
             tracing::warn!(%error, record = %record.display(), "cannot remove the record of network policies");
         }
         Enforcer::open(&name)?.remove()

@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coracle_connections::Backoff;
 use coracle_error_chain::chain;
 use coracle_services::EndpointSlice;
 use coracle_values::object::Key;
@@ -164,7 +165,7 @@ impl NodeBalancer {
     /// Keeps the annotation of the Node object up to date, until dropped.
     pub(crate) async fn publish(self: Arc<Self>, mut node: watch::Receiver<Option<Arc<Node>>>) {
         let mut refused = self.refused.subscribe();
-        let mut backoff = FIRST_BACKOFF;
+        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         loop {
             let desired = refused.borrow_and_update().as_ref().map(text);
             let observed = node.borrow_and_update().clone();
@@ -180,11 +181,10 @@ impl NodeBalancer {
                     error = chain(&error),
                     "cannot write the refused ports of load balancers, retrying"
                 );
-                tokio::time::sleep(backoff).await;
-                backoff = (backoff * 2).min(MAX_BACKOFF);
+                tokio::time::sleep(backoff.next_delay()).await;
                 continue;
             }
-            backoff = FIRST_BACKOFF;
+            backoff.reset();
             // Both arms are cancel-safe: a change stays marked until it is read.
             tokio::select! {
                 changed = refused.changed() => if changed.is_err() { return },

@@ -13,7 +13,7 @@ use coracle_service_proxy::{NodeView, Proxy};
 use k8s_openapi::api::core::v1::Node;
 use tokio::sync::watch;
 
-use crate::repair::RepairPause;
+use crate::repair::RepairBackoff;
 use crate::service_proxy::update_node;
 
 /// Keeps the table until dropped. Without an overlay it tries once to remove the table, and returns.
@@ -34,7 +34,7 @@ pub(crate) async fn run(
         return;
     }
     update_node(&mut view, node.borrow_and_update().as_deref());
-    let mut pause = RepairPause::default();
+    let mut backoff = RepairBackoff::default();
     loop {
         let (mut monitor, author) = match write(&table, &view).await {
             Ok(written) => written,
@@ -44,7 +44,7 @@ pub(crate) async fn run(
                     table,
                     "cannot protect the overlay's port from pods, retrying"
                 );
-                pause.after_failure().await;
+                backoff.after_failure().await;
                 continue;
             }
         };
@@ -54,7 +54,7 @@ pub(crate) async fn run(
             now = changed(&view, &mut node) => view = now,
             _foreign = monitor.foreign_change(&table, author) => {
                 tracing::info!(table, "the table of services was changed by another process, repairing it");
-                pause.before_repair().await;
+                backoff.before_repair().await;
             }
         }
     }

@@ -16,10 +16,7 @@ pub fn replace(path: &Path, content: &[u8]) -> io::Result<()> {
     fs::create_dir_all(dir)?;
     let temporary = path.with_extension("tmp");
     // A temporary file of an interrupted replacement may have another mode.
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    coracle_tree::remove_file(&temporary)?;
     let written = write_new(&temporary, content).and_then(|()| fs::rename(&temporary, path));
     if written.is_err() {
         // On a full disk the incomplete file would occupy the space that other writes need.

@@ -1,29 +1,44 @@
-//! Pauses before repairs of a table in the kernel that other processes change, or that the kernel refuses.
+//! Back-off of repairs of a table in the kernel that other processes change, or that the kernel refuses.
 
 use std::time::Duration;
 
+use coracle_connections::Backoff;
 use tokio::time::Instant;
 
-/// The first pause; doubled up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// First back-off. It doubles up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// The pause before the next repair. A repair after a quiet time follows without a pause.
-#[derive(Debug, Default)]
-pub(crate) struct RepairPause {
+/// The back-off of repairs. A repair after a quiet time is not delayed.
+#[derive(Debug)]
+pub(crate) struct RepairBackoff {
+    /// Time of the last repair. It may be in the future.
     last: Option<Instant>,
-    next: Duration,
+    /// Delay of the last repair.
+    delay: Duration,
+    backoff: Backoff,
 }
 
-// === impl RepairPause ===
+// === impl RepairBackoff ===
 
-impl RepairPause {
+impl Default for RepairBackoff {
+    fn default() -> Self {
+        let backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
+        Self { last: None, delay: Duration::ZERO, backoff }
+    }
+}
+
+impl RepairBackoff {
     /// Waits before a repair if the last one was recent. Otherwise another process that flushes the table after each
     /// repair would occupy a processor.
     pub(crate) async fn before_repair(&mut self) {
-        let is_recent = self.last.is_some_and(|last| last.elapsed() < MAX_PAUSE + self.next);
-        self.next = if is_recent { (self.next * 2).clamp(FIRST_PAUSE, MAX_PAUSE) } else { Duration::ZERO };
-        tokio::time::sleep(self.next).await;
+        if self.last.is_some_and(|last| last.elapsed() < MAX_BACKOFF + self.delay) {
+            self.delay = self.backoff.next_delay();
+        } else {
+            self.delay = Duration::ZERO;
+            self.backoff.reset();
+        }
+        tokio::time::sleep(self.delay).await;
         self.last = Some(Instant::now());
     }
 
@@ -34,8 +49,8 @@ impl RepairPause {
 
     /// The time of the next repair after a failure.
     pub(crate) fn next_after_failure(&mut self) -> Instant {
-        self.next = (self.next * 2).clamp(FIRST_PAUSE, MAX_PAUSE);
-        let at = Instant::now() + self.next;
+        self.delay = self.backoff.next_delay();
+        let at = Instant::now() + self.delay;
         self.last = Some(at);
         at
     }
@@ -46,18 +61,18 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn repairs_in_sequence_have_growing_pauses() {
-        let mut pause = RepairPause::default();
-        let mut waits = Vec::new();
+    async fn repairs_in_sequence_have_growing_delays() {
+        let mut backoff = RepairBackoff::default();
+        let mut delays = Vec::new();
         for _ in 0..4 {
             let began = Instant::now();
-            pause.before_repair().await;
-            waits.push(began.elapsed());
+            backoff.before_repair().await;
+            delays.push(began.elapsed());
         }
-        assert_eq!(waits, [Duration::ZERO, FIRST_PAUSE, FIRST_PAUSE * 2, FIRST_PAUSE * 4]);
-        tokio::time::advance(MAX_PAUSE * 3).await;
+        assert_eq!(delays, [Duration::ZERO, FIRST_BACKOFF, FIRST_BACKOFF * 2, FIRST_BACKOFF * 4]);
+        tokio::time::advance(MAX_BACKOFF * 3).await;
         let began = Instant::now();
-        pause.before_repair().await;
+        backoff.before_repair().await;
         assert_eq!(began.elapsed(), Duration::ZERO);
     }
 }

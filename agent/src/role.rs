@@ -185,12 +185,7 @@ fn listen(path: &std::path::Path) -> anyhow::Result<tokio::net::UnixListener> {
     if let Some(parent) = path.parent() {
         std::fs::create_dir_all(parent).with_context(context)?;
     }
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            return Err(error).with_context(context);
-        }
-        _ => {}
-    }
+    coracle_tree::remove_file(path).with_context(context)?;
     let listener = tokio::net::UnixListener::bind(path).with_context(context)?;
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600)).with_context(context)?;
     Ok(listener)

@@ -186,7 +186,7 @@ fn spawn_certificate_renewal(
     addresses: watch::Receiver<Vec<IpAddr>>,
 ) {
     match identity.clone() {
-        Identity::Files(..) => {}
+        Identity::Files(_) => {}
         Identity::Joined(membership) => drop(tasks.spawn(async move { membership.keep(addresses).await })),
         Identity::Requested(serving) => drop(tasks.spawn(async move { serving.keep(addresses).await })),
     }
@@ -402,7 +402,9 @@ fn machine(properties: &MachineProperties, cgroups: &Cgroups) -> Machine {
 
 fn providers(config: &AgentConfig) -> Result<pod::Providers, Error> {
     match &config.credential_providers {
-        Some((file, programs)) => pod::Providers::load(file, programs).map_err(Error::CredentialProviders),
+        Some(paths) => {
+            pod::Providers::load(&paths.config, &paths.bin_dir).map_err(Error::CredentialProviders)
+        }
         None => Ok(pod::Providers::default()),
     }
 }
@@ -467,7 +469,7 @@ fn server_config(config: &AgentConfig) -> ServerConfig {
     ServerConfig {
         listen: config.kubelet_listen,
         certificate: match &config.identity {
-            Identity::Files(certificate, key) => Certificate::Files(certificate.clone(), key.clone()),
+            Identity::Files(files) => Certificate::Files(files.clone()),
             Identity::Joined(membership) => Certificate::Current(membership.serving()),
             Identity::Requested(serving) => Certificate::Current(serving.serving()),
         },

@@ -12,6 +12,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_connections::Backoff;
 use coracle_error_chain::chain;
 use coracle_nft::{Monitor, TableError};
 use coracle_service_proxy::{NodeView, Proxy, State};
@@ -25,12 +26,12 @@ use tokio::task::JoinSet;
 use crate::config::ServiceProxyConfig;
 use crate::node_balancer::{NodeBalancer, is_checked};
 use crate::proxy_health::ProxyState;
-use crate::repair::RepairPause;
+use crate::repair::RepairBackoff;
 use crate::service_cache::{ServiceCache, Subscription, has_other_proxy};
 
-/// Pause after a failure; doubled up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// First back-off after a failure. It doubles up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Maximum number of services in a change that is committed on the async thread.
 const SHORT_MAX: usize = 8;
 /// Maximum [`weight`] of each service in a change that is committed on the async thread.
@@ -110,10 +111,10 @@ impl ServiceProxy {
         if !self.wait_for_services(&services, &node).await {
             return;
         }
-        let mut pause = FIRST_PAUSE;
-        let mut repair = RepairPause::default();
+        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
+        let mut repair = RepairBackoff::default();
         loop {
-            match self.keep(&services, &changes, &mut node, &mut pause).await {
+            match self.keep(&services, &changes, &mut node, &mut backoff).await {
                 Ok(Replace::ViewChanged) => {}
                 Ok(Replace::ForeignChange) => {
                     tracing::info!(
@@ -124,13 +125,12 @@ impl ServiceProxy {
                 }
                 Ok(Replace::Failed) => {
                     self.state.fail_change();
-                    tokio::time::sleep(FIRST_PAUSE).await;
+                    tokio::time::sleep(FIRST_BACKOFF).await;
                 }
                 Err(error) => {
                     self.state.fail_change();
                     tracing::warn!(error = chain(&error), "cannot program services, retrying");
-                    tokio::time::sleep(pause).await;
-                    pause = (pause * 2).min(MAX_PAUSE);
+                    tokio::time::sleep(backoff.next_delay()).await;
                 }
             }
         }
@@ -224,7 +224,7 @@ impl ServiceProxy {
         services: &ServiceCache,
         changes: &Subscription,
         node: &mut NodeProperties,
-        pause: &mut Duration,
+        backoff: &mut Backoff,
     ) -> Result<Replace, TableError> {
         self.state.begin_change();
         self.view = self.current_view(node);
@@ -240,7 +240,7 @@ impl ServiceProxy {
         if !proxy.is_intact()? {
             return Ok(Replace::ForeignChange);
         }
-        *pause = FIRST_PAUSE;
+        backoff.reset();
         self.state.end_change(&triggers);
         self.balancer.end_transaction();
         loop {

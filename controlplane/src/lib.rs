@@ -42,6 +42,6 @@ pub use coracle_scheduler::SchedulerConfig;
 pub use error::Error;
 pub use leader::LeaderElection;
 pub use pki::Pki;
-pub use serving::{NamedCertificate, ServingOptions};
+pub use serving::{CertificateFiles, NamedCertificate, ServingOptions};
 pub use start::{ControlPlane, NodeIdentity, start};
 pub use store::OpenStoreError;

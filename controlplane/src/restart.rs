@@ -5,12 +5,12 @@ use std::{future::Future, time::Duration};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-/// Pause before the first restart. It doubles with each restart.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-/// Maximum pause. After work that ran for at least this time, the first pause is used again.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+/// Back-off before the first restart. It doubles with each restart.
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+/// Maximum back-off. After work that ran for at least this time, the first back-off is used again.
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// Runs `work` until the shutdown. If `work` ends earlier, it starts again after a pause.
+/// Runs `work` until the shutdown. If `work` ends earlier, it starts again after a back-off.
 pub(crate) async fn until_shutdown<F>(
     component: &'static str,
     shutdown: CancellationToken,
@@ -18,7 +18,7 @@ pub(crate) async fn until_shutdown<F>(
 ) where
     F: Future<Output = ()>,
 {
-    let mut pause = FIRST_PAUSE;
+    let mut backoff = FIRST_BACKOFF;
     loop {
         let began = Instant::now();
         let running = work(shutdown.clone());
@@ -26,16 +26,20 @@ pub(crate) async fn until_shutdown<F>(
         if shutdown.is_cancelled() {
             return;
         }
-        if began.elapsed() >= MAX_PAUSE {
-            pause = FIRST_PAUSE;
+        if began.elapsed() >= MAX_BACKOFF {
+            backoff = FIRST_BACKOFF;
         }
-        tracing::error!(component, seconds = pause.as_secs(), "a component ended by itself and starts again");
+        tracing::error!(
+            component,
+            seconds = backoff.as_secs(),
+            "a component ended by itself and starts again"
+        );
         tokio::select! {
             // Cancel-safe: both futures only wait.
             () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(pause) => {}
+            () = tokio::time::sleep(backoff) => {}
         }
-        pause = (pause * 2).min(MAX_PAUSE);
+        backoff = (backoff * 2).min(MAX_BACKOFF);
     }
 }
 
@@ -46,7 +50,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn work_that_ends_by_itself_starts_again_with_a_growing_pause() {
+    async fn work_that_ends_by_itself_starts_again_with_a_growing_back_off() {
         let (shutdown, start) = (CancellationToken::new(), Instant::now());
         let starts = Mutex::new(Vec::new());
         let work = |token: CancellationToken| {
@@ -58,8 +62,8 @@ mod tests {
             async move {
                 match number {
                     1..=3 => {}
-                    // This run takes long enough to reset the pause.
-                    4 => tokio::time::sleep(MAX_PAUSE).await,
+                    // This run takes long enough to reset the back-off.
+                    4 => tokio::time::sleep(MAX_BACKOFF).await,
                     5 => token.cancel(),
                     _ => unreachable!("the shutdown ends the restarts"),
                 }
@@ -71,16 +75,16 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_shutdown_ends_the_pause() {
+    async fn the_shutdown_ends_the_back_off() {
         let shutdown = CancellationToken::new();
         let (running, stopping) = (shutdown.clone(), shutdown.clone());
         let work = until_shutdown("test", running, |_token| std::future::ready(()));
         let stop = async {
-            tokio::time::sleep(FIRST_PAUSE / 2).await;
+            tokio::time::sleep(FIRST_BACKOFF / 2).await;
             stopping.cancel();
         };
         let start = Instant::now();
         tokio::join!(work, stop);
-        assert_eq!(start.elapsed(), FIRST_PAUSE / 2);
+        assert_eq!(start.elapsed(), FIRST_BACKOFF / 2);
     }
 }

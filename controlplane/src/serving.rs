@@ -43,8 +43,8 @@ static SINCE_13: [&SupportedProtocolVersion; 1] = [&TLS13];
 /// TLS settings of the API server.
 #[derive(Clone, Debug, Default)]
 pub struct ServingOptions {
-    /// Files of the default certificate and its key. `None` for the certificate that the cluster's authority signs.
-    pub certificate: Option<(PathBuf, PathBuf)>,
+    /// Files of the default certificate. `None` for the certificate that the cluster's authority signs.
+    pub certificate: Option<CertificateFiles>,
     /// Certificates for some server names.
     pub by_name: Vec<NamedCertificate>,
     /// Minimum version of TLS by upstream's name; empty for 1.2.
@@ -54,13 +54,20 @@ pub struct ServingOptions {
     pub cipher_suites: Vec<String>,
 }
 
+/// Files of a certificate and its key, in PEM.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CertificateFiles {
+    /// The certificate and its intermediate authorities.
+    pub certificate: PathBuf,
+    /// The private key.
+    pub key: PathBuf,
+}
+
 /// A certificate for some server names.
 #[derive(Clone, Debug)]
 pub struct NamedCertificate {
-    /// File of the certificate and its intermediate authorities.
-    pub certificate: PathBuf,
-    /// File of the key.
-    pub key: PathBuf,
+    /// Files of the certificate.
+    pub files: CertificateFiles,
     /// Server names; `*` can be the first label. If the list is empty, the common name and the DNS names of the
     /// certificate count.
     pub names: Vec<String>,
@@ -76,8 +83,8 @@ pub(crate) struct ServingCertificates {
 /// One certificate, which changes with its files.
 #[derive(Debug)]
 struct Slot {
-    /// Certificate and key. `None` for the own certificate.
-    files: Option<(PathBuf, PathBuf)>,
+    /// `None` for the own certificate.
+    files: Option<CertificateFiles>,
     /// The configured server names.
     names: Vec<String>,
     current: RwLock<Loaded>,
@@ -156,21 +163,21 @@ impl ServingCertificates {
     /// `own` is the certificate that is used if the options have none.
     pub(crate) fn open(own: &Pair, options: &ServingOptions) -> Result<Self, TlsError> {
         let default = match &options.certificate {
-            Some((certificate, key)) => Slot::open(certificate, key, &[])?,
+            Some(files) => Slot::open(files, &[])?,
             None => Slot {
                 files: None,
                 names: Vec::new(),
                 current: RwLock::new(Loaded::new(&own.certificate, &own.key)?),
             },
         };
-        let by_name = options.by_name.iter().map(|one| Slot::open(&one.certificate, &one.key, &one.names));
+        let by_name = options.by_name.iter().map(|one| Slot::open(&one.files, &one.names));
         Ok(Self { default, by_name: by_name.collect::<Result<_, _>>()? })
     }
 
     /// Reads certificates again when their files change.
     pub(crate) fn follow(self: &Arc<Self>, tasks: &TaskTracker, shutdown: &CancellationToken) {
         for (at, slot) in self.slots().enumerate() {
-            let Some((certificate, key)) = slot.files.clone() else { continue };
+            let Some(CertificateFiles { certificate, key }) = slot.files.clone() else { continue };
             for path in [certificate, key] {
                 let certificates = self.clone();
                 let reload = move || certificates.slots().nth(at).is_some_and(Slot::reload);
@@ -210,10 +217,10 @@ impl ResolvesServerCert for ServingCertificates {
 // === impl Slot ===
 
 impl Slot {
-    fn open(certificate: &Path, key: &Path, names: &[String]) -> Result<Self, TlsError> {
-        let current = RwLock::new(Loaded::read(certificate, key)?);
+    fn open(files: &CertificateFiles, names: &[String]) -> Result<Self, TlsError> {
+        let current = RwLock::new(Loaded::read(files)?);
         let names = names.iter().map(|name| name.to_ascii_lowercase()).collect();
-        Ok(Self { files: Some((certificate.to_owned(), key.to_owned())), names, current })
+        Ok(Self { files: Some(files.clone()), names, current })
     }
 
     fn key(&self) -> Arc<CertifiedKey> {
@@ -238,11 +245,11 @@ impl Slot {
     /// Reads the files again. While only one of the two files is changed, certificate and key do not match, and the
     /// current pair is kept. Returns whether the files were used.
     fn reload(&self) -> bool {
-        let Some((certificate, key)) = &self.files else { return true };
-        match Loaded::read(certificate, key) {
+        let Some(files) = &self.files else { return true };
+        match Loaded::read(files) {
             Ok(loaded) => {
                 *self.current.write().unwrap_or_else(PoisonError::into_inner) = loaded;
-                tracing::info!(path = %certificate.display(), "serving certificate loaded");
+                tracing::info!(path = %files.certificate.display(), "serving certificate loaded");
                 true
             }
             Err(error) => {
@@ -265,7 +272,8 @@ impl CertificateNames {
 // === impl Loaded ===
 
 impl Loaded {
-    fn read(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
+    fn read(files: &CertificateFiles) -> Result<Self, TlsError> {
+        let CertificateFiles { certificate, key } = files;
         let loaded = Self::new(&text(certificate)?, &text(key)?);
         loaded.map_err(|source| TlsError::Files { path: certificate.to_owned(), source: Box::new(source) })
     }
@@ -335,12 +343,12 @@ mod tests {
         signed(certificate)
     }
 
-    /// The paths of the certificate and the key.
-    fn write(directory: &Path, name: &str, pair: &Pem) -> (PathBuf, PathBuf) {
-        let paths = (directory.join(format!("{name}.crt")), directory.join(format!("{name}.key")));
-        fs::write(&paths.0, &pair.certificate).unwrap();
-        fs::write(&paths.1, &pair.key).unwrap();
-        paths
+    fn write(directory: &Path, name: &str, pair: &Pem) -> CertificateFiles {
+        let path = |extension: &str| directory.join(format!("{name}.{extension}"));
+        let files = CertificateFiles { certificate: path("crt"), key: path("key") };
+        fs::write(&files.certificate, &pair.certificate).unwrap();
+        fs::write(&files.key, &pair.key).unwrap();
+        files
     }
 
     fn own() -> Pair {
@@ -356,8 +364,8 @@ mod tests {
     fn the_server_name_chooses_the_certificate() {
         let directory = tempfile::tempdir().unwrap();
         let named = |file: &str, pair: &Pem, names: &[&str]| {
-            let (certificate, key) = write(directory.path(), file, pair);
-            NamedCertificate { certificate, key, names: names.iter().map(|&name| name.to_owned()).collect() }
+            let files = write(directory.path(), file, pair);
+            NamedCertificate { files, names: names.iter().map(|&name| name.to_owned()).collect() }
         };
         let by_name = vec![
             named("any", &pair(&["x", "*.x.test"]), &["*.Example.com"]),

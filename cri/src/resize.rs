@@ -97,12 +97,13 @@ fn cpu(
     Ok(())
 }
 
-/// The memory limit, and the common limit of memory and swap. Without a common limit in the request, the memory limit
-/// is used for both, as at the creation of a container.
-fn limits(request: &LinuxContainerResources) -> (i64, i64) {
-    let memory = request.memory_limit_in_bytes.max(-1);
-    let both = request.memory_swap_limit_in_bytes.max(-1);
-    (memory, if both == 0 { memory } else { both })
+/// The common limit of memory and swap. -1 for unlimited, 0 for unchanged. Without a common limit in the request, it is
+/// the memory limit, as at the creation of a container.
+fn memory_and_swap(request: &LinuxContainerResources) -> i64 {
+    match request.memory_swap_limit_in_bytes {
+        0 => request.memory_limit_in_bytes.max(-1),
+        limit => limit.max(-1),
+    }
 }
 
 fn memory(
@@ -110,7 +111,7 @@ fn memory(
     current: &CurrentLimits,
     steps: &mut Vec<Step>,
 ) -> Result<(), Error> {
-    let (memory, both) = limits(request);
+    let (memory, both) = (request.memory_limit_in_bytes.max(-1), memory_and_swap(request));
     if both > 0 && (memory == -1 || memory > both) {
         return Err(Error::invalid("memory_swap_limit_in_bytes", "is less than the memory limit"));
     }

@@ -14,7 +14,7 @@ use futures::StreamExt as _;
 use tracing::{debug, warn};
 
 pub(crate) use self::phase::{MissedTransition, current_phase, missed_transitions};
-use self::reconnect::{Backoff, reconnect};
+use self::reconnect::{ReconnectBackoff, reconnect};
 use crate::container::Container;
 use crate::error::Error;
 use crate::exec_killer::ExecKiller;
@@ -150,7 +150,7 @@ impl ShimMonitor {
 
 /// Monitors one shim until it ends or the runtime ends.
 async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
-    let mut backoff = Backoff::new();
+    let mut backoff = ReconnectBackoff::new();
     loop {
         let Some(mut events) = shim.events() else { return };
         let connection = Connection {
@@ -193,7 +193,7 @@ async fn connect_again(
     state: &Weak<State>,
     sandbox: &Arc<Sandbox>,
     shim: &Shim,
-    backoff: &mut Backoff,
+    backoff: &mut ReconnectBackoff,
 ) -> Option<Shim> {
     let (shim, shim_state) = reconnect(shim, sandbox, backoff, || state.strong_count() == 0).await?;
     let monitor = ShimMonitor { state: state.upgrade()? };

@@ -4,6 +4,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use coracle_cni::Network;
+use coracle_connections::Backoff;
 use coracle_nri::Nri;
 use tracing::warn;
 
@@ -15,10 +16,9 @@ use crate::selinux::Selinux;
 use crate::shim_client::{ErrorKind, Shim};
 use crate::tables::Tables;
 
-/// Pause before the first retry of a failed undo.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// Maximum pause between retries.
-const MAX_RETRY: Duration = Duration::from_secs(300);
+/// First back-off after a failed undo. It doubles up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(300);
 
 /// A step that is complete or about to begin. Undoing a step that did not happen succeeds.
 #[derive(Debug)]
@@ -97,7 +97,7 @@ impl Drop for Undo {
     }
 }
 
-/// Undoes all steps. Failed steps are retried with growing pauses as long as the runtime runs. Without the retries,
+/// Undoes all steps. Failed steps are retried with back-off as long as the runtime runs. Without the retries,
 /// only the next start of the runtime would undo them.
 async fn undo_steps(context: Option<Arc<UndoContext>>, steps: Vec<Step>) {
     let Some(context) = context else { return };
@@ -107,12 +107,11 @@ async fn undo_steps(context: Option<Arc<UndoContext>>, steps: Vec<Step>) {
         return;
     }
     tokio::spawn(async move {
-        let mut pause = FIRST_RETRY;
+        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         while !left.is_empty() {
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(backoff.next_delay()).await;
             let Some(context) = context.upgrade() else { return };
             left = try_undo(&context, left).await;
-            pause = (pause * 2).min(MAX_RETRY);
         }
     });
 }

@@ -1,12 +1,13 @@
 //! The cluster's DNS server: names of Services, endpoints and pods, and a caching forwarder for all other names.
 //!
-//! Start at [`Server::run`]. `zone` answers from the shared tables and does no I/O; it follows the specification of
-//! DNS-based service discovery 1.1.0. `forward` queries the servers of the host's `resolv.conf` and of stub domains.
-//! The crate hickory parses and writes messages.
+//! Start at [`Server::run`]. `zone` answers from the shared tables of Services, without I/O. It follows version 1.1.0 of the
+//! specification of Kubernetes DNS-Based Service Discovery. `forward` queries the servers of the host's `resolv.conf` and
+//! of stub domains. The crate `hickory-proto` parses and writes messages.
 //!
 //! Invariants:
 //! - names of the cluster are never forwarded;
-//! - the server answers only pods of this node and the node itself, so it cannot be used for amplification attacks;
+//! - the server answers only pods of this node and the node itself, so other hosts cannot use it for amplification
+//!   attacks;
 //! - clients are served in round-robin order, so that a flood of one client delays no other client;
 //! - connections, forwarded queries and cached answers are limited, in total and for each client.
 

@@ -18,10 +18,10 @@ const SERVERS_MAX: usize = 3;
 const RESOLV_CONF_MAX: u64 = 64 << 10;
 /// Number of failures after which a server is tried last.
 const FAILURES: u32 = 2;
-/// Time for which a failing server is tried last. It doubles with each failure, up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_secs(2);
+/// Time for which a failing server is tried last. It doubles with each failure, up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(2);
 /// Maximum time for which a failing server is tried last.
-const MAX_PAUSE: Duration = Duration::from_secs(60);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Time without queries to a server that forwards them back to this node.
 const LOOP_PAUSE: Duration = Duration::from_secs(300);
 /// Port of DNS.
@@ -98,8 +98,8 @@ impl Server {
         self.with(|health| {
             health.failures = health.failures.saturating_add(1);
             if health.failures >= FAILURES {
-                let pause = FIRST_PAUSE * 2u32.saturating_pow((health.failures - FAILURES).min(5));
-                health.down_until = Some(Instant::now() + pause.min(MAX_PAUSE));
+                let backoff = FIRST_BACKOFF * 2u32.saturating_pow((health.failures - FAILURES).min(5));
+                health.down_until = Some(Instant::now() + backoff.min(MAX_BACKOFF));
             }
         });
     }
@@ -280,10 +280,10 @@ mod tests {
         assert_eq!(asked(&servers, "corp.example.")[0], "192.0.2.1:53", "one failure may be a lost packet");
         first.failed();
         assert_eq!(asked(&servers, "corp.example."), ["192.0.2.2:5353", "192.0.2.1:53"]);
-        tokio::time::advance(FIRST_PAUSE).await;
+        tokio::time::advance(FIRST_BACKOFF).await;
         assert_eq!(asked(&servers, "corp.example.")[0], "192.0.2.1:53");
         (0..40).for_each(|_| first.failed());
-        tokio::time::advance(MAX_PAUSE).await;
+        tokio::time::advance(MAX_BACKOFF).await;
         assert_eq!(asked(&servers, "corp.example.")[0], "192.0.2.1:53");
         first.succeeded();
         first.failed();

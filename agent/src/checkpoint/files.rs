@@ -6,6 +6,7 @@ use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use coracle_tree::remove_file;
 use nix::fcntl::{PosixFadviseAdvice, posix_fadvise};
 
 use crate::bounded::{self, is_damage};
@@ -107,20 +108,13 @@ pub(super) fn quarantine(path: &Path, error: &dyn Display) {
 /// Removes a record and its `*.bad` copy, if they exist.
 ///
 /// # Errors
-/// As unlink(2) for the record. An error of the copy is logged: it is never read.
+/// As unlink(2) for the record, unless it is absent. An error of the copy is logged: it is never read.
 pub(super) fn remove(path: &Path) -> io::Result<()> {
     let copy = path.with_extension("bad");
     if let Err(error) = remove_file(&copy) {
         tracing::warn!(%error, path = %copy.display(), "cannot remove an unreadable checkpoint record");
     }
     remove_file(path)
-}
-
-fn remove_file(path: &Path) -> io::Result<()> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// Complete records in a directory, sorted. An absent directory has none.

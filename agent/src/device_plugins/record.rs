@@ -78,10 +78,7 @@ impl Records {
         };
         match current() {
             Some(pod) => write(&path, &serde_json::to_vec(&pod)?),
-            None => match fs::remove_file(path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-                _ => Ok(()),
-            },
+            None => coracle_tree::remove_file(&path),
         }
     }
 

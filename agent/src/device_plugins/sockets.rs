@@ -40,10 +40,7 @@ pub(crate) fn listen(dir: &Path) -> io::Result<UnixListener> {
     DirBuilder::new().recursive(true).mode(0o750).create(dir)?;
     check_owner(dir)?;
     let path = dir.join(NAME);
-    match fs::remove_file(&path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
+    coracle_tree::remove_file(&path)?;
     let listener = UnixListener::bind(&path)?;
     restrict(dir)?;
     Ok(listener)

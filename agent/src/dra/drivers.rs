@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coracle_connections::Backoff;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -16,9 +17,9 @@ use super::driver::Caller;
 
 /// Time in which a driver must come back, as in the kubelet (`defaultWipingDelay`).
 const WIPE_DELAY: Duration = Duration::from_secs(30);
-/// Pause before a failed deletion is repeated; doubled up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const MAX_PAUSE: Duration = Duration::from_secs(300);
+/// First back-off after a failed deletion. It doubles up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(300);
 
 /// The registered drivers.
 #[derive(Debug)]
@@ -56,14 +57,14 @@ pub(super) enum Scope {
 #[derive(Clone, Copy, Debug)]
 struct Due {
     at: Instant,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 /// A deletion that is due now.
 #[derive(Clone, Debug)]
 pub(super) struct Wipe {
     pub(super) scope: Scope,
-    pause: Duration,
+    backoff: Backoff,
 }
 
 /// Registers a driver until it is dropped.
@@ -79,7 +80,7 @@ pub(super) struct Registered {
 impl Drivers {
     /// An empty table of a starting agent.
     pub(super) fn new() -> Arc<Self> {
-        let due = Due { at: Instant::now(), pause: FIRST_PAUSE };
+        let due = Due::new(Instant::now());
         let state = State { wipes: BTreeMap::from([(Scope::All, due)]), ..State::default() };
         Arc::new(Self { state: Mutex::new(state), changed: Notify::new() })
     }
@@ -109,7 +110,7 @@ impl Drivers {
         plugins.retain(|plugin| plugin.number != number);
         if plugins.is_empty() {
             state.plugins.remove(name);
-            let due = Due { at: Instant::now() + WIPE_DELAY, pause: FIRST_PAUSE };
+            let due = Due::new(Instant::now() + WIPE_DELAY);
             state.wipes.insert(Scope::Driver(name.to_owned()), due);
             drop(state);
             self.changed.notify_one();
@@ -136,7 +137,7 @@ impl Drivers {
                     let mut state = self.state();
                     if state.wipes.get(&scope).is_some_and(|now| now.at == due.at) {
                         state.wipes.remove(&scope);
-                        return Wipe { scope, pause: due.pause };
+                        return Wipe { scope, backoff: due.backoff };
                     }
                 }
                 () = self.changed.notified() => {}
@@ -145,17 +146,27 @@ impl Drivers {
     }
 
     /// Repeats a deletion that failed, unless the driver has come back.
-    pub(super) fn repeat(&self, wipe: Wipe) {
+    pub(super) fn repeat(&self, mut wipe: Wipe) {
         let mut state = self.state();
         let is_back = matches!(&wipe.scope, Scope::Driver(name) if state.plugins.contains_key(name));
         if !is_back {
-            let due = Due { at: Instant::now() + wipe.pause, pause: (wipe.pause * 2).min(MAX_PAUSE) };
+            let at = Instant::now() + wipe.backoff.next_delay();
+            let due = Due { at, backoff: wipe.backoff };
             state.wipes.entry(wipe.scope).or_insert(due);
         }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl Due ===
+
+impl Due {
+    /// The first attempt of a deletion.
+    fn new(at: Instant) -> Self {
+        Self { at, backoff: Backoff::new(FIRST_BACKOFF, MAX_BACKOFF) }
     }
 }
 
@@ -212,7 +223,7 @@ mod tests {
         assert_eq!((first.scope.clone(), began.elapsed()), (Scope::All, Duration::ZERO));
         drivers.repeat(first);
         assert_eq!(drivers.next_wipe().await.scope, Scope::All);
-        assert_eq!(began.elapsed(), FIRST_PAUSE, "a failed deletion is repeated");
+        assert_eq!(began.elapsed(), FIRST_BACKOFF, "a failed deletion is repeated");
         drop(add());
         let back = add();
         let none = tokio::time::timeout(WIPE_DELAY * 2, drivers.next_wipe()).await;

@@ -8,6 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coracle_connections::Backoff;
 use coracle_events::printable;
 use coracle_proto::dra_health as api;
 use coracle_proto::dra_health::dra_resource_health_client::DraResourceHealthClient;
@@ -31,9 +32,9 @@ const CHANGES_MAX: usize = 4 * DEVICES_MAX;
 const MESSAGE_MAX: usize = 1024;
 /// Minimum time between two reports that are read, so that a driver cannot keep the node busy.
 const REPORT_PAUSE: Duration = Duration::from_millis(100);
-/// Pause before a stream is opened again, as in the kubelet; doubled up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_secs(5);
-const MAX_PAUSE: Duration = Duration::from_secs(300);
+/// First back-off before a stream is opened again, as in the kubelet. It doubles up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(5);
+const MAX_BACKOFF: Duration = Duration::from_secs(300);
 
 /// The health of a device.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -138,7 +139,7 @@ impl HealthTable {
 
     /// Follows the health that a plugin reports. Returns if the plugin does not implement the service.
     pub(super) async fn follow(&self, driver: &str, caller: &Caller) {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         loop {
             let stream = Stream { table: self, driver, number: self.start() };
             let ended = self.follow_once(driver, stream.number, caller).await;
@@ -153,10 +154,9 @@ impl HealthTable {
                 Ok(()) => tracing::debug!(driver, "the health stream of a driver has ended"),
             }
             if has_reported {
-                pause = FIRST_PAUSE;
+                backoff.reset();
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(MAX_PAUSE);
+            tokio::time::sleep(backoff.next_delay()).await;
         }
     }
 

@@ -2,7 +2,7 @@
 //! it, as for the kubelet's plugin watcher.
 //!
 //! A task for each socket asks the plugin for its driver and endpoint, connects to the endpoint, and waits until that
-//! connection ends. The task starts again after a pause, until the socket is removed.
+//! connection ends. The task starts again after a back-off, until the socket is removed.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{OsStr, OsString};
@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_cni::DirectoryWatch;
+use coracle_connections::Backoff;
 use coracle_error_chain::chain;
 use coracle_events::{MESSAGE_MAX, printable};
 use coracle_proto::plugin_registration as api;
@@ -42,11 +43,11 @@ const DIRS_MAX: usize = 64;
 const DEPTH_MAX: usize = 4;
 /// Maximum length of a driver's name (`DriverNameMaxLength` of resource.k8s.io).
 const DRIVER_NAME_MAX: usize = 63;
-/// Pause before a failed registration is repeated; doubled up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const MAX_PAUSE: Duration = Duration::from_secs(120);
-/// Pause before the directory is read again after an error.
-const READ_PAUSE: Duration = Duration::from_secs(10);
+/// First back-off after a registration failed or ended. It doubles up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(120);
+/// Delay before the directory is read again after an error.
+const READ_RETRY: Duration = Duration::from_secs(10);
 
 /// Why a plugin is not registered.
 #[derive(Debug, thiserror::Error)]
@@ -142,7 +143,7 @@ impl Registry {
                     if error.kind() == io::ErrorKind::PermissionDenied {
                         tasks.clear();
                     }
-                    tokio::time::sleep(READ_PAUSE).await;
+                    tokio::time::sleep(READ_RETRY).await;
                     continue;
                 }
             };
@@ -173,16 +174,16 @@ impl Registry {
 
     /// Keeps the plugin of a socket registered, until dropped.
     async fn keep(self, socket: OsString) {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         loop {
             match self.register(&socket).await {
                 Ok(Accepted::Driver(registered, mut link)) => {
                     self.follow(&registered, &mut link).await;
                     drop(registered);
                     tracing::info!(socket = %socket.display(), "the connection to a driver has ended");
-                    pause = FIRST_PAUSE;
+                    backoff.reset();
                 }
-                // The pause is not reset. Otherwise two plugins that register for the same resource would replace each
+                // The back-off is not reset. Otherwise two plugins that register for the same resource would replace each
                 // other all the time.
                 Ok(Accepted::DevicePlugin(ended)) => ended.await,
                 Err(error) => {
@@ -190,8 +191,7 @@ impl Registry {
                     tracing::warn!(error, socket = %socket.display(), "cannot register a plugin");
                 }
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(MAX_PAUSE);
+            tokio::time::sleep(backoff.next_delay()).await;
         }
     }
 

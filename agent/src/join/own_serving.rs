@@ -2,7 +2,7 @@
 //! `kubelet.key` in the certificate directory), or requested from the cluster (`kubelet-server-current.pem`).
 
 use std::net::IpAddr;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use kube::Client;
@@ -19,6 +19,7 @@ use super::request::{self, Identity};
 use super::rotate;
 use super::serving::{Serving, certified};
 use crate::bounded;
+use crate::config::CertificateFiles;
 
 /// Lifetime of a self-signed certificate in days, as in the kubelet.
 const DAYS: i64 = 365;
@@ -68,19 +69,16 @@ impl std::fmt::Debug for RequestedServing {
     }
 }
 
-/// Returns the paths of a self-signed certificate and its key. The certificate names the node and its addresses. A new
+/// Returns the files of a self-signed certificate. The certificate names the node and its addresses. A new
 /// pair is written if the stored pair is missing, does not match, has expired or names another node.
 ///
 /// # Errors
 /// [`JoinError`] when the files cannot be written.
-pub fn self_signed(
-    cert_dir: &Path,
-    node: &str,
-    addresses: &[IpAddr],
-) -> Result<(PathBuf, PathBuf), JoinError> {
-    let (certificate, key) = (cert_dir.join("kubelet.crt"), cert_dir.join("kubelet.key"));
-    if is_usable(&certificate, &key, node) {
-        return Ok((certificate, key));
+pub fn self_signed(cert_dir: &Path, node: &str, addresses: &[IpAddr]) -> Result<CertificateFiles, JoinError> {
+    let files =
+        CertificateFiles { certificate: cert_dir.join("kubelet.crt"), key: cert_dir.join("kubelet.key") };
+    if is_usable(&files, node) {
+        return Ok(files);
     }
     let unusable = |error: rcgen::Error| JoinError::Certificate(error.to_string());
     let pair = request::new_key()?;
@@ -96,15 +94,15 @@ pub fn self_signed(
     params.not_after = (now + std::time::Duration::from_secs(DAYS.unsigned_abs() * 24 * 3600)).into();
     let made = params.self_signed(&pair).map_err(unusable)?;
     // The key is written first: after a crash in between the pair does not match, and the next start replaces it.
-    files::write(&key, &pair.serialize_pem())?;
-    files::write(&certificate, &made.pem())?;
-    tracing::info!(path = %certificate.display(), "created a self-signed serving certificate");
-    Ok((certificate, key))
+    files::write(&files.key, &pair.serialize_pem())?;
+    files::write(&files.certificate, &made.pem())?;
+    tracing::info!(path = %files.certificate.display(), "created a self-signed serving certificate");
+    Ok(files)
 }
 
-fn is_usable(certificate: &Path, key: &Path, node: &str) -> bool {
+fn is_usable(files: &CertificateFiles, node: &str) -> bool {
     let read = |path: &Path| bounded::read_text(path, FILE_MAX).ok();
-    let (Some(certificate), Some(key)) = (read(certificate), read(key)) else { return false };
+    let (Some(certificate), Some(key)) = (read(&files.certificate), read(&files.key)) else { return false };
     let Ok(identity) = Identity::new(certificate, key) else { return false };
     let fits = certified(&identity).is_ok_and(|pair| pair.keys_match().is_ok());
     fits && !identity.is_expired(jiff::Timestamp::now()) && identity.is_for(node)
@@ -121,10 +119,9 @@ mod tests {
     fn a_self_signed_certificate_is_kept_until_it_does_not_fit() {
         let dir = tempfile::tempdir().unwrap();
         let make = |node: &str| {
-            let (certificate, key) =
-                self_signed(&dir.path().join("pki"), node, &["192.0.2.1".parse().unwrap()]).unwrap();
-            assert_eq!(fs::metadata(&key).unwrap().permissions().mode() & 0o777, 0o600);
-            fs::read_to_string(certificate).unwrap()
+            let files = self_signed(&dir.path().join("pki"), node, &["192.0.2.1".parse().unwrap()]).unwrap();
+            assert_eq!(fs::metadata(&files.key).unwrap().permissions().mode() & 0o777, 0o600);
+            fs::read_to_string(files.certificate).unwrap()
         };
         let first = make("a");
         assert_eq!(make("a"), first);

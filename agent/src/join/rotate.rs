@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
+use coracle_connections::Backoff;
 use jiff::Timestamp;
 use kube::Client;
 use tokio::sync::watch;
@@ -16,11 +17,13 @@ use super::files::{Files, ServingFile};
 use super::request::{self, Failure, Identity, RequestedIdentity};
 use super::serving::Serving;
 
-const FIRST_RETRY: Duration = Duration::from_millis(200);
-const LAST_RETRY: Duration = Duration::from_secs(60);
-/// Shortest pause between retries, used shortly before the certificate expires.
-const MIN_RETRY: Duration = Duration::from_secs(1);
-/// Timeout of one request, and maximum pause after denied requests, as in the kubelet. An administrator may have to
+/// First back-off after a failed request. It doubles up to [`MAX_BACKOFF`], after denied requests up to
+/// [`REQUEST_TIMEOUT`].
+const FIRST_BACKOFF: Duration = Duration::from_millis(200);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
+/// Minimum of the maximum back-off, which decreases shortly before the certificate expires.
+const MIN_BACKOFF: Duration = Duration::from_secs(1);
+/// Timeout of one request, and maximum back-off after denied requests, as in the kubelet. An administrator may have to
 /// approve, and each request stays in the cluster for a day.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// After the end of a certificate, its replacement is awaited for this time before an error is logged.
@@ -134,7 +137,7 @@ async fn obtain(
     before: Option<&Identity>,
     failures: &AtomicU64,
 ) -> Identity {
-    let mut retry = FIRST_RETRY;
+    let mut backoff = Backoff::new(FIRST_BACKOFF, REQUEST_TIMEOUT);
     loop {
         let requesting = async {
             let key = request::new_key().map_err(Failure::Join)?;
@@ -147,20 +150,19 @@ async fn obtain(
         failures.fetch_add(1, Relaxed);
         let signer = wanted.signer;
         tracing::warn!(%error, user = wanted.user, signer, "cannot obtain a certificate, requesting again");
-        let longest = match error.is_after_creation() {
+        let max = match error.is_after_creation() {
             true => REQUEST_TIMEOUT,
-            false => longest_retry(before.map(|before| before.remaining(Timestamp::now()))),
+            false => max_backoff(before.map(|before| before.remaining(Timestamp::now()))),
         };
-        tokio::time::sleep(retry.min(longest)).await;
-        retry = (retry * 2).min(REQUEST_TIMEOUT);
+        tokio::time::sleep(backoff.next_delay().min(max)).await;
     }
 }
 
-/// Longest pause before the next try to reach the control plane. If the control plane returns before the certificate's
-/// end, a pause of this length still ends in time.
-fn longest_retry(left: Option<Duration>) -> Duration {
+/// Maximum back-off while the control plane cannot be reached. If the control plane returns before the certificate's
+/// end, a delay of this length still ends in time.
+fn max_backoff(left: Option<Duration>) -> Duration {
     let left = left.filter(|left| !left.is_zero());
-    left.map_or(LAST_RETRY, |left| (left / 4).clamp(MIN_RETRY, LAST_RETRY))
+    left.map_or(MAX_BACKOFF, |left| (left / 4).clamp(MIN_BACKOFF, MAX_BACKOFF))
 }
 
 #[cfg(test)]
@@ -244,9 +246,9 @@ mod tests {
 
     #[test]
     fn retries_come_more_often_towards_the_end_of_the_certificate() {
-        let of = |seconds| longest_retry(Some(Duration::from_secs(seconds))).as_secs();
+        let of = |seconds| max_backoff(Some(Duration::from_secs(seconds))).as_secs();
         assert_eq!([of(90 * 24 * 3600), of(240), of(40), of(3), of(0)], [60, 60, 10, 1, 60]);
-        assert_eq!(longest_retry(None), LAST_RETRY);
+        assert_eq!(max_backoff(None), MAX_BACKOFF);
     }
 
     #[tokio::test(start_paused = true)]

@@ -5,6 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
+use coracle_connections::Backoff;
 use coracle_error_chain::chain;
 use coracle_network_policy::{ClusterKind, ClusterPolicy, InvalidPolicy, Model};
 use coracle_watch::{Config, Error, Event};
@@ -18,12 +19,12 @@ use kube::{Api, Client};
 use super::peers::{Events, Received, next, note_failure, watch_with};
 use crate::event_recorder::Recorder;
 
-/// First pause after the API server refused to show a definition. An API server that has just started may refuse requests
-/// whose roles it has not read yet.
-const MIN_REFUSED_PAUSE: Duration = Duration::from_secs(5);
-/// Maximum pause after refusals. Each refusal doubles the pause. On a stock control plane every request may be refused,
-/// because the agent may lack the right.
-const MAX_REFUSED_PAUSE: Duration = Duration::from_secs(600);
+/// First back-off after the API server refused to show a definition. An API server that has just started may refuse
+/// requests whose roles it has not read yet.
+const FIRST_REFUSED_BACKOFF: Duration = Duration::from_secs(5);
+/// Maximum back-off after refusals. Each refusal doubles the back-off. On a stock control plane every request may be
+/// refused, because the agent may lack the right.
+const MAX_REFUSED_BACKOFF: Duration = Duration::from_secs(600);
 const FORBIDDEN: u16 = 403;
 const NOT_FOUND: u16 = 404;
 
@@ -40,8 +41,8 @@ pub(super) struct ClusterPolicies {
 struct Kind {
     kind: ClusterKind,
     definition: Events<Definition>,
-    /// Pause after the next refusal to show the definition.
-    refused_pause: Duration,
+    /// Back-off after a refusal to show the definition.
+    refused_backoff: Backoff,
     is_defined: bool,
     /// Events of the objects. None unless the kind is defined.
     objects: Option<Events<DynamicObject>>,
@@ -115,7 +116,7 @@ impl Kind {
         Self {
             kind,
             definition: definition(client, kind),
-            refused_pause: MIN_REFUSED_PAUSE,
+            refused_backoff: Backoff::new(FIRST_REFUSED_BACKOFF, MAX_REFUSED_BACKOFF),
             is_defined: false,
             objects: None,
             is_refused: false,
@@ -137,7 +138,7 @@ impl Kind {
         match event {
             Ok(Event::Init) => self.is_defined = false,
             Ok(Event::InitApply(_) | Event::Apply(_)) => {
-                self.refused_pause = MIN_REFUSED_PAUSE;
+                self.refused_backoff.reset();
                 self.is_defined = true;
                 // A refused request is repeated at once: the kind may be served now.
                 if self.objects.is_none() || std::mem::take(&mut self.is_refused) {
@@ -160,9 +161,8 @@ impl Kind {
                     );
                     self.is_complete = true;
                     let again = definition(client, self.kind);
-                    let pause = stream::once(tokio::time::sleep(self.refused_pause));
-                    self.refused_pause = MAX_REFUSED_PAUSE.min(self.refused_pause * 2);
-                    self.definition = pause.filter_map(|()| async { None }).chain(again).boxed();
+                    let delay = stream::once(tokio::time::sleep(self.refused_backoff.next_delay()));
+                    self.definition = delay.filter_map(|()| async { None }).chain(again).boxed();
                 } else {
                     self.note_failure(&error);
                 }
@@ -323,18 +323,22 @@ mod tests {
         absent.apply_definition_event(Ok(Event::InitDone), &client, &mut model);
         assert!(absent.is_complete && absent.objects.is_none(), "objects of an absent kind are not watched");
         let mut forbidden = new();
+        let next_delay = |kind: &Kind| {
+            let mut backoff = kind.refused_backoff;
+            backoff.next_delay()
+        };
         forbidden.apply_definition_event(Err(refused(500)), &client, &mut model);
         assert!(!forbidden.is_complete, "another request may succeed");
         forbidden.apply_definition_event(Err(refused(403)), &client, &mut model);
         assert!(forbidden.is_complete);
-        assert_eq!(forbidden.refused_pause, MIN_REFUSED_PAUSE * 2);
+        assert_eq!(next_delay(&forbidden), FIRST_REFUSED_BACKOFF * 2);
         for _ in 0..20 {
             forbidden.apply_definition_event(Err(refused(403)), &client, &mut model);
         }
-        assert_eq!(forbidden.refused_pause, MAX_REFUSED_PAUSE);
+        assert_eq!(next_delay(&forbidden), MAX_REFUSED_BACKOFF);
         let definition = definition_of(forbidden.kind);
         forbidden.apply_definition_event(Ok(Event::Apply(definition)), &client, &mut model);
-        assert_eq!(forbidden.refused_pause, MIN_REFUSED_PAUSE, "a later refusal is repeated soon");
+        assert_eq!(next_delay(&forbidden), FIRST_REFUSED_BACKOFF, "a later refusal is repeated soon");
         let mut defined = new();
         let definition = definition_of(defined.kind);
         for event in [Event::Init, Event::InitApply(definition.clone()), Event::InitDone] {

@@ -10,6 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use coracle_network_policy::{Enforcer, Model};
+use coracle_tree::remove_file;
 use coracle_values::label_selector::Labels;
 use coracle_values::object::Key;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
@@ -86,13 +87,6 @@ impl Earlier {
         };
         let found = tokio::task::spawn_blocking(find).await;
         found.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
-    }
-}
-
-fn remove(record: &Path) -> io::Result<()> {
-    match std::fs::remove_file(record) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
     }
 }
 
@@ -210,11 +204,11 @@ impl PolicyRecord {
         let (path, is_unknown) = (self.path.clone(), self.written.is_none());
         self.writing = Some(tokio::task::spawn_blocking(move || {
             let written = match content.is_empty() {
-                true => remove(&path),
+                true => remove_file(&path),
                 false if is_unknown && has_content(&path, &content) => Ok(()),
                 false => crate::private_file::replace(&path, content.as_bytes()),
             };
-            Outcome { digest, written: written.inspect_err(|_| drop(remove(&path))) }
+            Outcome { digest, written: written.inspect_err(|_| drop(remove_file(&path))) }
         }));
     }
 

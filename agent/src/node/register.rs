@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use coracle_connections::Backoff;
 use coracle_error_chain::chain;
 use coracle_watch::watch_object;
 use futures::StreamExt;
@@ -24,8 +25,9 @@ use crate::event_recorder::Level;
 use crate::json_file;
 use crate::node_object::pod_cidrs;
 
-const FIRST_RETRY: Duration = Duration::from_millis(50);
-const LAST_RETRY: Duration = Duration::from_secs(5);
+/// Back-off after a failed registration. It doubles with each failure, up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_millis(50);
+const MAX_BACKOFF: Duration = Duration::from_secs(5);
 
 /// Keeps the node registered and its status up to date until dropped.
 pub(super) async fn keep(agent: &NodeAgent) {
@@ -34,13 +36,13 @@ pub(super) async fn keep(agent: &NodeAgent) {
     if let Some(cidrs) = json_file::read::<Vec<IpNetwork>>(&cidr_record(agent)) {
         set_cidrs(agent, cidrs).await;
     }
-    let mut retry = FIRST_RETRY;
+    let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
     while let Err(error) = get_or_create(agent, &api).await {
-        if retry == FIRST_RETRY {
+        let delay = backoff.next_delay();
+        if delay == FIRST_BACKOFF {
             tracing::info!(error = chain(&error), "cannot register the node, retrying");
         }
-        tokio::time::sleep(retry).await;
-        retry = (retry * 2).min(LAST_RETRY);
+        tokio::time::sleep(delay).await;
     }
     // The event is recorded after the registration, because an event without its object is lost.
     agent.recorder.node(Level::Normal, "Starting", "Starting kubelet.");

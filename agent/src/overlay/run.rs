@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use coracle_cni::{Local, Network, Overlay, OverlayError, Peer, ProbePath, ProbeResult};
+use coracle_connections::Backoff;
 use coracle_error_chain::chain;
 use coracle_watch::{Config, Event};
 use futures::StreamExt;
@@ -21,8 +22,9 @@ use super::{State, annotation, one_of_each};
 use crate::deadline::until;
 use crate::own_address;
 
-const FIRST_RETRY: Duration = Duration::from_millis(200);
-const LAST_RETRY: Duration = Duration::from_secs(30);
+/// First back-off after the overlay could not be applied. It doubles up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_millis(200);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 /// Pause before a new peer is tested: the peer receives the event of this node at the same time, and must apply it
 /// first.
 const BEFORE_TEST: Duration = Duration::from_millis(300);
@@ -82,8 +84,9 @@ struct PathTests {
 /// Time of the next try after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Retry {
-    pause: Duration,
     at: Instant,
+    /// The back-off after another failure.
+    backoff: Backoff,
 }
 
 /// Events of the task.
@@ -225,9 +228,10 @@ impl OverlayAgent {
         if let Some(on) = tests.results.store(results, &self.overlay.paths(&tested)) {
             self.set_offload(on);
         }
-        if let Some((peers, pause)) = tests.results.to_retest() {
+        if let Some((peers, backoff)) = tests.results.to_retest() {
             tests.waiting.extend(peers);
-            tests.at = Some(tests.at.map_or(Instant::now() + pause, |at| at.min(Instant::now() + pause)));
+            let due = Instant::now() + backoff;
+            tests.at = Some(tests.at.map_or(due, |at| at.min(due)));
         }
         before != (tests.results.narrow(), tests.results.fault_messages())
     }
@@ -262,8 +266,9 @@ impl OverlayAgent {
 impl Retry {
     /// The retry after a failure that occurs now. `before` is the previous retry.
     fn after(before: Option<Self>, now: Instant) -> Self {
-        let pause = before.map_or(FIRST_RETRY, |before| (before.pause * 2).min(LAST_RETRY));
-        Self { pause, at: now + pause }
+        let unused = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
+        let mut backoff = before.map_or(unused, |before| before.backoff);
+        Self { at: now + backoff.next_delay(), backoff }
     }
 }
 
@@ -446,13 +451,14 @@ mod tests {
     fn retries_back_off_up_to_half_a_minute() {
         let mut now = Instant::now();
         let mut retry = Retry::after(None, now);
-        assert_eq!(retry, Retry { pause: FIRST_RETRY, at: now + FIRST_RETRY });
+        let mut delay = FIRST_BACKOFF;
+        assert_eq!(retry.at, now + delay);
         for _ in 0..20 {
             now = retry.at;
-            let next = Retry::after(Some(retry), now);
-            assert_eq!(next.pause, (retry.pause * 2).min(LAST_RETRY));
-            retry = next;
+            retry = Retry::after(Some(retry), now);
+            delay = (delay * 2).min(MAX_BACKOFF);
+            assert_eq!(retry.at, now + delay);
         }
-        assert_eq!(retry.pause, LAST_RETRY);
+        assert_eq!(delay, MAX_BACKOFF);
     }
 }

@@ -7,8 +7,8 @@ use coracle_cni::{self as cni, ProbePath, ProbeResult};
 
 /// Number of consecutive failed tests that count as a fault. The first test can fail because the peer is not ready yet.
 const CONFIRMED: u32 = 2;
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// Maximum doublings of the retry's pause.
+/// Back-off after the first failed test of a peer. It doubles with each failure, up to [`MAX_DOUBLINGS`] times.
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_DOUBLINGS: u32 = 6;
 
 /// Results of each peer's paths, and the state of checksum offload.
@@ -113,12 +113,12 @@ impl TestResults {
         narrow
     }
 
-    /// Peers with a fault, and the pause until they are tested again.
+    /// Peers with a fault, and the back-off until they are tested again.
     pub(super) fn to_retest(&self) -> Option<(Vec<String>, Duration)> {
         let wrong = || self.peers.iter().filter(|(_, result)| result.wrong > 0);
         let least = wrong().map(|(_, result)| result.wrong).min()?;
-        let pause = FIRST_RETRY * 2u32.pow((least - 1).min(MAX_DOUBLINGS));
-        Some((wrong().map(|(name, _)| name.clone()).collect(), pause))
+        let backoff = FIRST_BACKOFF * 2u32.pow((least - 1).min(MAX_DOUBLINGS));
+        Some((wrong().map(|(name, _)| name.clone()).collect(), backoff))
     }
 
     /// Faults, a sentence each.
@@ -218,7 +218,7 @@ mod tests {
         let mut results = TestResults::default();
         store(&mut results, vec![result("a", 1300, true), result("b", 0, false)]);
         assert!(results.fault_messages().is_empty() && results.narrow().is_empty());
-        assert_eq!(results.to_retest(), Some((vec!["a".to_owned(), "b".to_owned()], FIRST_RETRY)));
+        assert_eq!(results.to_retest(), Some((vec!["a".to_owned(), "b".to_owned()], FIRST_BACKOFF)));
         assert_eq!(store(&mut results, vec![result("a", 1300, true), result("b", 0, false)]), None);
         assert_eq!(results.narrow(), BTreeMap::from([("a".to_owned(), 1300)]));
         let text = results.fault_messages().join("; ");
@@ -226,7 +226,7 @@ mod tests {
             text.contains("up to 1300 bytes, not with 1450") && text.contains("b: no packets reach"),
             "{text}"
         );
-        assert_eq!(results.to_retest().unwrap().1, FIRST_RETRY * 2);
+        assert_eq!(results.to_retest().unwrap().1, FIRST_BACKOFF * 2);
         store(&mut results, vec![result("a", 1450, true)]);
         results.remove_peer("b");
         assert_eq!((results.to_retest(), results.fault_messages().len()), (None, 0));

@@ -9,7 +9,7 @@ const FORGET: SignedDuration = SignedDuration::from_secs(600);
 
 /// Delays by key.
 #[derive(Clone, Debug)]
-pub(crate) struct Backoff {
+pub(crate) struct KeyedBackoff {
     first: SignedDuration,
     most: SignedDuration,
     entries: BTreeMap<String, Entry>,
@@ -21,7 +21,7 @@ struct Entry {
     updated: Timestamp,
 }
 
-impl Default for Backoff {
+impl Default for KeyedBackoff {
     fn default() -> Self {
         Self {
             first: SignedDuration::from_secs(10),
@@ -31,7 +31,7 @@ impl Default for Backoff {
     }
 }
 
-impl Backoff {
+impl KeyedBackoff {
     /// Delays of 1 s to 120 s, for operations that are cheap to retry.
     pub(crate) fn short() -> Self {
         Self { first: SignedDuration::from_secs(1), most: SignedDuration::from_secs(120), ..Self::default() }
@@ -49,7 +49,7 @@ impl Backoff {
         (now < until).then(|| until.min(sane))
     }
 
-    /// The end of the wait after the last [`Backoff::fail`]. None if it is over.
+    /// The end of the wait after the last [`KeyedBackoff::fail`]. None if it is over.
     pub(crate) fn since_failure(&self, key: &str, now: Timestamp) -> Option<Timestamp> {
         let updated = self.entries.get(key)?.updated;
         self.until(key, updated, now)
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn the_first_failure_does_not_wait_and_the_following_wait_twice_as_long_each() {
-        let mut backoff = Backoff::default();
+        let mut backoff = KeyedBackoff::default();
         assert_eq!(backoff.until("a", at(0), at(0)), None);
         let mut now = 0;
         for expected in [10, 20, 40, 80, 160, 300, 300] {
@@ -109,7 +109,7 @@ mod tests {
 
     #[test]
     fn the_back_off_ends_after_ten_minutes_without_a_failure() {
-        let mut backoff = Backoff::default();
+        let mut backoff = KeyedBackoff::default();
         backoff.fail("a", at(0), at(0));
         backoff.fail("a", at(20), at(20));
         assert_eq!(backoff.until("a", at(621), at(621)), None);

@@ -21,7 +21,7 @@ use k8s_openapi::api::core::v1::{
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::backoff::Backoff;
+use super::backoff::KeyedBackoff;
 use super::removed::RemovedContainers;
 use super::resize_state::{KernelLimits, ResizeState};
 
@@ -214,13 +214,13 @@ pub(crate) struct WorkerState {
     /// Why containers have not started, by container name.
     pub(crate) waiting: BTreeMap<String, Waiting>,
     /// Crashes by container name. The key [`ALL_CONTAINERS`] has the restarts of all containers.
-    pub(crate) crashes: Backoff,
+    pub(crate) crashes: KeyedBackoff,
     /// Failed pulls, by image reference.
-    pub(crate) pulls: Backoff,
+    pub(crate) pulls: KeyedBackoff,
     /// Starts that failed before the container was created, by container name.
-    pub(crate) retries: Backoff,
+    pub(crate) retries: KeyedBackoff,
     /// Failed creations of the sandbox or the volumes and failed resizes, by [`SANDBOX`], [`VOLUMES`] and [`RESIZE`].
-    pub(crate) pod_retries: Backoff,
+    pub(crate) pod_retries: KeyedBackoff,
     /// Whether this agent has created or adopted the pod's cgroup and volumes.
     pub(crate) prepared: bool,
     /// Last probe results, by container id.
@@ -318,10 +318,10 @@ impl Default for WorkerState {
             disrupted: false,
             eviction_grace: 1,
             waiting: BTreeMap::new(),
-            crashes: Backoff::default(),
-            pulls: Backoff::default(),
-            retries: Backoff::short(),
-            pod_retries: Backoff::short(),
+            crashes: KeyedBackoff::default(),
+            pulls: KeyedBackoff::default(),
+            retries: KeyedBackoff::short(),
+            pod_retries: KeyedBackoff::short(),
             prepared: false,
             probed: HashMap::new(),
             kill_requests: BTreeMap::new(),

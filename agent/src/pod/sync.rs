@@ -7,6 +7,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use coracle_connections::Backoff;
 use coracle_proto::cri;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;
@@ -106,7 +107,7 @@ enum WakeRequest {
 
 /// Wakes workers by container events, and all of them after a gap in the stream.
 async fn follow_events(node: Arc<NodeContext>, woken: mpsc::UnboundedSender<WakeRequest>) {
-    let mut pause = Duration::from_millis(100);
+    let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
     loop {
         match node.runtime.events().await {
             Ok(mut events) => {
@@ -114,7 +115,7 @@ async fn follow_events(node: Arc<NodeContext>, woken: mpsc::UnboundedSender<Wake
                     return;
                 }
                 while let Some(Ok(event)) = events.next().await {
-                    pause = Duration::from_millis(100);
+                    backoff.reset();
                     if event.container_event_type() == cri::ContainerEventType::ContainerDeletedEvent {
                         node.image_gc.check_disk();
                     }
@@ -130,8 +131,7 @@ async fn follow_events(node: Arc<NodeContext>, woken: mpsc::UnboundedSender<Wake
             }
             Err(status) => tracing::warn!(error = status.message(), "cannot subscribe to container events"),
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(Duration::from_secs(10));
+        tokio::time::sleep(backoff.next_delay()).await;
     }
 }
 

@@ -97,16 +97,15 @@ async fn run_node(
 /// (`--server-tls-bootstrap`), or a self-signed one.
 fn serving(node: &Node, client: &Client) -> anyhow::Result<Identity> {
     let Serving { files, bootstrap, cert_dir, .. } = &node.serving;
-    if let Some((certificate, key)) = files {
-        return Ok(Identity::Files(certificate.clone(), key.clone()));
+    if let Some(files) = files {
+        return Ok(Identity::Files(files.clone()));
     }
     if *bootstrap {
         let requested = RequestedServing::open(client.clone(), &node.name, cert_dir)?;
         return Ok(Identity::Requested(Arc::new(requested)));
     }
     let addresses = if node.ips.is_empty() { coracle_agent::node::own_addresses() } else { node.ips.clone() };
-    let (certificate, key) = join::self_signed(cert_dir, &node.name, &addresses)?;
-    Ok(Identity::Files(certificate, key))
+    Ok(Identity::Files(join::self_signed(cert_dir, &node.name, &addresses)?))
 }
 
 async fn membership(node: &Node, connection: ControlPlaneConnection) -> anyhow::Result<Membership> {

@@ -1,6 +1,5 @@
 //! `coracle cni`: our network plugins as executables for any CNI runtime.
 
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -79,10 +78,9 @@ fn install(dir: &Path, force: bool) -> anyhow::Result<()> {
     }
     for link in &links {
         let new = link.with_extension("coracle-new");
-        let made = match std::fs::remove_file(&new) {
-            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
-            _ => std::os::unix::fs::symlink(&program, &new).and_then(|()| std::fs::rename(&new, link)),
-        };
+        let made = coracle_tree::remove_file(&new)
+            .and_then(|()| std::os::unix::fs::symlink(&program, &new))
+            .and_then(|()| std::fs::rename(&new, link));
         made.with_context(|| format!("cannot make {}", link.display()))?;
     }
     Ok(())

@@ -1,6 +1,6 @@
 //! `coracle up`: control plane and node in one process.
 
-use coracle_agent::Identity;
+use coracle_agent::{CertificateFiles, Identity};
 
 use crate::directories;
 use crate::lock::Lock;
@@ -24,10 +24,8 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     let Some(plane) = started.flatten() else { return Ok(()) };
     let addresses = if node.ips.is_empty() { coracle_agent::node::own_addresses() } else { node.ips.clone() };
     let identity = plane.node_identity(&node.name, &addresses)?;
-    let credentials = Credentials {
-        identity: Identity::Files(identity.serving_cert, identity.serving_key),
-        client_ca: Some(identity.client_ca),
-    };
+    let files = CertificateFiles { certificate: identity.serving_cert, key: identity.serving_key };
+    let credentials = Credentials { identity: Identity::Files(files), client_ca: Some(identity.client_ca) };
     let result = super::node::run(node, credentials, identity.client, signals).await;
     plane_shutdown.cancel();
     plane.stopped().await;

@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use rustls::server::ResolvesServerCert;
 
+use crate::config::CertificateFiles;
+
 /// Address, certificate and client CA of the kubelet API.
 #[derive(Clone, Debug)]
 pub struct ServerConfig {
@@ -20,8 +22,8 @@ pub struct ServerConfig {
 /// The serving certificate of the kubelet API.
 #[derive(Clone, Debug)]
 pub enum Certificate {
-    /// Files of certificate and key, read at the start.
-    Files(PathBuf, PathBuf),
+    /// Files that are read at the start.
+    Files(CertificateFiles),
     /// A resolver that returns the certificate for each handshake.
     Current(Arc<dyn ResolvesServerCert>),
 }

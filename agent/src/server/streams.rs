@@ -37,7 +37,7 @@ pub(super) async fn attach(backend: &Backend, target: &Target, request: Request<
     }
 }
 
-/// The container of a request and the streams of its query, which exec and attach share.
+/// The container of an exec or attach request, and the streams that its query selects.
 async fn streams_of(backend: &Backend, target: &Target, query: &str) -> Result<cri::AttachRequest, Refused> {
     let container_id = running(backend, target).await?;
     let tty = flag(query, &["tty"]);
@@ -90,7 +90,7 @@ pub(super) async fn port_forward(
     }
 }
 
-/// The id of the running container.
+/// The id of the running container that a request names. The error is the response.
 pub(super) async fn running(backend: &Backend, target: &Target) -> Result<String, Refused> {
     let pod = backend.pods.pod(&target.namespace, &target.pod);
     let uid = pod

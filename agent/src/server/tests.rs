@@ -14,6 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::client::TlsStream;
 
 use super::*;
+use crate::config::CertificateFiles;
 use crate::node::MachineProperties;
 use crate::runtime::{Proxy, Remote};
 use crate::volume::ClaimUsage;
@@ -132,7 +133,10 @@ fn config(dir: &Path, authority: &Authority) -> ServerConfig {
     };
     ServerConfig {
         listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-        certificate: Certificate::Files(path("cert", &node.pem), path("key", &node.key_pem)),
+        certificate: Certificate::Files(CertificateFiles {
+            certificate: path("cert", &node.pem),
+            key: path("key", &node.key_pem),
+        }),
         client_ca: Some(path("ca", &authority.pem)),
     }
 }
@@ -163,7 +167,7 @@ impl Running {
             ends: Arc::default(),
             metrics: Arc::default(),
             claims: ClaimUsage::new(dir.join("pods")),
-            identity: crate::config::Identity::Files(PathBuf::new(), PathBuf::new()),
+            identity: crate::config::Identity::Files(CertificateFiles::default()),
             network: None,
             properties: Arc::new(properties()),
             state_dir: dir.clone(),

@@ -12,6 +12,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::config::{Certificate, ServerConfig, ServerError};
+use crate::config::CertificateFiles;
 
 /// The TLS configuration. A client without a certificate is accepted: it may have a token.
 pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, ServerError> {
@@ -24,7 +25,7 @@ pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, Serv
     let builder =
         builder.map_err(|error| failed(Path::new("TLS"), error))?.with_client_cert_verifier(clients);
     let mut tls = match &config.certificate {
-        Certificate::Files(certificate, key) => {
+        Certificate::Files(CertificateFiles { certificate, key }) => {
             let read = PrivateKeyDer::from_pem_file(key).map_err(|error| failed(key, error))?;
             let chain = certificates(certificate)?;
             builder.with_single_cert(chain, read).map_err(|error| failed(certificate, error))?

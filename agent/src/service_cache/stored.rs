@@ -118,11 +118,8 @@ impl ServiceCache {
     /// Removes the mark of a table of stored services after the first lists. Blocks.
     pub(super) fn end_stored(&self) {
         let mark = self.shared.checkpoint.stored_services_mark();
-        match std::fs::remove_file(&mark) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                tracing::warn!(%error, mark = %mark.display(), "cannot remove the mark of stored services");
-            }
-            _ => {}
+        if let Err(error) = coracle_tree::remove_file(&mark) {
+            tracing::warn!(%error, mark = %mark.display(), "cannot remove the mark of stored services");
         }
     }
 

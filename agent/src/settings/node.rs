@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use anyhow::Context;
 use coracle_agent::{
-    AllowedImages, CpuSet, EvictionThresholds, ImageGcPolicy, ImageVerification, ResourceManagerConfig,
-    ServiceProxyConfig, ShutdownPeriods, StubDomain,
+    AllowedImages, CpuSet, CredentialProviderPaths, EvictionThresholds, ImageGcPolicy, ImageVerification,
+    ResourceManagerConfig, ServiceProxyConfig, ShutdownPeriods, StubDomain,
 };
 use coracle_cri::{CgroupDriver, NriSettings};
 use coracle_images::PinPattern;
@@ -31,7 +31,7 @@ use super::{
 };
 
 settings! {
-    /// Settings of a node. Each has a default: the defaults make a working node.
+    /// Settings of a node. A node works with the defaults.
     pub(crate) struct NodeSettings = "node";
 
     /// Directory of the container logs, one subdirectory per pod.
@@ -99,9 +99,10 @@ settings! {
     cni_bin_dir: Vec<PathBuf> = default "/opt/cni/bin", "DIR";
     /// Name of the bridge of the built-in network.
     bridge: String = default "coracle0", "NAME";
-    /// Name of the nftables table.
+    /// Name of the node's nftables table. Its tables of Services and NetworkPolicies have the suffixes -services and
+    /// -policies.
     nft_table: String = default "coracle", "NAME";
-    /// Largest packet of pods, in bytes.
+    /// Maximum packet size (MTU) of pods, in bytes.
     mtu: Option<u32> = unset "the MTU of the path to other nodes", "BYTES";
     /// How packets reach the pods of other nodes: vxlan, host-gw (routes; all nodes in one subnet), udp (a tun device) or none.
     overlay: overlay::Overlay = default "vxlan", "BACKEND";
@@ -218,7 +219,7 @@ settings! {
     tls_cert_file: Option<PathBuf> = unset "a self-signed certificate in cert-dir", "FILE";
     /// Private key of tls-cert-file.
     tls_private_key_file: Option<PathBuf> = unset "", "FILE";
-    /// CA whose client certificates may call the kubelet API (only with `agent --kubeconfig`).
+    /// CA that signs the client certificates of the kubelet API (only with `agent --kubeconfig`).
     client_ca_file: Option<PathBuf> = unset "client certificates are refused", "FILE";
     /// Request the certificate of the kubelet API from the cluster, and renew it (only with `agent --kubeconfig`).
     server_tls_bootstrap: bool = default "false", "BOOL";
@@ -226,8 +227,8 @@ settings! {
     cert_dir: Option<PathBuf> = unset "agent/pki in the state directory", "DIR";
 }
 
-/// The directory in which drivers register. A node with the default state directory uses the kubelet's, which charts of
-/// drivers mount. Nodes with other state directories have one each.
+/// The directory in which drivers register. A node with the default state directory uses the kubelet's directory, because
+/// the Helm charts of drivers mount it. A node with another state directory has its own one.
 fn plugin_registry(settings: &NodeSettings, state: &Path) -> anyhow::Result<PathBuf> {
     let is_default = state == Path::new(super::DEFAULT_STATE_DIR);
     let root = if is_default { Path::new("/var/lib/kubelet") } else { state };
@@ -240,7 +241,7 @@ fn local_volumes(settings: &NodeSettings, state: &Path) -> anyhow::Result<PathBu
     set.map_or_else(|| absolute(&state.join("local-volumes")), absolute)
 }
 
-/// Number of cluster DNS's address in the service range.
+/// Offset of the cluster DNS address in the service range.
 const DNS_NUMBER: u32 = 10;
 /// Default address of the service proxy's mode and metrics, as kube-proxy's.
 const PROXY_STATUS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
@@ -260,12 +261,12 @@ pub(crate) struct Node {
     pub(crate) labels: BTreeMap<String, String>,
     pub(crate) taints: Vec<Taint>,
     pub(crate) kubelet_listen: SocketAddr,
-    /// Address and port of the node's health check. None: not served.
+    /// Address and port of the node's health check. None if it is disabled.
     pub(crate) healthz: Option<SocketAddr>,
     pub(crate) cluster_dns: Vec<IpAddr>,
     /// Whether the node serves DNS at `cluster_dns`.
     pub(crate) serve_dns: bool,
-    /// Domains whose names other servers than the host's resolve.
+    /// Domains whose names are resolved by their own servers instead of the host's.
     pub(crate) dns_stub_domains: Vec<StubDomain>,
     /// Whether `serve_dns`, `service_proxy` and `network_policy` are set explicitly.
     explicit: [bool; 3],
@@ -293,7 +294,7 @@ pub(crate) struct Node {
     pub(crate) image_verification: ImageVerification,
     pub(crate) pinned_images: Vec<PinPattern>,
     pub(crate) registry_config_dir: Option<PathBuf>,
-    pub(crate) credential_providers: Option<(PathBuf, PathBuf)>,
+    pub(crate) credential_providers: Option<CredentialProviderPaths>,
     pub(crate) nri: NriSettings,
     pub(crate) log_max_size: u64,
     pub(crate) log_max_files: u32,
@@ -314,7 +315,7 @@ pub(crate) struct ShownSettings {
 // === impl NodeSettings ===
 
 impl NodeSettings {
-    /// Checks settings that depend on each other. All problems are collected in `sources`.
+    /// Checks settings that depend on each other. All errors are collected in `sources`. None after an error.
     pub(super) fn decide(self, dirs: &Dirs, gates: &FeatureGates, sources: &mut Sources) -> Option<Node> {
         let name = sources.take(self.node_name.clone().map_or_else(host_name, Ok));
         let overlay = name.as_deref().and_then(|name| sources.take(overlay::decide(&self, name)));
@@ -395,9 +396,11 @@ impl NodeSettings {
         }
     }
 
-    fn credential_providers(&self) -> anyhow::Result<Option<(PathBuf, PathBuf)>> {
+    fn credential_providers(&self) -> anyhow::Result<Option<CredentialProviderPaths>> {
         match (&self.image_credential_provider_config, &self.image_credential_provider_bin_dir) {
-            (Some(file), Some(programs)) => Ok(Some((file.clone(), programs.clone()))),
+            (Some(config), Some(bin_dir)) => {
+                Ok(Some(CredentialProviderPaths { config: config.clone(), bin_dir: bin_dir.clone() }))
+            }
             (None, None) => Ok(None),
             _ => anyhow::bail!(
                 "only one of image-credential-provider-config and image-credential-provider-bin-dir is set: set both or none"

@@ -2,13 +2,15 @@
 
 use std::path::{Path, PathBuf};
 
+use coracle_agent::CertificateFiles;
+
 use super::{NodeSettings, absolute};
 
 /// The certificate of the kubelet API, and the CA of its clients.
 #[derive(Clone, Debug)]
 pub(crate) struct Serving {
     /// Certificate and key that the administrator provides.
-    pub(crate) files: Option<(PathBuf, PathBuf)>,
+    pub(crate) files: Option<CertificateFiles>,
     /// Whether to request a certificate from the cluster.
     pub(crate) bootstrap: bool,
     /// Directory of certificates that the node makes or requests.
@@ -22,7 +24,7 @@ impl Serving {
     /// Checks the settings of a node with this state directory.
     pub(super) fn decide(node: &NodeSettings, state: &Path) -> anyhow::Result<Self> {
         let files = match (node.tls_cert_file.clone(), node.tls_private_key_file.clone()) {
-            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (Some(certificate), Some(key)) => Some(CertificateFiles { certificate, key }),
             (None, None) => None,
             _ => anyhow::bail!("only one of tls-cert-file and tls-private-key-file is set: set both or none"),
         };

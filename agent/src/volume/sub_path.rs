@@ -16,6 +16,7 @@ use nix::sched::{CloneFlags, unshare};
 use nix::sys::stat::{Mode, SFlag, fstat, mkdirat, umask};
 
 use coracle_cri::blocking::{self, Abandoned, Blocked};
+use coracle_tree::remove_file;
 
 use super::{VolumeContext, mounts};
 
@@ -138,6 +139,7 @@ fn mount_at(
     let kind = found.as_ref().map_or(Ok(SFlag::S_IFDIR), kind).map_err(|errno| failed(errno.into()))?;
     let made = match (kind == SFlag::S_IFDIR, at.symlink_metadata().is_ok_and(|m| m.is_dir())) {
         (true, true) => Ok(()),
+        // At an earlier start, the part may have been a file.
         (true, false) => remove_file(at).and_then(|()| fs::create_dir_all(at)),
         (false, true) => fs::remove_dir(at).and_then(|()| fs::write(at, "")),
         (false, false) => fs::write(at, ""),
@@ -148,14 +150,6 @@ fn mount_at(
         None => super::ownership::chmod(at, 0o755),
     });
     mounted.map_err(failed)
-}
-
-/// Removes the mount point of an earlier start, at which the part was a file.
-fn remove_file(at: &Path) -> io::Result<()> {
-    match fs::remove_file(at) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-        _ => Ok(()),
-    }
 }
 
 /// Opens a path below a directory, and creates missing directories.

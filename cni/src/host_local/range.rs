@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::ops::RangeInclusive;
 
 use ipnetwork::IpNetwork;
 use serde::Deserialize;
@@ -153,7 +154,8 @@ impl Range {
         if subnet.prefix() > width - 2 {
             return Err(Error::RangeTooSmall { range: subnet });
         }
-        let (low, high) = usable_range(subnet);
+        let usable = usable_range(subnet);
+        let (low, high) = (*usable.start(), *usable.end());
         let within = |name: &str, address: Option<IpAddr>, default: u128| match address {
             None => Ok(default),
             Some(address) if subnet.contains(address) => Ok(bits(address)),
@@ -199,17 +201,18 @@ impl Range {
     }
 
     fn is_whole(&self) -> bool {
-        usable_range(self.subnet) == (self.first, self.last)
+        usable_range(self.subnet) == (self.first..=self.last)
     }
 }
 
 /// The usable addresses of a network: without the network address and (IPv4) the broadcast address.
-fn usable_range(subnet: IpNetwork) -> (u128, u128) {
+fn usable_range(subnet: IpNetwork) -> RangeInclusive<u128> {
     let low = bits(subnet.network()) + 1;
-    match subnet {
-        IpNetwork::V4(network) => (low, u128::from(network.broadcast().to_bits()) - 1),
-        IpNetwork::V6(network) => (low, network.broadcast().to_bits()),
-    }
+    let high = match subnet {
+        IpNetwork::V4(network) => u128::from(network.broadcast().to_bits()) - 1,
+        IpNetwork::V6(network) => network.broadcast().to_bits(),
+    };
+    low..=high
 }
 
 fn bits(address: IpAddr) -> u128 {

@@ -33,9 +33,9 @@ struct Adopted {
     result: Answer,
 }
 
-/// Back-off for GC of executables after it was cancelled because a pod waited: first and maximum delay.
-const RETRY: Duration = Duration::from_secs(10);
-const LAST_RETRY: Duration = Duration::from_secs(300);
+/// Back-off for GC of executables after it was cancelled because a pod waited: first and maximum value.
+const FIRST_BACKOFF: Duration = Duration::from_secs(10);
+const MAX_BACKOFF: Duration = Duration::from_secs(300);
 
 impl Network {
     /// Restores the addresses, interfaces and firewall rules of running sandboxes, and frees all others (CNI GC).
@@ -157,15 +157,15 @@ impl Network {
     fn spawn_gc(&self) {
         let (network, number) = (self.weak(), self.inner.gc_lock.begin());
         tokio::spawn(async move {
-            let mut pause = RETRY;
+            let mut backoff = FIRST_BACKOFF;
             loop {
                 let Some(here) = network() else { return };
                 if here.collect_all().await {
                     return;
                 }
                 drop(here);
-                tokio::time::sleep(pause).await;
-                pause = LAST_RETRY.min(2 * pause);
+                tokio::time::sleep(backoff).await;
+                backoff = MAX_BACKOFF.min(2 * backoff);
                 if network().is_none_or(|here| !here.inner.gc_lock.is_newest(number)) {
                     return;
                 }

@@ -16,9 +16,9 @@ use super::Network;
 
 /// Delay of the sweep after the first release: the kernel needs some tens of milliseconds.
 const SWEEP_DELAY: Duration = Duration::from_millis(200);
-/// Back-off of retries: first and last delay.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-const LAST_RETRY: Duration = Duration::from_secs(300);
+/// Back-off of retries: first and maximum value.
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(300);
 
 /// The queue of released sandboxes.
 #[derive(Default)]
@@ -85,10 +85,10 @@ impl Network {
         if self.inner.releases.add_failed(id) {
             let network = self.weak();
             tokio::spawn(async move {
-                let mut delay = FIRST_RETRY;
+                let mut backoff = FIRST_BACKOFF;
                 loop {
-                    tokio::time::sleep(delay).await;
-                    delay = LAST_RETRY.min(2 * delay);
+                    tokio::time::sleep(backoff).await;
+                    backoff = MAX_BACKOFF.min(2 * backoff);
                     let Some(network) = network() else { return };
                     if network.retry_removals().await {
                         return;

@@ -20,6 +20,13 @@ const MAX_PACKET: usize = 64 << 10;
 /// Delay after a failure, because the next attempt may fail at once: for example a read from a deleted device.
 const AFTER_ERROR: Duration = Duration::from_millis(100);
 
+/// Addresses in the header of an IP packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct PacketAddresses {
+    source: IpAddr,
+    destination: IpAddr,
+}
+
 /// The device, and the tasks that move packets between it and UDP. Dropping it ends all of them.
 pub(crate) struct Tunnel {
     device: Arc<AsyncFd<File>>,
@@ -121,8 +128,9 @@ async fn forward_from_pods(
             Err(_nothing_there) => continue,
         };
         let packet = buffer.get(..length).unwrap_or_default();
-        let to = ends(packet)
-            .and_then(|(_, to)| ranges.read().unwrap_or_else(PoisonError::into_inner).node_of(to));
+        let to = PacketAddresses::of(packet).and_then(|addresses| {
+            ranges.read().unwrap_or_else(PoisonError::into_inner).node_of(addresses.destination)
+        });
         let Some(to) = to else { continue };
         let has_family = |socket: &&Arc<UdpSocket>| {
             socket.local_addr().is_ok_and(|address| address.is_ipv4() == to.is_ipv4())
@@ -154,22 +162,28 @@ async fn forward_to_pods(
         let packet = buffer.get(..length).unwrap_or_default();
         let is_from =
             |ip| ranges.read().unwrap_or_else(PoisonError::into_inner).node_of(ip) == Some(from.ip());
-        if ends(packet).is_some_and(|(source, _)| is_from(source)) {
+        if PacketAddresses::of(packet).is_some_and(|addresses| is_from(addresses.source)) {
             let _lost = device.get_ref().write(packet);
         }
     }
 }
 
-/// Source and destination of an IP packet.
-fn ends(packet: &[u8]) -> Option<(IpAddr, IpAddr)> {
-    let v4 = |at: usize| Some(IpAddr::from(*packet.get(at..)?.first_chunk::<4>()?));
-    let v6 = |at: usize| Some(IpAddr::from(*packet.get(at..)?.first_chunk::<16>()?));
-    match packet.first()? >> 4 {
-        4 => Some((v4(12)?, v4(16)?)),
-        6 => Some((v6(8)?, v6(24)?)),
-        _ => None,
+// === impl PacketAddresses ===
+
+impl PacketAddresses {
+    /// None if the packet is not a complete IPv4 or IPv6 header.
+    fn of(packet: &[u8]) -> Option<Self> {
+        let v4 = |at: usize| Some(IpAddr::from(*packet.get(at..)?.first_chunk::<4>()?));
+        let v6 = |at: usize| Some(IpAddr::from(*packet.get(at..)?.first_chunk::<16>()?));
+        match packet.first()? >> 4 {
+            4 => Some(Self { source: v4(12)?, destination: v4(16)? }),
+            6 => Some(Self { source: v6(8)?, destination: v6(24)? }),
+            _ => None,
+        }
     }
 }
+
+// === impl NodeRanges ===
 
 impl NodeRanges {
     fn node_of(&self, ip: IpAddr) -> Option<IpAddr> {
@@ -234,10 +248,10 @@ mod tests {
 
     #[test]
     fn invalid_ip_packets_have_no_source_and_destination() {
-        assert_eq!(ends(&[]), None);
-        assert_eq!(ends(&[0x45; 19]), None);
-        assert_eq!(ends(&[0x65; 39]), None);
-        assert_eq!(ends(&[0x15; 80]), None);
-        assert!(ends(&[0x45; 20]).is_some() && ends(&[0x65; 40]).is_some());
+        assert_eq!(PacketAddresses::of(&[]), None);
+        assert_eq!(PacketAddresses::of(&[0x45; 19]), None);
+        assert_eq!(PacketAddresses::of(&[0x65; 39]), None);
+        assert_eq!(PacketAddresses::of(&[0x15; 80]), None);
+        assert!(PacketAddresses::of(&[0x45; 20]).is_some() && PacketAddresses::of(&[0x65; 40]).is_some());
     }
 }

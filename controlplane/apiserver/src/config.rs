@@ -1,8 +1,6 @@
 //! Configuration of the API server, and the errors of its startup.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::Read as _;
 use std::net::SocketAddr;
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
@@ -17,6 +15,7 @@ use crate::aggregation::FrontProxy;
 use crate::audit::{AuditWebhookConfig, Auditor};
 use crate::authn::{AuthenticationConfig, OidcConfig, RequestHeaderConfig, TokenWebhookConfig};
 use crate::authz::AuthorizationConfig;
+use crate::bounded_file;
 use crate::cache::ByteLimits;
 use crate::error::ApiError;
 use crate::metrics::ComponentMetrics;
@@ -283,12 +282,7 @@ pub enum OpenError {
 pub(crate) fn read_authentication(path: Option<&Path>) -> Result<(AuthenticationConfig, String), OpenError> {
     let Some(path) = path else { return Ok((AuthenticationConfig::default(), String::new())) };
     let failed = |reason: String| OpenError::AuthenticationFile { path: path.to_owned(), reason };
-    let mut text = String::new();
-    let read = File::open(path).and_then(|file| file.take(MAX_AUTHENTICATION + 1).read_to_string(&mut text));
-    read.map_err(|error| failed(error.to_string()))?;
-    if text.len() as u64 > MAX_AUTHENTICATION {
-        return Err(failed(format!("it is larger than {MAX_AUTHENTICATION} bytes")));
-    }
+    let text = bounded_file::read_text(path, MAX_AUTHENTICATION).map_err(failed)?;
     let config = AuthenticationConfig::parse(&text).map_err(failed)?;
     Ok((config, text))
 }

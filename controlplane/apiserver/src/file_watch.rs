@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use coracle_connections::Backoff;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use sha2::{Digest as _, Sha256};
 use tokio::net::unix::pipe;
@@ -16,8 +17,9 @@ use tokio_util::sync::CancellationToken;
 
 /// Maximum bytes of a file. A larger file is logged and ignored.
 const MAX_SIZE: u64 = 16 << 20;
-/// First and maximum delay after a failed watch.
-const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+/// First back-off after a failed watch. It doubles up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// Calls `changed` at the start and after each change of the file's content, until `shutdown` is cancelled. `changed`
 /// may block: it runs on a blocking thread. It reads the file itself, and returns whether it could use the content. If
@@ -30,19 +32,18 @@ pub async fn follow_file(
     shutdown: CancellationToken,
     changed: impl Fn() -> bool + Send + Sync + 'static,
 ) {
-    let mut followed = FollowedFile { path, changed: Arc::new(changed), known: None, delay: RETRY[0] };
+    let mut followed = FollowedFile::new(path, Arc::new(changed));
     loop {
         let error = tokio::select! {
             error = followed.follow() => error,
             () = shutdown.cancelled() => return,
         };
-        let path = followed.path.display();
-        tracing::warn!(%path, %error, retry = ?followed.delay, "cannot watch a configuration file");
+        let (path, delay) = (followed.path.display(), followed.backoff.next_delay());
+        tracing::warn!(%path, %error, retry = ?delay, "cannot watch a configuration file");
         tokio::select! {
-            () = tokio::time::sleep(followed.delay) => {}
+            () = tokio::time::sleep(delay) => {}
             () = shutdown.cancelled() => return,
         }
-        followed.delay = RETRY[1].min(followed.delay * 2);
     }
 }
 
@@ -52,8 +53,7 @@ struct FollowedFile<C> {
     changed: Arc<C>,
     /// Digest of the content that `changed` used last.
     known: Option<[u8; 32]>,
-    /// Delay after the next failure.
-    delay: Duration,
+    backoff: Backoff,
 }
 
 /// A watch of a directory.
@@ -66,6 +66,10 @@ struct DirectoryWatch {
 // === impl FollowedFile ===
 
 impl<C: Fn() -> bool + Send + Sync + 'static> FollowedFile<C> {
+    fn new(path: PathBuf, changed: Arc<C>) -> Self {
+        Self { path, changed, known: None, backoff: Backoff::new(FIRST_BACKOFF, MAX_BACKOFF) }
+    }
+
     /// Follows the file until the watch fails. Cancel-safe: a change that is not reported yet is found again.
     async fn follow(&mut self) -> io::Error {
         let watch = DirectoryWatch::start(&self.path);
@@ -79,7 +83,7 @@ impl<C: Fn() -> bool + Send + Sync + 'static> FollowedFile<C> {
             if let Err(error) = watch.wait().await {
                 return error;
             }
-            self.delay = RETRY[0];
+            self.backoff.reset();
             self.compare().await;
         }
     }
@@ -258,7 +262,7 @@ mod tests {
         let calls = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         let counted = calls.clone();
         let changed = Arc::new(move || counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed) > 0);
-        let mut followed = FollowedFile { path: path.clone(), changed, known: None, delay: RETRY[0] };
+        let mut followed = FollowedFile::new(path.clone(), changed);
         std::fs::write(&path, "a").unwrap();
         for known in [false, true, true] {
             followed.compare().await;

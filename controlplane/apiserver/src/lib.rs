@@ -33,6 +33,7 @@ mod authz;
 mod backup;
 mod body;
 mod bootstrap;
+mod bounded_file;
 mod bundle_verifier;
 mod cache;
 mod call;

@@ -1,6 +1,7 @@
 //! Content negotiation by parsed media types. Parameters may have any order.
 
 use coracle_kinds::table::{Content, Include, MetaVersion};
+use coracle_values::media_type::{MediaType, preferences};
 use http::HeaderMap;
 
 use crate::{
@@ -48,11 +49,6 @@ pub(crate) const METADATA_LIST: &str = "PartialObjectMetadataList";
 /// In the `forms` of [`negotiate`]: PartialObjectMetadata may be written in protobuf.
 pub(crate) const PROTOBUF_METADATA: &str = "PartialObjectMetadata in protobuf";
 
-struct MediaType<'a> {
-    name: String,
-    parameters: Vec<(&'a str, &'a str)>,
-}
-
 /// The form of the response: the first one in the client's order of preference that the server supports. Unchanged
 /// objects are written in protobuf only for clients that do not read JSON, because the JSON of stored objects is ready.
 pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> Result<Form> {
@@ -61,9 +57,9 @@ pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> R
         return Ok(Form::Plain);
     }
     let wanted = preferences(&accept);
-    let reads_json = wanted.iter().any(|media| media.is_json() && media.name != YAML && media.is_plain());
+    let reads_json = wanted.iter().any(|media| is_json(media) && media.name != YAML && is_plain(media));
     let is_plain_protobuf =
-        |media: &MediaType<'_>| forms.contains(&PROTOBUF) && media.name == PROTOBUF && media.is_plain();
+        |media: &MediaType<'_>| forms.contains(&PROTOBUF) && media.name == PROTOBUF && is_plain(media);
     let chosen = |media: &MediaType<'_>| {
         if !reads_json && is_plain_protobuf(media) {
             Some(Ok(Form::Protobuf))
@@ -87,7 +83,7 @@ pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> R
 pub(crate) fn prefers_yaml(headers: &HeaderMap) -> bool {
     let accept = accepted(headers);
     let wanted = preferences(&accept);
-    wanted.iter().find(|media| media.is_json()).is_some_and(|media| media.name == YAML)
+    wanted.iter().find(|media| is_json(media)).is_some_and(|media| media.name == YAML)
 }
 
 /// All values of the header Accept.
@@ -96,21 +92,12 @@ pub(crate) fn accepted(headers: &HeaderMap) -> String {
     values.collect::<Vec<_>>().join(",")
 }
 
-/// The media types in the client's order of preference. Of equal preferences, those without wildcards come first.
-fn preferences(accept: &str) -> Vec<MediaType<'_>> {
-    let mut wanted: Vec<MediaType<'_>> = accept.split(',').filter_map(parse).collect();
-    // The sort is stable: media types of equal rank keep the client's order.
-    wanted.sort_by_key(|media| (std::cmp::Reverse(media.quality()), media.wildcards()));
-    wanted.retain(|media| media.quality() > 0);
-    wanted
-}
-
 /// The form that a media type names. `None` if the server does not support it. An error if the server supports it, but
 /// not for this response. Source: `AllowsMediaTypeTransform` and `doTransformObject` of `k8s.io/apiserver`.
 fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Result<Form>> {
-    let is_json = media.is_json();
+    let is_json = is_json(media);
     let Some(wanted) = media.parameter("as") else {
-        return (is_json && media.is_plain()).then_some(Ok(Form::Plain));
+        return (is_json && is_plain(media)).then_some(Ok(Form::Plain));
     };
     let version = match (media.parameter("g")?, media.parameter("v")?) {
         ("meta.k8s.io", "v1") => MetaVersion::V1,
@@ -145,7 +132,7 @@ fn metadata_form(
 ) -> Option<Result<Form>> {
     let form = match &*media.name {
         PROTOBUF if forms.contains(&PROTOBUF_METADATA) => Form::PartialProtobuf(version),
-        _ if media.is_json() => Form::Partial(version),
+        _ if is_json(media) => Form::Partial(version),
         _ => return None,
     };
     if forms.contains(&wanted) {
@@ -159,7 +146,7 @@ fn metadata_form(
 pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType> {
     let Some(value) = headers.get(http::header::CONTENT_TYPE) else { return Ok(BodyType::Json) };
     let text = value.to_str().unwrap_or_default();
-    let name = parse(text).map(|media| media.name).unwrap_or_default();
+    let name = MediaType::parse(text).map(|media| media.name).unwrap_or_default();
     match name.as_str() {
         "" | "application/json" => Ok(BodyType::Json),
         "application/yaml" | "application/x-yaml" | "text/yaml" => Ok(BodyType::Yaml),
@@ -172,45 +159,15 @@ pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType> {
     }
 }
 
-fn parse(text: &str) -> Option<MediaType<'_>> {
-    let mut parts = text.split(';').map(str::trim);
-    let name = parts.next().filter(|name| !name.is_empty())?.to_ascii_lowercase();
-    let parameters = parts
-        .filter_map(|part| part.split_once('='))
-        .map(|(key, value)| (key.trim(), value.trim()))
-        .collect();
-    Some(MediaType { name, parameters })
+/// Whether the media type is for unchanged objects. As upstream, each of the parameters `as`, `g` and `v` names a kind to
+/// which the objects are converted.
+fn is_plain(media: &MediaType<'_>) -> bool {
+    ["as", "g", "v"].iter().all(|name| media.parameter(name).is_none())
 }
 
-impl MediaType<'_> {
-    fn parameter(&self, key: &str) -> Option<&str> {
-        self.parameters.iter().find(|(name, _)| *name == key).map(|(_, value)| value.trim_matches('"'))
-    }
-
-    /// Whether the media type is for unchanged objects. As upstream, each of the parameters `as`, `g` and `v` names a kind
-    /// to which the objects are converted.
-    fn is_plain(&self) -> bool {
-        ["as", "g", "v"].iter().all(|name| self.parameter(name).is_none())
-    }
-
-    /// Number of wildcards: 2 for any type, 1 for any subtype.
-    fn wildcards(&self) -> usize {
-        self.name.split('/').filter(|part| *part == "*").count()
-    }
-
-    /// Whether a response in JSON has this type. YAML contains JSON.
-    fn is_json(&self) -> bool {
-        matches!(self.name.as_str(), "application/json" | YAML | "application/*" | "*/*")
-    }
-
-    /// The quality in thousandths.
-    fn quality(&self) -> u32 {
-        let quality = self.parameter("q").and_then(|q| q.parse::<f32>().ok()).unwrap_or(1.0);
-        // A quality is between 0 and 1.
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 0..=1000")]
-        let thousandths = (quality.clamp(0.0, 1.0) * 1000.0) as u32;
-        thousandths
-    }
+/// Whether a response in JSON has this type. YAML contains JSON.
+fn is_json(media: &MediaType<'_>) -> bool {
+    matches!(media.name.as_str(), "application/json" | YAML | "application/*" | "*/*")
 }
 
 #[cfg(test)]

@@ -21,8 +21,8 @@ use tokio::{sync::Semaphore, time::Instant};
 const MAX_RESPONSE: usize = 1 << 20;
 /// Maximum concurrent calls to one server. Further calls wait within their timeout.
 const MAX_CONCURRENT_CALLS: usize = 100;
-/// Pauses before each retry, as upstream's webhook client.
-const PAUSES: [Duration; 3] =
+/// Back-off before each retry, as upstream's webhook client.
+const BACKOFFS: [Duration; 3] =
     [Duration::from_millis(500), Duration::from_millis(750), Duration::from_millis(1125)];
 
 /// A server and the credentials for it.
@@ -32,8 +32,8 @@ pub(crate) struct Remote {
     credential: Credential,
     calls: Semaphore,
     timeout: Duration,
-    /// The pauses before each retry.
-    pauses: Vec<Duration>,
+    /// The back-off before each retry.
+    backoffs: Vec<Duration>,
 }
 
 /// Credential in the header `Authorization`.
@@ -68,15 +68,15 @@ impl Remote {
             .build()
             .map_err(|error| error.to_string())?;
         let calls = Semaphore::new(MAX_CONCURRENT_CALLS);
-        let pauses = PAUSES.to_vec();
-        Ok(Self { http, url: parsed.url, credential: parsed.credential, calls, timeout, pauses })
+        let backoffs = BACKOFFS.to_vec();
+        Ok(Self { http, url: parsed.url, credential: parsed.credential, calls, timeout, backoffs })
     }
 
-    /// Uses four retries. Each pause is one and a half times the previous one, as upstream. The total timeout does not
+    /// Uses four retries. Each back-off is one and a half times the previous one, as upstream. The total timeout does not
     /// change.
     pub(crate) fn with_retry_backoff(self, first: Duration) -> Self {
-        let pauses = std::iter::successors(Some(first), |pause| Some(*pause * 3 / 2)).take(4).collect();
-        Self { pauses, ..self }
+        let backoffs = std::iter::successors(Some(first), |backoff| Some(*backoff * 3 / 2)).take(4).collect();
+        Self { backoffs, ..self }
     }
 
     /// Posts JSON and returns the response.
@@ -98,11 +98,13 @@ impl Remote {
         let deadline = Instant::now() + self.timeout;
         let attempts = async {
             let _turn = self.calls.acquire().await;
-            let mut pauses = self.pauses.iter();
+            let mut backoffs = self.backoffs.iter();
             loop {
-                match (self.attempt(text.clone()).await, pauses.next()) {
+                match (self.attempt(text.clone()).await, backoffs.next()) {
                     (Ok(answer), _) => return Ok(answer),
-                    (Err(failure), Some(pause)) if failure.is_temporary => tokio::time::sleep(*pause).await,
+                    (Err(failure), Some(backoff)) if failure.is_temporary => {
+                        tokio::time::sleep(*backoff).await
+                    }
                     (Err(failure), _) => return Err(failure.reason),
                 }
             }

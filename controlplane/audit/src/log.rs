@@ -226,7 +226,7 @@ impl Writer {
     fn rotate(&mut self) -> io::Result<()> {
         self.file = None;
         let time = jiff::Timestamp::now().strftime("%Y-%m-%dT%H-%M-%S.%6f").to_string();
-        let (stem, extension) = names(&self.options.path);
+        let FileName { stem, extension } = FileName::of(&self.options.path);
         fs::rename(
             &self.options.path,
             self.options.path.with_file_name(format!("{stem}-{time}{extension}")),
@@ -236,14 +236,14 @@ impl Writer {
     }
 
     fn remove_old(&self) -> io::Result<()> {
-        let (stem, extension) = names(&self.options.path);
+        let name_of_log = FileName::of(&self.options.path);
         let Some(directory) = self.options.path.parent() else { return Ok(()) };
         let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };
         let mut old = Vec::new();
         for entry in fs::read_dir(directory)? {
             let entry = entry?;
             let name = entry.file_name().into_string().unwrap_or_default();
-            if is_backup(&name, &stem, &extension) {
+            if name_of_log.is_of_backup(&name) {
                 old.push((name, entry.path(), entry.metadata()?.modified()?));
             }
         }
@@ -286,20 +286,32 @@ fn check_owner(metadata: &fs::Metadata, own: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// The file's name without its extension, and the extension with its dot.
-fn names(path: &Path) -> (String, String) {
-    let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
-    let extension = text(path.extension());
-    (text(path.file_stem()), if extension.is_empty() { extension } else { format!(".{extension}") })
+/// The parts of a file's name.
+struct FileName {
+    /// The name without its extension.
+    stem: String,
+    /// The extension with its dot. Empty if there is none.
+    extension: String,
 }
 
-/// Whether a name is the stem, a time and the extension.
-fn is_backup(name: &str, stem: &str, extension: &str) -> bool {
-    let middle = name.strip_prefix(stem).and_then(|rest| rest.strip_suffix(extension));
-    middle.and_then(|rest| rest.strip_prefix('-')).is_some_and(|time| {
-        time.len() == "2026-11-23T22-30-49.123456".len()
-            && time.bytes().all(|byte| byte.is_ascii_digit() || b"-T.".contains(&byte))
-    })
+// === impl FileName ===
+
+impl FileName {
+    fn of(path: &Path) -> Self {
+        let text = |part: Option<&std::ffi::OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+        let extension = text(path.extension());
+        let extension = if extension.is_empty() { extension } else { format!(".{extension}") };
+        Self { stem: text(path.file_stem()), extension }
+    }
+
+    /// Whether `name` is the name of a rotated file: the stem, a time and the extension.
+    fn is_of_backup(&self, name: &str) -> bool {
+        let middle = name.strip_prefix(&self.stem).and_then(|rest| rest.strip_suffix(&self.extension));
+        middle.and_then(|rest| rest.strip_prefix('-')).is_some_and(|time| {
+            time.len() == "2026-11-23T22-30-49.123456".len()
+                && time.bytes().all(|byte| byte.is_ascii_digit() || b"-T.".contains(&byte))
+        })
+    }
 }
 
 #[cfg(test)]

@@ -10,7 +10,7 @@ use crate::cache::Cache;
 use crate::caches::Caches;
 use crate::config::ControllersConfig;
 use crate::object::{Deployment, Object, Pod, ReplicaSet};
-use crate::state::daemon_backoff::Backoff;
+use crate::state::daemon_backoff::PodBackoff;
 use crate::state::failed_pods::FailedPods;
 use crate::state::group_members::GroupMembers;
 use crate::state::job_creations::JobCreations;
@@ -32,9 +32,9 @@ pub(crate) struct Context {
     /// The pod CIDRs that were assigned last.
     pub(crate) last_ranges: Mutex<Vec<IpNetwork>>,
     /// Failed pods of daemon sets by node.
-    pub(crate) daemon_backoff: Mutex<Backoff>,
+    pub(crate) daemon_backoff: Mutex<PodBackoff>,
     /// Failed pods of stateful sets by name.
-    pub(crate) stateful_backoff: Mutex<Backoff>,
+    pub(crate) stateful_backoff: Mutex<PodBackoff>,
     /// Pods of replica sets that failed soon after their creation.
     pub(crate) failed_pods: FailedPods,
     /// The rate of new pods of the jobs of each namespace.

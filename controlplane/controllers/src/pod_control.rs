@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coracle_events::Event;
+use coracle_events::{Event, cause};
 use coracle_values::label_selector::LabelSelector;
 use futures::future::join_all;
 use jiff::Timestamp;
@@ -106,14 +106,6 @@ pub(crate) fn disruption_target(pod: &Pod, reason: &str, message: &str, now: Tim
     })
 }
 
-/// The API server's message, without the client's prefix.
-pub(crate) fn reason(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => other.to_string(),
-    }
-}
-
 impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
     /// Releases and adopts pods.
     pub(crate) async fn apply(&self, claim: &Claim) -> Result<(), Error> {
@@ -186,7 +178,7 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
                 }
             }
             if let Some(error) = failure {
-                let message = format!("Error creating: {}", reason(&error));
+                let message = format!("Error creating: {}", cause(&error));
                 self.record(Event::warning("FailedCreate", message));
                 return Err(error);
             }
@@ -208,7 +200,7 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
                     self.record(Event::normal("SuccessfulDelete", message));
                 }
                 Err(error) => {
-                    let message = format!("Error deleting: {}", reason(&error));
+                    let message = format!("Error deleting: {}", cause(&error));
                     self.record(Event::warning("FailedDelete", message));
                     outcome = Err(error);
                 }

@@ -15,9 +15,9 @@ pub(crate) use self::metrics::QueueMeter;
 pub use self::metrics::QueueMetrics;
 use crate::error::Error;
 
-/// Delay of the first retry after a failed reconcile. Each further failure doubles it, up to [`MAX_DELAY`].
-const FIRST_DELAY: Duration = Duration::from_millis(5);
-const MAX_DELAY: Duration = Duration::from_secs(300);
+/// First back-off after a failed reconcile. Each further failure doubles it, up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_millis(5);
+const MAX_BACKOFF: Duration = Duration::from_secs(300);
 /// Timeout of one reconcile, so that a request without a response does not block a worker forever. An interrupted
 /// reconcile of many objects continues at the retry, because it starts from the observed state.
 const RECONCILE_TIMEOUT: Duration = Duration::from_secs(600);
@@ -225,7 +225,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
 }
 
 fn backoff(failures: u32) -> Duration {
-    FIRST_DELAY.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(MAX_DELAY)
+    FIRST_BACKOFF.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(MAX_BACKOFF)
 }
 
 impl<T: Clone + Eq + Hash> State<T> {

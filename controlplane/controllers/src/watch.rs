@@ -11,12 +11,12 @@ use crate::cache::{Cache, Unverified};
 use crate::object::Object;
 
 /// First and maximum delay between failed attempts of a request.
-const FIRST_DELAY: Duration = Duration::from_millis(20);
-const MAX_DELAY: Duration = Duration::from_secs(10);
+const FIRST_BACKOFF: Duration = Duration::from_millis(20);
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
 
 /// Delay between failed attempts.
 pub(crate) const fn retry() -> Backoff {
-    Backoff::new(FIRST_DELAY, MAX_DELAY)
+    Backoff::new(FIRST_BACKOFF, MAX_BACKOFF)
 }
 
 /// Watches a kind and updates the cache, forever.

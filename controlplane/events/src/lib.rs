@@ -1,9 +1,10 @@
 //! The event recorder: writes core/v1 events about objects to the API.
 //!
 //! The controllers, the scheduler and the agent use it. Recording never waits: events go through a bounded queue to one
-//! task. That task counts repeats in one Event object, limits the number of events per object (`correlator`), and
+//! task ([`Sender`]). The task counts repeats in one Event object, limits the number of events per object (`correlator`), and
 //! retries while the API server is unavailable.
 
+mod cause;
 mod correlator;
 mod event;
 mod printable;
@@ -24,6 +25,7 @@ use tokio::sync::{mpsc, watch};
 use correlator::{Admitted, Correlator, Digest};
 use event::Record;
 
+pub use cause::cause;
 pub use event::{Event, EventType};
 pub use printable::printable;
 
@@ -35,11 +37,11 @@ const QUEUE_CAPACITY: usize = 1000;
 const YIELDING_QUEUE_CAPACITY: usize = 4096;
 /// Maximum time that an event waits for urgent requests.
 const YIELD_MAX: Duration = Duration::from_secs(2);
-/// Capacity of the table of sent events, for counting repeats.
+/// Capacity of the table of sent events, which counts repeats.
 const SENT_MAX: usize = 4096;
-/// Pause before the first retry while the API server is unavailable. It doubles up to [`MAX_PAUSE`].
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
-const MAX_PAUSE: Duration = Duration::from_secs(30);
+/// Back-off before the first retry while the API server is unavailable. It doubles up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
 /// Records events. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -51,11 +53,12 @@ pub struct Recorder {
 pub struct Sender {
     client: Client,
     queue: mpsc::Receiver<Record>,
-    /// The node that the events come from; empty for the control plane.
+    /// Name of the reporting node. Empty for the control plane.
     host: Arc<str>,
+    /// The newest Event objects, for counting repeats.
     sent: HashMap<Digest, Sent>,
     correlator: Correlator,
-    /// Whether other requests of the client are more urgent.
+    /// Whether the client has more urgent requests. None if events do not wait for other requests.
     urgent: Option<watch::Receiver<bool>>,
 }
 
@@ -72,7 +75,8 @@ pub fn recorder(client: Client, host: &str) -> (Recorder, Sender) {
     with_capacity(client, host, QUEUE_CAPACITY)
 }
 
-/// A recorder whose events wait while `urgent` is true, for two seconds at most: other requests of the client come first.
+/// A recorder whose events wait while `urgent` is true, so that other requests of the client come first. An event waits
+/// for at most two seconds.
 pub fn yielding_recorder(client: Client, host: &str, urgent: watch::Receiver<bool>) -> (Recorder, Sender) {
     let (recorder, sender) = with_capacity(client, host, YIELDING_QUEUE_CAPACITY);
     (recorder, Sender { urgent: Some(urgent), ..sender })
@@ -130,7 +134,7 @@ impl Recorder {
         let Event { reason, message, .. } = &record.event;
         tracing::debug!(about = record.about.name, reason, message, "recording an event");
         if self.queue.try_send(record).is_err() {
-            tracing::debug!("event dropped: the queue is full");
+            tracing::debug!("cannot record an event: the queue is full");
         }
     }
 }
@@ -153,14 +157,14 @@ impl Sender {
 
     /// Sends an event, and retries until the API server is available.
     async fn deliver(&mut self, admitted: Admitted, record: &Record) {
-        let mut pause = FIRST_PAUSE;
+        let mut backoff = FIRST_BACKOFF;
         while let Err(error) = self.send(admitted, record).await {
             tracing::debug!(error = &error as &dyn std::error::Error, "cannot send an event");
             if !is_unavailable(&error) {
                 return;
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(MAX_PAUSE);
+            tokio::time::sleep(backoff).await;
+            backoff = (backoff * 2).min(MAX_BACKOFF);
         }
     }
 

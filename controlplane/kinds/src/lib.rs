@@ -1,12 +1,12 @@
-//! The API's kinds as data: schemas, defaults, validation, patches, wire decoding and tables. No I/O.
+//! The kinds of the API as data: schemas, defaults, validation, patches, decoding of requests and tables.
 //!
 //! Start at [`kind`]: one table with a row for each built-in kind, so that a new kind is added in one place.
-//! [`resource`] has the form in which rows and custom resources are served. Objects are JSON
-//! trees (`serde_json::Value`), never typed structs: a typed round trip would drop fields of later versions.
+//! The API server uses [`Resource`], the common type of built-in kinds and custom resources. Objects are JSON trees
+//! (`serde_json::Value`), not typed structs, because a conversion to a struct and back would drop fields of later versions.
 //!
-//! A write passes: bytes → [`schema::parse_json`] or [`protobuf::decode`] → [`schema::decode`] (types, unknown and
+//! Steps of a write: bytes → [`schema::parse_json`] or [`protobuf::decode`] → [`schema::decode`] (types, unknown and
 //! duplicate fields) → [`strategy`] `prepare_for_*` → [`defaults::apply`] → [`validate`] → store.
-//! Invariants: no I/O, no clock, no panic on any input; every schema look-up is by definition name.
+//! Invariants: no I/O, no clock, no panic on any input; schemas are found by the name of their definition.
 
 mod cause;
 pub mod defaults;

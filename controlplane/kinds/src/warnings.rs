@@ -21,13 +21,13 @@ use crate::pod_security::template_path;
 
 /// Maximum number of warnings about one object.
 const MAX: usize = 100;
-/// No further warning is kept after the warnings about one object have this many bytes. A warning contains parts of the
-/// object, which may be very long. The API server sends fewer bytes.
+/// Limit of the bytes of all warnings about one object. The warning that reaches it is the last one. A warning contains
+/// parts of the object, which may be very long. A response has fewer bytes of warnings.
 const MAX_BYTES: usize = 16 << 10;
 /// Maximum number of earlier elements of a list with which an element is compared.
 const MAX_COMPARED: usize = 100;
 
-/// Labels of nodes that were replaced.
+/// Deprecated labels and annotations of nodes, with their warnings.
 const LABELS: [(&str, &str); 8] = [
     ("beta.kubernetes.io/arch", "deprecated since v1.14; use \"kubernetes.io/arch\" instead"),
     ("beta.kubernetes.io/os", "deprecated since v1.14; use \"kubernetes.io/os\" instead"),
@@ -50,7 +50,7 @@ const LABELS: [(&str, &str); 8] = [
     ),
     ("node-role.kubernetes.io/master", "use \"node-role.kubernetes.io/control-plane\" instead"),
 ];
-/// Kinds whose object name becomes a part of the names of pods.
+/// Kinds of workloads whose name becomes a part of the names of their pods.
 const NAMES_OF_PODS: [&str; 5] = ["CronJob", "Deployment", "Job", "ReplicaSet", "ReplicationController"];
 /// Finalizers of namespaces and of the garbage collector. They have no domain.
 const STANDARD_FINALIZERS: [&str; 3] = ["foregroundDeletion", "kubernetes", "orphan"];
@@ -72,7 +72,7 @@ impl Found {
         }
     }
 
-    /// Whether no further warning is kept.
+    /// Whether further warnings are dropped.
     fn is_full(&self) -> bool {
         self.warnings.len() >= MAX || self.bytes >= MAX_BYTES
     }
@@ -85,7 +85,7 @@ impl Found {
     }
 }
 
-/// The warnings about a new object, or about an update if the old object is given. The object is valid.
+/// The warnings about a valid object. `old` is the object before an update. None at a creation.
 pub fn about(kind: &Resource, new: &Value, old: Option<&Value>) -> Vec<String> {
     let mut found = Found::default();
     if !kind.is_built_in() {
@@ -135,7 +135,7 @@ fn finalizers_of(object: &Value) -> BTreeSet<&str> {
     items(&object["metadata"]["finalizers"]).map(|(_, name)| text(name)).collect()
 }
 
-/// The warnings about an object with a template of pods.
+/// Adds the warnings about an object with a pod template.
 fn workload(found: &mut Found, kind: &Resource, new: &Value, old: Option<&Value>) {
     let Some(path) = template_path(&kind.group, &kind.plural) else { return };
     if old.is_none() && NAMES_OF_PODS.contains(&&*kind.kind) {
@@ -155,7 +155,7 @@ fn workload(found: &mut Found, kind: &Resource, new: &Value, old: Option<&Value>
     match &*kind.kind {
         "StatefulSet" => stateful_set(found, &new["spec"]),
         "CronJob" if old.is_some() && text(&new["spec"]["schedule"]).contains("TZ") => {
-            // The path in the text is the same as upstream's.
+            // Upstream's text has the wrong path, too.
             found.add(
                 "cannot use TZ or CRON_TZ in spec.spec.schedule, use timeZone instead, see \
                  https://kubernetes.io/docs/concepts/workloads/controllers/cron-jobs/ for more details"
@@ -233,7 +233,8 @@ fn ingress(found: &mut Found, ingress: &Value) {
     }
 }
 
-/// The deprecated labels in the expressions of a term that selects nodes. A preferred term may have invalid values.
+/// Warns about deprecated labels in a node selector term. In a preferred term it also warns about invalid values, which
+/// validation refuses in required terms.
 fn node_term(found: &mut Found, path: &str, term: &Value, is_preferred: bool) {
     for (index, expression) in items(&term["matchExpressions"]) {
         if let Some((label, message)) = label(text(&expression["key"])) {

@@ -37,12 +37,11 @@ use crate::snapshot::Snapshot;
 use crate::volumes;
 use crate::volumes::bind::BindError;
 use crate::watch::stream;
-use coracle_events::{Event, Recorder};
+use coracle_events::{Event, Recorder, cause};
 use coracle_values::object::ObjectExt;
 use coracle_watch::{Config, Event as Watched};
 use extender_calls::ExtenderCalls;
 use limiter::SearchLimiter;
-use report::cause;
 
 /// Maximum number of concurrent binding requests. The store syncs concurrent writes together. More requests need more
 /// memory and, with a remote server, more connections.
@@ -528,13 +527,6 @@ mod tests {
         assert_eq!(names(Watched::InitApply(namespace("c"))), "ab");
         assert_eq!(names(Watched::InitDone), "bc");
         assert_eq!(names(Watched::Delete(namespace("b"))), "c");
-    }
-
-    #[test]
-    fn the_event_of_a_failed_binding_has_the_message_of_the_server() {
-        let status = json!({"status": "Failure", "message": "pod p is being deleted", "reason": "Conflict", "code": 409});
-        let error = kube::Error::Api(Box::new(serde_json::from_value(status).unwrap()));
-        assert_eq!(cause(&error), "pod p is being deleted");
     }
 
     #[tokio::test]

@@ -1,11 +1,12 @@
 //! The pages `/statusz` and `/flagz` of a component: text for people, or an object for programs. Source:
 //! `k8s.io/apiserver/pkg/server/statusz` and `flagz`.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
 use serde_json::{Value, json};
+
+use crate::media_type::{MediaType, preferences};
 
 /// The media types of the pages, as errors list them.
 pub const MEDIA_TYPES: &str = "application/json, application/yaml, text/plain";
@@ -18,8 +19,6 @@ const GROUP: &str = "config.k8s.io";
 /// Versions of the objects. They have the same fields.
 const VERSIONS: [&str; 2] = ["v1alpha1", "v1beta1"];
 const DEPRECATED: &str = "v1alpha1";
-/// Maximum media ranges of a header that are read.
-const MAX_RANGES: usize = 64;
 
 /// The content of `/statusz`.
 #[derive(Clone, Debug)]
@@ -54,12 +53,6 @@ pub struct Page {
 enum Form {
     Text,
     Object { media: &'static str, version: &'static str },
-}
-
-/// One media range of a header `Accept`.
-struct Range<'a> {
-    name: String,
-    parameters: Vec<(&'a str, &'a str)>,
 }
 
 /// `/statusz`, in the form that the header `Accept` asks for. `None` if the page has none of these forms.
@@ -130,53 +123,25 @@ fn negotiate(accept: &str, kind: &str) -> Option<Form> {
     if accept.trim().is_empty() {
         return Some(Form::Text);
     }
-    let mut ranges: Vec<Range<'_>> = accept.split(',').take(MAX_RANGES).filter_map(Range::parse).collect();
-    ranges.retain(|range| range.quality() > 0);
-    // A stable sort: equal preferences stay in the client's order.
-    ranges.sort_by_key(|range| (Reverse(range.quality()), range.name == "*/*"));
-    ranges.iter().find_map(|range| range.form(kind))
+    preferences(accept).iter().find_map(|media| form(media, kind))
 }
 
-// === impl Range ===
-
-impl<'a> Range<'a> {
-    fn parse(text: &'a str) -> Option<Self> {
-        let mut parts = text.split(';').map(str::trim);
-        let name = parts.next().filter(|name| !name.is_empty())?.to_ascii_lowercase();
-        let parameters = parts.filter_map(|part| part.split_once('='));
-        let parameters = parameters.map(|(key, value)| (key.trim(), value.trim().trim_matches('"')));
-        Some(Self { name, parameters: parameters.collect() })
+/// The form that a media type asks for, if the page has it. An object needs its group, version and kind.
+fn form(wanted: &MediaType<'_>, kind: &str) -> Option<Form> {
+    let parameters = ["as", "g", "v"].map(|name| wanted.parameter(name));
+    if parameters.iter().all(Option::is_none) {
+        return includes(wanted, "text/plain").then_some(Form::Text);
     }
+    let version =
+        VERSIONS.into_iter().find(|version| parameters == [Some(kind), Some(GROUP), Some(*version)])?;
+    let media = [JSON, YAML].into_iter().find(|media| includes(wanted, media))?;
+    Some(Form::Object { media, version })
+}
 
-    fn parameter(&self, key: &str) -> Option<&'a str> {
-        self.parameters.iter().find(|(name, _)| *name == key).map(|(_, value)| *value)
-    }
-
-    /// The quality in thousandths.
-    fn quality(&self) -> u32 {
-        let quality = self.parameter("q").and_then(|q| q.parse::<f32>().ok()).unwrap_or(1.0);
-        // A quality is between 0 and 1.
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 0..=1000")]
-        let thousandths = (quality.clamp(0.0, 1.0) * 1000.0) as u32;
-        thousandths
-    }
-
-    /// The form that the range asks for, if the page has it. An object needs its group, version and kind.
-    fn form(&self, kind: &str) -> Option<Form> {
-        let wanted = ["as", "g", "v"].map(|key| self.parameter(key));
-        if wanted.iter().all(Option::is_none) {
-            return self.includes("text/plain").then_some(Form::Text);
-        }
-        let version =
-            VERSIONS.into_iter().find(|version| wanted == [Some(kind), Some(GROUP), Some(*version)])?;
-        let media = [JSON, YAML].into_iter().find(|media| self.includes(media))?;
-        Some(Form::Object { media, version })
-    }
-
-    fn includes(&self, media: &str) -> bool {
-        let (of, _) = media.split_once('/').unwrap_or_default();
-        self.name == "*/*" || self.name == media || self.name.strip_suffix("/*") == Some(of)
-    }
+/// Whether a media type, which may have wildcards, includes `media`.
+fn includes(wanted: &MediaType<'_>, media: &str) -> bool {
+    let (of, _) = media.split_once('/').unwrap_or_default();
+    wanted.name == "*/*" || wanted.name == media || wanted.name.strip_suffix("/*") == Some(of)
 }
 
 #[cfg(test)]

@@ -18,6 +18,7 @@
 //! | booleans, quoted text, names of JSON kinds and architectures in the forms of Go | [`go`] | `strconv`, `encoding/json` |
 //! | merge patches between values | [`merge_patch`] | RFC 7386 |
 //! | name, namespace, uid, owner of an object | [`object`] | `apimachinery/pkg/apis/meta/v1` |
+//! | media types and the header `Accept` | [`media_type`] | RFC 9110 |
 //! | pages `/statusz` and `/flagz` | [`component_page`] | `apiserver/pkg/server/statusz`, `apiserver/pkg/server/flagz` |
 //!
 //! Invariants: no I/O (except that time zones may be read from the system's database), no async, no clock, no panic on
@@ -27,6 +28,7 @@ pub mod component_page;
 pub mod field_selector;
 pub mod go;
 pub mod label_selector;
+pub mod media_type;
 pub mod merge_patch;
 pub mod names;
 pub mod node_selector;

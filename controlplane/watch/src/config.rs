@@ -8,14 +8,14 @@ use crate::backoff::Backoff;
 
 /// Default timeout of a watch request, in seconds.
 const TIMEOUT_SECONDS: u32 = 290;
-/// Default pauses after failures.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-const MAX_PAUSE: Duration = Duration::from_secs(10);
-/// For watches of the control plane: timeout of a watch request in seconds, and first pause after a failure.
+/// Default back-off after failures.
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
+/// For watches of the control plane: timeout of a watch request in seconds, and first back-off after a failure.
 const CONTROL_PLANE_TIMEOUT_SECONDS: u32 = 1500;
-const CONTROL_PLANE_FIRST_PAUSE: Duration = Duration::from_millis(20);
-/// Pause while the server does not serve a kind. For watches of the control plane and of optional kinds.
-const LONG_PAUSE: Duration = Duration::from_secs(300);
+const CONTROL_PLANE_FIRST_BACKOFF: Duration = Duration::from_millis(20);
+/// Maximum back-off while the server does not serve a kind. For watches of the control plane and of optional kinds.
+const UNSERVED_MAX_BACKOFF: Duration = Duration::from_secs(300);
 /// Objects of a page of a list, as in client-go.
 const PAGE_SIZE: u32 = 500;
 /// Objects of a page after an expired list. client-go uses no pages after an expired list.
@@ -32,7 +32,7 @@ pub struct Config {
     fields: Option<String>,
     timeout: u32,
     pub(crate) backoff: Backoff,
-    pub(crate) max_unserved_pause: Duration,
+    pub(crate) max_unserved_backoff: Duration,
     /// Whether the kind is optional: the client also works if the server does not serve the kind.
     pub(crate) is_optional: bool,
     /// Maximum objects of a page.
@@ -44,14 +44,14 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// All objects. A watch request takes 290 seconds. Pauses after failures grow from 0.1 to 10 seconds.
+    /// All objects. A watch request takes 290 seconds. The back-off after failures grows from 0.1 to 10 seconds.
     fn default() -> Self {
         Self {
             labels: None,
             fields: None,
             timeout: TIMEOUT_SECONDS,
-            backoff: Backoff::new(FIRST_PAUSE, MAX_PAUSE),
-            max_unserved_pause: MAX_PAUSE,
+            backoff: Backoff::new(FIRST_BACKOFF, MAX_BACKOFF),
+            max_unserved_backoff: MAX_BACKOFF,
             is_optional: false,
             page_size: PAGE_SIZE,
             page_limit: PAGE_LIMIT,
@@ -67,8 +67,8 @@ impl Config {
     pub fn control_plane() -> Self {
         Self::default()
             .timeout(CONTROL_PLANE_TIMEOUT_SECONDS)
-            .pauses(CONTROL_PLANE_FIRST_PAUSE, MAX_PAUSE)
-            .max_unserved_pause(LONG_PAUSE)
+            .backoff(CONTROL_PLANE_FIRST_BACKOFF, MAX_BACKOFF)
+            .max_unserved_backoff(UNSERVED_MAX_BACKOFF)
     }
 
     /// Watches only objects that a label selector selects.
@@ -93,24 +93,24 @@ impl Config {
         self
     }
 
-    /// First and maximum pause after failures.
+    /// First and maximum back-off after failures.
     #[must_use]
-    pub fn pauses(mut self, first: Duration, max: Duration) -> Self {
-        (self.backoff, self.max_unserved_pause) = (Backoff::new(first, max), max);
+    pub fn backoff(mut self, first: Duration, max: Duration) -> Self {
+        (self.backoff, self.max_unserved_backoff) = (Backoff::new(first, max), max);
         self
     }
 
-    /// Maximum pause while the server does not serve the kind.
+    /// Maximum back-off while the server does not serve the kind.
     #[must_use]
-    pub fn max_unserved_pause(mut self, max: Duration) -> Self {
-        self.max_unserved_pause = max;
+    pub fn max_unserved_backoff(mut self, max: Duration) -> Self {
+        self.max_unserved_backoff = max;
         self
     }
 
     /// Marks the kind as optional. If the server does not serve the kind or forbids it, the watch retries every 5 minutes.
     #[must_use]
     pub fn optional(mut self) -> Self {
-        (self.max_unserved_pause, self.is_optional) = (LONG_PAUSE, true);
+        (self.max_unserved_backoff, self.is_optional) = (UNSERVED_MAX_BACKOFF, true);
         self
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use kube::core::Status;
 
-/// The cause of a failed request. The watch repeats the request after a pause.
+/// The cause of a failed request. The watch repeats the request after a back-off.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A list request failed.

@@ -8,8 +8,8 @@
 //! ```
 //!
 //! [`Watch`] decodes objects; everything else is in `raw`. The code in `raw` does not depend on the type of the
-//! objects, so it is compiled once. A failed request is repeated after a pause of the watch itself (see [`Backoff`]),
-//! so a caller only reads the stream. After a failure of the watch, events continue from the last resource version.
+//! objects, so it is compiled once. The watch itself repeats a failed request after a back-off (see [`Backoff`]), so a
+//! caller only reads the stream. After a failure of the watch, events continue from the last resource version.
 //! Objects are listed again if the server no longer has that version.
 
 mod backoff;

@@ -44,8 +44,8 @@ pub(crate) struct RawWatch {
     /// Resource version of the list or of the last event.
     version: String,
     state: State,
-    /// The pause after a failure.
-    pause: Option<Pin<Box<Sleep>>>,
+    /// The delay after a failure.
+    delay: Option<Pin<Box<Sleep>>>,
     /// Whether a request was forbidden since the last complete list or event. Only the first such error is a warning.
     is_forbidden: bool,
     /// Whether a list or a watch has expired. An event, or a watch that lasts for a second, resets it.
@@ -102,14 +102,14 @@ struct Metadata {
 impl RawWatch {
     pub(crate) fn new(target: Target, config: Config) -> Self {
         let (version, state) = (String::new(), State::Empty);
-        Self { target, config, version, state, pause: None, is_forbidden: false, is_expired: false }
+        Self { target, config, version, state, delay: None, is_forbidden: false, is_expired: false }
     }
 
     /// The next event.
     pub(crate) fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Result<RawEvent, Error>> {
-        if let Some(pause) = &mut self.pause {
-            ready!(pause.as_mut().poll(context));
-            self.pause = None;
+        if let Some(delay) = &mut self.delay {
+            ready!(delay.as_mut().poll(context));
+            self.delay = None;
         }
         loop {
             let event = match &mut self.state {
@@ -156,7 +156,7 @@ impl RawWatch {
         self.version.push_str(version);
     }
 
-    /// Pauses, then lists the objects again.
+    /// Backs off, then lists the objects again.
     pub(crate) fn fail_list(&mut self, error: Error) -> Error {
         self.state = State::Empty;
         // After a restart of the server, one expired watch is normal. If a watch expires twice in a row, the pages of
@@ -167,13 +167,13 @@ impl RawWatch {
         self.fail(error)
     }
 
-    /// Pauses, then continues the watch from its last version.
+    /// Backs off, then continues the watch from its last version.
     fn fail_watch(&mut self, error: Error) -> Error {
         self.state = State::Listed;
         self.fail(error)
     }
 
-    /// Pauses, and keeps the state. The first forbidden request is a warning; callers log all errors as debug messages.
+    /// Backs off, and keeps the state. The first forbidden request is a warning; callers log all errors as debug messages.
     pub(crate) fn fail(&mut self, error: Error) -> Error {
         if self.is_first_forbidden(&error) {
             tracing::warn!(
@@ -184,11 +184,11 @@ impl RawWatch {
         }
         let backoff = &mut self.config.backoff;
         let is_refused = error.is_unserved() || (self.config.is_optional && error.is_forbidden());
-        let pause = match is_refused {
-            true => backoff.pause_up_to(self.config.max_unserved_pause),
-            false => backoff.pause(),
+        let delay = match is_refused {
+            true => backoff.next_delay_up_to(self.config.max_unserved_backoff),
+            false => backoff.next_delay(),
         };
-        self.pause = Some(Box::pin(tokio::time::sleep(pause)));
+        self.delay = Some(Box::pin(tokio::time::sleep(delay)));
         error
     }
 
@@ -348,8 +348,8 @@ mod tests {
             for _ in 0..20 {
                 watch.fail_list(refused(code));
             }
-            let pause = watch.pause.unwrap().deadline() - tokio::time::Instant::now();
-            assert!(pause.as_secs() >= seconds && pause.as_secs() <= seconds * 3 / 2, "{code}: {pause:?}");
+            let delay = watch.delay.unwrap().deadline() - tokio::time::Instant::now();
+            assert!(delay.as_secs() >= seconds && delay.as_secs() <= seconds * 3 / 2, "{code}: {delay:?}");
         }
     }
 

@@ -104,7 +104,7 @@ impl Server {
     }
 
     fn watch(&self) -> Watch<ConfigMap> {
-        let config = Config::default().pauses(Duration::from_millis(1), Duration::from_millis(2));
+        let config = Config::default().backoff(Duration::from_millis(1), Duration::from_millis(2));
         watch(Api::all(self.client.clone()), config)
     }
 
@@ -296,7 +296,7 @@ async fn a_large_page_is_requested_with_fewer_objects_and_a_long_line_is_not_kep
         reply([line("ADDED", &map("c", "7"))]).end(End::Open),
     ])
     .await;
-    let mut config = Config::default().pauses(Duration::from_millis(1), Duration::from_millis(2));
+    let mut config = Config::default().backoff(Duration::from_millis(1), Duration::from_millis(2));
     (config.page_limit, config.line_limit) = (2000, 5000);
     let mut events = watch(Api::all(server.client.clone()), config);
     let too_large = "a response of the API server has more than 5000 bytes";

@@ -274,9 +274,9 @@ async fn manifest_from(
             Ok(got) => break got,
             Err(error) => {
                 failures += 1;
-                let pause = retry::pause(&error, failures).filter(|_| failures < retry::TRIES);
-                let Some(pause) = pause else { return Err(error) };
-                tokio::time::sleep(pause).await;
+                let delay = retry::delay(&error, failures).filter(|_| failures < retry::TRIES);
+                let Some(delay) = delay else { return Err(error) };
+                tokio::time::sleep(delay).await;
             }
         }
     };
@@ -350,8 +350,8 @@ impl RegistryError {
         }
     }
 
-    /// The pause that the registry requests.
-    fn requested_pause(&self) -> Option<Duration> {
+    /// The delay that the registry requests.
+    fn requested_delay(&self) -> Option<Duration> {
         match self {
             RegistryError::Status { retry_after, .. } => *retry_after,
             _ => None,

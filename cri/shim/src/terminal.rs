@@ -17,10 +17,17 @@ use crate::kernel;
 /// `DEVPTS_SUPER_MAGIC` of linux/magic.h.
 const DEVPTS: FsType = FsType(0x1cd1);
 
+/// The two ends of a terminal.
+#[derive(Debug)]
+struct Terminal {
+    master: OwnedFd,
+    slave: OwnedFd,
+}
+
 /// Makes a terminal below `root`, and sends its master to `socket`. The slave becomes the controlling terminal and the
 /// standard streams of this process, which must be a session leader. Returns the slave.
 pub(crate) fn set_up(root: impl AsFd, socket: impl AsFd, uid: u32) -> io::Result<OwnedFd> {
-    let (master, slave) = make(root)?;
+    let Terminal { master, slave } = make(root)?;
     let descriptors = [master.as_raw_fd()];
     let message = [ControlMessage::ScmRights(&descriptors)];
     let text = [IoSlice::new(b"/dev/ptmx")];
@@ -32,8 +39,8 @@ pub(crate) fn set_up(root: impl AsFd, socket: impl AsFd, uid: u32) -> io::Result
     Ok(slave)
 }
 
-/// Makes a terminal: master and slave.
-fn make(root: impl AsFd) -> io::Result<(OwnedFd, OwnedFd)> {
+/// Makes a terminal with the devpts of a container.
+fn make(root: impl AsFd) -> io::Result<Terminal> {
     let directory = kernel::open_in_root(root, Path::new("/dev/pts"), libc::O_PATH | libc::O_DIRECTORY)?;
     if fstatfs(&directory)?.filesystem_type() != DEVPTS {
         return Err(io::Error::other("/dev/pts is not a devpts file system"));
@@ -45,7 +52,7 @@ fn make(root: impl AsFd) -> io::Result<(OwnedFd, OwnedFd)> {
         return Err(io::Error::other("/dev/pts/ptmx is not the ptmx device"));
     }
     let slave = kernel::open_terminal_of(&master)?;
-    Ok((master, slave))
+    Ok(Terminal { master, slave })
 }
 
 #[cfg(test)]
@@ -61,8 +68,8 @@ mod tests {
         let error = make(File::open(&root).unwrap()).unwrap_err();
         assert!(error.to_string().contains("not a devpts file system"), "{error}");
         std::fs::remove_dir_all(root).unwrap();
-        let (master, own) = make(File::open("/").unwrap()).unwrap();
-        nix::unistd::write(&own, b"x").unwrap();
+        let Terminal { master, slave } = make(File::open("/").unwrap()).unwrap();
+        nix::unistd::write(&slave, b"x").unwrap();
         assert_eq!(nix::unistd::read(&master, &mut [0; 8]), Ok(1));
     }
 }

@@ -60,10 +60,7 @@ impl Listener {
     pub(crate) fn bind(path: &Path) -> io::Result<Self> {
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
         let fd = socket(AddressFamily::Unix, SockType::SeqPacket, flags, None)?;
-        match std::fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-            _ => {}
-        }
+        coracle_tree::remove_file(path)?;
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(io::Error::from(io::ErrorKind::InvalidFilename));
         };

@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 
 use super::build::BUILD_DIR;
+use super::location::remove;
 use super::{location, manifest, restore};
 use crate::error::checkpoint::{CheckpointError, file};
 
@@ -57,13 +58,6 @@ fn forget_output(layer: &Path) -> Result<(), CheckpointError> {
 
 pub(super) fn forget_output_note(layer: &Path) -> Result<(), CheckpointError> {
     remove(&layer.join(OUTPUT))
-}
-
-fn remove(path: &Path) -> Result<(), CheckpointError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(file("remove", path)(error)),
-        _ => Ok(()),
-    }
 }
 
 #[cfg(test)]

@@ -82,11 +82,9 @@ fn temporary_path(layer: &Path, location: &Path) -> PathBuf {
     location.with_file_name(format!(".{id}.checkpoint"))
 }
 
-fn remove(path: &Path) -> Result<(), CheckpointError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(file("remove", path)(error)),
-        _ => Ok(()),
-    }
+/// Removes a file of a checkpoint. An absent file is not an error.
+pub(super) fn remove(path: &Path) -> Result<(), CheckpointError> {
+    coracle_tree::remove_file(path).map_err(file("remove", path))
 }
 
 // === impl Note ===

@@ -88,11 +88,8 @@ impl Records {
 
 /// Removes the record of a removed object after the delivery, or if it is unreadable.
 pub(crate) fn remove_record(file: &Path) {
-    match std::fs::remove_file(file) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            warn!(%error, file = %file.display(), "cannot remove the record of a removed object");
-        }
-        _ => {}
+    if let Err(error) = coracle_tree::remove_file(file) {
+        warn!(%error, file = %file.display(), "cannot remove the record of a removed object");
     }
 }
 

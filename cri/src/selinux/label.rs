@@ -93,10 +93,14 @@ impl fmt::Display for Label {
 // === impl Labels ===
 
 impl Labels {
-    /// The labels of processes and files for the shim; empty for none.
-    pub(crate) fn texts(&self) -> (String, String) {
-        let text = |label: &Option<Label>| label.as_ref().map(Label::to_string).unwrap_or_default();
-        (text(&self.process), text(&self.mount))
+    /// The label of processes as the shim expects it: empty for none.
+    pub(crate) fn process_text(&self) -> String {
+        self.process.as_ref().map(Label::to_string).unwrap_or_default()
+    }
+
+    /// The label of mounted files as the shim expects it: empty for none.
+    pub(crate) fn mount_text(&self) -> String {
+        self.mount.as_ref().map(Label::to_string).unwrap_or_default()
     }
 
     /// The level, which both labels share.
@@ -208,7 +212,7 @@ mod tests {
     }
 
     fn texts(labels: &Labels) -> (String, String) {
-        labels.texts()
+        (labels.process_text(), labels.mount_text())
     }
 
     fn pod(requested: &RequestedLabel) -> Labels {

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use coracle_connections::Backoff;
 use coracle_proto::shim::State;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};
@@ -13,32 +14,30 @@ use tracing::{info, warn};
 use crate::sandbox::Sandbox;
 use crate::shim_client::{self, ConnectResult, Shim};
 
-/// Pause before the first reconnect.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum pause between reconnects.
-const MAX_PAUSE: Duration = Duration::from_secs(10);
-
+/// Back-off before the first reconnect. It doubles up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
 /// A connection that lasted this long resets the back-off.
 const STABLE: Duration = Duration::from_secs(60);
 
-/// Exponential back-off between connections to a shim.
+/// Back-off between connections to a shim.
 #[derive(Debug)]
-pub(super) struct Backoff {
-    next: Duration,
+pub(super) struct ReconnectBackoff {
+    backoff: Backoff,
+    /// Time of the last connection.
     connected: Instant,
 }
 
-// === impl Backoff ===
+// === impl ReconnectBackoff ===
 
-impl Backoff {
+impl ReconnectBackoff {
+    /// The back-off of a connection that begins now.
     pub(super) fn new() -> Self {
-        Self { next: FIRST_PAUSE, connected: Instant::now() }
+        Self { backoff: Backoff::new(FIRST_BACKOFF, MAX_BACKOFF), connected: Instant::now() }
     }
 
-    fn take(&mut self) -> Duration {
-        let pause = self.next;
-        self.next = (pause * 2).min(MAX_PAUSE);
-        pause
+    fn next_delay(&mut self) -> Duration {
+        self.backoff.next_delay()
     }
 
     fn connected(&mut self) {
@@ -47,7 +46,7 @@ impl Backoff {
 
     fn ended(&mut self) {
         if self.connected.elapsed() > STABLE {
-            self.next = FIRST_PAUSE;
+            self.backoff.reset();
         }
     }
 }
@@ -56,14 +55,14 @@ impl Backoff {
 pub(super) async fn reconnect(
     shim: &Shim,
     sandbox: &Sandbox,
-    backoff: &mut Backoff,
+    backoff: &mut ReconnectBackoff,
     is_ending: impl Fn() -> bool,
 ) -> Option<(Shim, State)> {
     backoff.ended();
     loop {
         tokio::select! {
             // Cancel safe: both arms only wait.
-            () = sleep(backoff.take()) => {}
+            () = sleep(backoff.next_delay()) => {}
             () = shim.ended() => return None,
         }
         if sandbox.is_over() || is_ending() {
@@ -99,16 +98,16 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn pauses_grow_until_a_connection_was_stable() {
-        let mut backoff = Backoff::new();
-        assert_eq!([(); 3].map(|()| backoff.take().as_millis()), [100, 200, 400]);
+    async fn delays_grow_until_a_connection_was_stable() {
+        let mut backoff = ReconnectBackoff::new();
+        assert_eq!([(); 3].map(|()| backoff.next_delay().as_millis()), [100, 200, 400]);
         backoff.connected();
         backoff.ended();
-        assert_eq!(backoff.take().as_millis(), 800);
-        assert_eq!((0..20).map(|_| backoff.take()).max(), Some(MAX_PAUSE));
+        assert_eq!(backoff.next_delay().as_millis(), 800);
+        assert_eq!((0..20).map(|_| backoff.next_delay()).max(), Some(MAX_BACKOFF));
         backoff.connected();
         tokio::time::advance(STABLE * 2).await;
         backoff.ended();
-        assert_eq!(backoff.take(), FIRST_PAUSE);
+        assert_eq!(backoff.next_delay(), FIRST_BACKOFF);
     }
 }

@@ -19,7 +19,7 @@ mod walk;
 use rustix::fs::OFlags;
 
 pub use read::{is_refusal, read, read_end, read_lossy};
-pub use remove::{remove, remove_at};
+pub use remove::{remove, remove_at, remove_file};
 pub use renames::open_despite_renames;
 pub use usage::{Usage, usage};
 pub use walk::{Found, walk, walk_all, walk_all_while, walk_while};

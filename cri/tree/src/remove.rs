@@ -39,6 +39,14 @@ struct Level {
     name: CString,
 }
 
+/// Removes a file, a socket or a symbolic link. An absent path is not an error.
+///
+/// # Errors
+/// As unlink(2). A directory is an error.
+pub fn remove_file(path: &Path) -> io::Result<()> {
+    Ok(ignore_absent(unlinkat(CWD, path, AtFlags::empty()))?)
+}
+
 /// Removes a file or a directory tree. An absent path is not an error. A symbolic link is removed itself, not
 /// its target.
 ///
@@ -186,6 +194,19 @@ mod tests {
 
     use super::*;
     use crate::scratch::{deep, in_memory, with_few_resources};
+
+    #[test]
+    fn a_file_may_be_absent_and_a_directory_is_not_removed_as_a_file() {
+        let place = in_memory();
+        let file = place.path().join("file");
+        fs::write(&file, "").expect("write");
+        remove_file(&file).expect("remove");
+        assert!(!file.exists());
+        remove_file(&file).expect("an absent file");
+        remove_file(&place.path().join("no/parent")).expect("an absent directory");
+        remove_file(place.path()).expect_err("a directory");
+        assert!(place.path().exists());
+    }
 
     #[test]
     fn a_tree_deeper_than_the_stack_is_removed_with_few_descriptors() {

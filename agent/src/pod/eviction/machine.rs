@@ -18,23 +18,23 @@ const SHORT: Duration = Duration::from_secs(1);
 /// Interval of the rounds while little more than a threshold is available, and the amount is falling.
 const NEAR: Duration = Duration::from_secs(2);
 
-/// The part of the last round's result that decides when the next round starts.
+/// The results of the last round that decide when the next round starts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Urgency {
     /// Memory or process IDs are short, or an evicted pod is ending.
     pub(super) is_short: bool,
     /// Little more than a threshold of memory or process IDs is available, and the amount is falling.
     pub(super) is_near: bool,
-    /// No pod can be evicted.
+    /// Memory or process IDs are short, but no pod can be evicted.
     pub(super) is_unrelieved: bool,
 }
 
 // === impl Urgency ===
 
 impl Urgency {
-    /// The time until the next round. `other` is the interval of other measurements; the shorter interval counts. None if
-    /// the next renewal interval of the lease starts the next round. If no pod can be evicted, faster rounds would only take
-    /// time from the node.
+    /// The time until the next round: the shorter one of the own interval and `other`, the interval of other
+    /// measurements. None if the next round starts with the next renewal of the lease. If no pod can be evicted, there is
+    /// no own interval, because faster rounds would only use CPU.
     pub(super) fn interval(self, other: Option<Duration>) -> Option<Duration> {
         let own = match self {
             Self { is_unrelieved: true, .. } => None,
@@ -45,7 +45,7 @@ impl Urgency {
         [own, other].into_iter().flatten().min()
     }
 
-    /// Whether a round starts as soon as tasks wait for memory. This has no use if rounds are already frequent, or if
+    /// Whether a notification that tasks wait for memory starts a round. Not needed if rounds are already frequent, or if
     /// no pod can be evicted.
     pub(super) fn follows_stalls(self) -> bool {
         !self.is_short && !self.is_unrelieved

@@ -6,10 +6,12 @@
 
 use std::time::Duration;
 
+use coracle_connections::Backoff;
+
 /// Pause before the first extra attempt. Each further pause is twice as long.
 const FIRST_STEP: Duration = Duration::from_millis(100);
-/// Pause after the first attempt without a result. Doubles up to the period.
-const RETRY: Duration = Duration::from_secs(1);
+/// Back-off after the first attempt without a result. It doubles up to the period.
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 
 /// Times of the attempts of one probe.
 #[derive(Debug)]
@@ -19,7 +21,8 @@ pub(super) struct Schedule {
     left: Duration,
     /// Pause before the next extra attempt. None after the first success.
     step: Option<Duration>,
-    retry: Duration,
+    /// Back-off after attempts without a result.
+    backoff: Backoff,
 }
 
 /// Kinds of attempts.
@@ -36,7 +39,7 @@ pub(super) enum Attempt {
 impl Schedule {
     /// One attempt in every period.
     pub(super) fn regular(period: Duration) -> Self {
-        Self { period, left: period, step: None, retry: RETRY }
+        Self { period, left: period, step: None, backoff: Backoff::new(FIRST_BACKOFF, period) }
     }
 
     /// One attempt in every period, and extra ones until the first success.
@@ -46,7 +49,7 @@ impl Schedule {
 
     /// The pause after an attempt, and the kind of the next one.
     pub(super) fn next(&mut self, succeeded: bool) -> (Duration, Attempt) {
-        self.retry = RETRY;
+        self.backoff.reset();
         match self.step.filter(|step| !succeeded && *step < self.left) {
             Some(step) => {
                 self.left -= step;
@@ -60,11 +63,9 @@ impl Schedule {
         }
     }
 
-    /// The pause after an attempt without a result. The next attempt has the same kind.
+    /// The delay after an attempt without a result. The next attempt has the same kind.
     pub(super) fn retry(&mut self) -> Duration {
-        let pause = self.retry.min(self.period);
-        self.retry = pause * 2;
-        pause
+        self.backoff.next_delay()
     }
 }
 

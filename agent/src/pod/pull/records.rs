@@ -339,9 +339,7 @@ fn may_exist(path: &Path) -> bool {
 }
 
 fn remove(path: &Path) {
-    if let Err(error) = fs::remove_file(path)
-        && error.kind() != ErrorKind::NotFound
-    {
+    if let Err(error) = coracle_tree::remove_file(path) {
         tracing::warn!(%error, path = %path.display(), "cannot remove a record of a pull");
     }
 }

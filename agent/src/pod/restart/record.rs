@@ -5,7 +5,6 @@
 //! pod with the policy Never would fail. Other containers would start at attempt 0 and write to the logs of earlier
 //! attempts.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -34,9 +33,7 @@ pub(super) fn read(pod_dir: &Path) -> RemovedContainers {
 /// no effect on existing containers.
 pub(crate) fn remove(pod_dir: &Path) {
     let path = path(pod_dir);
-    if let Err(error) = fs::remove_file(&path)
-        && error.kind() != io::ErrorKind::NotFound
-    {
+    if let Err(error) = coracle_tree::remove_file(&path) {
         tracing::warn!(%error, path = %path.display(), "cannot remove the record of a restart of all containers");
     }
 }

@@ -5,7 +5,6 @@
 //! after the stop would treat the exit as the container's own. A pod could end because one of its probes failed.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
@@ -46,9 +45,7 @@ pub(crate) fn read(pod_dir: &Path) -> Stops {
 /// effect on other containers.
 pub(crate) fn remove(pod_dir: &Path) {
     let path = path(pod_dir);
-    if let Err(error) = fs::remove_file(&path)
-        && error.kind() != io::ErrorKind::NotFound
-    {
+    if let Err(error) = coracle_tree::remove_file(&path) {
         tracing::warn!(%error, path = %path.display(), "cannot remove the record of stopped containers");
     }
 }
@@ -83,7 +80,7 @@ mod tests {
     fn earlier_records_are_read() {
         let dir = tempfile::tempdir().unwrap();
         let text = r#"{"kill_requests":{"a0":{"why":"w","grace":null,"restarts":true}},"redefined":["b0"]}"#;
-        fs::write(dir.path().join(FILE), text).unwrap();
+        std::fs::write(dir.path().join(FILE), text).unwrap();
         let request = KillRequest { why: "w".into(), grace: None, restarts: true };
         let kill_requests = [("a0".to_owned(), request)].into();
         let redefined = ["b0".to_owned()].into();

@@ -117,14 +117,14 @@ async fn deliver(shared: &Shared, mut update: Update) -> String {
         };
         let Err(error) = tried else { break };
         let failure = failure(&error);
-        let Some(pause) = retries.after(failure) else {
+        let Some(delay) = retries.after(failure) else {
             if failure != Failure::Gone {
                 tracing::warn!(%error, "the API server rejected a pod status");
             }
             break;
         };
         tracing::debug!(error = &error as &dyn std::error::Error, "cannot write a pod status, retrying");
-        tokio::time::sleep(pause).await;
+        tokio::time::sleep(delay).await;
     }
     update.uid
 }

@@ -37,7 +37,7 @@ async fn try_api(cluster: &Cluster) -> anyhow::Result<Client> {
 /// Waits until all nodes are Ready, and pods can run on them.
 pub(super) async fn nodes(cluster: &Cluster, client: &Client) -> anyhow::Result<()> {
     let mut missing: BTreeSet<String> = cluster.nodes().map(|node| node.name()).collect();
-    let config = Config::default().pauses(PAUSE, PAUSE);
+    let config = Config::default().backoff(PAUSE, PAUSE);
     let mut events = coracle_watch::watch(Api::<Node>::all(client.clone()), config);
     while !missing.is_empty() {
         match events.next().await.context("the watch of the nodes ended")? {

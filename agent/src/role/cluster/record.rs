@@ -208,10 +208,8 @@ impl Roots {
             )
         };
         // An interrupted command may have left the temporary file of the record.
-        match fs::remove_file(path.join(RECORD).with_extension("tmp")) {
-            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error).with_context(context),
-            _ => {}
-        }
+        let temporary = path.join(RECORD).with_extension("tmp");
+        coracle_tree::remove_file(&temporary).with_context(context)?;
         fs::remove_dir(&path).with_context(context)
     }
 

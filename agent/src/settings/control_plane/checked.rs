@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use coracle_controlplane::{
-    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, ControllerSelection,
-    InitialResourcesOptions, NamedCertificate, OidcConfig, PluginSelection, RequestHeaderConfig,
-    RuntimeConfig, ServerOptions, ServingOptions, TokenWebhookConfig,
+    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, CertificateFiles,
+    ControllerSelection, InitialResourcesOptions, NamedCertificate, OidcConfig, PluginSelection,
+    RequestHeaderConfig, RuntimeConfig, ServerOptions, ServingOptions, TokenWebhookConfig,
 };
 use ipnetwork::IpNetwork;
 
@@ -270,13 +270,12 @@ impl ControlPlaneSettings {
     /// Certificates and TLS of the API server.
     fn serving_tls(&self) -> anyhow::Result<ServingOptions> {
         let certificate = match (self.apiserver_cert_file.clone(), self.apiserver_key_file.clone()) {
-            (Some(certificate), Some(key)) => Some((certificate, key)),
+            (Some(certificate), Some(key)) => Some(CertificateFiles { certificate, key }),
             (None, None) => None,
             _ => anyhow::bail!("apiserver-cert-file and apiserver-key-file must be given together"),
         };
         let by_name = self.tls_sni_cert_key.iter().map(|entry| NamedCertificate {
-            certificate: entry.certificate.clone(),
-            key: entry.key.clone(),
+            files: CertificateFiles { certificate: entry.certificate.clone(), key: entry.key.clone() },
             names: entry.names.clone(),
         });
         let options = ServingOptions {

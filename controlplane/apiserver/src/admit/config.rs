@@ -7,6 +7,8 @@ use std::{collections::BTreeMap, path::Path};
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_yaml_ng::{Mapping, Value};
 
+use crate::bounded_file;
+
 /// Maximum bytes of a configuration file.
 const LIMIT: u64 = 1 << 20;
 /// API versions of the file.
@@ -58,7 +60,7 @@ impl PluginConfigs {
     /// # Errors
     /// A file cannot be read, or is invalid.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
-        Self::parse(&text(path)?, path.parent().unwrap_or(Path::new("")))
+        Self::parse(&bounded_file::read_text(path, LIMIT)?, path.parent().unwrap_or(Path::new("")))
     }
 
     pub(super) fn parse(text: &str, directory: &Path) -> Result<Self, String> {
@@ -83,7 +85,7 @@ impl PluginConfigs {
             let config = match (plugin.configuration, plugin.path.as_str()) {
                 (Some(config), "") => config,
                 (None, "") => continue,
-                (None, path) => self::text(&directory.join(path))
+                (None, path) => bounded_file::read_text(&directory.join(path), LIMIT)
                     .and_then(|text| serde_yaml_ng::from_str(&text).map_err(|error| error.to_string()))
                     .map_err(|why| failed(format!("{path}: {why}")))?,
                 (Some(_), _) => return Err(failed("both path and configuration are set".to_owned())),
@@ -120,17 +122,6 @@ impl PluginConfigs {
     pub(super) fn unused(&self) -> impl Iterator<Item = &str> {
         self.by_plugin.keys().map(String::as_str)
     }
-}
-
-fn text(path: &Path) -> Result<String, String> {
-    use std::io::Read as _;
-    let file = std::fs::File::open(path).map_err(|error| error.to_string())?;
-    let mut text = String::new();
-    file.take(LIMIT + 1).read_to_string(&mut text).map_err(|error| error.to_string())?;
-    if text.len() as u64 > LIMIT {
-        return Err(format!("it is larger than {LIMIT} bytes"));
-    }
-    Ok(text)
 }
 
 /// Checks a type field of a configuration.

@@ -2,13 +2,13 @@
 //!
 //! Source: `k8s.io/kubernetes/pkg/auth/authorizer/abac`.
 
-use std::{io::Read as _, path::Path};
+use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::Value;
 
 use super::{AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules, rbac::rule::Rule};
-use crate::authn::User;
+use crate::{authn::User, bounded_file};
 
 /// Maximum bytes of the file.
 const LIMIT: u64 = 4 << 20;
@@ -57,13 +57,7 @@ impl Abac {
     /// # Errors
     /// The file cannot be read, or a line is not a policy.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
-        let mut text = String::new();
-        let read = std::fs::File::open(path).and_then(|file| file.take(LIMIT + 1).read_to_string(&mut text));
-        read.map_err(|error| error.to_string())?;
-        match text.len() as u64 > LIMIT {
-            true => Err(format!("it is larger than {LIMIT} bytes")),
-            false => Self::parse(&text),
-        }
+        Self::parse(&bounded_file::read_text(path, LIMIT)?)
     }
 
     fn parse(text: &str) -> Result<Self, String> {

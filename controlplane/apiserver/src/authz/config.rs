@@ -1,13 +1,7 @@
 //! Configuration of the authorizers: the modes of `--authorization-mode`, or a file with an
 //! `AuthorizationConfiguration`.
 
-use std::{
-    collections::BTreeSet,
-    io::Read as _,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -19,6 +13,7 @@ use super::{
     rbac::{self, Policies},
     webhook::{Webhook, WebhookSettings},
 };
+use crate::bounded_file;
 
 /// Maximum bytes of the file.
 const LIMIT: u64 = 1 << 20;
@@ -128,7 +123,8 @@ impl AuthorizationConfig {
         let mut members = Members::new(policies.clone());
         match &self.file {
             Some(path) => {
-                let text = read(path).map_err(|reason| format!("{}: {reason}", path.display()))?;
+                let text = bounded_file::read_text(path, LIMIT)
+                    .map_err(|reason| format!("{}: {reason}", path.display()))?;
                 members.add_file(&text).map_err(|reason| format!("{}: {reason}", path.display()))?;
             }
             None => self.add_modes(&mut members)?,
@@ -314,16 +310,6 @@ fn duration(field: &str, text: &str) -> Result<Duration, String> {
         .and_then(|nanoseconds| u64::try_from(nanoseconds).ok())
         .map(Duration::from_nanos)
         .ok_or_else(|| format!("webhook.{field}: {text:?} is not a duration such as 30s"))
-}
-
-fn read(path: &Path) -> Result<String, String> {
-    let mut text = String::new();
-    let file = std::fs::File::open(path).and_then(|file| file.take(LIMIT + 1).read_to_string(&mut text));
-    file.map_err(|error| error.to_string())?;
-    match text.len() as u64 > LIMIT {
-        true => Err(format!("it is larger than {LIMIT} bytes")),
-        false => Ok(text),
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! Restores default objects that a user deletes or changes: a cluster does not work without them.
+//! Restores default objects that a client deletes or changes. A cluster does not work without them.
 //!
-//! Upstream's controllers compare these objects every ten seconds or every minute (`pkg/controlplane/controller`). This
+//! Upstream's controllers check these objects every ten seconds or every minute (`pkg/controlplane/controller`). This
 //! controller runs when one of the objects changes.
 
 use std::{
@@ -25,18 +25,43 @@ use crate::{
 const PAUSE: Duration = Duration::from_secs(1);
 /// Delay after an error. A failed write changes no object, so a timer starts the next attempt.
 const RETRY: Duration = Duration::from_secs(5);
-/// The objects: group, resource, namespace and name. Admission refuses to delete the other default
-/// namespaces.
-const OBJECTS: [(&str, &str, &str, &str); 6] = [
-    ("", "namespaces", "", "kube-node-lease"),
-    ("networking.k8s.io", "servicecidrs", "", DEFAULT_RANGE),
-    ("", "services", "default", "kubernetes"),
-    ("", "endpoints", "default", "kubernetes"),
-    ("discovery.k8s.io", "endpointslices", "default", "kubernetes"),
-    ("", "configmaps", "kube-system", "extension-apiserver-authentication"),
+/// The watched objects. The other default namespaces are not watched, because admission refuses to delete them.
+const OBJECTS: [DefaultObject; 6] = [
+    DefaultObject { group: "", resource: "namespaces", namespace: "", name: "kube-node-lease" },
+    DefaultObject {
+        group: "networking.k8s.io",
+        resource: "servicecidrs",
+        namespace: "",
+        name: DEFAULT_RANGE,
+    },
+    DefaultObject { group: "", resource: "services", namespace: "default", name: "kubernetes" },
+    DefaultObject { group: "", resource: "endpoints", namespace: "default", name: "kubernetes" },
+    DefaultObject {
+        group: "discovery.k8s.io",
+        resource: "endpointslices",
+        namespace: "default",
+        name: "kubernetes",
+    },
+    DefaultObject {
+        group: "",
+        resource: "configmaps",
+        namespace: "kube-system",
+        name: "extension-apiserver-authentication",
+    },
 ];
 
-/// Restores the objects after each change, until the server stops. `is_complete` says whether all of them exist now.
+/// A default object of the version `v1` of its group.
+struct DefaultObject {
+    /// API group. Empty for the core group.
+    group: &'static str,
+    resource: &'static str,
+    /// Empty for an object of the cluster.
+    namespace: &'static str,
+    name: &'static str,
+}
+
+/// Restores the objects after each change, until the server stops. If not `is_complete`, some objects are missing now, and
+/// the first attempt follows after [`RETRY`].
 pub(super) fn start(state: &Arc<State>, is_complete: bool) -> Result<()> {
     let first = watches(state)?;
     tokio::spawn(run(Arc::downgrade(state), first, is_complete));
@@ -70,14 +95,15 @@ async fn run(state: Weak<State>, mut watches: Vec<Events>, mut is_complete: bool
     }
 }
 
-/// Restores all objects. Returns the first error; it does not prevent the restoration of the other objects.
+/// Restores all objects, also after an error. Returns the first error.
 async fn restore(state: &Arc<State>) -> Result<()> {
     let mut outcome = namespaces(state).await;
     outcome = outcome.and(default_range(state).await);
     outcome = outcome.and(own_service(state).await);
-    // Servers that share a store write their addresses periodically, and a server that stops must not register again.
-    // The authorities of the servers may differ, for example while the servers replace an authority one after another.
-    // If each server restored its own addresses and authorities, the servers would overwrite each other forever.
+    // Servers that share a store write their addresses periodically themselves. A write here could register the address of
+    // a server again that is stopping. The authorities of the servers may differ, for example while the servers replace an
+    // authority one after another. If each server restored its own authorities, the servers would overwrite each other
+    // forever.
     if state.store.is_shared() {
         return outcome.and(missing_extension_authentication(state).await);
     }
@@ -85,9 +111,10 @@ async fn restore(state: &Arc<State>) -> Result<()> {
     outcome.and(extension_authentication(state).await)
 }
 
-/// Watches of the objects, from now on.
+/// Starts a watch of each object.
 fn watches(state: &State) -> Result<Vec<Events>> {
-    let watch = |(group, resource, namespace, name): &(&str, &str, &str, &str)| -> Result<Events> {
+    let watch = |object: &DefaultObject| -> Result<Events> {
+        let DefaultObject { group, resource, namespace, name } = object;
         let kind = by_resource(group, "v1", resource).ok_or_else(ApiError::no_resource)?;
         let fields = FieldSelector::parse(kind, &format!("metadata.name={name}"));
         let fields = fields.map_err(|error| ApiError::bad_request(error.to_string()))?;

@@ -11,6 +11,7 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use serde::Deserialize;
 
 use super::Credential;
+use crate::bounded_file;
 
 /// Maximum bytes of a kubeconfig file, and of a file that it names.
 const LIMIT: u64 = 1 << 20;
@@ -238,14 +239,7 @@ impl ClientCertificate {
 }
 
 fn read_file(path: &Path) -> Result<Vec<u8>, String> {
-    use std::io::Read as _;
-    let failed = |error: std::io::Error| format!("cannot read {}: {error}", path.display());
-    let mut bytes = Vec::new();
-    std::fs::File::open(path).map_err(failed)?.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed)?;
-    match bytes.len() as u64 > LIMIT {
-        true => Err(format!("cannot read {}: it is larger than {LIMIT} bytes", path.display())),
-        false => Ok(bytes),
-    }
+    bounded_file::read(path, LIMIT).map_err(|reason| format!("cannot read {}: {reason}", path.display()))
 }
 
 #[cfg(test)]

@@ -81,7 +81,7 @@ impl Hook {
 async fn temporary_failures_are_tried_again_and_final_ones_are_not() {
     let failing = Hook::start(|_| (500, String::new())).await;
     assert!(failing.remote().post(&json!({})).await.is_err());
-    assert_eq!(failing.count(), 1 + PAUSES.len());
+    assert_eq!(failing.count(), 1 + BACKOFFS.len());
     let refusing = Hook::start(|_| (403, String::new())).await;
     assert!(refusing.remote().post(&json!({})).await.is_err());
     assert_eq!(refusing.count(), 1);

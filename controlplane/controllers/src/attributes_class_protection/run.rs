@@ -1,4 +1,4 @@
-//! Adds and removes the finalizers of VolumeAttributesClasses.
+//! Adds the protection finalizer to VolumeAttributesClasses, and removes it from deleted classes that are not used.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,8 +13,8 @@ use crate::queueing::queue_stored;
 use crate::volume_protection::plan::finalizers;
 use crate::volume_protection::run::set;
 
-/// Queues changed classes, and the classes that changed or deleted claims and volumes used before. Few claims have a
-/// class, so most changes queue nothing.
+/// Queues each changed class. A changed or deleted claim or volume queues the classes that it used before the change. Few
+/// claims have a class, so most changes queue nothing.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_stored(&context.caches.attributes_classes, queue);
     let own = queue.clone();
@@ -42,7 +42,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
                 .any(|volume| plan::class_of_volume(volume) == Some(key.name.as_str()))
     };
     let wanted = finalizers(&class.metadata, plan::FINALIZER, in_use);
-    // A claim or a volume that was just created may not be in the cache yet.
+    // A claim or a volume that was just created may not be in the cache yet. So the API server is asked before the
+    // finalizer is removed.
     if wanted.is_some() && class.is_being_deleted() && is_used_now(context, &key.name).await? {
         return Ok(Next::After(Duration::from_secs(1)));
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coracle_events::Event;
+use coracle_events::{Event, cause};
 use jiff::Timestamp;
 use k8s_openapi::api::batch::v1::CronJobStatus;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -13,7 +13,6 @@ use super::plan::{self, Plan, job_name, reference};
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{CronJob, Job, Key, ObjectExt, controller_of};
-use crate::pod_control::reason;
 use crate::queue::{Next, Queue};
 use crate::write::{Part, status_patch};
 
@@ -89,7 +88,7 @@ async fn remove(context: &Context, cron_job: &CronJob, job: &Job) -> Result<(), 
             Ok(())
         }
         Err(source) => {
-            let message = format!("Deleted job: {}", reason(&source));
+            let message = format!("Deleted job: {}", cause(&source));
             context.record(cron_job, COMPONENT, Event::warning("FailedDelete", message));
             Err(Error::Request { verb: "delete", object: format!("Job {}", job.key()), source })
         }
@@ -122,7 +121,7 @@ async fn create(
         }
         Err(error) if is_namespace_terminating(&error) => return Ok(()),
         Err(source) => {
-            let message = format!("Error creating job: {}", reason(&source));
+            let message = format!("Error creating job: {}", cause(&source));
             context.record(cron_job, COMPONENT, Event::warning("FailedCreate", message));
             return Err(Error::Request { verb: "create", object: format!("Job {key}"), source });
         }

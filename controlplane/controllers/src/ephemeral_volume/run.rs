@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use coracle_events::Event;
+use coracle_events::{Event, cause};
 
 use super::plan;
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{ClaimSource, Key, ObjectExt};
-use crate::pod_control::reason;
 use crate::queue::{Next, Queue};
 use crate::queueing::queue_pod_of_deleted;
 
@@ -41,7 +40,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         }
         match context.writer(&context.caches.claims).create(&key.namespace, claim).await {
             Err(error) if !is_already_exists(&error) && !is_namespace_terminating(&error) => {
-                let message = format!("ephemeral volume: create PVC {name}: {}", reason(&error));
+                let message = format!("ephemeral volume: create PVC {name}: {}", cause(&error));
                 context.record(&*pod, COMPONENT, Event::warning("FailedBinding", message));
                 let object = format!("PersistentVolumeClaim {}/{name}", key.namespace);
                 return Err(Error::Request { verb: "create", object, source: error });

@@ -182,7 +182,7 @@ impl Selected<'_> {
             kube::Error::Api(status) if status.code == 404 => {
                 format!("no custom metrics API ({CUSTOM}) registered")
             }
-            other => crate::pod_control::reason(&other),
+            other => coracle_events::cause(&other),
         })?;
         let served = group.preferred_version.iter().chain(&group.versions);
         let mut known = served.map(|one| one.version.as_str()).filter(|one| CUSTOM_VERSIONS.contains(one));
@@ -209,7 +209,7 @@ impl Selected<'_> {
             query.iter().map(|(name, value)| format!("{name}={}", encode(value))).collect();
         let uri = format!("{path}?{}", query.join("&"));
         let request = http::Request::get(uri).body(Vec::new()).map_err(|error| error.to_string())?;
-        self.client.request(request).await.map_err(|error| crate::pod_control::reason(&error))
+        self.client.request(request).await.map_err(|error| coracle_events::cause(&error))
     }
 }
 

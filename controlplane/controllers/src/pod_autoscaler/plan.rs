@@ -68,7 +68,7 @@ pub(super) fn without_metrics(
     current: i32,
     conditions: &mut Conditions,
 ) -> Option<Decision> {
-    let (min, max) = limits(autoscaler);
+    let (min, max) = (min_replicas(autoscaler), autoscaler.spec.max_replicas);
     let rescale = if current == 0 && min != 0 {
         let message = "scaling is disabled since the replica count of the target is zero";
         conditions.set(ACTIVE, false, "ScalingDisabled", message);
@@ -143,7 +143,7 @@ fn limited(
         std::cmp::Ordering::Less => "All metrics below target".to_owned(),
         std::cmp::Ordering::Equal => String::new(),
     };
-    let (min, max) = limits(observed.autoscaler);
+    let (min, max) = (min_replicas(observed.autoscaler), observed.autoscaler.spec.max_replicas);
     let range = Range { current, desired, min, max };
     let behavior = observed.autoscaler.spec.behavior.as_ref();
     let normalized = history.normalize(behavior, range, observed.now);
@@ -154,8 +154,9 @@ fn limited(
     (replicas != current).then_some((replicas, reason))
 }
 
-fn limits(autoscaler: &HorizontalPodAutoscaler) -> (i32, i32) {
-    (autoscaler.spec.min_replicas.unwrap_or(1), autoscaler.spec.max_replicas)
+/// The minimum replicas. The default is 1.
+fn min_replicas(autoscaler: &HorizontalPodAutoscaler) -> i32 {
+    autoscaler.spec.min_replicas.unwrap_or(1)
 }
 
 fn tolerance(autoscaler: &HorizontalPodAutoscaler) -> Tolerance {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coracle_events::Event;
+use coracle_events::{Event, cause};
 use coracle_values::label_selector::LabelSelector;
 use jiff::Timestamp;
 use k8s_openapi::api::autoscaling::v1::Scale;
@@ -22,7 +22,6 @@ use crate::autoscaler_metrics::Scaling;
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{HorizontalPodAutoscaler, Key, ObjectExt};
-use crate::pod_control::reason;
 use crate::queue::{Next, Queue};
 use crate::timestamp::whole_seconds;
 use crate::write::{Part, status_patch};
@@ -167,7 +166,7 @@ impl Reconcile<'_> {
         let namespace = self.autoscaler.namespace();
         let api: Api<Pod> = Api::namespaced(self.context.client.clone(), namespace);
         let pods = api.list(&ListParams::default().labels(selector)).await;
-        let pods = pods.map_err(|error| format!("unable to get pods: {}", reason(&error)))?.items;
+        let pods = pods.map_err(|error| format!("unable to get pods: {}", cause(&error)))?.items;
         self.check_overlap(selector, parsed, &pods, conditions)?;
         let selected = Selected { client: &self.context.client, namespace, selector };
         let mut measured = Vec::new();

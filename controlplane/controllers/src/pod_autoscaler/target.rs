@@ -1,5 +1,6 @@
 //! The scale of an autoscaler's target: an object of any kind with the subresource `scale`.
 
+use coracle_events::cause;
 use k8s_openapi::api::autoscaling::v1::Scale;
 use k8s_openapi::api::autoscaling::v2::CrossVersionObjectReference;
 use kube::api::{Patch, PatchParams};
@@ -7,8 +8,6 @@ use kube::core::DynamicObject;
 use kube::discovery::ApiResource;
 use kube::{Api, Client};
 use serde_json::json;
-
-use crate::pod_control::reason;
 
 /// The target of one autoscaler.
 pub(super) struct Target {
@@ -26,7 +25,7 @@ pub(super) async fn resource_of(client: &Client, version: &str, kind: &str) -> R
     } else {
         client.list_core_api_resources(version).await
     };
-    let listed = listed.map_err(|error| reason(&error))?;
+    let listed = listed.map_err(|error| cause(&error))?;
     let (group, short) = version.split_once('/').unwrap_or(("", version));
     let found = listed.resources.into_iter().find(|one| one.kind == kind && !one.name.contains('/'));
     let found = found.ok_or_else(|| format!("no matches for kind \"{kind}\" in version \"{version}\""))?;
@@ -72,14 +71,14 @@ impl Target {
 
     /// Reads the scale.
     pub(super) async fn scale(&self) -> Result<Scale, String> {
-        self.api.get_scale(&self.name).await.map_err(|error| reason(&error))
+        self.api.get_scale(&self.name).await.map_err(|error| cause(&error))
     }
 
     /// Sets the replicas. The patch has no resourceVersion, because it writes no other field.
     pub(super) async fn set(&self, replicas: i32) -> Result<(), String> {
         let patch = Patch::Merge(json!({"spec": {"replicas": replicas}}));
         let patched = self.api.patch_scale(&self.name, &PatchParams::default(), &patch).await;
-        patched.map(drop).map_err(|error| reason(&error))
+        patched.map(drop).map_err(|error| cause(&error))
     }
 }
 

@@ -98,7 +98,7 @@ pub(crate) async fn reconcile_one<K: Replicas>(context: &Context, key: Key) -> R
     let failure = outcome
         .as_ref()
         .err()
-        .map(|(reason, _, error)| Failure { reason, message: pod_control::reason(error) });
+        .map(|(reason, _, error)| Failure { reason, message: coracle_events::cause(error) });
     let next = write_status(context, &*set, failure.as_ref()).await?;
     match outcome {
         Ok(()) => Ok(next_within(delay, next)),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use coracle_events::Event;
+use coracle_events::{Event, cause};
 use kube::api::ApiResource;
 use kube::core::DynamicObject;
 use kube::{Api, Client};
@@ -12,7 +12,6 @@ use super::plan::{self, Step};
 use crate::context::Context;
 use crate::error::{Error, is_namespace_terminating};
 use crate::object::{Key, ObjectExt, Pod, ResourceClaim, controller_of};
-use crate::pod_control::reason;
 use crate::queue::{Next, Queue};
 use crate::queueing::queue_pod_of_deleted;
 use crate::write::Part;
@@ -109,7 +108,7 @@ async fn create(context: &Context, pod: &Pod, name: &str, template: &str) -> Res
         Ok(claim) => Ok(Some(claim.name().to_owned())),
         Err(error) if is_namespace_terminating(&error) => Ok(None),
         Err(source) => {
-            let message = format!("PodResourceClaim {name}: {}", reason(&source));
+            let message = format!("PodResourceClaim {name}: {}", cause(&source));
             context.record(pod, COMPONENT, Event::warning("FailedResourceClaimCreation", message));
             let object = format!("ResourceClaim of pod {}", pod.key());
             Err(Error::Request { verb: "create", object, source })

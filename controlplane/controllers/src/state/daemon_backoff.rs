@@ -13,7 +13,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(15 * 60);
 
 /// Failures by daemon set and node, or by stateful set and name of the pod.
 #[derive(Debug, Default)]
-pub(crate) struct Backoff(HashMap<Key, HashMap<String, Entry>>);
+pub(crate) struct PodBackoff(HashMap<Key, HashMap<String, Entry>>);
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
@@ -21,7 +21,7 @@ struct Entry {
     since: Timestamp,
 }
 
-impl Backoff {
+impl PodBackoff {
     /// The rest of the back-off. `None` if a failed pod of the node may be deleted now. A failure in the future is ignored:
     /// the clock was set back.
     pub(crate) fn remaining(&self, set: &Key, node: &str, now: Timestamp) -> Option<Duration> {
@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn the_wait_doubles_and_is_reset_after_a_long_time() {
-        let (mut backoff, key) = (Backoff::default(), Key::new("n", "d"));
+        let (mut backoff, key) = (PodBackoff::default(), Key::new("n", "d"));
         let at = |second| Timestamp::from_second(second).unwrap();
         assert_eq!(backoff.remaining(&key, "a", at(0)), None);
         backoff.failed(&key, "a", at(0));

@@ -3,7 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
-use coracle_events::Event;
+use coracle_events::{Event, cause};
 use jiff::Timestamp;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
@@ -15,7 +15,7 @@ use super::status::{Revisions, status};
 use crate::context::Context;
 use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{Key, ObjectExt, Pod, StatefulSet, controller_of};
-use crate::pod_control::{self, Claim, PodControl, reason};
+use crate::pod_control::{self, Claim, PodControl};
 use crate::queue::{Next, Queue};
 use crate::queueing::{own_pods, queue_changed};
 use crate::revision_history::{self, Current, Workload, template_of, to_clean};
@@ -240,7 +240,7 @@ async fn create_claims(context: &Context, set: &StatefulSet, ordinal: i32) -> Re
                     "Create Claim {name} for Pod {}-{ordinal} in StatefulSet {} failed error: {}",
                     set.name(),
                     set.name(),
-                    reason(&source)
+                    cause(&source)
                 );
                 context.record(set, COMPONENT, Event::warning("FailedCreate", message));
                 let object = format!("PersistentVolumeClaim {}/{name}", set.namespace());
@@ -264,7 +264,7 @@ async fn create(control: &PodControl<'_, StatefulSet>, ordinal: i32, pod: &Value
         Err(error) if is_namespace_terminating(&error) => Ok(()),
         Err(error) => {
             let message =
-                format!("Create Pod {name} in StatefulSet {} failed error: {}", set.name(), reason(&error));
+                format!("Create Pod {name} in StatefulSet {} failed error: {}", set.name(), cause(&error));
             control.record(Event::warning("FailedCreate", message));
             Err(control.failed("create a pod of", error))
         }
@@ -284,7 +284,7 @@ async fn delete(control: &PodControl<'_, StatefulSet>, pod: &Pod) -> Result<(), 
                 "Delete Pod {} in StatefulSet {} failed error: {}",
                 pod.name(),
                 set.name(),
-                reason(&error)
+                cause(&error)
             );
             control.record(Event::warning("FailedDelete", message));
             Err(control.failed("delete a pod of", error))

@@ -1,4 +1,4 @@
-//! Admission policies and their bindings. Source: `pkg/apis/admissionregistration/validation/validation.go`.
+//! Validates admission policies and their bindings. Source: `pkg/apis/admissionregistration/validation/validation.go`.
 
 use std::collections::HashSet;
 
@@ -13,9 +13,11 @@ use super::{Causes, Path, format, items, selector, text};
 const MAX_ANNOTATIONS: usize = 20;
 /// Maximum length of the expression of an audit annotation in bytes.
 const MAX_ANNOTATION_EXPRESSION: usize = 5 * 1024;
+/// Values of the field `reason` of a validation.
 const REASONS: &[&str] = &["Forbidden", "Invalid", "RequestEntityTooLarge"];
+/// Values of the field `validationActions` of a binding.
 const ACTIONS: &[&str] = &["Audit", "Deny", "Warn"];
-/// Operations that a mutating policy may name.
+/// Operations of requests that a mutating policy may match.
 const MUTABLE: &[&str] = &["*", "CONNECT", "CREATE", "UPDATE"];
 
 /// Validates a ValidatingAdmissionPolicy.
@@ -106,7 +108,8 @@ pub(crate) fn mutating_binding(causes: &mut Causes, object: &Value, _old: Option
     mutable(causes, &Path::root("spec").field("matchResources"), &object["spec"]["matchResources"]);
 }
 
-/// Checks the fields that both kinds of policies have. `None` if there are too many variables to compile.
+/// Checks the fields that both kinds of policies have. Returns the environment of the policy's expressions. `None` if there
+/// are too many variables.
 fn common(causes: &mut Causes, spec: &Value, old: Option<&Value>) -> Option<Expressions> {
     let path = Path::root("spec");
     causes.optional_word(&path.field("failurePolicy"), &spec["failurePolicy"], &["Fail", "Ignore"]);
@@ -138,6 +141,7 @@ fn common(causes: &mut Causes, spec: &Value, old: Option<&Value>) -> Option<Expr
     Some(expressions)
 }
 
+/// Adds a cause if a list has more than [`MAX_EXPRESSIONS`] elements.
 fn is_too_long(causes: &mut Causes, path: &Path, list: &Value) -> bool {
     let count = items(list).count();
     if count > MAX_EXPRESSIONS {
@@ -160,7 +164,7 @@ fn variable(causes: &mut Causes, path: &Path, variable: &Value, expressions: &mu
     }
 }
 
-/// Whether an expression can use the name of a variable.
+/// Whether the name of a variable is a CEL identifier.
 fn is_identifier(name: &str) -> bool {
     let starts = name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_');
     starts
@@ -236,6 +240,7 @@ fn mutation(causes: &mut Causes, path: &Path, mutation: &Value, expressions: &Ex
     }
 }
 
+/// Checks that the rules match only operations in [`MUTABLE`].
 fn mutable(causes: &mut Causes, path: &Path, resources: &Value) {
     for (_, rule) in items(&resources["resourceRules"]) {
         for (_, operation) in items(&rule["operations"]) {

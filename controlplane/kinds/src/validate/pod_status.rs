@@ -1,4 +1,4 @@
-//! The status of pods. Source: `ValidatePodStatusUpdate` in `pkg/apis/core/validation`.
+//! Validates updates of a pod's status. Source: `ValidatePodStatusUpdate` in `pkg/apis/core/validation`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -6,15 +6,16 @@ use serde_json::Value;
 
 use super::{Causes, Path, container_status, format, items, pod_annotations, restart, text};
 
-/// Status fields of the containers, each with its field in the spec. An ended container must stay ended unless a
-/// restart rule or policy allows a restart. Ephemeral containers never start again, so their entry has no spec field.
-const ENDED: [(&str, Option<&str>); 3] = [
+/// Lists of container statuses, each with the list of its containers in the spec. A terminated container must stay
+/// terminated, unless a restart rule or policy allows a restart. Ephemeral containers never start again, so their entry has
+/// no list of the spec.
+const STATUSES: [(&str, Option<&str>); 3] = [
     ("containerStatuses", Some("containers")),
     ("initContainerStatuses", Some("initContainers")),
     ("ephemeralContainerStatuses", None),
 ];
 
-/// Checks a new status.
+/// Checks an update of the status.
 pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     pod_annotations::update(causes, new, old);
     let (path, status, before) = (Path::root("status"), &new["status"], &old["status"]);
@@ -35,7 +36,7 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     if !text(&before["qosClass"]).is_empty() && class != &before["qosClass"] {
         causes.invalid(&path.field("qosClass"), &text(class).into(), "field is immutable");
     }
-    for (list, containers) in ENDED {
+    for (list, containers) in STATUSES {
         restarts(causes, new, old, list, containers);
     }
     container_status::all(causes, &path, new);
@@ -49,8 +50,8 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     addresses(causes, &path.field("hostIPs"), &status["hostIPs"], &before["hostIPs"]);
 }
 
-/// Refuses the restart of containers that must not start again. `list` is their field in the status. `containers` is
-/// their field in the spec, or `None` if none of them may start again.
+/// Refuses the restart of terminated containers that must not start again. `list` is their field in the status.
+/// `containers` is their field in the spec, or `None` if none of them may start again.
 fn restarts(causes: &mut Causes, new: &Value, old: &Value, list: &str, containers: Option<&str>) {
     let spec = &old["spec"];
     if containers.is_some() && restart::may_restart_all(spec) {
@@ -82,7 +83,7 @@ fn by_name(list: &Value) -> HashMap<&Value, &Value> {
     elements
 }
 
-/// Checks the addresses of a pod or of its node. Invalid ones of the old status may stay.
+/// Checks the addresses of a pod or of its node. Invalid addresses of the old status may stay.
 fn addresses(causes: &mut Causes, path: &Path, list: &Value, before: &Value) {
     let known: HashSet<&Value> = items(before).map(|(_, old)| &old["ip"]).collect();
     for (index, address) in items(list) {

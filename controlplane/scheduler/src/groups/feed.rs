@@ -60,15 +60,15 @@ impl Feed {
 fn changes(client: &Client) -> BoxStream<'static, Change> {
     let watch =
         stream::<PodGroup>(client, Config::control_plane()).map(|event| Change::Watched(Box::new(event)));
-    let absent = unfold((client.clone(), Duration::ZERO), async |(client, mut pause)| {
+    let absent = unfold((client.clone(), Duration::ZERO), async |(client, mut delay)| {
         loop {
-            tokio::time::sleep(pause).await;
+            tokio::time::sleep(delay).await;
             match is_served(&client).await {
                 Ok(true) => return None,
                 Ok(false) => return Some((Change::NotServed, (client, PAUSE))),
                 Err(error) => {
                     tracing::debug!(version = VERSION, %error, "cannot read the kinds of a version");
-                    pause = RETRY;
+                    delay = RETRY;
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! Texts and events about bindings.
+//! Events about bindings.
 
 use crate::object::Pod;
 use coracle_events::{Event, Recorder};
@@ -9,12 +9,4 @@ pub(super) fn record_wait(recorder: &Recorder, pod: &Pod, node: &str) {
     let message = format!("waiting for binding conditions for device on node {node}");
     let event = Event::normal("BindingConditionsPending", message);
     recorder.record(pod.object_reference(), pod.scheduler().to_owned(), event);
-}
-
-/// The message of the API server, or of the failed connection. The client's own text repeats the whole response.
-pub(super) fn cause(error: &kube::Error) -> String {
-    match error {
-        kube::Error::Api(status) => status.message.clone(),
-        other => other.to_string(),
-    }
 }

@@ -49,11 +49,11 @@ pub(crate) struct PodClaims {
     disks: Disks,
 }
 
-/// The volumes of a node's pods. A module above this one implements the trait.
+/// The volumes that the pods of a node use. A trait, because the implementing module depends on this one.
 pub(crate) trait NodeVolumes {
-    /// The claims of all pods.
+    /// The claims of all pods of the node.
     fn claims(&self) -> Box<dyn Iterator<Item = &Key> + '_>;
-    /// Whether a pod uses a disk that conflicts with these.
+    /// Whether a pod of the node uses a disk that conflicts with `disks`.
     fn conflicts_with(&self, disks: &Disks) -> bool;
 }
 
@@ -66,7 +66,7 @@ pub(crate) struct VolumeUsage<'a> {
     pub(crate) node: &'a dyn NodeVolumes,
 }
 
-/// A claim that waits for its first pod.
+/// An unbound claim whose class waits for the first pod (`WaitForFirstConsumer`).
 #[derive(Clone, Debug)]
 struct Waiting {
     claim: Claim,
@@ -79,6 +79,7 @@ struct Waiting {
     space: Option<Vec<LabelSelector>>,
 }
 
+/// The claims of a pod. The error is the reason why no node is possible.
 pub(super) fn of_pod(state: &State, pod: &Pod) -> Result<PodClaims, String> {
     let named = || {
         let sources = pod.spec.volumes.iter().filter_map(|volume| volume.persistent_volume_claim.as_ref());
@@ -119,6 +120,7 @@ pub(super) fn of_pod(state: &State, pod: &Pod) -> Result<PodClaims, String> {
     }
 }
 
+/// The claim with this key. The error is the reason why the pod cannot use it.
 fn claim<'a>(state: &'a State, pod: &Pod, key: &Key) -> Result<&'a Claim, String> {
     let name = &key.name;
     let mut volumes = pod.spec.volumes.iter().filter(|volume| volume.ephemeral.is_some());
@@ -186,7 +188,8 @@ fn volumes(state: &State, claim: &Claim) -> (Vec<Volume>, Option<Volume>) {
     (free, reserved.first().map(|volume| (*volume).clone()))
 }
 
-/// The nodes for which the class's driver reports enough space for the claim. `None` if it does not report space.
+/// The nodes for which the class's driver reports enough space for the claim. `None` if the driver does not report space,
+/// or if the claim requests none.
 fn space(state: &State, class: &StorageClass, requested: Option<Quantity>) -> Option<Vec<LabelSelector>> {
     let requested = requested?;
     state.drivers.get(&class.provisioner)?.spec.storage_capacity.filter(|reports| *reports)?;
@@ -241,7 +244,7 @@ impl PodClaims {
         self.exclusive.iter().any(|claim| claim_users.contains_key(claim))
     }
 
-    /// Skips the check that other pods do not use the pod's claims. Upstream skips it if no pod used them at the
+    /// Disables the check of claims that only one pod may use. As upstream, it is disabled if no pod used the claims at the
     /// beginning of the decision, even if nominated pods that use them are added later.
     pub(crate) fn skip_users(&mut self) {
         self.exclusive.clear();
@@ -256,8 +259,8 @@ impl PodClaims {
             && self.disks.is_empty()
     }
 
-    /// The source of the volume of each waiting claim on the node. The error is the reason of the first claim that
-    /// fails.
+    /// For each waiting claim, an existing volume or a volume to provision on the node. The error is the reason of the
+    /// first claim for which both are impossible.
     pub(super) fn choices(&self, node: &NodeProperties) -> Result<Vec<(Key, Choice)>, &'static str> {
         let (selected, mut free): (Vec<&Waiting>, Vec<&Waiting>) =
             self.waiting.iter().partition(|waiting| waiting.claim.annotation(SELECTED_NODE).is_some());

@@ -28,8 +28,9 @@ use crate::{Commit, Error, Event, Health, Range};
 const MAX_RESPONSE: usize = 1 << 30;
 /// Maximum duration until etcd confirms a watch.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
-/// First and longest pause between attempts to connect. The pause doubles with each attempt.
-const PAUSES: [Duration; 2] = [Duration::from_millis(100), Duration::from_secs(2)];
+/// First back-off between attempts to connect. It doubles with each attempt, up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
 /// Interval of requests for progress while a reader waits.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -67,8 +68,7 @@ impl Follower {
 
     /// Follows etcd until the consumer drops the watch.
     pub(super) async fn run(mut self) {
-        let [first, longest] = PAUSES;
-        let mut pause = first;
+        let mut backoff = FIRST_BACKOFF;
         loop {
             let before = self.sent;
             let (index, channel) = self.shared.connection.channel();
@@ -83,15 +83,15 @@ impl Follower {
             self.shared.connection.advance(index);
             self.shared.connection.record(Health::Failed(error.to_string()));
             if self.sent > before {
-                pause = first;
+                backoff = FIRST_BACKOFF;
             }
             tracing::debug!(%error, "the watch of etcd is interrupted");
             tokio::select! {
                 // Cancel-safe: both futures only wait.
-                () = tokio::time::sleep(pause) => {}
+                () = tokio::time::sleep(backoff) => {}
                 () = self.events.closed() => return,
             }
-            pause = longest.min(pause * 2);
+            backoff = MAX_BACKOFF.min(backoff * 2);
         }
     }
 

@@ -309,7 +309,7 @@ impl<'a> Blob<'a> {
         let stalled = matches!(error, RegistryError::Stalled { .. })
             // A host that was reachable before may soon be reachable again.
             || (self.offset > 0 && matches!(error, RegistryError::Connect { .. }));
-        let pause = retry::pause(&error, count).or(stalled.then(|| retry::backoff(count)));
+        let delay = retry::delay(&error, count).or(stalled.then(|| retry::backoff(count)));
         let other_host = self.at + 1 < hosts;
         if matches!(error, RegistryError::NoProgress { .. }) {
             // The next host, if there is one, gets the full timeout.
@@ -318,7 +318,7 @@ impl<'a> Blob<'a> {
         self.failures.push(error);
         // The first host may fail twice before the others are tried.
         let max_failures = FAILURES_MAX.max(u32::try_from(hosts).unwrap_or(u32::MAX).saturating_add(1));
-        if count >= max_failures || !(pause.is_some() || other_host) {
+        if count >= max_failures || !(delay.is_some() || other_host) {
             let mut failures = std::mem::take(&mut self.failures);
             if self.left.is_some() {
                 // Only the last error is returned here. `refused` has the errors of the other hosts.
@@ -326,14 +326,14 @@ impl<'a> Blob<'a> {
             }
             return Err(self.registry.joined(failures));
         }
-        if pause.is_none() || count >= 2 {
+        if delay.is_none() || count >= 2 {
             let next = (self.at + 1) % hosts;
             self.whole &= next == self.at;
             self.at = next;
         }
-        if let Some(pause) = pause {
-            tokio::time::sleep(pause).await;
-            self.waited += pause;
+        if let Some(delay) = delay {
+            tokio::time::sleep(delay).await;
+            self.waited += delay;
         }
         Ok(())
     }

@@ -9,21 +9,21 @@ use super::RegistryError;
 
 /// Maximum attempts for a document.
 pub(super) const TRIES: u32 = 4;
-/// Maximum pause that a registry may request. If it requests more, the error is returned to the caller.
-const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Maximum delay that a registry may request. If it requests more, the error is returned to the caller.
+const REQUESTED_MAX: Duration = Duration::from_secs(30);
 
-/// The pause after this many consecutive failures. `None` if a retry is pointless.
-pub(super) fn pause(error: &RegistryError, failures: u32) -> Option<Duration> {
+/// The delay before a retry after this many consecutive failures. `None` if a retry is pointless.
+pub(super) fn delay(error: &RegistryError, failures: u32) -> Option<Duration> {
     if !error.is_temporary() {
         return None;
     }
-    match error.requested_pause() {
-        Some(requested) if requested > PAUSE_MAX => None,
+    match error.requested_delay() {
+        Some(requested) if requested > REQUESTED_MAX => None,
         requested => Some(backoff(failures).max(requested.unwrap_or_default())),
     }
 }
 
-/// 0.1 s, 0.3 s, 0.9 s, then always 2.7 s.
+/// The back-off after this many consecutive failures: 0.1 s, 0.3 s, 0.9 s, then always 2.7 s.
 pub(super) fn backoff(failures: u32) -> Duration {
     Duration::from_millis(100 * 3_u64.pow(failures.saturating_sub(1).min(3)))
 }
@@ -45,7 +45,7 @@ mod tests {
     use reqwest::StatusCode;
     use reqwest::header::{HeaderMap, RETRY_AFTER};
 
-    use super::{pause, requested};
+    use super::{delay, requested};
     use crate::registry::RegistryError;
 
     fn busy(retry_after: Option<u64>) -> RegistryError {
@@ -58,15 +58,15 @@ mod tests {
     }
 
     #[test]
-    fn requested_pauses_are_respected_up_to_a_maximum() {
-        assert_eq!(pause(&busy(None), 1), Some(Duration::from_millis(100)));
-        assert_eq!(pause(&busy(None), 3), Some(Duration::from_millis(900)));
-        assert_eq!(pause(&busy(Some(2)), 1), Some(Duration::from_secs(2)));
-        assert_eq!(pause(&busy(Some(3600)), 1), None);
+    fn requested_delays_are_respected_up_to_a_maximum() {
+        assert_eq!(delay(&busy(None), 1), Some(Duration::from_millis(100)));
+        assert_eq!(delay(&busy(None), 3), Some(Duration::from_millis(900)));
+        assert_eq!(delay(&busy(Some(2)), 1), Some(Duration::from_secs(2)));
+        assert_eq!(delay(&busy(Some(3600)), 1), None);
     }
 
     #[test]
-    fn pauses_are_seconds_or_dates() {
+    fn delays_are_seconds_or_dates() {
         let now = "2026-10-21T07:28:00Z".parse().unwrap();
         for (value, seconds) in [
             ("7", Some(7)),

@@ -14,8 +14,8 @@ use crate::creator;
 use crate::kernel;
 use crate::report::note;
 
-/// Maximum delay between attempts. The delay starts at two milliseconds and doubles.
-const MAX_DELAY: Duration = Duration::from_millis(200);
+/// Maximum back-off between attempts. The back-off starts at two milliseconds and doubles.
+const MAX_BACKOFF: Duration = Duration::from_millis(200);
 /// Attempts (half a minute) after which a busy cgroup is reported as an error.
 const MAX_ATTEMPTS: u32 = 160;
 
@@ -59,7 +59,7 @@ impl Shim {
         let others = cgroup::signal(hierarchies, &container.cgroup, libc::SIGKILL);
         match container.phase {
             Phase::Exited { .. } if !others.is_empty() => deletion.wait_for(&others),
-            Phase::Exited { .. } if deletion.attempts < MAX_ATTEMPTS => deletion.pause(),
+            Phase::Exited { .. } if deletion.attempts < MAX_ATTEMPTS => deletion.back_off(),
             Phase::Exited { .. } => {
                 let error = CallError::new(
                     Default::default(),
@@ -70,7 +70,7 @@ impl Shim {
             // The end of the creator's report triggers the next attempt. A process of the library can outlive the
             // creator and hold the report open. It enters the cgroup later, where the next attempt finds it. So there
             // is a timer, too. A restorer is treated in the same way.
-            Phase::Creating { .. } | Phase::Restoring { .. } => deletion.pause(),
+            Phase::Creating { .. } | Phase::Restoring { .. } => deletion.back_off(),
             // The exit of the first process triggers the next attempt.
             Phase::Created | Phase::Starting { .. } | Phase::Running | Phase::Draining { .. } => {}
         }
@@ -140,13 +140,14 @@ impl Deletion {
         self.dying = pids.iter().filter_map(|pid| kernel::pidfd_open(*pid).ok()).collect();
         if self.dying.len() < pids.len() || self.attempts > 3 {
             self.dying.clear();
-            self.pause();
+            self.back_off();
         }
     }
 
-    fn pause(&mut self) {
+    /// Sets the time of the next attempt.
+    fn back_off(&mut self) {
         self.attempts += 1;
-        let pause = Duration::from_millis(1 << self.attempts.min(8));
-        self.retry_at = Some(Instant::now() + pause.min(MAX_DELAY));
+        let backoff = Duration::from_millis(1 << self.attempts.min(8));
+        self.retry_at = Some(Instant::now() + backoff.min(MAX_BACKOFF));
     }
 }

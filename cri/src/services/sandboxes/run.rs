@@ -155,7 +155,7 @@ impl SandboxService {
     fn shim_config(&self, record: &SandboxRecord) -> shim::SandboxConfig {
         let config = &record.config;
         let own_network = namespaces::own_network(config);
-        let (process_label, mount_label) = record.selinux.as_ref().map(Labels::texts).unwrap_or_default();
+        let labels = record.selinux.as_ref();
         // The mapping was validated by `check`.
         let mapping = Mapping::of(Some(&namespaces::options(config))).ok().flatten();
         let Lists { uids, gids } = mapping.map(|mapping| mapping.to_shim()).unwrap_or_default();
@@ -172,8 +172,8 @@ impl SandboxService {
             shim_cgroup: self.machine.layout.shim(&record.id),
             shm_dir: self.objects.records.sandbox_dir(&record.id).join("shm").to_string_lossy().into_owned(),
             oom_score_adj: self.machine.host.oom_score(-998),
-            mount_label,
-            process_label,
+            mount_label: labels.map(Labels::mount_text).unwrap_or_default(),
+            process_label: labels.map(Labels::process_text).unwrap_or_default(),
             hierarchies: self.machine.cgroups.to_shim(),
             open_files: coracle_open_files::limit_of_children().unwrap_or_default(),
             ..Default::default()

@@ -1,12 +1,14 @@
-//! Pauses between the attempts to write one status. Pure.
+//! Back-off between the attempts to write one status. Pure.
 
 use std::time::Duration;
 
-const FIRST_PAUSE: Duration = Duration::from_millis(200);
-/// Maximum pause after a temporary failure.
-const MAX_PAUSE: Duration = Duration::from_secs(10);
-/// Maximum pause after a failure by authorization.
-const FORBIDDEN_MAX_PAUSE: Duration = Duration::from_secs(60);
+use coracle_connections::Backoff;
+
+const FIRST_BACKOFF: Duration = Duration::from_millis(200);
+/// Maximum back-off after a temporary failure.
+const MAX_BACKOFF: Duration = Duration::from_secs(10);
+/// Maximum back-off after a failure by authorization.
+const FORBIDDEN_MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Maximum attempts that authorization refuses. They take 12 minutes.
 const FORBIDDEN_MAX: u32 = 20;
 
@@ -27,7 +29,8 @@ pub(super) enum Failure {
 /// The state of the attempts for one status.
 #[derive(Debug)]
 pub(super) struct Retries {
-    next: Duration,
+    backoff: Backoff,
+    /// Attempts that authorization refused.
     forbidden: u32,
 }
 
@@ -49,12 +52,12 @@ impl Failure {
 
 impl Default for Retries {
     fn default() -> Self {
-        Self { next: FIRST_PAUSE, forbidden: 0 }
+        Self { backoff: Backoff::new(FIRST_BACKOFF, MAX_BACKOFF), forbidden: 0 }
     }
 }
 
 impl Retries {
-    /// The pause before the next attempt. None if a further one is useless.
+    /// The delay before the next attempt. None if a further attempt is useless.
     pub(super) fn after(&mut self, failure: Failure) -> Option<Duration> {
         let max = match failure {
             Failure::Gone | Failure::Invalid => return None,
@@ -63,13 +66,11 @@ impl Retries {
                 if self.forbidden >= FORBIDDEN_MAX {
                     return None;
                 }
-                FORBIDDEN_MAX_PAUSE
+                FORBIDDEN_MAX_BACKOFF
             }
-            Failure::Temporary => MAX_PAUSE,
+            Failure::Temporary => MAX_BACKOFF,
         };
-        let pause = self.next.min(max);
-        self.next = pause * 2;
-        Some(pause)
+        Some(self.backoff.next_delay_up_to(max))
     }
 }
 
@@ -80,11 +81,11 @@ mod tests {
     #[test]
     fn a_forbidden_status_is_tried_for_minutes_but_not_forever() {
         let mut retries = Retries::default();
-        let pauses: Vec<Duration> =
+        let delays: Vec<Duration> =
             std::iter::from_fn(|| retries.after(Failure::of_code(403))).take(1000).collect();
-        assert_eq!(pauses.len(), 19);
-        assert!(pauses.is_sorted() && pauses[0] == FIRST_PAUSE && pauses[18] == FORBIDDEN_MAX_PAUSE);
-        let total: Duration = pauses.iter().sum();
+        assert_eq!(delays.len(), 19);
+        assert!(delays.is_sorted() && delays[0] == FIRST_BACKOFF && delays[18] == FORBIDDEN_MAX_BACKOFF);
+        let total: Duration = delays.iter().sum();
         assert!(total > Duration::from_secs(600) && total < Duration::from_secs(900), "{total:?}");
     }
 
@@ -94,7 +95,7 @@ mod tests {
         for code in [400, 404, 409, 422] {
             assert_eq!(retries.after(Failure::of_code(code)), None, "{code}");
         }
-        let pauses: Vec<_> = (0..100).filter_map(|_| retries.after(Failure::of_code(503))).collect();
-        assert_eq!((pauses.len(), pauses[0], pauses[99]), (100, FIRST_PAUSE, MAX_PAUSE));
+        let delays: Vec<_> = (0..100).filter_map(|_| retries.after(Failure::of_code(503))).collect();
+        assert_eq!((delays.len(), delays[0], delays[99]), (100, FIRST_BACKOFF, MAX_BACKOFF));
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of the decision without a server: pods and budgets are data. `server/tests/disruption.rs` tests requests.
+//! Tests of the decision about an eviction, without a server. `server/tests/disruption.rs` tests requests.
 
 use super::*;
 
@@ -16,13 +16,13 @@ fn budget(allowed: i64) -> Value {
             "conditions": [{"type": "DisruptionAllowed", "status": "True", "reason": "SufficientPods"}]}})
 }
 
-fn look(pod: &Value, budgets: &[Value]) -> Result<Verdict> {
+fn decide(pod: &Value, budgets: &[Value]) -> Result<Verdict> {
     verdict(by_resource("policy", "v1", "poddisruptionbudgets").unwrap(), pod, budgets, NOW)
 }
 
-/// HTTP code of the error, and its cause; without a cause its message.
+/// The HTTP code of an error with the message of its cause. Without a cause, the message of the error.
 fn error(pod: &Value, budgets: &[Value]) -> (u16, String) {
-    let error = look(pod, budgets).unwrap_err();
+    let error = decide(pod, budgets).unwrap_err();
     let cause = error.details["causes"][0]["message"].as_str();
     (error.code, cause.unwrap_or(&error.message).to_owned())
 }
@@ -31,22 +31,26 @@ fn error(pod: &Value, budgets: &[Value]) -> (u16, String) {
 fn pods_that_do_not_run_or_have_no_budget_are_deleted() {
     let none = [budget(0)];
     for phase in ["Succeeded", "Failed"] {
-        assert_eq!(look(&pod(phase, false), &none).unwrap(), Verdict::Delete);
+        assert_eq!(decide(&pod(phase, false), &none).unwrap(), Verdict::Delete);
     }
-    assert_eq!(look(&pod("Pending", false), &none).unwrap(), Verdict::DeleteUnchanged(None));
+    assert_eq!(decide(&pod("Pending", false), &none).unwrap(), Verdict::DeleteUnchanged(None));
     let mut deleted = pod("Running", true);
     deleted["metadata"]["deletionTimestamp"] = NOW.into();
-    assert_eq!(look(&deleted, &none).unwrap(), Verdict::Delete);
-    assert_eq!(look(&pod("Running", true), &[]).unwrap(), Verdict::Delete);
+    assert_eq!(decide(&deleted, &none).unwrap(), Verdict::Delete);
+    assert_eq!(decide(&pod("Running", true), &[]).unwrap(), Verdict::Delete);
 }
 
 #[test]
-fn a_disruption_is_spent_once() {
-    let Verdict::Disrupt(left) = look(&pod("Running", true), &[budget(2)]).unwrap() else { panic!("spent") };
+fn each_eviction_uses_one_allowed_disruption() {
+    let Verdict::Disrupt(left) = decide(&pod("Running", true), &[budget(2)]).unwrap() else {
+        panic!("no disruption")
+    };
     assert_eq!(left["status"]["disruptionsAllowed"], 1);
     assert_eq!(left["status"]["disruptedPods"], json!({"p": NOW}));
     assert_eq!(left["status"]["conditions"][0]["status"], "True");
-    let Verdict::Disrupt(left) = look(&pod("Running", true), &[left]).unwrap() else { panic!("spent") };
+    let Verdict::Disrupt(left) = decide(&pod("Running", true), &[left]).unwrap() else {
+        panic!("no disruption")
+    };
     assert_eq!(left["status"]["conditions"][0]["reason"], "InsufficientPods");
     let needs = "The disruption budget b needs 2 healthy pods and has 3 currently".to_owned();
     assert_eq!(error(&pod("Running", true), &[left]), (429, needs));
@@ -58,7 +62,7 @@ fn a_budget_whose_status_is_not_up_to_date_allows_no_disruption() {
     old["metadata"]["generation"] = 3.into();
     let (code, cause) = error(&pod("Running", true), &[old.clone()]);
     assert!(code == 429 && cause.contains("still being processed"), "{cause}");
-    assert_eq!(look(&pod("Running", true), &[old]).unwrap_err().details["retryAfterSeconds"], 10);
+    assert_eq!(decide(&pod("Running", true), &[old]).unwrap_err().details["retryAfterSeconds"], 10);
     let mut failed = budget(0);
     failed["status"]["conditions"][0]["reason"] = "SyncFailed".into();
     failed["status"]["conditions"][0]["message"] = "no controllers".into();
@@ -69,23 +73,23 @@ fn a_budget_whose_status_is_not_up_to_date_allows_no_disruption() {
 
 #[test]
 fn several_budgets_are_too_many() {
-    let failure = look(&pod("Running", true), &[budget(1), budget(1)]).unwrap_err();
+    let failure = decide(&pod("Running", true), &[budget(1), budget(1)]).unwrap_err();
     let status = failure.status();
     assert_eq!((status["code"].as_u64(), status.get("reason")), (Some(500), None));
 }
 
 #[test]
-fn an_unhealthy_pod_is_deleted_if_the_healthy_ones_suffice_or_always() {
+fn an_unhealthy_pod_is_deleted_if_enough_pods_are_healthy_or_the_policy_is_always_allow() {
     let unready = pod("Running", false);
     let unchanged = Verdict::DeleteUnchanged(Some("b".to_owned()));
-    assert_eq!(look(&unready, &[budget(0)]).unwrap(), unchanged);
+    assert_eq!(decide(&unready, &[budget(0)]).unwrap(), unchanged);
     let mut short = budget(0);
     short["status"]["currentHealthy"] = 1.into();
     assert_eq!(error(&unready, &[short.clone()]).0, 429);
     short["spec"]["unhealthyPodEvictionPolicy"] = "IfHealthyBudget".into();
     assert_eq!(error(&unready, &[short.clone()]).0, 429);
     short["spec"]["unhealthyPodEvictionPolicy"] = "AlwaysAllow".into();
-    assert_eq!(look(&unready, &[short]).unwrap(), unchanged);
+    assert_eq!(decide(&unready, &[short]).unwrap(), unchanged);
     let mut none = budget(0);
     none["status"]["desiredHealthy"] = 0.into();
     assert_eq!(error(&unready, &[none]).0, 429);

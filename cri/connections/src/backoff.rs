@@ -1,0 +1,63 @@
+//! The exponential back-off of retries. Pure.
+
+use std::time::Duration;
+
+/// Exponential back-off of one operation, without jitter. Each delay is twice the previous one, up to a maximum.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backoff {
+    first: Duration,
+    max: Duration,
+    next: Duration,
+}
+
+// === impl Backoff ===
+
+impl Backoff {
+    /// The back-off of an operation that has not failed.
+    #[must_use]
+    pub const fn new(first: Duration, max: Duration) -> Self {
+        Self { first, max, next: first }
+    }
+
+    /// Records a failure. Returns the delay before the retry.
+    pub fn next_delay(&mut self) -> Duration {
+        self.next_delay_up_to(self.max)
+    }
+
+    /// As [`next_delay`](Self::next_delay), with another maximum. For operations whose maximum depends on the failure.
+    pub fn next_delay_up_to(&mut self, max: Duration) -> Duration {
+        let delay = self.next.min(max);
+        self.next = delay.saturating_mul(2);
+        delay
+    }
+
+    /// Records a success. The next delay is the first one.
+    pub fn reset(&mut self) {
+        self.next = self.first;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn delays_double_up_to_the_maximum_until_a_success() {
+        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(5));
+        assert_eq!([(); 5].map(|()| backoff.next_delay().as_secs()), [1, 2, 4, 5, 5]);
+        let longer = Duration::from_secs(30);
+        assert_eq!([(); 4].map(|()| backoff.next_delay_up_to(longer).as_secs()), [10, 20, 30, 30]);
+        assert_eq!(backoff.next_delay().as_secs(), 5, "the other maximum is used once");
+        backoff.reset();
+        assert_eq!(backoff.next_delay().as_secs(), 1);
+    }
+
+    #[test]
+    fn a_delay_does_not_overflow() {
+        let mut backoff = Backoff::new(Duration::from_secs(1), Duration::MAX);
+        for _ in 0..100 {
+            backoff.next_delay();
+        }
+        assert_eq!(backoff.next_delay(), Duration::MAX);
+    }
+}
