@@ -14,8 +14,7 @@ use std::time::Duration;
 
 use coracle_connections::{Share, Source};
 
-use self::webhook_connections::WebhookConnections;
-pub(crate) use self::webhook_connections::WebhookPermit;
+pub(crate) use self::webhook_connections::{WebhookConnections, WebhookPermit};
 use crate::{
     authn::User,
     error::{ApiError, Result},

@@ -14,7 +14,7 @@ use crate::{
     aggregated, aggregation,
     audit::{Received, Record},
     authn::{LegacyToken, NotedToken, PeerCertificate, ReceivedRequest, User, presented},
-    authz::{self, AccessAttributes, impersonation},
+    authz::{AccessAttributes, impersonation},
     backup,
     call::Call,
     client_upgrade::ClientUpgrade,
@@ -222,7 +222,8 @@ impl Apiserver {
     /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. Releases the
     /// memory that the request has until its authentication.
     async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
-        let identified = self.state.metrics.access.authentication(self.identify(parts)).await;
+        let identity = request_owner::scope(request_seats::source(&parts.extensions), self.identify(parts));
+        let identified = self.state.metrics.access.authentication(identity).await;
         let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
         request_seats::identified(&self.state.in_flight, &mut parts.extensions, is_known);
         presented::remove_token(&mut parts.headers);
@@ -381,16 +382,9 @@ impl Apiserver {
             return route::unknown_path(&state.registry.load(), &info.path);
         }
         let question = AccessAttributes { user: &user, verb: info.verb, info: &info, cache: &state.cache };
-        let decision = state.metrics.access.authorization(state.authorizers.decide(&question)).await;
-        if let Some(record) = &record {
-            record.decided(&decision);
-        }
-        decision.permit(&question)?;
-        route::check_method(&method)?;
-        if authz::enters_pod(&info) {
-            // A WebSocket begins with GET. Source: AuthorizePodWebsocketUpgradeCreatePermission, v1.35.
-            state.authorizers.authorize(&AccessAttributes { verb: "create", ..question }).await?;
-        }
+        let requester = request_seats::Requester { user: &user, info: &info };
+        let authorization = route::authorize(state, &question, &method, record.as_deref());
+        request_seats::authorize(state, requester, seats, authorization).await?;
         let is_served = |remote: &aggregation::Remote| {
             state.registry.load().group_version(&remote.group, &remote.version).is_some()
         };
@@ -399,7 +393,6 @@ impl Apiserver {
                 || (info.path.starts_with("/openapi/") && aggregation::openapi::has_converted_v3(remote))
         };
         let body = (method != Method::GET).then_some(body);
-        let requester = request_seats::Requester { user: &user, info: &info };
         if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !is_ours(remote)) {
             let body = request_seats::receive(state, body, memory, requester, seats).await?;
             let arrived = aggregated::ForwardedRequest {

@@ -115,6 +115,13 @@ impl WebhookConnections {
         Self { places: Arc::new(Mutex::new(places)) }
     }
 
+    /// At most `max_used` connections to a single host, and at most `max_waiting` waiting calls. The name of the host is
+    /// arbitrary.
+    pub(crate) fn of_one_host(max_used: usize, max_waiting: usize) -> Self {
+        let of_all = |of_host: usize| (of_host * (PER_FREE_BYTE + 1)).div_ceil(PER_FREE_BYTE);
+        Self::with_limits(of_all(max_used), of_all(max_waiting))
+    }
+
     /// Waits for a connection to a host, for a request of an owner. `None` if too many calls wait. If the future is
     /// dropped, the call no longer waits.
     pub(crate) async fn acquire(&self, host: &str, owner: Arc<str>) -> Option<WebhookPermit> {
@@ -350,6 +357,19 @@ mod tests {
         drop((eve, bob, ann));
         let places = lock(&connections.places);
         assert!(places.hosts.is_empty() && (places.used, places.waiting) == (0, 0));
+    }
+
+    #[test]
+    fn a_single_host_gets_all_connections() {
+        for most in [1, 2, 3, 100] {
+            let connections = WebhookConnections::of_one_host(most, most);
+            let held = all_free(&connections, "slow");
+            let wait = || Box::pin(connections.acquire("slow", "".into()));
+            let mut waiting: Vec<_> = (0..most).map(|_| wait()).collect();
+            assert!(waiting.iter_mut().all(|call| call.now_or_never().is_none()), "{most}");
+            let is_refused = matches!(wait().now_or_never(), Some(None));
+            assert_eq!((held.len(), is_refused), (most, true));
+        }
     }
 
     #[test]
