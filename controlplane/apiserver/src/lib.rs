@@ -77,6 +77,7 @@ mod remote;
 mod reply;
 mod request;
 mod request_owner;
+mod resolver;
 mod server;
 mod service_range;
 mod socket_body;
