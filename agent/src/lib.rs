@@ -54,6 +54,7 @@ mod proxy_health;
 mod proxy_metrics;
 mod pull_activity;
 mod repair;
+mod resolver;
 mod resource_managers;
 pub mod runtime;
 pub mod server;
