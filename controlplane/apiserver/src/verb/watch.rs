@@ -235,12 +235,12 @@ async fn in_version(
     if object.api_version() == kind.api_version() {
         return Ok(object);
     }
-    let convert = || -> BoxFuture<'static, Result<Arc<Object>>> {
+    let begin = || -> BoxFuture<'static, Result<Arc<Object>>> {
         let (to, from) = (kind.clone(), object.clone());
         let converted = async move { convert::object(&to, from).await };
         Box::pin(request_owner::scope(request_owner::current(), converted))
     };
-    conversions.get(&object, kind, convert).await
+    conversions.get(&object, kind, begin).await
 }
 
 /// The pieces of an event. An error is the last event: the writer is `None` after it.
