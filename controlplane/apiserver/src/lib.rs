@@ -98,6 +98,7 @@ mod waits;
 mod warnings;
 mod web_socket;
 mod webhook_client;
+mod webhook_connections;
 mod write;
 
 pub use admit::PluginSelection;

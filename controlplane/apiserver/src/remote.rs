@@ -18,7 +18,7 @@ use reqwest::{Client, redirect};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::{in_flight::WebhookConnections, request_owner, waits};
+use crate::{request_owner, waits, webhook_connections::WebhookConnections};
 
 /// Maximum bytes of a response.
 const MAX_RESPONSE: usize = 1 << 20;

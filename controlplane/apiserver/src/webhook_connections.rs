@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use coracle_connections::Share;
 use tokio::sync::oneshot;
 
-use super::PER_FREE_BYTE;
-
+/// Maximum places of one host, as a multiple of the free places. So a host gets at most three quarters of them.
+const PER_FREE: usize = 3;
 /// Maximum number of calls that wait for a connection.
 const MAX_WAITING: usize = 8192;
 /// The waiting calls of one user to a host, as a divisor of the maximum for that host. A request can wait for several
@@ -82,12 +82,12 @@ struct Candidate<'a> {
 /// Whether a host with `own` places may have one more. A host gets at most three times as many places as are still
 /// free.
 fn is_free(most: usize, used: usize, own: usize) -> bool {
-    most.checked_sub(used + 1).is_some_and(|free| own < free.saturating_mul(PER_FREE_BYTE))
+    most.checked_sub(used + 1).is_some_and(|free| own < free.saturating_mul(PER_FREE))
 }
 
 /// Maximum places of one host, by [`is_free`].
 fn part_of_host(most: usize) -> usize {
-    most.saturating_mul(PER_FREE_BYTE) / (PER_FREE_BYTE + 1)
+    most.saturating_mul(PER_FREE) / (PER_FREE + 1)
 }
 
 /// Whether an owner with `own` connections to a host may have one more. An owner gets at most as many connections as are
@@ -104,7 +104,7 @@ fn lock(places: &Mutex<Places>) -> MutexGuard<'_, Places> {
 
 impl WebhookConnections {
     /// As many connections as the limit of descriptors permits.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with_limits(Share::Webhooks.count(), MAX_WAITING)
     }
 
@@ -118,7 +118,7 @@ impl WebhookConnections {
     /// At most `max_used` connections to a single host, and at most `max_waiting` waiting calls. The name of the host is
     /// arbitrary.
     pub(crate) fn of_one_host(max_used: usize, max_waiting: usize) -> Self {
-        let of_all = |of_host: usize| (of_host * (PER_FREE_BYTE + 1)).div_ceil(PER_FREE_BYTE);
+        let of_all = |of_host: usize| (of_host * (PER_FREE + 1)).div_ceil(PER_FREE);
         Self::with_limits(of_all(max_used), of_all(max_waiting))
     }
 
