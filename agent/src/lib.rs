@@ -55,6 +55,7 @@ mod proxy_health;
 mod proxy_metrics;
 mod pull_activity;
 mod repair;
+mod resolver;
 mod resource_managers;
 pub mod runtime;
 pub mod server;

@@ -221,7 +221,7 @@ pub(crate) fn check_unified<'a>(
 pub(crate) fn merged(old: LinuxContainerResources, new: &LinuxContainerResources) -> LinuxContainerResources {
     let number = |old: i64, new: i64| if new == 0 { old } else { new };
     let text = |old: String, new: &String| if new.is_empty() { old } else { new.clone() };
-    let (memory, both) = limits(new);
+    let (memory, both) = (new.memory_limit_in_bytes.max(-1), memory_and_swap(new));
     let mut pages = old.hugepage_limits;
     for limit in &new.hugepage_limits {
         pages.retain(|known| known.page_size != limit.page_size);

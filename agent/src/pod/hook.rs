@@ -13,6 +13,7 @@ const NO_LIMIT: i64 = 0;
 
 /// The container whose hook runs.
 pub(crate) struct Target<'a> {
+    pub(crate) namespace: &'a str,
     pub(crate) runtime: &'a dyn Runtime,
     pub(crate) container: &'a Container,
     pub(crate) id: &'a str,
@@ -58,7 +59,7 @@ async fn once(target: &Target<'_>, handler: &LifecycleHandler) -> Result<(), Hoo
     }
     if let Some(get) = &handler.http_get {
         let ip = target.ip.map_or("127.0.0.1", String::as_str);
-        let answer = http::get(http::Request::new(get, target.container, ip)?).await?;
+        let answer = http::get(http::Request::new(get, target.container, ip)?, target.namespace).await?;
         return answer.success().map_err(HookError::from);
     }
     if let Some(sleep) = &handler.sleep {

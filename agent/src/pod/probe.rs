@@ -17,13 +17,13 @@ use coracle_error_chain::chain;
 use coracle_proto::cri;
 use futures::channel::mpsc;
 use k8s_openapi::api::core::v1::{Container, Pod, Probe};
-use tokio::net::TcpStream;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::NodeContext;
 use super::state::Probed;
 use crate::event_recorder::{ContainerRef, Level, MESSAGE_MAX};
+use crate::resolver;
 use crate::runtime::RuntimeError;
 use metrics::ContainerCounts;
 use outcome::Outcome;
@@ -249,9 +249,10 @@ impl Watched {
         if let Some(exec) = &probe.exec {
             return self.exec(exec.command.clone().unwrap_or_default(), limit).await;
         }
+        let namespace = self.pod.metadata.namespace.as_deref().unwrap_or_default();
         if let Some(get) = &probe.http_get {
             let answer = match http::Request::new(get, &self.container, &self.ip) {
-                Ok(request) => http::get(request).await,
+                Ok(request) => http::get(request, namespace).await,
                 Err(error) => Err(error),
             };
             return answer.map_or_else(|error| error.outcome(), |answer| answer.outcome());
@@ -261,7 +262,7 @@ impl Watched {
                 return http::HttpError::Port.outcome();
             };
             let host = socket.host.as_deref().filter(|h| !h.is_empty()).unwrap_or(&self.ip);
-            return connect(host, port).await;
+            return connect(namespace, host, port).await;
         }
         if let Some(grpc) = &probe.grpc {
             let Ok(port) = u16::try_from(grpc.port) else { return http::HttpError::Port.outcome() };
@@ -293,9 +294,9 @@ impl Watched {
     }
 }
 
-/// Probes a TCP port.
-async fn connect(host: &str, port: u16) -> Outcome {
-    match TcpStream::connect((host, port)).await {
+/// Probes a TCP port, for a pod of the namespace.
+async fn connect(namespace: &str, host: &str, port: u16) -> Outcome {
+    match resolver::connect(namespace, host, port).await {
         Ok(_stream) => Outcome::Success,
         Err(error) => Outcome::of(&error, format!("cannot connect to {host}:{port}: {}", chain(&error))),
     }
@@ -371,9 +372,11 @@ mod tests {
     async fn a_failed_connection_names_its_address() {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let port = listener.local_addr().unwrap().port();
-        assert_eq!(connect("127.0.0.1", port).await.passed(), Some(true));
+        assert_eq!(connect("ns", "127.0.0.1", port).await.passed(), Some(true));
         drop(listener);
-        let Outcome::Failure(why) = connect("127.0.0.1", port).await else { panic!("no listener is left") };
+        let Outcome::Failure(why) = connect("ns", "127.0.0.1", port).await else {
+            panic!("no listener is left")
+        };
         assert_eq!(why, format!("cannot connect to 127.0.0.1:{port}: Connection refused"));
     }
 

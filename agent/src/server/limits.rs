@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 
 use bytes::Bytes;
@@ -81,8 +81,13 @@ struct CountedBody {
 struct LogBody {
     body: Body,
     unsent: Arc<Mutex<Unsent>>,
-    _permit: OwnedSemaphorePermit,
+    _permit: LogPermit,
 }
+
+/// The permit of a log. The reader of the files can share it with the response, by an extension of the response. The permit is
+/// released when both have ended.
+#[derive(Clone, Default)]
+pub(super) struct LogPermit(Arc<OnceLock<OwnedSemaphorePermit>>);
 
 /// Bytes of a log that its connection has not sent yet.
 #[derive(Default)]
@@ -135,8 +140,11 @@ impl ResponseLimits {
 }
 
 /// The response with a log. It keeps the permit until its end, and its connection holds few bytes.
-pub(super) fn log(response: Response<Body>, permit: OwnedSemaphorePermit) -> Response<Body> {
-    response.map(|body| LogBody { body, unsent: Arc::default(), _permit: permit }.boxed_unsync())
+pub(super) fn log(mut response: Response<Body>, permit: OwnedSemaphorePermit) -> Response<Body> {
+    let shared = response.extensions_mut().remove::<LogPermit>().unwrap_or_default();
+    // The lock is empty: only this function sets it, once for each response.
+    let _ = shared.0.set(permit);
+    response.map(|body| LogBody { body, unsent: Arc::default(), _permit: shared }.boxed_unsync())
 }
 
 // === impl UnreadResponses ===
@@ -367,6 +375,20 @@ mod tests {
         assert!(limits.log_permit(&Route::Healthz).is_ok_and(|permit| permit.is_none()));
         answers.pop();
         assert!(read().is_some());
+    }
+
+    #[test]
+    fn a_reader_keeps_the_permit_of_its_log_after_the_client_has_left() {
+        let limits = ResponseLimits::new();
+        let route = Route::of("/containerLogs/ns/p/c").expect("a path");
+        let of_reader = LogPermit::default();
+        let mut response = response(1);
+        response.extensions_mut().insert(of_reader.clone());
+        let response = log(response, limits.log_permit(&route).ok().flatten().expect("a permit"));
+        drop(response);
+        assert_eq!(limits.logs.available_permits(), MAX_LOGS - 1);
+        drop(of_reader);
+        assert_eq!(limits.logs.available_permits(), MAX_LOGS);
     }
 
     #[tokio::test]

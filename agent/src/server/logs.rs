@@ -21,6 +21,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::backend::Backend;
+use super::limits::LogPermit;
 use super::respond::text;
 use crate::runtime::Body;
 pub(crate) use line::Line;
@@ -132,14 +133,18 @@ async fn stream(backend: &Backend, of: cri::ContainerStatus, options: Options) -
     let ended =
         if options.follow { container::ended(backend, &of.id).await } else { container::Ended::of_stopped() };
     let reading = follow::read(of.log_path.into(), options, ended, Arc::clone(&backend.logs), sender);
+    let permit = LogPermit::default();
+    let of_reader = permit.clone();
     tokio::spawn(async move {
         if let Err(error) = reading.await {
             tracing::warn!(error = coracle_error_chain::chain(&error), "cannot read a container's log");
         }
+        drop(of_reader);
     });
     let frames = ReceiverStream::new(receiver).map(|chunk| Ok::<_, Infallible>(Frame::data(chunk)));
     let mut response = Response::new(StreamBody::new(frames).boxed_unsync());
     response.headers_mut().insert(header::CONTENT_TYPE, header::HeaderValue::from_static("text/plain"));
+    response.extensions_mut().insert(permit);
     response
 }
 

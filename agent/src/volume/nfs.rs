@@ -6,7 +6,7 @@
 mod process;
 
 use std::collections::BTreeSet;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 
 use super::error::SetUpError;
 use super::mounts;
+use crate::resolver;
 
 pub use process::{COMMAND as MOUNT_COMMAND, main as mount_main};
 
@@ -73,8 +74,9 @@ fn source_of(export: &Export) -> String {
 
 async fn resolve(server: &str) -> Result<IpAddr, String> {
     let server = server.trim_start_matches('[').trim_end_matches(']');
-    let found = tokio::net::lookup_host((server, 2049)).await.map_err(|error| error.to_string())?;
-    let first = found.map(|address| address.ip()).next();
+    // The name of the plugin is not the name of a namespace.
+    let found = resolver::resolve(PLUGIN, server, 2049).await.map_err(|error| error.to_string())?;
+    let first = found.first().map(SocketAddr::ip);
     first.ok_or_else(|| "the server's name has no address".to_owned())
 }
 

@@ -6,21 +6,18 @@
 //! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's requests
 //! on all priority levels together. `flow_control` limits the total.
 
-mod webhook_connections;
-
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use coracle_connections::{Share, Source};
 
-use self::webhook_connections::WebhookConnections;
-pub(crate) use self::webhook_connections::WebhookPermit;
 use crate::{
     authn::User,
     error::{ApiError, Result},
     request::{BACKUP_PATH, RequestInfo, is_probe},
     unread_bytes::{Reader, UnreadBytes},
+    webhook_connections::{WebhookConnections, WebhookPermit},
 };
 
 /// Default maximum duration of a request that is not long-running, and of the sending of its response, as upstream.

@@ -79,6 +79,7 @@ mod reply;
 mod request;
 mod request_body;
 mod request_owner;
+mod resolver;
 mod server;
 mod service_range;
 mod socket_body;
@@ -99,6 +100,7 @@ mod waits;
 mod warnings;
 mod web_socket;
 mod webhook_client;
+mod webhook_connections;
 mod write;
 
 pub use admit::PluginSelection;

@@ -2,7 +2,8 @@
 //! also have the identities of this server at admission webhooks.
 //!
 //! Responses are not trusted. The duration of a call, the bytes of a response, and the number of concurrent calls are
-//! limited.
+//! limited. Each webhook has calls of its own. The requests that use one webhook share its calls fairly: by source address
+//! before their authentication, and by user after it.
 
 pub(crate) mod cache;
 pub(crate) mod identities;
@@ -15,12 +16,17 @@ use coracle_error_chain::chain;
 use http::{StatusCode, header};
 use reqwest::{Client, redirect};
 use serde_json::Value;
-use tokio::{sync::Semaphore, time::Instant};
+use tokio::time::Instant;
+
+use crate::{request_owner, waits, webhook_connections::WebhookConnections};
 
 /// Maximum bytes of a response.
 const MAX_RESPONSE: usize = 1 << 20;
-/// Maximum concurrent calls to one server. Further calls wait within their timeout.
+/// Maximum concurrent calls to one server. Further calls wait within their timeout. One owner of requests gets at most as many
+/// calls as are still free.
 const MAX_CONCURRENT_CALLS: usize = 100;
+/// Maximum calls that wait for one server. One owner gets a quarter of them.
+const MAX_WAITING_CALLS: usize = 4096;
 /// Back-off before each retry, as upstream's webhook client.
 const BACKOFFS: [Duration; 3] =
     [Duration::from_millis(500), Duration::from_millis(750), Duration::from_millis(1125)];
@@ -30,7 +36,7 @@ pub(crate) struct Remote {
     http: Client,
     url: String,
     credential: Credential,
-    calls: Semaphore,
+    calls: WebhookConnections,
     timeout: Duration,
     /// The back-off before each retry.
     backoffs: Vec<Duration>,
@@ -67,7 +73,7 @@ impl Remote {
             .timeout(timeout)
             .build()
             .map_err(|error| error.to_string())?;
-        let calls = Semaphore::new(MAX_CONCURRENT_CALLS);
+        let calls = WebhookConnections::of_one_host(MAX_CONCURRENT_CALLS, MAX_WAITING_CALLS);
         let backoffs = BACKOFFS.to_vec();
         Ok(Self { http, url: parsed.url, credential: parsed.credential, calls, timeout, backoffs })
     }
@@ -79,13 +85,13 @@ impl Remote {
         Self { backoffs, ..self }
     }
 
-    /// Posts JSON and returns the response.
+    /// Posts JSON and returns the response. A request that waits for a slow server gives its seats back.
     ///
     /// # Errors
     /// The server does not respond in time, or the response is not a success with JSON.
     pub(crate) async fn post(&self, body: &Value) -> Result<Value, String> {
         let text = body.to_string();
-        let answer = self.post_text(text.into()).await?;
+        let answer = waits::for_server(self.post_text(text.into())).await?;
         serde_json::from_slice(&answer)
             .map_err(|error| format!("the response of {} is not JSON: {error}", self.url))
     }
@@ -97,7 +103,8 @@ impl Remote {
     pub(crate) async fn post_text(&self, text: bytes::Bytes) -> Result<Vec<u8>, String> {
         let deadline = Instant::now() + self.timeout;
         let attempts = async {
-            let _turn = self.calls.acquire().await;
+            let call = self.calls.acquire("", request_owner::current()).await;
+            let _call = call.ok_or_else(|| format!("too many calls wait for {}; try again", self.url))?;
             let mut backoffs = self.backoffs.iter();
             loop {
                 match (self.attempt(text.clone()).await, backoffs.next()) {

@@ -14,7 +14,7 @@ use crate::{
     aggregated, aggregation,
     audit::{Received, Record},
     authn::{LegacyToken, NotedToken, PeerCertificate, ReceivedRequest, User, presented},
-    authz::{self, AccessAttributes, impersonation},
+    authz::{AccessAttributes, impersonation},
     backup,
     call::Call,
     client_upgrade::ClientUpgrade,
@@ -234,7 +234,8 @@ impl Apiserver {
     /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. Releases the
     /// memory that the request has until its authentication.
     async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
-        let identified = self.state.metrics.access.authentication(self.identify(parts)).await;
+        let identity = request_owner::scope(request_seats::source(&parts.extensions), self.identify(parts));
+        let identified = self.state.metrics.access.authentication(identity).await;
         let is_known = identified.as_ref().is_ok_and(|user| !user.is_anonymous());
         request_seats::identified(&self.state.in_flight, &mut parts.extensions, is_known);
         presented::remove_token(&mut parts.headers);
@@ -377,16 +378,9 @@ impl Apiserver {
             return route::unknown_path(&state.registry.load(), &info.path);
         }
         let question = AccessAttributes { user: &user, verb: info.verb, info: &info, cache: &state.cache };
-        let decision = state.metrics.access.authorization(state.authorizers.decide(&question)).await;
-        if let Some(record) = &record {
-            record.decided(&decision);
-        }
-        decision.permit(&question)?;
-        route::check_method(&method)?;
-        if authz::enters_pod(&info) {
-            // A WebSocket begins with GET. Source: AuthorizePodWebsocketUpgradeCreatePermission, v1.35.
-            state.authorizers.authorize(&AccessAttributes { verb: "create", ..question }).await?;
-        }
+        let requester = request_seats::Requester { user: &user, info: &info };
+        let authorization = route::authorize(state, &question, &method, record.as_deref());
+        request_seats::authorize(state, requester, seats, authorization).await?;
         if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !self.is_ours(&info, remote)) {
             let arrived = aggregated::ForwardedRequest {
                 user: &user,
@@ -405,7 +399,6 @@ impl Apiserver {
             "proxy" => (None, body),
             _ => ((method != Method::GET).then_some(body), reply::full("")),
         };
-        let requester = request_seats::Requester { user: &user, info: &info };
         let body = request_seats::receive(state, received, &mut memory, requester, seats).await?;
         freshness::wait(&*state.store, &state.cache, info.verb, info.query.get("resourceVersion")).await?;
         let (warnings, audit) = (Warnings::about(&kind), record);

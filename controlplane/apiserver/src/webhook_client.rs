@@ -16,13 +16,14 @@ use crate::{
     body,
     bundle_verifier::BundleVerifier,
     cache::Cache,
-    in_flight::{BodyMemory, InFlight, WebhookPermit},
+    in_flight::{BodyMemory, InFlight},
     offload::{self, MIN_OFFLOADED_BYTES},
     remote::{
         identities::{Identities, Identity},
         kubeconfig::ClientCertificate,
     },
     request_owner, target, waits,
+    webhook_connections::WebhookPermit,
 };
 
 /// Maximum bytes of the response to an empty request. The limit grows with the request.

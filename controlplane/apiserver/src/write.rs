@@ -65,7 +65,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     stamp_new(&mut object, writer);
     owner_references::deduplicate_sent(call, &mut object);
     drop_scheduling_group(call, &mut object, None);
-    defaults::apply(kind, &mut object);
+    set_defaults(kind, &mut object).await;
     match applied {
         Some(managed_fields) => object["metadata"]["managedFields"] = managed_fields,
         None => offload::run(call.has_large_body(), || field_manager::record_create(call, &mut object)),
@@ -80,7 +80,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     let waiting = initialization::enter(call, &object)?;
     drop_scheduling_group(call, &mut object, None);
     strategy::prepare_for_create(kind, &mut object);
-    defaults::apply(kind, &mut object);
+    set_defaults(kind, &mut object).await;
     let generate = (!is_named && !base.is_empty()).then_some(base.as_str());
     let requested = is_allocated(kind).then(|| object.clone());
     for _ in 0..RETRIES {
@@ -98,6 +98,12 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
         }
     }
     Err(ApiError::modified(kind, &base))
+}
+
+/// Sets the defaults of a new object.
+async fn set_defaults(kind: &Resource, object: &mut Value) {
+    let is_long = kind.strategy().has_long_defaults(object);
+    offload::run_long(is_long, || defaults::apply(kind, object)).await;
 }
 
 /// Commits a new object under its name, or under the first free name that begins with `generate`.
@@ -283,7 +289,8 @@ async fn prepared(
         put_managed_fields(&mut new, requested.clone());
     }
     drop_scheduling_group(call, &mut new, Some(old));
-    prepare(kind, part, old, &mut new);
+    let is_long = kind.strategy().has_long_defaults(&new);
+    offload::run_long(is_long, || prepare(kind, part, old, &mut new)).await;
     if writer == Writer::Update {
         offload::run(is_large, || field_manager::record_update(call, old, &mut new, requested.as_ref()));
     }

@@ -4,9 +4,11 @@ use serde_json::Value;
 
 use crate::schema::{DefaultedProperty, Schema};
 
-/// Maximum number of copied default nodes of one object. Without this limit, a small object could copy a large default
-/// very often.
+/// Maximum size of the copied defaults of one object, by [`size`]. Without this limit, a small object could copy a large default
+/// very often. At the limit the defaults take about 50 MB of memory.
 const MAX_COPIED: usize = 1_000_000;
+/// Size of an object with fields, without its fields. Its first field allocates a node of a tree, which has room for 11 fields.
+const OBJECT: usize = 12;
 
 /// The defaults of an object need too much memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,6 +71,8 @@ impl Defaulter {
                 for DefaultedProperty { name, default, schema } in schema.properties_with_default() {
                     let missing = map.get(name).is_none_or(|old| old.is_null() && !schema.nullable);
                     if missing {
+                        let node = if map.is_empty() { OBJECT } else { 0 };
+                        self.charge(node + name.len())?;
                         map.insert(name.to_owned(), self.copy(default)?);
                     }
                 }
@@ -97,15 +101,23 @@ impl Defaulter {
     }
 
     fn copy(&mut self, default: &Value) -> Result<Value, TooManyDefaults> {
-        self.left = self.left.checked_sub(size(default)).ok_or(TooManyDefaults)?;
+        self.charge(size(default))?;
         Ok(default.clone())
+    }
+
+    fn charge(&mut self, size: usize) -> Result<(), TooManyDefaults> {
+        self.left = self.left.checked_sub(size).ok_or(TooManyDefaults)?;
+        Ok(())
     }
 }
 
-/// Number of nodes and bytes of text of a value.
+/// Number of nodes and bytes of text of a value. An object with fields counts as [`OBJECT`] nodes.
 fn size(value: &Value) -> usize {
     match value {
-        Value::Object(map) => 1 + map.iter().map(|(name, inner)| name.len() + size(inner)).sum::<usize>(),
+        Value::Object(map) if map.is_empty() => 1,
+        Value::Object(map) => {
+            OBJECT + map.iter().map(|(name, inner)| name.len() + size(inner)).sum::<usize>()
+        }
         Value::Array(list) => 1 + list.iter().map(size).sum::<usize>(),
         Value::String(text) => 1 + text.len(),
         _ => 1,
@@ -145,6 +157,22 @@ mod tests {
         let mut object = json!({"a": null, "n": null, "plain": null});
         default(&mut object, &schema()).unwrap();
         assert_eq!(object, json!({"a": "A", "n": null, "nested": {"b": 1}}));
+    }
+
+    /// The memory of `{"x": 1}` is that of a dozen values without fields.
+    #[test]
+    fn defaults_with_long_names_and_in_many_empty_objects_are_limited() {
+        let schema = |name: &str| {
+            Schema::parse(&json!({"type": "array", "items": {"type": "object", "properties": {
+                name: {"type": "integer", "default": 1}}}}))
+            .unwrap()
+        };
+        let (short, long) = (schema("x"), schema(&"x".repeat(1000)));
+        let objects = |count: usize| Value::Array(vec![json!({}); count]);
+        assert_eq!(default(&mut objects(50_000), &short), Ok(()));
+        assert_eq!(default(&mut objects(100_000), &short), Err(TooManyDefaults));
+        assert_eq!(default(&mut objects(500), &long), Ok(()));
+        assert_eq!(default(&mut objects(1000), &long), Err(TooManyDefaults));
     }
 
     #[test]

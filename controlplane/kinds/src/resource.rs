@@ -188,6 +188,11 @@ pub trait Strategy: Send + Sync {
     /// Validates an update of `/status`. Metadata is validated already.
     fn validate_status(&self, causes: &mut Causes, new: &Value, old: &Value);
 
+    /// Whether the defaulting of an object may take long.
+    fn has_long_defaults(&self, _object: &Value) -> bool {
+        false
+    }
+
     /// Whether the validation of an object may take seconds.
     fn has_long_validation(&self, _new: &Value, _old: Option<&Value>) -> bool {
         false

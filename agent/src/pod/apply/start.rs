@@ -187,6 +187,7 @@ impl Job {
         };
         let host_ips = self.node.host_ips();
         let target = hook::Target {
+            namespace: self.pod.metadata.namespace.as_deref().unwrap_or_default(),
             runtime: &*self.node.runtime,
             container,
             id,

@@ -12,12 +12,12 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use rustls::ClientConfig;
 use rustls::pki_types::ServerName;
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::TcpStream;
 use url::Url;
 
 use super::outcome::Outcome;
 use super::target::USER_AGENT;
 use crate::event_recorder::MESSAGE_MAX;
+use crate::resolver;
 
 /// Maximum bytes that are read of a response.
 const BODY_BYTES: usize = 10 * 1024;
@@ -201,10 +201,10 @@ impl Answer {
     }
 }
 
-/// Sends the request and follows redirects within the host.
-pub(crate) async fn get(mut request: Request) -> Result<Answer, HttpError> {
+/// Sends the request of a pod of the namespace, and follows redirects within the host.
+pub(crate) async fn get(mut request: Request, namespace: &str) -> Result<Answer, HttpError> {
     for _ in 0..REQUESTS_MAX {
-        let mut answer = once(&request).await?;
+        let mut answer = once(&request, namespace).await?;
         let Some(location) = answer.redirect() else { return Ok(answer) };
         match request.redirected(location)? {
             Some(next) => request = next,
@@ -217,10 +217,10 @@ pub(crate) async fn get(mut request: Request) -> Result<Answer, HttpError> {
     Err(HttpError::Redirects)
 }
 
-async fn once(request: &Request) -> Result<Answer, HttpError> {
+async fn once(request: &Request, namespace: &str) -> Result<Answer, HttpError> {
     let connect_error =
         |source| HttpError::Connect { host: request.host.clone(), port: request.port, source };
-    let stream = TcpStream::connect((request.host.as_str(), request.port)).await.map_err(connect_error)?;
+    let stream = resolver::connect(namespace, &request.host, request.port).await.map_err(connect_error)?;
     if !request.tls {
         return exchange(stream, request).await;
     }
@@ -312,7 +312,9 @@ mod tests {
 
     async fn outcome_of(get: serde_json::Value) -> Outcome {
         let request = Request::new(&serde_json::from_value(get).unwrap(), &Container::default(), "127.0.0.1");
-        super::get(request.unwrap()).await.map_or_else(|error| error.outcome(), |answer| answer.outcome())
+        super::get(request.unwrap(), "ns")
+            .await
+            .map_or_else(|error| error.outcome(), |answer| answer.outcome())
     }
 
     #[test]

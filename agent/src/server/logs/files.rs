@@ -32,9 +32,14 @@ pub(super) fn after(log: &Path, inode: u64) -> Option<PathBuf> {
 
 /// Start of the last `count` lines: index of the file, and offset in it.
 ///
-/// A line in several parts counts as one line, even if its last part is not written yet.
-pub(super) fn tail(files: &[PathBuf], count: usize) -> io::Result<(usize, u64)> {
-    let mut search = TailSearch { wanted: count, lines: 0, is_open: false };
+/// A line in several parts counts as one line, even if its last part is not written yet. The result of a cancelled search is the
+/// start of the log.
+pub(super) fn tail(
+    files: &[PathBuf],
+    count: usize,
+    is_cancelled: &dyn Fn() -> bool,
+) -> io::Result<(usize, u64)> {
+    let mut search = TailSearch { wanted: count, lines: 0, is_open: false, is_cancelled };
     for (index, file) in files.iter().enumerate().rev() {
         match bounded::open(file) {
             Ok(mut file) => {
@@ -50,22 +55,27 @@ pub(super) fn tail(files: &[PathBuf], count: usize) -> io::Result<(usize, u64)> 
 }
 
 /// State of the search for the start of a tail, from the last file to the first.
-struct TailSearch {
+struct TailSearch<'a> {
     /// Lines of the tail.
     wanted: usize,
     /// Lines that begin at or after the position that was reached.
     lines: usize,
     /// Whether the line at the position is already counted.
     is_open: bool,
+    is_cancelled: &'a dyn Fn() -> bool,
 }
 
-impl TailSearch {
-    /// Searches backwards for the end of the line before the wanted lines. Returns its offset.
+impl TailSearch<'_> {
+    /// Searches backwards for the end of the line before the wanted lines. Returns its offset. `None` if the search is cancelled,
+    /// or if the file has no such line.
     fn search_backwards(&mut self, file: &mut File) -> io::Result<Option<u64>> {
         const BLOCK: u64 = 64 * 1024;
         let mut end = file.seek(SeekFrom::End(0))?;
         let mut carry: Vec<u8> = Vec::new();
         while end > 0 {
+            if (self.is_cancelled)() {
+                return Ok(None);
+            }
             let start = end.saturating_sub(BLOCK);
             let mut block = vec![0; usize::try_from(end - start).unwrap_or(0)];
             file.seek(SeekFrom::Start(start))?;
@@ -160,7 +170,7 @@ mod tests {
         fs::write(&old, first.concat()).expect("file");
         fs::write(&new, second.concat()).expect("file");
         let files = [old.clone(), new.clone()];
-        let at = |count| tail(&files, count).expect("tail");
+        let at = |count| tail(&files, count, &|| false).expect("tail");
         let length = |lines: &[String]| lines.iter().map(String::len).sum::<usize>() as u64;
         assert_eq!(at(0), (1, length(&second)));
         assert_eq!(at(1), (1, length(&second[..1])));
@@ -168,12 +178,27 @@ mod tests {
         assert_eq!(at(3), (0, length(&first[..1])));
         assert_eq!((at(4), at(99)), ((0, 0), (0, 0)));
         fs::write(&new, [line("F", "a"), line("P", "to come")].concat()).expect("file");
-        assert_eq!(tail(&[new], 1).expect("tail"), (0, line("F", "a").len() as u64));
+        assert_eq!(tail(&[new], 1, &|| false).expect("tail"), (0, line("F", "a").len() as u64));
         fs::remove_dir_all(dir).expect("clean up");
     }
 
     #[test]
     fn an_absent_log_is_empty() {
-        assert_eq!(tail(&[PathBuf::from("/nonexistent/0.log")], 5).expect("tail"), (0, 0));
+        assert_eq!(tail(&[PathBuf::from("/nonexistent/0.log")], 5, &|| false).expect("tail"), (0, 0));
+    }
+
+    #[test]
+    fn a_cancelled_search_reads_no_further_block() {
+        let dir = dir("cancelled");
+        let path = dir.join("0.log");
+        fs::write(&path, line("F", "text").repeat(20_000)).expect("file");
+        let blocks = std::cell::Cell::new(0);
+        let is_cancelled = || {
+            blocks.set(blocks.get() + 1);
+            blocks.get() > 2
+        };
+        assert_eq!(tail(&[path], 19_000, &is_cancelled).expect("tail"), (0, 0));
+        assert_eq!(blocks.get(), 3);
+        fs::remove_dir_all(dir).expect("clean up");
     }
 }

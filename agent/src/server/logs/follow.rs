@@ -59,8 +59,10 @@ pub(super) async fn read(
     } else {
         Some(watches.on(&directory).map_err(|source| ReadError::Watch { path: directory, source })?)
     };
-    // The start of a tail is searched in all files, which takes long.
-    let begun = tokio::task::spawn_blocking(move || Reader::begin(log, &options)).await;
+    // The start of a tail is searched in all files, which takes long. The search ends when the client disconnects.
+    let client = sender.clone();
+    let begun =
+        tokio::task::spawn_blocking(move || Reader::begin(log, &options, &|| client.is_closed())).await;
     let mut reader = begun.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
     loop {
         let is_last = ended.is_over();
@@ -103,12 +105,12 @@ struct Open {
 // === impl Reader ===
 
 impl Reader {
-    fn begin(log: PathBuf, options: &Options) -> Result<Reader, ReadError> {
+    /// Opens the file with the first requested line. `is_cancelled` is asked during the search.
+    fn begin(log: PathBuf, options: &Options, is_cancelled: &dyn Fn() -> bool) -> Result<Reader, ReadError> {
         let all = files::all(&log);
         let (index, offset) = match options.tail {
-            Some(count) => {
-                files::tail(&all, count).map_err(|source| ReadError::File { path: log.clone(), source })?
-            }
+            Some(count) => files::tail(&all, count, is_cancelled)
+                .map_err(|source| ReadError::File { path: log.clone(), source })?,
             None => (first_file_since(&all, options), 0),
         };
         let file = all.get(index).map(|path| Open::at(path, offset)).transpose()?.flatten();
@@ -126,6 +128,9 @@ impl Reader {
             if out.is_empty() {
                 // These lines were not requested. Yield, so that other tasks of this thread can run.
                 tokio::task::yield_now().await;
+                if sender.is_closed() {
+                    return Ok(Drained::Done);
+                }
             }
             if !out.is_empty() && !self.send(std::mem::take(&mut out), sender).await || self.printer.is_full()
             {

@@ -2,6 +2,9 @@
 //! once for an event, not once for each watch.
 //!
 //! A running conversion is dropped with the last watch that waits for it. Only the newest small results are kept.
+//!
+//! A call of a webhook belongs to the owner of the watch that begins the conversion. If the call fails, the watches of other
+//! owners begin another conversion: the first owner may have too many calls.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +18,7 @@ use futures::{
 };
 
 use super::Object;
-use crate::error::Result;
+use crate::{error::Result, request_owner};
 
 /// Maximum number of known conversions.
 const MAX_CONVERSIONS: usize = 32;
@@ -38,32 +41,57 @@ struct Conversion {
 }
 
 enum State {
-    Running(WeakShared<Converting>),
+    Running { conversion: WeakShared<Converting>, owner: Arc<str> },
     Done(Arc<Object>),
 }
 
 /// A conversion for a watch.
 enum Found {
-    Running(Shared<Converting>),
+    Running(Running),
     Done(Arc<Object>),
+}
+
+/// A running conversion, and the owner of the watch that has begun it.
+struct Running {
+    conversion: Shared<Converting>,
+    owner: Arc<str>,
 }
 
 // === impl Conversions ===
 
 impl Conversions {
     /// The object in the version of `kind`. `convert` makes the conversion, unless another watch has begun it. An error
-    /// is returned to all watches that wait, and is not kept. `convert` must depend only on the object and the version.
+    /// is returned to all watches of the owner, and is not kept. `convert` must depend only on the object, the version and the
+    /// owner of the task.
     pub(crate) async fn get(
         &self,
         object: &Arc<Object>,
         kind: &Arc<Resource>,
-        convert: impl FnOnce() -> Converting,
+        convert: impl Fn() -> Converting,
     ) -> Result<Arc<Object>> {
-        let running = match self.find(object, kind, convert) {
+        let running = match self.find(object, kind, &convert) {
             Found::Done(converted) => return Ok(converted),
             Found::Running(running) => running,
         };
-        let converted = running.await;
+        let is_own = running.owner == request_owner::current();
+        let converted = self.finished(object, kind, running).await;
+        if is_own || converted.is_ok() {
+            return converted;
+        }
+        match self.find(object, kind, &convert) {
+            Found::Done(converted) => Ok(converted),
+            Found::Running(running) => self.finished(object, kind, running).await,
+        }
+    }
+
+    /// Waits for the end of a conversion.
+    async fn finished(
+        &self,
+        object: &Arc<Object>,
+        kind: &Arc<Resource>,
+        running: Running,
+    ) -> Result<Arc<Object>> {
+        let converted = running.conversion.await;
         self.finish(object, kind, converted.as_ref().ok());
         converted
     }
@@ -78,18 +106,19 @@ impl Conversions {
         let mut newest = self.lock();
         match newest.iter().find(|one| one.is_of(object, kind)).map(|one| &one.state) {
             Some(State::Done(converted)) => return Found::Done(converted.clone()),
-            Some(State::Running(running)) => {
-                if let Some(running) = running.upgrade() {
-                    return Found::Running(running);
+            Some(State::Running { conversion, owner }) => {
+                if let Some(conversion) = conversion.upgrade() {
+                    return Found::Running(Running { conversion, owner: owner.clone() });
                 }
             }
             None => {}
         }
         newest.retain(|one| !one.is_of(object, kind));
-        let running = convert().shared();
-        if let Some(weak) = running.downgrade() {
+        let running = Running { conversion: convert().shared(), owner: request_owner::current() };
+        if let Some(conversion) = running.conversion.downgrade() {
             let (object, kind) = (Arc::downgrade(object), Arc::downgrade(kind));
-            newest.push_back(Conversion { object, kind, state: State::Running(weak) });
+            let state = State::Running { conversion, owner: running.owner.clone() };
+            newest.push_back(Conversion { object, kind, state });
         }
         if newest.len() > MAX_CONVERSIONS {
             newest.pop_front();
@@ -171,18 +200,35 @@ mod tests {
         assert_eq!(conversions(Err(ApiError::internal("down"))).await, (2, 0), "an error is not kept");
     }
 
+    /// The webhook refuses further calls of one owner.
+    #[tokio::test]
+    async fn a_failed_conversion_of_one_owner_does_not_fail_the_watches_of_others() {
+        let (shared, source, kind) = (Conversions::default(), object(1), by_kind("v1", "ConfigMap").unwrap());
+        let convert = || {
+            let is_refused = *request_owner::current() == *"eve";
+            async move {
+                tokio::task::yield_now().await;
+                if is_refused { Err(ApiError::internal("too many calls")) } else { Ok(object(1)) }
+            }
+            .boxed()
+        };
+        let get = |owner: &str| request_owner::scope(owner.into(), shared.get(&source, kind, convert));
+        let (first, second, of_bob) = tokio::join!(biased; get("eve"), get("eve"), get("bob"));
+        assert!(first.is_err() && second.is_err());
+        assert!(of_bob.is_ok());
+    }
+
     #[tokio::test]
     async fn a_conversion_ends_with_its_watches_and_few_are_known() {
         let (shared, kind) = (Conversions::default(), by_kind("v1", "ConfigMap").unwrap());
         let (source, converted) = (object(1), object(2));
         let stuck = shared.get(&source, kind, || std::future::pending().boxed());
         assert!(stuck.now_or_never().is_none());
-        let result = converted.clone();
-        let found = shared.get(&source, kind, || async move { Ok(result) }.boxed()).await;
+        let convert = || std::future::ready(Ok(converted.clone())).boxed();
+        let found = shared.get(&source, kind, convert).await;
         assert!(Arc::ptr_eq(&found.unwrap(), &converted));
         for _ in 0..100 {
-            let result = converted.clone();
-            shared.get(&object(1), kind, || async move { Ok(result) }.boxed()).await.unwrap();
+            shared.get(&object(1), kind, convert).await.unwrap();
         }
         assert_eq!(shared.lock().len(), MAX_CONVERSIONS);
     }

@@ -128,6 +128,10 @@ impl Strategy for CustomStrategy {
         causes.extend(violations);
     }
 
+    fn has_long_defaults(&self, object: &Value) -> bool {
+        self.has_defaults && self.rules.is_heavy(object, None)
+    }
+
     fn has_long_validation(&self, new: &Value, old: Option<&Value>) -> bool {
         self.has_heavy_validation(new, old)
     }
@@ -159,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_validation_of_rules_and_of_large_objects_is_long() {
+    fn the_validation_of_rules_and_the_work_on_large_objects_is_long() {
         let strategy = |spec: Value| {
             let schema = json!({"type": "object", "properties": {"spec": spec}});
             let definition = json!({"spec": {"group": "a.example", "names": {"kind": "Cup"}, "versions": [
@@ -174,5 +178,10 @@ mod tests {
         assert!(!strategy(text.clone()).has_long_validation(&small, None));
         assert!(strategy(text).has_long_validation(&json!({"spec": "a".repeat(1 << 20)}), None));
         assert!(strategy(rule).has_long_validation(&small, Some(&small)));
+        let filled = json!({"type": "array", "items": {"type": "object", "properties": {
+            "a": {"type": "string", "default": "b".repeat(1000)}}}});
+        let many = json!({"spec": vec![json!({}); 2000]});
+        assert!(strategy(filled.clone()).has_long_defaults(&many));
+        assert!(!strategy(filled).has_long_defaults(&json!({"spec": [{}]})));
     }
 }

@@ -9,6 +9,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use futures::FutureExt as _;
 use http::{Request, Response};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, service::service_fn};
@@ -87,6 +88,19 @@ async fn temporary_failures_are_tried_again_and_final_ones_are_not() {
     assert_eq!(refusing.count(), 1);
     let working = Hook::start(|body| (200, body.to_string())).await;
     assert_eq!(working.remote().post(&json!({"a": 1})).await.unwrap(), json!({"a": 1}));
+}
+
+#[tokio::test]
+async fn one_source_leaves_calls_for_others() {
+    let hook = Hook::start(|_| (200, "{}".to_owned())).await;
+    let remote = hook.remote();
+    let next = || remote.calls.acquire("", "source:1".into()).now_or_never().flatten();
+    let held: Vec<_> = std::iter::from_fn(next).collect();
+    assert_eq!(held.len(), MAX_CONCURRENT_CALLS / 2);
+    let body = json!({});
+    let post = |owner: &str| Box::pin(request_owner::scope(owner.into(), remote.post(&body)));
+    assert!(post("source:1").now_or_never().is_none() && hook.count() == 0);
+    assert_eq!(post("source:2").await, Ok(json!({})));
 }
 
 #[tokio::test]

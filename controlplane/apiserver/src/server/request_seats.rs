@@ -44,6 +44,7 @@ pub(crate) struct ShortLived {
 }
 
 /// The user and the attributes of a request, which determine its priority level.
+#[derive(Clone, Copy)]
 pub(super) struct Requester<'a> {
     pub(super) user: &'a User,
     pub(super) info: &'a RequestInfo,
@@ -58,6 +59,36 @@ pub(super) fn identified(in_flight: &InFlight, extensions: &mut Extensions, is_k
     } else if let Some(permit) = extensions.get::<Arc<ConnectionPermit>>() {
         permit.close();
     }
+}
+
+/// The owner of a request until its authentication: the source address. Empty without a connection from the network.
+pub(super) fn source(extensions: &Extensions) -> Arc<str> {
+    let permit = extensions.get::<Arc<ConnectionPermit>>();
+    permit.map_or_else(|| "".into(), |permit| format!("source:{}", permit.source()).into())
+}
+
+/// Authorizes a request. While the request waits for a slow webhook it gives its seats back. After the authorization it waits
+/// for seats again.
+pub(super) async fn authorize(
+    state: &State,
+    requester: Requester<'_>,
+    seats: &mut Option<Seats>,
+    authorization: impl Future<Output = Result<()>>,
+) -> Result<()> {
+    let had_seats = seats.is_some();
+    waits::holding(seats, authorization).await?;
+    if had_seats && seats.is_none() {
+        *seats = enter_again(state, requester).await?;
+    }
+    Ok(())
+}
+
+/// Waits for the seats of a request that has given its seats back.
+async fn enter_again(state: &State, requester: Requester<'_>) -> Result<Option<Seats>> {
+    let arrived = Instant::now();
+    let (_, granted) = state.flow_control.enter(requester.user, requester.info, &state.cache).await;
+    waits::add(arrived.elapsed());
+    granted
 }
 
 /// Reads the body of a request; `None` is the body of a GET. After [`SLOW_CLIENT`] the request gives its seats back, and
@@ -81,10 +112,7 @@ where
     let had_seats = seats.take().is_some();
     let body = read.await?;
     if had_seats {
-        let arrived = Instant::now();
-        let (_, granted) = state.flow_control.enter(requester.user, requester.info, &state.cache).await;
-        waits::add(arrived.elapsed());
-        *seats = granted?;
+        *seats = enter_again(state, requester).await?;
     }
     Ok(body)
 }

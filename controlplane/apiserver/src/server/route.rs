@@ -5,11 +5,14 @@ use futures::future::BoxFuture;
 use http::Method;
 
 use crate::{
+    audit::Record,
+    authz::{self, AccessAttributes},
     call::Call,
     client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
     media,
     reply::{self, Body, Reply},
+    state::State,
     sub, usage, verb, web_socket,
     write::Part,
 };
@@ -32,8 +35,28 @@ pub(super) fn unknown_path(set: &Resources, path: &str) -> Result<Reply> {
     Ok(reply::text(404, "404 page not found\n"))
 }
 
+/// Authorizes a request, and checks its method.
+pub(super) async fn authorize(
+    state: &State,
+    question: &AccessAttributes<'_>,
+    method: &Method,
+    record: Option<&Record>,
+) -> Result<()> {
+    let decision = state.metrics.access.authorization(state.authorizers.decide(question)).await;
+    if let Some(record) = record {
+        record.decided(&decision);
+    }
+    decision.permit(question)?;
+    check_method(method)?;
+    if authz::enters_pod(question.info) {
+        // A WebSocket begins with GET. Source: AuthorizePodWebsocketUpgradeCreatePermission, v1.35.
+        state.authorizers.authorize(&AccessAttributes { verb: "create", ..*question }).await?;
+    }
+    Ok(())
+}
+
 /// Refuses CONNECT: no path has a route for it, as upstream. The response 200 would mean that a tunnel has begun.
-pub(super) fn check_method(method: &Method) -> Result<()> {
+fn check_method(method: &Method) -> Result<()> {
     if *method == Method::CONNECT { Err(ApiError::method_not_allowed()) } else { Ok(()) }
 }
 

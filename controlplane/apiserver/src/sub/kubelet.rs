@@ -1,5 +1,6 @@
 //! Requests to the kubelet of a node: its address, and one HTTPS request.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -15,6 +16,7 @@ use crate::{
     call::Call,
     error::{ApiError, Result},
     reply::Body,
+    resolver,
     target::{dial, exchange},
 };
 
@@ -45,7 +47,9 @@ pub(crate) async fn send(call: &Call, node: &str, mut request: Request<Body>) ->
     let name = ServerName::try_from(address.host.clone()).map_err(|error| failed("bad name", &error))?;
     let connector = TlsConnector::from(Arc::clone(&call.state.kubelet.0));
     let connecting = async {
-        let stream = dial((address.host.as_str(), address.port)).await;
+        let found = resolver::resolve(&address.host, address.port).await;
+        let found = found.map_err(|error| failed("cannot resolve", &error))?;
+        let stream = dial(found.as_slice()).await;
         let stream = stream.map_err(|error| failed("cannot connect to", &error))?;
         connector.connect(name, stream).await.map_err(|error| failed("no TLS with", &error))
     };
@@ -77,10 +81,15 @@ pub(super) fn address(call: &Call, node: &str) -> Result<Address> {
     Ok(Address { host: host.to_owned(), port })
 }
 
+/// The address by which the server connects to the kubelet. The kubelet can report any text as one of its addresses: a name is
+/// used only if it has the type of a name.
 fn preferred_address(status: &Value) -> Option<&str> {
     ["InternalIP", "ExternalIP", "Hostname"].into_iter().find_map(|wanted| {
-        let mut addresses = status["addresses"].as_array()?.iter();
-        addresses.find(|address| address["type"] == wanted)?["address"].as_str()
+        let addresses = status["addresses"].as_array()?.iter();
+        let mut of_type = addresses
+            .filter(|address| address["type"] == wanted)
+            .filter_map(|address| address["address"].as_str());
+        of_type.find(|address| wanted == "Hostname" || address.parse::<IpAddr>().is_ok())
     })
 }
 
@@ -124,6 +133,23 @@ mod tests {
         assert!(hyper::upgrade::on(&mut answer).await.is_err(), "nothing to be connected");
         drop(answer);
         assert_eq!(kubelet.await.unwrap(), b"", "the kubelet got more");
+    }
+
+    #[test]
+    fn a_name_is_not_the_ip_address_of_a_node() {
+        let address = |kind: &str, address: &str| serde_json::json!({"type": kind, "address": address});
+        let preferred = |addresses: &[Value]| {
+            preferred_address(&serde_json::json!({"addresses": addresses})).map(str::to_owned)
+        };
+        let [name, ip, external] =
+            [("InternalIP", "slow.example"), ("InternalIP", "192.0.2.1"), ("ExternalIP", "::1")]
+                .map(|(kind, text)| address(kind, text));
+        let host = address("Hostname", "node-1");
+        let chosen = preferred(&[host.clone(), name.clone(), ip, external.clone()]);
+        assert_eq!(chosen.as_deref(), Some("192.0.2.1"));
+        assert_eq!(preferred(&[name.clone(), external]).as_deref(), Some("::1"));
+        assert_eq!(preferred(&[name.clone(), host]).as_deref(), Some("node-1"));
+        assert_eq!(preferred(&[name]), None);
     }
 
     #[test]

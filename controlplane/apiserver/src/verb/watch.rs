@@ -14,7 +14,11 @@ use coracle_kinds::{
     protobuf::encode,
     table::{self, MetaVersion},
 };
-use futures::{Stream, StreamExt as _, future::Either, stream};
+use futures::{
+    Stream, StreamExt as _,
+    future::{BoxFuture, Either},
+    stream,
+};
 use http::{HeaderValue, Response, header};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, StreamBody};
@@ -28,12 +32,14 @@ use crate::{
     call::Call,
     convert,
     error::{ApiError, Result},
+    in_flight,
     media::{self, Form},
     metrics::WatchEvents,
     offload,
     polled_when_woken::PolledWhenWoken,
     reply::{Reply, full, status_text},
     request::parse_revision,
+    request_owner,
     unread_bytes::{MIN_HELD_BYTES, Reader},
     verb::{list, list_options, version_fields, version_fields::Transitions},
     web_socket,
@@ -123,13 +129,17 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
         reading.add_reading(event.weight());
     });
     let conversions = call.state.cache.conversions.clone();
+    let owner: Arc<str> = in_flight::queued_owner(&call.user).into();
     let writer = Writer { initial, ..Writer::new(call, form, revision, reader) };
     let lines = stream::iter(first)
         .chain(stream::unfold((events, Some(first_events.clone())), following))
         .then(move |event| match is_in_version(&kind, &event) {
             // Most events need no conversion. A conversion clones references that all watches share, which takes time.
             true => Either::Left(std::future::ready(Ok::<_, ApiError>(event))),
-            false => Either::Right(converted(conversions.clone(), kind.clone(), event, first_events.clone())),
+            false => {
+                let event = converted(conversions.clone(), kind.clone(), event, first_events.clone());
+                Either::Right(request_owner::scope(owner.clone(), event))
+            }
         })
         .filter_map(move |event| {
             let sent = match (&mut transitions, event) {
@@ -225,8 +235,12 @@ async fn in_version(
     if object.api_version() == kind.api_version() {
         return Ok(object);
     }
-    let (to, from) = (kind.clone(), object.clone());
-    conversions.get(&object, kind, || Box::pin(async move { convert::object(&to, from).await })).await
+    let begin = || -> BoxFuture<'static, Result<Arc<Object>>> {
+        let (to, from) = (kind.clone(), object.clone());
+        let converted = async move { convert::object(&to, from).await };
+        Box::pin(request_owner::scope(request_owner::current(), converted))
+    };
+    conversions.get(&object, kind, begin).await
 }
 
 /// The pieces of an event. An error is the last event: the writer is `None` after it.

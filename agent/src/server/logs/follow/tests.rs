@@ -181,7 +181,7 @@ async fn a_line_without_an_end_takes_no_memory_and_hides_no_other() {
     let huge = "x".repeat(3 * super::super::line::LINE_MAX);
     let head = "2026-01-01T00:00:00Z stdout F";
     std::fs::write(&log, format!("{head} a\n{head} {huge}\n{head} b\n")).expect("file");
-    let mut reader = Reader::begin(log.clone(), &Options::default()).expect("reader");
+    let mut reader = Reader::begin(log.clone(), &Options::default(), &|| false).expect("reader");
     let (sender, mut receiver) = mpsc::channel(64);
     reader.drain(&sender).await.expect("read");
     assert!(reader.rest.capacity() <= 2 * super::super::line::LINE_MAX);
@@ -191,7 +191,7 @@ async fn a_line_without_an_end_takes_no_memory_and_hides_no_other() {
         out.extend_from_slice(&bytes);
     }
     assert_eq!(out, b"a\nb\n");
-    let at = files::tail(&[log], 5).expect("tail");
+    let at = files::tail(&[log], 5, &|| false).expect("tail");
     assert_eq!(at, (0, (head.len() * 2 + huge.len() + 5) as u64), "behind the line that is too long");
     std::fs::remove_dir_all(dir).expect("clean up");
 }
@@ -203,7 +203,7 @@ async fn skipped_lines_do_not_delay_other_tasks() {
     let log = dir.join("0.log");
     std::fs::write(&log, "2026-01-01T00:00:00Z stdout F x\n".repeat(20 * CHUNK / 32)).expect("file");
     let options = Options { only: Some(super::super::output::Output::Stderr), ..Options::default() };
-    let mut reader = Reader::begin(log, &options).expect("reader");
+    let mut reader = Reader::begin(log, &options, &|| false).expect("reader");
     let (sender, _receiver) = mpsc::channel(1);
     let yields = tokio::spawn(async {
         for _ in 0..10 {
@@ -219,7 +219,7 @@ async fn skipped_lines_do_not_delay_other_tasks() {
 fn a_removed_file_is_closed_and_reading_continues_with_the_oldest_one() {
     let mut log = Log::new("removed");
     log.write("lost");
-    let mut reader = Reader::begin(log.path.clone(), &Options::default()).expect("reader");
+    let mut reader = Reader::begin(log.path.clone(), &Options::default(), &|| false).expect("reader");
     reader.close_removed();
     assert!(reader.file.is_some());
     fs::remove_file(&log.path).expect("remove");

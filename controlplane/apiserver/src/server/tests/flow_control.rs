@@ -65,6 +65,28 @@ async fn requests_are_classified_by_the_impersonated_user() {
 }
 
 #[tokio::test]
+async fn a_slow_authorization_has_no_seats_and_waits_for_seats_at_its_end() {
+    let server = Fixture::new().await;
+    let state = &server.api.state;
+    let in_use = || state.flow_control.levels().iter().map(|level| level.seats_in_use).sum::<u64>();
+    let info = RequestInfo::parse(&Method::GET, &"/api/v1/namespaces/a/pods/b".parse().unwrap());
+    let eve = User::new("eve", &[]);
+    let requester = request_seats::Requester { user: &eve, info: &info };
+    tokio::time::pause();
+    for (milliseconds, during) in [(100, 1), (5000, 0)] {
+        let mut seats = state.flow_control.enter(&eve, &info, &state.cache).await.1.unwrap();
+        let authorization = async {
+            waits::for_server(tokio::time::sleep(Duration::from_millis(milliseconds))).await;
+            assert_eq!(in_use(), during, "{milliseconds} ms");
+            Ok(())
+        };
+        request_seats::authorize(state, requester, &mut seats, authorization).await.unwrap();
+        assert!(seats.is_some());
+        assert_eq!(in_use(), 1);
+    }
+}
+
+#[tokio::test]
 async fn without_priority_and_fairness_no_request_is_classified() {
     let options = |config: &mut ApiserverConfig| {
         config.options.priority_and_fairness = false;

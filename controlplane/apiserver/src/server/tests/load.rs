@@ -72,6 +72,39 @@ async fn unknown_clients_leave_memory_for_requests_with_credentials() {
     assert_eq!(in_flight.unknown_bytes(), 0);
 }
 
+/// The webhook accepts connections, and never answers.
+#[tokio::test]
+async fn one_source_leaves_calls_of_the_token_webhook_for_others() {
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("webhook");
+    let content = json!({"clusters": [{"name": "c", "cluster": {"server": url}}], "current-context": "x",
+        "contexts": [{"name": "x", "context": {"cluster": "c"}}]});
+    std::fs::write(&file, content.to_string()).unwrap();
+    let (cache, version) = (Duration::ZERO, "v1".to_owned());
+    let webhook = crate::authn::TokenWebhookConfig { file, cache, version };
+    let api = open_with(directory.path(), |config| config.token_webhook = Some(webhook)).await;
+    let limits = Limits { total: 8, per_source: 4, unauthenticated: 8, unauthenticated_per_source: 4 };
+    let port = Connections::new(limits);
+    let [eve, bob] = [1, 2].map(|host| Arc::new(port.admit(IpAddr::from([10, 0, 0, host])).unwrap()));
+    let send = |permit: &Arc<ConnectionPermit>, number: usize| {
+        let request = Request::get("/api/v1/nodes").header("authorization", format!("Bearer wrong-{number}"));
+        let request = request.extension(permit.clone()).body(Full::<Bytes>::default()).unwrap();
+        let api = api.clone();
+        tokio::spawn(async move { api.handle(request, None).await });
+    };
+    (0..150).for_each(|number| send(&eve, number));
+    let mut calls = Vec::new();
+    while let Ok(call) = tokio::time::timeout(Duration::from_millis(500), listener.accept()).await {
+        calls.push(call.unwrap());
+    }
+    assert_eq!(calls.len(), 50, "half of the calls");
+    send(&bob, 0);
+    let call = tokio::time::timeout(Duration::from_secs(5), listener.accept()).await;
+    assert!(call.is_ok(), "a client of another source waits");
+}
+
 #[tokio::test]
 async fn an_object_cannot_grow_by_patches() {
     let fixture = Fixture::new().await;

@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use coracle_connections::Share;
 use tokio::sync::oneshot;
 
-use super::PER_FREE_BYTE;
-
+/// Maximum places of one host, as a multiple of the free places. So a host gets at most three quarters of them.
+const PER_FREE: usize = 3;
 /// Maximum number of calls that wait for a connection.
 const MAX_WAITING: usize = 8192;
 /// The waiting calls of one user to a host, as a divisor of the maximum for that host. A request can wait for several
@@ -82,12 +82,12 @@ struct Candidate<'a> {
 /// Whether a host with `own` places may have one more. A host gets at most three times as many places as are still
 /// free.
 fn is_free(most: usize, used: usize, own: usize) -> bool {
-    most.checked_sub(used + 1).is_some_and(|free| own < free.saturating_mul(PER_FREE_BYTE))
+    most.checked_sub(used + 1).is_some_and(|free| own < free.saturating_mul(PER_FREE))
 }
 
 /// Maximum places of one host, by [`is_free`].
 fn part_of_host(most: usize) -> usize {
-    most.saturating_mul(PER_FREE_BYTE) / (PER_FREE_BYTE + 1)
+    most.saturating_mul(PER_FREE) / (PER_FREE + 1)
 }
 
 /// Whether an owner with `own` connections to a host may have one more. An owner gets at most as many connections as are
@@ -104,7 +104,7 @@ fn lock(places: &Mutex<Places>) -> MutexGuard<'_, Places> {
 
 impl WebhookConnections {
     /// As many connections as the limit of descriptors permits.
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self::with_limits(Share::Webhooks.count(), MAX_WAITING)
     }
 
@@ -113,6 +113,13 @@ impl WebhookConnections {
         let (hosts, next) = (HashMap::new(), 0);
         let places = Places { max_used, max_waiting, used: 0, waiting: 0, hosts, next };
         Self { places: Arc::new(Mutex::new(places)) }
+    }
+
+    /// At most `max_used` connections to a single host, and at most `max_waiting` waiting calls. The name of the host is
+    /// arbitrary.
+    pub(crate) fn of_one_host(max_used: usize, max_waiting: usize) -> Self {
+        let of_all = |of_host: usize| (of_host * (PER_FREE + 1)).div_ceil(PER_FREE);
+        Self::with_limits(of_all(max_used), of_all(max_waiting))
     }
 
     /// Waits for a connection to a host, for a request of an owner. `None` if too many calls wait. If the future is
@@ -350,6 +357,19 @@ mod tests {
         drop((eve, bob, ann));
         let places = lock(&connections.places);
         assert!(places.hosts.is_empty() && (places.used, places.waiting) == (0, 0));
+    }
+
+    #[test]
+    fn a_single_host_gets_all_connections() {
+        for most in [1, 2, 3, 100] {
+            let connections = WebhookConnections::of_one_host(most, most);
+            let held = all_free(&connections, "slow");
+            let wait = || Box::pin(connections.acquire("slow", "".into()));
+            let mut waiting: Vec<_> = (0..most).map(|_| wait()).collect();
+            assert!(waiting.iter_mut().all(|call| call.now_or_never().is_none()), "{most}");
+            let is_refused = matches!(wait().now_or_never(), Some(None));
+            assert_eq!((held.len(), is_refused), (most, true));
+        }
     }
 
     #[test]

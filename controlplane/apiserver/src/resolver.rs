@@ -1,0 +1,98 @@
+//! Look-ups of host names.
+//!
+//! The resolver of the system blocks a thread for seconds if a name server does not respond, and the process has few blocking
+//! threads. So the number of look-ups and their duration are limited. One owner of requests gets half of them.
+
+use std::{
+    io,
+    net::{IpAddr, SocketAddr, ToSocketAddrs as _},
+    sync::LazyLock,
+    time::Duration,
+};
+
+use crate::{large_requests::LargeRequests, request_owner};
+
+/// Maximum number of concurrent look-ups, and of those of one owner.
+const CONCURRENCY: [u32; 2] = [4, 2];
+/// Maximum time for which a request waits for its look-up.
+const TIMEOUT: Duration = Duration::from_secs(10);
+
+static LOOKUPS: LazyLock<LargeRequests> = LazyLock::new(lookups);
+
+fn lookups() -> LargeRequests {
+    let [all, own] = CONCURRENCY;
+    LargeRequests::with_budget(all, own)
+}
+
+/// The addresses of a host. An IP address needs no look-up.
+pub(crate) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    if let Ok(address) = host.parse::<IpAddr>() {
+        return Ok(vec![(address, port).into()]);
+    }
+    let host = host.to_owned();
+    let found = look_up(&LOOKUPS, move || Ok((host.as_str(), port).to_socket_addrs()?.collect()));
+    let found = tokio::time::timeout(TIMEOUT, found).await;
+    found
+        .unwrap_or_else(|_elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, "the look-up takes too long")))
+}
+
+/// Runs a look-up on a blocking thread. It occupies its place until it ends, even if the request no longer waits for it.
+async fn look_up<T: Send + 'static>(
+    places: &LargeRequests,
+    work: impl FnOnce() -> io::Result<T> + Send + 'static,
+) -> io::Result<T> {
+    let place = places.enter_units(&request_owner::current(), 1).await;
+    let found = tokio::task::spawn_blocking(move || {
+        let _place = place;
+        work()
+    });
+    found.await.unwrap_or_else(|failed| Err(io::Error::other(failed)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use super::*;
+
+    /// Time after which a test fails.
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn an_address_is_its_own_result() {
+        for (host, address) in [("192.0.2.1", "192.0.2.1:10250"), ("2001:db8::1", "[2001:db8::1]:10250")] {
+            assert_eq!(resolve(host, 10250).await.unwrap(), [address.parse().unwrap()]);
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_lookup_occupies_its_place_after_its_request_has_ended() {
+        let places = Arc::new(lookups());
+        let start = |owner: &str| {
+            let (started, has_started) = mpsc::channel::<()>();
+            let (release, released) = mpsc::channel::<()>();
+            let places = places.clone();
+            let lookup = async move {
+                let work = move || {
+                    started.send(()).unwrap();
+                    released.recv_timeout(DEADLINE).map_err(io::Error::other)
+                };
+                look_up(&places, work).await
+            };
+            (tokio::spawn(request_owner::scope(owner.into(), lookup)), has_started, release)
+        };
+        let (first, second) = (start("eve"), start("eve"));
+        for (request, has_started, _release) in [&first, &second] {
+            has_started.recv_timeout(DEADLINE).unwrap();
+            request.abort();
+        }
+        let (third, of_bob) = (start("eve"), start("bob"));
+        of_bob.1.recv_timeout(DEADLINE).unwrap();
+        assert!(third.1.try_recv().is_err(), "three look-ups of one owner");
+        for (_request, _has_started, release) in [&first, &second, &third, &of_bob] {
+            release.send(()).unwrap();
+        }
+        third.0.await.unwrap().unwrap();
+        of_bob.0.await.unwrap().unwrap();
+    }
+}
