@@ -64,6 +64,9 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         let allowed: Vec<&str> = allowed.iter().map(AllowedImages::as_str).collect();
         shown["preloadedImagesVerificationAllowlist"] = json!(allowed);
     }
+    if let Some(path) = &config.static_pod_path {
+        shown["staticPodPath"] = json!(path);
+    }
     if let Some(client_ca) = &config.client_ca {
         shown["authentication"]["x509"]["clientCAFile"] = json!(client_ca);
     }

@@ -36,6 +36,9 @@ settings! {
 
     /// Directory of the container logs, one subdirectory per pod.
     pod_log_dir: PathBuf = default "/var/log/pods", "DIR";
+    /// Directory with the manifests of static pods, or one manifest. The node runs these pods also without a control
+    /// plane.
+    pod_manifest_path: Option<PathBuf> = unset "", "PATH";
     /// Directory of local volumes: each claim of the storage class local-path gets a subdirectory. Only root can enter it.
     local_volume_dir: Option<PathBuf> = unset "local-volumes in the state directory", "DIR";
     /// Directory in which drivers of dynamic resource allocation register, each by a socket. Device plugins have the directory
@@ -244,6 +247,8 @@ pub(crate) struct Node {
     pub(crate) local_volume_dir: PathBuf,
     pub(crate) plugin_registry_dir: PathBuf,
     pub(crate) pod_log_dir: PathBuf,
+    /// Directory or file of the manifests of static pods.
+    pub(crate) static_pod_path: Option<PathBuf>,
     pub(crate) cgroup_root: String,
     pub(crate) cgroup_driver: CgroupDriver,
     pub(crate) name: String,
@@ -314,7 +319,6 @@ impl NodeSettings {
         let eviction = sources.take(eviction::decide(&self));
         let serving = sources.take(Serving::decide(&self, &dirs.state));
         let credential_providers = sources.take(self.credential_providers());
-        let pod_log_dir = sources.take(absolute(&self.pod_log_dir));
         let local_volume_dir = sources.take(local_volumes(&self, &dirs.state));
         let plugin_registry_dir = sources.take(plugin_registry(&self, &dirs.state));
         let (check_sources, max_connections) = (self.check_pod_sources, self.pod_max_connections);
@@ -325,7 +329,8 @@ impl NodeSettings {
             service_proxy: self.service_proxy.unwrap_or(true).then(|| self.proxy()),
             local_volume_dir: local_volume_dir?,
             plugin_registry_dir: plugin_registry_dir?,
-            pod_log_dir: pod_log_dir?,
+            pod_log_dir: sources.take(absolute(&self.pod_log_dir))?,
+            static_pod_path: self.pod_manifest_path.map(|path| std::path::absolute(&path).unwrap_or(path)),
             cgroup_root: self.cgroup_root,
             cgroup_driver: self.cgroup_driver.into(),
             name: name?,
