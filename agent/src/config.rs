@@ -37,6 +37,8 @@ pub struct AgentConfig {
     pub plugin_registry_dir: PathBuf,
     /// Directory of the container logs, with a subdirectory for each pod.
     pub pod_log_dir: PathBuf,
+    /// Directory or file of the manifests of static pods. None if the node has no static pods.
+    pub static_pod_path: Option<PathBuf>,
     /// The cgroup that contains `kubepods`; `/` is the host's root.
     pub cgroup_root: String,
     /// The cgroup driver.

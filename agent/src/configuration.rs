@@ -65,6 +65,9 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         shown["preloadedImagesVerificationAllowlist"] = json!(allowed);
     }
     add_shutdown_periods(config, &mut shown);
+    if let Some(path) = &config.static_pod_path {
+        shown["staticPodPath"] = json!(path);
+    }
     if let Some(client_ca) = &config.client_ca {
         shown["authentication"]["x509"]["clientCAFile"] = json!(client_ca);
     }

@@ -44,8 +44,8 @@ use crate::server::{Access, Backend, Certificate, ComponentPages, LogWatches, Se
 use crate::service_cache::ServiceCache;
 use crate::service_health::ServiceHealth;
 use crate::service_proxy::{NodeProperties, ServiceProxy};
-use crate::source;
 use crate::source::checkpoint::PodCheckpoint;
+use crate::source::{self, Sources};
 use crate::system_oom;
 use crate::volume::{ClaimUsage, VolumeConfig, VolumeContext, local_cleanup};
 use coracle_values::quantity::millis_of;
@@ -266,8 +266,7 @@ fn spawn_pod_tasks(
     };
     let image_gc = ImageGc::new(node.config.image_gc, collected, node.image_gc.clone());
     let statuses = node.statuses.clone();
-    let (client, health) = (node.configs.client().clone(), node.configs.health().clone());
-    let name = node.config.node_name.clone();
+    let (client, name) = (node.configs.client().clone(), node.config.node_name.clone());
     let directories = local_cleanup::Directories {
         volumes: node.config.local_volume_dir.clone(),
         pods: node.volumes.pods_dir().to_owned(),
@@ -279,14 +278,26 @@ fn spawn_pod_tasks(
     tasks.spawn(pod::Eviction::new(Arc::clone(node), agent.pulse()).run());
     tasks.spawn(pod::LimitEviction::new(Arc::clone(node)).run());
     tasks.spawn(system_oom::run(node.recorder.clone()));
-    tasks.spawn(local_cleanup::run(client.clone(), name.clone(), directories));
+    tasks.spawn(local_cleanup::run(client, name, directories));
     tasks.spawn(async move { statuses.run().await });
     tasks.spawn(image_gc.run());
     tasks.spawn(pod::sync::run(Arc::clone(node), inputs));
     let with_slices = node.config.service_proxy.is_some() || node.config.dns.is_some();
     tasks.spawn(node.services.clone().run(with_slices));
     tasks.spawn(node.configs.checkpoint().clone().run());
-    tasks.spawn(async move { source::apiserver::watch(client, health, &name, changes).await });
+    tasks.spawn(source::run(sources(node, agent), changes));
+}
+
+/// Inputs of the sources of pods.
+fn sources(node: &pod::NodeContext, agent: &NodeAgent) -> Sources {
+    Sources {
+        client: node.configs.client().clone(),
+        health: node.configs.health().clone(),
+        node_name: node.config.node_name.clone(),
+        node: agent.node(),
+        manifests: node.config.static_pod_path.clone(),
+        mirrors: node.statuses.mirrors().clone(),
+    }
 }
 
 /// Starts the tasks that serve drivers, device plugins and the pod resources API.

@@ -63,6 +63,8 @@ mod scheduling;
 mod server_side_apply;
 #[path = "cluster/services.rs"]
 mod services;
+#[path = "cluster/static_pods.rs"]
+mod static_pods;
 #[path = "cluster/storage.rs"]
 mod storage;
 #[path = "cluster/story.rs"]

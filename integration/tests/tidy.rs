@@ -151,6 +151,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-error-chain",
             "coracle-events",
             "coracle-images",
+            "coracle-kinds",
             "coracle-nft",
             "coracle-open-files",
             "coracle-sealing",

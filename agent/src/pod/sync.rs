@@ -2,6 +2,7 @@
 
 mod orphan;
 mod resize;
+mod static_pods;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -24,7 +25,7 @@ use super::state::{DesiredPod, Verdict, has_ended};
 use super::worker;
 use crate::event_recorder::Level;
 use crate::kubelet_metrics::RetryTrigger;
-use crate::source::PodChange;
+use crate::source::{PodChange, is_static};
 use resize::PendingPod;
 
 /// Inputs of pod sync.
@@ -52,6 +53,10 @@ struct Sync {
     /// Pods that existed in the runtime when this agent started: an earlier agent admitted them.
     adopted: HashSet<String>,
     orphans: Option<HashMap<String, Arc<Pod>>>,
+    /// Orphans that are static pods, until the manifests were read.
+    static_orphans: HashMap<String, Arc<Pod>>,
+    /// The static pods of the manifests, by uid.
+    static_pods: HashMap<String, Arc<Pod>>,
     /// Pods that have ended, until their objects are deleted.
     finished: HashSet<String>,
     /// Resizes that are not accepted yet, by the pod's uid.
@@ -64,9 +69,13 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
     let events =
         tokio_util::task::AbortOnDropHandle::new(tokio::spawn(follow_events(Arc::clone(&node), woken)));
     let orphans = orphan::find(&node).await;
+    let adopted = orphans.keys().cloned().collect();
+    let (static_orphans, orphans) = orphans.into_iter().partition(|(uid, _)| is_static(uid));
     let mut sync = Sync {
-        adopted: orphans.keys().cloned().collect(),
+        adopted,
         orphans: Some(orphans),
+        static_orphans,
+        static_pods: HashMap::new(),
         finished: HashSet::new(),
         pending: HashMap::new(),
         node,
@@ -147,6 +156,9 @@ impl Sync {
                 }
             }
             PodChange::Complete(uids) => self.complete(&uids),
+            PodChange::StaticComplete(uids) => self.static_complete(&uids),
+            PodChange::Static(pod) => self.add_static(pod),
+            PodChange::StaticRemoved(uid) => self.remove_static(&uid),
         }
     }
 
@@ -260,7 +272,8 @@ impl Sync {
         }
     }
 
-    /// Called after the API server has listed all pods. Running or stored pods that are not in the list must end.
+    /// Called after the API server has listed all pods. Running or stored pods that are not in the list must end, except
+    /// static pods.
     fn complete(&mut self, uids: &HashSet<String>) {
         let services = &self.node.services;
         self.finished.retain(|uid| {
@@ -273,7 +286,7 @@ impl Sync {
         let stale: Vec<(String, Arc<Pod>)> = self
             .handles
             .iter()
-            .filter(|(uid, _)| !uids.contains(*uid))
+            .filter(|(uid, _)| !uids.contains(*uid) && !is_static(uid))
             .map(|(uid, handle)| (uid.clone(), Arc::clone(handle.desired.borrow().pod())))
             .collect();
         for (uid, pod) in stale {
@@ -286,7 +299,10 @@ impl Sync {
                 self.start(uid, DesiredPod::Gone(pod), None, start_time);
             }
         }
-        self.node.managers.retain(|uid| self.handles.contains_key(uid));
+        self.node
+            .managers
+            .retain(|uid| self.handles.contains_key(uid) || self.static_orphans.contains_key(uid));
+        self.node.statuses.mirrors().complete();
         self.node.image_gc.pods_are_known();
         self.retry_resizes(RetryTrigger::PodsAdded);
     }
@@ -322,10 +338,11 @@ impl Sync {
                 self.retry_resizes(RetryTrigger::PodsRemoved);
                 let desired = self.handles.remove(&uid).map(|handle| handle.desired.borrow().clone());
                 if matches!(desired, Some(DesiredPod::Run(_))) {
-                    self.finished.insert(uid);
+                    self.finished.insert(uid.clone());
                 } else {
                     self.node.services.remove_pod(&uid);
                 }
+                self.static_ended(&uid);
             }
             Err(error) => tracing::error!(%error, "a pod's worker panicked"),
         }

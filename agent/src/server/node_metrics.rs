@@ -17,6 +17,7 @@ use super::stats::exposition;
 use crate::join::Renewal;
 use crate::kubelet_metrics::{Current, plugin};
 use crate::runtime::{Body, Runtime, RuntimeError};
+use crate::source;
 use crate::volume::{ClaimName, FileSystem};
 
 /// Label of containers, and its values in the order of [`running`].
@@ -98,20 +99,23 @@ pub(super) fn health() -> Response<Body> {
     exposition(current.text())
 }
 
-/// The pods that the node has to run. It has no static pods.
+/// The pods that the node has to run. Each static pod has a mirror pod.
 fn desired(current: &mut Current, pods: &dyn PodView) {
-    let samples = |number: usize| {
-        [([String::new()], u64::try_from(number).unwrap_or(u64::MAX)), (["true".to_owned()], 0)]
-    };
     let all = pods.pods();
+    let is_static = |pod: &&Arc<Pod>| pod.metadata.uid.as_deref().is_some_and(source::is_static);
+    let statics = all.iter().filter(is_static).count();
+    let count = |number: usize| u64::try_from(number).unwrap_or(u64::MAX);
+    let samples = |number: usize| {
+        let others = number.saturating_sub(statics);
+        [([String::new()], count(others)), (["true".to_owned()], count(number - others))]
+    };
     let of_pod =
         |pod: &Arc<Pod>| pod.spec.as_ref().and_then(|spec| Some(spec.ephemeral_containers.as_ref()?.len()));
     let ephemeral: usize = all.iter().filter_map(of_pod).sum();
     let help = "Current number of ephemeral containers in pods managed by this kubelet.";
-    let ephemeral = u64::try_from(ephemeral).unwrap_or(u64::MAX);
-    current.gauge("kubelet_managed_ephemeral_containers", help, [], [([], ephemeral)]);
+    current.gauge("kubelet_managed_ephemeral_containers", help, [], [([], count(ephemeral))]);
     let help = "The number of mirror pods the kubelet will try to create (one per admitted static pod).";
-    current.gauge("kubelet_mirror_pods", help, [], [([], 0)]);
+    current.gauge("kubelet_mirror_pods", help, [], [([], count(statics))]);
     current.gauge(
         "kubelet_desired_pods",
         "The number of pods the kubelet is being instructed to run. static is true if the pod is not from the apiserver.",
@@ -349,9 +353,16 @@ mod tests {
             Arc::new(serde_json::from_value(pod).unwrap())
         };
         let mut current = Current::default();
-        desired(&mut current, &Listed(vec![pod(&["a", "b"]), pod(&[]), pod(&["c"]), Arc::default()]));
+        let mut of_manifest = Pod::default();
+        of_manifest.metadata.uid = Some("0123456789abcdef0123456789abcdef".to_owned());
+        desired(&mut current, &Listed(vec![pod(&["a", "b"]), pod(&[]), pod(&["c"]), Arc::new(of_manifest)]));
         let text = current.text();
-        for line in ["kubelet_managed_ephemeral_containers 3", "kubelet_mirror_pods 0"] {
+        for line in [
+            "kubelet_managed_ephemeral_containers 3",
+            "kubelet_mirror_pods 1",
+            "kubelet_desired_pods{static=\"\"} 3",
+            "kubelet_desired_pods{static=\"true\"} 1",
+        ] {
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
     }

@@ -36,6 +36,9 @@ settings! {
 
     /// Directory of the container logs, one subdirectory per pod.
     pod_log_dir: PathBuf = default "/var/log/pods", "DIR";
+    /// Directory with the manifests of static pods, or one manifest. The node runs these pods also without a control
+    /// plane.
+    pod_manifest_path: Option<PathBuf> = unset "", "PATH";
     /// Directory of local volumes: each claim of the storage class local-path gets a subdirectory. Only root can enter it.
     local_volume_dir: Option<PathBuf> = unset "local-volumes in the state directory", "DIR";
     /// Directory in which drivers of dynamic resource allocation register, each by a socket. Device plugins have the directory
@@ -253,6 +256,8 @@ pub(crate) struct Node {
     pub(crate) local_volume_dir: PathBuf,
     pub(crate) plugin_registry_dir: PathBuf,
     pub(crate) pod_log_dir: PathBuf,
+    /// Directory or file of the manifests of static pods.
+    pub(crate) static_pod_path: Option<PathBuf>,
     pub(crate) cgroup_root: String,
     pub(crate) cgroup_driver: CgroupDriver,
     pub(crate) name: String,
@@ -326,15 +331,16 @@ impl NodeSettings {
         let credential_providers = sources.take(self.credential_providers());
         let shutdown_periods = sources.take(shutdown::decide(&self));
         let [pod_log_dir, local_volume_dir, plugin_registry_dir] = self.directories(&dirs.state, sources);
-        let (check_sources, max_connections) = (self.check_pod_sources, self.pod_max_connections);
         let resource_managers = sources.take(resource_managers::decide(&self, gates));
         let [system_reserved, kube_reserved] = resource_managers::reserved(&self);
         Some(Node {
             dirs: dirs.clone(),
+            cni: self.cni(),
             service_proxy: self.service_proxy.unwrap_or(true).then(|| self.proxy()),
             local_volume_dir: local_volume_dir?,
             plugin_registry_dir: plugin_registry_dir?,
             pod_log_dir: pod_log_dir?,
+            static_pod_path: self.pod_manifest_path.map(|path| std::path::absolute(&path).unwrap_or(path)),
             cgroup_root: self.cgroup_root,
             cgroup_driver: self.cgroup_driver.into(),
             name: name?,
@@ -352,7 +358,6 @@ impl NodeSettings {
             cluster_dns: self.cluster_dns,
             cluster_domain: self.cluster_domain,
             resolv_conf: self.resolv_conf.0,
-            cni: cni::decide(self.cni_conf_dir, self.cni_bin_dir, check_sources, max_connections),
             bridge: self.bridge,
             nft_table: self.nft_table,
             mtu: self.mtu,
@@ -383,6 +388,11 @@ impl NodeSettings {
     fn directories(&self, state: &Path, sources: &mut Sources) -> [Option<PathBuf>; 3] {
         let all = [absolute(&self.pod_log_dir), local_volumes(self, state), plugin_registry(self, state)];
         all.map(|directory| sources.take(directory))
+    }
+
+    fn cni(&self) -> cni::Cni {
+        let (conf_dir, bin_dirs) = (self.cni_conf_dir.clone(), self.cni_bin_dir.clone());
+        cni::decide(conf_dir, bin_dirs, self.check_pod_sources, self.pod_max_connections)
     }
 
     pub(super) fn proxy(&self) -> ServiceProxyConfig {

@@ -14,6 +14,7 @@ use serde::Deserialize;
 use tokio::sync::mpsc;
 
 use super::PodChange;
+use super::mirror::{MirrorPods, is_mirror};
 use crate::api_health::ApiHealth;
 
 /// A pod as the watch decodes it: without managed fields, which the agent does not read.
@@ -28,12 +29,19 @@ struct WatchedPod {
 
 resource!(WatchedPod, "Pod", ("", "v1", "pods"), NamespaceResourceScope);
 
-/// Sends changes until the receiver is dropped.
-pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes: mpsc::Sender<PodChange>) {
+/// Sends changes until the receiver is dropped. Mirror pods only show the state of static pods, so they are never run:
+/// they are given to `mirrors`.
+pub(super) async fn watch(
+    client: Client,
+    health: ApiHealth,
+    node: &str,
+    mirrors: &MirrorPods,
+    changes: mpsc::Sender<PodChange>,
+) {
     let api: Api<WatchedPod> = Api::all(client);
     let config = Config::default().fields(&format!("spec.nodeName={node}"));
     let mut events = coracle_watch::watch(api, config);
-    let mut listed = HashSet::new();
+    let (mut listed, mut listed_mirrors) = (HashSet::new(), Vec::new());
     while let Some(event) = events.next().await {
         // `Init` precedes the request, so it is not a response.
         if event.as_ref().is_ok_and(|event| !matches!(event, Event::Init)) {
@@ -42,15 +50,35 @@ pub(crate) async fn watch(client: Client, health: ApiHealth, node: &str, changes
         let change = match event {
             Ok(Event::Init) => {
                 listed.clear();
+                listed_mirrors.clear();
                 continue;
             }
             Ok(Event::InitApply(pod)) => {
+                let pod = pod.without_free_capacity();
+                if is_mirror(&pod) {
+                    listed_mirrors.push(pod);
+                    continue;
+                }
                 listed.extend(pod.metadata.uid.clone());
-                PodChange::Applied(Arc::new(pod.without_free_capacity()))
+                PodChange::Applied(Arc::new(pod))
             }
-            Ok(Event::InitDone) => PodChange::Complete(std::mem::take(&mut listed)),
-            Ok(Event::Apply(pod)) => PodChange::Applied(Arc::new(pod.without_free_capacity())),
-            Ok(Event::Delete(pod)) => PodChange::Deleted(Arc::new(pod.without_free_capacity())),
+            Ok(Event::InitDone) => {
+                mirrors.replace(&std::mem::take(&mut listed_mirrors));
+                PodChange::Complete(std::mem::take(&mut listed))
+            }
+            Ok(Event::Apply(pod)) => {
+                let pod = pod.without_free_capacity();
+                if is_mirror(&pod) {
+                    mirrors.observe(&pod);
+                    continue;
+                }
+                PodChange::Applied(Arc::new(pod))
+            }
+            Ok(Event::Delete(pod)) => {
+                let pod = pod.without_free_capacity();
+                mirrors.remove(pod.metadata.uid.as_deref().unwrap_or_default());
+                PodChange::Deleted(Arc::new(pod))
+            }
             Err(error) => {
                 tracing::debug!(error = &error as &dyn std::error::Error, "the watch of pods failed");
                 continue;

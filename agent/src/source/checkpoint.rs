@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{Pod, PodCondition, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
+use super::is_static;
 use crate::checkpoint::{Checkpoint, Key, Kind, references};
 
 /// The reasons in the record of a pod that this node has evicted, or ended when the machine shut down. Other records have
@@ -87,8 +88,9 @@ impl PodCheckpoint {
         }
     }
 
+    /// Static pods have no record: their manifests are on the node.
     fn put(&self, mut fields: Pod) {
-        if uid(&fields).is_empty() {
+        if uid(&fields).is_empty() || is_static(uid(&fields)) {
             return;
         }
         if let Some(eviction) = self.eviction(uid(&fields)) {
@@ -245,6 +247,17 @@ mod tests {
         assert_eq!((first.len(), inodes()), (1, first));
         pods.keep(&started, &pod(json!({"phase": "Failed", "startTime": "2026-01-02T03:04:05Z"})));
         assert_eq!(pods.load()[0].status.as_ref().unwrap().phase.as_deref(), Some("Failed"));
+    }
+
+    #[test]
+    fn a_static_pod_has_no_record() {
+        let dir = tempfile::tempdir().unwrap();
+        let checkpoint = Checkpoint::open(dir.path(), &dir.path().join("sealing.key")).unwrap();
+        let pods = PodCheckpoint::new(checkpoint);
+        let mut of_manifest = pod(json!({}));
+        of_manifest.metadata.uid = Some("0123456789abcdef0123456789abcdef".to_owned());
+        pods.keep_new(&of_manifest, None);
+        assert_eq!(pods.load(), Vec::<Pod>::new());
     }
 
     #[test]

@@ -20,6 +20,7 @@ use crate::pod::plan::StartContainer;
 use crate::pod::pull::{self, Present, PullTask};
 use crate::pod::state::{Failed, Shape, Waiting};
 use crate::pod::{hook, security};
+use crate::source::is_static;
 
 /// A failed container start.
 struct NotStarted {
@@ -363,7 +364,11 @@ impl Job {
         }
         let links = self.pod.spec.as_ref().and_then(|s| s.enable_service_links) != Some(false);
         let services = self.node.services.environment(links.then_some(namespace)).await;
-        let services = services.map_err(NotStarted::config)?;
+        let services = match services {
+            // As upstream, a static pod does not wait for the services: it may be the API server.
+            Err(_) if is_static(&self.uid) => Vec::new(),
+            services => services.map_err(NotStarted::config)?,
+        };
         let sandbox_ips = self.observed.sandbox().map(|s| s.ips.clone()).filter(|ips| !ips.is_empty());
         Ok(Sources {
             config_maps,

@@ -11,6 +11,7 @@ use k8s_openapi::api::core::v1::{Container, EmptyDirVolumeSource, Pod, ResourceR
 
 use super::MIN_GRACE;
 use crate::node::{DiskShortage, Resource, Shortage, SoftThresholds};
+use crate::source::is_static;
 
 /// The name of disk space in limits and requests.
 const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
@@ -84,9 +85,9 @@ pub(crate) fn is_on_disk(medium: Option<&str>) -> bool {
     medium.unwrap_or_default().is_empty()
 }
 
-/// Whether the pod is critical to the node. Critical pods are never evicted.
+/// Whether the pod is critical to the node: by its priority, or as a static pod. Critical pods are never evicted.
 pub(crate) fn is_critical(pod: &Pod) -> bool {
-    priority(pod) >= CRITICAL_PRIORITY
+    priority(pod) >= CRITICAL_PRIORITY || pod.metadata.uid.as_deref().is_some_and(is_static)
 }
 
 /// The message and the signal of the eviction, if the pod exceeds one of its own limits. None otherwise.
@@ -356,6 +357,9 @@ mod tests {
         let with = |priority: i32| pod(json!({"priority": priority, "containers": containers}));
         assert!(is_limited(&with(CRITICAL_PRIORITY - 1)));
         assert!(!is_limited(&with(CRITICAL_PRIORITY)));
+        let mut of_manifest = with(0);
+        of_manifest.metadata.uid = Some("0123456789abcdef0123456789abcdef".to_owned());
+        assert!(!is_limited(&of_manifest), "a static pod");
         let volumes = json!([{"name": "cache", "emptyDir": {"sizeLimit": "0"}}]);
         let unlimited = pod(json!({"containers": [{"name": "a"}], "volumes": volumes}));
         assert!(!is_limited(&unlimited));

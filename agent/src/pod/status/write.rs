@@ -21,6 +21,8 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 use crate::deadline::until;
+use crate::source::is_static;
+use crate::source::mirror::MirrorPods;
 use retries::{Failure, Retries};
 use waiting::Waiting;
 
@@ -38,6 +40,8 @@ struct Shared {
     pending: Mutex<Waiting>,
     wake: Notify,
     permits: Semaphore,
+    /// Writes the statuses of static pods.
+    mirrors: MirrorPods,
 }
 
 /// A status to write.
@@ -60,12 +64,21 @@ impl StatusWriter {
             pending: Mutex::default(),
             wake: Notify::new(),
             permits: Semaphore::new(AT_ONCE),
+            mirrors: MirrorPods::default(),
         };
         Self { shared: Arc::new(shared) }
     }
 
+    /// The mirror pods, which have the statuses of static pods.
+    pub(crate) fn mirrors(&self) -> &MirrorPods {
+        &self.shared.mirrors
+    }
+
     /// Queues a status, in place of the pod's waiting one.
     pub(crate) fn send(&self, update: Update) {
+        if is_static(&update.uid) {
+            return self.shared.mirrors.report(&update.uid, update.status);
+        }
         self.shared.pending().put(update, Instant::now());
         self.shared.wake.notify_one();
     }

@@ -42,7 +42,7 @@ const fn value(path: &'static str, support: Support) -> KubeletField {
 #[rustfmt::skip]
 pub(super) const FIELDS: &[KubeletField] = &[
     pointer("enableServer", Support::Only(&["true"])),
-    value("staticPodPath", Support::Only(&[])),
+    value("staticPodPath", Support::Setting("node", "pod-manifest-path")),
     value("podLogsDir", Support::Setting("node", "pod-log-dir")),
     value("syncFrequency", Support::Only(&["1m"])),
     value("fileCheckFrequency", Support::Only(&["20s"])),

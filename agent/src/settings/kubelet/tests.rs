@@ -24,7 +24,7 @@ fn honoured_fields_are_settings() {
          systemReserved: {cpu: 100m}\nkubeReserved: {memory: 64Mi}\nevictionHard: {memory.available: 5%}\n\
          evictionMinimumReclaim: {memory.available: 10Mi}\nevictionPressureTransitionPeriod: 30s\n\
          containerLogMaxSize: 1Mi\ncontainerLogMaxFiles: 3\nimageMinimumGCAge: 5m\nstreamingConnectionIdleTimeout: 1h\n\
-         nodeLeaseDurationSeconds: 20\ncgroupDriver: systemd\ncgroupRoot: /x\nresolvConf: /r\npodLogsDir: /l\n\
+         nodeLeaseDurationSeconds: 20\ncgroupDriver: systemd\ncgroupRoot: /x\nresolvConf: /r\npodLogsDir: /l\nstaticPodPath: /m\n\
          authentication: {x509: {clientCAFile: /ca}, webhook: {cacheTTL: 0s}}\nserverTLSBootstrap: true\n\
          logging: {format: json}\nfeatureGates: {RotateKubeletServerCertificate: true, SidecarContainers: true}\n",
     );
@@ -49,6 +49,7 @@ fn honoured_fields_are_settings() {
     assert_eq!((node.log_max_size, node.log_max_files), (1 << 20, 3));
     assert_eq!(node.stream_idle_limit.unwrap().as_secs(), 3600);
     assert_eq!((node.cgroup_root.as_str(), node.pod_log_dir), ("/x", "/l".into()));
+    assert_eq!(node.static_pod_path, Some("/m".into()));
     assert_eq!((node.serving.client_ca, node.serving.bootstrap), (Some("/ca".into()), true));
 }
 
@@ -120,14 +121,14 @@ fn zero_values_are_unset_unless_the_kubelet_keeps_them() {
 #[test]
 fn fields_without_effect_and_unknown_fields_are_named() {
     let error = load(
-        "staticPodPath: /etc/kubernetes/manifests\nmaxPodz: 5\nmaxPods: many\nauthentication: {anonymous: {enabled: true}, \
+        "staticPodURL: http://x/manifests\nmaxPodz: 5\nmaxPods: many\nauthentication: {anonymous: {enabled: true}, \
          token: {}}\nfeatureGates: {X: true}\nenforceNodeAllocatable: [pods, system-reserved]\nevictionHard: 5\n\
          registerWithTaints: [{key: a, effect: NoSchedule, timeAdded: now}]\nsystemReserved: {pid: \"5\"}\n\
          defaultPodSysctls: {}\n",
     );
     let error = error.err().unwrap();
     for part in [
-        "k.yaml staticPodPath: this field is not supported; leave it unset",
+        "k.yaml staticPodURL: this field is not supported; leave it unset",
         "k.yaml maxPodz: unknown field; did you mean maxPods?",
         "k.yaml maxPods \"many\": expected a whole number",
         "k.yaml authentication.anonymous.enabled: this field is not supported; the only value is false",

@@ -1,0 +1,62 @@
+//! Static pods: pods of manifests on the node. They follow the manifests only, and not the API server.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use coracle_values::object::Key;
+use k8s_openapi::api::core::v1::Pod;
+
+use super::Sync;
+use crate::pod::state::DesiredPod;
+use crate::pod::worker;
+use crate::source::is_static;
+
+impl Sync {
+    /// Ends the static pods of an earlier agent that are not among these.
+    pub(super) fn static_complete(&mut self, uids: &HashSet<String>) {
+        for (uid, pod) in std::mem::take(&mut self.static_orphans) {
+            if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
+                tracing::info!(uid, pod = pod.metadata.name, "terminating a static pod without a manifest");
+                let start_time = worker::start_time(&pod);
+                self.start(uid, DesiredPod::Gone(pod), None, start_time);
+            }
+        }
+    }
+
+    /// Adds a static pod and starts it.
+    pub(super) fn add_static(&mut self, pod: Arc<Pod>) {
+        let Some(uid) = pod.metadata.uid.clone() else { return };
+        self.static_pods.insert(uid, Arc::clone(&pod));
+        self.start_static(&pod);
+    }
+
+    /// Ends a static pod whose manifest was removed. Its containers have the grace period of the pod.
+    pub(super) fn remove_static(&mut self, uid: &str) {
+        if let Some(pod) = self.static_pods.remove(uid) {
+            self.end_pod(uid, &pod);
+        }
+    }
+
+    /// Called after the end of a pod's worker. Starts the static pods that waited for it.
+    pub(super) fn static_ended(&mut self, uid: &str) {
+        if !is_static(uid) {
+            return;
+        }
+        self.node.statuses.mirrors().forget(uid);
+        let handles = &self.handles;
+        let waiting = self.static_pods.iter().filter(|(uid, _)| !handles.contains_key(*uid));
+        let waiting: Vec<Arc<Pod>> = waiting.map(|(_, pod)| Arc::clone(pod)).collect();
+        waiting.iter().for_each(|pod| self.start_static(pod));
+    }
+
+    /// Starts a static pod. If a former version of it still runs, it starts after the end of that version.
+    fn start_static(&mut self, pod: &Arc<Pod>) {
+        let key = Key::of(&pod.metadata);
+        let mut others = self.handles.iter().filter(|(uid, _)| is_static(uid));
+        if others.any(|(_, handle)| Key::of(&handle.desired.borrow().pod().metadata) == key) {
+            return;
+        }
+        self.node.statuses.mirrors().want(pod);
+        self.set_desired(pod, true);
+    }
+}

@@ -1,0 +1,290 @@
+//! Mirror pods: they show the static pods of the node in the API. The agent creates a mirror pod for each running static
+//! pod, writes its status, and deletes all other mirror pods of the node. Source: `pkg/kubelet/pod/mirror_client.go`.
+//!
+//! A mirror pod never becomes a desired pod. Every user who may create pods can set the annotation of mirror pods. Such
+//! a pod is not run: it is deleted unless it equals the expected mirror pod in hash, name and owner.
+
+mod plan;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Node, Pod, PodStatus};
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, Request};
+use kube::{Api, Client, Resource as _};
+use serde_json::json;
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use crate::api_health::ApiHealth;
+use crate::deadline::until;
+use plan::{Action, Mirror, Owner, State};
+
+/// Annotation of mirror pods: the hash of the static pod.
+pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
+/// First and maximum pause of a request that has failed, and of a mirror pod that is created again and again.
+const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+
+/// The static pods that run, and the mirror pods in the API. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct MirrorPods {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug, Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Notify,
+}
+
+/// Actions that wait, by their keys.
+#[derive(Debug, Default)]
+struct Pauses(HashMap<String, Paused>);
+
+#[derive(Debug)]
+struct Paused {
+    until: Instant,
+    /// Length of the next pause.
+    next: Duration,
+}
+
+/// Whether the pod is a mirror pod.
+pub(super) fn is_mirror(pod: &Pod) -> bool {
+    pod.metadata.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(MIRROR))
+}
+
+// === impl MirrorPods ===
+
+impl MirrorPods {
+    /// Adds a static pod that starts.
+    pub(crate) fn want(&self, pod: &Arc<Pod>) {
+        self.change(|state| state.want(pod));
+    }
+
+    /// Removes a static pod that has ended.
+    pub(crate) fn forget(&self, uid: &str) {
+        self.change(|state| state.forget(uid));
+    }
+
+    /// Sets the status of a static pod.
+    pub(crate) fn report(&self, uid: &str, status: PodStatus) {
+        self.change(|state| state.report(uid, status));
+    }
+
+    /// Called when all static pods and all mirror pods are known. Before it nothing is written.
+    pub(crate) fn complete(&self) {
+        self.change(|state| state.is_complete = true);
+    }
+
+    /// Replaces all mirror pods.
+    pub(super) fn replace(&self, pods: &[Pod]) {
+        self.change(|state| state.replace(pods.iter().filter_map(Mirror::of)));
+    }
+
+    /// Adds or replaces a mirror pod.
+    pub(super) fn observe(&self, pod: &Pod) {
+        if let Some(mirror) = Mirror::of(pod) {
+            self.change(|state| state.observe(mirror));
+        }
+    }
+
+    /// Removes a mirror pod.
+    pub(super) fn remove(&self, uid: &str) {
+        self.change(|state| state.remove(uid));
+    }
+
+    /// Writes the planned changes until `node` is closed. It receives the Node object, which owns the mirror pods.
+    pub(super) async fn run(
+        &self,
+        client: &Client,
+        health: &ApiHealth,
+        mut node: watch::Receiver<Option<Arc<Node>>>,
+    ) {
+        let mut pauses = Pauses::default();
+        loop {
+            let owner = node.borrow_and_update().as_deref().and_then(Owner::of);
+            let actions = owner.map_or_else(Vec::new, |owner| self.lock().plan(&owner));
+            let mut due: Option<Instant> = None;
+            for action in actions {
+                if let Some(paused) = pauses.until(&action.key(), Instant::now()) {
+                    due = Some(due.map_or(paused, |due| due.min(paused)));
+                    continue;
+                }
+                match self.apply(client, health, &action).await {
+                    Ok(()) => pauses.succeeded(&action, Instant::now()),
+                    Err(error) => {
+                        let (pod, error) = (action.name(), &error as &dyn std::error::Error);
+                        tracing::warn!(pod, error, "cannot write a mirror pod");
+                        let until = pauses.pause(action.key(), Instant::now());
+                        due = Some(due.map_or(until, |due| due.min(until)));
+                    }
+                }
+            }
+            // All arms are cancel-safe: a notification is kept, and the receiver keeps the newest value.
+            tokio::select! {
+                () = self.shared.changed.notified() => {}
+                changed = node.changed() => if changed.is_err() { return },
+                () = until(due) => {}
+            }
+        }
+    }
+
+    async fn apply(&self, client: &Client, health: &ApiHealth, action: &Action) -> Result<(), kube::Error> {
+        match action {
+            Action::Create { pod, .. } => {
+                let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
+                let api: Api<Pod> = Api::namespaced(client.clone(), namespace);
+                let created = health.request(false, api.create(&PostParams::default(), pod)).await?;
+                self.observe(&created);
+            }
+            Action::Delete { uid, key } => {
+                let params = DeleteParams {
+                    grace_period_seconds: Some(0),
+                    preconditions: Some(Preconditions { uid: Some(uid.clone()), resource_version: None }),
+                    ..DeleteParams::default()
+                };
+                let pods = Request::new(Pod::url_path(&(), Some(&key.namespace)));
+                let request = pods.delete(&key.name, &params).map_err(kube::Error::BuildRequest)?;
+                if_present(health.request(false, client.request_text(request)).await)?;
+                self.remove(uid);
+            }
+            Action::Report { uid, mirror, key, status, patch } => {
+                let patch = Patch::Merge(json!({"metadata": {"uid": mirror}, "status": patch}));
+                let pods = Request::new(Pod::url_path(&(), Some(&key.namespace)));
+                let request = pods.patch_subresource("status", &key.name, &PatchParams::default(), &patch);
+                let request = request.map_err(kube::Error::BuildRequest)?;
+                if_present(health.request(false, client.request_text(request)).await)?;
+                // Without a notification: the watch delivers the new status.
+                self.lock().reported(uid, mirror, status);
+            }
+        }
+        Ok(())
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) {
+        change(&mut self.lock());
+        self.shared.changed.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Accepts a response that says that the mirror pod does not exist, or that its name belongs to another pod now.
+fn if_present(response: Result<String, kube::Error>) -> Result<(), kube::Error> {
+    match response {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+// === impl Pauses ===
+
+impl Pauses {
+    /// The end of the action's pause. None if it is over.
+    fn until(&self, key: &str, now: Instant) -> Option<Instant> {
+        self.0.get(key).map(|paused| paused.until).filter(|until| *until > now)
+    }
+
+    /// Begins the next pause of an action, which is twice as long as the one before, and returns its end.
+    fn pause(&mut self, key: String, now: Instant) -> Instant {
+        let paused = self.0.entry(key).or_insert(Paused { until: now, next: PAUSE[0] });
+        paused.until = now + paused.next;
+        paused.next = PAUSE[1].min(paused.next * 2);
+        paused.until
+    }
+
+    /// Ends the pauses of an action that has succeeded. A creation has succeeded when the mirror pod has a status. Before
+    /// that, for example if an admission webhook changes each mirror pod, the next creation waits.
+    fn succeeded(&mut self, action: &Action, now: Instant) {
+        match action {
+            Action::Create { .. } => {
+                self.pause(action.key(), now);
+            }
+            Action::Delete { .. } => drop(self.0.remove(&action.key())),
+            Action::Report { uid, .. } => {
+                self.0.remove(&action.key());
+                self.0.remove(&Action::creation_key(uid));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    const UID: &str = "0123456789abcdef0123456789abcdef";
+
+    fn pod(value: Value) -> Pod {
+        serde_json::from_value(value).unwrap()
+    }
+
+    /// An API server that records the requests and returns created pods with the uids `m1`, `m2` and so on.
+    fn server(requests: tokio::sync::mpsc::UnboundedSender<String>) -> Client {
+        let mut number = 0;
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            number += usize::from(request.method() == http::Method::POST);
+            requests.send(format!("{} {}", request.method(), request.uri().path())).unwrap();
+            async move {
+                let created = json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": format!("m{number}"),
+                    "annotations": {MIRROR: UID}, "ownerReferences": [{"apiVersion": "v1", "kind": "Node",
+                    "name": "n1", "uid": "node-uid", "controller": true}]}});
+                let body = kube::client::Body::from(created.to_string().into_bytes());
+                Ok::<_, std::convert::Infallible>(http::Response::new(body))
+            }
+        });
+        Client::new(service, "default")
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_mirror_pod_is_created_reported_and_deleted() {
+        let (sender, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let (client, health, mirrors) = (server(sender), ApiHealth::default(), MirrorPods::default());
+        let node: Node =
+            serde_json::from_value(json!({"metadata": {"name": "n1", "uid": "node-uid"}})).unwrap();
+        let (_node, receiver) = watch::channel(Some(Arc::new(node)));
+        let running = {
+            let mirrors = mirrors.clone();
+            tokio::spawn(async move { mirrors.run(&client, &health, receiver).await })
+        };
+        let static_pod = pod(json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": UID}}));
+        mirrors.want(&Arc::new(static_pod));
+        mirrors.report(UID, PodStatus { phase: Some("Running".to_owned()), ..PodStatus::default() });
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert!(requests.try_recv().is_err(), "the mirror pods of the API are not known");
+        mirrors.complete();
+        let path = "/api/v1/namespaces/n/pods";
+        assert_eq!(requests.recv().await.unwrap(), format!("POST {path}"));
+        assert_eq!(requests.recv().await.unwrap(), format!("PATCH {path}/web-n1/status"));
+        // A user deletes the mirror pod.
+        mirrors.remove("m1");
+        assert_eq!(requests.recv().await.unwrap(), format!("POST {path}"));
+        assert_eq!(requests.recv().await.unwrap(), format!("PATCH {path}/web-n1/status"));
+        mirrors.forget(UID);
+        assert_eq!(requests.recv().await.unwrap(), format!("DELETE {path}/web-n1"));
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert!(requests.try_recv().is_err());
+        running.abort();
+    }
+
+    #[test]
+    fn repeated_creations_have_growing_pauses_until_a_status_is_written() {
+        let (mut pauses, now) = (Pauses::default(), Instant::now());
+        let create = Action::Create { uid: UID.to_owned(), pod: Box::default() };
+        for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
+            pauses.succeeded(&create, now);
+            assert_eq!(pauses.until(&create.key(), now), Some(now + Duration::from_secs(seconds)));
+        }
+        let key = coracle_values::object::Key::new("n", "web-n1");
+        let (uid, mirror) = (UID.to_owned(), "m".to_owned());
+        let report = Action::Report { uid, mirror, key, status: Box::default(), patch: json!({}) };
+        pauses.succeeded(&report, now);
+        assert_eq!(pauses.until(&create.key(), now), None);
+    }
+}
