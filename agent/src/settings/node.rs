@@ -390,7 +390,7 @@ impl NodeSettings {
         all.map(|directory| sources.take(directory))
     }
 
-    fn cni(&self) -> cni::Cni {
+    fn cni(&self) -> Cni {
         let (conf_dir, bin_dirs) = (self.cni_conf_dir.clone(), self.cni_bin_dir.clone());
         cni::decide(conf_dir, bin_dirs, self.check_pod_sources, self.pod_max_connections)
     }
