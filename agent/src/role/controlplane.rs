@@ -97,7 +97,7 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
 
 fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     let (features, feature_metrics) = (settings.server_features(), settings.feature_metrics());
-    let flags = settings.control_plane_flags();
+    let (flags, external_ips) = (settings.control_plane_flags(), settings.external_ips());
     let settings = settings.control_plane();
     let mut config = ControlPlaneConfig::new(&settings.dirs.state);
     (config.features, config.feature_metrics, config.flags) = (features, feature_metrics, flags);
@@ -133,6 +133,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.initial_resources = settings.initial_resources;
     config.runtime_config = settings.runtime_config;
     config.options = settings.options;
+    config.options.external_ips = external_ips;
     config.controllers = settings.controllers;
     config.run_scheduler = settings.scheduler;
     config.audit = settings.audit;

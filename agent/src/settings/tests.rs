@@ -226,6 +226,19 @@ fn a_pool_of_load_balancers_that_the_node_ignores_is_found() {
     assert!(ignored("\"192.0.2.0/24\"").is_empty() && ignored("").is_empty());
 }
 
+#[cfg(feature = "controlplane")]
+#[test]
+fn the_server_knows_the_external_ips_that_its_node_permits() {
+    let known = |toml: &str| {
+        let (_, settings) = Settings::resolve(AllFlags::default(), &mut sources_of(toml)).unwrap();
+        settings.external_ips()
+    };
+    assert_eq!(known(""), Some(Vec::new()));
+    let set = "[node]\nservice-external-ips = [\"192.0.2.0/24\"]";
+    assert_eq!(known(set), Some(vec!["192.0.2.0/24".parse().unwrap()]));
+    assert_eq!(known("[node]\nservice-proxy = false"), None);
+}
+
 #[test]
 fn a_node_of_another_control_plane_serves_services_only_if_configured() {
     let node = |toml: &str| {

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_kinds::kind::RuntimeConfig;
+use ipnetwork::IpNetwork;
 use nix::unistd::{SysconfVar, sysconf};
 
 use crate::admit::PluginSelection;
@@ -141,6 +142,9 @@ pub struct ServerOptions {
     pub priority_and_fairness: bool,
     /// Value of the header `Strict-Transport-Security`; empty for none.
     pub strict_transport_security: String,
+    /// The ranges of external IPs that nodes permit. Other external IPs of Services have warnings. `None` if the server
+    /// does not know the ranges.
+    pub external_ips: Option<Vec<IpNetwork>>,
 }
 
 impl Default for ServerOptions {
@@ -159,6 +163,7 @@ impl Default for ServerOptions {
             min_watch: Duration::from_secs(1800),
             priority_and_fairness: true,
             strict_transport_security: String::new(),
+            external_ips: None,
         }
     }
 }

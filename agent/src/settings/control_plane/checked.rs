@@ -264,6 +264,8 @@ impl ControlPlaneSettings {
             min_watch: Duration::from_secs(self.min_request_timeout.into()),
             priority_and_fairness: self.enable_priority_and_fairness,
             strict_transport_security: transport_security(&self.strict_transport_security_directives)?,
+            // A setting of the node, see `Settings::external_ips`.
+            external_ips: None,
         })
     }
 

@@ -212,6 +212,7 @@ fn state(
         extend_tokens: config.options.extend_tokens,
         min_watch: config.options.min_watch,
         priority_and_fairness: config.options.priority_and_fairness,
+        external_ips: config.options.external_ips,
         transport_security,
         keys_url: config.options.keys_url,
         usage: Samples::default(),
