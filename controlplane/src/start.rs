@@ -266,6 +266,7 @@ fn controllers_config(
         max_finished_pods: config.max_finished_pods,
         load_balancer_pool: config.load_balancer_pool.clone(),
         node_monitor_grace: config.node_monitor_grace,
+        autoscaler: config.autoscaler,
         ..ControllersConfig::default()
     })
 }

@@ -147,6 +147,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.token_clean_up_period = settings.token_clean_up_period;
     config.node_monitor_grace = settings.node_monitor_grace;
     config.max_finished_pods = settings.max_finished_pods;
+    config.autoscaler = settings.autoscaler;
     config.node_balancers = settings.node_balancers;
     config.load_balancer_pool = settings.load_balancer_pool;
     config.request_timeout = settings.request_timeout;

@@ -89,7 +89,7 @@ mod zone_metrics;
 pub use account_token_signer::AccountTokenSigner;
 pub use autoscaler_metrics::AutoscalerMetrics;
 pub use certificate_signer::{SignError, Signer};
-pub use config::ControllersConfig;
+pub use config::{AutoscalerOptions, ControllersConfig};
 pub use job_metrics::JobMetrics;
 pub use queue::QueueMetrics;
 pub use run::run;
