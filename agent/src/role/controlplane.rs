@@ -7,8 +7,8 @@ use anyhow::Context as _;
 use clap::Args;
 use coracle_agent::component_server;
 use coracle_controlplane::{
-    ControlPlane, ControlPlaneConfig, EncryptionFile, EtcdConfig, ExternalClients, ExternalServer,
-    LeaderElection, SchedulerConfig,
+    ControlPlane, ControlPlaneConfig, ControllerSelection, EncryptionFile, EtcdConfig, ExternalClients,
+    ExternalServer, LeaderElection, SchedulerConfig,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -90,6 +90,7 @@ pub(super) async fn until<T>(
 
 /// Starts the control plane. When this returns, the API server accepts requests.
 pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> anyhow::Result<ControlPlane> {
+    log_without_effect(&settings.control_plane().controllers);
     let plane = coracle_controlplane::start(config(settings)?, shutdown).await?;
     tracing::info!(address = %plane.address(), kubeconfig = %plane.kubeconfig().display(), "the API server is ready");
     Ok(plane)
@@ -154,6 +155,13 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.max_in_flight = settings.max_in_flight;
     config.shutdown_delay = settings.shutdown_delay;
     Ok(config)
+}
+
+/// Logs the entries of `controllers` that have no effect.
+fn log_without_effect(controllers: &ControllerSelection) {
+    for warning in controllers.warnings() {
+        tracing::warn!(warning, "an entry of controllers has no effect");
+    }
 }
 
 #[cfg(test)]

@@ -25,6 +25,7 @@ use crate::{
     replication_controller, resource_claim, resource_claim::release as claim_release, root_ca,
     service_account, service_cidr, stale_disruption, stateful_set, storage_version_migration, taint_eviction,
     token_cleaner, ttl_after_finished, volume_binding, volume_protection,
+    volume_protection::claim as claim_protection,
 };
 
 /// Runs the selected controllers until `shutdown` is cancelled. Failed watches are retried forever. Returns early if a
@@ -115,6 +116,7 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         cluster_role_aggregation "cluster-role-aggregation" 1,
         volume_binding "volume-binding" 1,
         local_volume "local-volume" 1,
+        claim_protection "claim-protection" 1,
         volume_protection "volume-protection" 1,
         attributes_class_protection "attributes-class-protection" 1,
         ephemeral_volume "ephemeral-volume" 1,
