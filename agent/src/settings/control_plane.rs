@@ -238,6 +238,9 @@ settings! {
     /// Share the requests in flight by FlowSchemas and PriorityLevelConfigurations. Without it, only max-requests-inflight and
     /// max-mutating-requests-inflight limit them.
     enable_priority_and_fairness: bool = default "true", "BOOL";
+    /// Probability that a request asks its HTTP/2 client to connect again, so that clients spread over several API servers
+    /// behind a load balancer; at most 0.02. Do not set it for a single server.
+    goaway_chance: Fraction = default "0", "FRACTION";
     /// Directives of the header Strict-Transport-Security, which browsers read: max-age=SECONDS, includeSubDomains, preload.
     strict_transport_security_directives: Vec<String> = default "", "DIRECTIVE";
     /// Maximum read-only API requests in flight. The priority levels share the sum of this number and

@@ -142,6 +142,9 @@ pub struct ServerOptions {
     pub priority_and_fairness: bool,
     /// Value of the header `Strict-Transport-Security`; empty for none.
     pub strict_transport_security: String,
+    /// Probability that a request asks its HTTP/2 client to connect again, so that clients spread over several servers; 0 for
+    /// never.
+    pub goaway_chance: f64,
     /// The ranges of external IPs that nodes permit. Other external IPs of Services have warnings. `None` if the server
     /// does not know the ranges.
     pub external_ips: Option<Vec<IpNetwork>>,
@@ -163,6 +166,7 @@ impl Default for ServerOptions {
             min_watch: Duration::from_secs(1800),
             priority_and_fairness: true,
             strict_transport_security: String::new(),
+            goaway_chance: 0.0,
             external_ips: None,
         }
     }

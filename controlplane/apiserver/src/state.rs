@@ -69,6 +69,8 @@ pub(crate) struct State {
     pub(crate) min_watch: Duration,
     /// Whether priority levels share the requests in flight.
     pub(crate) priority_and_fairness: bool,
+    /// Probability that a request asks its HTTP/2 client to connect again; 0 for never.
+    pub(crate) goaway_chance: f64,
     /// The ranges of external IPs that nodes permit. `None` if the server does not know them.
     pub(crate) external_ips: Option<Vec<IpNetwork>>,
     /// The header of responses to the network.

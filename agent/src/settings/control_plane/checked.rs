@@ -15,7 +15,7 @@ use ipnetwork::IpNetwork;
 
 use super::super::ranges::Ranges;
 use super::super::sources::Sources;
-use super::super::value::{ByteSize, GoDuration};
+use super::super::value::{ByteSize, Fraction, GoDuration};
 use super::super::{Dirs, address_or_port};
 use super::ControlPlaneSettings;
 
@@ -279,6 +279,7 @@ impl ControlPlaneSettings {
             min_watch: Duration::from_secs(self.min_request_timeout.into()),
             priority_and_fairness: self.enable_priority_and_fairness,
             strict_transport_security: transport_security(&self.strict_transport_security_directives)?,
+            goaway_chance: goaway_chance(self.goaway_chance)?,
             // A setting of the node, see `Settings::external_ips`.
             external_ips: None,
         })
@@ -443,6 +444,12 @@ fn transport_security(directives: &[String]) -> anyhow::Result<String> {
     Ok(directives.join("; "))
 }
 
+/// As upstream, at most every fiftieth request.
+fn goaway_chance(Fraction(chance): Fraction) -> anyhow::Result<f64> {
+    anyhow::ensure!(chance <= 0.02, "goaway-chance {chance} must be at most 0.02");
+    Ok(chance)
+}
+
 fn at_least_a_second(GoDuration(timeout): GoDuration) -> anyhow::Result<Duration> {
     anyhow::ensure!(timeout >= Duration::from_secs(1), "request-timeout {timeout:?} must be at least 1s");
     Ok(timeout)
@@ -531,6 +538,12 @@ mod tests {
         for invalid in ["", "max-age", "max-age=x", "max-age=9\r\nx: y", "preload=1"] {
             assert!(of(&[invalid]).is_err(), "{invalid}");
         }
+    }
+
+    #[test]
+    fn few_requests_ask_their_client_to_connect_again() {
+        assert!(goaway_chance(Fraction(0.02)).is_ok());
+        assert!(goaway_chance(Fraction(0.03)).is_err());
     }
 
     #[test]
