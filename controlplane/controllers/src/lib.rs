@@ -63,6 +63,7 @@ mod queueing;
 mod replica_set;
 mod replication_controller;
 mod resource_claim;
+mod resource_quota;
 mod revision_history;
 mod root_ca;
 mod run;

@@ -27,6 +27,7 @@ const NAMES: &[(&str, &str)] = &[
     ("address-pool", "service-lb-controller"),
     ("resource-claim", "resourceclaim-controller"),
     ("resource-claim-release", "resourceclaim-controller"),
+    ("resource-quota", "resourcequota-controller"),
     ("pod-group-protection", "podgroup-protection-controller"),
     ("storage-version-migrator", "storage-version-migrator-controller"),
     ("csr-approving", "certificatesigningrequest-approving-controller"),
@@ -138,7 +139,11 @@ pub struct UnknownController(String);
 fn known() -> Vec<&'static str> {
     let mut names: Vec<_> = NAMES.iter().map(|(_, name)| *name).collect();
     names.dedup();
-    names.extend(OF_SERVER.iter().chain(ABSENT));
+    for &name in OF_SERVER.iter().chain(ABSENT) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
     names
 }
 
@@ -257,7 +262,10 @@ mod tests {
         for text in ["*", "-*", "*,resourcequota-controller,-persistentvolume-expander-controller"] {
             assert_eq!(of(text).warnings(), [""; 0], "{text}");
         }
-        assert!(of("-*,resourcequota-controller").is_none(), "no controller of this process");
+        assert!(
+            of("-*,validatingadmissionpolicy-status-controller").is_none(),
+            "no controller of this process"
+        );
     }
 
     #[test]
