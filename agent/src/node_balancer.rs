@@ -24,6 +24,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use crate::deadline::until;
+use crate::event_recorder::Recorder;
 use crate::pod::NodeContext;
 use crate::pod::admit::in_use::{self, Sockets};
 
@@ -76,6 +77,11 @@ struct Check {
 impl NodeBalancer {
     pub(crate) fn new(node: Arc<NodeContext>) -> Self {
         Self { node, checks: Mutex::default(), refused: watch::Sender::default() }
+    }
+
+    /// The recorder of the node's events.
+    pub(crate) fn recorder(&self) -> &Recorder {
+        &self.node.recorder
     }
 
     fn lock(&self) -> MutexGuard<'_, Checks> {

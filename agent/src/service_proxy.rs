@@ -7,6 +7,8 @@
 //! (after a boot), or if it was made from stored services, the proxy programs the stored services while the API server
 //! does not answer.
 
+mod ignored_ips;
+
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -28,6 +30,7 @@ use crate::node_balancer::{NodeBalancer, is_checked};
 use crate::proxy_health::ProxyState;
 use crate::repair::RepairBackoff;
 use crate::service_cache::{ServiceCache, Subscription, has_other_proxy};
+use ignored_ips::IgnoredIps;
 
 /// First back-off after a failure. It doubles up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
@@ -44,6 +47,7 @@ pub(crate) struct ServiceProxy {
     config: ServiceProxyConfig,
     view: NodeView,
     balancer: Arc<NodeBalancer>,
+    ignored_ips: Arc<IgnoredIps>,
     /// The ranges of service addresses.
     ranges: watch::Receiver<Vec<IpNetwork>>,
     state: ProxyState,
@@ -89,7 +93,9 @@ impl ServiceProxy {
             ..NodeView::default()
         };
         let ranges = watch::channel(Vec::new()).1;
-        Self { config, view, balancer, ranges, state: ProxyState::default() }
+        let recorder = balancer.recorder().clone();
+        let ignored_ips = Arc::new(IgnoredIps::new(recorder, node_name, config.external_ips.clone()));
+        Self { config, view, balancer, ignored_ips, ranges, state: ProxyState::default() }
     }
 
     /// Whether the table is current.
@@ -182,13 +188,15 @@ impl ServiceProxy {
         view
     }
 
-    /// A function that reads a service for the proxy. A service of another proxy has no state. A refused load balancer has no
-    /// node addresses.
+    /// A function that reads a service for the proxy, and reports its ignored addresses. A service of another proxy has no
+    /// state. A refused load balancer has no node addresses.
     fn reader(&self, services: &ServiceCache) -> impl Fn(Key) -> State + Send + use<> {
         let (cache, balancer) = (services.clone(), Arc::clone(&self.balancer));
+        let ignored_ips = Arc::clone(&self.ignored_ips);
         let addresses = self.view.addresses.clone();
         move |key| {
             let state = cache.state(&key).filter(|(service, _)| !has_other_proxy(service));
+            ignored_ips.report(&key, state.as_ref().map(|(service, _)| &**service));
             let state = balancer.permit(&key, state, &addresses);
             (key, state)
         }

@@ -210,6 +210,13 @@ impl Settings {
         ranges::ignored_pools(&self.plane.load_balancer_pool, permitted)
     }
 
+    /// The ranges of `service-external-ips` of this process. `None` without the service proxy: another proxy serves the
+    /// Services then.
+    #[cfg(feature = "controlplane")]
+    pub(crate) fn external_ips(&self) -> Option<Vec<ipnetwork::IpNetwork>> {
+        self.node.service_proxy.as_ref().map(|proxy| proxy.external_ips.clone())
+    }
+
     pub(crate) fn dirs(&self) -> Dirs {
         self.dirs.clone()
     }

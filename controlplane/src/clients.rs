@@ -124,6 +124,7 @@ impl ExternalClients {
             max_finished_pods: config.max_finished_pods,
             token_clean_up_period: config.token_clean_up_period,
             node_monitor_grace: config.node_monitor_grace,
+            autoscaler: config.autoscaler,
             // kube-apiserver itself writes the IPAddress objects of services.
             selection: config.controllers.clone().without("ip-address-controller"),
             ..ControllersConfig::default()

@@ -10,7 +10,7 @@ use coracle_apiserver::{
     AuditConfig, AuthorizationConfig, InitialResourcesOptions, OidcConfig, PluginSelection,
     RequestHeaderConfig, RuntimeConfig, ServerFeatures, ServerOptions, TokenWebhookConfig,
 };
-use coracle_controllers::ControllerSelection;
+use coracle_controllers::{AutoscalerOptions, ControllerSelection};
 use coracle_scheduler::SchedulerConfig;
 use ipnetwork::{IpNetwork, Ipv4Network};
 
@@ -110,6 +110,8 @@ pub struct ControlPlaneConfig {
     pub node_monitor_grace: Duration,
     /// Number of finished pods of the cluster that are kept; 0 keeps all.
     pub max_finished_pods: usize,
+    /// Options of horizontal pod autoscalers.
+    pub autoscaler: AutoscalerOptions,
     /// Whether nodes serve LoadBalancer services at the nodes' addresses.
     pub node_balancers: bool,
     /// Ranges from which LoadBalancer services of the class `coracle.dev/address-pool` get addresses.
@@ -183,6 +185,7 @@ impl ControlPlaneConfig {
             token_clean_up_period: Duration::from_secs(365 * 24 * 3600),
             node_monitor_grace: Duration::from_secs(50),
             max_finished_pods: 12_500,
+            autoscaler: AutoscalerOptions::default(),
             node_balancers: true,
             load_balancer_pool: Vec::new(),
             request_timeout: coracle_apiserver::REQUEST_TIMEOUT,

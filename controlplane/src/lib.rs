@@ -37,7 +37,7 @@ pub use coracle_apiserver::{
     InitialResourcesOptions, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerFeatures,
     ServerOptions, TokenWebhookConfig,
 };
-pub use coracle_controllers::ControllerSelection;
+pub use coracle_controllers::{AutoscalerOptions, ControllerSelection};
 pub use coracle_scheduler::SchedulerConfig;
 pub use error::Error;
 pub use leader::LeaderElection;

@@ -248,7 +248,8 @@ fn controllers_config(
     let own_key = config.token_signer.is_none().then(|| pki.service_account_key().map_err(Error::Pki));
     let account_tokens = own_key.transpose()?.and_then(|key| AccountTokenSigner::new(&key));
     Ok(ControllersConfig {
-        selection: config.controllers.clone(),
+        // The API server writes the status of quotas itself.
+        selection: config.controllers.clone().without("resourcequota-controller"),
         cluster_cidrs: config.cluster_cidrs.clone(),
         node_mask_v4: config.node_masks[0],
         node_mask_v6: config.node_masks[1],
@@ -266,6 +267,7 @@ fn controllers_config(
         max_finished_pods: config.max_finished_pods,
         load_balancer_pool: config.load_balancer_pool.clone(),
         node_monitor_grace: config.node_monitor_grace,
+        autoscaler: config.autoscaler,
         ..ControllersConfig::default()
     })
 }

@@ -125,7 +125,13 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-scheduler", &["coracle-cel", "coracle-events", "coracle-values", "coracle-watch"]),
     (
         "coracle-controllers",
-        &["coracle-certificate-subject", "coracle-events", "coracle-values", "coracle-watch"],
+        &[
+            "coracle-certificate-subject",
+            "coracle-events",
+            "coracle-kinds",
+            "coracle-values",
+            "coracle-watch",
+        ],
     ),
     (
         "coracle-controlplane",

@@ -7,8 +7,8 @@ use anyhow::Context as _;
 use clap::Args;
 use coracle_agent::component_server;
 use coracle_controlplane::{
-    ControlPlane, ControlPlaneConfig, EncryptionFile, EtcdConfig, ExternalClients, ExternalServer,
-    LeaderElection, SchedulerConfig,
+    ControlPlane, ControlPlaneConfig, ControllerSelection, EncryptionFile, EtcdConfig, ExternalClients,
+    ExternalServer, LeaderElection, SchedulerConfig,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -90,6 +90,7 @@ pub(super) async fn until<T>(
 
 /// Starts the control plane. When this returns, the API server accepts requests.
 pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> anyhow::Result<ControlPlane> {
+    log_without_effect(&settings.control_plane().controllers);
     let plane = coracle_controlplane::start(config(settings)?, shutdown).await?;
     tracing::info!(address = %plane.address(), kubeconfig = %plane.kubeconfig().display(), "the API server is ready");
     Ok(plane)
@@ -97,7 +98,7 @@ pub(crate) async fn start(settings: &Settings, shutdown: CancellationToken) -> a
 
 fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     let (features, feature_metrics) = (settings.server_features(), settings.feature_metrics());
-    let flags = settings.control_plane_flags();
+    let (flags, external_ips) = (settings.control_plane_flags(), settings.external_ips());
     let settings = settings.control_plane();
     let mut config = ControlPlaneConfig::new(&settings.dirs.state);
     (config.features, config.feature_metrics, config.flags) = (features, feature_metrics, flags);
@@ -133,6 +134,7 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.initial_resources = settings.initial_resources;
     config.runtime_config = settings.runtime_config;
     config.options = settings.options;
+    config.options.external_ips = external_ips;
     config.controllers = settings.controllers;
     config.run_scheduler = settings.scheduler;
     config.audit = settings.audit;
@@ -146,12 +148,20 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.token_clean_up_period = settings.token_clean_up_period;
     config.node_monitor_grace = settings.node_monitor_grace;
     config.max_finished_pods = settings.max_finished_pods;
+    config.autoscaler = settings.autoscaler;
     config.node_balancers = settings.node_balancers;
     config.load_balancer_pool = settings.load_balancer_pool;
     config.request_timeout = settings.request_timeout;
     config.max_in_flight = settings.max_in_flight;
     config.shutdown_delay = settings.shutdown_delay;
     Ok(config)
+}
+
+/// Logs the entries of `controllers` that have no effect.
+fn log_without_effect(controllers: &ControllerSelection) {
+    for warning in controllers.warnings() {
+        tracing::warn!(warning, "an entry of controllers has no effect");
+    }
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ use ipnetwork::IpNetwork;
 use super::ranges::{self, Ranges};
 use super::sources::Sources;
 use super::table::settings;
-use super::value::{ByteSize, GoDuration, Percent, PortRange, SniCertKey};
+use super::value::{ByteSize, Fraction, GoDuration, Percent, PortRange, SniCertKey};
 
 #[cfg(feature = "controlplane")]
 mod checked;
@@ -206,6 +206,18 @@ settings! {
     node_monitor_grace_seconds: NonZero<u32> = default "50", "SECONDS";
     /// Maximum number of finished pods in the cluster; 0: no limit. Above it, the oldest finished pods are deleted.
     terminated_pod_gc_threshold: u32 = default "12500", "COUNT";
+    /// Time between two reconciles of a HorizontalPodAutoscaler; at least 1s.
+    horizontal_pod_autoscaler_sync_period: GoDuration = default "15s", "DURATION";
+    /// Deviation of a metric from its target, as a fraction of the target, below which a HorizontalPodAutoscaler keeps the
+    /// number of pods. A tolerance in its behavior takes precedence.
+    horizontal_pod_autoscaler_tolerance: Fraction = default "0.1", "FRACTION";
+    /// Time for which a HorizontalPodAutoscaler keeps the highest number of pods that its metrics have proposed. A
+    /// stabilization window in its behavior takes precedence.
+    horizontal_pod_autoscaler_downscale_stabilization: GoDuration = default "5m", "DURATION";
+    /// Time after a pod's start during which its CPU usage counts only if the pod is ready.
+    horizontal_pod_autoscaler_cpu_initialization_period: GoDuration = default "5m", "DURATION";
+    /// Time after a pod's start. A pod that has not been ready since then counts as starting, so its CPU usage is ignored.
+    horizontal_pod_autoscaler_initial_readiness_delay: GoDuration = default "30s", "DURATION";
     /// Nodes serve LoadBalancer services at their own addresses: services without a class, and services of the class
     /// coracle.dev/node-addresses. Disable it if another program serves them.
     node_balancers: bool = default "true", "BOOL";
@@ -226,6 +238,9 @@ settings! {
     /// Share the requests in flight by FlowSchemas and PriorityLevelConfigurations. Without it, only max-requests-inflight and
     /// max-mutating-requests-inflight limit them.
     enable_priority_and_fairness: bool = default "true", "BOOL";
+    /// Probability that a request asks its HTTP/2 client to connect again, so that clients spread over several API servers
+    /// behind a load balancer; at most 0.02. Do not set it for a single server.
+    goaway_chance: Fraction = default "0", "FRACTION";
     /// Directives of the header Strict-Transport-Security, which browsers read: max-age=SECONDS, includeSubDomains, preload.
     strict_transport_security_directives: Vec<String> = default "", "DIRECTIVE";
     /// Maximum read-only API requests in flight. The priority levels share the sum of this number and

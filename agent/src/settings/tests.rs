@@ -226,6 +226,38 @@ fn a_pool_of_load_balancers_that_the_node_ignores_is_found() {
     assert!(ignored("\"192.0.2.0/24\"").is_empty() && ignored("").is_empty());
 }
 
+#[cfg(feature = "controlplane")]
+#[test]
+fn autoscalers_have_the_options_of_kube_controller_manager() {
+    let of = |toml: &str| {
+        let mut sources = sources_of(toml);
+        let settings = Settings::resolve(AllFlags::default(), &mut sources);
+        settings.map(|(_, settings)| settings.control_plane().autoscaler)
+    };
+    assert_eq!(of(""), Some(coracle_controlplane::AutoscalerOptions::default()));
+    let key =
+        |name: &str, value: &str| format!("[control-plane]\nhorizontal-pod-autoscaler-{name} = {value}");
+    assert_eq!(of(&key("tolerance", "\"0.25\"")).unwrap().tolerance.to_string(), "0.25");
+    let window = of(&key("downscale-stabilization", "\"10m\"")).unwrap().downscale_stabilization;
+    assert_eq!(window.as_secs(), 600);
+    for (name, invalid) in [("tolerance", "\"-1\""), ("tolerance", "\"NaN\""), ("sync-period", "\"500ms\"")] {
+        assert_eq!(of(&key(name, invalid)), None, "{name}");
+    }
+}
+
+#[cfg(feature = "controlplane")]
+#[test]
+fn the_server_knows_the_external_ips_that_its_node_permits() {
+    let known = |toml: &str| {
+        let (_, settings) = Settings::resolve(AllFlags::default(), &mut sources_of(toml)).unwrap();
+        settings.external_ips()
+    };
+    assert_eq!(known(""), Some(Vec::new()));
+    let set = "[node]\nservice-external-ips = [\"192.0.2.0/24\"]";
+    assert_eq!(known(set), Some(vec!["192.0.2.0/24".parse().unwrap()]));
+    assert_eq!(known("[node]\nservice-proxy = false"), None);
+}
+
 #[test]
 fn a_node_of_another_control_plane_serves_services_only_if_configured() {
     let node = |toml: &str| {

@@ -38,6 +38,10 @@ pub(crate) trait Single: Sized {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Percent(pub(crate) u8);
 
+/// A finite number that is not negative, such as 0.1.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) struct Fraction(pub(crate) f64);
+
 /// A range of ports as kube-apiserver writes it: `30000-32767`, or `30000+2767`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct PortRange(pub(crate) RangeInclusive<u16>);
@@ -286,6 +290,18 @@ impl Single for Percent {
             0..=100 => Ok(Self(value)),
             _ => Err(format!("expected {expected}")),
         })
+    }
+}
+
+impl Single for Fraction {
+    fn parse(text: &str) -> Result<Self, String> {
+        let expected = "a number that is not negative, such as 0.1";
+        let number: f64 = expect(text, expected)?;
+        if number.is_finite() && number >= 0.0 {
+            Ok(Self(number))
+        } else {
+            Err(format!("expected {expected}"))
+        }
     }
 }
 

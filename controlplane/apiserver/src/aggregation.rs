@@ -10,8 +10,8 @@
 //! | watches the API services of other servers, checks that they respond | `controllers/aggregation.rs` |
 //! | forwards clients' requests | `aggregated.rs` |
 //!
-//! Only a cluster administrator may create API services. Requests go to endpoints of a Service, never to loopback or
-//! link-local addresses.
+//! Only a cluster administrator may create API services. Requests go to endpoints or to the external name of a Service,
+//! never to loopback or link-local addresses.
 
 mod client;
 pub(crate) mod discovery;

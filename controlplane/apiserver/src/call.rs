@@ -114,6 +114,14 @@ impl Call {
         body::parse(&self.headers, &self.body)
     }
 
+    /// Adds the warnings about a valid object of the call's own kind. `old` is the stored object of an update.
+    pub(crate) fn warn_about(&self, new: &Value, old: Option<&Value>) {
+        self.warnings.add_about(&self.kind, new, old);
+        if let Some(ranges) = self.state.external_ips.as_deref().filter(|_| self.kind.is("", "Service")) {
+            self.warnings.add_about_external_ips(new, ranges);
+        }
+    }
+
     /// The attributes for admission. `old` is the stored object.
     pub(crate) fn attributes<'a>(
         &'a self,

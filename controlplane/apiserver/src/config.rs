@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_kinds::kind::RuntimeConfig;
+use ipnetwork::IpNetwork;
 use nix::unistd::{SysconfVar, sysconf};
 
 use crate::admit::PluginSelection;
@@ -140,6 +141,12 @@ pub struct ServerOptions {
     pub priority_and_fairness: bool,
     /// Value of the header `Strict-Transport-Security`; empty for none.
     pub strict_transport_security: String,
+    /// Probability that a request asks its HTTP/2 client to connect again, so that clients spread over several servers; 0 for
+    /// never.
+    pub goaway_chance: f64,
+    /// The ranges of external IPs that nodes permit. Other external IPs of Services have warnings. `None` if the server
+    /// does not know the ranges.
+    pub external_ips: Option<Vec<IpNetwork>>,
 }
 
 impl Default for ServerOptions {
@@ -158,6 +165,8 @@ impl Default for ServerOptions {
             min_watch: Duration::from_secs(1800),
             priority_and_fairness: true,
             strict_transport_security: String::new(),
+            goaway_chance: 0.0,
+            external_ips: None,
         }
     }
 }

@@ -81,6 +81,9 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
             return Ok(own.or_else(converted).map(|document| openapi_document(info, document)));
         }
         ["version"] => Some(version()),
+        ["debug", "api_priority_and_fairness", page] if state.priority_and_fairness => {
+            return Ok(state.flow_control.debug_page(page).map(|text| reply::text(200, text)));
+        }
         ["statusz"] => return state.pages.statusz(headers).map(Some),
         ["flagz"] => return state.pages.flagz(headers).map(Some),
         [".well-known", "openid-configuration"] => {

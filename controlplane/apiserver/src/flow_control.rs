@@ -7,6 +7,7 @@
 //! objects.
 
 mod counts;
+mod dump;
 mod level;
 mod schema;
 
@@ -221,6 +222,17 @@ impl FlowControl {
     /// The levels, for metrics.
     pub(crate) fn levels(&self) -> Vec<LevelCounts> {
         self.lock().counts()
+    }
+
+    /// The page of this name below `/debug/api_priority_and_fairness`. `None` if there is none.
+    pub(crate) fn debug_page(&self, name: &str) -> Option<String> {
+        // The lock is released before the text is made.
+        let levels = self.lock().digest();
+        match name {
+            "dump_priority_levels" => Some(dump::priority_levels(&levels, &self.schemas())),
+            "dump_queues" => Some(dump::queues(&levels)),
+            _ => None,
+        }
     }
 
     /// The schemas, for metrics.

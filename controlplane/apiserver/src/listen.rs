@@ -5,6 +5,7 @@
 
 mod activity;
 mod client;
+mod goaway;
 mod header_block;
 mod header_memory;
 mod small_reads;
@@ -41,6 +42,7 @@ use crate::{
 };
 use activity::{Activity, Running};
 use client::Client;
+use goaway::GoAway;
 use header_memory::HeaderMemory;
 use small_reads::SmallReads;
 use stream_tasks::StreamTasks;
@@ -79,6 +81,8 @@ enum Ending {
     LateHeader,
     /// The connection has no request.
     Idle,
+    /// The client must connect again. Its running requests continue.
+    GoAway,
     /// The server stops.
     Shutdown,
 }
@@ -171,15 +175,13 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     let permitted = SmallReads::new(PermitStream::of_socket(stream, permit.clone()), limiting);
     let held = InspectReader::new(permitted, move |received: &[u8]| {
         let is_between = !received.is_empty() && receiving.received();
-        if let Some(header) = incomplete.upgrade()
-            && header.received(received, is_between).is_err()
-        {
-            tracing::debug!("closed a connection whose incomplete request header has no memory");
-            closing.close();
-        }
+        check_header(&incomplete, &closing, received, is_between);
     });
+    let go_away = Arc::new(GoAway::new(server.state.goaway_chance, is_http2));
     let (of_requests, client) = (activity.clone(), Client { certificate, address, permit });
+    let deciding = go_away.clone();
     let service = service_fn(move |mut request: Request<Incoming>| {
+        deciding.decide();
         let buffered = header.complete();
         let attached = client.attach(&mut request, &server.state.in_flight, buffered);
         let request = attached.map(|()| request);
@@ -187,21 +189,25 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     });
     let builder = builder(is_certified);
     let mut served = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(held), service));
-    let ending = PolledWhenWoken::new(Box::pin(wait_for_ending(&activity, &shutdown, is_http2)));
-    let ended = tokio::select! {
-        ended = served.as_mut() => ended,
-        ending = ending => match ending {
+    let ended = loop {
+        let ending = wait_for_ending(&activity, &shutdown, &go_away, is_http2);
+        let ending = tokio::select! {
+            ended = served.as_mut() => break ended,
+            ending = PolledWhenWoken::new(Box::pin(ending)) => ending,
+        };
+        match ending {
             Ending::Unread => return tracing::debug!("closed a connection whose client does not read"),
             Ending::LateHeader => {
                 return tracing::debug!("closed a connection whose request header is not complete in time");
             }
+            Ending::GoAway => served.as_mut().graceful_shutdown(),
             Ending::Idle => {
                 served.as_mut().graceful_shutdown();
-                tokio::time::timeout(SHUTDOWN_TIMEOUT, served).await.unwrap_or(Ok(()))
+                break tokio::time::timeout(SHUTDOWN_TIMEOUT, served).await.unwrap_or(Ok(()));
             }
             Ending::Shutdown => {
                 served.as_mut().graceful_shutdown();
-                served.await
+                break served.await;
             }
         }
     };
@@ -210,13 +216,34 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     }
 }
 
-/// Waits until the server must end a connection.
-async fn wait_for_ending(activity: &Activity, shutdown: &CancellationToken, is_http2: bool) -> Ending {
+/// Closes a connection whose incomplete request header has no memory. After an upgrade there is no header.
+fn check_header(
+    header: &Weak<HeaderMemory>,
+    connection: &ConnectionPermit,
+    received: &[u8],
+    is_between: bool,
+) {
+    if let Some(header) = header.upgrade()
+        && header.received(received, is_between).is_err()
+    {
+        tracing::debug!("closed a connection whose incomplete request header has no memory");
+        connection.close();
+    }
+}
+
+/// Waits until the server must end a connection, or ask the client to connect again.
+async fn wait_for_ending(
+    activity: &Activity,
+    shutdown: &CancellationToken,
+    go_away: &GoAway,
+    is_http2: bool,
+) -> Ending {
     tokio::select! {
         // Cancel-safe: all branches only wait.
         () = activity.response_timeout() => Ending::Unread,
         () = activity.late_header(HEADER_TIMEOUT), if !is_http2 => Ending::LateHeader,
         () = activity.idle(IDLE_TIMEOUT) => Ending::Idle,
+        () = go_away.decided() => Ending::GoAway,
         () = shutdown.cancelled() => Ending::Shutdown,
     }
 }

@@ -4,6 +4,7 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use coracle_store::Store;
 use http::HeaderValue;
+use ipnetwork::IpNetwork;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -68,6 +69,10 @@ pub(crate) struct State {
     pub(crate) min_watch: Duration,
     /// Whether priority levels share the requests in flight.
     pub(crate) priority_and_fairness: bool,
+    /// Probability that a request asks its HTTP/2 client to connect again; 0 for never.
+    pub(crate) goaway_chance: f64,
+    /// The ranges of external IPs that nodes permit. `None` if the server does not know them.
+    pub(crate) external_ips: Option<Vec<IpNetwork>>,
     /// The header of responses to the network.
     pub(crate) transport_security: Option<HeaderValue>,
     /// URL of the keys of service account tokens in the discovery document.

@@ -1,5 +1,7 @@
 //! Servers in the cluster: the address of a pod or of a service's endpoint, and one request to it.
 
+pub(crate) mod external_name;
+
 use std::{
     io,
     net::{IpAddr, SocketAddr},

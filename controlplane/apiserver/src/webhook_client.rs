@@ -22,7 +22,9 @@ use crate::{
         identities::{Identities, Identity},
         kubeconfig::ClientCertificate,
     },
-    request_owner, target, waits,
+    request_owner,
+    target::{self, external_name},
+    waits,
     webhook_connections::WebhookPermit,
 };
 
@@ -159,7 +161,7 @@ async fn exchange(
     parsed.map_err(|error| format!("the response is not JSON: {error}"))
 }
 
-/// A connection to a webhook. A service is reached through one of its ready endpoints.
+/// A connection to a webhook. A service is reached through one of its ready endpoints, or by its external name.
 async fn connect(cache: &Cache, target: &Target) -> Result<TcpStream, String> {
     match target {
         Target::Url { host, port, .. } => {
@@ -169,6 +171,10 @@ async fn connect(cache: &Cache, target: &Target) -> Result<TcpStream, String> {
             Ok(stream)
         }
         Target::Service { namespace, name, port, .. } => {
+            if let Some(host) = external_name::of(cache, namespace, name) {
+                let connected = external_name::connect(&host, *port).await;
+                return connected.map(|(_, stream)| stream).map_err(|error| error.message);
+            }
             let endpoint = endpoint(cache, namespace, name, *port)?;
             endpoint.connect().await.map_err(|error| error.message)
         }
@@ -282,9 +288,11 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use base64::{Engine as _, prelude::BASE64_STANDARD};
+    use coracle_store::Commit;
     use serde_json::json;
 
     use super::*;
+    use crate::cache::{encode, key_of};
     use crate::in_flight::MAX_IN_FLIGHT;
 
     #[test]
@@ -314,6 +322,21 @@ mod tests {
             let tls = endpoint.tls.unwrap();
             assert_eq!(tls.client_auth_cert_resolver.has_certs(), has_certificate, "{namespace}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_webhook_behind_an_external_name_is_called_by_its_name() {
+        let cache = Cache::new(1);
+        let kind = by_resource("", "v1", "services").unwrap();
+        let service = json!({"metadata": {"name": "s", "namespace": "n"},
+            "spec": {"type": "ExternalName", "externalName": "127.0.0.1"}});
+        let (key, value) = (key_of(kind, "n", "s").into(), Some(encode(kind, &service)));
+        cache.apply(&Commit { key, revision: 2, value, created: 2, guard_follows: false });
+        let target = Target::read(&json!({"service": {"namespace": "n", "name": "s"}}));
+        // The name is used, and the service needs no ports. But the address is one of this machine.
+        assert_eq!(connect(&cache, &target).await.unwrap_err(), "address not allowed");
+        let other = Target::read(&json!({"service": {"namespace": "n", "name": "t"}}));
+        assert_eq!(connect(&cache, &other).await.unwrap_err(), "service \"t\" not found");
     }
 
     #[tokio::test(start_paused = true)]

@@ -147,7 +147,7 @@ async fn commit_new(
     if !causes.is_empty() {
         return other(ApiError::invalid(kind, name, &causes));
     }
-    offload::run(call.has_large_body(), || call.warnings.add_about(kind, object, None));
+    offload::run(call.has_large_body(), || call.warn_about(object, None));
     call.state.admission.validate_after(&attributes, object).await.map_err(Failed::Other)?;
     if !text(object, "resourceVersion").is_empty() {
         return other(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
@@ -314,7 +314,7 @@ async fn prepared(
         return Err(ApiError::invalid(kind, &name, &causes));
     }
     if part == Part::Main {
-        offload::run(is_large, || call.warnings.add_about(kind, &new, Some(old)));
+        offload::run(is_large, || call.warn_about(&new, Some(old)));
     }
     call.state.admission.validate_after(&attributes, &new).await?;
     let charged = match part {

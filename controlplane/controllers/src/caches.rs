@@ -12,8 +12,8 @@ use crate::object::{
     CertificateSigningRequest, Claim, ClusterRole, ConfigMap, ControllerRevision, CronJob, DaemonSet,
     Deployment, EndpointSlice, Endpoints, HorizontalPodAutoscaler, IPAddress, Job, Lease, Namespace, Node,
     Object, PersistentVolume, Pod, PodDisruptionBudget, PodGroup, ReplicaSet, ReplicationController,
-    ResourceClaim, ResourceSlice, Secret, Service, ServiceAccount, ServiceCIDR, StatefulSet, StorageClass,
-    StorageVersionMigration, VolumeAttributesClass,
+    ResourceClaim, ResourceQuota, ResourceSlice, Secret, Service, ServiceAccount, ServiceCIDR, StatefulSet,
+    StorageClass, StorageVersionMigration, VolumeAttributesClass,
 };
 use crate::watch;
 
@@ -74,6 +74,8 @@ pub(crate) struct Caches {
     /// [`Caches::synced`] does not wait for this cache, for the same reasons as for `autoscalers`. The cache is empty
     /// if the API server does not serve the kind.
     pub(crate) migrations: Arc<Cache<StorageVersionMigration>>,
+    /// Only the controller of quotas reads them, and it acts on each quota when it arrives. Empty if it does not run.
+    pub(crate) resource_quotas: Arc<Cache<ResourceQuota>>,
 }
 
 type Task = Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -114,6 +116,7 @@ impl Caches {
             autoscalers: Arc::new(Cache::new()),
             pod_groups: Arc::new(Cache::new()),
             migrations: Arc::new(Cache::new()),
+            resource_quotas: Arc::new(Cache::new()),
             resource_claims: Arc::new(Cache::new()),
             resource_slices: Arc::new(Cache::new()),
         }
@@ -163,6 +166,11 @@ impl Caches {
             feed_if_enabled(client, &self.pod_groups),
             feed_if_enabled(client, &self.migrations),
         ]
+    }
+
+    /// The watch of the quotas. Only the controller of quotas needs it.
+    pub(crate) fn watch_of_quotas(&self, client: &Client) -> Task {
+        feed(client, &self.resource_quotas, Config::control_plane())
     }
 
     /// Returns once every cache of a served kind has its first list.

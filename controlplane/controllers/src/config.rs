@@ -65,6 +65,8 @@ pub struct ControllersConfig {
     pub unhealthy_percent: usize,
     /// A zone of at most this many nodes gets no NoExecute taints above that percentage.
     pub large_zone: usize,
+    /// Options of horizontal pod autoscalers.
+    pub autoscaler: AutoscalerOptions,
     /// Receives the metrics of the controllers' queues.
     pub queue_metrics: QueueMetrics,
     /// Receives the metrics of jobs.
@@ -73,6 +75,34 @@ pub struct ControllersConfig {
     pub zone_metrics: ZoneMetrics,
     /// Receives the metrics of autoscalers.
     pub autoscaler_metrics: AutoscalerMetrics,
+}
+
+/// Options of horizontal pod autoscalers, with the defaults of kube-controller-manager.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AutoscalerOptions {
+    /// Time between two reconciles of one autoscaler.
+    pub sync_period: Duration,
+    /// Tolerance of the usage, as a fraction of the target. An autoscaler's behavior takes precedence.
+    pub tolerance: f64,
+    /// Stabilization window of a decrease. An autoscaler's behavior takes precedence.
+    pub downscale_stabilization: Duration,
+    /// Time after a pod's start during which its CPU usage counts only if the pod is ready.
+    pub cpu_initialization: Duration,
+    /// Time after a pod's start. A pod counts as never ready if it is not ready, and its condition Ready last changed
+    /// within this time.
+    pub initial_readiness: Duration,
+}
+
+impl Default for AutoscalerOptions {
+    fn default() -> Self {
+        Self {
+            sync_period: Duration::from_secs(15),
+            tolerance: 0.1,
+            downscale_stabilization: Duration::from_secs(300),
+            cpu_initialization: Duration::from_secs(300),
+            initial_readiness: Duration::from_secs(30),
+        }
+    }
 }
 
 impl Default for ControllersConfig {
@@ -100,6 +130,7 @@ impl Default for ControllersConfig {
             eviction_interval: Duration::from_secs(10),
             unhealthy_percent: 55,
             large_zone: 50,
+            autoscaler: AutoscalerOptions::default(),
             queue_metrics: QueueMetrics::default(),
             job_metrics: JobMetrics::default(),
             zone_metrics: ZoneMetrics::default(),

@@ -22,9 +22,10 @@ use crate::{
     disruption, endpoint_slice, endpoint_slice_mirroring, endpoints, ephemeral_volume, garbage, ip_address,
     job, job::orphan as job_orphan, legacy_token_cleaner, local_volume, namespace, node_balancer,
     node_lifecycle, node_ttl, pod_autoscaler, pod_cidr, pod_gc, pod_group_protection, replica_set,
-    replication_controller, resource_claim, resource_claim::release as claim_release, root_ca,
-    service_account, service_cidr, stale_disruption, stateful_set, storage_version_migration, taint_eviction,
-    token_cleaner, ttl_after_finished, volume_binding, volume_protection,
+    replication_controller, resource_claim, resource_claim::release as claim_release, resource_quota,
+    root_ca, service_account, service_cidr, stale_disruption, stateful_set, storage_version_migration,
+    taint_eviction, token_cleaner, ttl_after_finished, volume_binding, volume_protection,
+    volume_protection::claim as claim_protection,
 };
 
 /// Runs the selected controllers until `shutdown` is cancelled. Failed watches are retried forever. Returns early if a
@@ -115,12 +116,17 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         cluster_role_aggregation "cluster-role-aggregation" 1,
         volume_binding "volume-binding" 1,
         local_volume "local-volume" 1,
+        claim_protection "claim-protection" 1,
         volume_protection "volume-protection" 1,
         attributes_class_protection "attributes-class-protection" 1,
         ephemeral_volume "ephemeral-volume" 1,
         resource_claim "resource-claim" 1,
         claim_release "resource-claim-release" 1,
         pod_group_protection "pod-group-protection" 1,
+        resource_quota "resource-quota" 1,
+    }
+    if context.config.selection.has("resource-quota") {
+        tasks.spawn(context.caches.watch_of_quotas(&context.client));
     }
     if context.config.selection.has("garbage") {
         tasks.spawn(garbage::run::run(context.clone()));

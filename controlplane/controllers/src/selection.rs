@@ -27,6 +27,7 @@ const NAMES: &[(&str, &str)] = &[
     ("address-pool", "service-lb-controller"),
     ("resource-claim", "resourceclaim-controller"),
     ("resource-claim-release", "resourceclaim-controller"),
+    ("resource-quota", "resourcequota-controller"),
     ("pod-group-protection", "podgroup-protection-controller"),
     ("storage-version-migrator", "storage-version-migrator-controller"),
     ("csr-approving", "certificatesigningrequest-approving-controller"),
@@ -42,6 +43,7 @@ const NAMES: &[(&str, &str)] = &[
     ("cluster-role-aggregation", "clusterrole-aggregation-controller"),
     ("volume-binding", "persistentvolume-binder-controller"),
     ("local-volume", "local-volume-controller"),
+    ("claim-protection", "persistentvolumeclaim-protection-controller"),
     ("volume-protection", "persistentvolume-protection-controller"),
     ("attributes-class-protection", "volumeattributesclass-protection-controller"),
     ("ephemeral-volume", "ephemeral-volume-controller"),
@@ -50,10 +52,27 @@ const NAMES: &[(&str, &str)] = &[
     ("garbage", "garbage-collector-controller"),
 ];
 
+/// Upstream's controllers whose work our API server always does.
+const OF_SERVER: &[&str] = &["resourcequota-controller", "validatingadmissionpolicy-status-controller"];
+
+/// Upstream's other controllers. They do not exist here, so `--controllers` accepts their names without an effect.
+const ABSENT: &[&str] = &[
+    "cloud-node-lifecycle-controller",
+    "kube-apiserver-serving-clustertrustbundle-publisher-controller",
+    "node-route-controller",
+    "persistentvolume-attach-detach-controller",
+    "persistentvolume-expander-controller",
+    "podcertificaterequest-cleaner-controller",
+    "selinux-warning-controller",
+    "storageversion-garbage-collector-controller",
+];
+
 /// Former names of upstream's controllers, with the present ones. Upstream's flag still accepts them, and kubeadm sets
 /// `*,bootstrapsigner,tokencleaner`. Source: `KCMControllerAliases`.
 const FORMER: &[(&str, &str)] = &[
+    ("attachdetach", "persistentvolume-attach-detach-controller"),
     ("bootstrapsigner", "bootstrap-signer-controller"),
+    ("cloud-node-lifecycle", "cloud-node-lifecycle-controller"),
     ("clusterrole-aggregation", "clusterrole-aggregation-controller"),
     ("cronjob", "cronjob-controller"),
     ("csrapproving", "certificatesigningrequest-approving-controller"),
@@ -74,16 +93,21 @@ const FORMER: &[(&str, &str)] = &[
     ("nodeipam", "node-ipam-controller"),
     ("nodelifecycle", "node-lifecycle-controller"),
     ("persistentvolume-binder", "persistentvolume-binder-controller"),
+    ("persistentvolume-expander", "persistentvolume-expander-controller"),
     ("podgc", "pod-garbage-collector-controller"),
     ("pv-protection", "persistentvolume-protection-controller"),
+    ("pvc-protection", "persistentvolumeclaim-protection-controller"),
     ("replicaset", "replicaset-controller"),
     ("replicationcontroller", "replicationcontroller-controller"),
     ("resource-claim-controller", "resourceclaim-controller"),
+    ("resourcequota", "resourcequota-controller"),
     ("root-ca-cert-publisher", "root-ca-certificate-publisher-controller"),
+    ("route", "node-route-controller"),
     ("service", "service-lb-controller"),
     ("serviceaccount", "serviceaccount-controller"),
     ("serviceaccount-token", "serviceaccount-token-controller"),
     ("statefulset", "statefulset-controller"),
+    ("storage-version-gc", "storageversion-garbage-collector-controller"),
     ("tokencleaner", "token-cleaner-controller"),
     ("ttl", "ttl-controller"),
     ("ttl-after-finished", "ttl-after-finished-controller"),
@@ -111,9 +135,15 @@ fn present(entry: String) -> String {
 #[error("{0:?} is not a controller; the controllers are {all}", all = known().join(", "))]
 pub struct UnknownController(String);
 
+/// All names that `--controllers` accepts.
 fn known() -> Vec<&'static str> {
     let mut names: Vec<_> = NAMES.iter().map(|(_, name)| *name).collect();
     names.dedup();
+    for &name in OF_SERVER.iter().chain(ABSENT) {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
     names
 }
 
@@ -126,14 +156,28 @@ impl ControllerSelection {
     /// [`UnknownController`] if a name is unknown.
     pub fn parse(entries: Vec<String>) -> Result<Self, UnknownController> {
         let entries: Vec<String> = entries.into_iter().map(present).collect();
+        let all = known();
         let is_known = |entry: &&String| {
             let name = entry.strip_prefix('-').unwrap_or(entry);
-            name == "*" || NAMES.iter().any(|(_, known)| *known == name)
+            name == "*" || all.contains(&name)
         };
         match entries.iter().find(|entry| !is_known(entry)) {
             Some(unknown) => Err(UnknownController(unknown.clone())),
             None => Ok(Self { entries }),
         }
+    }
+
+    /// Warnings about entries that have no effect beside our API server.
+    #[must_use]
+    pub fn warnings(&self) -> Vec<String> {
+        let warning = |entry: &String| match entry.strip_prefix('-') {
+            Some(name) if OF_SERVER.contains(&name) => {
+                Some(format!("{name} cannot be disabled: the API server does its work"))
+            }
+            None if ABSENT.contains(&entry.as_str()) => Some(format!("{entry} does not exist here")),
+            _ => None,
+        };
+        self.entries.iter().filter_map(warning).collect()
     }
 
     /// Removes a controller from the selection, unless an entry is exactly its name.
@@ -193,9 +237,35 @@ mod tests {
         assert!(former.has("bootstrap-signer") && former.has("token-cleaner") && former.has("deployment"));
         assert!(!former.has("pod-cidr") && !former.has("job"));
         for (former, now) in FORMER {
-            assert!(NAMES.iter().any(|(_, name)| name == now), "{former}");
-            assert!(NAMES.iter().all(|(_, name)| name != former), "{former}");
+            assert!(known().contains(now), "{former}");
+            assert!(!known().contains(former), "{former}");
         }
+    }
+
+    #[test]
+    fn claims_and_volumes_are_protected_by_controllers_of_their_own() {
+        let volumes = of("*,-pvc-protection");
+        assert!(volumes.has("volume-protection") && !volumes.has("claim-protection"));
+        let claims = of("persistentvolumeclaim-protection-controller");
+        assert!(claims.has("claim-protection") && !claims.has("volume-protection"));
+    }
+
+    #[test]
+    fn entries_without_an_effect_have_warnings() {
+        let warned = of("*,-resourcequota,-attachdetach,selinux-warning-controller,-job");
+        let expect = [
+            "resourcequota-controller cannot be disabled: the API server does its work",
+            "selinux-warning-controller does not exist here",
+        ];
+        assert_eq!(warned.warnings(), expect);
+        assert!(warned.has("deployment"));
+        for text in ["*", "-*", "*,resourcequota-controller,-persistentvolume-expander-controller"] {
+            assert_eq!(of(text).warnings(), [""; 0], "{text}");
+        }
+        assert!(
+            of("-*,validatingadmissionpolicy-status-controller").is_none(),
+            "no controller of this process"
+        );
     }
 
     #[test]

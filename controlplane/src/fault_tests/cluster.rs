@@ -156,6 +156,7 @@ async fn run_processes(admin: Client, mut chance: Chance, steps: Arc<AtomicU64>,
         let fault = Fault::new(if is_before { Point::Before(step) } else { Point::After(step) });
         let client = fault.client(&admin);
         let config = ControllersConfig {
+            selection: ControllerSelection::default().without("resourcequota-controller"),
             node_monitor_grace: HOUR,
             node_startup_grace: HOUR,
             cluster_cidrs: vec!["10.42.0.0/16".parse().expect("a range")],

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use coracle_controlplane::{
-    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, CertificateFiles,
+    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, AutoscalerOptions, CertificateFiles,
     ControllerSelection, InitialResourcesOptions, NamedCertificate, OidcConfig, PluginSelection,
     RequestHeaderConfig, RuntimeConfig, ServerOptions, ServingOptions, TokenWebhookConfig,
 };
@@ -15,7 +15,7 @@ use ipnetwork::IpNetwork;
 
 use super::super::ranges::Ranges;
 use super::super::sources::Sources;
-use super::super::value::{ByteSize, GoDuration};
+use super::super::value::{ByteSize, Fraction, GoDuration};
 use super::super::{Dirs, address_or_port};
 use super::ControlPlaneSettings;
 
@@ -57,6 +57,7 @@ pub(crate) struct ControlPlane {
     pub(crate) token_clean_up_period: Duration,
     pub(crate) node_monitor_grace: Duration,
     pub(crate) max_finished_pods: usize,
+    pub(crate) autoscaler: AutoscalerOptions,
     pub(crate) node_balancers: bool,
     pub(crate) load_balancer_pool: Vec<IpNetwork>,
     pub(crate) request_timeout: Duration,
@@ -90,18 +91,17 @@ impl ControlPlaneSettings {
         let runtime_config = sources.take(runtime_config(&self.runtime_config).context("runtime-config"))?;
         let options = sources.take(self.options())?;
         let serving_tls = sources.take(self.serving_tls())?;
+        let autoscaler = sources.take(self.autoscaler())?;
         let request_header = self.request_header();
         let (admission_plugins, initial_resources) = self.admission();
         let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
         let (ca_file, certificate, key) = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
         let etcd = sources.take(etcd(self.etcd_servers, self.etcd_prefix, ca_file, certificate, key))?;
-        let controllers = ControllerSelection::parse(self.controllers).context("controllers");
-        let controllers = sources.take(controllers)?;
+        let controllers = sources.take(selected(self.controllers))?;
         let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
         let token_clean_up_period =
             sources.take(clean_up_period(self.legacy_service_account_token_clean_up_period))?;
         let reload = self.encryption_provider_config_automatic_reload;
-        let max = [self.max_requests_inflight, self.max_mutating_requests_inflight];
         Some(ControlPlane {
             dirs: dirs.clone(),
             listen: address_or_port(self.listen, 6443),
@@ -135,12 +135,28 @@ impl ControlPlaneSettings {
             signing_duration: seconds(self.cluster_signing_seconds),
             token_clean_up_period,
             max_finished_pods: usize::try_from(self.terminated_pod_gc_threshold).unwrap_or(usize::MAX),
+            autoscaler,
             node_balancers: self.node_balancers,
             load_balancer_pool,
             node_monitor_grace: seconds(self.node_monitor_grace_seconds),
             request_timeout,
-            max_in_flight: max.map(|count| usize::try_from(count.get()).unwrap_or(usize::MAX)),
+            max_in_flight: [self.max_requests_inflight, self.max_mutating_requests_inflight].map(count),
             shutdown_delay: self.shutdown_delay_duration.0,
+        })
+    }
+
+    fn autoscaler(&self) -> anyhow::Result<AutoscalerOptions> {
+        let GoDuration(sync_period) = self.horizontal_pod_autoscaler_sync_period;
+        anyhow::ensure!(
+            sync_period >= Duration::from_secs(1),
+            "horizontal-pod-autoscaler-sync-period {sync_period:?} must be at least 1s"
+        );
+        Ok(AutoscalerOptions {
+            sync_period,
+            tolerance: self.horizontal_pod_autoscaler_tolerance.0,
+            downscale_stabilization: self.horizontal_pod_autoscaler_downscale_stabilization.0,
+            cpu_initialization: self.horizontal_pod_autoscaler_cpu_initialization_period.0,
+            initial_readiness: self.horizontal_pod_autoscaler_initial_readiness_delay.0,
         })
     }
 
@@ -162,7 +178,6 @@ impl ControlPlaneSettings {
             max_backups: usize::try_from(self.audit_log_maxbackup).unwrap_or(usize::MAX),
             max_age: Duration::from_secs(u64::from(self.audit_log_maxage) * 24 * 3600),
         });
-        let count = |count: NonZero<u32>| usize::try_from(count.get()).unwrap_or(usize::MAX);
         let webhook = self.audit_webhook_config_file.clone().map(|file| AuditWebhookConfig {
             file,
             buffer: count(self.audit_webhook_batch_buffer_size),
@@ -264,6 +279,9 @@ impl ControlPlaneSettings {
             min_watch: Duration::from_secs(self.min_request_timeout.into()),
             priority_and_fairness: self.enable_priority_and_fairness,
             strict_transport_security: transport_security(&self.strict_transport_security_directives)?,
+            goaway_chance: goaway_chance(self.goaway_chance)?,
+            // A setting of the node, see `Settings::external_ips`.
+            external_ips: None,
         })
     }
 
@@ -325,6 +343,14 @@ fn oidc(config: OidcConfig, has_file: bool) -> anyhow::Result<Option<OidcConfig>
     );
     let claim = Some(config.username_claim).filter(|claim| !claim.is_empty());
     Ok(Some(OidcConfig { username_claim: claim.unwrap_or_else(|| "sub".to_owned()), ..config }))
+}
+
+fn selected(controllers: Vec<String>) -> anyhow::Result<ControllerSelection> {
+    ControllerSelection::parse(controllers).context("controllers")
+}
+
+fn count(number: NonZero<u32>) -> usize {
+    usize::try_from(number.get()).unwrap_or(usize::MAX)
 }
 
 fn seconds(count: NonZero<u32>) -> Duration {
@@ -417,6 +443,12 @@ fn transport_security(directives: &[String]) -> anyhow::Result<String> {
     Ok(directives.join("; "))
 }
 
+/// As upstream, at most every fiftieth request.
+fn goaway_chance(Fraction(chance): Fraction) -> anyhow::Result<f64> {
+    anyhow::ensure!(chance <= 0.02, "goaway-chance {chance} must be at most 0.02");
+    Ok(chance)
+}
+
 fn at_least_a_second(GoDuration(timeout): GoDuration) -> anyhow::Result<Duration> {
     anyhow::ensure!(timeout >= Duration::from_secs(1), "request-timeout {timeout:?} must be at least 1s");
     Ok(timeout)
@@ -505,6 +537,12 @@ mod tests {
         for invalid in ["", "max-age", "max-age=x", "max-age=9\r\nx: y", "preload=1"] {
             assert!(of(&[invalid]).is_err(), "{invalid}");
         }
+    }
+
+    #[test]
+    fn few_requests_ask_their_client_to_connect_again() {
+        assert!(goaway_chance(Fraction(0.02)).is_ok());
+        assert!(goaway_chance(Fraction(0.03)).is_err());
     }
 
     #[test]

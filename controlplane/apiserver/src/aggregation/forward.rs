@@ -9,6 +9,7 @@ use hyper::body::Incoming;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustls_pki_types::ServerName;
 use serde_json::Value;
+use tokio::net::TcpStream;
 
 use super::{Remote, ServiceReference};
 use crate::{
@@ -16,7 +17,7 @@ use crate::{
     cache::Cache,
     error::{ApiError, Result},
     reply::{Body, full},
-    target::{self, TlsServer},
+    target::{self, Endpoint, TlsServer, external_name},
 };
 
 /// Maximum bytes of a discovery document.
@@ -90,16 +91,27 @@ impl Forwarder {
         permit: impl Send + Unpin + 'static,
     ) -> Result<http::Response<Incoming>> {
         identify(request.headers_mut(), user)?;
-        let ServiceReference { namespace, name, port } = &remote.service;
+        let ServiceReference { namespace, name, .. } = &remote.service;
         let config = remote.tls.clone().map_err(ApiError::unavailable)?;
-        let endpoint = target::service(&self.cache, namespace, name, &port.to_string())?;
+        let (endpoint, stream) = self.connect(&remote.service).await?;
         let host = format!("{name}.{namespace}.svc");
         let server_name = ServerName::try_from(host.clone()).map_err(ApiError::internal)?;
         let server = TlsServer { config, name: server_name };
         let host = HeaderValue::from_str(&host).map_err(ApiError::internal)?;
         request.headers_mut().insert(header::HOST, host);
-        let stream = PermitStream::new(endpoint.connect().await?, permit);
+        let stream = PermitStream::new(stream, permit);
         endpoint.send_tls(stream, server, request, self.timeout).await
+    }
+
+    /// Connects to a ready endpoint of a service, or to its external name.
+    async fn connect(&self, service: &ServiceReference) -> Result<(Endpoint, TcpStream)> {
+        let ServiceReference { namespace, name, port } = service;
+        if let Some(host) = external_name::of(&self.cache, namespace, name) {
+            return external_name::connect(&host, *port).await;
+        }
+        let endpoint = target::service(&self.cache, namespace, name, &port.to_string())?;
+        let stream = endpoint.connect().await?;
+        Ok((endpoint, stream))
     }
 }
 

@@ -8,6 +8,8 @@
 //! queue of its hand. The next request comes from the queue whose requests have used the least seat time (start-time
 //! fair queuing).
 
+pub(super) mod digest;
+
 use std::collections::{HashMap, VecDeque};
 
 use serde_json::Value;

@@ -170,8 +170,7 @@ fn state(
     let registry = Arc::new(Registry::new(&config.runtime_config));
     let in_flight = Arc::new(in_flight(&config.options, config.max_in_flight));
     let transport_security = transport_security(&config.options.strict_transport_security)?;
-    let metrics = Arc::new(Metrics::new());
-    let byte_limits = config.options.byte_limits();
+    let (metrics, byte_limits) = (Arc::new(Metrics::new()), config.options.byte_limits());
     Ok(Arc::new_cyclic(|itself| State {
         admission: Admission {
             plugins,
@@ -212,6 +211,8 @@ fn state(
         extend_tokens: config.options.extend_tokens,
         min_watch: config.options.min_watch,
         priority_and_fairness: config.options.priority_and_fairness,
+        goaway_chance: config.options.goaway_chance,
+        external_ips: config.options.external_ips,
         transport_security,
         keys_url: config.options.keys_url,
         usage: Samples::default(),

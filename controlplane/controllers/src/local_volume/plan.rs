@@ -35,10 +35,10 @@ pub(crate) fn needs_volume<'a>(claim: &'a Claim, class: &StorageClass) -> Option
 /// Decides whether to create a volume for a claim. `node` is the selected node. `None` if it does not exist.
 pub(crate) fn provision(claim: &Claim, class: &StorageClass, node: Option<&Node>) -> Provision {
     let Some(selected) = needs_volume(claim, class) else { return Provision::Nothing };
-    if let Some(why) = unsupported(claim, class) {
+    if let Some(why) = unsupported(claim) {
         return Provision::Refuse(why);
     }
-    let Some(selected) = selected else { return Provision::Nothing };
+    let Some(selected) = selected else { return without_node(class) };
     let Some(node) = node else {
         return Provision::Reschedule(format!("node \"{selected}\" does not exist"));
     };
@@ -57,6 +57,18 @@ pub(crate) fn provision(claim: &Claim, class: &StorageClass, node: Option<&Node>
     Provision::Create(Box::new(volume(claim, class, &place)))
 }
 
+/// The decision without a selected node. If the class does not wait for a pod, the scheduler selects no node. Source:
+/// `Provision` of rancher's local-path-provisioner, which refuses such a claim with the same error.
+fn without_node(class: &StorageClass) -> Provision {
+    if class.waits_for_pod() {
+        return Provision::Nothing;
+    }
+    Provision::Refuse(format!(
+        "configuration error, no node was specified: volumeBindingMode of StorageClass \"{}\" must be WaitForFirstConsumer",
+        class.name()
+    ))
+}
+
 /// The reason why the disk of a node cannot have a volume of the requested size. A node reports the size of its disk
 /// only if the disk enforces sizes of volumes.
 pub(crate) fn exceeds_disk(claim: &Claim, node: &Node) -> Option<String> {
@@ -68,14 +80,8 @@ pub(crate) fn exceeds_disk(claim: &Claim, node: &Node) -> Option<String> {
     })
 }
 
-fn unsupported(claim: &Claim, class: &StorageClass) -> Option<String> {
+fn unsupported(claim: &Claim) -> Option<String> {
     let spec = &claim.spec;
-    if !class.waits_for_pod() {
-        return Some(format!(
-            "volumeBindingMode of StorageClass \"{}\" must be WaitForFirstConsumer",
-            class.name()
-        ));
-    }
     if spec.selector.is_some() {
         return Some("claim.spec.selector is not supported".to_owned());
     }
@@ -203,6 +209,18 @@ mod tests {
         assert!(matches!(provision(&selected, &class(), Some(&foreign)), Provision::Reschedule(_)));
         let bound = claim(json!({"volumeName": "v"}), Some("a"));
         assert_eq!(provision(&bound, &class(), Some(&foreign)), Provision::Nothing);
+    }
+
+    #[test]
+    fn a_class_that_does_not_wait_for_a_pod_is_refused_without_a_node() {
+        let class = StorageClass { volume_binding_mode: Some("Immediate".to_owned()), ..class() };
+        let why = "configuration error, no node was specified: volumeBindingMode of StorageClass \"s\" must be \
+                   WaitForFirstConsumer";
+        let refused = provision(&claim(json!({}), None), &class, None);
+        assert_eq!(refused, Provision::Refuse(why.to_owned()));
+        let ready = node(json!({DIRECTORY: "/data"}));
+        let selected = provision(&claim(json!({}), Some("a")), &class, Some(&ready));
+        assert!(matches!(selected, Provision::Create(_)), "the claim names a node: {selected:?}");
     }
 
     #[test]

@@ -1,15 +1,15 @@
 //! Limits on the speed of scaling: stabilization windows and policies. Source: upstream's
 //! `horizontal.go`.
 
+use std::time::Duration;
+
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::autoscaling::v2::{HPAScalingPolicy, HPAScalingRules, HorizontalPodAutoscalerBehavior};
 
-/// Default stabilization window of a decrease in seconds.
-const DOWN_WINDOW: i32 = 300;
 /// Without a behavior the replicas can grow to this number, or to twice their number if that is more.
 const MIN_SCALE_UP_LIMIT: i32 = 4;
-/// Maximum number of stored recommendations and scale events. The longest window is one hour, with one entry every 15
-/// seconds.
+/// Maximum number of stored recommendations of different numbers of replicas, and of scale events. The longest window is one
+/// hour, by default with one entry every 15 seconds.
 const MAX_HISTORY: usize = 300;
 
 /// Recent recommendations and scale events of one autoscaler.
@@ -28,13 +28,15 @@ struct Record {
     replicas: i32,
 }
 
-/// The replicas before and after the recommendation, and the limits of the autoscaler.
+/// The replicas before and after the recommendation, and the limits on them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Range {
     pub(super) current: i32,
     pub(super) desired: i32,
     pub(super) min: i32,
     pub(super) max: i32,
+    /// Stabilization window of a decrease, unless the behavior has one.
+    pub(super) down_window: Duration,
 }
 
 /// Reason and message of a condition.
@@ -130,12 +132,9 @@ impl History {
         range: Range,
         now: Timestamp,
     ) -> Normalized {
-        let (up, down) = match behavior {
-            Some(behavior) => {
-                (Rules::up(behavior.scale_up.as_ref()), Rules::down(behavior.scale_down.as_ref()))
-            }
-            None => (Rules::up(None), Rules::down(None)),
-        };
+        let window = i32::try_from(range.down_window.as_secs()).unwrap_or(i32::MAX);
+        let up = Rules::of(behavior.and_then(|behavior| behavior.scale_up.as_ref()), 0);
+        let down = Rules::of(behavior.and_then(|behavior| behavior.scale_down.as_ref()), window);
         let windows = Windows { up: up.window, down: down.window, has_behavior: behavior.is_some() };
         let recommended = self.stabilize(windows, range, now);
         let is_limited = recommended != range.desired;
@@ -159,6 +158,8 @@ impl History {
         let within = |window: i32| recent(&self.recommendations, window, now).map(|record| record.replicas);
         let lowest = within(up).min().unwrap_or(desired).min(desired);
         let highest = within(down).max().unwrap_or(desired).max(desired);
+        // Only the last recommendation of a number matters for the lowest and the highest one.
+        self.recommendations.retain(|record| record.replicas != desired);
         keep(&mut self.recommendations, up.max(down), Record { at: now, replicas: desired });
         // Without a behavior only decreases are delayed.
         if has_behavior { range.current.max(lowest).min(highest) } else { highest }
@@ -213,7 +214,8 @@ impl History {
     ) {
         let Some(behavior) = behavior else { return };
         let periods = |rules: &Rules<'_>| rules.policies.iter().map(|policy| policy.period_seconds).max();
-        let (up, down) = (Rules::up(behavior.scale_up.as_ref()), Rules::down(behavior.scale_down.as_ref()));
+        let (up, down) =
+            (Rules::of(behavior.scale_up.as_ref(), 0), Rules::of(behavior.scale_down.as_ref(), 0));
         // Policies of each direction consider the changes of both.
         let longest = periods(&up).max(periods(&down)).unwrap_or_default();
         let list = if after > before { &mut self.ups } else { &mut self.downs };
@@ -253,14 +255,7 @@ fn without_behavior(range: Range) -> Limited {
 // === impl Rules ===
 
 impl<'a> Rules<'a> {
-    fn up(rules: Option<&'a HPAScalingRules>) -> Self {
-        Self::of(rules, 0)
-    }
-
-    fn down(rules: Option<&'a HPAScalingRules>) -> Self {
-        Self::of(rules, DOWN_WINDOW)
-    }
-
+    /// The rules of one direction. `window` is the default of the stabilization window in seconds.
     fn of(rules: Option<&'a HPAScalingRules>, window: i32) -> Self {
         Self {
             window: rules.and_then(|rules| rules.stabilization_window_seconds).unwrap_or(window),
@@ -302,7 +297,7 @@ mod tests {
     }
 
     fn range(current: i32, desired: i32) -> Range {
-        Range { current, desired, min: 1, max: 100 }
+        Range { current, desired, min: 1, max: 100, down_window: Duration::from_secs(300) }
     }
 
     fn behavior(value: Value) -> HorizontalPodAutoscalerBehavior {
@@ -321,6 +316,31 @@ mod tests {
         assert_eq!((later.limited.replicas, later.stabilized.why), (5, READY));
         let few = history.normalize(None, Range { min: 3, ..range(3, 1) }, at(1000));
         assert_eq!((few.limited.replicas, few.limited.why), (3, TOO_FEW));
+    }
+
+    #[test]
+    fn the_default_window_of_a_decrease_is_an_option() {
+        for (window, expect) in [(60, 5), (300, 10)] {
+            let range = Range { down_window: Duration::from_secs(window), ..range(10, 5) };
+            let mut history = History::default();
+            history.begin(10, at(0));
+            assert_eq!(history.normalize(None, range, at(100)).limited.replicas, expect, "{window}");
+        }
+        let mut history = History::default();
+        let rules = behavior(json!({"scaleDown": {"stabilizationWindowSeconds": 0}}));
+        history.begin(10, at(0));
+        assert_eq!(history.normalize(Some(&rules), range(10, 5), at(1)).limited.replicas, 5);
+    }
+
+    #[test]
+    fn repeated_recommendations_take_one_entry() {
+        let mut history = History::default();
+        for second in 0..1000 {
+            history.normalize(None, range(20, if second == 0 { 40 } else { 5 }), at(second / 10));
+        }
+        assert_eq!(history.recommendations.len(), 2);
+        let held = history.normalize(None, range(20, 5), at(200));
+        assert_eq!(held.stabilized.replicas, 40, "the first recommendation is not forgotten");
     }
 
     #[test]

@@ -12,10 +12,8 @@ use super::condition::Conditions;
 use super::metrics::Measured;
 use super::pod::Pod;
 use super::replicas::{Proposal, Target, Tolerance, Wanted, by_average, by_pods, by_value};
+use crate::config::AutoscalerOptions;
 use crate::object::HorizontalPodAutoscaler;
-
-/// Default tolerance of the usage, as a fraction of the target.
-const TOLERANCE: f64 = 0.1;
 
 /// The type of the condition for valid metrics.
 pub(super) const ACTIVE: &str = "ScalingActive";
@@ -33,6 +31,7 @@ pub(super) struct Observed<'a> {
     pub(super) pods: &'a [Pod],
     /// The values of each metric, in the order of the spec.
     pub(super) measured: &'a [Result<Measured, String>],
+    pub(super) options: AutoscalerOptions,
     pub(super) now: Timestamp,
 }
 
@@ -144,7 +143,8 @@ fn limited(
         std::cmp::Ordering::Equal => String::new(),
     };
     let (min, max) = (min_replicas(observed.autoscaler), observed.autoscaler.spec.max_replicas);
-    let range = Range { current, desired, min, max };
+    let down_window = observed.options.downscale_stabilization;
+    let range = Range { current, desired, min, max, down_window };
     let behavior = observed.autoscaler.spec.behavior.as_ref();
     let normalized = history.normalize(behavior, range, observed.now);
     let Normalized { stabilized, limited } = normalized;
@@ -159,10 +159,11 @@ fn min_replicas(autoscaler: &HorizontalPodAutoscaler) -> i32 {
     autoscaler.spec.min_replicas.unwrap_or(1)
 }
 
-fn tolerance(autoscaler: &HorizontalPodAutoscaler) -> Tolerance {
+/// The tolerance of an autoscaler. `default` applies to directions without their own tolerance.
+fn tolerance(autoscaler: &HorizontalPodAutoscaler, default: f64) -> Tolerance {
     let of = |rules: Option<&k8s_openapi::api::autoscaling::v2::HPAScalingRules>| {
         let own = rules.and_then(|rules| rules.tolerance.as_ref());
-        own.map_or(TOLERANCE, |own| millis_of(own) as f64 / 1000.0)
+        own.map_or(default, |own| millis_of(own) as f64 / 1000.0)
     };
     let behavior = autoscaler.spec.behavior.as_ref();
     Tolerance {
@@ -180,7 +181,8 @@ fn evaluate(
         replicas: observed.current,
         observed: observed.status_replicas,
         pods: observed.pods,
-        tolerance: tolerance(observed.autoscaler),
+        tolerance: tolerance(observed.autoscaler, observed.options.tolerance),
+        options: observed.options,
         now: observed.now,
     };
     if let Some(source) = &spec.resource {
@@ -388,6 +390,7 @@ mod tests {
             status_replicas: 2,
             pods: &pods,
             measured,
+            options: AutoscalerOptions::default(),
             now: now(),
         };
         let mut conditions = Conditions::new(None, now());
@@ -413,6 +416,19 @@ mod tests {
         assert_eq!(decision.metrics[1]["external"]["current"], json!({"averageValue": "15"}));
         assert_eq!(condition(&conditions, ACTIVE).1, "ValidMetricFound");
         assert_eq!(condition(&conditions, LIMITED).0, "False");
+    }
+
+    #[test]
+    fn the_default_tolerance_applies_without_a_tolerance_of_the_behavior() {
+        let mut autoscaler = autoscaler(json!([cpu(50)]));
+        let of = |autoscaler: &HorizontalPodAutoscaler| {
+            let Tolerance { down, up } = tolerance(autoscaler, 0.3);
+            format!("{down} {up}")
+        };
+        assert_eq!(of(&autoscaler), "0.3 0.3");
+        let behavior = json!({"scaleUp": {"tolerance": "500m"}});
+        autoscaler.spec.behavior = serde_json::from_value(behavior).unwrap();
+        assert_eq!(of(&autoscaler), "0.3 0.5");
     }
 
     #[test]

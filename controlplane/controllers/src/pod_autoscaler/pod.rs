@@ -10,11 +10,7 @@ use k8s_openapi::api::core::v1::{PodCondition, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use serde::Deserialize;
 
-/// Seconds after a pod's start during which its CPU usage counts only if the pod is ready.
-const CPU_INITIALIZATION_SECONDS: i64 = 300;
-/// Seconds after a pod's start. A pod counts as never ready if it is not ready, and its condition Ready last changed
-/// within this time.
-const INITIAL_READINESS_SECONDS: i64 = 30;
+use crate::config::AutoscalerOptions;
 
 /// The value of a metric for one pod.
 #[derive(Clone, Copy, Debug)]
@@ -78,8 +74,14 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Groups pods. If `is_cpu`, the usage of starting pods is ignored, because it is not typical.
-    pub(super) fn of(pods: &[Pod], values: &PodValues, is_cpu: bool, now: Timestamp) -> Self {
+    /// Groups pods. `cpu` has the options for values of the CPU usage: those of starting pods are ignored, because they are
+    /// not typical. `None` for other values.
+    pub(super) fn of(
+        pods: &[Pod],
+        values: &PodValues,
+        cpu: Option<&AutoscalerOptions>,
+        now: Timestamp,
+    ) -> Self {
         let mut groups = Self::default();
         for pod in pods {
             let name = pod.name().to_owned();
@@ -88,7 +90,7 @@ impl Groups {
             } else if pod.status.phase == "Pending" {
                 groups.unready.insert(name);
             } else if let Some(value) = values.get(&name) {
-                if is_cpu && pod.is_initializing(value.time, value.window, now) {
+                if cpu.is_some_and(|options| pod.is_initializing(value, options, now)) {
                     groups.unready.insert(name);
                 } else {
                     groups.ready += 1;
@@ -115,17 +117,17 @@ impl Pod {
         self.status.phase == "Running" && self.ready().is_some_and(|ready| ready.status == "True")
     }
 
-    /// Whether CPU usage that was measured in this window belongs to a starting pod.
-    fn is_initializing(&self, time: Timestamp, window: std::time::Duration, now: Timestamp) -> bool {
+    /// Whether a value of the CPU usage belongs to a starting pod.
+    fn is_initializing(&self, value: &PodValue, options: &AutoscalerOptions, now: Timestamp) -> bool {
         let (Some(ready), Some(started)) = (self.ready(), &self.status.start_time) else { return true };
         let changed = ready.last_transition_time.as_ref().map_or(Timestamp::UNIX_EPOCH, |time| time.0);
         let age = now.as_second() - started.0.as_second();
-        if age < CPU_INITIALIZATION_SECONDS {
-            let window = jiff::SignedDuration::try_from(window).unwrap_or_default();
-            let is_early = changed.checked_add(window).is_ok_and(|counted| time < counted);
+        if age < whole_seconds(options.cpu_initialization) {
+            let window = jiff::SignedDuration::try_from(value.window).unwrap_or_default();
+            let is_early = changed.checked_add(window).is_ok_and(|counted| value.time < counted);
             return ready.status == "False" || is_early;
         }
-        let never = changed.as_second() - started.0.as_second() < INITIAL_READINESS_SECONDS;
+        let never = changed.as_second() - started.0.as_second() < whole_seconds(options.initial_readiness);
         ready.status == "False" && never
     }
 
@@ -160,4 +162,8 @@ impl Pod {
             None => Ok(sum),
         }
     }
+}
+
+fn whole_seconds(duration: Duration) -> i64 {
+    i64::try_from(duration.as_secs()).unwrap_or(i64::MAX)
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use super::pod::{Groups, Pod, PodValue, PodValues};
+use crate::config::AutoscalerOptions;
 
 /// Tolerance as a fraction of the target. Smaller deviations of the usage are ignored.
 #[derive(Clone, Copy, Debug)]
@@ -29,6 +30,7 @@ pub(super) struct Target<'a> {
     pub(super) observed: i32,
     pub(super) pods: &'a [Pod],
     pub(super) tolerance: Tolerance,
+    pub(super) options: AutoscalerOptions,
     pub(super) now: Timestamp,
 }
 
@@ -61,7 +63,8 @@ pub(super) fn by_pods(
     if target.pods.is_empty() {
         return Err("no pods returned by selector while calculating replica count".to_owned());
     }
-    let groups = Groups::of(target.pods, &values, is_cpu, target.now);
+    let cpu = is_cpu.then_some(&target.options);
+    let groups = Groups::of(target.pods, &values, cpu, target.now);
     values.retain(|pod, _| !groups.ignored.contains(pod) && !groups.unready.contains(pod));
     if values.is_empty() {
         return Err("did not receive metrics for targeted pods (pods might be unready)".to_owned());
@@ -220,7 +223,8 @@ mod tests {
 
     fn target(pods: &[Pod], replicas: i32) -> Target<'_> {
         let tolerance = Tolerance { down: 0.1, up: 0.1 };
-        Target { replicas, observed: replicas, pods, tolerance, now: now() }
+        let options = AutoscalerOptions::default();
+        Target { replicas, observed: replicas, pods, tolerance, options, now: now() }
     }
 
     fn at(percent: i32) -> Wanted<'static> {
@@ -248,6 +252,22 @@ mod tests {
         assert_eq!(proposed(&pods, 4, 24, &[400, 500, 700]), 7);
         assert_eq!(proposed(&pods, 4, 50, &[100, 100, 100]), 3);
         assert_eq!(proposed(&pods, 4, 100, &[1000, 1000, 1000]), 4);
+    }
+
+    #[test]
+    fn the_options_decide_how_long_a_pod_counts_as_starting() {
+        // The pods are not ready, since 10 seconds after their start an hour ago.
+        let pods: Vec<Pod> = (0..2).map(|number| pod(&format!("p{number}"), "Running", "False")).collect();
+        let proposed = |options: AutoscalerOptions| {
+            let target = Target { options, ..target(&pods, 2) };
+            by_pods(target, at(30), values(&[600, 600]), true).map(|proposal| proposal.replicas)
+        };
+        let default = AutoscalerOptions::default();
+        assert!(proposed(default).is_err(), "they count as never ready");
+        let short = AutoscalerOptions { initial_readiness: Duration::from_secs(5), ..default };
+        assert_eq!(proposed(short), Ok(4));
+        let long = AutoscalerOptions { cpu_initialization: Duration::from_secs(2 * 3600), ..short };
+        assert!(proposed(long).is_err(), "they still start");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Reads scale, pods and metrics of an autoscaler's target, and applies the plan.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use coracle_events::{Event, cause};
 use coracle_values::label_selector::LabelSelector;
@@ -27,8 +27,6 @@ use crate::timestamp::whole_seconds;
 use crate::write::{Part, status_patch};
 
 const COMPONENT: &str = "horizontal-pod-autoscaler";
-/// Time between two reconciles of one autoscaler.
-const SYNC_PERIOD: Duration = Duration::from_secs(15);
 /// Maximum metrics of an autoscaler. Each metric costs a request in each reconcile. Its values for all pods stay in
 /// memory until the reconcile ends.
 const MAX_METRICS: usize = 100;
@@ -65,7 +63,7 @@ pub(crate) async fn reconcile(context: &Context, state: &State, key: Key) -> Res
     let counted = *scaling.as_ref().unwrap_or(&Scaling::Failed);
     context.config.autoscaler_metrics.reconciled(counted, began.elapsed());
     scaling?;
-    Ok(Next::After(SYNC_PERIOD))
+    Ok(Next::After(context.config.autoscaler.sync_period))
 }
 
 /// One reconcile of one autoscaler.
@@ -143,6 +141,7 @@ impl Reconcile<'_> {
             status_replicas: scale.status.as_ref().map_or(current, |status| status.replicas),
             pods: &pods,
             measured: &measured,
+            options: self.context.config.autoscaler,
             now: self.now,
         };
         self.with_history(|kept| plan::by_metrics(&observed, &mut kept.history, conditions))

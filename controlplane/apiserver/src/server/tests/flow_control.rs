@@ -182,3 +182,21 @@ async fn a_table_of_schemas_has_their_order() {
     let first = [&rows[0], &rows[1]].map(|row| row["cells"][0].as_str().unwrap());
     assert_eq!(first, ["exempt", "probes"]);
 }
+
+#[tokio::test]
+async fn levels_and_queues_have_debug_pages() {
+    let server = Fixture::new().await;
+    send(&server, "", "/api/v1/nodes").await;
+    let page = async |name: &str| server.get(&format!("/debug/api_priority_and_fairness/{name}")).await;
+    let levels = page("dump_priority_levels").await;
+    let text = levels.body.as_str().unwrap().to_owned();
+    assert_eq!(levels.code, 200);
+    assert!(text.lines().any(|line| line.starts_with("exempt,")), "{text}");
+    assert!(page("dump_queues").await.body.as_str().unwrap().starts_with("PriorityLevelName, "));
+    assert_eq!(page("other").await.code, 404);
+    let user = User::new("ann", &[]);
+    let path = "/debug/api_priority_and_fairness/dump_queues";
+    assert_eq!(server.get_as(user, path).await.code, 403);
+    let server = server.again_with(|config| config.options.priority_and_fairness = false).await;
+    assert_eq!(server.get(path).await.code, 404);
+}

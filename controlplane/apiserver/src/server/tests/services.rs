@@ -311,3 +311,25 @@ async fn servers_on_one_store_do_not_restore_their_authorities_in_turn() {
         eventually_async("the config map is created again", 20, async || authority().await == "own").await;
     }
 }
+
+#[tokio::test]
+async fn external_ips_that_nodes_ignore_have_warnings() {
+    let ranges = vec!["192.0.2.0/24".parse().unwrap()];
+    let fixture = Fixture::new().await.again_with(|config| config.options.external_ips = Some(ranges)).await;
+    let warned = |answer: &Answer| {
+        let mut values = answer.headers.get_all("warning").iter();
+        values.any(|value| value.to_str().unwrap().contains("nodes ignore 203.0.113.1"))
+    };
+    let spec = |address: &str| json!({"ports": [{"port": 80}], "externalIPs": [address]});
+    let made = fixture.post(SERVICES, service("s", spec("203.0.113.1"))).await;
+    assert_eq!((made.code, warned(&made)), (201, true), "{}", made.body);
+    let path = format!("{SERVICES}/s");
+    let labels = json!({"metadata": {"labels": {"a": "b"}}});
+    assert!(warned(&fixture.merge(&path, labels).await), "updates have the warning, too");
+    let changed = fixture.merge(&path, json!({"spec": spec("192.0.2.1")})).await;
+    assert_eq!((changed.code, warned(&changed)), (200, false), "{}", changed.body);
+    // Without known ranges the server cannot say what the nodes do.
+    let fixture = fixture.again().await;
+    let made = fixture.post(SERVICES, service("t", spec("203.0.113.1"))).await;
+    assert_eq!((made.code, warned(&made)), (201, false), "{}", made.body);
+}

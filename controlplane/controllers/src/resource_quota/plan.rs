@@ -1,0 +1,104 @@
+//! What objects of a kind add to the usage of a quota.
+
+use std::sync::Arc;
+
+use coracle_kinds::Resource;
+use coracle_kinds::kind::by_resource;
+use coracle_kinds::quota::{Quota, Usage};
+use serde_json::{Value, json};
+
+use crate::api_kind::ApiKind;
+use crate::object::{ObjectExt, ResourceQuota};
+
+/// Thousandths of one object.
+const ONE: i128 = 1000;
+
+/// How the objects of a kind count.
+pub(super) enum Counted {
+    /// By the rules of a built-in kind.
+    BuiltIn(&'static Arc<Resource>),
+    /// As a number of objects, under this name.
+    Number(String),
+}
+
+/// The limits and the scopes of a quota.
+pub(super) fn limits(quota: &ResourceQuota) -> Quota {
+    Quota::read(&json!({"metadata": {"name": quota.name()}, "spec": quota.spec}))
+}
+
+/// How a quota counts the objects of a kind. `None` if it does not count them.
+pub(super) fn counted(object: &ResourceQuota, quota: &Quota, kind: &ApiKind) -> Option<Counted> {
+    let is_listed = kind.namespaced && kind.verbs.iter().any(|verb| verb == "list");
+    let resource = &kind.resource;
+    if !is_listed {
+        return None;
+    }
+    if let Some(built_in) = by_resource(&resource.group, &resource.version, &resource.plural) {
+        return quota.tracks(built_in).then_some(Counted::BuiltIn(built_in));
+    }
+    // No scope selects custom resources.
+    let has_scopes = ["scopes", "scopeSelector"].iter().any(|field| !object.spec[*field].is_null());
+    let name = format!("count/{}.{}", resource.plural, resource.group);
+    (!has_scopes && quota.limits(&name)).then_some(Counted::Number(name))
+}
+
+/// Adds the usage of one object.
+pub(super) fn add(used: &mut Usage, quota: &Quota, counted: &Counted, object: &Value) {
+    let more = match counted {
+        Counted::BuiltIn(kind) => quota.usage(kind, object),
+        Counted::Number(name) => Usage::from([(name.clone(), ONE)]),
+    };
+    for (name, amount) in more {
+        *used.entry(name).or_default() += amount;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::GroupVersionKind;
+    use kube::discovery::ApiResource;
+
+    use super::*;
+
+    fn kind(group: &str, kind: &str, plural: &str) -> ApiKind {
+        let resource = ApiResource::from_gvk_with_plural(&GroupVersionKind::gvk(group, "v1", kind), plural);
+        ApiKind { resource, namespaced: true, verbs: vec!["list".to_owned()] }
+    }
+
+    fn quota(spec: Value) -> ResourceQuota {
+        serde_json::from_value(json!({"metadata": {"name": "q", "namespace": "n"}, "spec": spec})).unwrap()
+    }
+
+    #[test]
+    fn pods_and_custom_resources_add_to_the_usage() {
+        let object =
+            quota(json!({"hard": {"pods": "2", "requests.cpu": "1", "count/things.example.com": "5"}}));
+        let limits = limits(&object);
+        let mut used = Usage::new();
+        let pods = counted(&object, &limits, &kind("", "Pod", "pods")).unwrap();
+        let pod = |phase: &str| {
+            json!({"metadata": {"name": "p"}, "status": {"phase": phase},
+                "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "250m"}}}]}})
+        };
+        for phase in ["Running", "Pending", "Succeeded"] {
+            add(&mut used, &limits, &pods, &pod(phase));
+        }
+        let things = counted(&object, &limits, &kind("example.com", "Thing", "things")).unwrap();
+        add(&mut used, &limits, &things, &json!({}));
+        let expect = json!({"pods": "2", "requests.cpu": "500m", "count/things.example.com": "1"});
+        assert_eq!(limits.status(&used)["used"], expect);
+    }
+
+    #[test]
+    fn only_kinds_that_the_quota_limits_are_counted() {
+        let object = quota(json!({"hard": {"count/things.example.com": "5"}, "scopes": ["BestEffort"]}));
+        let limits = limits(&object);
+        assert!(counted(&object, &limits, &kind("", "ConfigMap", "configmaps")).is_none());
+        assert!(counted(&object, &limits, &kind("example.com", "Thing", "things")).is_none(), "scopes");
+        let object = quota(json!({"hard": {"configmaps": "5"}}));
+        let limits = super::limits(&object);
+        assert!(counted(&object, &limits, &kind("", "ConfigMap", "configmaps")).is_some());
+        let unlisted = ApiKind { verbs: Vec::new(), ..kind("", "ConfigMap", "configmaps") };
+        assert!(counted(&object, &limits, &unlisted).is_none());
+    }
+}

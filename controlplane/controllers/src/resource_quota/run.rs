@@ -1,0 +1,139 @@
+//! Counts the objects of a namespace for its quotas, and writes the status of the quotas.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use coracle_kinds::quota::Usage;
+use kube::Api;
+use kube::api::ListParams;
+use kube::core::DynamicObject;
+use serde_json::{Value, json};
+
+use super::plan;
+use crate::api_kind::ApiKind;
+use crate::cache::Cache;
+use crate::context::Context;
+use crate::error::Error;
+use crate::object::{Key, Object, ObjectExt, Pod, ResourceQuota};
+use crate::queue::{Next, Queue};
+use crate::write::{Part, status_patch};
+
+/// Time after which a quota is counted again, as upstream.
+const RESYNC: Duration = Duration::from_secs(300);
+/// Delay of the count after a deletion, so that one count covers many deletions.
+const DELAY: Duration = Duration::from_secs(1);
+/// Maximum number of objects in a page of a list.
+const PAGE: u32 = 500;
+
+/// Queues new quotas and those with a changed spec, and the quotas of deleted objects and of pods that have ended. Kinds that
+/// are not listed here are counted again after [`RESYNC`].
+pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    let caches = &context.caches;
+    let own = queue.clone();
+    caches.resource_quotas.on_change(move |change| {
+        let Some(new) = change.new else { return };
+        if change.old.is_none_or(|old| old.spec != new.spec) {
+            own.add(new.key());
+        }
+    });
+    let (own, quotas) = (queue.clone(), caches.resource_quotas.clone());
+    caches.pods.on_change(move |change| {
+        let new = change.new.map(|new| &**new);
+        if let Some(old) = change.old.filter(|old| frees(old, new)) {
+            queue_all(&quotas, old.namespace(), &own);
+        }
+    });
+    let quotas = &caches.resource_quotas;
+    queue_of_deleted(&caches.services, quotas, queue);
+    queue_of_deleted(&caches.claims, quotas, queue);
+    queue_of_deleted(&caches.replication_controllers, quotas, queue);
+    queue_of_deleted(&caches.replica_sets, quotas, queue);
+    queue_of_deleted(&caches.deployments, quotas, queue);
+    queue_of_deleted(&caches.stateful_sets, quotas, queue);
+    queue_of_deleted(&caches.daemon_sets, quotas, queue);
+    queue_of_deleted(&caches.jobs, quotas, queue);
+    queue_of_deleted(&caches.cron_jobs, quotas, queue);
+    queue_of_deleted(&caches.resource_claims, quotas, queue);
+}
+
+/// Whether a changed pod may use less than before: it is deleted, or it has ended.
+fn frees(old: &Pod, new: Option<&Pod>) -> bool {
+    new.is_none_or(|new| new.finished() && !old.finished())
+}
+
+fn queue_of_deleted<K: Object>(
+    cache: &Cache<K>,
+    quotas: &Arc<Cache<ResourceQuota>>,
+    queue: &Arc<Queue<Key>>,
+) {
+    let (own, quotas) = (queue.clone(), quotas.clone());
+    cache.on_change(move |change| {
+        if let (Some(old), None) = (change.old, change.new) {
+            queue_all(&quotas, old.namespace(), &own);
+        }
+    });
+}
+
+/// Queues the quotas of a namespace.
+fn queue_all(quotas: &Cache<ResourceQuota>, namespace: &str, queue: &Queue<Key>) {
+    for quota in quotas.in_namespace(namespace) {
+        queue.add_after(quota.key(), DELAY);
+    }
+}
+
+/// Reconciles one quota.
+pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    let cache = &context.caches.resource_quotas;
+    let Some(object) = cache.get(&key) else { return Ok(Next::Wait) };
+    let quota = plan::limits(&object);
+    let mut used = Usage::new();
+    for kind in context.kinds().await?.kinds {
+        let Some(counted) = plan::counted(&object, &quota, &kind) else { continue };
+        let count = |object: &Value| plan::add(&mut used, &quota, &counted, object);
+        for_each(context, &kind, &key.namespace, count).await?;
+    }
+    if let Some(mut patch) = status_patch(&*object, &object.status, &quota.status(&used)) {
+        // The API server adds the usage of new objects meanwhile. The count is repeated then.
+        patch["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
+        context.writer(cache).merge(&key, Part::Status, patch).await?;
+    }
+    Ok(Next::After(RESYNC))
+}
+
+/// Reads all objects of a kind in a namespace, in pages.
+async fn for_each(
+    context: &Context,
+    kind: &ApiKind,
+    namespace: &str,
+    mut count: impl FnMut(&Value),
+) -> Result<(), Error> {
+    let api: Api<DynamicObject> = Api::namespaced_with(context.client.clone(), namespace, &kind.resource);
+    let mut page = ListParams::default().limit(PAGE);
+    loop {
+        let failed = |source| {
+            let object = format!("{} {}", kind.resource.kind, Key::new(namespace, "*"));
+            Error::Request { verb: "list", object, source }
+        };
+        let listed = api.list(&page).await.map_err(failed)?;
+        listed.items.iter().for_each(|object| count(&json!(object)));
+        match listed.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => page = page.continue_token(&token),
+            None => return Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_frees_its_usage_when_it_ends_or_is_deleted() {
+        let pod = |phase: &str| -> Pod {
+            serde_json::from_value(json!({"metadata": {"name": "p"}, "status": {"phase": phase}})).unwrap()
+        };
+        let (running, failed) = (pod("Running"), pod("Failed"));
+        assert!(frees(&running, None) && frees(&running, Some(&failed)));
+        assert!(!frees(&running, Some(&pod("Running"))) && !frees(&failed, Some(&failed)));
+    }
+}
