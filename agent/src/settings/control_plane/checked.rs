@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use coracle_controlplane::{
-    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, AutoscalerOptions, CertificateFiles,
-    ControllerSelection, InitialResourcesOptions, NamedCertificate, OidcConfig, PluginSelection,
-    RequestHeaderConfig, RuntimeConfig, ServerOptions, ServingOptions, TokenWebhookConfig,
+    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, AutoscalerOptions,
+    CertificateFiles, ControllerSelection, InitialResourcesOptions, NamedCertificate, OidcConfig,
+    PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerOptions, ServingOptions, TokenWebhookConfig,
 };
 use ipnetwork::IpNetwork;
 

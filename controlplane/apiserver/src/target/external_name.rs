@@ -5,12 +5,13 @@
 //! author of a Service must not make the API server call itself or a service of its machine.
 
 use coracle_kinds::kind::by_resource;
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
 
 use super::{CONNECT_TIMEOUT, Endpoint};
 use crate::{
     cache::Cache,
     error::{ApiError, Result},
+    resolver,
 };
 
 /// The external name of a service. `None` if the service does not exist or has another type.
@@ -38,7 +39,7 @@ pub(crate) async fn connect(host: &str, port: u16) -> Result<(Endpoint, TcpStrea
 
 /// The addresses of a name to which requests may be sent.
 async fn resolve(host: &str, port: u16) -> Result<Vec<Endpoint>> {
-    let found = tokio::time::timeout(CONNECT_TIMEOUT, lookup_host((host, port))).await;
+    let found = tokio::time::timeout(CONNECT_TIMEOUT, resolver::resolve(host, port)).await;
     let found = found.map_err(|elapsed| failed(host, &elapsed))?.map_err(|error| failed(host, &error))?;
     let (mut allowed, mut refused) = (Vec::new(), None);
     for address in found {
