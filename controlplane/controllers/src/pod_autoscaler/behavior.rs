@@ -166,7 +166,7 @@ impl History {
     }
 
     fn by_policies(&self, up: &Rules<'_>, down: &Rules<'_>, range: Range, now: Timestamp) -> Limited {
-        let Range { current, desired, min, max } = range;
+        let Range { current, desired, min, max, .. } = range;
         let before = |policy: &HPAScalingPolicy| {
             let sum = |list: &[Record]| {
                 recent(list, policy.period_seconds, now)
