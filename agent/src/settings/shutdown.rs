@@ -76,7 +76,8 @@ mod tests {
 
     #[test]
     fn periods_that_the_kubelet_refuses_are_refused() {
-        let refused: [(u64, u64, &[(&str, &str)]); 7] = [
+        type ByPriority = &'static [(&'static str, &'static str)];
+        let refused: [(u64, u64, ByPriority); 7] = [
             (10_000, 20_000, &[]),
             (500, 0, &[]),
             (10_000, 500, &[]),

@@ -358,7 +358,8 @@ mod tests {
         assert!(is_limited(&with(CRITICAL_PRIORITY - 1)));
         assert!(!is_limited(&with(CRITICAL_PRIORITY)));
         let mut of_manifest = with(0);
-        of_manifest.metadata.uid = Some("0123456789abcdef0123456789abcdef".to_owned());
+        std::sync::Arc::make_mut(&mut of_manifest).metadata.uid =
+            Some("0123456789abcdef0123456789abcdef".to_owned());
         assert!(!is_limited(&of_manifest), "a static pod");
         let volumes = json!([{"name": "cache", "emptyDir": {"sizeLimit": "0"}}]);
         let unlimited = pod(json!({"containers": [{"name": "a"}], "volumes": volumes}));
