@@ -33,6 +33,8 @@ pub(crate) enum PodChange {
     /// The uids of all static pods at the start, before the pods themselves and before all other changes. A static pod
     /// of an earlier agent whose uid is not among these must end.
     StaticComplete(HashSet<String>),
+    /// All static pods at the start were sent.
+    StaticSent,
     /// The manifest of a static pod was found.
     Static(Arc<Pod>),
     /// The manifest of the static pod with this uid was removed or changed.

@@ -16,6 +16,7 @@ use super::state::has_ended;
 use crate::event_recorder::Level;
 use crate::server::PodView as _;
 use crate::shutdown_policy::{REPORT_LIMIT, ShutdownPeriod};
+use crate::source::is_static;
 
 /// The message in the status of an ended pod. It is upstream's.
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
@@ -103,7 +104,12 @@ impl MachineShutdown {
             self.node_object.wait_for(|node| node.as_deref().is_some_and(is_not_ready)).await.is_err();
         let is_pending = |pod: &Arc<Pod>| {
             let uid = pod.metadata.uid.as_deref().unwrap_or_default();
-            self.requested.contains(uid) && !has_ended(pod)
+            // A static pod does not change with its status in the API.
+            let is_reported = match is_static(uid) {
+                true => self.node.statuses.mirrors().is_end_reported(uid),
+                false => has_ended(pod),
+            };
+            self.requested.contains(uid) && !is_reported
         };
         while self.node.pods.all().iter().any(is_pending) {
             tokio::time::sleep(INTERVAL).await;

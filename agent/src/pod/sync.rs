@@ -55,6 +55,8 @@ struct Sync {
     orphans: Option<HashMap<String, Arc<Pod>>>,
     /// Orphans that are static pods, until the manifests were read.
     static_orphans: HashMap<String, Arc<Pod>>,
+    /// Whether all static pods of the manifests at the start are known.
+    are_statics_known: bool,
     /// The static pods of the manifests, by uid.
     static_pods: HashMap<String, Arc<Pod>>,
     /// Pods that have ended, until their objects are deleted.
@@ -75,6 +77,7 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
         adopted,
         orphans: Some(orphans),
         static_orphans,
+        are_statics_known: false,
         static_pods: HashMap::new(),
         finished: HashSet::new(),
         pending: HashMap::new(),
@@ -157,6 +160,7 @@ impl Sync {
             }
             PodChange::Complete(uids) => self.complete(&uids),
             PodChange::StaticComplete(uids) => self.static_complete(&uids),
+            PodChange::StaticSent => self.statics_sent(),
             PodChange::Static(pod) => self.add_static(pod),
             PodChange::StaticRemoved(uid) => self.remove_static(&uid),
         }
@@ -302,7 +306,7 @@ impl Sync {
         self.node
             .managers
             .retain(|uid| self.handles.contains_key(uid) || self.static_orphans.contains_key(uid));
-        self.node.statuses.mirrors().complete();
+        self.complete_mirrors();
         self.node.image_gc.pods_are_known();
         self.retry_resizes(RetryTrigger::PodsAdded);
     }

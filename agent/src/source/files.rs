@@ -1,5 +1,5 @@
-//! The manifests of static pods: the files of a directory, or one file. The agent reads them at its start and after
-//! each change, which inotify reports. Source: `pkg/kubelet/config/file.go`.
+//! The manifests of static pods: the files of a directory, or one file. The agent reads them at its start, after each
+//! change that inotify reports, and every 20 seconds. Source: `pkg/kubelet/config/file.go`.
 
 mod plan;
 
@@ -10,6 +10,8 @@ use std::time::Duration;
 use std::{fs, io};
 
 use coracle_cni::DirectoryWatch;
+use coracle_connections::Backoff;
+use coracle_error_chain::chain;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::mpsc;
 
@@ -19,8 +21,13 @@ use plan::{Content, ManifestFile, Plan, plan};
 
 /// Pause between a change and the read. A program that makes a file usually has written it then.
 const SETTLE: Duration = Duration::from_millis(100);
-/// First and maximum pause after a failed watch.
-const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+/// Interval of the reads without a reported change, as upstream's default of `fileCheckFrequency`. inotify does not
+/// report changes of a symbolic link's target and of a network file system, nor the replacement of a single manifest that
+/// has another hard link. A read that failed is repeated, too.
+const CHECK: Duration = Duration::from_secs(20);
+/// First back-off after a failed watch. It doubles up to [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// The static pods of a node.
 pub(super) struct StaticPods {
@@ -29,6 +36,8 @@ pub(super) struct StaticPods {
     node: String,
     /// The pods by their files.
     current: BTreeMap<PathBuf, Arc<Pod>>,
+    /// Why files are not used. Each cause is logged once.
+    failures: BTreeMap<PathBuf, String>,
     /// Whether [`PodChange::StaticComplete`] was sent.
     is_listed: bool,
 }
@@ -37,7 +46,8 @@ pub(super) struct StaticPods {
 
 impl StaticPods {
     pub(super) fn new(path: Option<PathBuf>, node: &str) -> Self {
-        Self { path, node: node.to_owned(), current: BTreeMap::new(), is_listed: false }
+        let (node, current, failures) = (node.to_owned(), BTreeMap::new(), BTreeMap::new());
+        Self { path, node, current, failures, is_listed: false }
     }
 
     /// Reads the manifests and sends the changes: at first the uids of all static pods, then the pods. Returns false if
@@ -45,17 +55,16 @@ impl StaticPods {
     pub(super) async fn update(&mut self, changes: &mpsc::Sender<PodChange>) -> bool {
         // Without the manifests, the static pods of an earlier agent continue.
         let Some(plan) = self.read().await else { return true };
-        for path in &plan.duplicates {
-            let path = path.display();
-            tracing::warn!(%path, "an earlier manifest has a static pod of the same name");
-        }
+        self.log(plan.failures);
         let mut sent = Vec::new();
-        if !std::mem::replace(&mut self.is_listed, true) {
+        let is_first = !std::mem::replace(&mut self.is_listed, true);
+        if is_first {
             let uids = plan.added.iter().filter_map(|pod| pod.metadata.uid.clone());
             sent.push(PodChange::StaticComplete(uids.collect()));
         }
         sent.extend(plan.removed.into_iter().map(PodChange::StaticRemoved));
         sent.extend(plan.added.into_iter().map(PodChange::Static));
+        sent.extend(is_first.then_some(PodChange::StaticSent));
         self.current = plan.next;
         for change in sent {
             if changes.send(change).await.is_err() {
@@ -68,13 +77,16 @@ impl StaticPods {
     /// Sends changes until there is no receiver. Without a path it returns at once.
     pub(super) async fn follow(mut self, changes: mpsc::Sender<PodChange>) {
         let Some(path) = self.path.clone() else { return };
-        let mut pause = RETRY[0];
+        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         loop {
-            let Err(error) = self.follow_events(&path, &changes, &mut pause).await else { return };
-            let path = path.display();
-            tracing::warn!(%path, %error, retry = ?pause, "cannot watch the manifests of static pods");
-            tokio::time::sleep(pause).await;
-            pause = RETRY[1].min(pause * 2);
+            let Err(error) = self.follow_events(&path, &changes, &mut backoff).await else { return };
+            let (path, delay) = (path.display(), backoff.next_delay());
+            tracing::warn!(%path, %error, retry = ?delay, "cannot watch the manifests of static pods");
+            tokio::time::sleep(delay).await;
+            // Manifests that cannot be watched are read nevertheless.
+            if !self.update(&changes).await {
+                return;
+            }
         }
     }
 
@@ -86,7 +98,7 @@ impl StaticPods {
         &mut self,
         path: &Path,
         changes: &mpsc::Sender<PodChange>,
-        pause: &mut Duration,
+        backoff: &mut Backoff,
     ) -> io::Result<()> {
         let mut watch = DirectoryWatch::on(path)?;
         loop {
@@ -94,22 +106,27 @@ impl StaticPods {
             if !self.update(changes).await {
                 return Ok(());
             }
-            watch.changed().await?;
-            *pause = RETRY[0];
-            tokio::time::sleep(SETTLE).await;
+            // Both arms are cancel-safe: an event that is not received stays in the queue of the kernel.
+            tokio::select! {
+                changed = watch.changed() => {
+                    changed?;
+                    backoff.reset();
+                    tokio::time::sleep(SETTLE).await;
+                }
+                () = tokio::time::sleep(CHECK) => {}
+            }
         }
     }
 
     /// Reads the manifests. None if the directory cannot be read: then the pods stay unchanged.
-    async fn read(&self) -> Option<Plan> {
-        let (path, node) = (self.path.clone(), self.node.clone());
-        let read = tokio::task::spawn_blocking(move || {
-            path.map_or_else(|| Ok(Vec::new()), |path| read_all(&path, &node))
-        });
+    async fn read(&mut self) -> Option<Plan> {
+        let Some(path) = self.path.clone() else { return Some(Plan::default()) };
+        let (of_reader, node) = (path.clone(), self.node.clone());
+        let read = tokio::task::spawn_blocking(move || read_all(&of_reader, &node));
         match read.await {
             Ok(Ok(files)) => Some(plan(&self.current, files)),
             Ok(Err(error)) => {
-                tracing::warn!(%error, "cannot read the manifests of static pods");
+                self.log(BTreeMap::from([(path, chain(&error))]));
                 None
             }
             Err(error) => {
@@ -117,6 +134,16 @@ impl StaticPods {
                 None
             }
         }
+    }
+
+    /// Logs the failures that differ from those of the last read.
+    fn log(&mut self, failures: BTreeMap<PathBuf, String>) {
+        for (path, error) in &failures {
+            if self.failures.get(path) != Some(error) {
+                tracing::warn!(path = %path.display(), error, "cannot use the manifest of a static pod");
+            }
+        }
+        self.failures = failures;
     }
 }
 
@@ -149,16 +176,15 @@ fn read_one(path: PathBuf, node: &str) -> Option<ManifestFile> {
     if path.is_dir() {
         return None;
     }
-    let content = match manifest::read(&path, node) {
-        Ok(pod) => Content::Pod(Box::new(pod)),
+    let (content, failure) = match manifest::read(&path, node) {
+        Ok(pod) => (Content::Pod(Box::new(pod)), None),
         Err(error) if error.is_absent() => return None,
         Err(error) => {
-            let (path, cause) = (path.display(), &error as &dyn std::error::Error);
-            tracing::warn!(%path, error = cause, "cannot use the manifest of a static pod");
-            if error.is_temporary() { Content::Unreadable } else { Content::Invalid }
+            let content = if error.is_temporary() { Content::Unreadable } else { Content::Invalid };
+            (content, Some(chain(&error)))
         }
     };
-    Some(ManifestFile { path, content })
+    Some(ManifestFile { path, content, failure })
 }
 
 #[cfg(test)]
@@ -188,6 +214,7 @@ mod tests {
         let mut pods = StaticPods::new(Some(dir.clone()), "n1");
         assert!(pods.update(&sender).await);
         assert_eq!(shown(changes.recv().await.unwrap()), "=0");
+        assert_eq!(shown(changes.recv().await.unwrap()), "StaticSent");
         let following = tokio::spawn(pods.follow(sender));
         fs::create_dir(&dir).unwrap();
         fs::write(dir.join(".hidden.yaml"), manifest("h")).unwrap();
@@ -212,11 +239,55 @@ mod tests {
         assert!(pods.update(&sender).await);
         assert_eq!(shown(changes.recv().await.unwrap()), "=1");
         assert_eq!(shown(changes.recv().await.unwrap()), "+a-n");
+        assert_eq!(shown(changes.recv().await.unwrap()), "StaticSent");
         let following = tokio::spawn(pods.follow(sender));
         fs::write(&next, manifest("b")).unwrap();
         fs::rename(&next, &path).unwrap();
         assert_eq!(shown(changes.recv().await.unwrap()), "-32");
         assert_eq!(shown(changes.recv().await.unwrap()), "+b-n");
         following.abort();
+    }
+
+    /// The clock advances only while no task can run, so the write follows the first read of the task.
+    #[tokio::test(start_paused = true)]
+    async fn a_change_that_the_kernel_does_not_report_is_found() {
+        let (dir, outside) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let target = outside.path().join("a.yaml");
+        fs::write(&target, manifest("a")).unwrap();
+        std::os::unix::fs::symlink(&target, dir.path().join("a.yaml")).unwrap();
+        let (sender, mut changes) = mpsc::channel(16);
+        let mut pods = StaticPods::new(Some(dir.path().to_owned()), "n");
+        assert!(pods.update(&sender).await);
+        for expected in ["=1", "+a-n", "StaticSent"] {
+            assert_eq!(shown(changes.recv().await.unwrap()), expected);
+        }
+        let following = tokio::spawn(pods.follow(sender));
+        tokio::time::sleep(CHECK / 2).await;
+        fs::write(&target, manifest("b")).unwrap();
+        for expected in ["-32", "+b-n"] {
+            let change = tokio::time::timeout(CHECK * 2, changes.recv()).await;
+            assert_eq!(shown(change.expect("a regular read").unwrap()), expected);
+        }
+        following.abort();
+    }
+
+    #[tokio::test]
+    async fn the_static_pods_are_not_known_while_the_manifests_cannot_be_read() {
+        let parent = tempfile::tempdir().unwrap();
+        let (file, dir) = (parent.path().join("parent"), parent.path().join("parent/manifests"));
+        fs::write(&file, "").unwrap();
+        let (sender, mut changes) = mpsc::channel(16);
+        let mut pods = StaticPods::new(Some(dir.clone()), "n");
+        assert!(pods.update(&sender).await);
+        assert!(changes.try_recv().is_err(), "an earlier agent may have static pods");
+        assert!(pods.failures.contains_key(&dir));
+        fs::remove_file(&file).unwrap();
+        fs::create_dir_all(&dir).unwrap();
+        fs::write(dir.join("a.yaml"), manifest("a")).unwrap();
+        assert!(pods.update(&sender).await);
+        for expected in ["=1", "+a-n", "StaticSent"] {
+            assert_eq!(shown(changes.recv().await.unwrap()), expected);
+        }
+        assert!(pods.failures.is_empty());
     }
 }

@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coracle_connections::Backoff;
 use k8s_openapi::api::core::v1::{Node, Pod, PodStatus};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, Request};
 use kube::{Api, Client, Resource as _};
@@ -23,8 +24,12 @@ use plan::{Action, Mirror, Owner, State};
 
 /// Annotation of mirror pods: the hash of the static pod.
 pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
-/// First and maximum pause of a request that has failed, and of a mirror pod that is created again and again.
-const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(60)];
+/// First back-off of a request that has failed, and of a mirror pod that is created again and again. It doubles up to
+/// [`MAX_BACKOFF`].
+const FIRST_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(60);
+/// Maximum deletions before the other requests are planned again.
+const DELETIONS_MAX: usize = 16;
 
 /// The static pods that run, and the mirror pods in the API. Cheap to clone.
 #[derive(Clone, Debug, Default)]
@@ -45,8 +50,7 @@ struct Pauses(HashMap<String, Paused>);
 #[derive(Debug)]
 struct Paused {
     until: Instant,
-    /// Length of the next pause.
-    next: Duration,
+    backoff: Backoff,
 }
 
 /// Whether the pod is a mirror pod.
@@ -70,6 +74,11 @@ impl MirrorPods {
     /// Sets the status of a static pod.
     pub(crate) fn report(&self, uid: &str, status: PodStatus) {
         self.change(|state| state.report(uid, status));
+    }
+
+    /// Whether the API has the final status of a static pod.
+    pub(crate) fn is_end_reported(&self, uid: &str) -> bool {
+        self.lock().is_end_reported(uid)
     }
 
     /// Called when all static pods and all mirror pods are known. Before it nothing is written.
@@ -105,11 +114,19 @@ impl MirrorPods {
         loop {
             let owner = node.borrow_and_update().as_deref().and_then(Owner::of);
             let actions = owner.map_or_else(Vec::new, |owner| self.lock().plan(&owner));
-            let mut due: Option<Instant> = None;
+            pauses.forget_old(Instant::now());
+            let (mut due, mut deletions): (Option<Instant>, usize) = (None, 0);
             for action in actions {
                 if let Some(paused) = pauses.until(&action.key(), Instant::now()) {
                     due = Some(due.map_or(paused, |due| due.min(paused)));
                     continue;
+                }
+                if matches!(action, Action::Delete { .. }) {
+                    if deletions == DELETIONS_MAX {
+                        due = Some(Instant::now());
+                        break;
+                    }
+                    deletions += 1;
                 }
                 match self.apply(client, health, &action).await {
                     Ok(()) => pauses.succeeded(&action, Instant::now()),
@@ -154,7 +171,13 @@ impl MirrorPods {
                 let pods = Request::new(Pod::url_path(&(), Some(&key.namespace)));
                 let request = pods.patch_subresource("status", &key.name, &PatchParams::default(), &patch);
                 let request = request.map_err(kube::Error::BuildRequest)?;
-                if_present(health.request(false, client.request_text(request)).await)?;
+                let written = health.request(false, client.request_text(request)).await;
+                if matches!(&written, Err(kube::Error::Api(status)) if status.code == 404) {
+                    // It was deleted before the response to its creation was processed: the watch does not report it again.
+                    self.remove(mirror);
+                    return written.map(drop);
+                }
+                if_present(written)?;
                 // Without a notification: the watch delivers the new status.
                 self.lock().reported(uid, mirror, status);
             }
@@ -191,10 +214,15 @@ impl Pauses {
 
     /// Begins the next pause of an action, which is twice as long as the one before, and returns its end.
     fn pause(&mut self, key: String, now: Instant) -> Instant {
-        let paused = self.0.entry(key).or_insert(Paused { until: now, next: PAUSE[0] });
-        paused.until = now + paused.next;
-        paused.next = PAUSE[1].min(paused.next * 2);
+        let backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
+        let paused = self.0.entry(key).or_insert(Paused { until: now, backoff });
+        paused.until = now + paused.backoff.next_delay();
         paused.until
+    }
+
+    /// Forgets pauses that ended long ago, for example of pods that do not exist any more.
+    fn forget_old(&mut self, now: Instant) {
+        self.0.retain(|_, paused| now < paused.until + MAX_BACKOFF);
     }
 
     /// Ends the pauses of an action that has succeeded. A creation has succeeded when the mirror pod has a status. Before
@@ -286,5 +314,78 @@ mod tests {
         let report = Action::Report { uid, mirror, key, status: Box::default(), patch: json!({}) };
         pauses.succeeded(&report, now);
         assert_eq!(pauses.until(&create.key(), now), None);
+        let until = pauses.pause(create.key(), now);
+        pauses.forget_old(until);
+        assert_eq!(pauses.0.len(), 1, "the next pause is longer");
+        pauses.forget_old(until + MAX_BACKOFF);
+        assert!(pauses.0.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_deletion_of_many_forged_mirror_pods_does_not_delay_statuses() {
+        let (sender, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let (mirrors, health) = (MirrorPods::default(), ApiHealth::default());
+        let of_server = mirrors.clone();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            sender.send(request.method().to_string()).unwrap();
+            // The static pod starts while forged pods are deleted.
+            let running = PodStatus { phase: Some("Running".to_owned()), ..PodStatus::default() };
+            of_server.report(UID, running);
+            async {
+                Ok::<_, std::convert::Infallible>(http::Response::new(kube::client::Body::from(
+                    b"{}".to_vec(),
+                )))
+            }
+        });
+        let client = Client::new(service, "default");
+        let own = json!([{"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "node-uid", "controller": true}]);
+        let mirror = |name: &str, uid: &str| {
+            pod(json!({"metadata": {"namespace": "n", "name": name, "uid": uid, "annotations": {MIRROR: UID},
+                "ownerReferences": own}}))
+        };
+        mirrors.want(&Arc::new(pod(json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": UID}}))));
+        mirrors.observe(&mirror("web-n1", "m"));
+        (0..40)
+            .for_each(|number| mirrors.observe(&mirror(&format!("forged-{number}"), &format!("f{number}"))));
+        mirrors.complete();
+        let node: Node =
+            serde_json::from_value(json!({"metadata": {"name": "n1", "uid": "node-uid"}})).unwrap();
+        let (_node, receiver) = watch::channel(Some(Arc::new(node)));
+        let running = tokio::spawn(async move { mirrors.run(&client, &health, receiver).await });
+        let mut sent = Vec::new();
+        for _request in 0..41 {
+            sent.push(requests.recv().await.unwrap());
+        }
+        running.abort();
+        assert_eq!(sent.iter().position(|method| method == "PATCH"), Some(DELETIONS_MAX), "{sent:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_mirror_pod_that_does_not_exist_any_more_is_created_again() {
+        let (sender, mut requests) = tokio::sync::mpsc::unbounded_channel();
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            sender.send(request.method().to_string()).unwrap();
+            async {
+                let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
+                    "reason": "NotFound", "message": "not found", "metadata": {}});
+                let body = kube::client::Body::from(status.to_string().into_bytes());
+                let response = http::Response::builder().status(404).body(body).unwrap();
+                Ok::<_, std::convert::Infallible>(response)
+            }
+        });
+        let (client, health) = (Client::new(service, "default"), ApiHealth::default());
+        let mirrors = MirrorPods::default();
+        mirrors.want(&Arc::new(pod(json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": UID}}))));
+        mirrors.report(UID, PodStatus { phase: Some("Running".to_owned()), ..PodStatus::default() });
+        mirrors.observe(&pod(json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": "m",
+            "annotations": {MIRROR: UID}, "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n1",
+            "uid": "node-uid", "controller": true}]}})));
+        mirrors.complete();
+        let node: Node =
+            serde_json::from_value(json!({"metadata": {"name": "n1", "uid": "node-uid"}})).unwrap();
+        let (_node, receiver) = watch::channel(Some(Arc::new(node)));
+        let running = tokio::spawn(async move { mirrors.run(&client, &health, receiver).await });
+        assert_eq!([requests.recv().await.unwrap(), requests.recv().await.unwrap()], ["PATCH", "POST"]);
+        running.abort();
     }
 }

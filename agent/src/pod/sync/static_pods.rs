@@ -23,6 +23,20 @@ impl Sync {
         }
     }
 
+    /// Called after all static pods at the start were added.
+    pub(super) fn statics_sent(&mut self) {
+        self.are_statics_known = true;
+        self.complete_mirrors();
+    }
+
+    /// Permits writes of mirror pods when the static pods and the pods of the API are known. While the manifests cannot be
+    /// read, the mirror pods of running static pods must stay.
+    pub(super) fn complete_mirrors(&self) {
+        if self.are_statics_known && self.orphans.is_none() {
+            self.node.statuses.mirrors().complete();
+        }
+    }
+
     /// Adds a static pod and starts it.
     pub(super) fn add_static(&mut self, pod: Arc<Pod>) {
         let Some(uid) = pod.metadata.uid.clone() else { return };

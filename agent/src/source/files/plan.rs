@@ -11,6 +11,8 @@ use k8s_openapi::api::core::v1::Pod;
 pub(super) struct ManifestFile {
     pub(super) path: PathBuf,
     pub(super) content: Content,
+    /// Why the file has no pod.
+    pub(super) failure: Option<String>,
 }
 
 /// Content of a file.
@@ -32,8 +34,8 @@ pub(super) struct Plan {
     pub(super) removed: Vec<String>,
     /// Pods to start.
     pub(super) added: Vec<Arc<Pod>>,
-    /// Files with a pod whose name an earlier file has.
-    pub(super) duplicates: Vec<PathBuf>,
+    /// Files whose content is not used, with the causes.
+    pub(super) failures: BTreeMap<PathBuf, String>,
 }
 
 /// Compares the files, in the order of their names, with the current pods. Of two files with pods of the same name, the
@@ -41,7 +43,8 @@ pub(super) struct Plan {
 pub(super) fn plan(current: &BTreeMap<PathBuf, Arc<Pod>>, files: Vec<ManifestFile>) -> Plan {
     let mut plan = Plan::default();
     let mut names = HashSet::new();
-    for ManifestFile { path, content } in files {
+    for ManifestFile { path, content, failure } in files {
+        plan.failures.extend(failure.map(|cause| (path.clone(), cause)));
         let known = current.get(&path);
         let pod = match content {
             // A pod with the same uid is unchanged. It keeps the time at which it was first seen.
@@ -58,7 +61,7 @@ pub(super) fn plan(current: &BTreeMap<PathBuf, Arc<Pod>>, files: Vec<ManifestFil
         if names.insert(Key::of(&pod.metadata)) {
             plan.next.insert(path, pod);
         } else {
-            plan.duplicates.push(path);
+            plan.failures.insert(path, "an earlier file has a static pod of the same name".to_owned());
         }
     }
     let (before, after) = (uids(current), uids(&plan.next));
@@ -84,7 +87,8 @@ mod tests {
 
     fn file(path: &str, name: &str, uid: &str) -> ManifestFile {
         let pod = json!({"metadata": {"namespace": "default", "name": name, "uid": uid}});
-        ManifestFile { path: path.into(), content: Content::Pod(serde_json::from_value(pod).unwrap()) }
+        let content = Content::Pod(serde_json::from_value(pod).unwrap());
+        ManifestFile { path: path.into(), content, failure: None }
     }
 
     fn shown(plan: &Plan) -> (Vec<&str>, Vec<&str>) {
@@ -107,18 +111,22 @@ mod tests {
     #[test]
     fn a_pod_stays_while_its_file_cannot_be_read_and_ends_when_it_is_invalid() {
         let first = plan(&BTreeMap::new(), vec![file("/a", "a", "1"), file("/b", "b", "2")]);
-        let of = |path: &str, content| ManifestFile { path: path.into(), content };
+        let of = |path: &str, content| {
+            let failure = Some("cannot use it".to_owned());
+            ManifestFile { path: path.into(), content, failure }
+        };
         let files =
             vec![of("/a", Content::Unreadable), of("/b", Content::Invalid), of("/c", Content::Unreadable)];
         let next = plan(&first.next, files);
         assert_eq!(shown(&next), (vec!["2"], vec![]));
         assert_eq!(next.next.len(), 1);
+        assert_eq!(next.failures.len(), 3);
     }
 
     #[test]
     fn the_first_of_two_files_with_the_same_pod_counts() {
         let found = plan(&BTreeMap::new(), vec![file("/a", "a", "1"), file("/b", "a", "2")]);
         assert_eq!(shown(&found), (vec![], vec!["1"]));
-        assert_eq!(found.duplicates, [PathBuf::from("/b")]);
+        assert!(found.failures.keys().eq([&PathBuf::from("/b")]), "{:?}", found.failures);
     }
 }

@@ -82,11 +82,21 @@ impl State {
         }
     }
 
-    /// Records that the mirror pod with the uid `mirror` has the status.
+    /// Records that the mirror pod with the uid `mirror` has the status. The watch delivers it later: a report before that
+    /// must start from this status.
     pub(super) fn reported(&mut self, uid: &str, mirror: &str, status: &PodStatus) {
         if let Some(wanted) = self.wanted.get_mut(uid) {
             wanted.reported = Some((mirror.to_owned(), Box::new(status.clone())));
         }
+        if let Some(mirror) = self.mirrors.get_mut(mirror) {
+            mirror.status = mirror.with_own_class(status);
+        }
+    }
+
+    /// Whether a mirror pod has the final status of the static pod.
+    pub(super) fn is_end_reported(&self, uid: &str) -> bool {
+        let reported = self.wanted.get(uid).and_then(|wanted| wanted.reported.as_ref());
+        reported.is_some_and(|(_, status)| matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")))
     }
 
     pub(super) fn replace(&mut self, mirrors: impl Iterator<Item = Mirror>) {
@@ -101,18 +111,18 @@ impl State {
         self.mirrors.remove(uid);
     }
 
-    /// The next requests, deletions first.
+    /// The next requests, deletions last: users can create any number of pods that must be deleted.
     pub(super) fn plan(&self, owner: &Owner) -> Vec<Action> {
         if !self.is_complete {
             return Vec::new();
         }
-        let mut actions = Vec::new();
+        let (mut actions, mut deletions) = (Vec::new(), Vec::new());
         let mut current: BTreeMap<&str, &Mirror> = BTreeMap::new();
         for mirror in self.mirrors.values() {
             if self.is_current(mirror, owner) && !current.contains_key(mirror.hash.as_str()) {
                 current.insert(&mirror.hash, mirror);
             } else {
-                actions.push(Action::Delete { uid: mirror.uid.clone(), key: mirror.key.clone() });
+                deletions.push(Action::Delete { uid: mirror.uid.clone(), key: mirror.key.clone() });
             }
         }
         for (uid, wanted) in &self.wanted {
@@ -126,6 +136,7 @@ impl State {
                 }
             }
         }
+        actions.extend(deletions);
         actions
     }
 
@@ -147,11 +158,7 @@ impl Wanted {
         if self.reported.as_ref().is_some_and(|(of, reported)| *of == mirror.uid && reported == status) {
             return None;
         }
-        // The class is immutable, and the API server sets it.
-        let mut new = status.clone();
-        if let Some(class) = &mirror.status.qos_class {
-            new.qos_class = Some(class.clone());
-        }
+        let new = mirror.with_own_class(status);
         let json = |status: &PodStatus| serde_json::to_value(status).unwrap_or_default();
         Some(Action::Report {
             uid: uid.to_owned(),
@@ -181,6 +188,12 @@ impl Mirror {
             is_deleted: metadata.deletion_timestamp.is_some(),
             status: pod.status.clone().unwrap_or_default(),
         })
+    }
+
+    /// The status with the class of the mirror pod. The class is immutable, and the API server sets it.
+    fn with_own_class(&self, status: &PodStatus) -> PodStatus {
+        let class = self.status.qos_class.as_ref().or(status.qos_class.as_ref());
+        PodStatus { qos_class: class.cloned(), ..status.clone() }
     }
 }
 
@@ -317,7 +330,7 @@ mod tests {
         // The hash of a static pod under another name: a copy by a user.
         let mut state = state(&[("web-n1", "h1")]);
         observe(&mut state, "m1", "h1", |pod| pod.metadata.name = Some("copy".to_owned()));
-        assert_eq!(keys(&state), ["delete/m1", "create/h1"]);
+        assert_eq!(keys(&state), ["create/h1", "delete/m1"]);
     }
 
     #[test]
@@ -342,6 +355,16 @@ mod tests {
         assert_eq!((patch, mirror.as_str()), (&json!({"phase": "Running"}), "m1"));
         state.reported("h1", "m1", &status);
         assert_eq!(keys(&state), Vec::<String>::new());
+        // The watch has not delivered the status yet.
+        state.report("h1", PodStatus::default());
+        let [Action::Report { patch, .. }] = &state.plan(&owner())[..] else { panic!("no status") };
+        assert_eq!(patch, &json!({"phase": null}));
+        state.report("h1", status.clone());
+        assert!(!state.is_end_reported("h1"));
+        let ended = PodStatus { phase: Some("Failed".to_owned()), ..PodStatus::default() };
+        state.reported("h1", "m1", &ended);
+        assert!(state.is_end_reported("h1"));
+        state.reported("h1", "m1", &status);
         state.remove("m1");
         observe(&mut state, "m2", "h1", class);
         assert_eq!(keys(&state), ["report/h1"]);
