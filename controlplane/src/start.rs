@@ -249,7 +249,7 @@ fn controllers_config(
     let account_tokens = own_key.transpose()?.and_then(|key| AccountTokenSigner::new(&key));
     Ok(ControllersConfig {
         // The API server writes the status of quotas itself.
-        selection: config.controllers.clone().without("resourcequota-controller"),
+        selection: config.controllers.clone().never("resourcequota-controller"),
         cluster_cidrs: config.cluster_cidrs.clone(),
         node_mask_v4: config.node_masks[0],
         node_mask_v6: config.node_masks[1],

@@ -13,7 +13,7 @@ use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
 use serde_json::Value;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use crate::{large_requests::LargeRequests, request_owner};
+use crate::{large_requests::LargeRequests, request_owner, waits};
 
 /// Minimum bytes of a body, or of a stored object, that is offloaded.
 pub(crate) const MIN_OFFLOADED_BYTES: usize = 32 << 10;
@@ -64,12 +64,13 @@ pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
 }
 
 /// Runs a function; one that may take seconds waits for a place. Each owner of requests has one long function at a time, so one
-/// user does not delay the long functions of others.
+/// user does not delay the long functions of others. A request that waits for a place for a long time gives its seats back:
+/// the places are a limit, too.
 pub(crate) async fn run_long<T>(is_long: bool, work: impl FnOnce() -> T) -> T {
     if !must_leave_worker(is_long) {
         return work();
     }
-    let _turn = LONG.enter_units(&request_owner::current(), 1).await;
+    let _place = waits::without_seats(LONG.enter_units(&request_owner::current(), 1)).await;
     tokio::task::block_in_place(|| {
         IS_OFFLOADED.set(true);
         let _marked = Marked;
@@ -156,7 +157,7 @@ impl Drop for OffloadPermit {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
+    use std::sync::{Arc, mpsc};
     use std::time::Duration;
 
     use coracle_testing::eventually;
@@ -247,6 +248,29 @@ mod tests {
             job.await.unwrap().unwrap();
         }
         assert!(!IS_OFFLOADED.get());
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_request_that_waits_for_the_long_function_of_another_one_loses_its_seats() {
+        let (started, has_started) = mpsc::channel::<()>();
+        let (release, released) = mpsc::channel::<()>();
+        let first = run_long(true, move || {
+            started.send(()).unwrap();
+            released.recv_timeout(DEADLINE)
+        });
+        let first = tokio::spawn(request_owner::scope("offload-ann".into(), first));
+        has_started.recv_timeout(DEADLINE).unwrap();
+        let seats = Arc::new(());
+        let mut held = Some(seats.clone());
+        let second = tokio::spawn(async move {
+            let request = request_owner::scope("offload-ann".into(), run_long(true, || ()));
+            waits::holding(&mut held, request).await;
+        });
+        eventually("the seats to be given back", 30, || Arc::strong_count(&seats) == 1);
+        assert!(!second.is_finished());
+        release.send(()).unwrap();
+        first.await.unwrap().unwrap();
+        second.await.unwrap();
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 4)]

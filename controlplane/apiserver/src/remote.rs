@@ -18,7 +18,7 @@ use reqwest::{Client, redirect};
 use serde_json::Value;
 use tokio::time::Instant;
 
-use crate::{request_owner, waits, webhook_connections::WebhookConnections};
+use crate::{request_owner, resolver::HttpLookups, waits, webhook_connections::WebhookConnections};
 
 /// Maximum bytes of a response.
 const MAX_RESPONSE: usize = 1 << 20;
@@ -69,6 +69,7 @@ impl Remote {
         let http = Client::builder()
             .tls_backend_preconfigured(parsed.tls)
             .redirect(redirect::Policy::none())
+            .dns_resolver(HttpLookups)
             .no_proxy()
             .timeout(timeout)
             .build()

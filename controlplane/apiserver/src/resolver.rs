@@ -19,6 +19,9 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 static LOOKUPS: LazyLock<LargeRequests> = LazyLock::new(lookups);
 
+/// The look-ups of an HTTP client. They have the limits of [`resolve`].
+pub(crate) struct HttpLookups;
+
 fn lookups() -> LargeRequests {
     let [all, own] = CONCURRENCY;
     LargeRequests::with_budget(all, own)
@@ -36,6 +39,13 @@ pub(crate) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
         .unwrap_or_else(|_elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, "the look-up takes too long")))
 }
 
+/// Occupies the places of all look-ups.
+#[cfg(test)]
+pub(crate) async fn occupy() -> [crate::large_requests::LargeRequestPermit; 2] {
+    let [_all, own] = CONCURRENCY;
+    [LOOKUPS.enter_units("resolver-1", own).await, LOOKUPS.enter_units("resolver-2", own).await]
+}
+
 /// Runs a look-up on a blocking thread. It occupies its place until it ends, even if the request no longer waits for it.
 async fn look_up<T: Send + 'static>(
     places: &LargeRequests,
@@ -47,6 +57,19 @@ async fn look_up<T: Send + 'static>(
         work()
     });
     found.await.unwrap_or_else(|failed| Err(io::Error::other(failed)))
+}
+
+// === impl HttpLookups ===
+
+impl reqwest::dns::Resolve for HttpLookups {
+    fn resolve(&self, name: reqwest::dns::Name) -> reqwest::dns::Resolving {
+        Box::pin(async move {
+            // The client replaces the port.
+            let found = resolve(name.as_str(), 0).await?;
+            let found: reqwest::dns::Addrs = Box::new(found.into_iter());
+            Ok::<_, Box<dyn std::error::Error + Send + Sync>>(found)
+        })
+    }
 }
 
 #[cfg(test)]

@@ -1,17 +1,18 @@
-//! Waits of a request: for webhooks, for other servers, and for seats of its priority level.
+//! Waits of a request: for webhooks, for other servers, for long functions of other requests, and for seats of its priority
+//! level.
 //!
-//! The SLI metric excludes the time of waits for webhooks and seats. A request that waits for another server for a long time
-//! gives its seats back.
+//! The SLI metric excludes the time of waits for webhooks and seats. A request that waits for a long time gives its seats
+//! back.
 
 use std::{cell::Cell, future::poll_fn, pin::pin, time::Duration};
 
-/// Maximum time that a request waits for another server while it has seats.
-const SLOW_SERVER: Duration = Duration::from_millis(500);
+/// Maximum time that a request waits while it has seats.
+const SLOW: Duration = Duration::from_millis(500);
 
 tokio::task_local! {
     /// Waiting time so far of the request that the task handles.
     static WAITED: Cell<Duration>;
-    /// Whether the request that the task handles waits for a slow server.
+    /// Whether the request that the task handles has waited for longer than [`SLOW`].
     static IS_SLOW: Cell<bool>;
 }
 
@@ -30,19 +31,25 @@ pub(crate) fn add(wait: Duration) {
     let _is_request = WAITED.try_with(|waited| waited.set(waited.get() + wait));
 }
 
-/// Waits for the answer of another server. After [`SLOW_SERVER`] the request loses what it [holds](holding).
-pub(crate) async fn for_server<F: Future>(answer: F) -> F::Output {
-    let mut answer = pin!(answer);
-    if let Ok(answer) = tokio::time::timeout(SLOW_SERVER, answer.as_mut()).await {
-        return answer;
+/// Waits for the answer of another server. After [`SLOW`] the request loses what it [holds](holding).
+pub(crate) fn for_server<F: Future>(answer: F) -> impl Future<Output = F::Output> {
+    without_seats(answer)
+}
+
+/// Waits for something that the seats of a request do not limit. After [`SLOW`] the request loses what it [holds](holding).
+pub(crate) async fn without_seats<F: Future>(wait: F) -> F::Output {
+    let mut wait = pin!(wait);
+    if let Ok(output) = tokio::time::timeout(SLOW, wait.as_mut()).await {
+        return output;
     }
     // Tasks that do not handle a request hold nothing.
     let _is_request = IS_SLOW.try_with(|is_slow| is_slow.set(true));
-    answer.await
+    wait.await
 }
 
 /// Runs a request that holds something for the work of this server, such as seats. It is dropped when the request waits for a
-/// slow server. The server that is slow, or its clients, could otherwise use up what all requests share.
+/// slow server or for a long function of another request. The slow server, or one user, could otherwise use up what all
+/// requests share.
 pub(crate) async fn holding<T, F: Future>(held: &mut Option<T>, request: F) -> F::Output {
     let running = async move {
         let mut request = pin!(request);
@@ -82,14 +89,14 @@ mod tests {
         let answer_after = |wait: Duration| for_server(tokio::time::sleep(wait));
         let seats = std::sync::Arc::new(());
         let mut held = Some(seats.clone());
-        holding(&mut held, answer_after(SLOW_SERVER / 2)).await;
+        holding(&mut held, answer_after(SLOW / 2)).await;
         assert!(held.is_some());
-        let mut request = Box::pin(holding(&mut held, answer_after(SLOW_SERVER * 4)));
-        assert!(tokio::time::timeout(SLOW_SERVER * 2, request.as_mut()).await.is_err());
+        let mut request = Box::pin(holding(&mut held, answer_after(SLOW * 4)));
+        assert!(tokio::time::timeout(SLOW * 2, request.as_mut()).await.is_err());
         assert_eq!(std::sync::Arc::strong_count(&seats), 1, "given back during the wait");
         request.await;
         assert!(held.is_none());
         // A wait outside of a request.
-        answer_after(SLOW_SERVER * 2).await;
+        answer_after(SLOW * 2).await;
     }
 }

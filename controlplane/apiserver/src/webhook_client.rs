@@ -22,7 +22,7 @@ use crate::{
         identities::{Identities, Identity},
         kubeconfig::ClientCertificate,
     },
-    request_owner,
+    request_owner, resolver,
     target::{self, external_name},
     waits,
     webhook_connections::WebhookPermit,
@@ -161,11 +161,14 @@ async fn exchange(
     parsed.map_err(|error| format!("the response is not JSON: {error}"))
 }
 
-/// A connection to a webhook. A service is reached through one of its ready endpoints, or by its external name.
+/// A connection to a webhook. A service is reached through one of its ready endpoints, or by its external name. Look-ups of
+/// names have the limits of other look-ups.
 async fn connect(cache: &Cache, target: &Target) -> Result<TcpStream, String> {
     match target {
         Target::Url { host, port, .. } => {
-            let stream = TcpStream::connect((host.as_str(), *port)).await;
+            let found = resolver::resolve(host, *port).await;
+            let found = found.map_err(|error| format!("dial tcp: lookup {host}: {error}"))?;
+            let stream = TcpStream::connect(found.as_slice()).await;
             let stream = stream.map_err(|error| format!("dial tcp {host}:{port}: {error}"))?;
             let _ = stream.set_nodelay(true);
             Ok(stream)
@@ -337,6 +340,15 @@ mod tests {
         assert_eq!(connect(&cache, &target).await.unwrap_err(), "address not allowed");
         let other = Target::read(&json!({"service": {"namespace": "n", "name": "t"}}));
         assert_eq!(connect(&cache, &other).await.unwrap_err(), "service \"t\" not found");
+    }
+
+    /// The limits of look-ups are tested in `resolver.rs`.
+    #[tokio::test]
+    async fn the_host_of_a_url_is_looked_up_before_the_connection() {
+        // No host can have a name with an empty label, so the look-up asks no name server.
+        let target = Target::read(&json!({"url": "https://a..b/hook"}));
+        let error = connect(&Cache::new(1), &target).await.unwrap_err();
+        assert!(error.starts_with("dial tcp: lookup a..b: "), "{error}");
     }
 
     #[tokio::test(start_paused = true)]

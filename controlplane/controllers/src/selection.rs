@@ -192,6 +192,18 @@ impl ControllerSelection {
         self
     }
 
+    /// Removes a controller from the selection, even if an entry is its name.
+    #[must_use]
+    pub fn never(self, name: &str) -> Self {
+        let mut selection = self.without(name);
+        for entry in &mut selection.entries {
+            if entry.as_str() == name {
+                *entry = format!("-{name}");
+            }
+        }
+        selection
+    }
+
     /// Whether no controller runs.
     #[must_use]
     pub fn is_none(&self) -> bool {
@@ -229,6 +241,19 @@ mod tests {
         let without = ControllerSelection::default().without("ip-address-controller");
         assert!(without.has("job") && !without.has("ip-address"));
         assert!(of("ip-address-controller").without("ip-address-controller").has("ip-address"));
+    }
+
+    #[test]
+    fn a_controller_can_be_removed_even_if_an_entry_is_its_name() {
+        let name = "resourcequota-controller";
+        assert!(of("*,resourcequota").without(name).has("resource-quota"));
+        for text in ["*", "*,resourcequota", "*,-resourcequota"] {
+            let selection = of(text).never(name);
+            assert!(!selection.has("resource-quota") && selection.has("job"), "{text}");
+        }
+        assert!(!ControllerSelection::default().never(name).has("resource-quota"));
+        assert!(ControllerSelection::default().never(name).has("job"));
+        assert!(of(name).never(name).is_none(), "the other controllers stay disabled");
     }
 
     #[test]

@@ -32,7 +32,6 @@ use crate::{
     call::Call,
     convert,
     error::{ApiError, Result},
-    in_flight,
     media::{self, Form},
     metrics::WatchEvents,
     offload,
@@ -129,7 +128,8 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
         reading.add_reading(event.weight());
     });
     let conversions = call.state.cache.conversions.clone();
-    let owner: Arc<str> = in_flight::queued_owner(&call.user).into();
+    // As in other requests, the caller owns the calls of webhooks, not the user that it impersonates.
+    let owner = request_owner::current();
     let writer = Writer { initial, ..Writer::new(call, form, revision, reader) };
     let lines = stream::iter(first)
         .chain(stream::unfold((events, Some(first_events.clone())), following))

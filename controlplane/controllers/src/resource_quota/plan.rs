@@ -7,7 +7,7 @@ use coracle_kinds::kind::by_resource;
 use coracle_kinds::quota::{Quota, Usage};
 use serde_json::{Value, json};
 
-use crate::api_kind::ApiKind;
+use crate::api_kind::{ApiKind, Discovered};
 use crate::object::{ObjectExt, ResourceQuota};
 
 /// Thousandths of one object.
@@ -53,6 +53,24 @@ pub(super) fn add(used: &mut Usage, quota: &Quota, counted: &Counted, object: &V
     }
 }
 
+/// Keeps the former usage of kinds that are not known now, because their server does not respond. As upstream, their objects
+/// must not count as deleted.
+pub(super) fn keep_unknown(status: &mut Value, former: &Value, found: &Discovered) {
+    let Some(used) = status.get_mut("used").and_then(Value::as_object_mut) else { return };
+    for (name, amount) in used {
+        let Some(resource) = name.strip_prefix("count/") else { continue };
+        let Some((_plural, group)) = resource.split_once('.') else { continue };
+        let mut unavailable = found.unavailable.iter().filter_map(|version| version.split_once('/'));
+        let is_unknown = found.kinds.iter().all(|kind| kind.name() != resource);
+        if is_unknown
+            && unavailable.any(|(of, _version)| of == group)
+            && let Some(former) = former["used"].get(name)
+        {
+            amount.clone_from(former);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use kube::core::GroupVersionKind;
@@ -87,6 +105,25 @@ mod tests {
         add(&mut used, &limits, &things, &json!({}));
         let expect = json!({"pods": "2", "requests.cpu": "500m", "count/things.example.com": "1"});
         assert_eq!(limits.status(&used)["used"], expect);
+    }
+
+    #[test]
+    fn the_usage_of_kinds_of_a_server_that_does_not_respond_stays() {
+        let names = ["count/things.example.com", "count/gone.example.org", "count/cups.example.com", "pods"];
+        let amounts = |amounts: [&str; 4]| {
+            let used = names.iter().zip(amounts).map(|(name, amount)| ((*name).to_owned(), json!(amount)));
+            json!({"used": used.collect::<serde_json::Map<String, Value>>()})
+        };
+        let found = Discovered {
+            kinds: vec![kind("", "Pod", "pods"), kind("example.com", "Cup", "cups")],
+            unavailable: vec!["example.com/v1".to_owned()],
+        };
+        let mut status = amounts(["0", "0", "1", "2"]);
+        keep_unknown(&mut status, &amounts(["5", "6", "7", "8"]), &found);
+        assert_eq!(status, amounts(["5", "0", "1", "2"]));
+        let mut new = amounts(["0", "0", "1", "2"]);
+        keep_unknown(&mut new, &Value::Null, &found);
+        assert_eq!(new, amounts(["0", "0", "1", "2"]));
     }
 
     #[test]

@@ -87,12 +87,15 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let Some(object) = cache.get(&key) else { return Ok(Next::Wait) };
     let quota = plan::limits(&object);
     let mut used = Usage::new();
-    for kind in context.kinds().await?.kinds {
-        let Some(counted) = plan::counted(&object, &quota, &kind) else { continue };
+    let found = context.kinds().await?;
+    for kind in &found.kinds {
+        let Some(counted) = plan::counted(&object, &quota, kind) else { continue };
         let count = |object: &Value| plan::add(&mut used, &quota, &counted, object);
-        for_each(context, &kind, &key.namespace, count).await?;
+        for_each(context, kind, &key.namespace, count).await?;
     }
-    if let Some(mut patch) = status_patch(&*object, &object.status, &quota.status(&used)) {
+    let mut status = quota.status(&used);
+    plan::keep_unknown(&mut status, &object.status, &found);
+    if let Some(mut patch) = status_patch(&*object, &object.status, &status) {
         // The API server adds the usage of new objects meanwhile. The count is repeated then.
         patch["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
         context.writer(cache).merge(&key, Part::Status, patch).await?;

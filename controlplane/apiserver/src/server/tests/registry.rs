@@ -176,17 +176,20 @@ async fn roles_apply_to_an_added_resource() {
     server.api.add_resource(&[Arc::new(widgets("v1"))]).await.unwrap();
     let ann = User::new("ann", &[]);
     assert_eq!(server.get_as(ann.clone(), WIDGETS).await.code, 403);
-    let rules = json!([{"verbs": ["list"], "apiGroups": ["example.com"], "resources": ["widgets"]}]);
+    permit_widgets(&server, "list", "ann").await;
+    assert_eq!(server.get_as(ann, WIDGETS).await.code, 200);
+}
+
+/// Permits a user one verb on the widgets of the namespace `default`.
+async fn permit_widgets(server: &Fixture, verb: &str, user: &str) {
+    let rules = json!([{"verbs": [verb], "apiGroups": ["example.com"], "resources": ["widgets"]}]);
     let rbac = "/apis/rbac.authorization.k8s.io/v1/namespaces/default";
-    assert_eq!(
-        server.post(&format!("{rbac}/roles"), json!({"metadata": {"name": "w"}, "rules": rules})).await.code,
-        201
-    );
+    let role = json!({"metadata": {"name": "w"}, "rules": rules});
+    assert_eq!(server.post(&format!("{rbac}/roles"), role).await.code, 201);
     let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "w"});
-    let subjects = json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "ann"}]);
+    let subjects = json!([{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}]);
     let binding = json!({"metadata": {"name": "w"}, "roleRef": role, "subjects": subjects});
     assert_eq!(server.post(&format!("{rbac}/rolebindings"), binding).await.code, 201);
-    assert_eq!(server.get_as(ann, WIDGETS).await.code, 200);
 }
 
 #[tokio::test]
@@ -239,6 +242,40 @@ async fn versions_of_a_resource_are_one_set_of_objects() {
     server.merge(&format!("{WIDGETS}/a"), json!({"metadata": {"annotations": {"broken": "1"}}})).await;
     let failed = server.get(&format!("{v2}/a")).await;
     assert_eq!((failed.code, &failed.body["reason"]), (500, &json!("InternalError")));
+}
+
+/// Writes the owner of the request into the converted objects.
+struct Owned;
+
+impl Convert for Owned {
+    fn convert<'a>(&'a self, mut objects: Vec<Value>, to: &'a Resource) -> Converting<'a> {
+        for object in &mut objects {
+            object["apiVersion"] = to.api_version().into();
+            object["spec"]["owner"] = Value::from(&*request_owner::current());
+        }
+        Box::pin(std::future::ready(Ok(objects)))
+    }
+}
+
+/// A user who may impersonate others does not get the calls of webhooks of several owners.
+#[tokio::test]
+async fn conversions_for_a_watch_belong_to_the_caller_who_impersonates_a_user() {
+    let server = Fixture::new().await;
+    let owned = |version: &'static str, storage: Option<Arc<Resource>>| {
+        let mut resource = with_conversion(version, storage);
+        resource.convert = Some(Arc::new(Owned));
+        Arc::new(resource)
+    };
+    let stored = owned("v1", None);
+    let served = owned("v2", Some(stored.clone()));
+    server.api.add_resource(&[stored, served]).await.unwrap();
+    permit_widgets(&server, "watch", "bob").await;
+    assert_eq!(server.post(WIDGETS, widget("a", 1)).await.code, 201);
+    let path = format!("{}?watch=1&resourceVersion=0&timeoutSeconds=1", WIDGETS.replace("/v1/", "/v2/"));
+    let request = Request::get(path).header("impersonate-user", "bob").body(Full::default()).unwrap();
+    let answer = server.send(admin(), request).await;
+    assert_eq!((answer.code, &answer.body["type"]), (200, &json!("ADDED")), "{}", answer.body);
+    assert_eq!(answer.body["object"]["spec"]["owner"], "", "members of system:masters have no limits");
 }
 
 #[tokio::test]
