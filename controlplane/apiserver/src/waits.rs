@@ -41,8 +41,8 @@ pub(crate) async fn for_server<F: Future>(answer: F) -> F::Output {
     answer.await
 }
 
-/// Runs a request that holds something for the work of this server, such as seats. It is dropped when the request waits for a
-/// slow server. The server that is slow, or its clients, could otherwise use up what all requests share.
+/// Runs a request that holds a resource of this server, such as seats. The resource is dropped when the request waits for a
+/// slow server. Otherwise the requests that wait for one slow server could use up a resource that all requests share.
 pub(crate) async fn holding<T, F: Future>(held: &mut Option<T>, request: F) -> F::Output {
     let running = async move {
         let mut request = pin!(request);
