@@ -155,7 +155,7 @@ impl MirrorPods {
                 let request = pods.patch_subresource("status", &key.name, &PatchParams::default(), &patch);
                 let request = request.map_err(kube::Error::BuildRequest)?;
                 if_present(health.request(false, client.request_text(request)).await)?;
-                // Without a notification: the watch delivers the new status.
+                // No notification is needed: the watch delivers the new status.
                 self.lock().reported(uid, mirror, status);
             }
         }
