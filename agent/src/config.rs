@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::Taint;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::certificate_files::CertificateFiles;
 use crate::image_gc_policy::ImageGcPolicy;
 use crate::image_verification::ImageVerification;
 use crate::join::{Membership, Renewal, RequestedServing};
@@ -143,15 +144,6 @@ pub struct DnsConfig {
     pub resolv_conf: PathBuf,
     /// Domains whose names are resolved by their own servers instead of the host's.
     pub stub_domains: Vec<StubDomain>,
-}
-
-/// Files of a certificate and its key, in PEM.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct CertificateFiles {
-    /// The certificate and its intermediate authorities.
-    pub certificate: PathBuf,
-    /// The private key.
-    pub key: PathBuf,
 }
 
 /// Paths of the kubelet's credential providers for images.

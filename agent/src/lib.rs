@@ -11,6 +11,7 @@
 mod address_announcer;
 mod api_health;
 mod bounded;
+mod certificate_files;
 pub mod cgroup;
 mod checkpoint;
 mod client;
@@ -72,12 +73,10 @@ pub mod volume;
 mod run;
 
 pub use bounded::read_text;
+pub use certificate_files::CertificateFiles;
 pub use client::{client, node_client};
 pub use cluster_dns::dns_record;
-pub use config::{
-    AgentConfig, CertificateFiles, CredentialProviderPaths, DnsConfig, Identity, ServiceProxyConfig,
-    TableNames,
-};
+pub use config::{AgentConfig, CredentialProviderPaths, DnsConfig, Identity, ServiceProxyConfig, TableNames};
 pub use coracle_dns::StubDomain;
 pub use cpu_manager::CpuOptions;
 pub use device_plugins::sockets::remove as remove_plugin_sockets;

@@ -107,7 +107,7 @@ impl NodeAgent {
         })
     }
 
-    /// The node agent that sends on this channel once in each renewal interval of the lease.
+    /// This agent, with a channel on which it sends once in each renewal interval of the lease.
     pub(crate) fn with_pulse(self, pulse: watch::Sender<()>) -> NodeAgent {
         NodeAgent { pulse, ..self }
     }

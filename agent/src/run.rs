@@ -1,5 +1,6 @@
 //! Starts the tasks of the agent and waits for its end.
 
+mod configs;
 mod error;
 
 use std::net::IpAddr;
@@ -22,13 +23,13 @@ use crate::config::{AgentConfig, Identity};
 use crate::config_cache::ConfigCache;
 use crate::configuration;
 use crate::device_plugins::{DevicePluginConfig, DevicePlugins, sockets};
-use crate::dra::{Dra, DraConfig};
+use crate::dra::Dra;
 use crate::event_recorder;
 use crate::image_gc::{Collected, ImageGc};
 use crate::image_gc_trigger::Trigger;
 use crate::kubelet_metrics::KubeletMetrics;
 use crate::network_policy::{self, NetworkPolicies};
-use crate::node::{MachineProperties, NodeAgent, NodeConfig, PodNetwork, keep_images};
+use crate::node::{MachineProperties, NodeAgent, PodNetwork, keep_images};
 use crate::node_balancer::NodeBalancer;
 use crate::node_health;
 use crate::overlay_guard;
@@ -40,7 +41,7 @@ use crate::policy_gate::{GateEnd, PolicyGate, gate};
 use crate::proxy_health;
 use crate::resource_managers::{ManagerInputs, ResourceManagers};
 use crate::runtime::{Measured, NodeRuntime, Runtime};
-use crate::server::{Access, Backend, Certificate, ComponentPages, LogWatches, Server, ServerConfig};
+use crate::server::{Access, Backend, ComponentPages, LogWatches, Server};
 use crate::service_cache::ServiceCache;
 use crate::service_health::ServiceHealth;
 use crate::service_proxy::{NodeProperties, ServiceProxy};
@@ -49,6 +50,8 @@ use crate::source::{self, Sources};
 use crate::system_oom;
 use crate::volume::{ClaimUsage, VolumeConfig, VolumeContext, local_cleanup};
 use coracle_values::quantity::millis_of;
+
+use configs::{dra_config, node_config, server_config};
 
 pub use error::Error;
 
@@ -440,14 +443,6 @@ fn resource_managers(
     ResourceManagers::open(&inputs, metrics).map_err(Error::ResourceManagers)
 }
 
-fn dra_config(config: &AgentConfig) -> DraConfig {
-    DraConfig {
-        node: config.node_name.clone(),
-        registry: config.plugin_registry_dir.clone(),
-        records: config.state_dir.join("agent/claims"),
-    }
-}
-
 /// Reads the records of devices. Also returns a receiver, which gets the uid of a pod when the health of one of its
 /// devices changes.
 fn open_devices(
@@ -473,37 +468,5 @@ async fn open_checkpoint(config: &AgentConfig) -> Result<Checkpoint, Error> {
     match opened {
         Ok(opened) => opened.map_err(Error::Checkpoint),
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),
-    }
-}
-
-fn server_config(config: &AgentConfig) -> ServerConfig {
-    ServerConfig {
-        listen: config.kubelet_listen,
-        certificate: match &config.identity {
-            Identity::Files(files) => Certificate::Files(files.clone()),
-            Identity::Joined(membership) => Certificate::Current(membership.serving()),
-            Identity::Requested(serving) => Certificate::Current(serving.serving()),
-        },
-        client_ca: config.client_ca.clone(),
-    }
-}
-
-fn node_config(config: &AgentConfig, version: &VersionResponse) -> NodeConfig {
-    NodeConfig {
-        name: config.node_name.clone(),
-        ips: config.node_ips.clone(),
-        labels: config.node_labels.clone(),
-        taints: config.node_taints.clone(),
-        register: config.register_node,
-        kubelet_port: config.kubelet_listen.port(),
-        max_pods: config.max_pods,
-        lease_seconds: config.lease_seconds,
-        eviction: config.eviction,
-        reserved: [config.system_reserved.clone(), config.kube_reserved.clone()],
-        state_dir: config.state_dir.clone(),
-        runtime_version: format!("{}://{}", version.runtime_name, version.runtime_version),
-        overlay: config.overlay.clone(),
-        local_volume_dir: config.local_volume_dir.clone(),
-        machine_shutdown: config.machine_shutdown.clone(),
     }
 }

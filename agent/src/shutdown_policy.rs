@@ -43,7 +43,7 @@ impl ShutdownPeriods {
         Self(periods)
     }
 
-    /// The periods of critical pods, and of other pods. Both together take `total` seconds. A `total` of 0 is no period.
+    /// The periods of critical pods, and of other pods. Both together take `total` seconds. No periods if it is 0.
     #[must_use]
     pub fn of_total(total: u32, critical: u32) -> Self {
         if total == 0 {

@@ -280,7 +280,7 @@ fn too_many_to_groups() -> Rule {
 #[derive(Clone, Copy)]
 struct Field {
     header: Header,
-    /// Bytes from the begin of the header.
+    /// Offset in the header, in bytes.
     offset: u32,
     /// Length in bytes.
     length: u32,

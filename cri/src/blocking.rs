@@ -50,9 +50,9 @@ impl Abandoned {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// The state after the caller has stopped waiting.
+    /// The flag of a caller that has stopped waiting.
     #[cfg(test)]
-    pub(crate) fn of_no_caller() -> Self {
+    pub(crate) fn without_caller() -> Self {
         Self(Arc::new(AtomicBool::new(true)))
     }
 }

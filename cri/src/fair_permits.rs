@@ -1,4 +1,4 @@
-//! Permits for work that takes long. Owners share them: one that has much work waits for itself and not before others.
+//! Permits for long work. Owners share them: an owner with much work delays its own work, and not that of others.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};

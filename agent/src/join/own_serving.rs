@@ -19,7 +19,7 @@ use super::request::{self, Identity};
 use super::rotate;
 use super::serving::{Serving, certified};
 use crate::bounded;
-use crate::config::CertificateFiles;
+use crate::certificate_files::CertificateFiles;
 
 /// Lifetime of a self-signed certificate in days, as in the kubelet.
 const DAYS: i64 = 365;

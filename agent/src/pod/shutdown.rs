@@ -28,7 +28,7 @@ pub(crate) struct MachineShutdown {
     node: Arc<NodeContext>,
     /// The Node object, to wait until it is not ready.
     node_object: watch::Receiver<Option<Arc<Node>>>,
-    /// The uids of the pods that had to end.
+    /// The uids of the pods whose end was requested.
     requested: HashSet<String>,
 }
 
@@ -64,7 +64,7 @@ impl MachineShutdown {
         }
         // If the API server does not answer, the statuses are in the checkpoint, and the next start reports them.
         let reported = tokio::time::timeout(REPORT_LIMIT, self.wait_for_reports()).await;
-        tracing::info!(reported = reported.is_ok(), "the pods have ended");
+        tracing::info!(reported = reported.is_ok(), "the shutdown of the pods has ended");
     }
 
     /// Requests the end of the pods in a group. Returns their uids.
@@ -80,7 +80,7 @@ impl MachineShutdown {
         uids
     }
 
-    /// Whether the pod has not ended, in the API and here.
+    /// Whether the pod has ended neither in the API nor on this node.
     fn is_active(&self, pod: &Pod) -> bool {
         let uid = pod.metadata.uid.as_deref().unwrap_or_default();
         !has_ended(pod) && !self.node.pods.status(uid).is_some_and(|status| is_final(&status))

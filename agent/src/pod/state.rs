@@ -207,9 +207,9 @@ pub(crate) struct WorkerState {
     /// When this node first accepted the pod.
     pub(crate) start_time: Option<Timestamp>,
     pub(crate) verdict: Option<Verdict>,
-    /// Whether the verdict is an eviction because the node is short of a resource, or the end of the machine.
+    /// Whether the verdict is an eviction because the node is short of a resource, or a shutdown of the machine.
     pub(crate) disrupted: bool,
-    /// Grace period in seconds if the verdict is an eviction or the end of the machine.
+    /// Grace period in seconds if the verdict is an eviction or a shutdown of the machine.
     pub(crate) eviction_grace: u32,
     /// Why containers have not started, by container name.
     pub(crate) waiting: BTreeMap<String, Waiting>,

@@ -1,7 +1,7 @@
 //! Signals that end a node: SIGINT and SIGTERM. Pods keep running, unless the machine shuts down and the settings give the
 //! pods a period to end.
 //!
-//! The services of systemd and OpenRC stop before the network. With SIGTERM the node finds out whether the machine shuts
+//! The services of systemd and OpenRC stop before the network. At SIGTERM the node finds out whether the machine shuts
 //! down: `systemctl is-system-running` prints `stopping`, or the service script of OpenRC has made a file.
 
 use std::ffi::OsStr;
@@ -23,7 +23,7 @@ const SHUTDOWN_FILE: &str = "machine-shutdown";
 const SYSTEMD: &str = "/run/systemd/system";
 /// Maximum time to wait for systemctl.
 const SYSTEMCTL_LIMIT: Duration = Duration::from_secs(2);
-/// Time in addition to the periods of the pods, for the end of the process.
+/// Time that the process needs to end, in addition to the periods of the pods.
 const STOP_MARGIN: Duration = Duration::from_secs(30);
 
 /// Tokens that the signals cancel.
@@ -31,7 +31,7 @@ const STOP_MARGIN: Duration = Duration::from_secs(30);
 pub(crate) struct NodeSignals {
     /// The node stops, and the pods keep running.
     pub(crate) stop: CancellationToken,
-    /// The machine shuts down. The agent ends the pods, and the node stops then.
+    /// The machine shuts down. The agent ends the pods, and then the node stops.
     pub(crate) machine: CancellationToken,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn of_node(node: &Node) -> anyhow::Result<NodeSignals> {
     let signals = NodeSignals::default();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let file = node.dirs.run.join(SHUTDOWN_FILE);
-    // A file that is here at the start belongs to an earlier shutdown.
+    // A file that exists at the start belongs to an earlier shutdown.
     drop(std::fs::remove_file(&file));
     let (periods, cancelled) = (node.shutdown_periods.clone(), signals.clone());
     tokio::spawn(async move {
@@ -60,7 +60,7 @@ pub(super) fn of_node(node: &Node) -> anyhow::Result<NodeSignals> {
 /// Waits for the next signal. Returns whether it is SIGTERM.
 async fn next(interrupt: &mut Signal, terminate: &mut Signal) -> bool {
     tokio::select! {
-        // Cancel safe: the other signal is not lost.
+        // Cancel-safe: the other signal is not lost.
         _ = interrupt.recv() => false,
         _ = terminate.recv() => true,
     }
@@ -84,7 +84,7 @@ async fn is_shutting_down(file: &Path) -> bool {
             false
         }
         Err(_elapsed) => {
-            tracing::warn!("systemctl does not answer whether the machine shuts down");
+            tracing::warn!("systemctl did not answer whether the machine shuts down");
             false
         }
     }
@@ -95,7 +95,7 @@ fn is_stopping(output: &[u8]) -> bool {
     output.trim_ascii() == b"stopping"
 }
 
-/// Requests more time from systemd until it kills the service. Without systemd nothing is done.
+/// Asks systemd to wait longer before it kills the service. Has no effect without systemd.
 fn extend_stop_timeout(time: Duration) {
     let Some(socket) = std::env::var_os("NOTIFY_SOCKET") else { return };
     if let Err(error) = notify(&socket, &format!("EXTEND_TIMEOUT_USEC={}", time.as_micros())) {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use rustls::server::ResolvesServerCert;
 
-use crate::config::CertificateFiles;
+use crate::certificate_files::CertificateFiles;
 
 /// Address, certificate and client CA of the kubelet API.
 #[derive(Clone, Debug)]

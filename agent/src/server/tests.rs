@@ -14,7 +14,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_rustls::client::TlsStream;
 
 use super::*;
-use crate::config::CertificateFiles;
+use crate::certificate_files::CertificateFiles;
 use crate::node::MachineProperties;
 use crate::runtime::{Proxy, Remote};
 use crate::volume::ClaimUsage;

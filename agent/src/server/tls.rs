@@ -12,7 +12,7 @@ use rustls_pki_types::pem::PemObject;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 
 use super::config::{Certificate, ServerConfig, ServerError};
-use crate::config::CertificateFiles;
+use crate::certificate_files::CertificateFiles;
 
 /// The TLS configuration. A client without a certificate is accepted: it may have a token.
 pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, ServerError> {

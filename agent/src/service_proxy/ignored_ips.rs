@@ -1,5 +1,5 @@
-//! Reports the `externalIPs` of Services that this node ignores. Source of the event on each node:
-//! `LogAndEmitIncorrectIPVersionEvent` of kube-proxy.
+//! Reports the `externalIPs` of Services that this node ignores. As in kube-proxy, each node records an event (source:
+//! `LogAndEmitIncorrectIPVersionEvent`).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -53,7 +53,7 @@ fn ignored(service: &Service, permitted: &[IpNetwork]) -> Vec<IpAddr> {
     addresses.filter(|address| !permitted.iter().any(|range| range.contains(*address))).collect()
 }
 
-/// Whether addresses must be reported. Changes the addresses that were reported.
+/// Whether the ignored addresses of the Service are not reported yet. Stores them as reported.
 fn is_new(reported: &mut BTreeMap<Key, Vec<IpAddr>>, key: &Key, ignored: &[IpAddr]) -> bool {
     if ignored.is_empty() {
         reported.remove(key);

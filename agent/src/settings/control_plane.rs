@@ -216,7 +216,8 @@ settings! {
     horizontal_pod_autoscaler_downscale_stabilization: GoDuration = default "5m", "DURATION";
     /// Time after a pod's start during which its CPU usage counts only if the pod is ready.
     horizontal_pod_autoscaler_cpu_initialization_period: GoDuration = default "5m", "DURATION";
-    /// Time after a pod's start. A pod that has not been ready since then counts as starting, so its CPU usage is ignored.
+    /// Time after a pod's start. A pod that is not ready, and whose condition Ready has not changed after this time, counts as
+    /// starting: its CPU usage is ignored.
     horizontal_pod_autoscaler_initial_readiness_delay: GoDuration = default "30s", "DURATION";
     /// Nodes serve LoadBalancer services at their own addresses: services without a class, and services of the class
     /// coracle.dev/node-addresses. Disable it if another program serves them.

@@ -170,13 +170,13 @@ settings! {
     eviction_minimum_reclaim: Option<Thresholds> = unset "", "AMOUNTS";
     /// Time for which the node stays under pressure after a resource was last short.
     eviction_pressure_transition_period: GoDuration = default "5m", "DURATION";
-    /// Time for which pods may end when the machine shuts down, including the time of critical pods; 0: pods are not ended
-    /// by the node.
+    /// Time that pods have to end when the machine shuts down, including the time of critical pods; 0: the node does not end
+    /// pods.
     shutdown_grace_period: GoDuration = default "0", "DURATION";
     /// Part of shutdown-grace-period in which critical pods end, after all other pods.
     shutdown_grace_period_critical_pods: GoDuration = default "0", "DURATION";
-    /// Time in seconds for which pods may end when the machine shuts down, by the lowest priority of the pods, such as
-    /// 0=60,1000=20. Pods of the lowest priority end first. Not together with shutdown-grace-period.
+    /// Seconds that groups of pods have to end when the machine shuts down, by the lowest priority of the group, such as
+    /// 0=60,1000=20. The group with the lowest priority ends first. Not together with shutdown-grace-period.
     shutdown_grace_period_by_pod_priority: BTreeMap<String, String> = default "", "SECONDS";
     /// Percentage of nodefs.available in the default of eviction-hard.
     disk_free_percent: Option<Percent> = unset "10", "PERCENT";

@@ -178,7 +178,7 @@ impl MirrorPods {
                     return written.map(drop);
                 }
                 if_present(written)?;
-                // Without a notification: the watch delivers the new status.
+                // No notification is needed: the watch delivers the new status.
                 self.lock().reported(uid, mirror, status);
             }
         }

@@ -34,7 +34,7 @@ pub(crate) const PROVISIONER: &str = "coracle.dev/local-path";
 /// Label of provisioned volumes: the node that has the directory.
 pub(crate) const NODE: &str = "coracle.dev/node";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// Changes of the owner of volumes. A namespace has half of the threads.
+/// Changes of the group of volumes. One namespace gets at most half of the threads.
 static CHANGES: FairWork = FairWork::new(16, 8);
 /// Duration of a change after which the first event reports it. Source: `firstEventReportDuration`, v1.35.
 const FIRST_REPORT: Duration = Duration::from_secs(30);
@@ -202,16 +202,16 @@ pub(super) async fn give_to_group(target: &Target<'_>, volume: &str, path: &Path
     given.unwrap_or_else(Err).map_err(SetUpError::io("set the owner of", path))
 }
 
-/// Waits for a change, and calls `report` while it takes long. The argument tells whether it is the first call.
+/// Waits for a change, and calls `report` while it takes long. The argument is true in the first call.
 async fn reporting<T>(change: impl Future<Output = T>, report: impl Fn(bool)) -> T {
     let mut change = std::pin::pin!(change);
-    let mut pause = FIRST_REPORT;
+    let mut interval = FIRST_REPORT;
     loop {
-        match tokio::time::timeout(pause, change.as_mut()).await {
+        match tokio::time::timeout(interval, change.as_mut()).await {
             Ok(changed) => return changed,
-            Err(_elapsed) => report(pause == FIRST_REPORT),
+            Err(_elapsed) => report(interval == FIRST_REPORT),
         }
-        pause = NEXT_REPORT;
+        interval = NEXT_REPORT;
     }
 }
 

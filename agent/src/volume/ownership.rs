@@ -59,18 +59,18 @@ pub(super) fn set_group(path: &Path, group: u32, read_only: bool) -> io::Result<
     set_group_while(path, group, read_only, || true)
 }
 
-/// Does the same as [`set_group`], and calls `goes_on` before each entry. If the result is false, the rest of the tree is
-/// not changed, and the error is `Interrupted`. The top is changed last, as upstream (`walkDeep`): [`is_given`] then
-/// shows that all of the tree is given.
+/// Like [`set_group`], but calls `continues` before each entry. If it returns false, the rest of the tree stays unchanged,
+/// and the error is `Interrupted`. As upstream (`walkDeep`), the top changes last: if [`is_given`] is true for the top, the
+/// whole tree has the group.
 pub(super) fn set_group_while(
     path: &Path,
     group: u32,
     read_only: bool,
-    mut goes_on: impl FnMut() -> bool,
+    mut continues: impl FnMut() -> bool,
 ) -> io::Result<()> {
     let mut given = Ok(());
     coracle_tree::walk_while(path, |found| {
-        if !goes_on() {
+        if !continues() {
             given = Err(io::ErrorKind::Interrupted.into());
             return ControlFlow::Break(());
         }

@@ -38,7 +38,7 @@ impl Monitor {
         Ok(Self { socket, buffer: Vec::with_capacity(65536) })
     }
 
-    /// The next notifications. `None` if notifications were lost. Cancel safe.
+    /// The next notifications. `None` if notifications were lost. Cancel-safe.
     ///
     /// # Errors
     /// When the socket fails.

@@ -29,7 +29,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_larger_file_or_other_bytes_than_text_are_errors() {
+    fn larger_files_and_invalid_utf8_are_errors() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("file");
         std::fs::write(&path, "text").unwrap();

@@ -342,8 +342,7 @@ impl InFlight {
         Ok(memory)
     }
 
-    /// Memory for the response of a webhook on a host. It is separate, so that hostile webhooks cannot use up the memory
-    /// of clients.
+    /// Memory for the response of a webhook. It is separate, so that webhooks cannot use up the memory of clients.
     pub(crate) fn response(&self, host: &str) -> BodyMemory {
         BodyMemory { shared: Some((self.responses.clone(), host.to_owned())), bytes: 0 }
     }
@@ -362,8 +361,7 @@ pub(crate) fn requester(user: &str) -> &str {
     if user.starts_with("system:serviceaccount:kube-system:") { user } else { owner(user) }
 }
 
-/// The owner of a user's requests in queues that all users share. Empty for members of `system:masters`, who have no
-/// limits.
+/// The owner of a user's requests in shared queues. Empty for members of `system:masters`, who have no limits.
 pub(crate) fn queued_owner(user: &User) -> &str {
     if user.is_in("system:masters") { "" } else { requester(&user.name) }
 }

@@ -333,11 +333,11 @@ impl Apiserver {
         if incoming.is_local || !self.state.priority_and_fairness {
             return self.answer(user, info, incoming, &mut None).await;
         }
-        self.answer_in_turn(user, info, incoming).await
+        self.answer_with_seats(user, info, incoming).await
     }
 
     /// Answers a request after its priority level has granted it seats.
-    async fn answer_in_turn(&self, user: User, info: RequestInfo, incoming: Incoming) -> Result<Reply> {
+    async fn answer_with_seats(&self, user: User, info: RequestInfo, incoming: Incoming) -> Result<Reply> {
         let is_long = in_flight::is_long_running(&info);
         let arrived = Instant::now();
         let (classified, granted) = self.state.flow_control.enter(&user, &info, &self.state.cache).await;

@@ -47,9 +47,9 @@ pub(crate) async fn without_seats<F: Future>(wait: F) -> F::Output {
     wait.await
 }
 
-/// Runs a request that holds something for the work of this server, such as seats. It is dropped when the request waits for a
-/// slow server or for a long function of another request. The slow server, or one user, could otherwise use up what all
-/// requests share.
+/// Runs a request that holds a resource of this server, such as seats. The resource is dropped when the request waits for a
+/// slow server, or for a long function of another request. Otherwise one slow server, or one user, could use up a resource
+/// that all requests share.
 pub(crate) async fn holding<T, F: Future>(held: &mut Option<T>, request: F) -> F::Output {
     let running = async move {
         let mut request = pin!(request);

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use coracle_connections::Share;
 use tokio::sync::oneshot;
 
-/// Maximum places of one host, as a multiple of the free places. So a host gets at most three quarters of them.
+/// Maximum places of one host, as a multiple of the free places. So a host gets at most three quarters of all places.
 const PER_FREE: usize = 3;
 /// Maximum number of calls that wait for a connection.
 const MAX_WAITING: usize = 8192;

@@ -163,7 +163,7 @@ mod tests {
         let dir = tempfile::tempdir_in("/var/tmp").expect("directory");
         fs::create_dir(dir.path().join("below")).expect("directory");
         let label = "system_u:object_r:container_file_t:s0:c1,c2";
-        let abandoned = Abandoned::of_no_caller();
+        let abandoned = Abandoned::without_caller();
         let error = relabel(dir.path(), label, &abandoned).expect_err("incomplete");
         assert_eq!(error.kind(), ErrorKind::Interrupted);
         assert!(!has(dir.path(), label), "the label of the top would show that all is labelled");

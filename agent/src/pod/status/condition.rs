@@ -104,7 +104,7 @@ fn all_restarting(input: &StatusInput<'_>, shape: &Shape<'_>, status: &PodStatus
     Some(PodCondition { observed_generation: None, ..done })
 }
 
-/// The condition of a pod that is evicted because the node is short of a resource, or that ends with the machine.
+/// The condition of a pod that ends because the node is short of a resource, or because the machine shuts down.
 fn disruption(input: &StatusInput<'_>) -> Option<PodCondition> {
     let verdict = input.state.verdict.as_ref().filter(|_| input.state.disrupted)?;
     let condition = dated(EvaluatedCondition { kind: DISRUPTION, fault: None }, input, false);

@@ -8,7 +8,7 @@ use serde_json::{Map, Number, Value};
 
 /// Maximum product of bytes and flow collections. For each token the parser inspects all open flow collections.
 const MAX_STEPS: usize = 1 << 28;
-/// Maximum bytes to which aliases may expand a document, in addition to its size.
+/// Maximum size of the tree of a document in bytes, in addition to twice the size of the document. Aliases expand the tree.
 const EXPANSION: usize = 64 << 10;
 
 /// Parses the first document. The parsers limit the depth to 128 levels.
@@ -33,7 +33,7 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Value, String> {
 /// Reads a tree. The total size of its nodes and texts is limited, because aliases can repeat any of them.
 #[derive(Clone, Copy)]
 struct Tree<'a> {
-    /// Bytes that the rest of the tree may have.
+    /// Maximum size in bytes of the rest of the tree.
     left: &'a Cell<usize>,
 }
 

@@ -128,7 +128,7 @@ impl State {
         for (uid, wanted) in &self.wanted {
             match current.get(uid.as_str()) {
                 Some(mirror) => actions.extend(wanted.report(uid, mirror)),
-                // Two pods with one name do not exist: the old one is deleted first.
+                // The name is taken until the old mirror pod is deleted.
                 None if self.mirrors.values().any(|mirror| mirror.key == Key::of(&wanted.pod.metadata)) => {}
                 None => {
                     let pod = Box::new(mirror_pod(&wanted.pod, uid, owner));

@@ -25,7 +25,7 @@ impl GoAway {
         }
     }
 
-    /// Waits until a request has decided that the client must connect again. Cancel safe: a decision without a waiting
+    /// Waits until a request has decided that the client must connect again. Cancel-safe: a decision without a waiting
     /// task is kept.
     pub(super) async fn decided(&self) {
         self.decided.notified().await;

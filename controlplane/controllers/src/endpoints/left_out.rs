@@ -4,9 +4,11 @@ use std::collections::BTreeSet;
 
 use coracle_events::Event;
 
-use super::plan::PORTS_MAX;
 use crate::object::{ObjectExt, Pod};
 
+/// Maximum ports in all subsets of Endpoints, and in all slices of an address family, if there is more than one list of
+/// ports. Pods with different numbers for a named port have separate lists, each with all ports of the service.
+pub(super) const PORTS_MAX: usize = 32_768;
 /// Maximum number of pods that the event names.
 const NAMED: usize = 3;
 

@@ -9,15 +9,11 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
-use super::left_out::LeftOut;
+use super::left_out::{LeftOut, PORTS_MAX};
 use crate::object::{ObjectExt, Pod, Service};
 
 /// Maximum addresses of Endpoints, as upstream. EndpointSlices have no such limit.
 const ADDRESSES_MAX: usize = 1000;
-
-/// Maximum ports in all subsets of Endpoints, and in all slices of an address family, if there is more than one list of
-/// ports. Pods with different numbers for a named port have separate lists, each with all ports of the service.
-pub(super) const PORTS_MAX: usize = 32_768;
 
 /// Whether this controller manages the service's endpoints. Users manage the Endpoints of services without a selector.
 pub(crate) fn is_ours(service: &Service) -> bool {

@@ -96,7 +96,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let mut status = quota.status(&used);
     plan::keep_unknown(&mut status, &object.status, &found);
     if let Some(mut patch) = status_patch(&*object, &object.status, &status) {
-        // The API server adds the usage of new objects meanwhile. The count is repeated then.
+        // The API server may have added the usage of new objects since the start of the count. The write then fails, and
+        // the count is repeated.
         patch["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
         context.writer(cache).merge(&key, Part::Status, patch).await?;
     }

@@ -7,7 +7,7 @@ use coracle_connections::Backoff;
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 /// Maximum back-off after a temporary failure.
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
-/// Maximum back-off after a failure by authorization.
+/// Maximum back-off after authorization has refused an attempt.
 const FORBIDDEN_MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Maximum attempts that authorization refuses. They take 12 minutes.
 const FORBIDDEN_MAX: u32 = 20;
