@@ -180,11 +180,7 @@ impl Container {
 
     /// Start time; 0 before the start.
     pub(crate) fn started_at(&self) -> i64 {
-        match &self.state.borrow().phase {
-            ContainerPhase::Running { started_at } => *started_at,
-            ContainerPhase::Exited(exit) => exit.started_at,
-            ContainerPhase::Creating | ContainerPhase::Created => 0,
-        }
+        started_at(&self.state.borrow().phase)
     }
 
     /// Whether clients can see the container.
@@ -193,11 +189,7 @@ impl Container {
     }
 
     fn cri_state(&self) -> cri::ContainerState {
-        match self.state.borrow().phase {
-            ContainerPhase::Creating | ContainerPhase::Created => cri::ContainerState::ContainerCreated,
-            ContainerPhase::Running { .. } => cri::ContainerState::ContainerRunning,
-            ContainerPhase::Exited(_) => cri::ContainerState::ContainerExited,
-        }
+        cri_state(&self.state.borrow().phase)
     }
 
     /// The fields that list filters match.
@@ -227,7 +219,9 @@ impl Container {
         // A pod's `imageID` is the reference of the image at its registry.
         let image_ref =
             Some(&self.record.image_digest).filter(|digest| !digest.is_empty()).unwrap_or(image_id);
-        let exit = match self.phase() {
+        // Read once: a container that exits meanwhile must not be reported as exited with code 0.
+        let phase = self.phase();
+        let exit = match &phase {
             ContainerPhase::Exited(exit) => Some(exit),
             _ => None,
         };
@@ -235,13 +229,13 @@ impl Container {
         cri::ContainerStatus {
             id: self.id.clone(),
             metadata: config.metadata.clone(),
-            state: self.cri_state().into(),
+            state: cri_state(&phase).into(),
             created_at: *created_at,
-            started_at: self.started_at(),
-            finished_at: exit.as_ref().map_or(0, |exit| exit.finished_at),
-            exit_code: exit.as_ref().map_or(0, |exit| exit.code),
-            reason: exit.as_ref().map(|exit| exit.reason.clone()).unwrap_or_default(),
-            message: exit.map(|exit| exit.message).unwrap_or_default(),
+            started_at: started_at(&phase),
+            finished_at: exit.map_or(0, |exit| exit.finished_at),
+            exit_code: exit.map_or(0, |exit| exit.code),
+            reason: exit.map(|exit| exit.reason.clone()).unwrap_or_default(),
+            message: exit.map(|exit| exit.message.clone()).unwrap_or_default(),
             image: config.image.clone(),
             image_ref: image_ref.clone(),
             image_id: image_id.clone(),
@@ -269,6 +263,22 @@ impl Row for Container {
 
     fn pod_uid(&self) -> Option<&str> {
         self.record.config.labels.get(POD_UID).map(String::as_str)
+    }
+}
+
+fn cri_state(phase: &ContainerPhase) -> cri::ContainerState {
+    match phase {
+        ContainerPhase::Creating | ContainerPhase::Created => cri::ContainerState::ContainerCreated,
+        ContainerPhase::Running { .. } => cri::ContainerState::ContainerRunning,
+        ContainerPhase::Exited(_) => cri::ContainerState::ContainerExited,
+    }
+}
+
+fn started_at(phase: &ContainerPhase) -> i64 {
+    match phase {
+        ContainerPhase::Running { started_at } => *started_at,
+        ContainerPhase::Exited(exit) => exit.started_at,
+        ContainerPhase::Creating | ContainerPhase::Created => 0,
     }
 }
 
@@ -316,6 +326,34 @@ mod tests {
         assert_eq!(image_digest(&requested("nginx"), &digests), digests[1]);
         assert_eq!(image_digest(&requested("other"), &digests), digests[0]);
         assert_eq!(image_digest(&requested("nginx"), &[]), "");
+    }
+
+    #[test]
+    fn a_status_during_an_exit_has_its_code() {
+        let text = include_str!("../recorded/container-running.json");
+        let record: ContainerRecord = serde_json::from_str(text).unwrap();
+        let memory = ConfigMemory::take(&record.config, 0).unwrap();
+        let container = Container::new(record, Vec::new(), memory);
+        let exit = ExitRecord {
+            started_at: 1,
+            finished_at: 2,
+            code: 99,
+            reason: "Error".to_owned(),
+            message: "the end".to_owned(),
+        };
+        for _ in 0..5_000 {
+            container.started(1);
+            let last = std::thread::scope(|scope| {
+                scope.spawn(|| container.exited(exit.clone()));
+                loop {
+                    let status = container.status();
+                    if status.state() == cri::ContainerState::ContainerExited {
+                        break status;
+                    }
+                }
+            });
+            assert_eq!((last.finished_at, last.exit_code, &*last.message), (2, 99, "the end"));
+        }
     }
 
     #[test]

@@ -48,6 +48,7 @@ mod custom_resources;
 mod deadline;
 mod documents;
 mod error;
+mod external_name;
 mod field_manager;
 mod file_watch;
 mod flow_control;

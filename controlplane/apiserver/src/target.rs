@@ -1,7 +1,5 @@
 //! Servers in the cluster: the address of a pod or of a service's endpoint, and one request to it.
 
-pub(crate) mod external_name;
-
 use std::{
     io,
     net::{IpAddr, SocketAddr},
@@ -32,7 +30,7 @@ use crate::{
 };
 
 /// Maximum time to connect.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum bytes of a response that are in memory, for example of its header. The owner of a pod can have a thousand
 /// connections to it whose responses never begin.
 const RESPONSE_BUFFER: usize = 64 << 10;
@@ -167,7 +165,7 @@ fn ready_in(slices: &[Value], name: &str, port_name: &str) -> (Vec<Endpoint>, Op
 
 impl Endpoint {
     /// The endpoint, if requests may be sent to its address.
-    fn of(address: &str, port: u16) -> Result<Self> {
+    pub(crate) fn of(address: &str, port: u16) -> Result<Self> {
         let address: Option<IpAddr> = address.parse().ok();
         let address = address.filter(|address| is_proxyable(*address) && port != 0);
         address

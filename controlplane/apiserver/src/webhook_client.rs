@@ -16,15 +16,14 @@ use crate::{
     body,
     bundle_verifier::BundleVerifier,
     cache::Cache,
+    external_name,
     in_flight::{BodyMemory, InFlight},
     offload::{self, MIN_OFFLOADED_BYTES},
     remote::{
         identities::{Identities, Identity},
         kubeconfig::ClientCertificate,
     },
-    request_owner, resolver,
-    target::{self, external_name},
-    waits,
+    request_owner, resolver, target, waits,
     webhook_connections::WebhookPermit,
 };
 

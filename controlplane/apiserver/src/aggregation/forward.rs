@@ -16,8 +16,9 @@ use crate::{
     authn::User,
     cache::Cache,
     error::{ApiError, Result},
+    external_name,
     reply::{Body, full},
-    target::{self, Endpoint, TlsServer, external_name},
+    target::{self, Endpoint, TlsServer},
 };
 
 /// Maximum bytes of a discovery document.

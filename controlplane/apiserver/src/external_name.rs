@@ -7,11 +7,11 @@
 use coracle_kinds::kind::by_resource;
 use tokio::net::TcpStream;
 
-use super::{CONNECT_TIMEOUT, Endpoint};
 use crate::{
     cache::Cache,
     error::{ApiError, Result},
     resolver,
+    target::{CONNECT_TIMEOUT, Endpoint},
 };
 
 /// The external name of a service. `None` if the service does not exist or has another type.
