@@ -26,6 +26,7 @@ impl std::fmt::Display for Format {
 }
 
 /// Format of one object.
+#[cfg(feature = "controlplane")]
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum)]
 pub(crate) enum ObjectFormat {
     /// Text, which may change
@@ -37,6 +38,7 @@ pub(crate) enum ObjectFormat {
     Yaml,
 }
 
+#[cfg(feature = "controlplane")]
 impl std::fmt::Display for ObjectFormat {
     fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         out.write_str(match self {
@@ -48,6 +50,7 @@ impl std::fmt::Display for ObjectFormat {
 }
 
 /// The object as JSON or YAML, or else its text for people.
+#[cfg(feature = "controlplane")]
 pub(super) fn object<T: Serialize>(format: ObjectFormat, object: &T, text: &str) -> anyhow::Result<String> {
     Ok(match format {
         ObjectFormat::Text => format!("{text}\n"),
