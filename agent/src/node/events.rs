@@ -1,4 +1,4 @@
-//! Events about changes of the Node's status, as a kubelet records them. Pure.
+//! Events about changes of the Node's status, as a kubelet records them. No I/O.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
