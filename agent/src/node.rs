@@ -25,7 +25,7 @@ mod register;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicBool, AtomicU64};
 
 use coracle_cni::Overlay;
 use coracle_error_chain::chain;
@@ -48,6 +48,9 @@ pub struct NodeAgent {
     node: watch::Sender<Option<Arc<Node>>>,
     /// Revision of the last status whose events were recorded; 0 means none.
     recorded_revision: AtomicU64,
+    /// Whether the node was cordoned in the last version that was received. Responses to writes do not count: a cordon in
+    /// such a response is received later.
+    is_cordoned: AtomicBool,
     /// Images in the store. None before the first list.
     images: watch::Sender<Option<Vec<ContainerImage>>>,
     /// Numbers of the devices of device plugins.
@@ -95,6 +98,7 @@ impl NodeAgent {
             network,
             node: watch::channel(None).0,
             recorded_revision: AtomicU64::new(0),
+            is_cordoned: AtomicBool::new(false),
             images: watch::channel(None).0,
             devices: watch::channel(DeviceCounts::new()).0,
             pulse: watch::channel(()).0,

@@ -142,8 +142,7 @@ impl PolicyGate {
             answer = tokio::time::timeout(RESTRICTED_TIMEOUT - limit, &mut answered).await;
         }
         // The policies may have been listed in the meantime.
-        let must_wait = is_restricted || self.restricted.has(&namespace) || self.expects_list();
-        if matches!(answer, Ok(Ok(()))) || !must_wait {
+        if matches!(answer, Ok(Ok(()))) || !(is_restricted || self.must_wait(&namespace)) {
             return Ok(());
         }
         let pending = PendingAdmission(answer.is_err().then_some(answered));
@@ -164,6 +163,12 @@ impl PolicyGate {
         !self.restricted.are_listed.load(Ordering::Acquire)
             && !self.restricted.is_failing()
             && self.health.has_responded()
+    }
+
+    /// Whether a pod of the namespace must wait for its policies. The list is checked first: if it arrives between the two
+    /// checks, the second one finds the listed namespaces.
+    fn must_wait(&self, namespace: &str) -> bool {
+        self.expects_list() || self.restricted.has(namespace)
     }
 
     /// Notes a pod that an earlier agent has started, with the addresses of its sandbox. So its policies stay in force
@@ -396,6 +401,27 @@ mod tests {
             std::fs::remove_dir(&obstacle).unwrap();
             restricted.set(BTreeSet::new()).await;
             assert!(!Restricted::load(&record).has("n"));
+        }
+    }
+
+    #[test]
+    fn a_pod_waits_while_the_first_list_shows_policies_of_its_namespace() {
+        let dir = tempfile::tempdir().unwrap();
+        let record = dir.path().join("record");
+        let health = ApiHealth::default();
+        health.record_response();
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        for _ in 0..200 {
+            std::fs::write(&record, "[]").unwrap();
+            let gate = gate("here", Some(&record)).0.with_health(health.clone());
+            let listed = gate.restricted.clone();
+            std::thread::scope(|scope| {
+                scope.spawn(|| runtime.block_on(listed.set(["n".to_owned()].into())));
+                while !gate.restricted.are_listed.load(Ordering::Acquire) {
+                    assert!(gate.must_wait("n"));
+                }
+            });
+            assert!(gate.must_wait("n"));
         }
     }
 

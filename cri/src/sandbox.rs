@@ -45,7 +45,7 @@ pub(crate) struct Sandbox {
     state: Mutex<SandboxState>,
     size: Mutex<PodSize>,
     transitions: Mutex<Vec<Transition>>,
-    /// Held by stop and remove, one at a time.
+    /// Held by stop and remove, and by other writers of the record, one at a time.
     pub(crate) ending: tokio::sync::Mutex<()>,
     /// State for usage rates of the pod.
     pub(crate) meter: Meter,
@@ -124,6 +124,11 @@ impl Sandbox {
             SandboxState::Ready(live) => Some(live.clone()),
             SandboxState::Silent(_) | SandboxState::NotReady => None,
         }
+    }
+
+    /// The current state, with the connection to the shim.
+    pub(crate) fn state(&self) -> SandboxState {
+        locked(&self.state).clone()
     }
 
     /// Whether the shim is alive but has not answered this runtime.

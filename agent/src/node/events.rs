@@ -1,4 +1,6 @@
-//! Events about changes of the Node's status, as a kubelet records them. Pure.
+//! Events about changes of the Node's status, as a kubelet records them. No I/O.
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use k8s_openapi::api::core::v1::{Node, NodeStatus};
 
@@ -47,12 +49,11 @@ pub(super) fn of_status(name: &str, held: &NodeStatus, now: &NodeStatus) -> Vec<
     events
 }
 
-/// The event of a cordon or uncordon.
-pub(super) fn of_cordon(name: &str, held: Option<&Node>, now: &Node) -> Option<NodeEvent> {
-    let is_cordoned = |node: &Node| node.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
-    let cordoned = is_cordoned(now);
+/// The event of a cordon or uncordon. `known` has the state in the version that was received before, and gets the new one.
+pub(super) fn of_cordon(name: &str, known: &AtomicBool, now: &Node) -> Option<NodeEvent> {
+    let cordoned = now.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
     let reason = if cordoned { "NodeNotSchedulable" } else { "NodeSchedulable" };
-    (held.is_some_and(is_cordoned) != cordoned).then(|| status_is(name, reason))
+    (known.swap(cordoned, Ordering::Relaxed) != cordoned).then(|| status_is(name, reason))
 }
 
 fn status_is(name: &str, reason: &'static str) -> NodeEvent {
@@ -106,10 +107,10 @@ mod tests {
             serde_json::from_value(json!({"spec": {"unschedulable": cordoned}, "metadata": {}}))
                 .expect("a node")
         };
-        let reason = |held: Option<&Node>, now| of_cordon("n", held, &node(now)).map(|event| event.reason);
-        assert_eq!(reason(Some(&node(false)), true), Some("NodeNotSchedulable"));
-        assert_eq!(reason(Some(&node(true)), false), Some("NodeSchedulable"));
-        assert_eq!((reason(None, true), reason(None, false)), (Some("NodeNotSchedulable"), None));
-        assert_eq!(reason(Some(&node(true)), true), None);
+        let known = AtomicBool::new(false);
+        let received = [false, true, true, false, false, true];
+        let reasons = received.map(|now| of_cordon("n", &known, &node(now)).map(|event| event.reason));
+        let (cordon, uncordon) = (Some("NodeNotSchedulable"), Some("NodeSchedulable"));
+        assert_eq!(reasons, [None, cordon, None, uncordon, None, cordon]);
     }
 }

@@ -111,9 +111,8 @@ async fn node_received(agent: &NodeAgent, api: &Api<Node>, node: Node) -> Result
     if !cidrs.is_empty() {
         set_cidrs(agent, cidrs).await;
     }
-    let node = Arc::new(node);
-    let before = agent.node.send_replace(Some(Arc::clone(&node)));
-    let cordon = events::of_cordon(&agent.config.name, before.as_deref(), &node);
+    let cordon = events::of_cordon(&agent.config.name, &agent.is_cordoned, &node);
+    agent.node.send_replace(Some(Arc::new(node)));
     if let Some(NodeEvent { level, reason, message }) = cordon {
         agent.recorder.node(level, reason, message);
     }

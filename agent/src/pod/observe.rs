@@ -44,16 +44,17 @@ async fn observe_sandboxes(
     for sandbox in listed {
         let ready = sandbox.state() == cri::PodSandboxState::SandboxReady;
         let known = known.sandboxes.iter().find(|known| known.id == sandbox.id);
-        let ips = match known.filter(|known| known.ready || !ready) {
-            Some(known) => known.ips.clone(),
-            None if !ready => Vec::new(),
-            None => match ips(runtime, &sandbox.id).await {
-                Ok(ips) => ips,
+        let mut one = ObservedSandbox { attempt: attempt(&sandbox), ready, ips: Vec::new(), id: sandbox.id };
+        match known.filter(|known| known.ready || !ready) {
+            Some(known) => one.ips.clone_from(&known.ips),
+            None if !ready => {}
+            None => match sandbox_status(runtime, &one.id).await {
+                Ok(status) => note_status(&mut one, status),
                 Err(RuntimeError::NotFound(_)) => continue,
                 Err(error) => return Err(error),
             },
-        };
-        observed.push(ObservedSandbox { attempt: attempt(&sandbox), ready, ips, id: sandbox.id });
+        }
+        observed.push(one);
     }
     Ok(observed)
 }
@@ -82,15 +83,18 @@ async fn observe_containers(
     Ok(observed)
 }
 
-async fn ips(runtime: &dyn Runtime, id: &str) -> Result<Vec<String>, RuntimeError> {
+async fn sandbox_status(runtime: &dyn Runtime, id: &str) -> Result<cri::PodSandboxStatus, RuntimeError> {
     let request = cri::PodSandboxStatusRequest { pod_sandbox_id: id.to_owned(), verbose: false };
-    let network = runtime.pod_sandbox_status(request).await?.status.and_then(|s| s.network);
-    Ok(network.map_or_else(Vec::new, |network| {
-        std::iter::once(network.ip)
-            .chain(network.additional_ips.into_iter().map(|p| p.ip))
-            .filter(|ip| !ip.is_empty())
-            .collect()
-    }))
+    Ok(runtime.pod_sandbox_status(request).await?.status.unwrap_or_default())
+}
+
+/// Adds the addresses of a listed sandbox. Its state is taken from the same response: the sandbox may have stopped after
+/// the list, and some runtimes report no addresses of a stopped sandbox.
+fn note_status(sandbox: &mut ObservedSandbox, status: cri::PodSandboxStatus) {
+    sandbox.ready = status.state() == cri::PodSandboxState::SandboxReady;
+    let network = status.network.unwrap_or_default();
+    let ips = std::iter::once(network.ip).chain(network.additional_ips.into_iter().map(|p| p.ip));
+    sandbox.ips = ips.filter(|ip| !ip.is_empty()).collect();
 }
 
 fn fresh(known: &ObservedContainer, state: cri::ContainerState) -> bool {
@@ -167,6 +171,21 @@ fn time(nanoseconds: i64) -> Timestamp {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sandbox_that_stops_after_the_list_is_not_ready_without_addresses() {
+        let listed = || ObservedSandbox { id: "s".to_owned(), ready: true, ..ObservedSandbox::default() };
+        let status = |state: cri::PodSandboxState, ip: &str| cri::PodSandboxStatus {
+            state: state.into(),
+            network: Some(cri::PodSandboxNetworkStatus { ip: ip.to_owned(), ..Default::default() }),
+            ..Default::default()
+        };
+        let (mut ready, mut stopped) = (listed(), listed());
+        note_status(&mut ready, status(cri::PodSandboxState::SandboxReady, "10.0.0.1"));
+        assert_eq!((ready.ready, ready.ips), (true, vec!["10.0.0.1".to_owned()]));
+        note_status(&mut stopped, status(cri::PodSandboxState::SandboxNotready, ""));
+        assert_eq!((stopped.ready, stopped.ips), (false, Vec::new()));
+    }
 
     #[test]
     fn a_termination_message_is_not_read_from_a_volume() {

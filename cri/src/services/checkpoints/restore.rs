@@ -90,7 +90,9 @@ impl CheckpointService {
             restored.push(self.restore_container(&sandbox, config, origin).await?);
             coracle_fault::point("restore-pod.container");
         }
-        // The new record does not say `restoring`, so that the pod is kept when the runtime restarts.
+        // The new record does not say `restoring`, so that the pod is kept when the runtime restarts. It must not replace
+        // the record of a stop in progress.
+        let _guard = sandbox.ending.lock().await;
         self.records.write_sandbox(&sandbox.record_now())?;
         Ok(restored)
     }

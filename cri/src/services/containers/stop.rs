@@ -12,6 +12,7 @@ use super::service::ContainerService;
 use crate::container::Container;
 use crate::error::Error;
 use crate::records::ContainerPhase;
+use crate::sandbox::{LiveShim, SandboxState};
 use crate::shim_client::ErrorKind;
 
 /// Timeout for the end of killed processes.
@@ -63,11 +64,13 @@ impl ContainerService {
             return Ok(());
         }
         container.stopping.store(true, Ordering::SeqCst);
-        let shim = self.objects.tables.shim_of(container);
-        if self.is_silent(container) {
+        // Read once: if the shim answered between two reads, it would neither be called nor count as silent.
+        let sandbox = self.objects.tables.sandboxes.get(&container.record.sandbox_id);
+        let state = sandbox.map_or(SandboxState::NotReady, |sandbox| sandbox.state());
+        if matches!(state, SandboxState::Silent(_)) {
             return self.kill_without_shim(container).await;
         }
-        if let Ok(shim) = shim {
+        if let SandboxState::Ready(LiveShim { shim, .. }) = state {
             let kill = shim::Signal {
                 container_id: container.id.clone(),
                 signal: Signal::SIGKILL as i32,
@@ -104,14 +107,6 @@ impl ContainerService {
         }
         self.transitions.exits.end_lost_container(container).await;
         Ok(())
-    }
-
-    fn is_silent(&self, container: &Container) -> bool {
-        self.objects
-            .tables
-            .sandboxes
-            .get(&container.record.sandbox_id)
-            .is_some_and(|sandbox| sandbox.is_silent())
     }
 
     /// Thaws a container and what it has frozen itself: on v1 killed processes do not end before they are thawed.

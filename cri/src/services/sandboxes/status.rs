@@ -69,8 +69,8 @@ impl SandboxService {
 
     /// Sandboxes that match a filter, newest first.
     pub(crate) fn sandbox_list(&self, request: cri::ListPodSandboxRequest) -> cri::ListPodSandboxResponse {
-        let sandboxes = self.matching(request.filter);
-        cri::ListPodSandboxResponse { items: sandboxes.iter().map(|row| row.item()).collect() }
+        let state = wanted_state(request.filter.as_ref());
+        cri::ListPodSandboxResponse { items: items(self.matching(request.filter), state).collect() }
     }
 
     /// [`sandbox_list`](Self::sandbox_list) as a stream of batches.
@@ -78,7 +78,8 @@ impl SandboxService {
         &self,
         request: cri::StreamPodSandboxesRequest,
     ) -> Streamed<cri::StreamPodSandboxesResponse> {
-        let items = self.matching(request.filter).into_iter().map(|row| row.item());
+        let state = wanted_state(request.filter.as_ref());
+        let items = items(self.matching(request.filter), state);
         batches(items, |pod_sandboxes| cri::StreamPodSandboxesResponse { pod_sandboxes })
     }
 
@@ -100,5 +101,39 @@ impl SandboxService {
         sandboxes.retain(|row| filter::sandbox(&row.subject(), filter.as_ref()));
         sandboxes.sort_by_key(|row| std::cmp::Reverse(row.record.created_at));
         sandboxes
+    }
+}
+
+/// The state that a filter requests.
+fn wanted_state(filter: Option<&cri::PodSandboxFilter>) -> Option<i32> {
+    filter.and_then(|filter| filter.state.as_ref()).map(|wanted| wanted.state)
+}
+
+/// The items of sandboxes that matched a filter. A sandbox may have changed its state since then, and a stream builds its
+/// items late, so the requested state is compared with the state in each item.
+fn items(rows: Vec<Arc<Sandbox>>, state: Option<i32>) -> impl Iterator<Item = cri::PodSandbox> {
+    let items = rows.into_iter().map(|row| row.item());
+    items.filter(move |item| state.is_none_or(|state| item.state == state))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::records::SandboxRecord;
+    use crate::sandbox::SandboxState;
+
+    #[test]
+    fn a_sandbox_that_ends_during_a_list_of_ready_sandboxes_is_left_out() {
+        let text = include_str!("../../../recorded/sandbox-not-ready.json");
+        let record: SandboxRecord = serde_json::from_str(text).expect("a record");
+        let sandbox = Arc::new(Sandbox::new(record, SandboxState::NotReady));
+        let listed = |state: cri::PodSandboxState| {
+            let state = Some(cri::PodSandboxStateValue { state: state.into() });
+            let filter = cri::PodSandboxFilter { state, ..Default::default() };
+            items(vec![Arc::clone(&sandbox)], wanted_state(Some(&filter))).count()
+        };
+        assert_eq!(listed(cri::PodSandboxState::SandboxReady), 0);
+        assert_eq!(listed(cri::PodSandboxState::SandboxNotready), 1);
+        assert_eq!(items(vec![Arc::clone(&sandbox)], wanted_state(None)).count(), 1);
     }
 }

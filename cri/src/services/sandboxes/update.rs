@@ -16,6 +16,8 @@ impl SandboxService {
         let sandbox = self.objects.tables.sandbox(id)?;
         sandbox.shim()?;
         self.transitions.hooks.update_pod_sandbox(&sandbox, &request).await?;
+        // A stop in progress must finish first: otherwise this record could replace the record of the stopped sandbox.
+        let guard = sandbox.ending.lock().await;
         let old = sandbox.size();
         let new = PodSize {
             overhead: request.overhead.map(Box::new).or_else(|| old.overhead.clone()),
@@ -28,6 +30,7 @@ impl SandboxService {
             })?;
             coracle_fault::point("update-pod.recorded");
         }
+        drop(guard);
         self.transitions.hooks.post_update_pod_sandbox(&sandbox).await;
         Ok(cri::UpdatePodSandboxResourcesResponse {})
     }
