@@ -91,8 +91,9 @@ impl CheckpointService {
             coracle_fault::point("restore-pod.container");
         }
         // The new record does not say `restoring`, so that the pod is kept when the runtime restarts. It must not replace
-        // the record of a stop in progress.
+        // the record of a stopped sandbox, or remain after its removal.
         let _guard = sandbox.ending.lock().await;
+        sandbox.shim()?;
         self.records.write_sandbox(&sandbox.record_now())?;
         Ok(restored)
     }

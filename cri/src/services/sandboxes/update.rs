@@ -16,8 +16,10 @@ impl SandboxService {
         let sandbox = self.objects.tables.sandbox(id)?;
         sandbox.shim()?;
         self.transitions.hooks.update_pod_sandbox(&sandbox, &request).await?;
-        // A stop in progress must finish first: otherwise this record could replace the record of the stopped sandbox.
+        // A stop in progress must finish first: otherwise this record could replace the record of the stopped sandbox, or
+        // remain after its removal.
         let guard = sandbox.ending.lock().await;
+        sandbox.shim()?;
         let old = sandbox.size();
         let new = PodSize {
             overhead: request.overhead.map(Box::new).or_else(|| old.overhead.clone()),
