@@ -361,7 +361,7 @@ pub(crate) fn requester(user: &str) -> &str {
     if user.starts_with("system:serviceaccount:kube-system:") { user } else { owner(user) }
 }
 
-/// The owner of a user's requests in shared queues. Empty for members of `system:masters`, who have no limits.
+/// The owner of a user's requests in shared queues. Empty for members of `system:masters`.
 pub(crate) fn queued_owner(user: &User) -> &str {
     if user.is_in("system:masters") { "" } else { requester(&user.name) }
 }

@@ -7,7 +7,8 @@ tokio::task_local! {
     static OWNER: Arc<str>;
 }
 
-/// Runs a request of an owner. An empty name is for requests without a limit.
+/// Runs a request of an owner. All members of `system:masters`, and tasks without a request, have an empty name. They have no
+/// limits of their own for connections to webhooks. Elsewhere they count as one owner.
 pub(crate) async fn scope<F: Future>(owner: Arc<str>, request: F) -> F::Output {
     OWNER.scope(owner, request).await
 }
