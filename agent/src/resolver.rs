@@ -32,6 +32,12 @@ pub(crate) async fn resolve(owner: &str, host: &str, port: u16) -> io::Result<Ve
     look_up(&PERMITS, owner, move || Ok((host.as_str(), port).to_socket_addrs()?.collect())).await
 }
 
+/// Occupies the look-ups of one owner.
+#[cfg(test)]
+pub(crate) async fn occupy(owner: &str) -> [coracle_cri::fair_permits::FairPermit<'static>; MAX_OF_OWNER] {
+    [PERMITS.take(owner).await, PERMITS.take(owner).await]
+}
+
 /// Runs a look-up on a blocking thread. It keeps its permit until it ends, even if the caller no longer waits.
 async fn look_up<T: Send + 'static>(
     permits: &'static FairPermits,

@@ -338,7 +338,7 @@ async fn mount_persistent(target: &Target<'_>, volume: &Volume) -> Option<Result
         options: Vec::new(),
     };
     let path = target.volume_dir(nfs::PLUGIN, &volume.name);
-    let mounted = nfs::mount(&export, &path).await;
+    let mounted = nfs::mount(target.namespace, &export, &path).await;
     let mounted = mounted.map(|()| Mounted { path, read_only: export.read_only, ..Mounted::default() });
     Some(mounted.map_err(|reason| VolumeError::SetUp { volume: volume.name.clone(), reason }))
 }

@@ -224,7 +224,7 @@ async fn mount_source(
             options: options_of(persistent),
         };
         let path = target.volume_dir(nfs::PLUGIN, volume);
-        nfs::mount(&export, &path).await.map_err(failed)?;
+        nfs::mount(target.namespace, &export, &path).await.map_err(failed)?;
         return Ok(Mounted { path, read_only: export.read_only, ..Mounted::default() });
     }
     let kind = if spec.csi.is_some() { "csi" } else { "of the persistent volume" };

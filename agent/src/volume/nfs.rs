@@ -47,15 +47,15 @@ struct Arguments {
     options: Vec<String>,
 }
 
-/// Mounts an export, unless it is mounted already.
-pub(super) async fn mount(export: &Export, at: &Path) -> Result<(), SetUpError> {
+/// Mounts an export for a pod of the namespace, unless it is mounted already.
+pub(super) async fn mount(namespace: &str, export: &Export, at: &Path) -> Result<(), SetUpError> {
     let failed = |why: String| SetUpError::Nfs { export: source_of(export), reason: why };
     super::make_parent(at).map_err(SetUpError::io("create the directory", at))?;
     if mounts::is_mount_point(at).map_err(SetUpError::io("read the mounts of", at))? {
         return Ok(());
     }
     std::fs::create_dir_all(at).map_err(SetUpError::io("create the directory", at))?;
-    let address = tokio::time::timeout(TIMEOUT, resolve(&export.server)).await;
+    let address = tokio::time::timeout(TIMEOUT, resolve(namespace, &export.server)).await;
     let address =
         address.map_err(|_elapsed| failed("the server's name was not resolved in time".to_owned()))?;
     let arguments = arguments(export, address.map_err(failed)?).map_err(failed)?;
@@ -72,10 +72,10 @@ fn source_of(export: &Export) -> String {
     }
 }
 
-async fn resolve(server: &str) -> Result<IpAddr, String> {
+/// The first address of a server that a pod of the namespace uses.
+async fn resolve(namespace: &str, server: &str) -> Result<IpAddr, String> {
     let server = server.trim_start_matches('[').trim_end_matches(']');
-    // The name of the plugin is not the name of a namespace.
-    let found = resolver::resolve(PLUGIN, server, 2049).await.map_err(|error| error.to_string())?;
+    let found = resolver::resolve(namespace, server, 2049).await.map_err(|error| error.to_string())?;
     let first = found.first().map(SocketAddr::ip);
     first.ok_or_else(|| "the server's name has no address".to_owned())
 }
@@ -185,11 +185,24 @@ fn flag(option: &str) -> Option<(MsFlags, bool)> {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     fn export(options: &[&str]) -> Export {
         let options = options.iter().map(|option| (*option).to_owned()).collect();
         Export { server: "files".to_owned(), path: "/data".to_owned(), read_only: false, options }
+    }
+
+    #[tokio::test]
+    async fn slow_names_of_servers_of_one_namespace_do_not_delay_the_mounts_of_others() {
+        // No host can have a name with an empty label, so the look-up asks no name server.
+        const INVALID: &str = "a..b";
+        let held = resolver::occupy("nfs-eve").await;
+        assert!(resolve("nfs-eve", INVALID).now_or_never().is_none(), "three look-ups of one namespace");
+        assert!(resolve("nfs-bob", INVALID).await.is_err());
+        drop(held);
+        assert!(resolve("nfs-eve", INVALID).await.is_err());
     }
 
     #[test]
