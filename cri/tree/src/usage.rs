@@ -5,7 +5,7 @@ use std::path::Path;
 
 use rustix::fs::{FileType, statvfs};
 
-use crate::walk::walk_measured;
+use crate::walk::walk;
 
 /// The number of parts that make one whole file. Each name of a file counts an equal share of them.
 const PARTS_PER_FILE: u128 = 1 << 60;
@@ -30,7 +30,7 @@ pub struct Usage {
 /// See [`walk`](crate::walk()), except EAGAIN.
 pub fn usage(dir: &Path) -> io::Result<Usage> {
     let (mut bytes, mut inodes) = (0, 0);
-    let walked = walk_measured(dir, |found| {
+    let walked = walk(dir, |found| {
         let stat = found.stat;
         // The link count of a directory grows with its subdirectories; it still has only one name.
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;

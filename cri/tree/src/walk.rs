@@ -24,7 +24,7 @@ const MAX_DIRECTORIES: u64 = 1 << 24;
 /// Directories that other processes may create during a walk.
 const NEW_DIRECTORIES: u64 = 1 << 16;
 
-/// Maximum names for each inode of the file system, when a walk measures a tree. More hard links are hardly ever used.
+/// Maximum names for each inode of the file system. More hard links are hardly ever used.
 const NAMES_PER_INODE: usize = 64;
 
 /// A directory on the current path. A closed one takes 40 bytes, far less than the kernel uses for it.
@@ -80,12 +80,13 @@ struct Scope {
 
 /// Reports every entry below a directory, in any order. Links are not followed; mounts are neither entered
 /// nor reported. A process that moves directories at depths above 64 during the walk can hide their contents,
-/// but nothing else. It can also make the walk find directories again, so the walk ends after as many directories as
-/// the file system has inodes. Unreadable entries are skipped, with all that is below them.
+/// but nothing else. It can also make the walk find directories again, even a directory of very many files. So the walk
+/// ends after as many directories as the file system has inodes, and after 64 times as many names. Unreadable entries are
+/// skipped, with all that is below them.
 ///
 /// # Errors
 /// If the directory cannot be opened, or if no descriptor is free for a directory below it. EAGAIN if the walk found too
-/// many directories or too many levels; the rest was not reported.
+/// many directories, names or levels; the rest was not reported.
 pub fn walk(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
     walk_with(top, Unreadable::Skip, Scope::EVERYTHING, each(found))
 }
@@ -96,12 +97,6 @@ pub fn walk(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
 /// The errors of [`walk`].
 pub fn walk_while(top: &Path, found: impl FnMut(Found<'_>) -> ControlFlow<()>) -> io::Result<()> {
     walk_with(top, Unreadable::Skip, Scope::EVERYTHING, found)
-}
-
-/// Like [`walk`], for measurements. A process can also make the walk find a directory of very many files again, so the
-/// walk ends with EAGAIN after 64 times as many names as the file system has inodes.
-pub(crate) fn walk_measured(top: &Path, found: impl FnMut(Found<'_>)) -> io::Result<()> {
-    walk_with(top, Unreadable::Skip, Scope { names: NAMES_PER_INODE, ..Scope::EVERYTHING }, each(found))
 }
 
 /// Like [`walk`], but reports only directories. Other entries cost no system calls. The walk ends after
@@ -194,7 +189,7 @@ fn most_directories(top: &OwnedFd) -> usize {
 // === impl Scope ===
 
 impl Scope {
-    const EVERYTHING: Self = Self { kinds: Kinds::All, most: usize::MAX, names: usize::MAX };
+    const EVERYTHING: Self = Self { kinds: Kinds::All, most: usize::MAX, names: NAMES_PER_INODE };
 }
 
 // === impl Kinds ===
@@ -475,7 +470,8 @@ mod tests {
     }
 
     #[test]
-    fn a_measurement_reads_a_limited_number_of_names() {
+    fn a_walk_reads_a_limited_number_of_names() {
+        assert_eq!(Scope::EVERYTHING.names, NAMES_PER_INODE, "the limit of all walks");
         let place = in_memory();
         let opened = openat(CWD, place.path(), DIRECTORY, Mode::empty()).expect("open");
         let scope = |names| Scope { names, ..Scope::EVERYTHING };
