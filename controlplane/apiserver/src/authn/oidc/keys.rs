@@ -11,6 +11,7 @@ use serde_json::Value;
 use tokio::{sync::Mutex, time::Instant};
 
 use super::config::IssuerConfig;
+use crate::resolver::HttpLookups;
 
 /// Maximum bytes of a document of the issuer.
 const MAX_DOCUMENT: usize = 1 << 20;
@@ -44,6 +45,7 @@ impl Keys {
             .tls_backend_preconfigured(tls(config.authority.as_deref())?)
             .https_only(true)
             .redirect(redirect::Policy::limited(3))
+            .dns_resolver(HttpLookups)
             .timeout(TIMEOUT)
             .build()
             .map_err(|error| error.to_string())?;

@@ -277,3 +277,29 @@ async fn requests_that_waited_for_a_silent_issuer_do_not_ask_it_again() {
     assert!(first.is_err());
     assert!(second.unwrap().is_none());
 }
+
+#[tokio::test]
+async fn look_ups_of_an_issuer_have_the_limits_of_other_look_ups() {
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let config = format!(
+        "{{apiVersion: apiserver.config.k8s.io/v1, kind: AuthenticationConfiguration, jwt: [{{issuer: {{url: \
+         'https://localhost:{}', audiences: [b]}}, claimMappings: {{username: {{claim: sub, prefix: ''}}}}}}]}}",
+        silent.local_addr().unwrap().port()
+    );
+    let config = AuthenticationConfig::parse(&config).unwrap().issuers.pop().unwrap();
+    let keys = Keys::new(&config).unwrap();
+    let places = crate::resolver::occupy().await;
+    let mut find = Box::pin(keys.find(Some("a")));
+    let begun = tokio::time::timeout(std::time::Duration::from_millis(300), async {
+        tokio::select! {
+            _ = find.as_mut() => {}
+            _ = silent.accept() => {}
+        }
+    });
+    assert!(begun.await.is_err(), "all places are occupied");
+    drop(places);
+    tokio::select! {
+        found = find => panic!("the issuer was not asked: {:?}", found.err()),
+        accepted = silent.accept() => drop(accepted.unwrap()),
+    }
+}
