@@ -7,6 +7,8 @@
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
 
+#[cfg(test)]
+use coracle_cri::fair_permits::FairPermit;
 use coracle_cri::fair_permits::FairPermits;
 use tokio::net::TcpStream;
 
@@ -34,7 +36,7 @@ pub(crate) async fn resolve(owner: &str, host: &str, port: u16) -> io::Result<Ve
 
 /// Occupies the look-ups of one owner.
 #[cfg(test)]
-pub(crate) async fn occupy(owner: &str) -> [coracle_cri::fair_permits::FairPermit<'static>; MAX_OF_OWNER] {
+pub(crate) async fn occupy(owner: &str) -> [FairPermit<'static>; MAX_OF_OWNER] {
     [PERMITS.take(owner).await, PERMITS.take(owner).await]
 }
 
