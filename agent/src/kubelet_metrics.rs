@@ -6,6 +6,7 @@
 
 mod current;
 mod devices;
+mod endings;
 mod operations;
 mod pull_times;
 mod registered;
@@ -27,6 +28,7 @@ use crate::proxy_metrics::ProxyMetrics;
 pub(crate) use current::Current;
 use devices::DeviceMetrics;
 pub(crate) use devices::PodResourcesCall;
+use endings::EndingMetrics;
 pub(crate) use operations::{CgroupOperation, CgroupOperations, VolumeOperations, plugin};
 pub(crate) use pull_times::PullTimes;
 use registered::Registered;
@@ -117,7 +119,7 @@ pub struct KubeletMetrics {
     pub(crate) pull_times: PullTimes,
     syncs: HistogramVec,
     pulls: HistogramVec,
-    evictions: IntCounterVec,
+    pub(crate) endings: EndingMetrics,
     rejections: IntCounterVec,
     collected_images: IntCounterVec,
     /// Image volumes of containers that were created or not: requested, mounted and failed.
@@ -196,11 +198,7 @@ impl Default for KubeletMetrics {
                 "Duration in seconds to pull an image.",
                 &["image_size_in_bytes"],
             ),
-            evictions: all.counters(
-                "evictions",
-                "Cumulative number of pod evictions by eviction signal",
-                &["eviction_signal"],
-            ),
+            endings: EndingMetrics::new(&all),
             rejections: all.counters(
                 "admission_rejections_total",
                 "Cumulative number pod admission rejections by the Kubelet.",
@@ -433,11 +431,6 @@ impl KubeletMetrics {
         self.pulls.with_label_values(&[image_size(size)]).observe(took.as_secs_f64());
     }
 
-    /// Counts an eviction by its signal.
-    pub(crate) fn evicted(&self, signal: &'static str) {
-        self.evictions.with_label_values(&[signal]).inc();
-    }
-
     /// Counts a pod that was not admitted. Reasons that the kubelet does not have count as `Other`.
     pub(crate) fn rejected(&self, reason: &'static str) {
         let reason = if REJECTIONS.contains(&reason) { reason } else { "Other" };
@@ -521,7 +514,7 @@ mod tests {
         metrics.synced("create", Duration::from_millis(30));
         metrics.pod_runs(Duration::from_secs(7));
         metrics.pulled(200 << 20, Duration::from_secs(2));
-        metrics.evicted("nodefs.available");
+        metrics.endings.evicted("nodefs.available");
         metrics.sandbox_run("gvisor", Duration::from_millis(20), false);
         metrics.rejected("OutOfcpu");
         metrics.rejected("UnsupportedField");

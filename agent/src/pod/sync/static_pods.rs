@@ -47,7 +47,12 @@ impl Sync {
     /// Ends a static pod whose manifest was removed. Its containers have the grace period of the pod.
     pub(super) fn remove_static(&mut self, uid: &str) {
         if let Some(pod) = self.static_pods.remove(uid) {
+            let waits = self.preemptors.contains_key(uid);
             self.end_pod(uid, &pod);
+            if waits {
+                // It has no worker whose end would remove the mirror pod.
+                self.node.statuses.mirrors().forget(uid);
+            }
         }
     }
 
