@@ -8,6 +8,7 @@ mod current;
 mod devices;
 mod endings;
 mod operations;
+mod pods;
 mod pull_times;
 mod registered;
 pub(crate) mod relist;
@@ -30,6 +31,7 @@ use devices::DeviceMetrics;
 pub(crate) use devices::PodResourcesCall;
 use endings::EndingMetrics;
 pub(crate) use operations::{CgroupOperation, CgroupOperations, VolumeOperations, plugin};
+use pods::PodMetrics;
 pub(crate) use pull_times::PullTimes;
 use registered::Registered;
 pub(crate) use resizes::{InfeasibleReason, RequestedChange, ResizeMetrics, RetryTrigger};
@@ -120,6 +122,7 @@ pub struct KubeletMetrics {
     syncs: HistogramVec,
     pulls: HistogramVec,
     pub(crate) endings: EndingMetrics,
+    pub(crate) pods: PodMetrics,
     rejections: IntCounterVec,
     collected_images: IntCounterVec,
     /// Image volumes of containers that were created or not: requested, mounted and failed.
@@ -199,6 +202,7 @@ impl Default for KubeletMetrics {
                 &["image_size_in_bytes"],
             ),
             endings: EndingMetrics::new(&all),
+            pods: PodMetrics::new(&all),
             rejections: all.counters(
                 "admission_rejections_total",
                 "Cumulative number pod admission rejections by the Kubelet.",

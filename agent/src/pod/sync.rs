@@ -225,6 +225,10 @@ impl Sync {
             // After a restart, a pod with a start time is not admitted again.
             self.node.checkpoint.keep_new(allocated, verdict.is_none().then_some(start_time));
         }
+        if verdict.is_none() && !self.adopted.contains(&uid) {
+            let containers = allocated.spec.as_ref().map_or(0, |spec| spec.containers.len());
+            self.node.metrics.pods.added(containers);
+        }
         self.inputs.pods.put(&uid, allocated);
         self.update_cpu_weight();
         self.start(uid.clone(), DesiredPod::Run(Arc::clone(allocated)), verdict, start_time);
@@ -348,6 +352,7 @@ impl Sync {
             if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
                 tracing::info!(uid, pod = pod.metadata.name, "terminating a pod that is not in the API");
                 let start_time = worker::start_time(&pod);
+                self.node.metrics.pods.orphan_found();
                 self.start(uid, DesiredPod::Gone(pod), None, start_time);
             }
         }

@@ -71,7 +71,8 @@ impl Shortage {
     pub(super) fn rejection(&self) -> Verdict {
         let Self { name, requested, used, capacity } = self;
         let message = format!(
-            "Pod was rejected: Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
+            "Pod was rejected: Node didn't have enough resource: {name}, requested: {requested}, used: {used}, \
+             capacity: {capacity}"
         );
         refuse(&format!("OutOf{name}"), message)
     }

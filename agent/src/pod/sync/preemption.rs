@@ -92,7 +92,8 @@ impl Sync {
     fn count_preempted(&self, pods: &[Arc<Pod>], resource: &str) {
         let preempted = self.node.evictions.preempted();
         let uids = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref());
-        uids.filter(|uid| !preempted.contains(uid)).for_each(|_| self.node.metrics.endings.preempted(resource));
+        let new = uids.filter(|uid| !preempted.contains(uid));
+        new.for_each(|_| self.node.metrics.endings.preempted(resource));
     }
 
     /// Ends these pods. The critical pod starts when they have released their resources.

@@ -18,6 +18,7 @@ impl Sync {
             if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
                 tracing::info!(uid, pod = pod.metadata.name, "terminating a static pod without a manifest");
                 let start_time = worker::start_time(&pod);
+                self.node.metrics.pods.orphan_found();
                 self.start(uid, DesiredPod::Gone(pod), None, start_time);
             }
         }
