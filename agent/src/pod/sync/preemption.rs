@@ -20,6 +20,8 @@ use crate::source::is_static;
 const MESSAGE: &str = "Preempted in order to admit critical pod";
 /// Minimum time to wait for the end of a preempted pod. The value is upstream's (`killPodNow`).
 const MIN_WAIT: Duration = Duration::from_secs(10);
+/// Maximum time to wait. Users choose the grace periods of their pods, and must not prevent the start of a critical pod.
+const MAX_WAIT: Duration = Duration::from_secs(600);
 
 /// A pod without a worker.
 #[derive(Clone)]
@@ -154,10 +156,11 @@ impl Sync {
     }
 }
 
-/// Maximum time to wait for the end of a pod with this grace period in seconds, as upstream (`killPodNow`).
+/// Time to wait for the end of a pod with this grace period in seconds: one and a half times the period, as upstream
+/// (`killPodNow`), but at most [`MAX_WAIT`].
 fn wait(grace: u32) -> Duration {
     let grace = Duration::from_secs(grace.into());
-    MIN_WAIT.max(grace + grace / 2)
+    (grace + grace / 2).clamp(MIN_WAIT, MAX_WAIT)
 }
 
 #[cfg(test)]
@@ -166,6 +169,6 @@ mod tests {
 
     #[test]
     fn the_wait_for_a_preempted_pod_follows_its_grace_period() {
-        assert_eq!([0, 4, 30].map(|grace| wait(grace).as_secs()), [10, 10, 45]);
+        assert_eq!([0, 4, 30, u32::MAX].map(|grace| wait(grace).as_secs()), [10, 10, 45, 600]);
     }
 }
