@@ -130,8 +130,9 @@ impl CpuManager {
 
     /// Sets the CPUs of a container at its creation. Exclusive CPUs need no quota.
     pub(crate) fn pin(&self, uid: &str, container: &str, resources: &mut cri::LinuxContainerResources) {
-        resources.cpuset_cpus = self.lock().state.cpus_of(uid, container).to_string();
-        self.lift_quota(uid, container, resources);
+        let current = self.lock();
+        resources.cpuset_cpus = current.state.cpus_of(uid, container).to_string();
+        current.lift_quota(uid, container, resources);
     }
 
     /// Removes the CPU quota of a container with exclusive CPUs.
@@ -141,9 +142,7 @@ impl CpuManager {
         container: &str,
         resources: &mut cri::LinuxContainerResources,
     ) {
-        if resources.cpu_period > 0 && self.lock().state.of(uid, container).is_some() {
-            resources.cpu_quota = -1;
-        }
+        self.lock().lift_quota(uid, container, resources);
     }
 
     /// Whether a container of the pod has exclusive CPUs.
@@ -409,6 +408,13 @@ impl HintProvider for CpuManager {
 // === impl Current ===
 
 impl Current {
+    /// Removes the CPU quota of a container with exclusive CPUs.
+    fn lift_quota(&self, uid: &str, container: &str, resources: &mut cri::LinuxContainerResources) {
+        if resources.cpu_period > 0 && self.state.of(uid, container).is_some() {
+            resources.cpu_quota = -1;
+        }
+    }
+
     /// CPUs that the containers of this pod can take over from its init containers.
     fn reusable(&self, uid: &str) -> &CpuSet {
         static NONE: CpuSet = CpuSet::EMPTY;

@@ -332,14 +332,14 @@ impl DevicePlugins {
     /// Allocates devices of one resource to a container.
     async fn allocate_one(&self, owner: Owner<'_>, want: &DeviceRequest) -> Result<(), Refusal> {
         let name = &want.resource;
-        let step = self.state().table.step(owner, want, &self.shared.boot)?;
+        let (step, is_answered) = {
+            let state = self.state();
+            let step = state.table.step(owner, want, &self.shared.boot)?;
+            (step, state.table.allocation(owner, name).is_some_and(Allocation::is_answered))
+        };
         let (ids, is_again) = match step {
             Step::Done => return Ok(()),
-            Step::Call(ids) => {
-                let is_again =
-                    self.state().table.allocation(owner, name).is_some_and(Allocation::is_answered);
-                (ids, is_again)
-            }
+            Step::Call(ids) => (ids, is_answered),
             Step::Choose(choice) => {
                 let plugin = self.plugin(name).filter(|plugin| plugin.has_preferences);
                 let preferred = match (plugin, choice.options()) {

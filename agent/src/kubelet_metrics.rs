@@ -6,7 +6,9 @@
 
 mod current;
 mod devices;
+mod endings;
 mod operations;
+mod pods;
 mod pull_times;
 mod registered;
 pub(crate) mod relist;
@@ -27,7 +29,9 @@ use crate::proxy_metrics::ProxyMetrics;
 pub(crate) use current::Current;
 use devices::DeviceMetrics;
 pub(crate) use devices::PodResourcesCall;
+use endings::EndingMetrics;
 pub(crate) use operations::{CgroupOperation, CgroupOperations, VolumeOperations, plugin};
+use pods::PodMetrics;
 pub(crate) use pull_times::PullTimes;
 use registered::Registered;
 pub(crate) use resizes::{InfeasibleReason, RequestedChange, ResizeMetrics, RetryTrigger};
@@ -117,7 +121,8 @@ pub struct KubeletMetrics {
     pub(crate) pull_times: PullTimes,
     syncs: HistogramVec,
     pulls: HistogramVec,
-    evictions: IntCounterVec,
+    pub(crate) endings: EndingMetrics,
+    pub(crate) pods: PodMetrics,
     rejections: IntCounterVec,
     collected_images: IntCounterVec,
     /// Image volumes of containers that were created or not: requested, mounted and failed.
@@ -196,11 +201,8 @@ impl Default for KubeletMetrics {
                 "Duration in seconds to pull an image.",
                 &["image_size_in_bytes"],
             ),
-            evictions: all.counters(
-                "evictions",
-                "Cumulative number of pod evictions by eviction signal",
-                &["eviction_signal"],
-            ),
+            endings: EndingMetrics::new(&all),
+            pods: PodMetrics::new(&all),
             rejections: all.counters(
                 "admission_rejections_total",
                 "Cumulative number pod admission rejections by the Kubelet.",
@@ -433,11 +435,6 @@ impl KubeletMetrics {
         self.pulls.with_label_values(&[image_size(size)]).observe(took.as_secs_f64());
     }
 
-    /// Counts an eviction by its signal.
-    pub(crate) fn evicted(&self, signal: &'static str) {
-        self.evictions.with_label_values(&[signal]).inc();
-    }
-
     /// Counts a pod that was not admitted. Reasons that the kubelet does not have count as `Other`.
     pub(crate) fn rejected(&self, reason: &'static str) {
         let reason = if REJECTIONS.contains(&reason) { reason } else { "Other" };
@@ -521,7 +518,7 @@ mod tests {
         metrics.synced("create", Duration::from_millis(30));
         metrics.pod_runs(Duration::from_secs(7));
         metrics.pulled(200 << 20, Duration::from_secs(2));
-        metrics.evicted("nodefs.available");
+        metrics.endings.evicted("nodefs.available");
         metrics.sandbox_run("gvisor", Duration::from_millis(20), false);
         metrics.rejected("OutOfcpu");
         metrics.rejected("UnsupportedField");

@@ -14,6 +14,7 @@ mod hook;
 mod observe;
 mod plan;
 mod pods;
+mod preemption;
 mod probe;
 mod pull;
 mod removed;

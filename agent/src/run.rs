@@ -379,7 +379,7 @@ impl NodeServices {
             pods,
             policies: policies.with_health(configs.health().clone()),
             services: ServiceCache::new(client.clone(), checkpoint.clone(), configs.health().clone()),
-            statuses: pod::StatusWriter::new(client),
+            statuses: pod::StatusWriter::new(client, Arc::clone(&metrics)),
             configs,
             machine: machine(&properties, &cgroups),
             allocatable: Amount {

@@ -10,10 +10,11 @@ pub(crate) mod mirror;
 use std::collections::HashSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::Client;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 use crate::api_health::ApiHealth;
 use files::StaticPods;
@@ -30,8 +31,8 @@ pub(crate) enum PodChange {
     Deleted(Arc<Pod>),
     /// The API server has listed all pods. A pod whose uid is not among these does not exist.
     Complete(HashSet<String>),
-    /// The uids of all static pods at the start, before the pods themselves and before all other changes. A static pod
-    /// of an earlier agent whose uid is not among these must end.
+    /// The uids of all static pods at the start, before the pods themselves. A static pod of an earlier agent whose uid is
+    /// not among these must end.
     StaticComplete(HashSet<String>),
     /// All static pods at the start were sent.
     StaticSent,
@@ -40,6 +41,9 @@ pub(crate) enum PodChange {
     /// The manifest of the static pod with this uid was removed or changed.
     StaticRemoved(String),
 }
+
+/// Maximum time for which the pods of the API server wait for the first read of the manifests.
+const FIRST_READ: Duration = Duration::from_secs(5);
 
 /// Inputs of [`run`].
 pub(crate) struct Sources {
@@ -57,15 +61,26 @@ pub(crate) struct Sources {
 pub(crate) async fn run(sources: Sources, changes: mpsc::Sender<PodChange>) {
     let Sources { client, health, node_name, node, manifests, mirrors } = sources;
     let mut files = StaticPods::new(manifests, &node_name);
-    // The static pods come first. Otherwise the list of the API server's pods would end those of an earlier agent.
-    if !files.update(&changes).await {
-        return;
-    }
-    tokio::join!(
-        files.follow(changes.clone()),
-        mirrors.run(&client, &health, node),
-        apiserver::watch(client.clone(), health.clone(), &node_name, &mirrors, changes),
-    );
+    let is_read = Notify::new();
+    let static_pods = async {
+        if files.update(&changes).await {
+            is_read.notify_one();
+            files.follow(changes.clone()).await;
+        }
+    };
+    let api_pods = async {
+        // The static pods come first, so that they are admitted before pods of the API server.
+        if !first_read(&is_read).await {
+            tracing::warn!("the manifests of static pods cannot be read; other pods start without them");
+        }
+        apiserver::watch(client.clone(), health.clone(), &node_name, &mirrors, changes.clone()).await;
+    };
+    tokio::join!(static_pods, mirrors.run(&client, &health, node), api_pods);
+}
+
+/// Waits for the first read of the manifests. Returns false after [`FIRST_READ`]: a network file system may not respond.
+async fn first_read(is_read: &Notify) -> bool {
+    tokio::time::timeout(FIRST_READ, is_read.notified()).await.is_ok()
 }
 
 /// Whether a pod with this uid is a static pod. The uid of a static pod is a hash of 32 hexadecimal digits. An API
@@ -77,7 +92,18 @@ pub(crate) fn is_static(uid: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use tokio::time::Instant;
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn manifests_that_cannot_be_read_delay_other_pods_for_a_limited_time() {
+        let (begin, is_read) = (Instant::now(), Notify::new());
+        assert!(!first_read(&is_read).await);
+        assert!(begin.elapsed() >= FIRST_READ);
+        is_read.notify_one();
+        assert!(first_read(&is_read).await);
+    }
 
     #[test]
     fn the_uid_of_a_pod_in_the_api_is_not_that_of_a_static_pod() {

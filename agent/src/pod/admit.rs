@@ -14,22 +14,30 @@ mod sysctls;
 mod system;
 pub(crate) mod unsupported;
 
+use super::eviction::is_critical;
 use super::state::Verdict;
-pub(crate) use fit::extended_requests;
-pub(crate) use input::{AdmissionInput, HostPort, UsedResources, devices_unavailable, rejection_event};
+pub(crate) use fit::{Shortage, extended_requests};
+pub(crate) use input::{
+    AdmissionInput, HostPort, UsedResources, devices_unavailable, preemption_failed, rejection_event,
+};
 pub(crate) use ports::host_ports;
 
-/// Admits the pod, or returns the rejection.
-pub(crate) fn admit(input: &AdmissionInput<'_>) -> Result<(), Verdict> {
+/// Admits the pod, or returns the rejection. An admitted critical pod may need more resources than are free: then other
+/// pods must end first.
+pub(crate) fn admit(input: &AdmissionInput<'_>) -> Result<Vec<Shortage>, Verdict> {
     pressure::check(input)?;
     shutdown::check(input)?;
     system::check(input.pod)?;
     containers::check(input.pod)?;
     unsupported::check(input.pod)?;
     sysctls::check(input)?;
-    fit::check(input)?;
+    let shortages = fit::shortages(input);
+    if let Some(first) = shortages.first().filter(|_| !is_critical(input.pod)) {
+        return Err(first.rejection());
+    }
     node_selector::check(input)?;
-    ports::check(input)
+    ports::check(input)?;
+    Ok(shortages)
 }
 
 #[cfg(test)]

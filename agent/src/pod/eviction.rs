@@ -15,6 +15,7 @@ mod machine;
 mod measured;
 mod measurement;
 mod plan;
+mod preempted;
 mod soft;
 mod stalls;
 mod trend;
@@ -28,7 +29,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::{mpsc, watch};
 
 use super::NodeContext;
-use super::state::{EVICTED, TERMINATED, has_ended};
+use super::state::{EVICTED, PREEMPTING, TERMINATED, has_ended};
 use crate::event_recorder::Level;
 use crate::node::{DiskLevels, DiskShortage, MachineLevels, MachineResource, MachineShortage, Resource};
 use disk::{DiskShortages, Found, Pace};
@@ -37,6 +38,7 @@ use machine::Urgency;
 pub use measured::DiskUsages;
 use measurement::{MeasuredPods, Measurement, measure};
 pub(crate) use plan::{grace, is_critical, is_limited, priority};
+pub(crate) use preempted::PreemptedPods;
 use soft::{Crossed, Due};
 use stalls::MemoryStalls;
 use trend::DiskTrend;
@@ -62,6 +64,8 @@ pub(crate) struct Evictions {
     requested: Arc<Mutex<HashMap<String, Evicted>>>,
     /// The uids of evicted pods, for pod sync, which wakes their workers.
     woken: mpsc::UnboundedSender<String>,
+    /// The pods that end for critical pods.
+    preempted: PreemptedPods,
 }
 
 /// Why a pod is evicted.
@@ -82,6 +86,8 @@ pub(crate) enum EvictionCause {
     Pressure(&'static str),
     /// The machine shuts down.
     Shutdown,
+    /// A critical pod needs the resources of the pod.
+    Preemption,
 }
 
 /// The task that checks the resources of the node, and evicts pods if a resource is short.
@@ -129,11 +135,11 @@ struct UnrelievedPressure(Option<&'static str>);
 // === impl EvictionCause ===
 
 impl EvictionCause {
-    /// The eviction signal. None if the machine shuts down, because that is not an eviction for Kubernetes.
+    /// The eviction signal. None for a shutdown and for a preemption, which are not evictions for Kubernetes.
     pub(crate) fn signal(self) -> Option<&'static str> {
         match self {
             Self::Limit(signal) | Self::Pressure(signal) => Some(signal),
-            Self::Shutdown => None,
+            Self::Shutdown | Self::Preemption => None,
         }
     }
 
@@ -142,6 +148,7 @@ impl EvictionCause {
         match self {
             Self::Limit(_) | Self::Pressure(_) => EVICTED,
             Self::Shutdown => TERMINATED,
+            Self::Preemption => PREEMPTING,
         }
     }
 
@@ -157,7 +164,12 @@ impl Evictions {
     /// No evictions yet, and the receiver of the uids of evicted pods.
     pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<String>) {
         let (woken, receiver) = mpsc::unbounded_channel();
-        (Self { requested: Arc::default(), woken }, receiver)
+        (Self { requested: Arc::default(), woken, preempted: PreemptedPods::default() }, receiver)
+    }
+
+    /// The pods that end for critical pods.
+    pub(crate) fn preempted(&self) -> &PreemptedPods {
+        &self.preempted
     }
 
     /// The eviction of this pod, if it was requested. It is returned once.

@@ -3,6 +3,8 @@
 //! The groups of pods end one after the other, the lowest priority first. A pod ends by an eviction, so that its worker
 //! runs `preStop` hooks and records why the pod has failed.
 
+mod times;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,6 +19,7 @@ use crate::event_recorder::Level;
 use crate::server::PodView as _;
 use crate::shutdown_policy::{REPORT_LIMIT, ShutdownPeriod};
 use crate::source::is_static;
+use times::ShutdownTimes;
 
 /// The message in the status of an ended pod. It is upstream's.
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
@@ -42,7 +45,31 @@ impl MachineShutdown {
     /// Waits until the machine shuts down, and ends the pods. Returns when all pods have ended, or when their periods are
     /// over.
     pub(crate) async fn run(mut self) {
+        let file = times::path(&self.node.config.state_dir);
+        if let Some(last) = ShutdownTimes::read(file.clone()).await {
+            self.node.metrics.endings.shutdown(last.start_time, last.end_time);
+        }
         self.node.config.machine_shutdown.cancelled().await;
+        let begun = ShutdownTimes::begin();
+        self.node.metrics.endings.shutdown(begun.start_time, begun.end_time);
+        // The pods end also if the disk does not respond.
+        let storing = begun.store(file.clone());
+        self.end_pods().await;
+        let ended = begun.ended();
+        self.node.metrics.endings.shutdown(ended.start_time, ended.end_time);
+        let stored = async {
+            // Two writers of the file must not run at the same time.
+            let _begun = storing.await;
+            let _ended = ended.store(file).await;
+        };
+        // If the API server does not answer, the statuses are in the checkpoint, and the next start reports them.
+        let reports = async { tokio::join!(self.wait_for_reports(), stored) };
+        let reported = tokio::time::timeout(REPORT_LIMIT, reports).await;
+        tracing::info!(reported = reported.is_ok(), "the shutdown of the pods has ended");
+    }
+
+    /// Ends the groups of pods, one after the other.
+    async fn end_pods(&mut self) {
         self.node.recorder.node(Level::Normal, "NodeShutdown", "Shutdown manager detected shutdown event");
         let periods = self.node.config.shutdown_periods.clone();
         for (group, period) in periods.all().iter().enumerate() {
@@ -62,9 +89,6 @@ impl MachineShutdown {
             }
             self.requested.extend(uids);
         }
-        // If the API server does not answer, the statuses are in the checkpoint, and the next start reports them.
-        let reported = tokio::time::timeout(REPORT_LIMIT, self.wait_for_reports()).await;
-        tracing::info!(reported = reported.is_ok(), "the shutdown of the pods has ended");
     }
 
     /// Requests the end of the pods in a group. Returns their uids.

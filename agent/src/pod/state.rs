@@ -186,6 +186,9 @@ pub(crate) const EVICTED: &str = "Evicted";
 /// The reason of the verdict of a pod that ends because the machine shuts down. It is upstream's.
 pub(crate) const TERMINATED: &str = "Terminated";
 
+/// The reason of the verdict of a pod that ends so that a critical pod fits on the node. It is upstream's.
+pub(crate) const PREEMPTING: &str = "Preempting";
+
 /// Why a container has not started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Waiting {
@@ -207,9 +210,10 @@ pub(crate) struct WorkerState {
     /// When this node first accepted the pod.
     pub(crate) start_time: Option<Timestamp>,
     pub(crate) verdict: Option<Verdict>,
-    /// Whether the verdict is an eviction because the node is short of a resource, or a shutdown of the machine.
+    /// Whether the verdict is an eviction because the node is short of a resource, a shutdown of the machine, or a
+    /// preemption.
     pub(crate) disrupted: bool,
-    /// Grace period in seconds if the verdict is an eviction or a shutdown of the machine.
+    /// Grace period in seconds if the verdict is an eviction, a shutdown of the machine, or a preemption.
     pub(crate) eviction_grace: u32,
     /// Why containers have not started, by container name.
     pub(crate) waiting: BTreeMap<String, Waiting>,
@@ -278,9 +282,10 @@ impl WorkerState {
         }
     }
 
-    /// Grace period in seconds if the pod is evicted, or ends because the machine shuts down.
+    /// Grace period in seconds if the pod is evicted or preempted, or ends because the machine shuts down.
     pub(crate) fn evicted_grace(&self) -> Option<i64> {
-        let is_eviction = |verdict: &Verdict| [EVICTED, TERMINATED].contains(&verdict.reason.as_str());
+        let reasons = [EVICTED, TERMINATED, PREEMPTING];
+        let is_eviction = |verdict: &Verdict| reasons.contains(&verdict.reason.as_str());
         let is_evicted = self.verdict.as_ref().is_some_and(is_eviction);
         is_evicted.then(|| i64::from(self.eviction_grace))
     }

@@ -1,6 +1,7 @@
 //! Pod sync: one worker per pod, driven by changes of desired pods and by container events.
 
 mod orphan;
+mod preemption;
 mod resize;
 mod static_pods;
 
@@ -23,9 +24,11 @@ use super::pods::Pods;
 use super::resize::allocation;
 use super::state::{DesiredPod, Verdict, has_ended};
 use super::worker;
+use crate::deadline::until;
 use crate::event_recorder::Level;
 use crate::kubelet_metrics::RetryTrigger;
 use crate::source::{PodChange, is_static};
+use preemption::{NewPod, Preemptor};
 use resize::PendingPod;
 
 /// Inputs of pod sync.
@@ -63,6 +66,16 @@ struct Sync {
     finished: HashSet<String>,
     /// Resizes that are not accepted yet, by the pod's uid.
     pending: HashMap<String, PendingPod>,
+    /// Critical pods that wait for the end of other pods, by uid.
+    preemptors: HashMap<String, Preemptor>,
+}
+
+/// The result of an admission.
+enum Admission {
+    Admitted,
+    Rejected(Verdict),
+    /// These pods must end before the pod starts.
+    Preempts(Vec<Arc<Pod>>),
 }
 
 /// Runs until the source ends. Dropping the future ends the workers and leaves the pods as they are.
@@ -81,6 +94,7 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
         static_pods: HashMap::new(),
         finished: HashSet::new(),
         pending: HashMap::new(),
+        preemptors: HashMap::new(),
         node,
         inputs,
         handles: HashMap::new(),
@@ -91,8 +105,9 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
     for pod in stored {
         sync.change(PodChange::Stored(Arc::new(pod)));
     }
-    let dra = sync.node.dra.clone();
+    let (dra, preempted) = (sync.node.dra.clone(), sync.node.evictions.preempted().clone());
     loop {
+        let preemption_due = sync.preemption_due();
         // All arms are cancel-safe: channels keep items that are not received, and a task is joined once.
         tokio::select! {
             change = sync.inputs.changes.recv() => match change {
@@ -106,6 +121,8 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
                 uids.into_iter().for_each(|uid| sync.wake(&WakeRequest::Pod(uid)));
             }
             Some(ended) = sync.workers.join_next() => sync.ended(ended),
+            () = preempted.next_release() => sync.start_preemptors(),
+            () = until(preemption_due) => sync.start_preemptors(),
         }
     }
     drop(events);
@@ -179,14 +196,38 @@ impl Sync {
             }
             return;
         }
+        let new = NewPod { pod: Arc::clone(pod), from_api };
+        if let Some(new) = self.update_preemptor(&uid, new) {
+            self.begin(uid, &new, false);
+        }
+    }
+
+    /// Admits and starts a pod. `has_room` is true after the preemption of other pods: the free resources are not checked
+    /// again, as upstream.
+    fn begin(&mut self, uid: String, new: &NewPod, has_room: bool) {
+        let NewPod { pod, from_api } = new;
+        let from_api = *from_api;
         // If no earlier agent left a record, the allocated resources of a pod with a pending resize are in its status.
         let last = allocation::reported(pod).map(Arc::new);
         let allocated = last.as_ref().filter(|_| from_api).unwrap_or(pod);
-        let verdict = self.admit(&uid, allocated);
+        let verdict = match self.admit(&uid, allocated, has_room) {
+            Admission::Admitted => None,
+            Admission::Rejected(verdict) => Some(verdict),
+            Admission::Preempts(pods) => {
+                // Other new pods must not take the resources that become free.
+                self.inputs.pods.put(&uid, allocated);
+                self.wait_for_preempted(uid, new.clone(), &pods);
+                return;
+            }
+        };
         let start_time = worker::start_time(allocated);
         if from_api {
             // After a restart, a pod with a start time is not admitted again.
             self.node.checkpoint.keep_new(allocated, verdict.is_none().then_some(start_time));
+        }
+        if verdict.is_none() && !self.adopted.contains(&uid) {
+            let containers = allocated.spec.as_ref().map_or(0, |spec| spec.containers.len());
+            self.node.metrics.pods.added(containers);
         }
         self.inputs.pods.put(&uid, allocated);
         self.update_cpu_weight();
@@ -196,17 +237,38 @@ impl Sync {
         }
     }
 
-    /// Admits a pod, except one that ran here before, has ended or is ending.
-    fn admit(&self, uid: &str, pod: &Pod) -> Option<Verdict> {
+    /// Admits a pod. A pod that ran here before, has ended or is ending is not checked.
+    fn admit(&self, uid: &str, pod: &Pod, has_room: bool) -> Admission {
         let status = pod.status.as_ref();
         let accepted = self.adopted.contains(uid) || status.is_some_and(|s| s.start_time.is_some());
         if pod.metadata.deletion_timestamp.is_some() || has_ended(pod) {
-            return None;
+            return Admission::Admitted;
         }
         if accepted {
             self.node.managers.adopt(pod);
-            return None;
+            return Admission::Admitted;
         }
+        match self.check(uid, pod, has_room) {
+            Ok(preempted) if preempted.is_empty() => {
+                let ignored = unsupported::ignored(pod);
+                if !ignored.is_empty() {
+                    let message = format!("This node ignores {}", ignored.join(", "));
+                    self.node.recorder.pod(pod, Level::Warning, unsupported::UNSUPPORTED, message);
+                }
+                Admission::Admitted
+            }
+            Ok(preempted) => Admission::Preempts(preempted),
+            Err(verdict) => {
+                let (reason, message) = admit::rejection_event(&verdict);
+                self.node.metrics.rejected(reason);
+                self.node.recorder.pod(pod, Level::Warning, reason, message);
+                Admission::Rejected(verdict)
+            }
+        }
+    }
+
+    /// Checks a pod and allocates its resources. Returns the pods that must end before. Then nothing is allocated.
+    fn check(&self, uid: &str, pod: &Pod, has_room: bool) -> Result<Vec<Arc<Pod>>, Verdict> {
         let node_object = self.inputs.node_object.borrow().clone();
         let pods = &self.inputs.pods;
         let names = admit::extended_requests(pod).into_keys();
@@ -223,26 +285,14 @@ impl Sync {
             pressure: self.node.pressure.current(),
             is_shutting_down: self.node.config.machine_shutdown.is_cancelled(),
         };
-        // Resources are allocated last, so that no other check rejects the pod after its allocation.
-        let admitted = admit::admit(&input)
-            .and_then(|()| admit::in_use::check(pod, &self.node.config))
-            .and_then(|()| admit::allocation::allocate(pod, &self.node.managers));
-        match admitted {
-            Ok(()) => {
-                let ignored = unsupported::ignored(pod);
-                if !ignored.is_empty() {
-                    let message = format!("This node ignores {}", ignored.join(", "));
-                    self.node.recorder.pod(pod, Level::Warning, unsupported::UNSUPPORTED, message);
-                }
-                None
-            }
-            Err(verdict) => {
-                let (reason, message) = admit::rejection_event(&verdict);
-                self.node.metrics.rejected(reason);
-                self.node.recorder.pod(pod, Level::Warning, reason, message);
-                Some(verdict)
-            }
+        let shortages = admit::admit(&input)?;
+        admit::in_use::check(pod, &self.node.config)?;
+        let preempted = if has_room { Vec::new() } else { self.preempted_for(uid, pod, &shortages)? };
+        if preempted.is_empty() {
+            // Resources are allocated last, so that no other check rejects the pod after its allocation.
+            admit::allocation::allocate(pod, &self.node.managers)?;
         }
+        Ok(preempted)
     }
 
     fn start(&mut self, uid: String, desired: DesiredPod, verdict: Option<Verdict>, start_time: Timestamp) {
@@ -268,6 +318,7 @@ impl Sync {
         match self.handles.get(uid) {
             Some(handle) => drop(handle.desired.send_replace(DesiredPod::Gone(Arc::clone(pod)))),
             None => {
+                self.preemptors.remove(uid);
                 self.inputs.pods.remove(uid);
                 self.node.services.remove_pod(uid);
                 self.node.checkpoint.remove(uid);
@@ -292,6 +343,7 @@ impl Sync {
             .iter()
             .filter(|(uid, _)| !uids.contains(*uid) && !is_static(uid))
             .map(|(uid, handle)| (uid.clone(), Arc::clone(handle.desired.borrow().pod())))
+            .chain(self.stale_preemptors(uids))
             .collect();
         for (uid, pod) in stale {
             self.end_pod(&uid, &pod);
@@ -300,6 +352,7 @@ impl Sync {
             if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
                 tracing::info!(uid, pod = pod.metadata.name, "terminating a pod that is not in the API");
                 let start_time = worker::start_time(&pod);
+                self.node.metrics.pods.orphan_found();
                 self.start(uid, DesiredPod::Gone(pod), None, start_time);
             }
         }
@@ -336,6 +389,7 @@ impl Sync {
         match ended {
             Ok(uid) => {
                 self.inputs.pods.remove(&uid);
+                self.node.evictions.preempted().release(&uid);
                 self.update_cpu_weight();
                 self.node.metrics.pull_times.take(&uid);
                 self.forget_resize(&uid);

@@ -481,6 +481,7 @@ impl Worker {
             known: change.known,
             status: change.status.clone(),
             delete: change.delete,
+            since: tokio::time::Instant::now(),
         });
         self.reported = Some(Box::new(change.status));
     }

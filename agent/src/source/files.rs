@@ -100,7 +100,10 @@ impl StaticPods {
         changes: &mpsc::Sender<PodChange>,
         backoff: &mut Backoff,
     ) -> io::Result<()> {
-        let mut watch = DirectoryWatch::on(path)?;
+        let of_watch = path.to_owned();
+        // A network file system may not respond.
+        let watch = tokio::task::spawn_blocking(move || DirectoryWatch::on(&of_watch)).await;
+        let mut watch = watch.map_err(io::Error::other)??;
         loop {
             // The manifests may have changed before the watch began.
             if !self.update(changes).await {

@@ -51,7 +51,8 @@ struct Arguments {
 pub(super) async fn mount(namespace: &str, export: &Export, at: &Path) -> Result<(), SetUpError> {
     let failed = |why: String| SetUpError::Nfs { export: source_of(export), reason: why };
     super::make_parent(at).map_err(SetUpError::io("create the directory", at))?;
-    if mounts::is_mount_point(at).map_err(SetUpError::io("read the mounts of", at))? {
+    let attempt = Attempt::begin(at).map_err(failed)?;
+    if attempt.is_mounted().map_err(SetUpError::io("read the mounts of", at))? {
         return Ok(());
     }
     std::fs::create_dir_all(at).map_err(SetUpError::io("create the directory", at))?;
@@ -60,7 +61,7 @@ pub(super) async fn mount(namespace: &str, export: &Export, at: &Path) -> Result
         address.map_err(|_elapsed| failed("the server's name was not resolved in time".to_owned()))?;
     let arguments = arguments(export, address.map_err(failed)?).map_err(failed)?;
     let (done, result) = oneshot::channel();
-    start(&arguments, at, done).map_err(failed)?;
+    start(&arguments, attempt, done).map_err(failed)?;
     result.await.unwrap_or_else(|_dropped| Err("the mount was interrupted".to_owned())).map_err(failed)
 }
 
@@ -80,14 +81,13 @@ async fn resolve(namespace: &str, server: &str) -> Result<IpAddr, String> {
     first.ok_or_else(|| "the server's name has no address".to_owned())
 }
 
-/// Starts the process that mounts. One attempt for each mount point at a time.
+/// Starts the process that mounts.
 fn start(
     arguments: &Arguments,
-    at: &Path,
+    attempt: Attempt,
     mut done: oneshot::Sender<Result<(), String>>,
 ) -> Result<(), String> {
-    let attempt = Attempt::begin(at)?;
-    let mut child = process::command(arguments, at).spawn().map_err(|error| error.to_string())?;
+    let mut child = process::command(arguments, &attempt.at).spawn().map_err(|error| error.to_string())?;
     tokio::spawn(async move {
         let must_unmount = match process::wait(&mut child, TIMEOUT, &mut done).await {
             Some(ended) => {
@@ -122,6 +122,12 @@ impl Attempt {
         let is_first = in_progress().insert(at.to_owned());
         let refused = || "the server has not answered an earlier attempt yet".to_owned();
         if is_first { Ok(Self { at: at.to_owned() }) } else { Err(refused()) }
+    }
+
+    /// Whether the export is mounted. Only the current attempt may check this: an earlier attempt may still unmount what it
+    /// has mounted, and the pod would then write to the disk of the node.
+    fn is_mounted(&self) -> std::io::Result<bool> {
+        mounts::is_mount_point(&self.at)
     }
 }
 
@@ -228,6 +234,15 @@ mod tests {
     fn an_ipv6_server_is_in_brackets() {
         let server = Export { server: "fd00::1".to_owned(), ..export(&[]) };
         assert_eq!(source_of(&server), "[fd00::1]:/data");
+    }
+
+    #[tokio::test]
+    async fn a_mount_that_an_earlier_attempt_may_undo_does_not_count() {
+        let at = Path::new("/proc");
+        let earlier = Attempt::begin(at).expect("the earlier attempt");
+        assert!(earlier.is_mounted().expect("the mounts"));
+        let error = mount(&export(&[]), at).await.expect_err("it may be unmounted");
+        assert!(matches!(error, SetUpError::Nfs { .. }), "{error}");
     }
 
     #[test]

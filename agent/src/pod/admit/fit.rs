@@ -11,37 +11,71 @@ use crate::cgroup::resources::pod_requests;
 use crate::node::is_extended;
 use crate::pod::state::Verdict;
 
-pub(super) fn check(input: &AdmissionInput<'_>) -> Result<(), Verdict> {
+/// A resource of which the node has too little for the pod. CPU is in millicores, memory in bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shortage {
+    pub(crate) name: String,
+    requested: i128,
+    used: i128,
+    capacity: i128,
+}
+
+/// The resources of which the node has too little for the pod, in upstream's order.
+pub(super) fn shortages(input: &AdmissionInput<'_>) -> Vec<Shortage> {
     let used = input.used.requested;
     let wanted = pod_requests(input.pod);
     let pods = i64::try_from(input.used.pods).unwrap_or(i64::MAX);
     let max_pods = i64::try_from(input.max_pods).unwrap_or(i64::MAX);
-    for (name, requested, used, capacity) in [
+    let mut found: Vec<Shortage> = [
         ("pods", 1, pods, max_pods),
         ("cpu", wanted.cpu_millis, used.cpu_millis, input.allocatable.cpu_millis),
         ("memory", wanted.memory, used.memory, input.allocatable.memory),
-    ] {
-        fits(name, requested.into(), used.into(), capacity.into())?;
-    }
+    ]
+    .into_iter()
+    .filter_map(|(name, requested, used, capacity)| {
+        Shortage::find(name, [requested.into(), used.into(), capacity.into()])
+    })
+    .collect();
     let allocatable = input.node.and_then(|node| node.status.as_ref()?.allocatable.as_ref());
     let summed = extended_requests(input.pod).into_iter().filter(|(name, _)| !input.managed.contains(name));
     for (name, requested) in summed {
         // As upstream, a resource that the node does not have is ignored: it may belong to the cluster.
         let Some(capacity) = allocatable.and_then(|all| all.get(&name)) else { continue };
         let used = input.used.extended.get(&name).copied().unwrap_or_default();
-        fits(&name, requested, used, value_of(capacity).into())?;
+        found.extend(Shortage::find(&name, [requested, used, value_of(capacity).into()]));
     }
-    Ok(())
+    found
 }
 
-fn fits(name: &str, requested: i128, used: i128, capacity: i128) -> Result<(), Verdict> {
-    if requested <= 0 || used + requested <= capacity {
-        return Ok(());
+// === impl Shortage ===
+
+impl Shortage {
+    /// The shortage of a resource. None if the request fits.
+    fn find(name: &str, [requested, used, capacity]: [i128; 3]) -> Option<Self> {
+        let fits = requested <= 0 || used + requested <= capacity;
+        (!fits).then(|| Self { name: name.to_owned(), requested, used, capacity })
     }
-    let message = format!(
-        "Pod was rejected: Node didn't have enough resource: {name}, requested: {requested}, used: {used}, capacity: {capacity}"
-    );
-    Err(refuse(&format!("OutOf{name}"), message))
+
+    /// The amount that other pods must release.
+    pub(crate) fn missing(&self) -> i128 {
+        self.used + self.requested - self.capacity
+    }
+
+    /// A shortage of this amount.
+    #[cfg(test)]
+    pub(crate) fn of_amount(name: &str, missing: i128) -> Self {
+        Self { name: name.to_owned(), requested: missing, used: 0, capacity: 0 }
+    }
+
+    /// The rejection of the pod.
+    pub(super) fn rejection(&self) -> Verdict {
+        let Self { name, requested, used, capacity } = self;
+        let message = format!(
+            "Pod was rejected: Node didn't have enough resource: {name}, requested: {requested}, used: {used}, \
+             capacity: {capacity}"
+        );
+        refuse(&format!("OutOf{name}"), message)
+    }
 }
 
 /// The extended resources that a pod requests from device plugins, in units, by name.

@@ -93,6 +93,16 @@ pub(crate) fn devices_unavailable(reason: &str) -> Verdict {
     refuse("UnexpectedAdmissionError", message)
 }
 
+/// The rejection of a critical pod for which not enough other pods can end. `missing` lists what they cannot release.
+/// Reason and message are upstream's (`Admit` of `pkg/kubelet/lifecycle/predicate.go`).
+pub(crate) fn preemption_failed(missing: &str) -> Verdict {
+    let message = format!(
+        "{PREFIX}Unexpected error while attempting to recover from admission failure: preemption: error finding a set of \
+         pods to preempt: no set of running pods found to reclaim resources: [{missing}]"
+    );
+    refuse("UnexpectedAdmissionError", message)
+}
+
 /// A rejection with this reason and message.
 pub(super) fn refuse(reason: &str, message: impl Into<String>) -> Verdict {
     Verdict { reason: reason.to_owned(), message: message.into() }

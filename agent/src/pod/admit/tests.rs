@@ -38,7 +38,29 @@ fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_j
         pressure,
         is_shutting_down: false,
     };
-    admit(&input).map_or_else(|verdict| verdict.reason, |()| "admitted".to_owned())
+    match admit(&input) {
+        Ok(shortages) if shortages.is_empty() => "admitted".to_owned(),
+        Ok(shortages) => {
+            let missing: Vec<String> =
+                shortages.iter().map(|one| format!("{}={}", one.name, one.missing())).collect();
+            format!("needs {}", missing.join(" "))
+        }
+        Err(verdict) => verdict.reason,
+    }
+}
+
+#[test]
+fn a_critical_pod_needs_the_resources_of_other_pods_and_is_not_rejected() {
+    let cpu = |priority: i32| {
+        let requests = json!({"cpu": "1500m"});
+        json!({"priority": priority, "containers": [{"name": "c", "resources": {"requests": requests}}]})
+    };
+    let others = [cpu(0), plain()];
+    assert_eq!(decide(cpu(1_999_999_999), &others, json!({})), "OutOfpods");
+    assert_eq!(decide(cpu(2_000_000_000), &others, json!({})), "needs pods=1 cpu=1000");
+    let mut elsewhere = cpu(2_000_000_000);
+    elsewhere["nodeSelector"] = json!({"disk": "ssd"});
+    assert_eq!(decide(elsewhere, &others, json!({})), "NodeAffinity", "no pod ends in vain");
 }
 
 #[test]

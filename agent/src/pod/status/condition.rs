@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::input::StatusInput;
 use crate::pod::restart::{ALL_RESTARTING, may_restart_all};
-use crate::pod::state::{Shape, is_sidecar};
+use crate::pod::state::{PREEMPTING, Shape, is_sidecar};
 
 const OURS: [&str; 5] =
     ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
@@ -16,6 +16,9 @@ const RESIZE: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
 
 /// Type of the condition of a pod that the node or another component ends, such as an eviction.
 const DISRUPTION: &str = "DisruptionTarget";
+
+/// Message in the condition of a preempted pod. It is upstream's.
+const PREEMPTED: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
 
 struct EvaluatedCondition {
     kind: &'static str,
@@ -104,13 +107,15 @@ fn all_restarting(input: &StatusInput<'_>, shape: &Shape<'_>, status: &PodStatus
     Some(PodCondition { observed_generation: None, ..done })
 }
 
-/// The condition of a pod that ends because the node is short of a resource, or because the machine shuts down.
+/// The condition of a pod that ends because the node is short of a resource, because the machine shuts down, or because a
+/// critical pod needs its resources.
 fn disruption(input: &StatusInput<'_>) -> Option<PodCondition> {
     let verdict = input.state.verdict.as_ref().filter(|_| input.state.disrupted)?;
     let condition = dated(EvaluatedCondition { kind: DISRUPTION, fault: None }, input, false);
+    let message = if verdict.reason == PREEMPTING { PREEMPTED } else { verdict.message.as_str() };
     Some(PodCondition {
         reason: Some("TerminationByKubelet".to_owned()),
-        message: Some(verdict.message.clone()),
+        message: Some(message.to_owned()),
         ..condition
     })
 }

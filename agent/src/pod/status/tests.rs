@@ -233,6 +233,10 @@ fn a_pod_that_is_evicted_under_pressure_has_the_condition_of_a_disruption() {
     let condition = disruption(&case.status(5)).expect("a condition");
     assert_eq!((condition.status.as_str(), condition.message.as_deref()), ("True", Some("m")));
     assert_eq!(condition.reason.as_deref(), Some("TerminationByKubelet"));
+    case.state.verdict = Some(Verdict { reason: "Preempting".into(), message: "m".into() });
+    let condition = disruption(&case.status(5)).expect("a condition");
+    let message = "Pod was preempted by Kubelet to accommodate a critical pod.";
+    assert_eq!(condition.message.as_deref(), Some(message));
 }
 
 #[test]

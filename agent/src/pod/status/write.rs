@@ -21,6 +21,7 @@ use tokio::sync::{Notify, Semaphore};
 use tokio::time::Instant;
 
 use crate::deadline::until;
+use crate::kubelet_metrics::KubeletMetrics;
 use crate::source::is_static;
 use crate::source::mirror::MirrorPods;
 use retries::{Failure, Retries};
@@ -42,6 +43,7 @@ struct Shared {
     permits: Semaphore,
     /// Writes the statuses of static pods.
     mirrors: MirrorPods,
+    metrics: Arc<KubeletMetrics>,
 }
 
 /// A status to write.
@@ -55,16 +57,19 @@ pub(crate) struct Update {
     pub(crate) status: PodStatus,
     /// Whether to delete the object, because the pod has been removed from the node.
     pub(crate) delete: bool,
+    /// When the status first differed from the one in the API.
+    pub(crate) since: Instant,
 }
 
 impl StatusWriter {
-    pub(crate) fn new(client: Client) -> Self {
+    pub(crate) fn new(client: Client, metrics: Arc<KubeletMetrics>) -> Self {
         let shared = Shared {
             client,
             pending: Mutex::default(),
             wake: Notify::new(),
             permits: Semaphore::new(AT_ONCE),
             mirrors: MirrorPods::default(),
+            metrics,
         };
         Self { shared: Arc::new(shared) }
     }
@@ -128,7 +133,10 @@ async fn deliver(shared: &Shared, mut update: Update) -> String {
             update = newest(shared, update);
             attempt(&shared.client, &update).await
         };
-        let Err(error) = tried else { break };
+        let Err(error) = tried else {
+            shared.metrics.pods.status_written(update.since.elapsed());
+            break;
+        };
         let failure = failure(&error);
         let Some(delay) = retries.after(failure) else {
             if failure != Failure::Gone {
@@ -142,11 +150,11 @@ async fn deliver(shared: &Shared, mut update: Update) -> String {
     update.uid
 }
 
-/// The newest pending status of the pod, or the given status, which was not sent. The result has the `known` status of
-/// the given update, because the API still has that status.
+/// The newest pending status of the pod, or the given status, which was not sent. The result has `known` and `since` of the
+/// given update, because the API still has the former status.
 fn newest(shared: &Shared, update: Update) -> Update {
     match shared.pending().remove(&update.uid) {
-        Some(newer) => Update { known: update.known, ..newer },
+        Some(newer) => Update { known: update.known, since: update.since, ..newer },
         None => update,
     }
 }
@@ -214,6 +222,7 @@ mod tests {
             known: PodStatus::default(),
             status: PodStatus { phase: Some("Failed".to_owned()), ..PodStatus::default() },
             delete: true,
+            since: Instant::now(),
         };
         attempt(&Client::new(service, "default"), &update).await.unwrap();
         let path = "/api/v1/namespaces/n/pods/p";

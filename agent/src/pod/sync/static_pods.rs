@@ -18,6 +18,7 @@ impl Sync {
             if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
                 tracing::info!(uid, pod = pod.metadata.name, "terminating a static pod without a manifest");
                 let start_time = worker::start_time(&pod);
+                self.node.metrics.pods.orphan_found();
                 self.start(uid, DesiredPod::Gone(pod), None, start_time);
             }
         }
@@ -47,7 +48,12 @@ impl Sync {
     /// Ends a static pod whose manifest was removed. Its containers have the grace period of the pod.
     pub(super) fn remove_static(&mut self, uid: &str) {
         if let Some(pod) = self.static_pods.remove(uid) {
+            let waits = self.preemptors.contains_key(uid);
             self.end_pod(uid, &pod);
+            if waits {
+                // It has no worker whose end would remove the mirror pod.
+                self.node.statuses.mirrors().forget(uid);
+            }
         }
     }
 

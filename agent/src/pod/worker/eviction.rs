@@ -21,7 +21,7 @@ impl Worker {
         self.node.checkpoint.keep_evicted(desired.pod(), self.state.start_time, stored.clone()).await;
         // Count the eviction here, and not at its request: it may be requested several times until the pod has ended.
         if let Some(signal) = cause.signal() {
-            self.node.metrics.evicted(signal);
+            self.node.metrics.endings.evicted(signal);
             self.node.recorder.pod(desired.pod(), Level::Warning, reason, stored.message.clone());
         }
         self.state.eviction_grace = evicted.grace;
@@ -57,7 +57,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::pod::state::{EVICTED, TERMINATED};
+    use crate::pod::state::{EVICTED, PREEMPTING, TERMINATED};
 
     #[test]
     fn a_job_has_the_shorter_grace_period_of_a_deletion_and_an_eviction() {
@@ -70,7 +70,7 @@ mod tests {
         let mut state = WorkerState::default();
         assert_eq!([ending(&running, &state), ending(&deleted, &state)], [None, Some(20)]);
         state.eviction_grace = 5;
-        for reason in [EVICTED, TERMINATED] {
+        for reason in [EVICTED, TERMINATED, PREEMPTING] {
             apply(&mut state, StoredEviction { reason, message: "low".to_owned(), disrupted: true });
             assert_eq!([ending(&running, &state), ending(&deleted, &state)], [Some(5), Some(5)]);
         }

@@ -78,7 +78,10 @@ impl Worker {
             }
             Report::ResizeFailed { message } => self.resize_failed(message),
             Report::Rejected(verdict) => self.reject(verdict),
-            Report::Released => self.state.released = true,
+            Report::Released => {
+                self.state.released = true;
+                self.node.evictions.preempted().release(&self.uid);
+            }
             Report::Finished => self.finish(),
         }
     }

@@ -89,7 +89,7 @@ impl State {
             wanted.reported = Some((mirror.to_owned(), Box::new(status.clone())));
         }
         if let Some(mirror) = self.mirrors.get_mut(mirror) {
-            mirror.status = mirror.with_own_class(status);
+            mirror.status = mirror.with_own_fields(status);
         }
     }
 
@@ -158,7 +158,7 @@ impl Wanted {
         if self.reported.as_ref().is_some_and(|(of, reported)| *of == mirror.uid && reported == status) {
             return None;
         }
-        let new = mirror.with_own_class(status);
+        let new = mirror.with_own_fields(status);
         let json = |status: &PodStatus| serde_json::to_value(status).unwrap_or_default();
         Some(Action::Report {
             uid: uid.to_owned(),
@@ -190,10 +190,12 @@ impl Mirror {
         })
     }
 
-    /// The status with the class of the mirror pod. The class is immutable, and the API server sets it.
-    fn with_own_class(&self, status: &PodStatus) -> PodStatus {
+    /// The status with the class and the start time of the mirror pod. The class is immutable, and the API server sets it.
+    /// A restart of the agent does not change the start time, as upstream (`updateStatusInternal`).
+    fn with_own_fields(&self, status: &PodStatus) -> PodStatus {
         let class = self.status.qos_class.as_ref().or(status.qos_class.as_ref());
-        PodStatus { qos_class: class.cloned(), ..status.clone() }
+        let start_time = self.status.start_time.as_ref().or(status.start_time.as_ref());
+        PodStatus { qos_class: class.cloned(), start_time: start_time.cloned(), ..status.clone() }
     }
 }
 
@@ -339,6 +341,20 @@ mod tests {
         observe(&mut state, "m1", "h1", |_| {});
         state.forget("h1");
         assert_eq!(keys(&state), ["delete/m1"]);
+    }
+
+    #[test]
+    fn a_restart_of_the_agent_does_not_change_the_start_time() {
+        let mut state = state(&[("web-n1", "h1")]);
+        let of = |time: &str| -> PodStatus { serde_json::from_value(json!({"startTime": time})).unwrap() };
+        let first = of("2026-01-02T03:04:05Z");
+        observe(&mut state, "m1", "h1", |pod| pod.status = Some(first.clone()));
+        state.report("h1", of("2026-01-02T04:00:00Z"));
+        assert_eq!(keys(&state), Vec::<String>::new());
+        state.remove("m1");
+        observe(&mut state, "m2", "h1", |_| {});
+        let [Action::Report { patch, .. }] = &state.plan(&owner())[..] else { panic!("no status") };
+        assert_eq!(patch, &json!({"startTime": "2026-01-02T04:00:00Z"}));
     }
 
     #[test]

@@ -39,14 +39,17 @@ impl Waiting {
         let older = self.entries.remove(&uid);
         let (was_due, was_waiting) = (older.as_ref().is_some_and(|older| older.is_due), older.is_some());
         // The older status was not sent, so the API still has the status that it was compared with.
-        let known = older.map_or_else(|| update.known.clone(), |older| older.update.known);
+        let (known, since) = match older {
+            Some(Entry { update: older, .. }) => (older.known, older.since),
+            None => (update.known.clone(), update.since),
+        };
         let is_due = was_due || update.delete || !is_progress(&known, &update.status);
         if is_due && !was_due {
             self.due.push_back(uid.clone());
         } else if !is_due && !was_waiting {
             self.later.push_back((now + DELAY, uid.clone()));
         }
-        self.entries.insert(uid, Entry { update: Update { known, ..update }, is_due });
+        self.entries.insert(uid, Entry { update: Update { known, since, ..update }, is_due });
     }
 
     /// Removes the statuses that are due, except for pods with a write in flight.
@@ -155,18 +158,19 @@ mod tests {
 
     fn update(uid: &str, known: PodStatus, status: PodStatus) -> Update {
         let (namespace, name) = ("default".to_owned(), uid.to_owned());
-        Update { uid: uid.to_owned(), namespace, name, known, status, delete: false }
+        Update { uid: uid.to_owned(), namespace, name, known, status, delete: false, since: Instant::now() }
     }
 
     #[test]
     fn a_running_pod_replaces_the_progress_of_its_start() {
         let (mut pending, now, none) = (Waiting::default(), Instant::now(), HashSet::new());
-        pending.put(update("a", PodStatus::default(), starting(None)), now);
+        pending.put(Update { since: now, ..update("a", PodStatus::default(), starting(None)) }, now);
         pending.put(update("a", starting(None), starting(Some("10.42.0.2"))), now);
         assert!(pending.take_due(&none, now).is_empty());
         pending.put(update("a", starting(Some("10.42.0.2")), running()), now);
         let sent = pending.take_due(&none, now);
         assert_eq!(sent.len(), 1);
+        assert_eq!(sent[0].since, now, "the time of the first change");
         assert_eq!((&sent[0].known, &sent[0].status), (&PodStatus::default(), &running()));
         assert!(pending.take_due(&none, now + DELAY).is_empty());
         assert_eq!(pending.next_due(), None);
