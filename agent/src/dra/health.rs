@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use coracle_events::printable;
 use coracle_proto::dra_health as api;
 use coracle_proto::dra_health::dra_resource_health_client::DraResourceHealthClient;

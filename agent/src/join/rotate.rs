@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use jiff::Timestamp;
 use kube::Client;
 use tokio::sync::watch;

@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use coracle_error_chain::chain;
 use coracle_network_policy::{ClusterKind, ClusterPolicy, InvalidPolicy, Model};
 use coracle_watch::{Config, Error, Event};

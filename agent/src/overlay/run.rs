@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use coracle_backoff::Backoff;
 use coracle_cni::{Local, Network, Overlay, OverlayError, Peer, ProbePath, ProbeResult};
-use coracle_connections::Backoff;
 use coracle_error_chain::chain;
 use coracle_watch::{Config, Event};
 use futures::StreamExt;

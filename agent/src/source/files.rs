@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 
+use coracle_backoff::Backoff;
 use coracle_cni::DirectoryWatch;
-use coracle_connections::Backoff;
 use coracle_error_chain::chain;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::mpsc;

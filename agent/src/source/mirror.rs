@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use k8s_openapi::api::core::v1::{Node, Pod, PodStatus};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, Request};
 use kube::{Api, Client, Resource as _};

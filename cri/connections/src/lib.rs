@@ -8,11 +8,8 @@
 //!   connections.
 //! - If the port is full and a source with fewer connections tries to connect, the source with the most connections
 //!   loses its newest one. A later attempt then succeeds.
-//!
-//! The crate also has the back-off that retries of clients use ([`Backoff`]).
 
 mod abandoned;
-mod backoff;
 mod log_limit;
 mod observed;
 mod permit_stream;
@@ -28,7 +25,6 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 pub use abandoned::{Abandonment, ReadObserver, ReadWatch, watch_reads};
-pub use backoff::Backoff;
 pub use log_limit::LogLimit;
 pub use observed::{Observe, Observed};
 pub use permit_stream::{HeldPermit, PermitStream};

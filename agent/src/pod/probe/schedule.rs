@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 
 /// Pause before the first extra attempt. Each further pause is twice as long.
 const FIRST_STEP: Duration = Duration::from_millis(100);
