@@ -201,7 +201,7 @@ impl NetworkPolicies {
     }
 }
 
-/// The events of all objects of a kind. Failed requests are repeated with a growing pause.
+/// The events of all objects of a kind. Failed requests are retried with back-off.
 pub(super) fn watch<K>(client: &Client) -> Events<K>
 where
     K: kube::Resource<DynamicType = ()> + serde::de::DeserializeOwned + Send + 'static,

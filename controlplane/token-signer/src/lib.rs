@@ -35,9 +35,9 @@ mod v1 {
 }
 
 /// Maximum time in which the signer must become ready at the start.
-const START: Duration = Duration::from_secs(60);
-/// Pause between two attempts at the start.
-const PAUSE: Duration = Duration::from_secs(2);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Delay between two attempts at the start.
+const START_RETRY_DELAY: Duration = Duration::from_secs(2);
 /// Time until the keys are fetched again after a failed fetch.
 const RETRY: Duration = Duration::from_secs(10);
 /// Maximum time until the keys are fetched again.
@@ -102,7 +102,7 @@ impl TokenSigner {
     /// # Errors
     /// The signer is not ready within a minute, or returned an invalid response.
     pub async fn connect(endpoint: &str, shutdown: CancellationToken) -> Result<Arc<Self>, Error> {
-        let signer = Self::connect_within(START, endpoint).await?;
+        let signer = Self::connect_within(START_TIMEOUT, endpoint).await?;
         tokio::spawn({
             let signer = signer.clone();
             async move { shutdown.run_until_cancelled(signer.refresh()).await }
@@ -117,7 +117,7 @@ impl TokenSigner {
             match Self::of(client.clone()).await {
                 Err(error @ Error::Call { .. }) if begin.elapsed() < limit => {
                     tracing::info!(%error, "waiting for the token signer");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(START_RETRY_DELAY).await;
                 }
                 outcome => return outcome.map(Arc::new),
             }

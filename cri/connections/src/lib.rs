@@ -38,8 +38,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// commands fit. The limit is needed, because any client can make the server keep a header until the request is
 /// authenticated.
 pub const UNCERTIFIED_HEADER: usize = 64 << 10;
-/// Pause after a failed accept, for example without free descriptors.
-pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Delay after a failed accept, for example without free descriptors.
+pub const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Limits of one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
