@@ -59,7 +59,16 @@ pub struct EtcdTls {
     /// Certificate authorities that sign etcd's certificates.
     pub authority: PathBuf,
     /// The client's certificate and key, if etcd verifies clients.
-    pub identity: Option<(PathBuf, PathBuf)>,
+    pub identity: Option<EtcdIdentity>,
+}
+
+/// Files of a client certificate for etcd and its key, in PEM.
+#[derive(Clone, Debug)]
+pub struct EtcdIdentity {
+    /// The certificate and its intermediate authorities.
+    pub certificate: PathBuf,
+    /// The private key.
+    pub key: PathBuf,
 }
 
 /// A store in etcd.
