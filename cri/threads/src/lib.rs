@@ -150,9 +150,10 @@ mod tests {
 
     /// Returns when this number of threads waits.
     fn until_waiting(threads: &Threads, number: usize) {
-        while threads.state().waiting != number {
-            thread::yield_now();
-        }
+        coracle_testing::eventually("waiting threads", 10, || match threads.state().waiting {
+            waiting if waiting == number => Ok(()),
+            waiting => Err(format!("{waiting} wait, not {number}")),
+        });
     }
 
     #[test]
