@@ -92,7 +92,7 @@ impl Config {
         self
     }
 
-    /// First and maximum back-off after failures, without jitter.
+    /// First and maximum back-off after failures. The watch adds jitter to each delay.
     #[must_use]
     pub fn backoff(mut self, first: Duration, max: Duration) -> Self {
         (self.backoff, self.max_unserved_backoff) = (Backoff::new(first, max).with_jitter(), max);

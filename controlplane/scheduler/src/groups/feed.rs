@@ -14,7 +14,7 @@ const VERSION: &str = "scheduling.k8s.io/v1alpha2";
 /// Interval of checks while the API server does not serve the kind.
 const UNSERVED_CHECK_INTERVAL: Duration = Duration::from_secs(300);
 /// Delay after a failed check.
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// A change of the groups.
 #[derive(Debug)]
@@ -68,7 +68,7 @@ fn changes(client: &Client) -> BoxStream<'static, Change> {
                 Ok(false) => return Some((Change::NotServed, (client, UNSERVED_CHECK_INTERVAL))),
                 Err(error) => {
                     tracing::debug!(version = VERSION, %error, "cannot read the kinds of a version");
-                    delay = RETRY;
+                    delay = RETRY_DELAY;
                 }
             }
         }

@@ -42,6 +42,7 @@ pub(super) struct Follower {
     /// All commits up to this revision were sent.
     sent: u64,
     events: mpsc::UnboundedSender<Event>,
+    /// The newest revision that a reader waits for.
     expected: watch::Receiver<u64>,
 }
 
