@@ -32,8 +32,8 @@ const CHOSEN: &str = "NodeChosen";
 /// Lifetime of an address, and interval of its renewal.
 const LIFETIME: Duration = Duration::from_secs(60);
 const RENEWAL: Duration = Duration::from_secs(20);
-/// Pause after a check of announcements of other machines (`DEFEND_INTERVAL` in RFC 5227).
-const CHECK_PAUSE: Duration = Duration::from_secs(10);
+/// Minimum time between two checks of announcements of other machines (`DEFEND_INTERVAL` in RFC 5227).
+const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum addresses of one node.
 const ADDRESSES_MAX: usize = 1024;
 
@@ -183,7 +183,7 @@ impl AddressAnnouncer {
                 tracing::warn!(%address, error = chain(&error), "cannot announce a load balancer address");
             }
         }
-        self.next_check = Instant::now() + CHECK_PAUSE;
+        self.next_check = Instant::now() + MIN_CHECK_INTERVAL;
         true
     }
 

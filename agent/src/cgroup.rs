@@ -27,7 +27,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use coracle_cri::CgroupDriver;
 use k8s_openapi::api::core::v1::Pod;
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use coracle_dns::{IsPod, Metrics, Server, Upstream, Zone};
 use coracle_error_chain::chain;
 use ipnetwork::IpNetwork;

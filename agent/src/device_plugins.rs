@@ -241,7 +241,7 @@ impl DevicePlugins {
                 // This fails only if pod sync has ended. Then the agent ends too.
                 let _ = self.shared.changed.send(uid);
             }
-            tokio::time::sleep(pace.pause_after(waited, is_changed)).await;
+            tokio::time::sleep(pace.delay_after(waited, is_changed)).await;
             ready = Instant::now();
         }
         Ok(())

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use coracle_connections::{ACCEPT_PAUSE, ConnectionPermit, Connections, PermitStream};
+use coracle_connections::{ACCEPT_RETRY_DELAY, ConnectionPermit, Connections, PermitStream};
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 const IDLE: Duration = Duration::from_secs(30);
 /// Maximum bytes of a request's header.
 const HEADER_MAX: usize = 16 << 10;
-/// Pause before the next attempt to listen at a port that another program uses.
+/// Delay before the next attempt to listen at a port that another program uses.
 const RETRY: Duration = Duration::from_secs(30);
 
 /// A reply to a health check.
@@ -59,7 +59,7 @@ pub(crate) async fn serve(
                 }
                 Err(error) => {
                     tracing::debug!(%error, ?addresses, "cannot accept a health check");
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             },
             Some(_ended) = tasks.join_next() => {}

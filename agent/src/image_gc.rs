@@ -34,7 +34,7 @@ use plan::{Disk, Removal, SpaceToFree};
 /// while the disk stays full.
 const PERIOD: Duration = Duration::from_secs(300);
 
-/// Minimum pause between two passes. Without it, every removed container would trigger a pass while the disk stays
+/// Minimum time between two passes. Without it, every removed container would trigger a pass while the disk stays
 /// full. A pass for a pull that needs space does not wait.
 const REST: Duration = Duration::from_secs(10);
 

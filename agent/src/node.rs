@@ -56,7 +56,7 @@ pub struct NodeAgent {
     /// Numbers of the devices of device plugins.
     devices: watch::Sender<DeviceCounts>,
     /// Changes once in each renewal interval of the lease.
-    pulse: watch::Sender<()>,
+    heartbeats: watch::Sender<()>,
     /// Changes with each renewal of the lease.
     renewals: watch::Sender<()>,
     /// Result of the network's last STATUS call.
@@ -101,7 +101,7 @@ impl NodeAgent {
             is_cordoned: AtomicBool::new(false),
             images: watch::channel(None).0,
             devices: watch::channel(DeviceCounts::new()).0,
-            pulse: watch::channel(()).0,
+            heartbeats: watch::channel(()).0,
             renewals: watch::channel(()).0,
             network_status: watch::channel(Some(Ok(()))).0,
             ranges: watch::channel(Vec::new()).0,
@@ -112,8 +112,8 @@ impl NodeAgent {
     }
 
     /// This agent, with a channel on which it sends once in each renewal interval of the lease.
-    pub(crate) fn with_pulse(self, pulse: watch::Sender<()>) -> NodeAgent {
-        NodeAgent { pulse, ..self }
+    pub(crate) fn with_heartbeats(self, heartbeats: watch::Sender<()>) -> NodeAgent {
+        NodeAgent { heartbeats, ..self }
     }
 
     /// Reserves the overlay's device and route protocol number for this agent in its network namespace.
@@ -138,8 +138,8 @@ impl NodeAgent {
     }
 
     /// Changes once in each renewal interval of the lease, also while the API server does not respond.
-    pub(crate) fn pulse(&self) -> watch::Receiver<()> {
-        self.pulse.subscribe()
+    pub(crate) fn heartbeats(&self) -> watch::Receiver<()> {
+        self.heartbeats.subscribe()
     }
 
     /// Changes with each renewal of the node's lease.
@@ -192,10 +192,10 @@ impl NodeAgent {
             self.config.name.clone(),
             self.config.lease_seconds,
             self.node.subscribe(),
-            lease::Heartbeats { intervals: self.pulse.clone(), renewals: self.renewals.clone() },
+            lease::Heartbeats { intervals: self.heartbeats.clone(), renewals: self.renewals.clone() },
         );
         let polling =
-            network::poll(self.network.clone(), self.pulse.subscribe(), self.network_status.clone());
+            network::poll(self.network.clone(), self.heartbeats.subscribe(), self.network_status.clone());
         tokio::select! {
             // Cancel-safe: all arms run until the agent ends.
             () = shutdown.cancelled() => {}
@@ -235,7 +235,7 @@ impl NodeAgent {
             ips_are_set: !self.config.ips.is_empty(),
             ranges: self.ranges.subscribe(),
             state: self.overlay_state.clone(),
-            pulse: self.pulse.subscribe(),
+            heartbeats: self.heartbeats.subscribe(),
             unmasqueraded: None,
         })
     }

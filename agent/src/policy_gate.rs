@@ -32,8 +32,8 @@ const RESTRICTED_TIMEOUT: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Minimum of the wait that [`TIMEOUT`] limits. The task of network policies can answer in this time.
 const MIN_TIMEOUT: Duration = Duration::from_millis(250);
-/// Pause after a write of the record that failed, for example on a full disk.
-const PAUSE: Duration = Duration::from_secs(60);
+/// Delay before a failed write of the record is retried. A full disk can make it fail.
+const WRITE_RETRY_DELAY: Duration = Duration::from_secs(60);
 /// Maximum size in bytes of the record.
 const RECORD_MAX: u64 = 64 << 20;
 
@@ -275,10 +275,10 @@ impl Restricted {
         }
     }
 
-    /// Writes the record again if the last write failed, after a pause.
+    /// Retries a failed write of the record after [`WRITE_RETRY_DELAY`].
     pub(crate) async fn retry(&self) {
         let failed = *self.failed.lock().unwrap_or_else(PoisonError::into_inner);
-        if failed.is_none_or(|failed| failed.elapsed() < PAUSE) {
+        if failed.is_none_or(|failed| failed.elapsed() < WRITE_RETRY_DELAY) {
             return;
         }
         let namespaces = self.namespaces.read().unwrap_or_else(PoisonError::into_inner).clone();
@@ -371,7 +371,7 @@ mod tests {
         assert!(restricted.has("n"));
         std::fs::remove_dir(&record).unwrap();
         restricted.retry().await;
-        tokio::time::advance(PAUSE).await;
+        tokio::time::advance(WRITE_RETRY_DELAY).await;
         restricted.retry().await;
         let next = Restricted::load(&record);
         assert!(next.has("n") && !next.has("other"));

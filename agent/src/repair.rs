@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use tokio::time::Instant;
 
 /// First back-off. It doubles up to [`MAX_BACKOFF`].

@@ -149,7 +149,7 @@ async fn node_agent(
 ) -> Result<NodeAgent, Error> {
     let agent =
         NodeAgent::new(node_config(config, version), client.clone(), recorder.clone(), network.clone());
-    let mut agent = agent.map_err(Error::Node)?.with_pulse(config.heartbeats.clone());
+    let mut agent = agent.map_err(Error::Node)?.with_heartbeats(config.heartbeats.clone());
     agent.claim_overlay().await.map_err(Error::Node)?;
     Ok(agent)
 }
@@ -278,7 +278,7 @@ fn spawn_pod_tasks(
     if let Some(task) = node.managers.task(Arc::clone(&node.runtime)) {
         tasks.spawn(task);
     }
-    tasks.spawn(pod::Eviction::new(Arc::clone(node), agent.pulse()).run());
+    tasks.spawn(pod::Eviction::new(Arc::clone(node), agent.heartbeats()).run());
     tasks.spawn(pod::LimitEviction::new(Arc::clone(node)).run());
     tasks.spawn(system_oom::run(node.recorder.clone()));
     tasks.spawn(local_cleanup::run(client, name, directories));

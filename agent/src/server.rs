@@ -35,8 +35,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use coracle_connections::{
-    ACCEPT_PAUSE, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, Share, UNCERTIFIED_HEADER,
-    handshake, keep_alive,
+    ACCEPT_RETRY_DELAY, ConnectionPermit, Connections, Limits, LogLimit, PermitStream, Share,
+    UNCERTIFIED_HEADER, handshake, keep_alive,
 };
 use coracle_error_chain::chain;
 use http::{Method, Request, Response, StatusCode};
@@ -133,11 +133,11 @@ impl Server {
                     }
                 },
                 Err(error) => {
-                    // Descriptors are used up: some are free again after a pause.
+                    // Descriptors are used up: some may be free after the delay.
                     if let Some(suppressed) = failures.allow(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
                         tracing::warn!(%error, suppressed, "cannot accept a connection to the kubelet API");
                     }
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }

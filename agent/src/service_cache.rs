@@ -43,7 +43,7 @@ const OWN_NAME: &str = "kubernetes";
 /// Label of a service that another proxy serves, with the name of the proxy.
 const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
-/// Pause before changes are stored, so that a burst is written once.
+/// Delay before changes are stored, so that a burst is written once.
 const STORE_AFTER: Duration = Duration::from_secs(1);
 /// Maximum wait for the first list: with stored services, and without.
 const WITH_COPY: Duration = Duration::from_secs(2);

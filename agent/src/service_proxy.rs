@@ -14,7 +14,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use coracle_error_chain::chain;
 use coracle_nft::{Monitor, TableError};
 use coracle_service_proxy::{NodeView, Proxy, State};

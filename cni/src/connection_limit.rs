@@ -58,11 +58,11 @@ const EXPIRY: u32 = 30;
 /// Time after which the kernel removes the rate of an idle address. It is longer than the time in which a spent burst
 /// is restored.
 const RATED: Duration = Duration::from_secs(60);
-/// Maximum counters that are paused.
-const PAUSED_MAX: u32 = 8192;
+/// Maximum counters that refuse all connections for [`REFUSAL`].
+const REFUSING_MAX: u32 = 8192;
 /// Time in which a full counter accepts no connection. The kernel counts a packet before it compares the count with the
-/// limit. So without this pause, each further packet would take kernel memory.
-const PAUSE: Duration = Duration::from_secs(1);
+/// limit. Without this time, each further packet would take kernel memory.
+const REFUSAL: Duration = Duration::from_secs(1);
 /// Maximum connections that the kernel tracks.
 const TRACKED: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
@@ -294,15 +294,15 @@ fn limit_rate(transaction: &mut Transaction<'_>, begins: Rule, address: DataType
 /// Drops the first packet of a connection above the maximum of its counter.
 fn count(transaction: &mut Transaction<'_>, counted: Counted<'_>) {
     let Counted { suffix, counter, key, max, size } = counted;
-    let [paused, counted, over] = ["paused", "counted", "over"].map(|what| format!("{what}{suffix}"));
+    let [refusing, counted, over] = ["paused", "counted", "over"].map(|what| format!("{what}{suffix}"));
     let set = |name| SetSpec { name, key, ..SetSpec::default() };
-    transaction.make_set(&SetSpec { dynamic: Some((PAUSE, PAUSED_MAX)), ..set(&paused) });
+    transaction.make_set(&SetSpec { dynamic: Some((REFUSAL, REFUSING_MAX)), ..set(&refusing) });
     transaction.make_set(&SetSpec { counted: Some(size), ..set(&counted) });
     transaction.make_chain(&over);
-    transaction.rule(CHAIN, &counter.clone().in_set(&paused).count_packets().drop());
+    transaction.rule(CHAIN, &counter.clone().in_set(&refusing).count_packets().drop());
     transaction.rule(CHAIN, &counter.clone().more_connections_than(&counted, max).goto(&over));
     // A rule that adds to a full set does not match, so a separate rule drops the packet.
-    transaction.rule(&over, &counter.update(&paused));
+    transaction.rule(&over, &counter.update(&refusing));
     transaction.rule(&over, &Rule::default().count_packets().drop());
 }
 

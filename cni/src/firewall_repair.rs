@@ -8,7 +8,7 @@ use tracing::{info, warn};
 use crate::host::Host;
 
 /// Delay before a retry.
-const PAUSE: Duration = Duration::from_secs(10);
+const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Repairs the table after each foreign change, as long as the host exists. The task waits for notifications of the
 /// kernel, and for a timer while a repair fails.
@@ -24,7 +24,7 @@ pub(crate) async fn keep(host: std::sync::Weak<Host>, mut monitor: Monitor) {
             Ok(None) => {}
             Err(error) => {
                 warn!(%error, "cannot receive firewall notifications, opening another socket");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_DELAY).await;
                 match Monitor::open() {
                     Ok(reopened) => monitor = reopened,
                     // The old socket reports its error again.
@@ -37,7 +37,7 @@ pub(crate) async fn keep(host: std::sync::Weak<Host>, mut monitor: Monitor) {
         }
         info!("the firewall table was or may have been changed by another process, repairing it");
         while !host.upgrade().is_none_or(|host| repair(&host)) {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(RETRY_DELAY).await;
         }
     }
 }

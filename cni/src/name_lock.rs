@@ -24,7 +24,8 @@ const DIRECTORY: &str = "/run/coracle-networks";
 
 /// Maximum wait for the locks of a process that is about to exit.
 const MAX_WAIT: Duration = Duration::from_secs(5);
-const PAUSE: Duration = Duration::from_millis(20);
+/// Interval of attempts to get the locks.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Locks of a network or an overlay. Dropping releases them.
 #[derive(Debug)]
@@ -103,7 +104,7 @@ async fn take(path: &Path) -> io::Result<Option<Lock>> {
     let end = Instant::now() + MAX_WAIT;
     loop {
         match Lock::try_take(path, true)? {
-            None if Instant::now() < end => tokio::time::sleep(PAUSE).await,
+            None if Instant::now() < end => tokio::time::sleep(RETRY_INTERVAL).await,
             taken => return Ok(taken),
         }
     }

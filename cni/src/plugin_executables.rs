@@ -21,7 +21,7 @@ use crate::spec::result::Answer;
 
 /// Attempts to run a plugin that is being written, and the delay between them: five seconds in total.
 const BUSY_TRIES: u32 = 100;
-const BUSY_PAUSE: Duration = Duration::from_millis(50);
+const BUSY_RETRY_DELAY: Duration = Duration::from_millis(50);
 
 /// Maximum size of the result of a plugin in bytes. A plugin with a larger result is killed.
 const RESULT_MAX: usize = 1 << 20;
@@ -111,7 +111,7 @@ impl Executables {
         let busy = |error: &io::Error| error.kind() == io::ErrorKind::ExecutableFileBusy;
         for _ in 0..BUSY_TRIES {
             match self.start(program, request) {
-                Err(error) if busy(&error) => tokio::time::sleep(BUSY_PAUSE).await,
+                Err(error) if busy(&error) => tokio::time::sleep(BUSY_RETRY_DELAY).await,
                 done => return done,
             }
         }
@@ -297,7 +297,7 @@ mod tests {
             io::ErrorKind::ExecutableFileBusy
         );
         let closed = async {
-            tokio::time::sleep(2 * BUSY_PAUSE).await;
+            tokio::time::sleep(2 * BUSY_RETRY_DELAY).await;
             drop(writer);
         };
         let request = request();

@@ -15,7 +15,7 @@ use coracle_scheduler::SchedulerConfig;
 use ipnetwork::{IpNetwork, Ipv4Network};
 
 use crate::leader::LeaderElection;
-use crate::serving::ServingOptions;
+use crate::serving::{CertificateFiles, ServingOptions};
 
 /// Connection to etcd.
 #[derive(Clone, Debug)]
@@ -27,7 +27,7 @@ pub struct EtcdConfig {
     /// Authorities of etcd's certificates.
     pub ca_file: Option<PathBuf>,
     /// The client certificate and its key.
-    pub identity: Option<(PathBuf, PathBuf)>,
+    pub identity: Option<CertificateFiles>,
 }
 
 /// Configuration of the control plane.

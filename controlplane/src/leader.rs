@@ -31,7 +31,7 @@ pub struct LeaderElection {
     pub lease: Duration,
     /// Time after which a leader that cannot renew its lease stops its work; less than `lease`.
     pub deadline: Duration,
-    /// Pause between attempts to take or to renew a lease; less than `deadline`.
+    /// Delay between attempts to take or to renew a lease; less than `deadline`.
     pub retry: Duration,
 }
 

@@ -2,6 +2,7 @@
 
 use std::{future::Future, time::Duration};
 
+use coracle_backoff::Backoff;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -18,7 +19,7 @@ pub(crate) async fn until_shutdown<F>(
 ) where
     F: Future<Output = ()>,
 {
-    let mut backoff = FIRST_BACKOFF;
+    let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
     loop {
         let began = Instant::now();
         let running = work(shutdown.clone());
@@ -27,19 +28,15 @@ pub(crate) async fn until_shutdown<F>(
             return;
         }
         if began.elapsed() >= MAX_BACKOFF {
-            backoff = FIRST_BACKOFF;
+            backoff.reset();
         }
-        tracing::error!(
-            component,
-            seconds = backoff.as_secs(),
-            "a component ended by itself and starts again"
-        );
+        let delay = backoff.next_delay();
+        tracing::error!(component, seconds = delay.as_secs(), "a component ended by itself and starts again");
         tokio::select! {
             // Cancel-safe: both futures only wait.
             () = shutdown.cancelled() => return,
-            () = tokio::time::sleep(backoff) => {}
+            () = tokio::time::sleep(delay) => {}
         }
-        backoff = (backoff * 2).min(MAX_BACKOFF);
     }
 }
 

@@ -9,8 +9,8 @@ use std::{
 
 use coracle_sealing::{Encryption, Keys};
 use coracle_store::{
-    Embedded, EmbeddedOptions, Error as StoreError, Etcd, EtcdOptions, EtcdTls, Expect, Sealing, Store, Tier,
-    Write,
+    Embedded, EmbeddedOptions, Error as StoreError, Etcd, EtcdIdentity, EtcdOptions, EtcdTls, Expect,
+    Sealing, Store, Tier, Write,
 };
 
 use crate::{
@@ -122,10 +122,11 @@ fn lock(state_dir: &Path) -> Result<File, OpenStoreError> {
 }
 
 async fn connect(config: &EtcdConfig, sealing: Option<Sealing>) -> Result<Etcd, OpenStoreError> {
-    let tls = config
-        .ca_file
+    let identity = config
+        .identity
         .as_ref()
-        .map(|authority| EtcdTls { authority: authority.clone(), identity: config.identity.clone() });
+        .map(|files| EtcdIdentity { certificate: files.certificate.clone(), key: files.key.clone() });
+    let tls = config.ca_file.clone().map(|authority| EtcdTls { authority, identity });
     let options =
         EtcdOptions { servers: config.servers.clone(), prefix: config.prefix.clone(), tls, sealing };
     Etcd::connect(options).await.map_err(OpenStoreError::Store)

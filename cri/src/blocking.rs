@@ -208,9 +208,8 @@ mod tests {
                 (release, work)
             });
             assert_eq!(tokio::task::spawn_blocking(|| 7).await.expect("a free thread"), 7);
-            while WORK.permits.available_permits() > 0 {
-                tokio::task::yield_now().await;
-            }
+            let all_held = || WORK.permits.available_permits() == 0;
+            coracle_testing::until_yielding("all permits are held", 10, all_held).await;
             let works = releases.map(|(release, work)| {
                 drop(release);
                 work
@@ -226,16 +225,17 @@ mod tests {
     async fn shared_work_ends_when_its_caller_stops_waiting() {
         static WORK: FairWork = FairWork::new(2, 1);
         let (begun, begin) = oneshot::channel();
+        let (ended, end) = mpsc::channel();
         let work = tokio::spawn(WORK.run("a", move |abandoned| {
             let _test_gone = begun.send(());
-            while !abandoned.is_set() {
-                std::thread::yield_now();
-            }
+            let is_set = coracle_testing::within(10, || abandoned.is_set()).is_some();
+            let _test_gone = ended.send(is_set);
         }));
         begin.await.expect("the work begins");
         assert_eq!(WORK.run("b", |_| 7).await.expect("a permit of another owner"), 7);
         work.abort();
         assert_eq!(WORK.run("a", |_| 7).await.expect("the permit of the ended work"), 7);
+        assert_eq!(end.recv(), Ok(true), "the work can see that its caller stopped waiting");
     }
 
     #[tokio::test]
@@ -260,9 +260,8 @@ mod tests {
         assert_eq!(run(Path::new("/another/place"), |_| 7).await.expect("not blocked"), 7);
         drop(release);
         assert_eq!(end.recv(), Ok(true), "the work can see that its caller stopped waiting");
-        while matches!(run(path, |_| ()).await, Err(Blocked::Earlier)) {
-            tokio::task::yield_now().await;
-        }
+        let is_free = async || !matches!(run(path, |_| ()).await, Err(Blocked::Earlier));
+        coracle_testing::eventually_async("the end of the blocked work", 10, is_free).await;
         assert!(!run(path, Abandoned::is_set).await.expect("free again"));
     }
 }

@@ -45,7 +45,7 @@ const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 const SHIM_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time after which an empty group of a shim counts as left over. The shim of another runtime on this machine may
 /// enter its new group in this time.
-const STRAY_PAUSE: Duration = Duration::from_millis(200);
+const STRAY_DELAY: Duration = Duration::from_millis(200);
 
 /// The mounted hierarchies.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -290,7 +290,7 @@ impl Cgroups {
         if found.is_empty() {
             return;
         }
-        tokio::time::sleep(STRAY_PAUSE).await;
+        tokio::time::sleep(STRAY_DELAY).await;
         let removal = move || {
             for dir in found.into_iter().filter(|dir| has_no_processes(dir)) {
                 if let Err(error) = coracle_tree::cgroup::remove(&dir) {

@@ -209,9 +209,7 @@ mod tests {
         let mut child = std::process::Command::new("true").spawn().unwrap();
         let pid = child.id().cast_signed();
         let process = super::open(pid).unwrap();
-        while super::is_alive(&process) {
-            std::thread::yield_now();
-        }
+        coracle_testing::eventually("the end of the process", 10, || !super::is_alive(&process));
         assert_eq!(super::Process::open(pid).unwrap_err().kind(), std::io::ErrorKind::NotFound);
         child.wait().unwrap();
     }

@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coracle_connections::{
-    ACCEPT_PAUSE, Abandonment, ConnectionPermit, Connections, LogLimit, PermitStream, ReadWatch, Share,
+    ACCEPT_RETRY_DELAY, Abandonment, ConnectionPermit, Connections, LogLimit, PermitStream, ReadWatch, Share,
     keep_alive, watch_reads,
 };
 use http::{Request, Response, StatusCode};
@@ -204,7 +204,7 @@ async fn accept(
                 if let Some(suppressed) = failures.allow(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
                     warn!(%error, suppressed, "cannot accept a connection for streams");
                 }
-                sleep(ACCEPT_PAUSE).await;
+                sleep(ACCEPT_RETRY_DELAY).await;
                 continue;
             }
         };

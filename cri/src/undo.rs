@@ -3,8 +3,8 @@
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
+use coracle_backoff::Backoff;
 use coracle_cni::Network;
-use coracle_connections::Backoff;
 use coracle_nri::Nri;
 use tracing::warn;
 

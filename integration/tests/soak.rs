@@ -48,8 +48,8 @@ fn random_pods_and_kills_leave_nothing_and_memory_does_not_grow() {
             let mut anchor = Life::new(machine, "anchor", Chance::new(seed), counters.clone());
             anchor.begin().await.expect("the start of the long-running pod");
             let storm = Duration::from_secs(seconds * 3 / 4);
-            let mut node = storm_over(machine, node, storm, &anchor, &counters).await;
-            calm(machine, &node, Duration::from_secs(seconds / 4), &anchor, &counters).await;
+            let mut node = disturb(machine, node, storm, &anchor, &counters).await;
+            run_undisturbed(machine, &node, Duration::from_secs(seconds / 4), &anchor, &counters).await;
             anchor.end().await.expect("the end of the long-running pod");
             println!("{counters}");
             wait_until_clean(machine, &clean).await;
@@ -86,7 +86,7 @@ fn workers(
 }
 
 /// Kills the runtime and shims while pods run. Returns the last runtime.
-async fn storm_over(
+async fn disturb(
     machine: &Machine,
     mut node: Node,
     lasts: Duration,
@@ -128,7 +128,13 @@ fn shims(machine: &Machine, stays: &str) -> Vec<i32> {
 }
 
 /// Runs pods without disturbance: nothing may fail, and memory must not grow.
-async fn calm(machine: &Machine, node: &Node, lasts: Duration, anchor: &Life, counters: &Arc<Counters>) {
+async fn run_undisturbed(
+    machine: &Machine,
+    node: &Node,
+    lasts: Duration,
+    anchor: &Life,
+    counters: &Arc<Counters>,
+) {
     let seed = anchor.chance().below(u64::MAX);
     let mut first = None;
     for part in ["first", "last"] {
@@ -136,7 +142,7 @@ async fn calm(machine: &Machine, node: &Node, lasts: Duration, anchor: &Life, co
         for worker in workers(machine, part, until, counters, seed) {
             worker.await.expect("a worker without disturbances");
         }
-        only_stays(machine, anchor.sandbox()).await;
+        wait_for_last_shim(machine, anchor.sandbox()).await;
         // The allocator returns freed memory after a second.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let stays = weight::shims(machine)
@@ -147,13 +153,13 @@ async fn calm(machine: &Machine, node: &Node, lasts: Duration, anchor: &Life, co
         let weights = || [node.pid(), stays.unsigned_abs()].map(Weight::of);
         match first {
             None => first = Some(weights()),
-            Some(first) => are_flat_since(first, weights).await,
+            Some(first) => wait_for_memory_of(first, weights).await,
         }
     }
 }
 
 /// Waits until runtime and shim use no more than before: idle threads exit after a while. Leaks stay.
-async fn are_flat_since([runtime, shim]: [Weight; 2], weights: impl Fn() -> [Weight; 2]) {
+async fn wait_for_memory_of([runtime, shim]: [Weight; 2], weights: impl Fn() -> [Weight; 2]) {
     let usage = until("memory, descriptors and threads not to grow", 10, || {
         let [later_runtime, later_shim] = weights();
         let usage =
@@ -165,7 +171,7 @@ async fn are_flat_since([runtime, shim]: [Weight; 2], weights: impl Fn() -> [Wei
 }
 
 /// Waits until only the long-running pod has a shim: cancelled calls are still being undone.
-async fn only_stays(machine: &Machine, stays: &str) {
+async fn wait_for_last_shim(machine: &Machine, stays: &str) {
     if within_async(20, || shims(machine, stays).is_empty()).await.is_none() {
         let log = std::fs::read_to_string(machine.path("runtime.log")).unwrap_or_default();
         let tail: Vec<&str> = log.lines().rev().take(40).collect();

@@ -41,9 +41,17 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-nft", &[]),
     (
         "coracle-cni",
-        &["coracle-error-chain", "coracle-fault", "coracle-nft", "coracle-open-files", "coracle-threads"],
+        &[
+            "coracle-backoff",
+            "coracle-error-chain",
+            "coracle-fault",
+            "coracle-nft",
+            "coracle-open-files",
+            "coracle-threads",
+        ],
     ),
     ("coracle-any-certificate", &[]),
+    ("coracle-backoff", &[]),
     ("coracle-error-chain", &[]),
     ("coracle-fault", &[]),
     ("coracle-open-files", &[]),
@@ -61,6 +69,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     (
         "coracle-cri",
         &[
+            "coracle-backoff",
             "coracle-proto",
             "coracle-cni",
             "coracle-connections",
@@ -80,7 +89,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-sealing", &[]),
     ("coracle-token-bucket", &[]),
     ("coracle-token-signer", &[]),
-    ("coracle-store", &["coracle-error-chain", "coracle-sealing"]),
+    ("coracle-store", &["coracle-backoff", "coracle-error-chain", "coracle-sealing"]),
     ("coracle-values", &["coracle-quantity"]),
     ("coracle-services", &["coracle-values"]),
     ("coracle-service-proxy", &["coracle-fault", "coracle-nft", "coracle-services", "coracle-values"]),
@@ -106,6 +115,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-admission-policies",
             "coracle-any-certificate",
             "coracle-audit",
+            "coracle-backoff",
             "coracle-cel",
             "coracle-certificate-subject",
             "coracle-connections",
@@ -120,12 +130,13 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-values",
         ],
     ),
-    ("coracle-events", &["coracle-token-bucket"]),
-    ("coracle-watch", &[]),
+    ("coracle-events", &["coracle-backoff", "coracle-token-bucket"]),
+    ("coracle-watch", &["coracle-backoff"]),
     ("coracle-scheduler", &["coracle-cel", "coracle-events", "coracle-values", "coracle-watch"]),
     (
         "coracle-controllers",
         &[
+            "coracle-backoff",
             "coracle-certificate-subject",
             "coracle-events",
             "coracle-kinds",
@@ -136,6 +147,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     (
         "coracle-controlplane",
         &[
+            "coracle-backoff",
             "coracle-sealing",
             "coracle-store",
             "coracle-token-signer",
@@ -149,6 +161,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         "coracle-agent",
         &[
             "coracle-any-certificate",
+            "coracle-backoff",
             "coracle-proto",
             "coracle-cni",
             "coracle-connections",

@@ -8,7 +8,7 @@ use hickory_proto::rr::{Name, RData, RecordType};
 use tokio::time::Instant;
 
 /// Maximum answers in each of the two generations.
-const GENERATION: usize = 4096;
+const GENERATION_ENTRIES: usize = 4096;
 /// Maximum bytes of the answers and names in each of the two generations: 8 MiB in total.
 const GENERATION_BYTES: usize = 4 << 20;
 /// Largest answer that is stored, in bytes on the wire.
@@ -23,7 +23,7 @@ const MAX_STALE: Duration = Duration::from_secs(3600);
 
 /// Last part of an answer's lifetime, in percent. In this part a frequently used answer is renewed.
 const PREFETCH_PERCENT: u32 = 10;
-/// Number of uses from which an answer counts as frequently used.
+/// Minimum number of uses of a frequently used answer.
 const PREFETCH_USES: u32 = 2;
 
 /// Key of the cache: name and record type.
@@ -94,7 +94,7 @@ impl Cache {
         [positive, all().count() - positive]
     }
 
-    /// Stores an answer, whose bytes on the wire are `bytes`, if it may be stored.
+    /// Stores an answer if it may be cached. `bytes` is the answer in wire format.
     pub(crate) fn put(&mut self, question: Question, message: &Message, bytes: &[u8]) {
         let Some(lifetime) =
             lifetime(message).filter(|lifetime| !lifetime.is_zero() && bytes.len() <= MAX_ANSWER_BYTES)
@@ -108,7 +108,7 @@ impl Cache {
 
     fn insert(&mut self, question: Question, entry: Entry) {
         let bytes = size(&question, &entry);
-        if self.new.len() >= GENERATION || self.new_bytes + bytes > GENERATION_BYTES {
+        if self.new.len() >= GENERATION_ENTRIES || self.new_bytes + bytes > GENERATION_BYTES {
             self.old = std::mem::take(&mut self.new);
             self.new_bytes = 0;
         }
@@ -203,13 +203,13 @@ mod tests {
     async fn a_flood_of_names_is_bounded_and_keeps_used_answers() {
         let mut cache = Cache::default();
         cache.store(question(0), &message(1000));
-        for number in 1..5 * GENERATION {
+        for number in 1..5 * GENERATION_ENTRIES {
             cache.store(question(number), &message(1000));
             if number % 1000 == 0 {
                 assert!(cache.left(&question(0)).is_some());
             }
         }
-        assert!(cache.new.len() + cache.old.len() <= 2 * GENERATION);
+        assert!(cache.new.len() + cache.old.len() <= 2 * GENERATION_ENTRIES);
         cache.put(question(1), &message(1000), &[0; MAX_ANSWER_BYTES + 1]);
         cache.store(question(2), &message(0));
         assert!(cache.get(&question(1)).is_none() && cache.get(&question(2)).is_none());
@@ -218,19 +218,19 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_new_answer_replaces_one_of_the_old_generation() {
         let mut cache = Cache::default();
-        for number in 0..=GENERATION {
+        for number in 0..=GENERATION_ENTRIES {
             cache.store(question(number), &message(1000));
         }
         assert!(cache.old.contains_key(&question(0)));
         cache.store(question(0), &message(2000));
-        assert_eq!(cache.counts(), [GENERATION + 1, 0]);
+        assert_eq!(cache.counts(), [GENERATION_ENTRIES + 1, 0]);
         assert_eq!(cache.left(&question(0)), Some((2000, true)));
     }
 
     #[tokio::test(start_paused = true)]
     async fn the_size_of_all_answers_is_bounded() {
         let mut cache = Cache::default();
-        for number in 0..3 * GENERATION {
+        for number in 0..3 * GENERATION_ENTRIES {
             cache.put(question(number), &message(1000), &[0; MAX_ANSWER_BYTES]);
             cache.put(question(number), &message(1000), &[0; MAX_ANSWER_BYTES]);
             let all = |generation: &HashMap<Question, Entry>| {

@@ -36,8 +36,8 @@ const RECEIVED_MAX: usize = 1024;
 const REPLIES_MAX: usize = 16;
 /// Size of the kernel's buffer for queries, in bytes.
 const KERNEL_BUFFER: usize = 1 << 20;
-/// Pause after an error of a socket.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Delay after an error of a socket, before the next attempt.
+const ERROR_DELAY: Duration = Duration::from_millis(100);
 
 /// Why the server cannot serve.
 #[derive(Debug, thiserror::Error)]
@@ -127,7 +127,7 @@ impl Server {
             let received = received.and_then(|()| self.receive(&socket, own, &mut buffer, &mut queue));
             if let Err(error) = received {
                 tracing::debug!(%error, "cannot receive a DNS query");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(ERROR_DELAY).await;
             }
             for (client, query) in std::iter::from_fn(|| queue.pop()).take(REPLIES_MAX) {
                 self.answer_udp(&socket, client, &query);
@@ -188,7 +188,7 @@ impl Server {
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::debug!(%error, "cannot accept a DNS connection");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ERROR_DELAY).await;
                     continue;
                 }
             };

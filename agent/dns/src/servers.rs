@@ -23,7 +23,7 @@ const FIRST_BACKOFF: Duration = Duration::from_secs(2);
 /// Maximum time for which a failing server is tried last.
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Time without queries to a server that forwards them back to this node.
-const LOOP_PAUSE: Duration = Duration::from_secs(300);
+const LOOP_BACKOFF: Duration = Duration::from_secs(300);
 /// Port of DNS.
 const PORT: u16 = 53;
 
@@ -139,8 +139,8 @@ impl Server {
         self.with(|health| {
             let is_own = health.probe.as_ref() == Some(name);
             if is_own {
-                health.loops_until = Some(Instant::now() + LOOP_PAUSE);
-                // After the pause the server is probed again.
+                health.loops_until = Some(Instant::now() + LOOP_BACKOFF);
+                // After this time the server is probed again.
                 health.probe = None;
             }
             is_own
@@ -318,7 +318,7 @@ mod tests {
         assert!(!servers.detect_loop(&Name::from_ascii("x.y.").unwrap(), kind));
         assert!(!servers.detect_loop(&name, RecordType::A));
         assert!(servers.detect_loop(&name, kind) && asked(&servers, "lab.corp.example.").is_empty());
-        tokio::time::advance(LOOP_PAUSE).await;
+        tokio::time::advance(LOOP_BACKOFF).await;
         assert_eq!(asked(&servers, "lab.corp.example.").len(), 1);
         assert!(server.probe().is_some(), "the server is probed again");
     }

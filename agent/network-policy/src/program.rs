@@ -1,4 +1,4 @@
-//! The content of the table, and what changed in it since the last transaction.
+//! The content of the table, and its changes since the last transaction.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -43,8 +43,8 @@ pub(crate) enum Chain {
 pub(crate) enum Peer {
     /// The address is in this set.
     In(Set),
-    /// The address is in this range. The flag is true for IPv4. Needs no set: the kernel searches all sets of a table
-    /// by name, so that each set makes every transaction longer.
+    /// The address is in this range. The flag is true for IPv4. A range needs no set. The kernel searches all sets of a
+    /// table by name, so each set makes every transaction slower.
     Range(Range, bool),
 }
 
@@ -246,8 +246,8 @@ impl Program {
 // === impl Changes ===
 
 impl Changes {
-    /// Whether the change may forbid a connection that was allowed. This is so if a pod has other policies, or if the
-    /// peers of a NetworkPolicy lost a member. Other changes only allow more. The caller checks whether policies of
+    /// Whether the change may forbid a connection that was allowed. It may if the policies of a pod changed, or if a
+    /// NetworkPolicy lost a peer. Other changes only allow more. The caller checks whether policies of
     /// other tiers exist: then every change may forbid connections.
     pub(crate) fn may_forbid(&self) -> bool {
         let has_no_peers = |set: &Set| {

@@ -24,8 +24,8 @@ pub(crate) const POD_RESOURCES: &str = "pod-resources";
 /// Maximum clients of a socket at a time. Further clients wait until one disconnects, so that they cannot use up the
 /// descriptors that the agent may open.
 const CLIENTS_MAX: usize = 128;
-/// Pause after a client could not be accepted, because the agent or the machine has no free descriptor.
-const ACCEPT_PAUSE: Duration = Duration::from_secs(1);
+/// Delay after a failed accept: the agent or the machine has no free descriptor.
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_secs(1);
 /// Maximum files that are examined in the directory.
 const FILES_MAX: usize = 4096;
 
@@ -72,7 +72,7 @@ fn accepted(listener: UnixListener, max: usize) -> BoxStream<'static, io::Result
                 }
                 Err(error) => tracing::warn!(%error, "cannot accept a client"),
             }
-            tokio::time::sleep(ACCEPT_PAUSE).await;
+            tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
         }
     };
     unfold((listener, places), next).boxed()

@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use coracle_events::printable;
 use coracle_proto::dra_health as api;
 use coracle_proto::dra_health::dra_resource_health_client::DraResourceHealthClient;
@@ -31,7 +31,7 @@ const CHANGES_MAX: usize = 4 * DEVICES_MAX;
 /// Maximum bytes of a message, as in the API.
 const MESSAGE_MAX: usize = 1024;
 /// Minimum time between two reports that are read, so that a driver cannot keep the node busy.
-const REPORT_PAUSE: Duration = Duration::from_millis(100);
+const MIN_REPORT_INTERVAL: Duration = Duration::from_millis(100);
 /// First back-off before a stream is opened again, as in the kubelet. It doubles up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_secs(5);
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
@@ -177,7 +177,7 @@ impl HealthTable {
             };
             let Some(report) = report else { return Ok(()) };
             self.report(driver, stream, report);
-            tokio::time::sleep(REPORT_PAUSE).await;
+            tokio::time::sleep(MIN_REPORT_INTERVAL).await;
         }
     }
 

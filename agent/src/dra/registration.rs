@@ -14,8 +14,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_backoff::Backoff;
 use coracle_cni::DirectoryWatch;
-use coracle_connections::Backoff;
 use coracle_error_chain::chain;
 use coracle_events::{MESSAGE_MAX, printable};
 use coracle_proto::plugin_registration as api;

@@ -262,7 +262,7 @@ async fn answer(
             },
             Ok(None) => return Err(refused(format!("the request {name} was deleted"))),
             Err(error) => {
-                // The watch itself retries after a pause.
+                // The watch itself retries after a back-off.
                 tracing::debug!(
                     error = coracle_error_chain::chain(&error),
                     "cannot watch the certificate request"

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use jiff::Timestamp;
 use kube::Client;
 use tokio::sync::watch;
@@ -28,9 +28,9 @@ const MIN_BACKOFF: Duration = Duration::from_secs(1);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(15 * 60);
 /// After the end of a certificate, its replacement is awaited for this time before an error is logged.
 const EXPIRY_GRACE: Duration = Duration::from_secs(5);
-/// Minimum pause after a success, or a quarter of the validity if that is shorter. With a clock that is ahead, every
+/// Minimum time between two rotations, or a quarter of the validity if that is shorter. With a clock that is ahead, every
 /// new certificate would be due at once.
-const MIN_PAUSE: Duration = Duration::from_secs(15 * 60);
+const MIN_ROTATION_INTERVAL: Duration = Duration::from_secs(15 * 60);
 /// Maximum length of one sleep: the timer's clock stops while the machine is suspended.
 const MAX_SLEEP: Duration = Duration::from_secs(12 * 3600);
 
@@ -49,7 +49,7 @@ pub(super) async fn client(current: &Arc<Current>, files: &Files, node: &str) {
         // The certificate is used before it is written: with a full disk the node continues until its restart.
         log_failure(current.replace(identity.clone()).and(files.write_client(&identity)));
         tracing::info!(user = wanted.user, until = %identity.not_after(), "renewed the client certificate");
-        pause(&identity).await;
+        wait_min_interval(&identity).await;
     }
 }
 
@@ -80,7 +80,7 @@ pub(super) async fn serving(
                 log_failure(serving.replace(identity.clone()).and(file.write(&identity)));
                 tracing::info!(user = wanted.user, until = %identity.not_after(), "obtained the serving certificate");
                 tokio::select! {
-                    () = pause(&identity) => {}
+                    () = wait_min_interval(&identity) => {}
                     () = changed(&mut addresses) => {}
                 }
             }
@@ -123,9 +123,9 @@ async fn log_expiry(identity: &Identity, node: &str) -> Infallible {
     std::future::pending().await
 }
 
-/// Sleeps by the timer's clock, which does not jump with the wall clock.
-async fn pause(identity: &Identity) {
-    tokio::time::sleep(MIN_PAUSE.min(identity.lifetime() / 4)).await;
+/// Waits for the minimum time between rotations. A change of the wall clock does not affect the wait.
+async fn wait_min_interval(identity: &Identity) {
+    tokio::time::sleep(MIN_ROTATION_INTERVAL.min(identity.lifetime() / 4)).await;
 }
 
 /// Repeats requests until a certificate is issued. `before` is the certificate to replace. A new request follows only a
@@ -236,11 +236,11 @@ mod tests {
             let began = tokio::time::Instant::now();
             let identity = over(until);
             sleep_until_due(&identity).await;
-            pause(&identity).await;
+            wait_min_interval(&identity).await;
             assert_eq!(began.elapsed().as_secs(), 15 * 60);
         }
         let began = tokio::time::Instant::now();
-        pause(&over((2020, 1, 1))).await;
+        wait_min_interval(&over((2020, 1, 1))).await;
         assert!(began.elapsed().is_zero(), "no longer than it could last");
     }
 

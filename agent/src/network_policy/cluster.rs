@@ -5,7 +5,7 @@
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use coracle_error_chain::chain;
 use coracle_network_policy::{ClusterKind, ClusterPolicy, InvalidPolicy, Model};
 use coracle_watch::{Config, Error, Event};
@@ -16,7 +16,7 @@ use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use kube::core::PartialObjectMeta;
 use kube::{Api, Client};
 
-use super::peers::{Events, Received, next, note_failure, watch_with};
+use super::peers::{Events, Received, next, set_failure, watch_with};
 use crate::event_recorder::Recorder;
 
 /// First back-off after the API server refused to show a definition. An API server that has just started may refuse
@@ -164,7 +164,7 @@ impl Kind {
                     let delay = stream::once(tokio::time::sleep(self.refused_backoff.next_delay()));
                     self.definition = delay.filter_map(|()| async { None }).chain(again).boxed();
                 } else {
-                    self.note_failure(&error);
+                    self.set_failure(&error);
                 }
             }
         }
@@ -200,7 +200,7 @@ impl Kind {
     fn record_failure(&mut self, error: &Error) {
         tracing::debug!(error = chain(error), kind = self.kind.name(), "a watch failed");
         let Some(FORBIDDEN | NOT_FOUND) = error.code() else {
-            return self.note_failure(error);
+            return self.set_failure(error);
         };
         if !std::mem::replace(&mut self.is_refused, true) {
             tracing::warn!(
@@ -212,9 +212,9 @@ impl Kind {
         self.is_complete = true;
     }
 
-    fn note_failure(&mut self, error: &Error) {
+    fn set_failure(&mut self, error: &Error) {
         if !self.is_complete {
-            note_failure(&mut self.failure, self.kind.plural(), error);
+            set_failure(&mut self.failure, self.kind.plural(), error);
         }
     }
 

@@ -60,15 +60,15 @@ impl<K> Default for Listing<K> {
 }
 
 impl<K> Listing<K> {
-    /// The event, if the request succeeded. The failure of a request for the first list is noted.
+    /// The event, if the request succeeded. Records the failure of a request for the first list.
     pub(super) fn receive<T>(&mut self, event: Received<T>, kind: &'static str) -> Option<Event<T>> {
-        let note = |error: &Error| {
+        let record = |error: &Error| {
             tracing::debug!(error = chain(error), kind, "a watch failed");
             if !self.is_complete {
-                note_failure(&mut self.failure, kind, error);
+                set_failure(&mut self.failure, kind, error);
             }
         };
-        event.inspect_err(note).ok()
+        event.inspect_err(record).ok()
     }
 
     /// Why the first list is not complete, if a request for it failed.
@@ -201,7 +201,7 @@ impl NetworkPolicies {
     }
 }
 
-/// The events of all objects of a kind. Failed requests are repeated with a growing pause.
+/// The events of all objects of a kind. Failed requests are retried with back-off.
 pub(super) fn watch<K>(client: &Client) -> Events<K>
 where
     K: kube::Resource<DynamicType = ()> + serde::de::DeserializeOwned + Send + 'static,
@@ -225,8 +225,8 @@ pub(super) async fn next<T>(stream: Option<&mut BoxStream<'static, T>>) -> Optio
     }
 }
 
-/// Notes why the objects of a kind were not listed. The first failure is logged.
-pub(super) fn note_failure(failure: &mut Option<String>, kind: &str, error: &Error) {
+/// Records why the objects of a kind were not listed. The first failure is logged.
+pub(super) fn set_failure(failure: &mut Option<String>, kind: &str, error: &Error) {
     // The text of the client's error has all fields of the response, so only the message and the code are used.
     let text = match error.status() {
         Some(status) => format!("{} (HTTP status {})", status.message, status.code),

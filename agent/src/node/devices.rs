@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 /// Minimum time between two updates of the Node because of devices. A faulty plugin could register repeatedly, with
 /// other devices each time.
-const PAUSE: Duration = Duration::from_secs(1);
+const MIN_UPDATE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Number of devices of a resource.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl DeviceChanges {
         self.is_due = false;
         // One update reports all changes.
         self.counts.mark_unchanged();
-        self.next = Instant::now() + PAUSE;
+        self.next = Instant::now() + MIN_UPDATE_INTERVAL;
     }
 }
 
@@ -70,17 +70,17 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn the_first_change_is_reported_at_once_and_the_next_ones_after_a_pause() {
+    async fn the_first_change_is_reported_at_once_and_the_next_ones_are_delayed() {
         let (sender, counts) = watch::channel(DeviceCounts::new());
         let mut changes = DeviceChanges::new(counts);
         let started = Instant::now();
         sender.send_modify(|_| {});
         changes.changed().await;
-        assert!(started.elapsed() < PAUSE);
+        assert!(started.elapsed() < MIN_UPDATE_INTERVAL);
         sender.send_modify(|_| {});
         // The timeout cancels the wait, like any other event that a caller waits for at the same time.
-        assert!(tokio::time::timeout(PAUSE / 2, changes.changed()).await.is_err());
+        assert!(tokio::time::timeout(MIN_UPDATE_INTERVAL / 2, changes.changed()).await.is_err());
         changes.changed().await;
-        assert!(started.elapsed() >= PAUSE);
+        assert!(started.elapsed() >= MIN_UPDATE_INTERVAL);
     }
 }

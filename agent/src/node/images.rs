@@ -16,8 +16,8 @@ const MAX_IMAGES: usize = 50;
 const MAX_NAMES_OF_IMAGE: usize = 5;
 /// Period of lists with a runtime that sends no notifications.
 const PERIOD: Duration = Duration::from_secs(60);
-/// Pause after a change: images are added and removed in groups, and a group is one update.
-const BATCH_PAUSE: Duration = Duration::from_secs(1);
+/// Delay of an update after a change. Images are added and removed in groups, and a group is one update.
+const BATCH_DELAY: Duration = Duration::from_secs(1);
 
 /// Keeps the list up to date until dropped. Lists the images again after each notification of the runtime, or
 /// periodically.
@@ -50,7 +50,7 @@ pub(crate) async fn keep(
             },
             None => tokio::time::sleep(PERIOD).await,
         }
-        tokio::time::sleep(BATCH_PAUSE).await;
+        tokio::time::sleep(BATCH_DELAY).await;
     }
 }
 

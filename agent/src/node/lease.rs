@@ -16,7 +16,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 const NAMESPACE: &str = "kube-node-lease";
-/// Pause after a failure: shorter than the period, because four missed renewals make the node NotReady.
+/// Delay after a failure: shorter than the period, because four missed renewals make the node NotReady.
 const RETRY: Duration = Duration::from_secs(2);
 
 /// Notifications of the task that renews the lease, so that other tasks need no timer.

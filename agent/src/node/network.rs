@@ -16,8 +16,8 @@ use tokio::sync::watch;
 use crate::runtime::{Runtime, RuntimeError};
 use coracle_error_chain::chain;
 
-/// Pause between two STATUS calls: many attachments may fail at the same time.
-const PAUSE: Duration = Duration::from_secs(1);
+/// Minimum time between two STATUS calls: many attachments may fail at the same time.
+const MIN_POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// Timeout of the first STATUS call.
 const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -63,7 +63,7 @@ pub(super) fn is_ready(status: &LastStatus, node: Option<&Node>) -> Result<(), S
 /// Keeps the result up to date until dropped. A network that is not configured is not called.
 pub(super) async fn poll(
     network: PodNetwork,
-    mut pulse: watch::Receiver<()>,
+    mut heartbeats: watch::Receiver<()>,
     status: watch::Sender<LastStatus>,
 ) {
     let mut status_changes = network.status_changes();
@@ -78,12 +78,12 @@ pub(super) async fn poll(
                 *before = answer;
                 is_reported
             });
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(MIN_POLL_INTERVAL).await;
         }
         // Cancel-safe: a change stays marked as unseen when the other arm completes first.
         may_have_changed = tokio::select! {
             changed = status_changes.changed() => if changed.is_ok() { true } else { return },
-            changed = pulse.changed() => if changed.is_ok() { false } else { return },
+            changed = heartbeats.changed() => if changed.is_ok() { false } else { return },
         };
     }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use coracle_error_chain::chain;
 use coracle_watch::watch_object;
 use futures::StreamExt;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
+use coracle_backoff::Backoff;
 use coracle_cni::{Local, Network, Overlay, OverlayError, Peer, ProbePath, ProbeResult};
-use coracle_connections::Backoff;
 use coracle_error_chain::chain;
 use coracle_watch::{Config, Event};
 use futures::StreamExt;
@@ -25,7 +25,7 @@ use crate::own_address;
 /// First back-off after the overlay could not be applied. It doubles up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
-/// Pause before a new peer is tested: the peer receives the event of this node at the same time, and must apply it
+/// Delay before a new peer is tested: the peer receives the event of this node at the same time, and must apply it
 /// first.
 const BEFORE_TEST: Duration = Duration::from_millis(300);
 /// Spacing of the nodes' tests of one peer. All nodes receive the event of a new node at the same time. A test needs two
@@ -45,7 +45,7 @@ pub(crate) struct OverlayAgent {
     pub(crate) ranges: watch::Receiver<Vec<IpNetwork>>,
     pub(crate) state: watch::Sender<State>,
     /// Changes once in each renewal interval of the lease.
-    pub(crate) pulse: watch::Receiver<()>,
+    pub(crate) heartbeats: watch::Receiver<()>,
     /// Pod ranges of other nodes, in the order of the nodes. Packets to them are not masqueraded. `None` before the
     /// first call.
     pub(crate) unmasqueraded: Option<Vec<IpNetwork>>,
@@ -121,7 +121,7 @@ impl OverlayAgent {
                 // duration would never elapse.
                 () = until(retry.map(|retry| retry.at)) => TaskEvent::Apply,
                 () = until(tests.at) => TaskEvent::Test,
-                changed = self.pulse.changed() => changed.map_or(TaskEvent::End, |()| TaskEvent::LeaseInterval),
+                changed = self.heartbeats.changed() => changed.map_or(TaskEvent::End, |()| TaskEvent::LeaseInterval),
                 results = ended(&mut tests.running) => TaskEvent::Tested(results),
             };
             let apply = match event {

@@ -2,9 +2,9 @@
 //! space, memory or process IDs.
 //!
 //! A round checks the node's resources. It starts with each renewal interval of the lease. If the interval is late, for
-//! example because the API server does not answer, a timer of [`WITHOUT_PULSE`] starts the round. Rounds are more frequent
-//! while available memory, process IDs or disk space fall towards their thresholds. A round also starts when tasks wait
-//! for memory.
+//! example because the API server does not answer, a timer of [`LATE_HEARTBEAT_INTERVAL`] starts the round. Rounds are
+//! more frequent while available memory, process IDs or disk space fall towards their thresholds. A round also starts
+//! when tasks wait for memory.
 //!
 //! Under disk pressure unused images are removed first. The disk is read again before an eviction. One pod is evicted at a
 //! time; the next one follows when the cgroup of the first is gone. The pod's worker gets the eviction and stops the pod.
@@ -46,7 +46,7 @@ use trend::DiskTrend;
 /// Interval of the measurements, as the kubelet's.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// Interval of the rounds while the renewal of the lease is late. It is longer than the default renewal interval.
-const WITHOUT_PULSE: Duration = Duration::from_secs(15);
+const LATE_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum time for which an eviction for a lack of disk space waits for the removal of unused images.
 const COLLECTION_LIMIT: Duration = Duration::from_secs(2);
 /// Maximum time to wait for the end of an evicted pod after its grace period. After it the next pod may be evicted. The
@@ -94,7 +94,7 @@ pub(crate) enum EvictionCause {
 pub(crate) struct Eviction {
     node: Arc<NodeContext>,
     /// Changes once in each renewal interval of the lease.
-    pulse: watch::Receiver<()>,
+    heartbeats: watch::Receiver<()>,
     /// Whether the node was low on disk space in the round before.
     was_short: bool,
     /// When the next round for a lack of disk space is due.
@@ -201,10 +201,10 @@ impl Evictions {
 // === impl Eviction ===
 
 impl Eviction {
-    pub(crate) fn new(node: Arc<NodeContext>, pulse: watch::Receiver<()>) -> Self {
+    pub(crate) fn new(node: Arc<NodeContext>, heartbeats: watch::Receiver<()>) -> Self {
         Self {
             node,
-            pulse,
+            heartbeats,
             was_short: false,
             disk_due: Instant::now(),
             early_due: Instant::now(),
@@ -234,9 +234,9 @@ impl Eviction {
             let interval = urgency.interval(self.disk_interval());
             tokio::select! {
                 // All arms only wait, so dropping them loses nothing.
-                () = tokio::time::sleep(interval.unwrap_or(WITHOUT_PULSE)) => {}
+                () = tokio::time::sleep(interval.unwrap_or(LATE_HEARTBEAT_INTERVAL)) => {}
                 () = stalls.next(), if urgency.follows_stalls() => {}
-                changed = self.pulse.changed(), if interval.is_none() => if changed.is_err() { return },
+                changed = self.heartbeats.changed(), if interval.is_none() => if changed.is_err() { return },
                 measured = self.measurement.result() => {
                     self.relieve_disk(measured);
                     continue;

@@ -207,9 +207,9 @@ impl Watched {
                     return end;
                 }
             }
-            let pause;
-            (pause, attempt) = schedule.next(good);
-            tokio::time::sleep(pause).await;
+            let delay;
+            (delay, attempt) = schedule.next(good);
+            tokio::time::sleep(delay).await;
         }
     }
 
@@ -306,7 +306,7 @@ fn seconds(given: Option<i32>, default: u64) -> Duration {
     Duration::from_secs(given.and_then(|s| u64::try_from(s).ok()).unwrap_or(default))
 }
 
-/// The pause before the first attempt. None if the delay is zero: a timer of length zero fires up to a millisecond
+/// The delay before the first attempt. None if the delay is zero: a timer of length zero fires up to a millisecond
 /// later.
 fn initial_delay(probe: &Probe) -> Option<Duration> {
     Some(seconds(probe.initial_delay_seconds, 0)).filter(|delay| !delay.is_zero())

@@ -9,7 +9,7 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use coracle_proto::cri;
 use futures::StreamExt;
 use k8s_openapi::api::core::v1::Pod;

@@ -43,7 +43,7 @@ use probes::{Probes, probe_results};
 const ERROR_BACKOFF: [i64; 7] = [1, 2, 4, 8, 16, 32, 60];
 
 /// Delay of events while a job runs. Most of them are effects of the job, and its end starts a pass anyway.
-const JOB_PAUSE: Duration = Duration::from_millis(50);
+const JOB_EVENT_DELAY: Duration = Duration::from_millis(50);
 
 /// Arguments of [`run`].
 pub(crate) struct WorkerStart {
@@ -191,7 +191,7 @@ async fn next_event(
     has_job: bool,
 ) -> Event {
     if has_job {
-        tokio::time::sleep(JOB_PAUSE).await;
+        tokio::time::sleep(JOB_EVENT_DELAY).await;
     }
     tokio::select! {
         Some(report) = reports.next() => Event::Report(report),
@@ -509,7 +509,7 @@ mod tests {
         wake.notify_one();
         let begin = std::time::Instant::now();
         let event = next_event(&mut reports.receiver, &mut findings.receiver, &wake, true).await;
-        assert!(matches!(event, Event::Woken) && begin.elapsed() >= JOB_PAUSE);
+        assert!(matches!(event, Event::Woken) && begin.elapsed() >= JOB_EVENT_DELAY);
         wake.notify_one();
         // The next event comes at once: the future is ready at the first poll.
         let event = next_event(&mut reports.receiver, &mut findings.receiver, &wake, false);

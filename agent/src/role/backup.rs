@@ -97,7 +97,7 @@ pub(crate) fn restore(arguments: RestoreArguments, log: Flags<LogSettings>) -> a
     let restored = restore_backup(
         &plane.dirs.state,
         plane.encryption_key_file.as_deref(),
-        plane.encryption.as_ref().map(|(path, _)| path.as_path()),
+        plane.encryption.as_ref().map(|file| file.path.as_path()),
         &file,
     )?;
     super::print(&format!(

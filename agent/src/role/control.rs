@@ -22,9 +22,9 @@ use tonic::{Request, Response, Status};
 use crate::lock::Lock;
 
 /// Maximum wait for the socket of a node that starts: the node recovers its pods before it serves the socket.
-const START: Duration = Duration::from_secs(30);
-/// Interval between two attempts to connect.
-const PAUSE: Duration = Duration::from_millis(50);
+const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// Interval of attempts to connect.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Path of the socket of a node with this run directory.
 fn socket(run_dir: &Path) -> PathBuf {
@@ -48,12 +48,12 @@ pub(crate) async fn serve(run_dir: &Path, served: Served, shutdown: Cancellation
 pub(crate) async fn images(run_dir: &Path) -> anyhow::Result<ImagesClient<tonic::transport::Channel>> {
     let path = socket(run_dir);
     let endpoint = Endpoint::try_from(format!("unix://{}", path.display()))?;
-    let end = Instant::now() + START;
+    let end = Instant::now() + START_TIMEOUT;
     loop {
         match endpoint.connect().await {
             Ok(channel) => return Ok(ImagesClient::new(channel)),
             Err(_) if Instant::now() < end && is_starting(run_dir) => {
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(CONNECT_INTERVAL).await;
             }
             Err(error) => {
                 return Err(error)
@@ -66,7 +66,7 @@ pub(crate) async fn images(run_dir: &Path) -> anyhow::Result<ImagesClient<tonic:
 /// Whether a node has just been started. A node with another container runtime (`--container-runtime-endpoint`) never
 /// serves the socket.
 fn is_starting(run_dir: &Path) -> bool {
-    Lock::holder(run_dir).is_some() && Lock::age(run_dir).is_none_or(|age| age < START)
+    Lock::holder(run_dir).is_some() && Lock::age(run_dir).is_none_or(|age| age < START_TIMEOUT)
 }
 
 /// An image in the messages of the socket.
@@ -193,7 +193,7 @@ mod tests {
         let dir = tempfile::tempdir().expect("directory");
         let lock = Lock::acquire(dir.path()).expect("lock");
         let listen = async {
-            tokio::time::sleep(PAUSE * 3).await;
+            tokio::time::sleep(CONNECT_INTERVAL * 3).await;
             tokio::net::UnixListener::bind(socket(dir.path()))
         };
         let (client, listener) = tokio::join!(images(dir.path()), listen);
@@ -208,10 +208,10 @@ mod tests {
         let _lock = Lock::acquire(dir.path()).expect("lock");
         assert!(is_starting(dir.path()));
         let file = std::fs::File::options().write(true).open(dir.path().join("coracle.lock")).expect("open");
-        file.set_modified(std::time::SystemTime::now() - START).expect("an earlier start");
+        file.set_modified(std::time::SystemTime::now() - START_TIMEOUT).expect("an earlier start");
         assert!(!is_starting(dir.path()));
         assert!(images(dir.path()).await.is_err());
-        file.set_modified(std::time::SystemTime::now() + START).expect("the clock was set back");
+        file.set_modified(std::time::SystemTime::now() + START_TIMEOUT).expect("the clock was set back");
         assert!(is_starting(dir.path()));
     }
 }

@@ -7,8 +7,7 @@ use anyhow::Context as _;
 use clap::Args;
 use coracle_agent::component_server;
 use coracle_controlplane::{
-    ControlPlane, ControlPlaneConfig, ControllerSelection, EncryptionFile, EtcdConfig, ExternalClients,
-    ExternalServer, LeaderElection, SchedulerConfig,
+    ControlPlane, ControlPlaneConfig, ControllerSelection, ExternalClients, ExternalServer, SchedulerConfig,
 };
 use tokio_util::sync::CancellationToken;
 
@@ -117,18 +116,10 @@ fn config(settings: &Settings) -> anyhow::Result<ControlPlaneConfig> {
     config.request_header = settings.request_header;
     config.authorization = settings.authorization;
     config.token_signer = settings.token_signer;
-    if let Some((path, reload)) = settings.encryption {
-        config.encryption_config = Some(EncryptionFile { path, reload });
-    }
+    config.encryption_config = settings.encryption;
     config.encryption_key_file = settings.encryption_key_file;
-    config.etcd = settings.etcd.map(|etcd| EtcdConfig {
-        servers: etcd.servers,
-        prefix: etcd.prefix,
-        ca_file: etcd.ca_file,
-        identity: etcd.identity,
-    });
-    let [lease, deadline, retry] = settings.election;
-    config.election = LeaderElection { lease, deadline, retry };
+    config.etcd = settings.etcd;
+    config.election = settings.election;
     config.admission_file = settings.admission_control_config_file;
     config.admission_plugins = settings.admission_plugins;
     config.initial_resources = settings.initial_resources;

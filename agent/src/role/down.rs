@@ -25,7 +25,7 @@ use crate::settings::{AllFlags, Dirs, Flags, LogSettings, NodeSettings, PathSett
 const OURS: [&str; 2] = ["kubepods", "coracle"];
 
 /// Poll interval while processes end.
-const PAUSE: Duration = Duration::from_millis(50);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Attempts to take the lock, with a termination of its holder before each.
 const LOCK_ATTEMPTS: u32 = 3;
@@ -182,7 +182,7 @@ async fn stop_holder(run_dir: &Path) -> anyhow::Result<()> {
         if ended? > 0 {
             return Ok(());
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(POLL_INTERVAL).await;
     }
     anyhow::bail!("process {pid} did not stop within a minute; end it and repeat the command")
 }
@@ -237,7 +237,7 @@ async fn remove_left_cgroups(root: &str, driver: CgroupDriver) -> anyhow::Result
     };
     for _ in 0..100 {
         match remove_cgroups(root, driver) {
-            Err(error) if is_busy(&error) => tokio::time::sleep(PAUSE).await,
+            Err(error) if is_busy(&error) => tokio::time::sleep(POLL_INTERVAL).await,
             removed => return removed,
         }
     }

@@ -24,9 +24,9 @@ const NAMESPACE: &str = "kube-system";
 const TYPE: &str = "bootstrap.kubernetes.io/token";
 /// The group whose members may request a node's certificate, as in kubeadm.
 const GROUP: &str = "system:bootstrappers:kubeadm:default-node-token";
-/// Key of tokens for one machine only. Tokens of kubeadm do not have it.
-const SINGLE: &str = "usage-single-node";
-/// Key with the name of that machine, written by the control plane.
+/// Key in the Secret of a token with which only one machine can join. Tokens of kubeadm do not have it.
+const SINGLE_NODE: &str = "usage-single-node";
+/// Key with the name of the node that has joined. The control plane writes it.
 const USED_BY: &str = "used-by-node";
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
 /// Timeout of the controller's signature of cluster-info, which normally takes milliseconds.
@@ -136,7 +136,7 @@ impl From<Join> for Joining {
     }
 }
 
-/// Creates a token, and waits until the cluster is published for its holder.
+/// Creates a token, and waits until `cluster-info` is signed with it.
 pub(super) async fn make(client: &Client, ttl: Duration, uses: UseLimit) -> anyhow::Result<Join> {
     let token = Token { id: random_text(6), secret: random_text(16) };
     let secrets: Api<Secret> = Api::namespaced(client.clone(), NAMESPACE);
@@ -147,8 +147,8 @@ pub(super) async fn make(client: &Client, ttl: Duration, uses: UseLimit) -> anyh
         .map_err(api_message)
         .context("cannot create the token")?;
     let published = tokio::time::timeout(SIGNATURE_TIMEOUT, published(client, &token)).await;
-    let PublishedCluster { server, authority } =
-        published.context("the cluster does not publish itself in kube-public/cluster-info")??;
+    let PublishedCluster { server, authority } = published
+        .context("timed out: the control plane has not signed kube-public/cluster-info with the token")??;
     Ok(Join { server, token, hash: CaHash::of(&authority)? })
 }
 
@@ -172,7 +172,7 @@ fn secret(token: &Token, ttl: Duration, uses: UseLimit, now: Timestamp) -> anyho
         "auth-extra-groups": GROUP,
     });
     if uses == UseLimit::Once {
-        data[SINGLE] = "true".into();
+        data[SINGLE_NODE] = "true".into();
     }
     if !ttl.is_zero() {
         let end = now.checked_add(ttl).context("--ttl is too long")?;
@@ -261,7 +261,7 @@ fn row(secret: &Secret, now: Timestamp) -> Row {
     };
     let is_set = |usage: &&str| text(&format!("usage-bootstrap-{usage}")).is_some_and(|used| used == "true");
     let usages = ["authentication", "signing"].into_iter().filter(is_set).collect();
-    let reusable = text(SINGLE).as_deref() != Some("true");
+    let reusable = text(SINGLE_NODE).as_deref() != Some("true");
     let used_by = text(USED_BY).filter(|_| !reusable);
     let machines = match &used_by {
         Some(node) => format!("used by {node}"),
@@ -342,10 +342,13 @@ mod tests {
         let now = "2026-01-01T00:00:00Z".parse().unwrap();
         let made = secret(&token, Duration::from_secs(3600), UseLimit::Once, now).unwrap();
         let data = made.string_data.unwrap();
-        assert_eq!((data["expiration"].as_str(), data[SINGLE].as_str()), ("2026-01-01T01:00:00Z", "true"));
+        assert_eq!(
+            (data["expiration"].as_str(), data[SINGLE_NODE].as_str()),
+            ("2026-01-01T01:00:00Z", "true")
+        );
         let endless = secret(&token, Duration::ZERO, UseLimit::Many, now).unwrap().string_data.unwrap();
         assert_eq!(made.metadata.name, Some(format!("bootstrap-token-{}", token.id)));
-        assert!(!endless.contains_key("expiration") && !endless.contains_key(SINGLE));
+        assert!(!endless.contains_key("expiration") && !endless.contains_key(SINGLE_NODE));
         assert!(format!("{}.{}", token.id, token.secret).parse::<Token>().is_ok());
     }
 
@@ -387,7 +390,7 @@ mod tests {
             secret.data.get_or_insert_default().insert(key.to_owned(), bytes);
             shown(&secret).machines
         };
-        assert_eq!(put(SINGLE, "true"), "one");
+        assert_eq!(put(SINGLE_NODE, "true"), "one");
         assert_eq!(put(USED_BY, "node-1"), "used by node-1");
     }
 }

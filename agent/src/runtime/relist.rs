@@ -21,7 +21,7 @@ use super::deadline::within;
 use super::{Events, RuntimeError};
 use crate::kubelet_metrics::relist as metrics;
 
-/// Pause between two lists: the kubelet's `genericPlegRelistPeriod`.
+/// Delay between two lists: the kubelet's `genericPlegRelistPeriod`.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Timeout of one list call.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);

@@ -18,8 +18,8 @@ use super::local_pods::LocalPods;
 use super::{STORE_AFTER, ServiceCache};
 use crate::checkpoint::Key;
 
-/// Pause between two writes, so that pods of other nodes whose readiness changes often do not wear the disk.
-const STORE_PAUSE: Duration = Duration::from_secs(30);
+/// Minimum time between two writes, so that pods of other nodes whose readiness changes often do not wear the disk.
+const MIN_STORE_INTERVAL: Duration = Duration::from_secs(30);
 /// Maximum slices, endpoints and ports that are stored for a namespace, counted together. A service that would exceed the
 /// maximum is left out.
 const ENTRIES_MAX: usize = 10_000;
@@ -163,7 +163,7 @@ impl ServiceCache {
             self.shared.unsaved_slices.more.notified().await;
             tokio::time::sleep(STORE_AFTER).await;
             self.blocking(Self::store_changed_slices).await;
-            tokio::time::sleep(STORE_PAUSE).await;
+            tokio::time::sleep(MIN_STORE_INTERVAL).await;
         }
     }
 

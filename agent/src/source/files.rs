@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{fs, io};
 
+use coracle_backoff::Backoff;
 use coracle_cni::DirectoryWatch;
-use coracle_connections::Backoff;
 use coracle_error_chain::chain;
 use k8s_openapi::api::core::v1::Pod;
 use tokio::sync::mpsc;
@@ -19,7 +19,7 @@ use super::PodChange;
 use super::manifest;
 use plan::{Content, ManifestFile, Plan, plan};
 
-/// Pause between a change and the read. A program that makes a file usually has written it then.
+/// Delay between a change and the read. In this time, a program usually completes a file that it creates.
 const SETTLE: Duration = Duration::from_millis(100);
 /// Interval of the reads without a reported change, as upstream's default of `fileCheckFrequency`. inotify does not
 /// report changes of a symbolic link's target and of a network file system, nor the replacement of a single manifest that

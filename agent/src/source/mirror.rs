@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use k8s_openapi::api::core::v1::{Node, Pod, PodStatus};
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, Request};
 use kube::{Api, Client, Resource as _};
@@ -43,13 +43,13 @@ struct Shared {
     changed: Notify,
 }
 
-/// Actions that wait, by their keys.
+/// Back-offs of actions, by the keys of the actions.
 #[derive(Debug, Default)]
-struct Pauses(HashMap<String, Paused>);
+struct ActionBackoffs(HashMap<String, ActionBackoff>);
 
 #[derive(Debug)]
-struct Paused {
-    until: Instant,
+struct ActionBackoff {
+    delay_end: Instant,
     backoff: Backoff,
 }
 
@@ -110,15 +110,15 @@ impl MirrorPods {
         health: &ApiHealth,
         mut node: watch::Receiver<Option<Arc<Node>>>,
     ) {
-        let mut pauses = Pauses::default();
+        let mut backoffs = ActionBackoffs::default();
         loop {
             let owner = node.borrow_and_update().as_deref().and_then(Owner::of);
             let actions = owner.map_or_else(Vec::new, |owner| self.lock().plan(&owner));
-            pauses.forget_old(Instant::now());
+            backoffs.forget_old(Instant::now());
             let (mut due, mut deletions): (Option<Instant>, usize) = (None, 0);
             for action in actions {
-                if let Some(paused) = pauses.until(&action.key(), Instant::now()) {
-                    due = Some(due.map_or(paused, |due| due.min(paused)));
+                if let Some(end) = backoffs.delay_end(&action.key(), Instant::now()) {
+                    due = Some(due.map_or(end, |due| due.min(end)));
                     continue;
                 }
                 if matches!(action, Action::Delete { .. }) {
@@ -129,12 +129,12 @@ impl MirrorPods {
                     deletions += 1;
                 }
                 match self.apply(client, health, &action).await {
-                    Ok(()) => pauses.succeeded(&action, Instant::now()),
+                    Ok(()) => backoffs.succeeded(&action, Instant::now()),
                     Err(error) => {
                         let (pod, error) = (action.name(), &error as &dyn std::error::Error);
                         tracing::warn!(pod, error, "cannot write a mirror pod");
-                        let until = pauses.pause(action.key(), Instant::now());
-                        due = Some(due.map_or(until, |due| due.min(until)));
+                        let end = backoffs.delay(action.key(), Instant::now());
+                        due = Some(due.map_or(end, |due| due.min(end)));
                     }
                 }
             }
@@ -204,33 +204,33 @@ fn if_present(response: Result<String, kube::Error>) -> Result<(), kube::Error> 
     }
 }
 
-// === impl Pauses ===
+// === impl ActionBackoffs ===
 
-impl Pauses {
-    /// The end of the action's pause. None if it is over.
-    fn until(&self, key: &str, now: Instant) -> Option<Instant> {
-        self.0.get(key).map(|paused| paused.until).filter(|until| *until > now)
+impl ActionBackoffs {
+    /// The end of the action's delay. None if it is over.
+    fn delay_end(&self, key: &str, now: Instant) -> Option<Instant> {
+        self.0.get(key).map(|action| action.delay_end).filter(|end| *end > now)
     }
 
-    /// Begins the next pause of an action, which is twice as long as the one before, and returns its end.
-    fn pause(&mut self, key: String, now: Instant) -> Instant {
+    /// Delays an action, twice as long as the last time. Returns the end of the delay.
+    fn delay(&mut self, key: String, now: Instant) -> Instant {
         let backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
-        let paused = self.0.entry(key).or_insert(Paused { until: now, backoff });
-        paused.until = now + paused.backoff.next_delay();
-        paused.until
+        let action = self.0.entry(key).or_insert(ActionBackoff { delay_end: now, backoff });
+        action.delay_end = now + action.backoff.next_delay();
+        action.delay_end
     }
 
-    /// Forgets pauses that ended long ago, for example of pods that do not exist any more.
+    /// Forgets back-offs whose delay ended long ago, for example of pods that do not exist any more.
     fn forget_old(&mut self, now: Instant) {
-        self.0.retain(|_, paused| now < paused.until + MAX_BACKOFF);
+        self.0.retain(|_, action| now < action.delay_end + MAX_BACKOFF);
     }
 
-    /// Ends the pauses of an action that has succeeded. A creation has succeeded when the mirror pod has a status. Before
+    /// Resets the back-off of an action that has succeeded. A creation has succeeded when the mirror pod has a status. Before
     /// that, for example if an admission webhook changes each mirror pod, the next creation waits.
     fn succeeded(&mut self, action: &Action, now: Instant) {
         match action {
             Action::Create { .. } => {
-                self.pause(action.key(), now);
+                self.delay(action.key(), now);
             }
             Action::Delete { .. } => drop(self.0.remove(&action.key())),
             Action::Report { uid, .. } => {
@@ -302,23 +302,23 @@ mod tests {
     }
 
     #[test]
-    fn repeated_creations_have_growing_pauses_until_a_status_is_written() {
-        let (mut pauses, now) = (Pauses::default(), Instant::now());
+    fn repeated_creations_have_growing_delays_until_a_status_is_written() {
+        let (mut backoffs, now) = (ActionBackoffs::default(), Instant::now());
         let create = Action::Create { uid: UID.to_owned(), pod: Box::default() };
         for seconds in [1, 2, 4, 8, 16, 32, 60, 60] {
-            pauses.succeeded(&create, now);
-            assert_eq!(pauses.until(&create.key(), now), Some(now + Duration::from_secs(seconds)));
+            backoffs.succeeded(&create, now);
+            assert_eq!(backoffs.delay_end(&create.key(), now), Some(now + Duration::from_secs(seconds)));
         }
         let key = coracle_values::object::Key::new("n", "web-n1");
         let (uid, mirror) = (UID.to_owned(), "m".to_owned());
         let report = Action::Report { uid, mirror, key, status: Box::default(), patch: json!({}) };
-        pauses.succeeded(&report, now);
-        assert_eq!(pauses.until(&create.key(), now), None);
-        let until = pauses.pause(create.key(), now);
-        pauses.forget_old(until);
-        assert_eq!(pauses.0.len(), 1, "the next pause is longer");
-        pauses.forget_old(until + MAX_BACKOFF);
-        assert!(pauses.0.is_empty());
+        backoffs.succeeded(&report, now);
+        assert_eq!(backoffs.delay_end(&create.key(), now), None);
+        let end = backoffs.delay(create.key(), now);
+        backoffs.forget_old(end);
+        assert_eq!(backoffs.0.len(), 1, "the next delay is longer");
+        backoffs.forget_old(end + MAX_BACKOFF);
+        assert!(backoffs.0.is_empty());
     }
 
     #[tokio::test(start_paused = true)]

@@ -20,8 +20,8 @@ const FINALIZER: &str = "coracle.dev/local-volume";
 const PROTECTION: &str = "kubernetes.io/pv-protection";
 /// Timeout of a watch request.
 const RENEWAL_SECONDS: u32 = 1500;
-/// Pause after a failure.
-const PAUSE: Duration = Duration::from_secs(10);
+/// Delay before failed volumes are tried again.
+const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// Removals of volumes.
 static REMOVALS: FileWork = FileWork::new(1);
@@ -64,7 +64,7 @@ pub(crate) async fn run(client: Client, node: String, directories: Directories) 
                     Vec::new()
                 }
             },
-            () = tokio::time::sleep(PAUSE), if !failed.is_empty() => {
+            () = tokio::time::sleep(RETRY_DELAY), if !failed.is_empty() => {
                 std::mem::take(&mut failed).into_values().collect()
             }
         };

@@ -23,14 +23,14 @@ use super::token::Token;
 use super::{Shared, Target, VolumeContext, atomic, lock, ownership};
 use crate::event_recorder::Level;
 
-/// Pause before a failed write is retried.
-const RETRY: Duration = Duration::from_secs(30);
+/// Delay before a failed write is retried.
+const WRITE_RETRY_DELAY: Duration = Duration::from_secs(30);
 
-/// The pause after a refresh is at least this many times the duration of the refresh. So an object that changes all the
-/// time does not keep a processor busy.
-const PAUSE_FACTOR: u32 = 20;
-/// Maximum of that pause.
-const PAUSE_MAX: Duration = Duration::from_secs(10);
+/// The delay after a refresh is this many times the duration of the refresh, up to [`DELAY_MAX`]. So an object that
+/// changes all the time does not keep a processor busy.
+const DELAY_FACTOR: u32 = 20;
+/// Maximum delay after a refresh.
+const DELAY_MAX: Duration = Duration::from_secs(10);
 /// Minimum bytes of a large volume, with a page for each file. Only one large volume is written at a time.
 const LARGE: usize = 1 << 20;
 
@@ -143,7 +143,7 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, written: Written) {
             }
             let began = Instant::now();
             let Some(next) = write_again(&weak, &mut of, &sources).await else { return };
-            tokio::time::sleep(pause_after(began.elapsed())).await;
+            tokio::time::sleep(delay_after(began.elapsed())).await;
             triggers = next;
         }
     });
@@ -191,9 +191,9 @@ pub(super) fn page_size() -> usize {
     found.and_then(|bytes| usize::try_from(bytes).ok()).filter(|bytes| *bytes > 0).unwrap_or(4096)
 }
 
-/// The pause after a refresh of this duration.
-fn pause_after(duration: Duration) -> Duration {
-    duration.saturating_mul(PAUSE_FACTOR).min(PAUSE_MAX)
+/// The delay after a refresh of this duration.
+fn delay_after(duration: Duration) -> Duration {
+    duration.saturating_mul(DELAY_FACTOR).min(DELAY_MAX)
 }
 
 /// Runs long work of a task. Before the work starts, tokio moves the other tasks of this thread to another thread.
@@ -218,7 +218,7 @@ async fn refresh(ctx: &VolumeContext, pod: &Pod, sources: &[Source]) -> Option<D
                 let is_of_token = matches!(error, SetUpError::Token(_));
                 let renew_in = if is_of_token { None } else { source.renew_tokens(ctx, pod).await };
                 source.report_refusal(ctx, pod, error);
-                renew_in.into_iter().chain((!is_waiting).then_some(RETRY)).min()
+                renew_in.into_iter().chain((!is_waiting).then_some(WRITE_RETRY_DELAY)).min()
             }
         };
         next = next.into_iter().chain(due).min();
@@ -342,7 +342,7 @@ impl Source {
                 Ok(due) => due,
                 Err(error) => {
                     self.log(pod, &error);
-                    RETRY
+                    WRITE_RETRY_DELAY
                 }
             };
             next = next.into_iter().chain([due]).min();
@@ -445,8 +445,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_long_refresh_is_followed_by_a_long_pause() {
-        let pauses = [0, 5, 400, 60_000].map(|millis| pause_after(Duration::from_millis(millis)).as_millis());
-        assert_eq!(pauses, [0, 100, 8_000, 10_000]);
+    fn a_long_refresh_delays_the_next_one_longer() {
+        let delays = [0, 5, 400, 60_000].map(|millis| delay_after(Duration::from_millis(millis)).as_millis());
+        assert_eq!(delays, [0, 100, 8_000, 10_000]);
     }
 }

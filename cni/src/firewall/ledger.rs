@@ -1,4 +1,4 @@
-//! The table's content, counted by claim, and what changed in it since the last transaction. Pure.
+//! The content of the table with the number of claims on it, and its changes since the last transaction. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;

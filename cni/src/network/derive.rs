@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_backoff::Backoff;
 use futures::future::BoxFuture;
 use serde_json::{Map, Value};
 use tracing::{debug, warn};
@@ -157,15 +158,14 @@ impl Network {
     fn spawn_gc(&self) {
         let (network, number) = (self.weak(), self.inner.gc_lock.begin());
         tokio::spawn(async move {
-            let mut backoff = FIRST_BACKOFF;
+            let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
             loop {
                 let Some(here) = network() else { return };
                 if here.collect_all().await {
                     return;
                 }
                 drop(here);
-                tokio::time::sleep(backoff).await;
-                backoff = MAX_BACKOFF.min(2 * backoff);
+                tokio::time::sleep(backoff.next_delay()).await;
                 if network().is_none_or(|here| !here.inner.gc_lock.is_newest(number)) {
                     return;
                 }

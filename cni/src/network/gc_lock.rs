@@ -12,6 +12,7 @@ use tokio::sync::{RwLock, RwLockReadGuard, watch};
 /// Longest wait of a pod for a GC.
 const MAX_POD_WAIT: Duration = Duration::from_secs(5);
 
+/// The lock, which lets either a GC run or attachments be recorded.
 pub(super) struct GcLock {
     lock: RwLock<()>,
     /// Number of attachments that wait for the running GC.

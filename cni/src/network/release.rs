@@ -10,6 +10,7 @@ use std::collections::BTreeSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coracle_backoff::Backoff;
 use tracing::warn;
 
 use super::Network;
@@ -85,10 +86,9 @@ impl Network {
         if self.inner.releases.add_failed(id) {
             let network = self.weak();
             tokio::spawn(async move {
-                let mut backoff = FIRST_BACKOFF;
+                let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
                 loop {
-                    tokio::time::sleep(backoff).await;
-                    backoff = MAX_BACKOFF.min(2 * backoff);
+                    tokio::time::sleep(backoff.next_delay()).await;
                     let Some(network) = network() else { return };
                     if network.retry_removals().await {
                         return;

@@ -13,7 +13,7 @@ use crate::spec::list::List;
 use crate::watch::Watch;
 
 /// Delay before the configuration is read and watched again after a failure.
-const PAUSE: Duration = Duration::from_secs(10);
+const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 impl Network {
     /// Reads the configuration directory again. Existing attachments do not change.
@@ -70,10 +70,10 @@ impl Network {
             loop {
                 let Err(error) = reload_on_change(&dir, &network, &mut seen).await else { return };
                 if !std::mem::replace(&mut logged, true) {
-                    let seconds = PAUSE.as_secs();
+                    let seconds = RETRY_DELAY.as_secs();
                     warn!(%error, seconds, "cannot watch the network configuration, reading it periodically");
                 }
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_DELAY).await;
             }
         });
         let mut tasks = inner.tasks.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

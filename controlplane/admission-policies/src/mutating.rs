@@ -16,7 +16,8 @@ pub struct MutatingPolicy {
     pub again: bool,
     conditions: Conditions,
     shared: Shared,
-    broken: Option<String>,
+    /// The error of the first variable that does not compile.
+    variable_error: Option<String>,
     mutations: Vec<Mutation>,
 }
 
@@ -39,7 +40,7 @@ impl MutatingPolicy {
     /// Compiles a `spec`. An expression that does not compile fails when it is evaluated.
     pub fn read(spec: &Value) -> MutatingPolicy {
         let has_params = spec["paramKind"].is_object();
-        let (expressions, broken) = read_variables(spec, has_params);
+        let (expressions, variable_error) = read_variables(spec, has_params);
         let mutations = spec["mutations"].as_array().into_iter().flatten().map(|mutation| {
             let (field, expected) = match mutation["patchType"].as_str() {
                 Some("JSONPatch") => ("jsonPatch", ResultType::JsonPatch),
@@ -53,7 +54,7 @@ impl MutatingPolicy {
             again: spec["reinvocationPolicy"] == "IfNeeded",
             conditions: Conditions::read(&spec["matchConditions"], has_params),
             shared: expressions.into_shared(),
-            broken,
+            variable_error,
             mutations,
         }
     }
@@ -63,8 +64,8 @@ impl MutatingPolicy {
     /// # Errors
     /// A condition failed, or the policy does not compile.
     pub fn matches(&self, input: &Input<'_>) -> Result<bool, String> {
-        match &self.broken {
-            Some(broken) => Err(broken.clone()),
+        match &self.variable_error {
+            Some(variable_error) => Err(variable_error.clone()),
             None => self.conditions.matches(input),
         }
     }

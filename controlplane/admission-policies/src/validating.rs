@@ -21,7 +21,8 @@ pub struct ValidatingPolicy {
     pub fails: bool,
     conditions: Conditions,
     shared: Shared,
-    broken: Option<String>,
+    /// The error of the first variable that does not compile.
+    variable_error: Option<String>,
     validations: Vec<Validation>,
     annotations: Vec<(String, Compiled)>,
 }
@@ -61,7 +62,7 @@ impl ValidatingPolicy {
     /// Compiles a `spec`. An expression that does not compile fails when it is evaluated.
     pub fn read(spec: &Value) -> ValidatingPolicy {
         let has_params = spec["paramKind"].is_object();
-        let (expressions, broken) = read_variables(spec, has_params);
+        let (expressions, variable_error) = read_variables(spec, has_params);
         let list = |field: &str| spec[field].as_array().map_or(&[][..], Vec::as_slice);
         let validations = list("validations").iter().map(|one| Validation::read(one, &expressions)).collect();
         let annotations = list("auditAnnotations")
@@ -75,7 +76,7 @@ impl ValidatingPolicy {
             fails: spec["failurePolicy"] != "Ignore",
             conditions: Conditions::read(&spec["matchConditions"], has_params),
             shared: expressions.into_shared(),
-            broken,
+            variable_error,
             validations,
             annotations,
         }
@@ -88,8 +89,8 @@ impl ValidatingPolicy {
             let denial = Denial { index: 0, message, reason: "Invalid".to_owned() };
             if self.fails { vec![denial] } else { Vec::new() }
         };
-        if let Some(broken) = &self.broken {
-            outcome.denials = failed(broken.clone());
+        if let Some(variable_error) = &self.variable_error {
+            outcome.denials = failed(variable_error.clone());
             return outcome;
         }
         match self.conditions.matches(input) {
@@ -183,15 +184,15 @@ impl Validation {
 /// Compiles the variables. The text is the error of the first variable that does not compile.
 pub(crate) fn read_variables(spec: &Value, has_params: bool) -> (Expressions, Option<String>) {
     let mut expressions = Expressions::with_variables(has_params);
-    let mut broken = None;
+    let mut variable_error = None;
     for variable in spec["variables"].as_array().into_iter().flatten() {
         let name = variable["name"].as_str().unwrap_or_default();
         let source = variable["expression"].as_str().unwrap_or_default();
         if let Err(error) = expressions.add_variable(name, source) {
-            broken.get_or_insert(format!("variable '{name}': {error}"));
+            variable_error.get_or_insert(format!("variable '{name}': {error}"));
         }
     }
-    (expressions, broken)
+    (expressions, variable_error)
 }
 
 pub(crate) fn compile(expressions: &Expressions, source: &Value, expected: ResultType) -> Compiled {

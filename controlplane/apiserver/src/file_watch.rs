@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use sha2::{Digest as _, Sha256};
 use tokio::net::unix::pipe;

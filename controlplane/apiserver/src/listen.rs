@@ -21,7 +21,8 @@ use std::{
 
 use bytes::Bytes;
 use coracle_connections::{
-    ACCEPT_PAUSE, ConnectionPermit, Connections, LogLimit, PermitStream, Share, UNCERTIFIED_HEADER, handshake,
+    ACCEPT_RETRY_DELAY, ConnectionPermit, Connections, LogLimit, PermitStream, Share, UNCERTIFIED_HEADER,
+    handshake,
 };
 use futures::FutureExt as _;
 use http::{Request, Response};
@@ -116,7 +117,7 @@ impl Apiserver {
                     if let Some(suppressed) = failures.allow(IpAddr::V4(Ipv4Addr::UNSPECIFIED)) {
                         tracing::warn!(%error, suppressed, "cannot accept a connection");
                     }
-                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                    tokio::time::sleep(ACCEPT_RETRY_DELAY).await;
                 }
             }
         }

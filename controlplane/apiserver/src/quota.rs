@@ -29,12 +29,20 @@ use crate::{
     quota_locks::{QuotaLock, QuotaPermit, slot},
 };
 
-/// Checks a create, or an update of the given part, against the quotas of the namespace. `name` is used in errors.
+/// An update of an object.
+#[derive(Clone, Copy)]
+pub(crate) struct Update<'a> {
+    pub(crate) old: &'a Value,
+    /// The updated part.
+    pub(crate) part: Part,
+}
+
+/// Checks a create, or an update, against the quotas of the namespace. `name` is used in errors.
 pub(crate) async fn charge(
     call: &Call,
     name: &str,
     object: &Value,
-    old: Option<(&Value, Part)>,
+    update: Option<Update<'_>>,
 ) -> Result<QuotaLock> {
     let namespace = call.namespace();
     let plugins = &call.state.admission.plugins;
@@ -44,13 +52,13 @@ pub(crate) async fn charge(
     // Objects that no quota tracks, for example events, do not wait for the commits of objects that a quota tracks.
     let is_tracked = || call.state.cache.quotas.lock().track(namespace, &call.kind);
     let is_checked = !plugins.limited.is_empty() || is_tracked();
-    if !is_checked || !is_charged(&call.kind, object, old) {
+    if !is_checked || !is_charged(&call.kind, object, update) {
         return Ok(None);
     }
     let lock = call.state.quota_locks.lock(namespace).await;
     // The guard is read before the accounts, so the accounts contain all uses up to the revision of the guard.
     let guard = needs_guard(call).then(|| call.state.cache.quota_guard(slot(namespace)));
-    let uses = check(call, name, object, old.map(|(old, _)| old))?;
+    let uses = check(call, name, object, update.map(|update| update.old))?;
     Ok((uses && !call.dry_run()?).then_some(QuotaPermit::new(lock, guard)))
 }
 
@@ -59,9 +67,9 @@ fn needs_guard(call: &Call) -> bool {
     call.state.store.is_shared() && !call.kind.stored_as().volatile && !is_allocated(&call.kind)
 }
 
-/// Whether a request can change the use of a quota. `old` is set for updates: the old object and the updated part.
-fn is_charged(kind: &Resource, object: &Value, old: Option<(&Value, Part)>) -> bool {
-    let Some((old, part)) = old else { return true };
+/// Whether a request can change the use of a quota. Each create can.
+fn is_charged(kind: &Resource, object: &Value, update: Option<Update<'_>>) -> bool {
+    let Some(Update { old, part }) = update else { return true };
     match (&*kind.group, &*kind.plural, part) {
         ("", "pods", Part::Resize) => true,
         // An initializer may change the resources of a pod.

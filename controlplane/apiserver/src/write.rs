@@ -319,7 +319,7 @@ async fn prepared(
     call.state.admission.validate_after(&attributes, &new).await?;
     let charged = match part {
         Part::Main | Part::Status | Part::Resize => {
-            quota::charge(call, &name, &new, Some((old, part))).await?
+            quota::charge(call, &name, &new, Some(quota::Update { old, part })).await?
         }
         _ => None,
     };

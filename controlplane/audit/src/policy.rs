@@ -27,7 +27,7 @@ pub enum Stage {
     ResponseStarted,
     /// The response is complete.
     ResponseComplete,
-    /// The handler failed. This server has no such stage; policies may name it.
+    /// The handler panicked. This server never reports this stage, but a policy may contain it.
     Panic,
 }
 

@@ -1,4 +1,4 @@
-//! Regular expressions of Go (`regexp/syntax`) on the crate `regex`, which also takes linear time.
+//! Regular expressions of Go (`regexp/syntax`), translated for the crate `regex`. Both match in linear time.
 //!
 //! The syntaxes differ. In Go `\d`, `\w`, `\s` and `\b` are ASCII, a brace without a repetition is a plain character,
 //! and classes have no set operations.
@@ -21,10 +21,10 @@ const MAX_NESTING: u32 = 100;
 /// compiled form applies. Usually the compiled form of a longer text exceeds [`MAX_BYTES`].
 const MAX_TEXT: usize = 32 << 10;
 
-/// Maximum number of characters that are looked up to fold the case of an expression. This takes about 0.1 s.
+/// Maximum number of characters whose other case the crate looks up for one expression. The look-ups take about 0.1 s.
 const MAX_FOLDED: u64 = 4 << 20;
 
-/// Characters that are looked up to fold a class such as `\pL`.
+/// Number of these look-ups for a class such as `\pL`.
 const CLASS_FOLDED: u64 = 128 << 10;
 
 /// Compiles a regular expression in Go's syntax, with a limit on its size in bytes.

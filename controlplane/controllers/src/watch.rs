@@ -3,7 +3,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_watch::{Backoff, Config, Error};
+use coracle_backoff::Backoff;
+use coracle_watch::{Config, Error};
 use futures::StreamExt;
 use kube::{Api, Client};
 
@@ -14,9 +15,9 @@ use crate::object::Object;
 const FIRST_BACKOFF: Duration = Duration::from_millis(20);
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
 
-/// Delay between failed attempts.
-pub(crate) const fn retry() -> Backoff {
-    Backoff::new(FIRST_BACKOFF, MAX_BACKOFF)
+/// The back-off of failed requests.
+pub(crate) const fn request_backoff() -> Backoff {
+    Backoff::new(FIRST_BACKOFF, MAX_BACKOFF).with_jitter()
 }
 
 /// Watches a kind and updates the cache, forever.
@@ -49,13 +50,13 @@ pub(crate) async fn feed_if_permitted<K: Object>(client: Client, cache: Arc<Cach
 /// Does the same as [`feed`], for a built-in kind that is disabled by default. The API server is asked once whether it
 /// serves the kind: that is fixed at the start of the server.
 pub(crate) async fn feed_if_enabled<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
-    let mut backoff = retry();
+    let mut backoff = request_backoff();
     loop {
         match client.list_api_group_resources(&K::api_version(&())).await {
             Ok(list) if list.resources.iter().any(|resource| resource.name == K::plural(&())) => break,
             Ok(_) => return std::future::pending().await,
             Err(error) if crate::error::is_not_found(&error) => return std::future::pending().await,
-            Err(_) => backoff.wait().await,
+            Err(_) => tokio::time::sleep(backoff.next_delay()).await,
         }
     }
     feed(client, cache, config).await;
@@ -89,7 +90,7 @@ async fn follow<K: Object>(
 async fn verify<K: Object>(client: &Client, cache: &Cache<K>, unverified: Unverified) {
     let namespace = &unverified.key.namespace;
     let url = K::url_path(&(), (!namespace.is_empty()).then_some(namespace));
-    let mut backoff = retry();
+    let mut backoff = request_backoff();
     loop {
         let request = kube::api::Request::new(url.clone()).get(&unverified.key.name, &Default::default());
         let Ok(request) = request else { return cache.remove_missing(&unverified) };
@@ -97,7 +98,7 @@ async fn verify<K: Object>(client: &Client, cache: &Cache<K>, unverified: Unveri
             Ok(found) if found.uid() == unverified.uid => return,
             Ok(_) => return cache.remove_missing(&unverified),
             Err(error) if crate::error::is_not_found(&error) => return cache.remove_missing(&unverified),
-            Err(_) => backoff.wait().await,
+            Err(_) => tokio::time::sleep(backoff.next_delay()).await,
         }
     }
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use crate::schema::{Additional, Schema};
 use crate::violation::Path;
 
-/// Maximum number of recorded paths. The path of each can be as long as the object's keys.
+/// Maximum number of recorded paths. One path can be as long as all keys of the object.
 const MAX_PATHS: usize = 100;
 
 /// Removes unknown fields of a custom resource. Returns their paths, sorted. `apiVersion`, `kind` and `metadata` of the

@@ -39,9 +39,9 @@ pub(crate) struct Admitted {
 #[derive(Default)]
 pub(crate) struct Correlator {
     hashers: [RandomState; 2],
-    /// By component and uid.
+    /// Limits on the events about one object, by component and uid.
     buckets: HashMap<Digest, ObjectLimit>,
-    /// By the identity without message.
+    /// Groups of similar events, by the identity without the message.
     similar: HashMap<Digest, Similar>,
 }
 

@@ -14,6 +14,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use coracle_backoff::Backoff;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event as ApiEvent, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -157,14 +158,13 @@ impl Sender {
 
     /// Sends an event, and retries until the API server is available.
     async fn deliver(&mut self, admitted: Admitted, record: &Record) {
-        let mut backoff = FIRST_BACKOFF;
+        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         while let Err(error) = self.send(admitted, record).await {
             tracing::debug!(error = &error as &dyn std::error::Error, "cannot send an event");
             if !is_unavailable(&error) {
                 return;
             }
-            tokio::time::sleep(backoff).await;
-            backoff = (backoff * 2).min(MAX_BACKOFF);
+            tokio::time::sleep(backoff.next_delay()).await;
         }
     }
 

@@ -1,18 +1,16 @@
 //! Reserves the volumes and devices of a pod on its node before the pod is bound.
 
-use coracle_values::object::Key;
-
 use crate::config::Profile;
 use crate::decide::reserve_failed;
 use crate::devices::Reservations;
 use crate::object::Pod;
 use crate::snapshot::Snapshot;
-use crate::volumes::Choice;
+use crate::volumes::ChosenVolume;
 
 /// The volumes and the devices that are reserved for a pod.
 #[derive(Debug, Default)]
 pub(crate) struct Reserved {
-    pub(crate) volumes: Vec<(Key, Choice)>,
+    pub(crate) volumes: Vec<ChosenVolume>,
     pub(crate) devices: Reservations,
 }
 

@@ -20,7 +20,7 @@ use crate::object::{Node, Pod};
 use crate::placed::{Placed, RecentLabels};
 use crate::request::HostPort;
 use crate::selectors::Selectors;
-use crate::volumes::{Choice, Disks, NodeVolumes, VolumeUsage, Volumes};
+use crate::volumes::{ChosenVolume, Disks, NodeVolumes, VolumeUsage, Volumes};
 
 /// The node annotation with the size of the disk that has the node's local volumes. The agent sets it if the disk
 /// enforces sizes of volumes.
@@ -407,7 +407,7 @@ impl Snapshot {
         pod: &Pod,
         profile: &Profile,
         node: &str,
-    ) -> Result<Vec<(Key, Choice)>, String> {
+    ) -> Result<Vec<ChosenVolume>, String> {
         if !profile.filters_by("VolumeBinding") {
             return Ok(Vec::new());
         }

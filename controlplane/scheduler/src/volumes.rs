@@ -77,6 +77,13 @@ pub(crate) enum Choice {
     Provision,
 }
 
+/// The choice for one claim of a pod.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ChosenVolume {
+    pub(crate) claim: Key,
+    pub(crate) choice: Choice,
+}
+
 impl Default for Volumes {
     fn default() -> Self {
         let shared = Shared { state: Mutex::default(), changes: watch::Sender::new(0) };
@@ -154,14 +161,14 @@ impl Volumes {
         &self,
         pod: &Pod,
         node: &crate::node_properties::NodeProperties,
-    ) -> Result<Vec<(Key, Choice)>, String> {
+    ) -> Result<Vec<ChosenVolume>, String> {
         if pod.spec.volumes.is_empty() {
             return Ok(Vec::new());
         }
         // Hold the lock from the choice to the reservation. Otherwise the watch could deliver changes in between.
         let mut state = self.lock();
         let chosen = filter::of_pod(&state, pod)?.choices(node).map_err(str::to_owned)?;
-        for (claim, choice) in &chosen {
+        for ChosenVolume { claim, choice } in &chosen {
             if let Choice::Existing(volume) = choice {
                 state.reserved.insert(volume.clone(), claim.clone());
             }
@@ -170,9 +177,9 @@ impl Volumes {
     }
 
     /// Releases the volumes that were reserved for a pod whose binding failed.
-    pub(crate) fn release(&self, chosen: &[(Key, Choice)]) {
+    pub(crate) fn release(&self, chosen: &[ChosenVolume]) {
         let mut state = self.lock();
-        for (claim, choice) in chosen {
+        for ChosenVolume { claim, choice } in chosen {
             if let Choice::Existing(volume) = choice
                 && state.reserved.get(volume) == Some(claim)
             {

@@ -37,8 +37,8 @@ mod api {
 const COMPACTION_INTERVAL: Duration = Duration::from_secs(300);
 /// Maximum time that a starting server waits for etcd.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
-/// Pause between attempts to reach etcd at the start.
-const START_PAUSE: Duration = Duration::from_secs(1);
+/// Delay between attempts to reach etcd at the start.
+const START_RETRY_DELAY: Duration = Duration::from_secs(1);
 
 /// Settings of the store on etcd.
 #[derive(Debug)]
@@ -59,7 +59,16 @@ pub struct EtcdTls {
     /// Certificate authorities that sign etcd's certificates.
     pub authority: PathBuf,
     /// The client's certificate and key, if etcd verifies clients.
-    pub identity: Option<(PathBuf, PathBuf)>,
+    pub identity: Option<EtcdIdentity>,
+}
+
+/// Files of a client certificate for etcd and its key, in PEM.
+#[derive(Clone, Debug)]
+pub struct EtcdIdentity {
+    /// The certificate and its intermediate authorities.
+    pub certificate: PathBuf,
+    /// The private key.
+    pub key: PathBuf,
 }
 
 /// A store in etcd.
@@ -202,7 +211,7 @@ impl Shared {
                 Err(error) if tokio::time::Instant::now() >= until => return Err(error),
                 Err(error) => tracing::warn!(%error, "waiting for etcd"),
             }
-            tokio::time::sleep(START_PAUSE).await;
+            tokio::time::sleep(START_RETRY_DELAY).await;
         }
     }
 

@@ -24,5 +24,5 @@ pub use backup::{Backup, BackupHead, BackupSummary, verify_backup};
 pub use codec::Sealing;
 pub use embedded::{Embedded, EmbeddedOptions, restore};
 pub use error::Error;
-pub use etcd::{Etcd, EtcdOptions, EtcdTls};
+pub use etcd::{Etcd, EtcdIdentity, EtcdOptions, EtcdTls};
 pub use store::{Commit, Entry, Event, Expect, Guard, Health, Page, Range, Store, Tier, Watch, Write};

@@ -1,5 +1,5 @@
-//! A token bucket, for rate limits. It has no clock: the caller passes the time since the last call, of the clock that
-//! its other data have.
+//! A token bucket, for rate limits. The bucket has no clock. The caller passes the time since the last call, so callers
+//! can use different clocks.
 
 use std::time::Duration;
 

@@ -35,17 +35,17 @@ mod v1 {
 }
 
 /// Maximum time in which the signer must become ready at the start.
-const START: Duration = Duration::from_secs(60);
-/// Pause between two attempts at the start.
-const PAUSE: Duration = Duration::from_secs(2);
-/// Time until the keys are fetched again after a failed fetch.
-const RETRY: Duration = Duration::from_secs(10);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
+/// Delay between two attempts at the start.
+const START_RETRY_DELAY: Duration = Duration::from_secs(2);
+/// Delay before a failed fetch of the keys is retried.
+const FETCH_RETRY_DELAY: Duration = Duration::from_secs(10);
 /// Maximum time until the keys are fetched again.
 const MAX_AGE: Duration = Duration::from_secs(24 * 3600);
 /// Minimum time between two fetches for tokens with unknown keys. Anyone can send such tokens.
-const INTERVAL: Duration = Duration::from_secs(1);
-/// Minimum of the signer's `max_token_expiration_seconds`, its own limit on the validity of tokens. In seconds.
-const MIN_SECONDS: i64 = 600;
+const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(1);
+/// Smallest permitted value of `max_token_expiration_seconds`, the signer's limit on the validity of tokens.
+const MIN_EXPIRATION_LIMIT: i64 = 600;
 /// Maximum bytes of a token's header.
 const MAX_HEADER: usize = 4 << 10;
 
@@ -96,13 +96,13 @@ struct Header {
 // === impl TokenSigner ===
 
 impl TokenSigner {
-    /// Connects with the signer, and fetches its keys. A task fetches the keys again and again until `shutdown` is
+    /// Connects with the signer, and fetches its keys. A task fetches the keys repeatedly until `shutdown` is
     /// cancelled. The endpoint is the path of a unix socket; an abstract address begins with `@`.
     ///
     /// # Errors
     /// The signer is not ready within a minute, or returned an invalid response.
     pub async fn connect(endpoint: &str, shutdown: CancellationToken) -> Result<Arc<Self>, Error> {
-        let signer = Self::connect_within(START, endpoint).await?;
+        let signer = Self::connect_within(START_TIMEOUT, endpoint).await?;
         tokio::spawn({
             let signer = signer.clone();
             async move { shutdown.run_until_cancelled(signer.refresh()).await }
@@ -117,7 +117,7 @@ impl TokenSigner {
             match Self::of(client.clone()).await {
                 Err(error @ Error::Call { .. }) if begin.elapsed() < limit => {
                     tracing::info!(%error, "waiting for the token signer");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(START_RETRY_DELAY).await;
                 }
                 outcome => return outcome.map(Arc::new),
             }
@@ -126,8 +126,9 @@ impl TokenSigner {
 
     async fn of(client: Client) -> Result<Self, Error> {
         let max_seconds = client.max_seconds().await?;
-        if max_seconds < MIN_SECONDS {
-            let reason = format!("max_token_expiration_seconds is {max_seconds}, less than {MIN_SECONDS}");
+        if max_seconds < MIN_EXPIRATION_LIMIT {
+            let reason =
+                format!("max_token_expiration_seconds is {max_seconds}, less than {MIN_EXPIRATION_LIMIT}");
             return Err(client.invalid("Metadata", reason));
         }
         let keys = ArcSwap::from_pointee(client.keys().await?);
@@ -191,7 +192,7 @@ impl TokenSigner {
     /// Fetches the keys for a token that names an unknown key. Does nothing within a second after such a fetch.
     pub async fn fetch_unknown(&self, token: &str) {
         let mut fetched = self.fetched.lock().await;
-        if !self.is_unknown(token) || fetched.is_some_and(|last| last.elapsed() < INTERVAL) {
+        if !self.is_unknown(token) || fetched.is_some_and(|last| last.elapsed() < MIN_FETCH_INTERVAL) {
             return;
         }
         if let Err(error) = self.fetch().await {
@@ -227,7 +228,7 @@ impl TokenSigner {
                 Ok(()) => self.keys.load().max_age,
                 Err(error) => {
                     tracing::warn!(%error, "cannot fetch the keys of the token signer; keeping the known keys");
-                    RETRY
+                    FETCH_RETRY_DELAY
                 }
             };
         }

@@ -28,7 +28,7 @@ pub struct TimeZone(String);
 /// The text is not a schedule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ScheduleError {
-    /// Too long to be read.
+    /// The text is longer than 1024 bytes.
     #[error("must be no more than {MAX_BYTES} bytes")]
     TooLong,
     /// Not five fields.

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use coracle_backoff::Backoff;
 use kube::api::{ListParams, WatchParams};
-
-use crate::backoff::Backoff;
 
 /// Default timeout of a watch request, in seconds.
 const TIMEOUT_SECONDS: u32 = 290;
@@ -50,7 +49,7 @@ impl Default for Config {
             labels: None,
             fields: None,
             timeout: TIMEOUT_SECONDS,
-            backoff: Backoff::new(FIRST_BACKOFF, MAX_BACKOFF),
+            backoff: Backoff::new(FIRST_BACKOFF, MAX_BACKOFF).with_jitter(),
             max_unserved_backoff: MAX_BACKOFF,
             is_optional: false,
             page_size: PAGE_SIZE,
@@ -93,10 +92,10 @@ impl Config {
         self
     }
 
-    /// First and maximum back-off after failures.
+    /// First and maximum back-off after failures. The watch adds jitter to each delay.
     #[must_use]
     pub fn backoff(mut self, first: Duration, max: Duration) -> Self {
-        (self.backoff, self.max_unserved_backoff) = (Backoff::new(first, max), max);
+        (self.backoff, self.max_unserved_backoff) = (Backoff::new(first, max).with_jitter(), max);
         self
     }
 

@@ -8,11 +8,10 @@
 //! ```
 //!
 //! [`Watch`] decodes objects; everything else is in `raw`. The code in `raw` does not depend on the type of the
-//! objects, so it is compiled once. The watch itself repeats a failed request after a back-off (see [`Backoff`]), so a
-//! caller only reads the stream. After a failure of the watch, events continue from the last resource version.
+//! objects, so it is compiled once. The watch itself repeats a failed request after a back-off, so a caller only
+//! reads the stream. After a failure of the watch, events continue from the last resource version.
 //! Objects are listed again if the server no longer has that version.
 
-mod backoff;
 mod config;
 mod error;
 mod json;
@@ -31,7 +30,6 @@ use futures::Stream;
 use kube::{Api, Resource};
 use serde::de::DeserializeOwned;
 
-pub use backoff::Backoff;
 pub use config::Config;
 pub use error::Error;
 pub use object::{WatchObject, watch_object};

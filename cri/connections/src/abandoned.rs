@@ -210,6 +210,7 @@ impl Observe for ReadObserver {
 
 #[cfg(test)]
 mod tests {
+    use coracle_testing::until_yielding;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpListener, TcpStream};
     use tokio::time::timeout;
@@ -248,9 +249,11 @@ mod tests {
 
     /// Returns when the kernel has seen the client in this state.
     async fn until(permit: &ConnectionPermit, state: ClientState) {
-        while permit.socket.client() != state {
-            tokio::task::yield_now().await;
-        }
+        let found = || match permit.socket.client() {
+            client if client == state => Ok(()),
+            client => Err(format!("{client:?}")),
+        };
+        until_yielding(&format!("a client in the state {state:?}"), 10, found).await;
     }
 
     #[tokio::test(start_paused = true)]

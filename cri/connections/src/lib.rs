@@ -8,11 +8,8 @@
 //!   connections.
 //! - If the port is full and a source with fewer connections tries to connect, the source with the most connections
 //!   loses its newest one. A later attempt then succeeds.
-//!
-//! The crate also has the back-off that retries of clients use ([`Backoff`]).
 
 mod abandoned;
-mod backoff;
 mod log_limit;
 mod observed;
 mod permit_stream;
@@ -28,7 +25,6 @@ use tokio::net::TcpStream;
 use tokio_util::sync::CancellationToken;
 
 pub use abandoned::{Abandonment, ReadObserver, ReadWatch, watch_reads};
-pub use backoff::Backoff;
 pub use log_limit::LogLimit;
 pub use observed::{Observe, Observed};
 pub use permit_stream::{HeldPermit, PermitStream};
@@ -42,8 +38,8 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// commands fit. The limit is needed, because any client can make the server keep a header until the request is
 /// authenticated.
 pub const UNCERTIFIED_HEADER: usize = 64 << 10;
-/// Pause after a failed accept, for example without free descriptors.
-pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Delay after a failed accept, for example without free descriptors.
+pub const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Limits of one port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

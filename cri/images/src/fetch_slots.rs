@@ -259,14 +259,10 @@ mod tests {
                 });
             }
         }
-        while slots.state().held < 8 {
-            tokio::task::yield_now().await;
-        }
+        coracle_testing::until_yielding("all slots are held", 10, || slots.state().held >= 8).await;
         let mine = [slots.acquire("mine").await.unwrap(), slots.acquire("mine").await.unwrap()];
         let held = |owner| slots.state().owners.get(owner).map_or(0, |owner| owner.held);
-        while slots.state().held < 8 {
-            tokio::task::yield_now().await;
-        }
+        coracle_testing::until_yielding("all slots are held", 10, || slots.state().held >= 8).await;
         assert_eq!(held("slow") + held("slower"), 6);
         drop(mine);
     }

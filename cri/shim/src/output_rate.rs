@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 const PER_SECOND: u64 = 16 << 20;
 /// Bytes that a container may write at once.
 const BURST: u64 = 64 << 20;
-/// Minimum length of a pause: the time for 1 MiB at [`PER_SECOND`], so that the shim does not wake up for each page.
-const PAUSE: Duration = Duration::from_micros(62_500);
+/// Minimum time without reads after the burst is used up: the time for 1 MiB at [`PER_SECOND`]. So the shim does not
+/// wake up for each page.
+const MIN_THROTTLE: Duration = Duration::from_micros(62_500);
 
 /// The rate limit of a container's output: a token bucket of [`BURST`] bytes.
 #[derive(Debug, Default)]
@@ -35,7 +36,7 @@ impl OutputRate {
         self.used = self.used.saturating_sub(regained).saturating_add(bytes as u64);
         self.counted_at = Some(now);
         let excess = self.used.checked_sub(BURST);
-        self.resumes = excess.map(|excess| now + PAUSE.max(time_for(excess)));
+        self.resumes = excess.map(|excess| now + MIN_THROTTLE.max(time_for(excess)));
     }
 
     /// Bytes of the burst that are used up.

@@ -366,10 +366,10 @@ mod tests {
         let (_, before) = stdio.attach(&attach).unwrap();
         drop(slave);
         // A fork of another test may still have the terminal open.
-        while stdio.output(Output::Stdout).is_some() {
+        coracle_testing::eventually("the end of the terminal", 10, || {
             stdio.forward_output(Output::Stdout, &mut [0; 64]);
-            std::thread::yield_now();
-        }
+            stdio.output(Output::Stdout).is_none()
+        });
         assert_eq!(read(&before[0], &mut [0; 8]), Ok(0));
         let (attached, after) = stdio.attach(&attach).unwrap();
         assert!(!attached.terminal && after.is_empty() && stdio.terminals().is_empty());

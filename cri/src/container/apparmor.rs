@@ -21,8 +21,8 @@ use super::confinement::{Modules, OWN_PROFILE};
 const PARSERS: [&str; 2] = ["/sbin/apparmor_parser", "/usr/sbin/apparmor_parser"];
 /// Maximum time of a load. The parser takes less than a second.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Pause after a load that took too long. Containers that are created meanwhile are refused at once.
-const PAUSE: Duration = Duration::from_secs(60);
+/// Back-off after a load that timed out. During it, the runtime refuses containers with a new profile at once.
+const TIMEOUT_BACKOFF: Duration = Duration::from_secs(60);
 /// Bytes of the parser's standard error that are kept.
 const MESSAGES_MAX: u64 = 4 << 10;
 /// Directory of the parser's include files.
@@ -47,7 +47,7 @@ pub(crate) struct DefaultProfile {
 struct State {
     /// Whether a missing parser was logged.
     warned: bool,
-    /// End of the last load that took too long.
+    /// End of the last load, if it timed out.
     late: Option<Instant>,
 }
 
@@ -96,10 +96,10 @@ impl DefaultProfile {
 // === impl State ===
 
 impl State {
-    /// Runs the parser, unless its last run took too long and the pause has not ended.
+    /// Runs the parser, unless its last run timed out within [`TIMEOUT_BACKOFF`].
     async fn load(&mut self, parser: &str, text: &str, limit: Duration) -> io::Result<()> {
-        if self.late.is_some_and(|late| late.elapsed() < PAUSE) {
-            let why = format!("{parser} did not end in time; the next attempt is within {PAUSE:?}");
+        if self.late.is_some_and(|late| late.elapsed() < TIMEOUT_BACKOFF) {
+            let why = format!("{parser} did not end in time; the next attempt is within {TIMEOUT_BACKOFF:?}");
             return Err(io::Error::new(io::ErrorKind::TimedOut, why));
         }
         let loaded = load(parser, text, limit).await;
@@ -256,10 +256,10 @@ mod tests {
         let error = state.load(&parser, "", Duration::from_millis(10)).await.expect_err("late");
         assert!(error.to_string().contains("was killed"), "{error}");
         let parser = program(dir.path(), "exit 0");
-        let error = state.load(&parser, "", Duration::from_secs(60)).await.expect_err("pause");
+        let error = state.load(&parser, "", Duration::from_secs(60)).await.expect_err("back-off");
         assert!(error.to_string().contains("next attempt"), "{error}");
-        state.late = Instant::now().checked_sub(PAUSE);
-        state.load(&parser, "", Duration::from_secs(60)).await.expect("the pause has ended");
+        state.late = Instant::now().checked_sub(TIMEOUT_BACKOFF);
+        state.load(&parser, "", Duration::from_secs(60)).await.expect("the back-off has ended");
         assert!(state.late.is_none());
     }
 

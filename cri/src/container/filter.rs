@@ -19,6 +19,7 @@ mod architecture;
 mod newer;
 
 use self::architecture::architecture;
+use self::newer::Decision;
 
 /// Capacity of the cache: the default profile for several capability sets, and a few profiles of the machine.
 const CACHE_CAPACITY: usize = 8;
@@ -114,7 +115,7 @@ fn compile(profile: &LinuxSeccomp) -> Result<Vec<u8>, FilterError> {
             continue;
         }
         if let Some(request) = refused_request(call).filter(|_| requests.len() < newer::MAX_REQUESTS) {
-            requests.push((request, action));
+            requests.push(Decision { value: request, action });
             continue;
         }
         for name in call.names() {
@@ -122,7 +123,7 @@ fn compile(profile: &LinuxSeccomp) -> Result<Vec<u8>, FilterError> {
                 Some(Number::Known(known)) => add(&mut context, action, known, call)?,
                 // libseccomp cannot compare arguments of such a call. Without a rule the program answers ENOSYS.
                 Some(Number::Newer(number)) if call.args().iter().flatten().next().is_none() => {
-                    newer.push((number, action));
+                    newer.push(Decision { value: number, action });
                 }
                 // As in runc: a call that this architecture does not have is ignored.
                 Some(Number::Newer(_)) | None => {}

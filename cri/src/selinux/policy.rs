@@ -31,7 +31,7 @@ pub(super) struct Policy {
 // === impl Policy ===
 
 impl Policy {
-    /// Reads the policy. None without SELinux, or if the policy has no labels for containers, which is logged.
+    /// Reads the policy. None without SELinux, or if the policy has no labels for containers. The latter is logged.
     pub(super) fn detect() -> Option<Self> {
         match read()? {
             Ok(defaults) => {
@@ -49,6 +49,7 @@ impl Policy {
         }
     }
 
+    /// The mode of SELinux and the label of containers, for people.
     pub(super) fn describe(&self) -> String {
         let enforcing = fs::read_to_string(Path::new(MOUNT).join("enforce"));
         let mode = if enforcing.is_ok_and(|text| text.trim() == "1") { "enforcing" } else { "permissive" };
@@ -67,7 +68,7 @@ pub fn labels_containers() -> bool {
     matches!(read(), Some(Ok(_)))
 }
 
-/// The policy's labels for containers; none without SELinux.
+/// The policy's labels for containers. `None` without SELinux.
 fn read() -> Option<Result<Defaults, String>> {
     if !is_enabled() {
         return None;

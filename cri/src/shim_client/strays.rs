@@ -149,9 +149,7 @@ mod tests {
         kill(&parent, HashSet::from(["known".to_owned()]), Timeouts::default()).await;
         let _reaped_meanwhile = stray.wait();
         for process in &strays_descendants {
-            while pidfd::is_alive(process) {
-                tokio::task::yield_now().await;
-            }
+            coracle_testing::until("the end of a descendant", 10, || !pidfd::is_alive(process)).await;
         }
         let running = others.each_mut().map(|(shim, _)| shim.try_wait().is_ok_and(|ended| ended.is_none()));
         for (shim, descendants) in &mut others {

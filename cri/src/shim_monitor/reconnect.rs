@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 use coracle_proto::shim::State;
 use tokio::time::{Instant, sleep};
 use tracing::{info, warn};

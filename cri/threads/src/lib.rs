@@ -11,8 +11,8 @@ use std::ops::ControlFlow;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How long a thread waits for more work.
-const KEEP: Duration = Duration::from_secs(3);
+/// Time for which an idle thread waits for more work. Then it ends.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Maximum number of threads of a group that wait. Further threads end after their work.
 const WAITING_MAX: usize = 8;
 
@@ -32,7 +32,7 @@ pub fn declare_own_namespaces() {
 /// A group of threads with one name and one kind of work.
 pub struct Threads {
     name: &'static str,
-    keep: Duration,
+    idle_timeout: Duration,
     state: Mutex<State>,
     new_work: Condvar,
 }
@@ -50,12 +50,12 @@ impl Threads {
     /// A group without threads. All its threads get this name.
     #[must_use]
     pub const fn new(name: &'static str) -> Self {
-        Self::keeping(name, KEEP)
+        Self::with_idle_timeout(name, IDLE_TIMEOUT)
     }
 
-    const fn keeping(name: &'static str, keep: Duration) -> Self {
+    const fn with_idle_timeout(name: &'static str, idle_timeout: Duration) -> Self {
         let state = State { waiting: 0, handed_over: VecDeque::new() };
-        Self { name, keep, state: Mutex::new(state), new_work: Condvar::new() }
+        Self { name, idle_timeout, state: Mutex::new(state), new_work: Condvar::new() }
     }
 
     /// Runs work on a thread that waits, or on a new thread. After `Break` or a panic of the work, its thread ends and does
@@ -93,7 +93,8 @@ impl Threads {
             return None;
         }
         state.waiting += 1;
-        let woken = self.new_work.wait_timeout_while(state, self.keep, |state| state.handed_over.is_empty());
+        let woken =
+            self.new_work.wait_timeout_while(state, self.idle_timeout, |state| state.handed_over.is_empty());
         let (mut state, _timeout) = woken.unwrap_or_else(PoisonError::into_inner);
         state.waiting -= 1;
         state.handed_over.pop_front()
@@ -122,7 +123,7 @@ mod tests {
 
     /// A group whose threads wait for longer than any test takes.
     const fn long() -> Threads {
-        Threads::keeping("test", Duration::from_secs(3600))
+        Threads::with_idle_timeout("test", Duration::from_secs(3600))
     }
 
     /// Runs work and returns its thread.
@@ -150,9 +151,10 @@ mod tests {
 
     /// Returns when this number of threads waits.
     fn until_waiting(threads: &Threads, number: usize) {
-        while threads.state().waiting != number {
-            thread::yield_now();
-        }
+        coracle_testing::eventually("waiting threads", 10, || match threads.state().waiting {
+            waiting if waiting == number => Ok(()),
+            waiting => Err(format!("{waiting} wait, not {number}")),
+        });
     }
 
     #[test]
@@ -215,7 +217,7 @@ mod tests {
 
     #[test]
     fn a_thread_without_work_ends() {
-        static THREADS: Threads = Threads::keeping("test", Duration::ZERO);
+        static THREADS: Threads = Threads::with_idle_timeout("test", Duration::ZERO);
         let (ended, end) = mpsc::channel();
         drop(held_work(&THREADS, ended));
         end.recv().expect("the thread ends");

@@ -24,7 +24,7 @@ const MAX_DIRECTORIES: u64 = 1 << 24;
 /// Directories that other processes may create during a walk.
 const NEW_DIRECTORIES: u64 = 1 << 16;
 
-/// Maximum names for each inode of the file system. More hard links are hardly ever used.
+/// Maximum names for each inode of the file system. Files rarely have more hard links.
 const NAMES_PER_INODE: usize = 64;
 
 /// A directory on the current path. A closed one takes 40 bytes, far less than the kernel uses for it.
@@ -176,8 +176,8 @@ fn walk_with(
     }
 }
 
-/// Maximum directories that a walk enters: the inodes of the file system. A process that moves a directory which the walk
-/// has left below the directory that it reads could otherwise prolong the walk without end.
+/// Maximum directories that a walk enters: the inodes of the file system. Without this limit, a process could prolong the
+/// walk without end: it moves each directory that the walk has left below the directory that the walk reads.
 fn most_directories(top: &OwnedFd) -> usize {
     let system = fstatvfs(top).ok();
     // Some file systems report no inodes, or more free ones than there are.

@@ -23,7 +23,7 @@ pub use corpus::{corpus, replay_corpus};
 pub use criu::CRIU_STAND_IN;
 pub use killed::{is_to_be_killed, run_until_killed};
 pub use namespace::{NamespaceThread, in_new_namespace, in_new_namespace_async};
-pub use poll::{Outcome, eventually, eventually_async, until, within, within_async};
+pub use poll::{Outcome, eventually, eventually_async, until, until_yielding, within, within_async};
 pub use program::{ip, run};
 pub use skipped::{NO_IDMAPPED_TMPFS, has_idmapped_tmpfs, record_skip, record_skipped_part, test_name};
 pub use suite::{Suite, Test};

@@ -93,6 +93,27 @@ pub async fn until<O: Outcome>(what: &str, seconds: u64, mut condition: impl FnM
     }
 }
 
+/// Like [`until`], but lets the other tasks run instead of sleeping. For states that last only a moment, and for tests
+/// with a paused clock, which a sleep would advance.
+///
+/// # Panics
+/// When the condition does not hold within six times `seconds`. The message contains `what`.
+pub async fn until_yielding<O: Outcome>(
+    what: &str,
+    seconds: u64,
+    mut condition: impl FnMut() -> O,
+) -> O::Value {
+    let mut poll = Poll::until(seconds);
+    loop {
+        let found = match condition().value() {
+            Ok(value) => return value,
+            Err(found) => found,
+        };
+        poll.next_interval(what, &found);
+        tokio::task::yield_now().await;
+    }
+}
+
 /// Like [`eventually`], but returns `None` if the condition does not hold within six times `seconds`.
 pub fn within<O: Outcome>(seconds: u64, mut condition: impl FnMut() -> O) -> Option<O::Value> {
     let mut poll = Poll::until(seconds);
@@ -132,7 +153,7 @@ impl Poll {
         Self { interval: FIRST_INTERVAL, attempt: now, deadline: now + Duration::from_secs(seconds), seconds }
     }
 
-    /// Pause before the next attempt. Panics after the deadline, with what the last attempt has found.
+    /// Delay before the next attempt. Panics after the deadline, with the result of the last attempt.
     #[track_caller]
     fn next_interval(&mut self, what: &str, found: &str) -> Duration {
         let Some(interval) = self.remaining_interval() else {
@@ -142,7 +163,7 @@ impl Poll {
         interval
     }
 
-    /// Pause before the next attempt. `None` after the deadline.
+    /// Delay before the next attempt. `None` after the deadline.
     fn remaining_interval(&mut self) -> Option<Duration> {
         let now = Instant::now();
         let interval = now.saturating_duration_since(self.attempt).clamp(self.interval, LAST_INTERVAL);
@@ -174,6 +195,23 @@ mod tests {
         let read = || Some(value.load(std::sync::atomic::Ordering::Relaxed)).filter(|value| *value > 0);
         assert_eq!(until("the other task has run", 10, read).await, 7);
         running.await.unwrap();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_condition_is_polled_without_a_change_of_the_paused_clock() {
+        let (start, mut left) = (tokio::time::Instant::now(), 3);
+        let attempt = || {
+            left -= 1;
+            left == 0
+        };
+        until_yielding("three attempts", 10, attempt).await;
+        assert_eq!((left, start.elapsed()), (0, Duration::ZERO));
+    }
+
+    #[tokio::test(start_paused = true)]
+    #[should_panic(expected = "timed out after 0 s: never")]
+    async fn a_condition_that_never_holds_panics_also_with_a_paused_clock() {
+        until_yielding("never", 0, || false).await;
     }
 
     #[test]

@@ -10,7 +10,7 @@ use crate::client::{ADMIN, Address, Tls};
 use crate::pods::ORDINARY;
 
 /// Time between two requests.
-const PAUSE: Duration = Duration::from_millis(50);
+const REQUEST_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Duration and kind of all requests, sorted by duration.
 #[derive(Debug)]
@@ -93,7 +93,7 @@ fn sample_until(address: &Address, user: &str, ends: &AtomicBool) -> Vec<(Durati
             continue;
         }
         assert_eq!(code, Some(200), "{kind}");
-        thread::sleep(PAUSE);
+        thread::sleep(REQUEST_INTERVAL);
     }
     all
 }

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use coracle_testing::until_yielding;
 use hickory_proto::op::MessageType;
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
@@ -72,9 +73,7 @@ async fn equal_questions_at_the_same_time_are_one_query() {
             })
         })
         .collect();
-    while other.asked() == 0 {
-        tokio::task::yield_now().await;
-    }
+    until_yielding("the first query", 10, || other.asked() > 0).await;
     other.is_silent.send_replace(false);
     for task in all {
         assert_eq!(task.await.unwrap().answers.len(), 1);
@@ -146,9 +145,8 @@ async fn an_expired_answer_is_used_while_the_server_does_not_respond() {
     let stale = upstream.resolve(question("a.example.")).await;
     assert_eq!((stale.answers.len(), stale.answers[0].ttl), (1, 30));
     other.is_silent.send_replace(false);
-    while upstream.cached(&question("a.example.")).is_none() {
-        tokio::task::yield_now().await;
-    }
+    let is_cached = || upstream.cached(&question("a.example.")).is_some();
+    until_yielding("the new answer", 10, is_cached).await;
 }
 
 #[tokio::test]
@@ -160,9 +158,8 @@ async fn a_used_cache_entry_is_queried_again_before_it_expires() {
     for _ in 0..2 {
         assert!(upstream.cached(&question("a.example.")).unwrap().answers[0].ttl <= 5);
     }
-    while upstream.cached(&question("a.example.")).unwrap().answers[0].ttl < 90 {
-        tokio::task::yield_now().await;
-    }
+    let is_new = || upstream.cached(&question("a.example.")).unwrap().answers[0].ttl >= 90;
+    until_yielding("the new answer", 10, is_new).await;
     assert_eq!(other.asked(), 2);
 }
 

@@ -20,7 +20,7 @@ const FILE: &str = "/proc/pressure/memory";
 /// `CAP_SYS_RESOURCE`, which a container may lack, the kernel accepts only multiples of two seconds. It requires the zero byte.
 const TRIGGERS: [&[u8]; 2] = [b"some 100000 1000000\0", b"some 100000 2000000\0"];
 /// Minimum time between two notifications. The kernel has the same minimum for the first trigger.
-const PAUSE: Duration = Duration::from_secs(1);
+const MIN_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The notifications.
 pub(super) struct MemoryStalls {
@@ -56,7 +56,7 @@ impl MemoryStalls {
             // The runtime is ending.
             Err(_closed) => return std::future::pending().await,
         }
-        self.not_before = Instant::now() + PAUSE;
+        self.not_before = Instant::now() + MIN_INTERVAL;
     }
 }
 
@@ -100,7 +100,7 @@ mod tests {
         send(sender.as_raw_fd(), b"x", MsgFlags::MSG_OOB).unwrap();
         let begin = Instant::now();
         stalls.next().await;
-        assert!(stalls.not_before >= begin + PAUSE, "the next one is delivered after a pause");
+        assert!(stalls.not_before >= begin + MIN_INTERVAL, "the next notification is delayed");
         let descriptor = stalls.descriptor.as_ref().unwrap();
         assert!(descriptor.ready(Interest::PRIORITY).now_or_never().is_none(), "it was taken");
     }

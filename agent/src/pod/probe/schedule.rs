@@ -1,4 +1,4 @@
-//! Times of probe attempts: every period; before the first success also extra attempts with growing pauses. Pure.
+//! Times of probe attempts: every period; before the first success also extra attempts with back-off. Pure.
 //!
 //! The first probe often runs before the server listens. With a period of 10 s the container would be not ready for
 //! that long, although it is ready after 200 ms. Failed extra attempts do not count, so the thresholds keep their
@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 
-/// Pause before the first extra attempt. Each further pause is twice as long.
+/// Delay before the first extra attempt. Each further delay is twice as long.
 const FIRST_STEP: Duration = Duration::from_millis(100);
 /// Back-off after the first attempt without a result. It doubles up to the period.
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
@@ -19,7 +19,7 @@ pub(super) struct Schedule {
     period: Duration,
     /// Time until the next regular attempt.
     left: Duration,
-    /// Pause before the next extra attempt. None after the first success.
+    /// Delay before the next extra attempt. None after the first success.
     step: Option<Duration>,
     /// Back-off after attempts without a result.
     backoff: Backoff,
@@ -47,7 +47,7 @@ impl Schedule {
         Self { step: Some(FIRST_STEP), ..Self::regular(period) }
     }
 
-    /// The pause after an attempt, and the kind of the next one.
+    /// The delay after an attempt, and the kind of the next one.
     pub(super) fn next(&mut self, succeeded: bool) -> (Duration, Attempt) {
         self.backoff.reset();
         match self.step.filter(|step| !succeeded && *step < self.left) {
@@ -80,9 +80,9 @@ mod tests {
         while now.as_millis() <= until {
             let list = if attempt == Attempt::Regular { &mut regular } else { &mut extra };
             list.push(now.as_millis());
-            let pause;
-            (pause, attempt) = schedule.next(now.as_millis() >= success_at);
-            now += pause;
+            let delay;
+            (delay, attempt) = schedule.next(now.as_millis() >= success_at);
+            now += delay;
         }
         (regular, extra)
     }

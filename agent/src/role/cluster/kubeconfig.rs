@@ -26,9 +26,10 @@ const MAX_KUBECONFIG: u64 = 16 << 20;
 const PORT: u16 = 6443;
 /// The lists of a kubeconfig, and the field of their entries.
 const LISTS: [(&str, &str); 3] = [("clusters", "cluster"), ("users", "user"), ("contexts", "context")];
-/// Milliseconds between attempts to lock a file, and their maximum number.
-const PAUSE: u8 = 20;
-const ATTEMPTS: u32 = 250;
+/// Delay between attempts to lock a file, in milliseconds.
+const LOCK_RETRY_MS: u8 = 20;
+/// Maximum attempts to lock a file.
+const LOCK_ATTEMPTS: u32 = 250;
 
 /// URL of the cluster's API server.
 pub(super) fn server(cluster: &Cluster) -> String {
@@ -229,7 +230,7 @@ impl Lock {
         let mut path = file.as_os_str().to_owned();
         path.push(".lock");
         let path = PathBuf::from(path);
-        for _ in 0..ATTEMPTS {
+        for _ in 0..LOCK_ATTEMPTS {
             match OpenOptions::new().write(true).create_new(true).mode(0o600).open(&path) {
                 Ok(mut file) => {
                     write!(file, "coracle {}", std::process::id())?;
@@ -241,7 +242,7 @@ impl Lock {
             if is_stale_lock(&path) {
                 let _ = fs::remove_file(&path);
             } else {
-                poll(&mut [], PollTimeout::from(PAUSE))?;
+                poll(&mut [], PollTimeout::from(LOCK_RETRY_MS))?;
             }
         }
         anyhow::bail!(

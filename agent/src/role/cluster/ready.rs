@@ -13,8 +13,8 @@ use kube::{Api, Client};
 use super::kubeconfig;
 use super::record::Cluster;
 
-/// Interval between two requests to an API server that does not answer yet.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Interval of requests to an API server that does not answer yet.
+const RETRY_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A client of the cluster's API server, as soon as it answers.
 pub(super) async fn api(cluster: &Cluster) -> Client {
@@ -24,7 +24,7 @@ pub(super) async fn api(cluster: &Cluster) -> Client {
         {
             return client;
         }
-        tokio::time::sleep(PAUSE).await;
+        tokio::time::sleep(RETRY_INTERVAL).await;
     }
 }
 
@@ -37,7 +37,7 @@ async fn try_api(cluster: &Cluster) -> anyhow::Result<Client> {
 /// Waits until all nodes are Ready, and pods can run on them.
 pub(super) async fn nodes(cluster: &Cluster, client: &Client) -> anyhow::Result<()> {
     let mut missing: BTreeSet<String> = cluster.nodes().map(|node| node.name()).collect();
-    let config = Config::default().backoff(PAUSE, PAUSE);
+    let config = Config::default().backoff(RETRY_INTERVAL, RETRY_INTERVAL);
     let mut events = coracle_watch::watch(Api::<Node>::all(client.clone()), config);
     while !missing.is_empty() {
         match events.next().await.context("the watch of the nodes ended")? {

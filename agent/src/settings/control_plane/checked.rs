@@ -8,8 +8,9 @@ use std::time::Duration;
 use anyhow::Context as _;
 use coracle_controlplane::{
     AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, AutoscalerOptions,
-    CertificateFiles, ControllerSelection, InitialResourcesOptions, NamedCertificate, OidcConfig,
-    PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerOptions, ServingOptions, TokenWebhookConfig,
+    CertificateFiles, ControllerSelection, EncryptionFile, EtcdConfig, InitialResourcesOptions,
+    LeaderElection, NamedCertificate, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig,
+    ServerOptions, ServingOptions, TokenWebhookConfig,
 };
 use ipnetwork::IpNetwork;
 
@@ -35,12 +36,10 @@ pub(crate) struct ControlPlane {
     pub(crate) request_header: Option<RequestHeaderConfig>,
     pub(crate) authorization: AuthorizationConfig,
     pub(crate) token_signer: Option<String>,
-    /// The configuration of encryption, and whether it is read again when it changes.
-    pub(crate) encryption: Option<(PathBuf, bool)>,
+    pub(crate) encryption: Option<EncryptionFile>,
     pub(crate) encryption_key_file: Option<PathBuf>,
-    pub(crate) etcd: Option<Etcd>,
-    /// Duration, renewal deadline and retry period of leases.
-    pub(crate) election: [Duration; 3],
+    pub(crate) etcd: Option<EtcdConfig>,
+    pub(crate) election: LeaderElection,
     pub(crate) admission_control_config_file: Option<PathBuf>,
     pub(crate) admission_plugins: PluginSelection,
     pub(crate) initial_resources: InitialResourcesOptions,
@@ -65,16 +64,6 @@ pub(crate) struct ControlPlane {
     pub(crate) shutdown_delay: Duration,
 }
 
-/// Connection to etcd.
-#[derive(Clone, Debug)]
-pub(crate) struct Etcd {
-    pub(crate) servers: Vec<String>,
-    pub(crate) prefix: String,
-    pub(crate) ca_file: Option<PathBuf>,
-    /// Certificate and key.
-    pub(crate) identity: Option<(PathBuf, PathBuf)>,
-}
-
 impl ControlPlaneSettings {
     /// Checks settings that depend on each other. All problems are collected in `sources`.
     pub(in crate::settings) fn decide(
@@ -93,7 +82,7 @@ impl ControlPlaneSettings {
         let serving_tls = sources.take(self.serving_tls())?;
         let autoscaler = sources.take(self.autoscaler())?;
         let request_header = self.request_header();
-        let (admission_plugins, initial_resources) = self.admission();
+        let (admission_plugins, initial_resources) = (self.admission_plugins(), self.initial_resources());
         let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
         let (ca_file, certificate, key) = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
         let etcd = sources.take(etcd(self.etcd_servers, self.etcd_prefix, ca_file, certificate, key))?;
@@ -116,7 +105,7 @@ impl ControlPlaneSettings {
             request_header,
             authorization,
             token_signer: self.service_account_signing_endpoint,
-            encryption: self.encryption_provider_config.map(|path| (path, reload)),
+            encryption: self.encryption_provider_config.map(|path| EncryptionFile { path, reload }),
             encryption_key_file: self.encryption_key_file,
             etcd,
             election,
@@ -160,14 +149,14 @@ impl ControlPlaneSettings {
         })
     }
 
-    /// Duration, renewal deadline and retry period of leases.
-    fn election(&self) -> anyhow::Result<[Duration; 3]> {
-        let times = [
-            &self.leader_elect_lease_duration,
-            &self.leader_elect_renew_deadline,
-            &self.leader_elect_retry_period,
-        ];
-        election_times(times.map(|GoDuration(time)| *time))
+    fn election(&self) -> anyhow::Result<LeaderElection> {
+        let election = LeaderElection {
+            lease: self.leader_elect_lease_duration.0,
+            deadline: self.leader_elect_renew_deadline.0,
+            retry: self.leader_elect_retry_period.0,
+        };
+        check_election(&election)?;
+        Ok(election)
     }
 
     /// The audit, if there are a policy and a backend.
@@ -226,17 +215,17 @@ impl ControlPlaneSettings {
         })
     }
 
-    /// The admission plugins that run, and the options of one.
-    fn admission(&self) -> (PluginSelection, InitialResourcesOptions) {
-        let plugins = PluginSelection {
+    /// The admission plugins that run.
+    fn admission_plugins(&self) -> PluginSelection {
+        PluginSelection {
             enabled: self.enable_admission_plugins.clone(),
             disabled: self.disable_admission_plugins.clone(),
-        };
-        let options = InitialResourcesOptions {
-            percentile: self.ir_percentile.0,
-            namespace_only: self.ir_namespace_only,
-        };
-        (plugins, options)
+        }
+    }
+
+    /// The options of the admission plugin `InitialResources`.
+    fn initial_resources(&self) -> InitialResourcesOptions {
+        InitialResourcesOptions { percentile: self.ir_percentile.0, namespace_only: self.ir_namespace_only }
     }
 
     /// The options that kube-apiserver has with the same defaults.
@@ -381,7 +370,7 @@ fn etcd(
     ca_file: Option<PathBuf>,
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
-) -> anyhow::Result<Option<Etcd>> {
+) -> anyhow::Result<Option<EtcdConfig>> {
     let has_files = ca_file.is_some() || certificate.is_some() || key.is_some();
     if servers.is_empty() {
         anyhow::ensure!(!has_files, "etcd-cafile, etcd-certfile and etcd-keyfile need etcd-servers");
@@ -402,15 +391,15 @@ fn etcd(
     let is_prefix = !prefix.trim_matches('/').is_empty();
     anyhow::ensure!(is_prefix, "etcd-prefix {prefix:?} must have a name, as in /coracle");
     let identity = match (certificate, key) {
-        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (Some(certificate), Some(key)) => Some(CertificateFiles { certificate, key }),
         (None, None) => None,
         _ => anyhow::bail!("etcd-certfile and etcd-keyfile must be given together"),
     };
-    Ok(Some(Etcd { servers, prefix, ca_file, identity }))
+    Ok(Some(EtcdConfig { servers, prefix, ca_file, identity }))
 }
 
-fn election_times(times: [Duration; 3]) -> anyhow::Result<[Duration; 3]> {
-    let [lease, deadline, retry] = times;
+fn check_election(election: &LeaderElection) -> anyhow::Result<()> {
+    let LeaderElection { lease, deadline, retry } = *election;
     let is_whole = lease.subsec_nanos() == 0 && lease.as_secs() <= 3600;
     anyhow::ensure!(is_whole, "leader-elect-lease-duration {lease:?} must be whole seconds, at most 1h");
     let descends = lease > deadline && deadline > retry && retry >= Duration::from_millis(100);
@@ -419,7 +408,7 @@ fn election_times(times: [Duration; 3]) -> anyhow::Result<[Duration; 3]> {
         "leader-elect-lease-duration {lease:?} must exceed leader-elect-renew-deadline {deadline:?}, which must exceed \
          leader-elect-retry-period {retry:?} of at least 100ms"
     );
-    Ok(times)
+    Ok(())
 }
 
 /// Refuses a configuration that disables resources which nodes, controllers or the scheduler need. They would wait

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Minimum time between two passes, so that a client that deletes the objects again and again does not cause a loop.
-const PAUSE: Duration = Duration::from_secs(1);
+const MIN_PASS_INTERVAL: Duration = Duration::from_secs(1);
 /// Delay after an error. A failed write changes no object, so a timer starts the next attempt.
 const RETRY: Duration = Duration::from_secs(5);
 /// The watched objects. The other default namespaces are not watched, because admission refuses to delete them.
@@ -89,7 +89,7 @@ async fn run(state: Weak<State>, mut watches: Vec<Events>, mut is_complete: bool
             tracing::warn!(%error, "cannot restore the default objects");
         }
         tokio::select! {
-            () = tokio::time::sleep(PAUSE) => {}
+            () = tokio::time::sleep(MIN_PASS_INTERVAL) => {}
             () = shutdown.cancelled() => return,
         }
     }

@@ -38,12 +38,13 @@ mod tests {
     use std::{convert::Infallible, sync::Arc, time::Duration};
 
     use bytes::Bytes;
+    use coracle_testing::until_yielding;
     use http::{Request, Response};
     use http_body::Frame;
     use http_body_util::{BodyExt as _, Empty, StreamBody};
     use hyper::{body::Incoming, client::conn::http2, service::service_fn};
     use hyper_util::rt::{TokioExecutor, TokioIo};
-    use tokio::{io::DuplexStream, sync::Notify, task::yield_now};
+    use tokio::{io::DuplexStream, sync::Notify};
 
     use super::super::{activity::Activity, builder};
     use crate::{
@@ -103,13 +104,9 @@ mod tests {
         events.notify_one();
         assert!(watch.frame().await.unwrap().is_ok());
         let list = sender.send_request(get("/list")).await.unwrap().into_body();
-        while unread.bytes() == 0 {
-            yield_now().await;
-        }
+        until_yielding("unread bytes of the list", 10, || unread.bytes() > 0).await;
         reader.lost().cancel();
-        while unread.bytes() > 0 {
-            yield_now().await;
-        }
+        until_yielding("the end of the list", 10, || unread.bytes() == 0).await;
         assert!(list.collect().await.is_err());
         events.notify_one();
         assert!(watch.frame().await.unwrap().is_ok(), "the watch ended with the list");

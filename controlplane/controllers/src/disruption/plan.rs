@@ -26,6 +26,13 @@ pub(crate) enum Controller {
     Unknown,
 }
 
+/// A pod that a budget selects, with its controller.
+#[derive(Clone, Debug)]
+pub(crate) struct SelectedPod {
+    pub(crate) pod: Arc<Pod>,
+    pub(crate) controller: Controller,
+}
+
 /// The result for a budget.
 #[derive(Debug)]
 pub(crate) struct Verdict {
@@ -54,6 +61,14 @@ struct Scale {
     unmanaged: bool,
 }
 
+/// Evicted pods that are not being deleted.
+struct EvictedPods {
+    /// The times of evictions within [`DELETION_TIMEOUT`], by the names of the pods.
+    disrupted: BTreeMap<String, Time>,
+    /// The pods whose eviction is older.
+    overdue: Vec<Arc<Pod>>,
+}
+
 /// Whether the budget selects the pod.
 pub(crate) fn selects(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
     let selector = budget.spec.selector.as_ref();
@@ -61,21 +76,17 @@ pub(crate) fn selects(budget: &PodDisruptionBudget, pod: &Pod) -> bool {
 }
 
 /// The desired status.
-pub(crate) fn verdict(
-    budget: &PodDisruptionBudget,
-    pods: &[(Arc<Pod>, Controller)],
-    now: Timestamp,
-) -> Verdict {
+pub(crate) fn verdict(budget: &PodDisruptionBudget, pods: &[SelectedPod], now: Timestamp) -> Verdict {
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let expected = match expected(budget, pods) {
         Ok(expected) => expected,
         Err(why) => return failed(budget, why, now),
     };
-    let (disrupted, overdue) = disrupted(budget, pods, now);
+    let EvictedPods { disrupted, overdue } = evicted(budget, pods, now);
     let is_healthy = |pod: &Pod| {
         !pod.is_being_deleted() && !disrupted.contains_key(pod.name()) && pod.ready_since().is_some()
     };
-    let healthy = count(pods.iter().filter(|(pod, _)| is_healthy(pod)).count());
+    let healthy = count(pods.iter().filter(|selected| is_healthy(&selected.pod)).count());
     // Without pods no disruption is allowed: new pods may exist before the next reconcile.
     let allowed = if expected.pods > 0 { (healthy - expected.healthy).max(0) } else { 0 };
     let recheck = disrupted.values().map(|time| time.0).min();
@@ -110,7 +121,7 @@ fn failed(budget: &PodDisruptionBudget, why: String, now: Timestamp) -> Verdict 
     Verdict { status, recheck: None, overdue: Vec::new(), unmanaged: false, failure: Some(why) }
 }
 
-fn expected(budget: &PodDisruptionBudget, pods: &[(Arc<Pod>, Controller)]) -> Result<Expected, String> {
+fn expected(budget: &PodDisruptionBudget, pods: &[SelectedPod]) -> Result<Expected, String> {
     let (least, most) = (&budget.spec.min_available, &budget.spec.max_unavailable);
     if let Some(most) = most {
         let Scale { total: scale, unmanaged } = scale(pods)?;
@@ -130,9 +141,9 @@ fn expected(budget: &PodDisruptionBudget, pods: &[(Arc<Pod>, Controller)]) -> Re
 }
 
 /// The sum of the scales of all controllers.
-fn scale(pods: &[(Arc<Pod>, Controller)]) -> Result<Scale, String> {
+fn scale(pods: &[SelectedPod]) -> Result<Scale, String> {
     let (mut scales, mut unmanaged) = (BTreeMap::new(), false);
-    for (pod, controller) in pods {
+    for SelectedPod { pod, controller } in pods {
         match controller {
             Controller::None => unmanaged = true,
             Controller::Known { uid, scale } => drop(scales.insert(uid.as_str(), *scale)),
@@ -153,23 +164,19 @@ fn share(part: &IntOrString, whole: i32) -> Result<i32, String> {
     Ok(whole.saturating_mul(percent).saturating_add(99) / 100)
 }
 
-/// Evicted pods that are not being deleted: those within [`DELETION_TIMEOUT`], and those past it.
-fn disrupted(
-    budget: &PodDisruptionBudget,
-    pods: &[(Arc<Pod>, Controller)],
-    now: Timestamp,
-) -> (BTreeMap<String, Time>, Vec<Arc<Pod>>) {
-    let (mut waiting, mut overdue) = (BTreeMap::new(), Vec::new());
+/// The evicted pods that are not being deleted.
+fn evicted(budget: &PodDisruptionBudget, pods: &[SelectedPod], now: Timestamp) -> EvictedPods {
+    let (mut disrupted, mut overdue) = (BTreeMap::new(), Vec::new());
     let known = budget.status.disrupted_pods.as_ref();
-    for (pod, _) in pods.iter().filter(|(pod, _)| !pod.is_being_deleted()) {
+    for pod in pods.iter().map(|selected| &selected.pod).filter(|pod| !pod.is_being_deleted()) {
         let Some(since) = known.and_then(|known| known.get(pod.name())) else { continue };
         if now.duration_since(since.0) > DELETION_TIMEOUT {
             overdue.push(pod.clone());
         } else {
-            waiting.insert(pod.name().to_owned(), since.clone());
+            disrupted.insert(pod.name().to_owned(), since.clone());
         }
     }
-    (waiting, overdue)
+    EvictedPods { disrupted, overdue }
 }
 
 fn condition(status: &str, reason: &str, message: String, generation: Option<i64>) -> Condition {

@@ -6,7 +6,7 @@ use coracle_values::label_selector::LabelSelector;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 
-use super::plan::{self, Controller, Verdict};
+use super::plan::{self, Controller, SelectedPod, Verdict};
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ObjectExt, Pod, PodDisruptionBudget, controller_of};
@@ -40,7 +40,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         |pod: &Pod| selector.as_ref().is_some_and(|one| one.matches(pod.metadata.labels.as_ref()));
     let pods = context.caches.pods.in_namespace(&key.namespace).into_iter();
     let pods = pods.filter(|pod| is_selected(pod));
-    let pods: Vec<_> = pods.map(|pod| (pod.clone(), controller(context, &pod))).collect();
+    let pods: Vec<_> = pods.map(|pod| SelectedPod { controller: controller(context, &pod), pod }).collect();
     let now = Timestamp::now();
     let verdict = plan::verdict(&budget, &pods, now);
     if verdict.status != budget.status {

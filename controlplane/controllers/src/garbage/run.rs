@@ -25,7 +25,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, Object};
 use crate::queue::{Next, Queue};
-use crate::watch::retry;
+use crate::watch::request_backoff;
 
 const COMPONENT: &str = "garbage-collector-controller";
 
@@ -108,7 +108,7 @@ const DISCOVERY_DELAY: Duration = Duration::from_millis(200);
 /// The kinds that are served, except events. Known kinds whose server does not respond are kept: their objects still
 /// exist.
 async fn discover(context: &Context, known: &[Arc<ApiKind>]) -> Vec<Arc<ApiKind>> {
-    let mut backoff = retry();
+    let mut backoff = request_backoff();
     loop {
         match context.kinds().await {
             Ok(found) => {
@@ -119,7 +119,7 @@ async fn discover(context: &Context, known: &[Arc<ApiKind>]) -> Vec<Arc<ApiKind>
             }
             Err(error) => error.log("garbage", &"discovery", Duration::ZERO),
         }
-        backoff.wait().await;
+        tokio::time::sleep(backoff.next_delay()).await;
     }
 }
 

@@ -76,19 +76,24 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     result
 }
 
+/// The control of the job's pods.
+fn control<'a>(context: &'a Context, job: &'a Job) -> PodControl<'a, Job> {
+    PodControl {
+        context,
+        owner: job,
+        cache: &context.caches.jobs,
+        component: COMPONENT,
+        finalizer: Some(FINALIZER),
+    }
+}
+
 /// Creates and deletes pods, and writes the status. Sets `action` to the kind of the change, for the metrics.
 async fn sync(context: &Context, job: &Job, action: &mut &'static str) -> Result<Next, Error> {
     let selector = pod_control::selector_of(job, &job.spec.selector)?;
     if selector.is_empty() {
         return Ok(Next::Wait);
     }
-    let control = PodControl {
-        context,
-        owner: job,
-        cache: &context.caches.jobs,
-        component: COMPONENT,
-        finalizer: Some(FINALIZER),
-    };
+    let control = control(context, job);
     let done = job.is_being_deleted() || job.finished();
     let claim = Claim::of(done, &selector, pod_control::candidates(context, job));
     control.apply(&claim).await?;
@@ -279,6 +284,10 @@ mod tests {
     use super::*;
     use crate::test_api::TestApi;
 
+    fn job() -> Job {
+        serde_json::from_value(json!({"metadata": {"name": "j", "namespace": "n", "uid": "j"}})).unwrap()
+    }
+
     #[tokio::test]
     async fn a_pod_that_keeps_its_finalizer_does_not_prevent_the_deletion_of_others() {
         let pod = |name: &str| {
@@ -291,15 +300,8 @@ mod tests {
             ("/api/v1/namespaces/n/pods/bad", json!("no pod")),
             ("/api/v1/namespaces/n/pods/good", pod("good")),
         ]);
-        let job = json!({"metadata": {"name": "j", "namespace": "n", "uid": "j"}});
-        let job: Job = serde_json::from_value(job).unwrap();
-        let control = PodControl {
-            context: &api.context,
-            owner: &job,
-            cache: &api.context.caches.jobs,
-            component: COMPONENT,
-            finalizer: Some(FINALIZER),
-        };
+        let job = job();
+        let control = control(&api.context, &job);
         let own: Vec<Arc<Pod>> =
             ["bad", "good"].map(|name| Arc::new(serde_json::from_value::<Pod>(pod(name)).unwrap())).into();
         assert!(discard(&control, &own).await.is_err());
@@ -311,15 +313,8 @@ mod tests {
     #[tokio::test]
     async fn a_job_of_a_namespace_above_its_rate_creates_no_pods_and_waits() {
         let api = TestApi::new(&[]);
-        let job = json!({"metadata": {"name": "j", "namespace": "n", "uid": "j"}});
-        let job: Job = serde_json::from_value(job).unwrap();
-        let control = PodControl {
-            context: &api.context,
-            owner: &job,
-            cache: &api.context.caches.jobs,
-            component: COMPONENT,
-            finalizer: Some(FINALIZER),
-        };
+        let job = job();
+        let control = control(&api.context, &job);
         for namespace in ["other", "n"] {
             assert_eq!(api.context.job_creations.charge(namespace, 5000, Instant::now()), None);
         }

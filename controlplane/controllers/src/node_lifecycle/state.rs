@@ -17,8 +17,8 @@ use crate::queue::{Queue, QueueMeter};
 /// Minimum time between a node's report that it is not ready and its NoExecute taint. A starting node is not ready for
 /// a moment while it sets up its network.
 const MIN_NOT_READY: Duration = Duration::from_secs(5);
-/// Added to timers, so that the time has passed when they fire.
-const MARGIN: Duration = Duration::from_millis(1);
+/// Additional time of a timer, so that it does not fire before the awaited time has passed.
+const TIMER_MARGIN: Duration = Duration::from_millis(1);
 
 /// The state of all nodes.
 pub(crate) struct Lifecycle {
@@ -117,7 +117,7 @@ impl Lifecycle {
         let unready = lock(&self.heartbeats).get(node.name()).and_then(|heartbeat| heartbeat.unready);
         let unsettled = unready.and_then(|since| MIN_NOT_READY.checked_sub(since.elapsed()));
         if let Some(left) = unsettled {
-            return Eviction { wait: Some(left + MARGIN), ..denied };
+            return Eviction { wait: Some(left + TIMER_MARGIN), ..denied };
         }
         let zones = lock(&self.zones);
         match zones
@@ -126,7 +126,7 @@ impl Lifecycle {
             .and_then(|rate_limits| rate_limits.remaining(Instant::now()))
         {
             Some(Duration::ZERO) => allowed,
-            left => Eviction { wait: left.map(|left| left + MARGIN), ..denied },
+            left => Eviction { wait: left.map(|left| left + TIMER_MARGIN), ..denied },
         }
     }
 

@@ -11,10 +11,10 @@ use super::object::PodGroup;
 use crate::watch::stream;
 
 const VERSION: &str = "scheduling.k8s.io/v1alpha2";
-/// Delay until the next check whether the API server serves the kind.
-const PAUSE: Duration = Duration::from_secs(300);
+/// Interval of checks while the API server does not serve the kind.
+const UNSERVED_CHECK_INTERVAL: Duration = Duration::from_secs(300);
 /// Delay after a failed check.
-const RETRY: Duration = Duration::from_secs(5);
+const RETRY_DELAY: Duration = Duration::from_secs(5);
 
 /// A change of the groups.
 #[derive(Debug)]
@@ -65,10 +65,10 @@ fn changes(client: &Client) -> BoxStream<'static, Change> {
             tokio::time::sleep(delay).await;
             match is_served(&client).await {
                 Ok(true) => return None,
-                Ok(false) => return Some((Change::NotServed, (client, PAUSE))),
+                Ok(false) => return Some((Change::NotServed, (client, UNSERVED_CHECK_INTERVAL))),
                 Err(error) => {
                     tracing::debug!(version = VERSION, %error, "cannot read the kinds of a version");
-                    delay = RETRY;
+                    delay = RETRY_DELAY;
                 }
             }
         }

@@ -8,7 +8,7 @@ use kube::{Client, Error};
 use serde_json::{Value, json};
 
 use super::object::{Claim, Volume};
-use super::{BOUND_BY_CONTROLLER, Choice, SELECTED_NODE, Volumes};
+use super::{BOUND_BY_CONTROLLER, Choice, ChosenVolume, SELECTED_NODE, Volumes};
 
 /// The reason why the volumes of a pod are not bound.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +34,7 @@ pub(crate) enum BindError {
 pub(crate) async fn bind(
     client: &Client,
     volumes: &Volumes,
-    chosen: &[(Key, Choice)],
+    chosen: &[ChosenVolume],
     node: &str,
     timeout: Duration,
 ) -> Result<(), BindError> {
@@ -42,7 +42,7 @@ pub(crate) async fn bind(
         return Ok(());
     }
     let mut changes = volumes.changes();
-    for (key, choice) in chosen {
+    for ChosenVolume { claim: key, choice } in chosen {
         match choice {
             Choice::Existing(volume) => reserve(client, volumes, key, volume).await?,
             Choice::Provision => select_node(client, volumes, key, node).await?,
@@ -121,10 +121,10 @@ async fn select_node(client: &Client, volumes: &Volumes, key: &Key, node: &str) 
 ///
 /// # Errors
 /// A claim is being deleted, or the provisioner has refused the node. The pod must be scheduled again.
-fn all_bound(volumes: &Volumes, chosen: &[(Key, Choice)], node: &str) -> Result<bool, BindError> {
+fn all_bound(volumes: &Volumes, chosen: &[ChosenVolume], node: &str) -> Result<bool, BindError> {
     let state = volumes.lock();
     let mut all = true;
-    for (key, choice) in chosen {
+    for ChosenVolume { claim: key, choice } in chosen {
         let gone = || BindError::Volumes(format!("persistentvolumeclaim {:?} is gone", key.name));
         let claim = state.claims.get(key).filter(|claim| !claim.is_being_deleted()).ok_or_else(gone)?;
         if claim.is_bound() {

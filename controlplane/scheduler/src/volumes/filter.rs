@@ -8,7 +8,7 @@ use coracle_values::node_selector::term_matches;
 use coracle_values::object::{Key, ObjectExt};
 
 use super::object::{Claim, StorageClass, Volume};
-use super::{Choice, Disks, SELECTED_NODE, State, Volumes, claims_of, disks_of};
+use super::{Choice, ChosenVolume, Disks, SELECTED_NODE, State, Volumes, claims_of, disks_of};
 use crate::config::Profile;
 use crate::hint::Changes;
 use crate::node_properties::NodeProperties;
@@ -261,7 +261,7 @@ impl PodClaims {
 
     /// For each waiting claim, an existing volume or a volume to provision on the node. The error is the reason of the
     /// first claim for which both are impossible.
-    pub(super) fn choices(&self, node: &NodeProperties) -> Result<Vec<(Key, Choice)>, &'static str> {
+    pub(super) fn choices(&self, node: &NodeProperties) -> Result<Vec<ChosenVolume>, &'static str> {
         let (selected, mut free): (Vec<&Waiting>, Vec<&Waiting>) =
             self.waiting.iter().partition(|waiting| waiting.claim.annotation(SELECTED_NODE).is_some());
         // The pod cannot use another node: a provisioner is already creating the volume for the selected node.
@@ -276,14 +276,15 @@ impl PodClaims {
             match waiting.volume(node, &used) {
                 Some(volume) => {
                     used.insert(volume.name());
-                    chosen.push((waiting.claim.key(), Choice::Existing(volume.name().to_owned())));
+                    let choice = Choice::Existing(volume.name().to_owned());
+                    chosen.push(ChosenVolume { claim: waiting.claim.key(), choice });
                 }
                 None => provisioned.push(waiting),
             }
         }
         for waiting in provisioned {
             waiting.check_provision(node)?;
-            chosen.push((waiting.claim.key(), Choice::Provision));
+            chosen.push(ChosenVolume { claim: waiting.claim.key(), choice: Choice::Provision });
         }
         Ok(chosen)
     }

@@ -110,6 +110,10 @@ fn a_waiting_claim_takes_a_volume_of_the_node_or_is_provisioned() {
     assert_eq!(accepted(&dynamic, &pod(&["c"])).0, ["a", "b"]);
 }
 
+fn existing(claim: &str, volume: &str) -> ChosenVolume {
+    ChosenVolume { claim: Key::new("d", claim), choice: Choice::Existing(volume.to_owned()) }
+}
+
 #[test]
 fn a_reserved_volume_is_not_given_to_a_second_claim() {
     let found = volumes(
@@ -121,7 +125,7 @@ fn a_reserved_volume_is_not_given_to_a_second_claim() {
     let snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
     let node = snapshot.candidates().next().unwrap().properties;
     let chosen = found.reserve(&pod(&["c"]), node).unwrap();
-    assert_eq!(chosen, [(Key::new("d", "c"), Choice::Existing("v".to_owned()))]);
+    assert_eq!(chosen, [existing("c", "v")]);
     assert!(accepted(&found, &pod(&["d"])).0.is_empty());
     let late = found.reserve(&pod(&["d"]), node).unwrap_err();
     assert_eq!(late, "node(s) didn't find available persistent volumes to bind");
@@ -315,8 +319,7 @@ fn the_smallest_claim_takes_the_smallest_volume() {
     let snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
     let claims = found.of_pod(&pod(&["big", "small"])).unwrap();
     let chosen = claims.choices(snapshot.candidates().next().unwrap().properties).unwrap();
-    let take = |claim: &str, volume: &str| (Key::new("d", claim), Choice::Existing(volume.to_owned()));
-    assert_eq!(chosen, [take("small", "v"), take("big", "large")]);
+    assert_eq!(chosen, [existing("small", "v"), existing("big", "large")]);
 }
 
 /// A client of an API server that answers each request with this object.
@@ -336,7 +339,7 @@ async fn a_pod_is_queued_again_if_the_provisioner_does_not_respond() {
     let volumes = volumes(std::slice::from_ref(&waiting), &[], &[class("x")]);
     let mut selected = waiting;
     selected["metadata"]["annotations"] = json!({SELECTED_NODE: "a"});
-    let chosen = [(Key::new("d", "c"), Choice::Provision)];
+    let chosen = [ChosenVolume { claim: Key::new("d", "c"), choice: Choice::Provision }];
     let (start, timeout) = (tokio::time::Instant::now(), std::time::Duration::from_secs(600));
     let error = bind::bind(&client(&selected), &volumes, &chosen, "a", timeout).await.unwrap_err();
     assert_eq!(error.to_string(), "binding volumes: context deadline exceeded");

@@ -40,7 +40,7 @@ pub(super) fn key(bytes: &[u8]) -> Option<LessSafeKey> {
     UnboundKey::new(algorithm, bytes).ok().map(LessSafeKey::new)
 }
 
-/// A random nonce, then the ciphertext and its tag.
+/// Encrypts. Returns a random nonce, the ciphertext and its tag.
 pub(super) fn seal(key: &LessSafeKey, plain: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
     let nonce: [u8; NONCE_LEN] = random()?;
     let mut text = plain.to_vec();

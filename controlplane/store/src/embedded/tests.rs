@@ -231,9 +231,12 @@ async fn a_backup_under_writes_has_every_write_up_to_its_revision() {
             written
         })
     };
-    while store.get("/k/0020").await.unwrap().is_none() {
-        tokio::task::yield_now().await;
-    }
+    let begun = async {
+        while store.get("/k/0020").await.unwrap().is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(std::time::Duration::from_secs(60), begun).await.expect("the first writes");
     let backup = store.backup().unwrap();
     let bytes: Vec<u8> = backup.flat_map(|chunk| chunk.unwrap().to_vec()).collect();
     let written = writer.await.unwrap();

@@ -210,7 +210,7 @@ fn client_tls(tls: &EtcdTls) -> Result<ClientTlsConfig, Error> {
     };
     let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&tls.authority)?));
     Ok(match &tls.identity {
-        Some((certificate, key)) => config.identity(Identity::from_pem(read(certificate)?, read(key)?)),
+        Some(files) => config.identity(Identity::from_pem(read(&files.certificate)?, read(&files.key)?)),
         None => config,
     })
 }

@@ -1,11 +1,12 @@
 //! The task of one watch: it follows etcd, and after a disconnection resumes at its last revision.
 //!
-//! States: connecting, and following. After a failure the task pauses and connects to the next member. If missed
+//! States: connecting, and following. After a failure the task backs off and connects to the next member. If missed
 //! commits are compacted, the task lists all entries and sends them as [`Event::Resync`]. It continues after the
 //! revision of the list.
 
 use std::{sync::Arc, time::Duration};
 
+use coracle_backoff::Backoff;
 use tokio::{
     sync::{mpsc, watch},
     time::{Instant, timeout},
@@ -41,6 +42,7 @@ pub(super) struct Follower {
     /// All commits up to this revision were sent.
     sent: u64,
     events: mpsc::UnboundedSender<Event>,
+    /// The newest revision that a reader waits for.
     expected: watch::Receiver<u64>,
 }
 
@@ -68,7 +70,7 @@ impl Follower {
 
     /// Follows etcd until the consumer drops the watch.
     pub(super) async fn run(mut self) {
-        let mut backoff = FIRST_BACKOFF;
+        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         loop {
             let before = self.sent;
             let (index, channel) = self.shared.connection.channel();
@@ -83,15 +85,14 @@ impl Follower {
             self.shared.connection.advance(index);
             self.shared.connection.record(Health::Failed(error.to_string()));
             if self.sent > before {
-                backoff = FIRST_BACKOFF;
+                backoff.reset();
             }
             tracing::debug!(%error, "the watch of etcd is interrupted");
             tokio::select! {
                 // Cancel-safe: both futures only wait.
-                () = tokio::time::sleep(backoff) => {}
+                () = tokio::time::sleep(backoff.next_delay()) => {}
                 () = self.events.closed() => return,
             }
-            backoff = MAX_BACKOFF.min(backoff * 2);
         }
     }
 

@@ -45,13 +45,14 @@ pub(super) fn check(
     document: &str,
     parsed: &ParsedConfig,
 ) -> Result<(), StoreError> {
-    let has_room = table.entry(id).is_some() || fits(table, owner, of(document, &parsed.config));
+    let has_room = table.entry(id).is_some() || fits(table, owner, counted_bytes(document, &parsed.config));
     if has_room { Ok(()) } else { Err(StoreError::Configurations) }
 }
 
 fn fits(table: &Table, owner: &str, bytes: usize) -> bool {
-    let of_entry =
-        |entry: &Entry| (entry.record.owner == owner, of(&entry.record.config, &entry.image.config));
+    let of_entry = |entry: &Entry| {
+        (entry.record.owner == owner, counted_bytes(&entry.record.config, &entry.image.config))
+    };
     bytes == 0 || is_within(table.all().map(of_entry), bytes, !owner.is_empty())
 }
 
@@ -67,7 +68,7 @@ fn is_within(others: impl Iterator<Item = (bool, usize)>, bytes: usize, has_owne
 }
 
 /// Estimated bytes of a configuration: the document and its parsed form. 0 for a small one.
-fn of(document: &str, config: &ImageConfiguration) -> usize {
+fn counted_bytes(document: &str, config: &ImageConfiguration) -> usize {
     let length = |list: &Option<Vec<String>>| list.as_ref().map_or(0, Vec::len);
     let values = config.config().as_ref().map_or(0, |process| {
         let lists =
@@ -98,7 +99,7 @@ mod tests {
         config.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         let document = config.to_string();
         let parsed: ImageConfiguration = serde_json::from_value(config).unwrap();
-        of(&document, &parsed)
+        counted_bytes(&document, &parsed)
     }
 
     #[test]

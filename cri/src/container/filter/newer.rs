@@ -80,6 +80,13 @@ struct Instruction {
     value: u32,
 }
 
+/// The action for one value: the number of a system call, or a request of `ioctl`.
+#[derive(Clone, Copy)]
+pub(super) struct Decision {
+    pub(super) value: u32,
+    pub(super) action: ScmpAction,
+}
+
 /// An instruction without a comparison (`BPF_STMT`).
 const fn statement(code: u16, value: u32) -> Instruction {
     Instruction { code, jump_true: 0, jump_false: 0, value }
@@ -102,11 +109,11 @@ pub(super) fn number(name: &str) -> Option<u32> {
 pub(super) fn prefix(
     profile: &LinuxSeccomp,
     architectures: &[Arch],
-    decided: &[(u32, ScmpAction)],
-    requests: &[(u32, ScmpAction)],
+    calls: &[Decision],
+    requests: &[Decision],
 ) -> Vec<u8> {
     let absent = needs_enosys(profile);
-    if decided.is_empty() && requests.is_empty() && !absent {
+    if calls.is_empty() && requests.is_empty() && !absent {
         return Vec::new();
     }
     let mut blocks: Vec<(u32, Vec<Instruction>)> = Vec::new();
@@ -114,7 +121,7 @@ pub(super) fn prefix(
         let Some(token) = token(of) else { continue };
         let newest = absent.then(|| newest(profile, of)).flatten();
         let mut checks = request_checks(of, requests);
-        checks.extend(block(decided, newest, own(of)));
+        checks.extend(block(calls, newest, own(of)));
         blocks.push((token, checks));
     }
     let mut program = vec![statement(LOAD, OFFSET_ARCHITECTURE)];
@@ -138,14 +145,14 @@ pub(super) fn prefix(
 const PREFIX_END: u32 = u32::MAX;
 
 /// Refusals of requests of `ioctl`, on one architecture.
-fn request_checks(of: Arch, requests: &[(u32, ScmpAction)]) -> Vec<Instruction> {
+fn request_checks(of: Arch, requests: &[Decision]) -> Vec<Instruction> {
     if requests.is_empty() {
         return Vec::new();
     }
     let mut refusals = vec![statement(LOAD, OFFSET_SECOND_ARGUMENT)];
-    for (request, action) in requests {
-        refusals.push(compare(IF_EQUAL, *request, 0, 1));
-        refusals.push(statement(RETURN, answer(*action)));
+    for request in requests {
+        refusals.push(compare(IF_EQUAL, request.value, 0, 1));
+        refusals.push(statement(RETURN, answer(request.action)));
     }
     refusals.push(statement(JUMP, PREFIX_END));
     let over = u8::try_from(refusals.len()).unwrap_or(u8::MAX);
@@ -162,12 +169,12 @@ fn request_checks(of: Arch, requests: &[(u32, ScmpAction)]) -> Vec<Instruction> 
 }
 
 /// The decisions for one architecture. Ends with a jump to the end of the prefix.
-fn block(decided: &[(u32, ScmpAction)], newest: Option<u32>, own: u32) -> Vec<Instruction> {
+fn block(calls: &[Decision], newest: Option<u32>, own: u32) -> Vec<Instruction> {
     let mut block =
         vec![statement(LOAD, OFFSET_NUMBER), compare(IF_AT_LEAST, own, 0, 1), statement(JUMP, PREFIX_END)];
-    for (number, action) in decided {
-        block.push(compare(IF_EQUAL, *number, 0, 1));
-        block.push(statement(RETURN, answer(*action)));
+    for call in calls {
+        block.push(compare(IF_EQUAL, call.value, 0, 1));
+        block.push(statement(RETURN, answer(call.action)));
     }
     if let Some(newest) = newest {
         block.push(compare(IF_GREATER, newest, 0, 1));

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use coracle_connections::Backoff;
+use coracle_backoff::Backoff;
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 /// Maximum back-off after a temporary failure.

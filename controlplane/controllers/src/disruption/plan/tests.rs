@@ -22,12 +22,12 @@ fn of(uid: &str, scale: i32) -> Controller {
     Controller::Known { uid: uid.to_owned(), scale }
 }
 
-fn pods(ready: usize, unready: usize, controller: &Controller) -> Vec<(Arc<Pod>, Controller)> {
+fn pods(ready: usize, unready: usize, controller: &Controller) -> Vec<SelectedPod> {
     let all = (0..ready + unready).map(|number| pod(&format!("p{number}"), number < ready));
-    all.map(|pod| (pod, controller.clone())).collect()
+    all.map(|pod| SelectedPod { pod, controller: controller.clone() }).collect()
 }
 
-fn look(budget: &PodDisruptionBudget, pods: &[(Arc<Pod>, Controller)]) -> Verdict {
+fn look(budget: &PodDisruptionBudget, pods: &[SelectedPod]) -> Verdict {
     verdict(budget, pods, NOW.parse().unwrap())
 }
 
@@ -68,7 +68,7 @@ fn scales_add_up_and_pods_without_a_controller_are_reported() {
     mixed.extend(pods(3, 0, &of("y", 3)));
     let share = budget(json!({"maxUnavailable": "20%"}), json!({}));
     assert_eq!(numbers(&look(&share, &mixed)), [5, 4, 5, 1]);
-    mixed.push((pod("alone", true), Controller::None));
+    mixed.push(SelectedPod { pod: pod("alone", true), controller: Controller::None });
     let found = look(&share, &mixed);
     assert!(found.unmanaged && found.failure.is_none());
     assert!(!look(&budget(json!({"minAvailable": 1}), json!({})), &mixed).unmanaged);
@@ -102,7 +102,7 @@ fn an_evicted_pod_does_not_count_until_its_time_has_passed() {
 #[test]
 fn a_pod_that_is_being_deleted_is_not_healthy() {
     let mut all = pods(2, 0, &Controller::None);
-    let pod = Arc::make_mut(&mut all[0].0);
+    let pod = Arc::make_mut(&mut all[0].pod);
     pod.metadata.deletion_timestamp = Some(Time(NOW.parse().unwrap()));
     let status = json!({"disruptedPods": {"p0": NOW}});
     let found = look(&budget(json!({"minAvailable": 1}), status), &all);
