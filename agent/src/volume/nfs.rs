@@ -241,7 +241,7 @@ mod tests {
         let at = Path::new("/proc");
         let earlier = Attempt::begin(at).expect("the earlier attempt");
         assert!(earlier.is_mounted().expect("the mounts"));
-        let error = mount(&export(&[]), at).await.expect_err("it may be unmounted");
+        let error = mount("team", &export(&[]), at).await.expect_err("it may be unmounted");
         assert!(matches!(error, SetUpError::Nfs { .. }), "{error}");
     }
 
