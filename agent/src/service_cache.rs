@@ -160,6 +160,11 @@ impl ServiceCache {
         subscription
     }
 
+    /// Sets the metrics of cluster DNS, which count how long changes of endpoints take.
+    pub(crate) fn measure_dns(&self, metrics: Arc<coracle_dns::Metrics>) {
+        self.shared.trigger_times.measure_dns(metrics);
+    }
+
     /// Returns the times of the changes that EndpointSlices have shown since the last call.
     pub(crate) fn take_trigger_times(&self) -> Vec<Timestamp> {
         self.shared.trigger_times.take()
@@ -349,9 +354,13 @@ impl ServiceCache {
             }
             Event::Apply(slice) => {
                 let trigger = trigger_times::of(&slice.metadata);
-                let changed = self.write(|tables| tables.put_slice(slice.slim()));
+                let slice = slice.slim();
+                let (changed, kind) = self.write(|tables| {
+                    let kind = trigger_times::kind(tables, &slice);
+                    (tables.put_slice(slice), kind)
+                });
                 if let Some(time) = trigger.filter(|_| !changed.is_empty()) {
-                    self.shared.trigger_times.add(time);
+                    self.shared.trigger_times.add(time, kind);
                 }
                 changed
             }

@@ -71,6 +71,18 @@ enum Replace {
     Failed,
 }
 
+/// A service and its slices in the cache.
+type CacheState = (Arc<Service>, Vec<Arc<EndpointSlice>>);
+
+/// A change of services.
+enum Change {
+    /// The change takes less time than the wake-up of another thread. A second read of the cache could return larger
+    /// states, so these states are committed.
+    Short(Vec<State>),
+    /// The change is committed on another thread.
+    Long(BTreeSet<Key>),
+}
+
 // === impl ServiceProxy ===
 
 impl ServiceProxy {
@@ -191,11 +203,19 @@ impl ServiceProxy {
     /// A function that reads a service for the proxy, and reports its ignored addresses. A service of another proxy has no
     /// state. A refused load balancer has no node addresses.
     fn reader(&self, services: &ServiceCache) -> impl Fn(Key) -> State + Send + use<> {
-        let (cache, balancer) = (services.clone(), Arc::clone(&self.balancer));
-        let ignored_ips = Arc::clone(&self.ignored_ips);
-        let addresses = self.view.addresses.clone();
+        let (cache, permit) = (services.clone(), self.permit());
         move |key| {
-            let state = cache.state(&key).filter(|(service, _)| !has_other_proxy(service));
+            let state = cache.state(&key);
+            permit((key, state))
+        }
+    }
+
+    /// The part of [`reader`](Self::reader) after the read of the cache.
+    fn permit(&self) -> impl Fn(State) -> State + Send + use<> {
+        let (balancer, ignored_ips) = (Arc::clone(&self.balancer), Arc::clone(&self.ignored_ips));
+        let addresses = self.view.addresses.clone();
+        move |(key, state)| {
+            let state = state.filter(|(service, _)| !has_other_proxy(service));
             ignored_ips.report(&key, state.as_ref().map(|(service, _)| &**service));
             let state = balancer.permit(&key, state, &addresses);
             (key, state)
@@ -209,12 +229,16 @@ impl ServiceProxy {
         mut proxy: Proxy,
         changed: BTreeSet<Key>,
     ) -> Result<Proxy, TableError> {
-        let is_short = is_short(services, &proxy, &changed);
-        let states = changed.into_iter().map(self.reader(services));
-        if !is_short {
-            return blocking(proxy, move |proxy| proxy.change(states)).await;
-        }
-        match proxy.change_table(states)? {
+        let are_small = changed.len() <= SHORT_MAX && proxy.are_small(changed.iter());
+        let states = match Change::of(changed, are_small, |key| services.state(key)) {
+            Change::Short(states) => states,
+            Change::Long(changed) => {
+                let states = changed.into_iter().map(self.reader(services));
+                return blocking(proxy, move |proxy| proxy.change(states)).await;
+            }
+        };
+        let are_flows_stale = proxy.change_table(states.into_iter().map(self.permit()))?;
+        match are_flows_stale {
             true => {
                 let delete = |proxy: &mut Proxy| {
                     proxy.delete_stale_flows();
@@ -300,14 +324,23 @@ impl NodeProperties {
     }
 }
 
-/// Whether a change of these services takes less time than the wake-up of another thread.
-fn is_short(services: &ServiceCache, proxy: &Proxy, changed: &BTreeSet<Key>) -> bool {
-    let is_light = |key| {
-        let state = services.state(key);
+// === impl Change ===
+
+impl Change {
+    /// `are_small` tells whether there are few services and their programs in the table are small.
+    fn of(changed: BTreeSet<Key>, are_small: bool, read: impl Fn(&Key) -> Option<CacheState>) -> Self {
+        if !are_small {
+            return Self::Long(changed);
+        }
+        let states: Vec<State> = changed.iter().map(|key| (key.clone(), read(key))).collect();
         // The check of a load balancer may list all sockets, which takes longer.
-        state.is_none_or(|(service, slices)| !is_checked(&service) && weight(&service, &slices) <= WEIGHT_MAX)
-    };
-    changed.len() <= SHORT_MAX && proxy.are_small(changed.iter()) && changed.iter().all(is_light)
+        let is_light =
+            |(service, slices): &CacheState| !is_checked(service) && weight(service, slices) <= WEIGHT_MAX;
+        match states.iter().all(|(_, state)| state.as_ref().is_none_or(is_light)) {
+            true => Self::Short(states),
+            false => Self::Long(changed),
+        }
+    }
 }
 
 /// Upper bound of the elements of a service in the table, with its targets.
@@ -389,6 +422,24 @@ mod tests {
         {
             assert!(weight(&large.0, &[large.1]) > WEIGHT_MAX);
         }
+    }
+
+    #[test]
+    fn a_change_is_decided_from_the_states_that_are_committed() {
+        let service = |kind: &str| -> CacheState {
+            let service = json!({"metadata": {"name": "s"}, "spec": {"type": kind, "ports": [{"port": 80}]}});
+            (Arc::new(serde_json::from_value(service).unwrap()), Vec::new())
+        };
+        let changed = || BTreeSet::from([Key::new("n", "s")]);
+        // The service becomes a load balancer after the first read.
+        let kinds = std::cell::RefCell::new(vec!["LoadBalancer", "ClusterIP"]);
+        let read = |_: &Key| kinds.borrow_mut().pop().map(service);
+        let Change::Short(states) = Change::of(changed(), true, read) else { panic!("a small service") };
+        assert_eq!(states[0].1.as_ref().unwrap(), &service("ClusterIP"));
+        assert_eq!(kinds.borrow().len(), 1, "each service is read once");
+        assert!(matches!(Change::of(changed(), true, |_| Some(service("LoadBalancer"))), Change::Long(_)));
+        assert!(matches!(Change::of(changed(), true, |_| None), Change::Short(_)));
+        assert!(matches!(Change::of(changed(), false, |_| None), Change::Long(_)));
     }
 
     /// The sender of the Node object, and properties without it.

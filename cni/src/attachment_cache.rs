@@ -123,6 +123,11 @@ impl Cache {
         }
     }
 
+    /// Whether the DEL of an attachment has begun, or the attachment has no record.
+    pub(crate) fn is_releasing(&self, id: &str) -> bool {
+        self.lock().get(id).is_none_or(|known| known.entry.releasing)
+    }
+
     /// Whether this version of host-local's directory has a file for each address of an attachment.
     pub(crate) fn is_complete(&self, dir: &Path, version: Option<DirVersion>) -> bool {
         let complete = self.complete.lock().unwrap_or_else(PoisonError::into_inner);
@@ -174,14 +179,18 @@ impl Cache {
         kept.unwrap_or_else(|error| Err(failed("write", &path)(std::io::Error::other(error))))
     }
 
-    pub(crate) fn put(&self, entry: Entry) -> Result<(), Error> {
+    /// Records an entry. A release that has begun since the caller read the entry stays begun.
+    pub(crate) fn put(&self, mut entry: Entry) -> Result<(), Error> {
         let lasts = may_keep_data_across_boots(&entry.list);
         let dir = if lasts { &self.lasting } else { &self.volatile };
         let path = file(dir, &entry.at.container_id);
         let text = serde_json::to_vec(&entry.to_file(&self.boot)).map_err(std::io::Error::from);
         let written = text.and_then(|text| write(dir, &path, &text, lasts));
         written.map_err(failed("write", &path))?;
-        self.lock().insert(entry.at.container_id.clone(), Known::of(entry));
+        let mut known = self.lock();
+        let earlier = known.get(&entry.at.container_id);
+        entry.releasing |= earlier.is_some_and(|earlier| earlier.entry.releasing);
+        known.insert(entry.at.container_id.clone(), Known::of(entry));
         Ok(())
     }
 
@@ -382,6 +391,22 @@ mod tests {
         cache.remove("a").unwrap();
         cache.remove("a").unwrap();
         assert_eq!(fs::read_dir(dir.path().join("results")).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_change_of_an_entry_does_not_undo_its_release() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = open(dir.path());
+        assert!(cache.is_releasing("a"), "no record");
+        cache.put(entry("a")).unwrap();
+        let mut changed = cache.get("a").unwrap();
+        cache.mark_releasing("a");
+        changed.result = None;
+        cache.put(changed).unwrap();
+        assert!(cache.is_releasing("a") && cache.get("a").unwrap().result.is_none());
+        cache.remove("a").unwrap();
+        cache.put(entry("a")).unwrap();
+        assert!(!cache.is_releasing("a"), "the next attachment with this id");
     }
 
     #[test]

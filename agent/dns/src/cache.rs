@@ -56,6 +56,8 @@ pub(crate) struct Cache {
     old: HashMap<Question, Entry>,
     /// Bytes of the entries in `new`.
     new_bytes: usize,
+    /// Removed answers with records, and removed negative answers.
+    evictions: [u64; 2],
 }
 
 // === impl Cache ===
@@ -94,6 +96,11 @@ impl Cache {
         [positive, all().count() - positive]
     }
 
+    /// Number of removed answers with records, and of removed negative answers, since the start.
+    pub(crate) fn evictions(&self) -> [u64; 2] {
+        self.evictions
+    }
+
     /// Stores an answer if it may be cached. `bytes` is the answer in wire format.
     pub(crate) fn put(&mut self, question: Question, message: &Message, bytes: &[u8]) {
         let Some(lifetime) =
@@ -109,7 +116,8 @@ impl Cache {
     fn insert(&mut self, question: Question, entry: Entry) {
         let bytes = size(&question, &entry);
         if self.new.len() >= GENERATION_ENTRIES || self.new_bytes + bytes > GENERATION_BYTES {
-            self.old = std::mem::take(&mut self.new);
+            let removed = std::mem::replace(&mut self.old, std::mem::take(&mut self.new));
+            removed.values().for_each(|entry| self.evictions[usize::from(!entry.is_positive)] += 1);
             self.new_bytes = 0;
         }
         // Drop an older answer to the question. Otherwise the next `get` would move that answer over the new one.
@@ -210,6 +218,8 @@ mod tests {
             }
         }
         assert!(cache.new.len() + cache.old.len() <= 2 * GENERATION_ENTRIES);
+        let removed = u64::try_from(5 * GENERATION_ENTRIES - cache.new.len() - cache.old.len()).unwrap();
+        assert_eq!(cache.evictions(), [removed, 0]);
         cache.put(question(1), &message(1000), &[0; MAX_ANSWER_BYTES + 1]);
         cache.store(question(2), &message(0));
         assert!(cache.get(&question(1)).is_none() && cache.get(&question(2)).is_none());

@@ -17,7 +17,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::cache::{Cache, Cached, Question};
 use crate::exchange::exchange;
-use crate::metrics::{ForwarderState, Metrics, ServerMetricsByAddress};
+use crate::metrics::{CacheCounts, ForwarderState, Metrics, ServerMetricsByAddress};
 use crate::servers::{Server, Servers, StubDomain};
 
 /// Maximum time for the answer of a server.
@@ -53,8 +53,9 @@ impl Drop for PendingQuery {
 // === impl Upstream ===
 
 impl ForwarderState for Upstream {
-    fn cached_answers(&self) -> [usize; 2] {
-        self.cache().counts()
+    fn cache_counts(&self) -> CacheCounts {
+        let cache = self.cache();
+        CacheCounts { entries: cache.counts(), evictions: cache.evictions() }
     }
 
     fn servers(&self) -> ServerMetricsByAddress {

@@ -26,7 +26,7 @@ mod tcp;
 mod zone;
 
 pub use forward::Upstream;
-pub use metrics::Metrics;
+pub use metrics::{Metrics, ServiceKind};
 pub use server::{IsPod, Server, ServerError};
 pub use servers::StubDomain;
 pub use zone::Zone;

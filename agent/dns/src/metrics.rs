@@ -2,6 +2,7 @@
 //!
 //! Counting is an addition to an atomic number: it takes no lock and allocates nothing.
 
+mod programming;
 mod upstream_servers;
 
 use std::fmt::Write as _;
@@ -12,6 +13,8 @@ use std::time::Duration;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::RecordType;
 
+use programming::Programming;
+pub use programming::ServiceKind;
 pub(crate) use upstream_servers::{ServerMetrics, ServerMetricsByAddress};
 
 /// Transport protocols of queries.
@@ -25,6 +28,8 @@ const TYPES: [&str; 20] = [
 ];
 /// Response codes that are counted separately.
 const CODES: [&str; 7] = ["NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "other"];
+/// Plugins of CoreDNS whose functions this server has.
+const PLUGINS: [&str; 5] = ["cache", "forward", "kubernetes", "loop", "prometheus"];
 /// Number of buckets of the histogram of durations. The first upper bound is 0.25 ms; each further one is twice the
 /// previous one.
 const BUCKETS: usize = 16;
@@ -51,6 +56,7 @@ pub struct Metrics {
     /// Forwarded queries for which every server was down.
     without_servers: AtomicU64,
     rejects: AtomicU64,
+    programming: Programming,
     forwarder: OnceLock<std::sync::Mutex<Option<Weak<dyn ForwarderState>>>>,
 }
 
@@ -75,10 +81,19 @@ struct Sizes {
     bytes: AtomicU64,
 }
 
+/// Counts of the cache. The first number of each pair counts answers with records, the second one negative answers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct CacheCounts {
+    /// Cached answers.
+    pub(crate) entries: [usize; 2],
+    /// Answers that were removed to make room, since the start.
+    pub(crate) evictions: [u64; 2],
+}
+
 /// The state of the forwarder, which is read when a client requests the metrics.
 pub(crate) trait ForwarderState: Send + Sync {
-    /// Number of cached answers with records, and number of cached negative answers.
-    fn cached_answers(&self) -> [usize; 2];
+    /// The counts of the cache at one moment.
+    fn cache_counts(&self) -> CacheCounts;
 
     /// The counters of the upstream servers.
     fn servers(&self) -> ServerMetricsByAddress;
@@ -153,15 +168,21 @@ impl Metrics {
         self.rejects.fetch_add(1, Relaxed);
     }
 
+    /// Counts a change of a Service's endpoints, and the time until the server answers with them.
+    pub fn programmed(&self, kind: ServiceKind, took: Duration) {
+        self.programming.observe(kind, took);
+    }
+
     /// The counters in Prometheus' text format.
     #[must_use]
     pub fn render(&self) -> String {
         let mut out = String::new();
+        render_properties(&mut out);
         self.render_requests(&mut out);
         self.render_sizes(&mut out);
         let forwarder = self.forwarder();
         let forwarder = forwarder.as_deref();
-        self.render_cache(&mut out, forwarder.map_or([0, 0], ForwarderState::cached_answers));
+        self.render_cache(&mut out, forwarder.map(ForwarderState::cache_counts).unwrap_or_default());
         let rejects = ("max_concurrent_rejects", "Queries refused because too many wait for other servers");
         let broken = ("healthcheck_broken", "Queries that were forwarded while every other server was down");
         for ((name, help), count) in [(rejects, &self.rejects), (broken, &self.without_servers)] {
@@ -170,6 +191,7 @@ impl Metrics {
             let _ = writeln!(out, "{name} {}", count.load(Relaxed));
         }
         upstream_servers::render(&mut out, &forwarder.map(ForwarderState::servers).unwrap_or_default());
+        self.programming.render(&mut out);
         out
     }
 
@@ -215,11 +237,16 @@ impl Metrics {
         }
     }
 
-    fn render_cache(&self, out: &mut String, entries: [usize; 2]) {
+    fn render_cache(&self, out: &mut String, counts: CacheCounts) {
         let labels = |kind| format!("server=\"dns://:53\",type=\"{kind}\",view=\"\",zones=\".\"");
         let name = "coredns_cache_entries";
         head(out, name, "gauge", "Cached answers");
-        for (kind, count) in ["success", "denial"].iter().zip(entries) {
+        for (kind, count) in ["success", "denial"].iter().zip(counts.entries) {
+            let _ = writeln!(out, "{name}{{{}}} {count}", labels(kind));
+        }
+        let name = "coredns_cache_evictions_total";
+        head(out, name, "counter", "Answers removed from the cache to make room");
+        for (kind, count) in ["success", "denial"].iter().zip(counts.evictions) {
             let _ = writeln!(out, "{name}{{{}}} {count}", labels(kind));
         }
         let name = "coredns_cache_hits_total";
@@ -300,6 +327,21 @@ impl DurationCounts {
     }
 }
 
+/// Writes the version and the functions of the server. Dashboards find the servers by these metrics.
+fn render_properties(out: &mut String) {
+    let (name, version) = ("coredns_build_info", env!("CARGO_PKG_VERSION"));
+    head(out, name, "gauge", "Version of the node");
+    let _ = writeln!(out, "{name}{{goversion=\"\",revision=\"\",version=\"{version}\"}} 1");
+    let name = "coredns_plugin_enabled";
+    head(out, name, "gauge", "Plugins of CoreDNS whose functions the server has");
+    for plugin in PLUGINS {
+        let _ = writeln!(out, "{name}{{name=\"{plugin}\",server=\"dns://:53\",view=\"\",zone=\".\"}} 1");
+    }
+    let name = "coredns_panics_total";
+    head(out, name, "counter", "Panics that the process has survived: a panic ends it");
+    let _ = writeln!(out, "{name} 0");
+}
+
 /// The index of a response code in [`CODES`].
 fn code_index(code: ResponseCode) -> usize {
     match code {
@@ -368,6 +410,11 @@ mod tests {
             "coredns_dns_response_size_bytes_bucket{proto=\"tcp\",server=\"dns://:53\",view=\"\",zone=\".\",le=\"64000\"} 0",
             "coredns_dns_response_size_bytes_sum{proto=\"tcp\",server=\"dns://:53\",view=\"\",zone=\".\"} 65000",
             "coredns_cache_hits_total{server=\"dns://:53\",type=\"success\",view=\"\",zones=\".\"} 1",
+            "coredns_cache_evictions_total{server=\"dns://:53\",type=\"success\",view=\"\",zones=\".\"} 0",
+            "# TYPE coredns_build_info gauge",
+            "coredns_plugin_enabled{name=\"kubernetes\",server=\"dns://:53\",view=\"\",zone=\".\"} 1",
+            "coredns_panics_total 0",
+            "# TYPE coredns_kubernetes_dns_programming_duration_seconds histogram",
         ] {
             assert!(text.lines().any(|found| found == line), "{line}\n{text}");
         }

@@ -170,8 +170,7 @@ impl Servers {
         let stub = self.stubs.iter().find(|(domain, _)| domain.zone_of(name));
         let mut all = stub.map_or_else(|| self.of_host(), |(_, servers)| servers.clone());
         all.retain(|server| !server.loops());
-        all.sort_by_key(|server| !server.is_up());
-        all
+        working_first(all, |server| server.is_up())
     }
 
     /// Records a loop if a query is a probe that a server forwarded back. Returns whether the query was a probe.
@@ -200,26 +199,47 @@ impl Servers {
         all
     }
 
-    /// The servers of the host's `resolv.conf`, which is read again when it changes.
+    /// The servers of the host's `resolv.conf`, which is read again when it changes. If the file cannot be read, for
+    /// example for lack of descriptors, the former servers stay, and the next query reads the file again.
     fn of_host(&self) -> Vec<Arc<Server>> {
         let modified = std::fs::metadata(&self.resolv_conf).and_then(|meta| meta.modified()).ok();
         let mut host = self.host.lock().unwrap_or_else(PoisonError::into_inner);
         if modified.is_none() || host.modified != modified {
-            let addresses = parse(&read(&self.resolv_conf).unwrap_or_default(), &self.own);
-            let known = |address| host.all.iter().find(|server| server.address == address).cloned();
-            host.all =
-                addresses.into_iter().map(|one| known(one).unwrap_or_else(|| Server::new(one))).collect();
-            host.modified = modified;
+            match read(&self.resolv_conf) {
+                Ok(text) => host.replace(parse(&text, &self.own), modified),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => host.replace(Vec::new(), None),
+                Err(error) => tracing::debug!(%error, "cannot read the node's resolv.conf"),
+            }
         }
         host.all.clone()
     }
 }
 
+// === impl Host ===
+
+impl Host {
+    /// Sets the servers of a file that was modified at this time. Known servers keep their health.
+    fn replace(&mut self, addresses: Vec<SocketAddr>, modified: Option<SystemTime>) {
+        let known = |address| self.all.iter().find(|server| server.address == address).cloned();
+        let all = addresses.into_iter().map(|one| known(one).unwrap_or_else(|| Server::new(one)));
+        self.all = all.collect();
+        self.modified = modified;
+    }
+}
+
+/// The servers in their order, those that are down last. The state of each server is read once: it may change meanwhile,
+/// and a sort by changing keys may panic.
+fn working_first(mut all: Vec<Arc<Server>>, is_up: impl Fn(&Server) -> bool) -> Vec<Arc<Server>> {
+    all.sort_by_cached_key(|server| !is_up(server));
+    all
+}
+
+/// Reads a `resolv.conf`. Bytes that are not UTF-8, for example in a comment, are replaced.
 fn read(path: &std::path::Path) -> io::Result<String> {
     use std::io::Read as _;
-    let mut text = String::new();
-    std::fs::File::open(path)?.take(RESOLV_CONF_MAX).read_to_string(&mut text)?;
-    Ok(text)
+    let mut bytes = Vec::new();
+    std::fs::File::open(path)?.take(RESOLV_CONF_MAX).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
 /// The servers of a `resolv.conf` without our own addresses.
@@ -288,6 +308,54 @@ mod tests {
         first.succeeded();
         first.failed();
         assert!(first.is_up());
+    }
+
+    #[test]
+    fn the_state_of_each_server_is_read_once_for_an_order() {
+        // A server may fail or recover during the sort. The standard library may panic if the order of two items
+        // changes, but only for more than 20 items.
+        let all: Vec<_> =
+            (0..200u16).map(|port| Server::new(SocketAddr::from(([192, 0, 2, 1], port)))).collect();
+        let reads = std::cell::Cell::new(0);
+        let sorted = working_first(all, |server| {
+            reads.set(reads.get() + 1);
+            server.address.port() % 2 == 0
+        });
+        assert_eq!(reads.get(), 200);
+        let ports: Vec<u16> = sorted.iter().map(|server| server.address.port()).collect();
+        assert!(ports[..100].iter().all(|port| port % 2 == 0) && ports[..100].is_sorted());
+        assert!(ports[100..].iter().all(|port| port % 2 == 1) && ports[100..].is_sorted());
+    }
+
+    #[test]
+    fn a_file_that_could_not_be_read_is_read_again() {
+        let path = std::env::temp_dir().join(format!("resolv-{:x}", rand::random::<u64>()));
+        let servers = Servers::new(path.clone(), Vec::new(), &[]);
+        let asked = || servers.of_host().iter().map(|server| server.address.to_string()).collect::<Vec<_>>();
+        let modified = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+        // Each write has a time of its own, whatever the clock tick of the file system is.
+        let write = |text: &[u8], seconds| {
+            std::fs::write(&path, text).unwrap();
+            std::fs::File::options()
+                .write(true)
+                .open(&path)
+                .unwrap()
+                .set_modified(modified(seconds))
+                .unwrap();
+        };
+        assert!(asked().is_empty(), "the file does not exist");
+        write(b"# caf\xe9\nnameserver 192.0.2.1\n", 1);
+        assert_eq!(asked(), ["192.0.2.1:53"], "a comment in another encoding");
+        std::fs::remove_file(&path).unwrap();
+        // A directory has a modification time, but it cannot be read.
+        std::fs::create_dir(&path).unwrap();
+        std::fs::File::open(&path).unwrap().set_modified(modified(2)).unwrap();
+        assert_eq!(asked(), ["192.0.2.1:53"], "the former servers stay");
+        std::fs::remove_dir(&path).unwrap();
+        write(b"nameserver 192.0.2.2\n", 2);
+        assert_eq!(asked(), ["192.0.2.2:53"], "the time is the time of the failed attempt");
+        std::fs::remove_file(&path).unwrap();
+        assert!(asked().is_empty(), "the file was removed");
     }
 
     #[tokio::test(start_paused = true)]

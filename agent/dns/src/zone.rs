@@ -85,13 +85,12 @@ impl Zone {
             if !tables.get(&key.namespace, &key.name).is_some_and(|service| is_headless(service)) {
                 continue;
             }
-            for slice in tables.slices(key) {
-                let endpoints = slice.endpoints.iter().filter(|endpoint| endpoint.address == Some(address));
-                let named = endpoints.filter_map(|endpoint| {
-                    self.service_name(key)?.prepend_label(endpoint_name(endpoint).as_bytes()).ok()
-                });
-                targets.extend(named);
-            }
+            // As in CoreDNS, only endpoints that take traffic have a name.
+            let slices = tables.slices(key);
+            let named = hosts(&slices).filter(|host| host.address == address).filter_map(|host| {
+                self.service_name(key)?.prepend_label(endpoint_name(host.endpoint).as_bytes()).ok()
+            });
+            targets.extend(named);
         }
         targets.sort();
         targets.dedup();

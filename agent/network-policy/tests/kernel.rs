@@ -241,6 +241,39 @@ fn multicast_and_broadcast_do_not_pass_a_policy() {
     });
 }
 
+/// Upstream's documentation: traffic to and from the node of a pod is always allowed.
+#[test]
+fn a_pod_and_its_own_node_reach_each_other_whatever_the_policies() {
+    on_a_bridge(|| {
+        let node = ips(1);
+        ip("addr add 10.42.0.1/24 dev bridge0");
+        ip("addr add fd42::1/64 dev bridge0 nodad");
+        let (web, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3));
+        let mut model = Model::default();
+        let mut enforcer = Enforcer::open("test-policies").unwrap();
+        let all = json!({"podSelector": {}, "policyTypes": ["Ingress", "Egress"]});
+        model.put_policy(&policy("deny", all));
+        model.put_pod(web.facts("n", "web"));
+        model.put_pod(other.facts("n", "other"));
+        enforcer.replace(&mut model).unwrap();
+        assert_eq!(other.reaches(&web, 7000), [false, false]);
+        for family in [0, 1] {
+            let bound = |address: IpAddr| {
+                let socket = bind_udp(SocketAddr::new(address, 7000));
+                socket.set_read_timeout(Some(ARRIVAL)).unwrap();
+                socket
+            };
+            let (at_node, pod) = (bound(node[family]), web.ips[family]);
+            let in_pod = web.thread.within(move || bound(pod));
+            at_node.send_to(b"probe", in_pod.local_addr().unwrap()).unwrap();
+            assert!(in_pod.recv(&mut [0; 8]).is_ok(), "from the node, family {family}");
+            in_pod.send_to(b"query", at_node.local_addr().unwrap()).unwrap();
+            assert!(at_node.recv(&mut [0; 8]).is_ok(), "to the node, family {family}");
+        }
+        enforcer.remove().unwrap();
+    });
+}
+
 #[test]
 fn policies_of_the_whole_cluster_precede_and_follow_network_policies() {
     on_a_bridge(|| {

@@ -311,3 +311,25 @@ async fn slices_with_the_headless_label_take_no_traffic() {
     let headless = json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""});
     assert_eq!(count(headless), (0, 1), "DNS reads it");
 }
+
+#[tokio::test]
+async fn cluster_dns_counts_changes_of_endpoints_by_the_kind_of_their_service() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = cache(dir.path());
+    let metrics = Arc::new(coracle_dns::Metrics::default());
+    cache.measure_dns(Arc::clone(&metrics));
+    list(&cache, vec![service("ns", "web", "10.43.0.1"), service("ns", "db", "None")]);
+    for of in ["web", "db", "db", "unknown"] {
+        let metadata = json!({"namespace": "ns", "name": of, "labels": {"kubernetes.io/service-name": of},
+            "annotations": {"endpoints.kubernetes.io/last-change-trigger-time": "9000-01-01T00:00:00Z"}});
+        let slice = json!({"metadata": metadata, "addressType": "IPv4", "ports": [{"port": 80}],
+            "endpoints": [{"addresses": ["10.42.0.2"]}]});
+        cache.apply_slice_event(Event::Apply(serde_json::from_value(slice).unwrap()), &mut Vec::new());
+    }
+    let text = metrics.render();
+    let name = "coredns_kubernetes_dns_programming_duration_seconds_count";
+    for (kind, count) in [("cluster_ip", 1), ("headless_with_selector", 2)] {
+        let line = format!("{name}{{service_kind=\"{kind}\"}} {count}");
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+}

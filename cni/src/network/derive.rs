@@ -11,10 +11,10 @@ use serde_json::{Map, Value};
 use tracing::{debug, warn};
 
 use super::{Attachment, Network, State, parameters};
-use crate::attachment_cache::Entry;
+use crate::attachment_cache::{Cache, Entry};
 use crate::bridge;
 use crate::error::Error;
-use crate::firewall::Claim;
+use crate::firewall::{Claim, Firewall};
 use crate::host_local;
 use crate::invoke::ExecutionPlace;
 use crate::link::derived::host_interface;
@@ -126,6 +126,7 @@ impl Network {
         first = first.and(retained);
         let (wanted, result) = claims(&entries);
         first = first.and(result).and(inner.host.firewall.ensure(wanted));
+        first = first.and(withdraw_released(&inner.host.firewall, &inner.cache, &entries));
         coracle_fault::point("recover.network-claimed");
         let (sources, result) = sources(&entries);
         first = first.and(result);
@@ -194,12 +195,20 @@ impl Network {
     }
 
     async fn collect(&self, list: &List) -> Result<(), Error> {
-        let valid = valid(&self.inner.cache.all(), &*self.inner.state.read().await);
+        let valid = self.known_attachments().await;
         self.invoker().gc(list, &valid, ExecutionPlace::Elsewhere).await
     }
 
+    /// The attachments that keep their resources. The state is locked before the records are read: under this lock a sandbox
+    /// leaves the list of sandboxes without a record and gets its record. It must be found in one of them.
+    async fn known_attachments(&self) -> Vec<Valid> {
+        let state = self.inner.state.read().await;
+        valid(&self.inner.cache.all(), &state)
+    }
+
     async fn with_executables(&self) -> Vec<List> {
-        let (entries, state) = (self.inner.cache.all(), self.inner.state.read().await);
+        let state = self.inner.state.read().await;
+        let entries = self.inner.cache.all();
         lists(&entries, &state).into_iter().filter(|list| !list.is_in_process()).cloned().collect()
     }
 
@@ -301,6 +310,19 @@ fn claims(entries: &[Entry]) -> (Vec<Claim>, Result<(), Error>) {
     (claims, first)
 }
 
+/// Removes the firewall claims of sandboxes that were released after these entries were read: the next pod may need
+/// their host ports. A release marks the sandbox before it removes its claims, so a later release removes them itself.
+fn withdraw_released(firewall: &Firewall, cache: &Cache, entries: &[Entry]) -> Result<(), Error> {
+    let mut first = Ok(());
+    for entry in entries.iter().filter(|entry| !entry.is_releasing()) {
+        let id = &entry.at.container_id;
+        if cache.is_releasing(id) {
+            first = first.and(firewall.remove_sandbox(id));
+        }
+    }
+    first
+}
+
 /// Permitted sources of the ports of these attachments, and the first error.
 fn sources(entries: &[Entry]) -> (BTreeMap<String, Source>, Result<(), Error>) {
     let (mut sources, mut first) = (BTreeMap::new(), Ok(()));
@@ -371,4 +393,65 @@ fn restore(entry: &Entry) -> Result<(), Error> {
         }
     }
     first
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_testing::{in_new_namespace, in_new_namespace_async};
+    use serde_json::json;
+
+    use super::*;
+    use crate::network::NetworkConfig;
+
+    fn live(id: &str) -> Attachment {
+        Attachment { id: id.to_owned(), ifname: "eth0".to_owned(), ..Attachment::default() }
+    }
+
+    fn entry(live: &Attachment) -> Entry {
+        let list = json!({"cniVersion": "1.0.0", "name": "n", "plugins": [{"type": "bridge"}]});
+        Entry::new(Arc::new(List::parse(list).unwrap()), parameters(live), None)
+    }
+
+    #[test]
+    fn a_sandbox_that_gets_its_record_meanwhile_is_known_to_gc() {
+        in_new_namespace_async(async move || {
+            let dir = tempfile::tempdir().unwrap();
+            let [state, root] = ["state", "root"].map(|name| dir.path().join(name));
+            let config = NetworkConfig::of_default_network(state, root, "coracle0", "coracle");
+            let network = Network::open(config).await.unwrap();
+            let mut state = network.inner.state.write().await;
+            state.unrecorded = Some(vec![live("a")]);
+            let mut known = std::pin::pin!(network.known_attachments());
+            tokio::select! {
+                biased;
+                _ = &mut known => panic!("the state is locked"),
+                () = std::future::ready(()) => {}
+            }
+            // As in `adopt`.
+            network.inner.cache.put(entry(&live("a"))).unwrap();
+            state.unrecorded = Some(Vec::new());
+            drop(state);
+            let ids: Vec<String> = known.await.into_iter().map(|valid| valid.container_id).collect();
+            assert_eq!(ids, ["a"]);
+        });
+    }
+
+    #[test]
+    fn a_sandbox_that_is_released_during_a_reconcile_keeps_no_host_port() {
+        in_new_namespace(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let firewall = Firewall::open("coracle-test", dir.path(), false).unwrap();
+            let cache = Cache::open(dir.path(), &dir.path().join("root")).unwrap();
+            let claim = |id: &str| Claim { id: id.to_owned(), ..Claim::default() };
+            for id in ["released", "running"] {
+                cache.put(entry(&live(id))).unwrap();
+            }
+            let entries = cache.all();
+            cache.mark_releasing("released");
+            firewall.ensure(vec![claim("released"), claim("running")]).unwrap();
+            withdraw_released(&firewall, &cache, &entries).unwrap();
+            assert!(firewall.get(&claim("released")).is_none());
+            assert!(firewall.get(&claim("running")).is_some());
+        });
+    }
 }

@@ -164,6 +164,7 @@ fn addresses_have_names() {
     };
     assert_eq!(of("5.0.43.10.in-addr.arpa.").unwrap(), "web.ns.svc.cluster.local.");
     assert_eq!(of("7.0.42.10.in-addr.arpa.").unwrap(), "db-0.db.ns.svc.cluster.local.");
+    assert!(of("9.0.42.10.in-addr.arpa.").is_none(), "the endpoint is not ready");
     assert!(of("1.1.1.1.in-addr.arpa.").is_none());
     assert!(ask("example.com.", RecordType::A).is_none());
     assert!(ask("xcluster.local.", RecordType::A).is_none());
