@@ -213,8 +213,9 @@ pub(crate) struct WorkerState {
     /// Whether the verdict is an eviction because the node is short of a resource, a shutdown of the machine, or a
     /// preemption.
     pub(crate) disrupted: bool,
-    /// Grace period in seconds if the verdict is an eviction, a shutdown of the machine, or a preemption.
-    pub(crate) eviction_grace: u32,
+    /// The shortest grace period in seconds of the pod's evictions, also of those that came while the pod was ending for
+    /// another reason. A preemption and a shutdown of the machine are evictions, too.
+    pub(crate) eviction_grace: Option<u32>,
     /// Why containers have not started, by container name.
     pub(crate) waiting: BTreeMap<String, Waiting>,
     /// Crashes by container name. The key [`ALL_CONTAINERS`] has the restarts of all containers.
@@ -282,12 +283,13 @@ impl WorkerState {
         }
     }
 
-    /// Grace period in seconds if the pod is evicted or preempted, or ends because the machine shuts down.
+    /// Grace period in seconds if the pod is evicted or preempted, or ends because the machine shuts down. It is one second
+    /// if an earlier agent has evicted the pod.
     pub(crate) fn evicted_grace(&self) -> Option<i64> {
         let reasons = [EVICTED, TERMINATED, PREEMPTING];
         let is_eviction = |verdict: &Verdict| reasons.contains(&verdict.reason.as_str());
         let is_evicted = self.verdict.as_ref().is_some_and(is_eviction);
-        is_evicted.then(|| i64::from(self.eviction_grace))
+        self.eviction_grace.or_else(|| is_evicted.then_some(1)).map(i64::from)
     }
 
     /// Whether containers are stopped so that they start again or must not continue.
@@ -321,7 +323,7 @@ impl Default for WorkerState {
             start_time: None,
             verdict: None,
             disrupted: false,
-            eviction_grace: 1,
+            eviction_grace: None,
             waiting: BTreeMap::new(),
             crashes: KeyedBackoff::default(),
             pulls: KeyedBackoff::default(),

@@ -227,7 +227,7 @@ fn an_evicted_pod_is_stopped_without_its_grace_period() {
     let verdict = Some(Verdict { reason: EVICTED.into(), message: "full".into() });
     let state = WorkerState { verdict, ..ready_worker_state() };
     assert_eq!(decide(&desired, &observed, &state, 10).actions, [Action::StopPod { grace: 1 }]);
-    let state = WorkerState { eviction_grace: 20, ..state };
+    let state = WorkerState { eviction_grace: Some(20), ..state };
     assert_eq!(decide(&desired, &observed, &state, 10).actions, [Action::StopPod { grace: 20 }]);
     assert_eq!(decide(&deleted(600), &observed, &state, 10).actions, [Action::StopPod { grace: 20 }]);
     assert_eq!(decide(&deleted(5), &observed, &state, 10).actions, [Action::StopPod { grace: 5 }]);
