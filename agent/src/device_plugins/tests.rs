@@ -225,6 +225,30 @@ fn reason(result: Result<(), DeviceError>) -> String {
     }
 }
 
+#[test]
+fn a_check_of_free_devices_counts_reused_ones_once_and_keeps_none() {
+    let dir = dir();
+    let config =
+        DevicePluginConfig { sockets: dir.path().join("sockets"), records: dir.path().join("records") };
+    let (devices, _changed) =
+        DevicePlugins::open(config, "boot", watch::channel(DeviceCounts::new()).0, Arc::default());
+    {
+        let mut state = devices.state();
+        let number = state.table.connect(NAME);
+        let device = table::Device { is_healthy: true, ..table::Device::default() };
+        let list = ["a", "b"].map(|id| (id.to_owned(), device.clone()));
+        state.table.list(NAME, number, BTreeMap::from(list)).unwrap();
+    }
+    let two = pod("p", "1", &["1", "1"]);
+    assert_eq!(devices.check_free(&two), Ok(()), "the init container's device is used again");
+    assert_eq!(devices.check_free(&two), Ok(()), "nothing stays reserved");
+    let error = devices.check_free(&pod("q", "1", &["1", "2"])).unwrap_err();
+    let expected =
+        "requested number of devices unavailable for example.com/dongle. Requested: 2, Available: 1";
+    assert_eq!(error, expected);
+    assert!(devices.pods().is_empty());
+}
+
 #[tokio::test]
 async fn a_pod_gets_healthy_devices_and_its_init_containers_devices_are_reused() {
     let dir = dir();

@@ -7,7 +7,7 @@ use k8s_openapi::api::core::v1::{Container, Pod};
 use super::DevicePlugins;
 use super::choose::{DeviceHint, DeviceRequest};
 use super::requests;
-use super::table::{Owner, Refusal, Step};
+use super::table::{Owner, Refusal, Step, Table};
 use crate::topology::numa_mask::NumaMask;
 use crate::topology::{AllocationError, Hint, HintProvider, Hints};
 
@@ -70,18 +70,41 @@ impl DevicePlugins {
     /// # Errors
     /// When there are too few devices. The message is upstream's.
     fn reserve(&self, pod: &Pod, container: &Container, affinity: Option<u64>) -> Result<(), String> {
+        self.reserve_in(&mut self.state().table, pod, container, affinity)
+    }
+
+    /// Checks that the devices of a pod are free. Nothing stays reserved.
+    ///
+    /// # Errors
+    /// When there are too few devices. The message is upstream's.
+    pub(crate) fn check_free(&self, pod: &Pod) -> Result<(), String> {
+        // The lock is held until the end of the reservations, so that no other pod lacks these devices.
+        let mut state = self.state();
+        let spec = pod.spec.iter();
+        let mut all = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
+        let reserved = all.try_for_each(|container| self.reserve_in(&mut state.table, pod, container, None));
+        state.table.cancel(pod.metadata.uid.as_deref().unwrap_or_default());
+        reserved
+    }
+
+    fn reserve_in(
+        &self,
+        table: &mut Table,
+        pod: &Pod,
+        container: &Container,
+        affinity: Option<u64>,
+    ) -> Result<(), String> {
         let (uid, requests) = (pod.metadata.uid.as_deref().unwrap_or_default(), requests::of_pod(pod));
         let owner = Owner { uid, container: &container.name };
-        let mut state = self.state();
         for (resource, count) in requests::of_container(pod, container) {
-            if !state.table.manages(&resource) {
+            if !table.manages(&resource) {
                 continue;
             }
-            let reusable = state.table.reusable(owner, &resource, &requests);
+            let reusable = table.reusable(owner, &resource, &requests);
             let want = DeviceRequest { resource, count, reusable, affinity };
-            let step = state.table.step(owner, &want, &self.shared.boot);
+            let step = table.step(owner, &want, &self.shared.boot);
             let reserved = match step {
-                Ok(Step::Choose(_)) => state.table.reserve(owner, &want, &[]).map(drop),
+                Ok(Step::Choose(_)) => table.reserve(owner, &want, &[]).map(drop),
                 Ok(Step::Done | Step::Call(_)) => Ok(()),
                 Err(refusal) => Err(refusal),
             };

@@ -25,7 +25,7 @@ pub(crate) struct Pods {
 #[derive(Debug, Default)]
 struct State {
     by_uid: HashMap<String, Entry>,
-    /// Pods that have not ended, and their requests.
+    /// Pods that are neither rejected nor ended, and their requests.
     pods: usize,
     requested: Amount,
     /// Extended resources that these pods request, in units, by name.
@@ -48,9 +48,9 @@ struct Entry {
 /// A pod's share of the sums.
 #[derive(Clone, Debug, Default)]
 struct Share {
-    /// None if the pod has ended.
+    /// None if the pod was rejected or has ended.
     requested: Option<Amount>,
-    /// Empty if the pod has ended.
+    /// Empty if the pod was rejected or has ended.
     extended: BTreeMap<String, i128>,
     burstable_millis: i64,
     /// Whether the pod has a limit on its disk usage.
@@ -121,10 +121,12 @@ impl Pods {
         self.read().burstable_millis
     }
 
+    /// Stores the newest version of a pod. A pod that was rejected or has ended on this node stays without requests.
     pub(crate) fn put(&self, uid: &str, pod: &Arc<Pod>) {
         let share = Share::of(pod);
         let ports: Vec<HostPort> = if has_ended(pod) { Vec::new() } else { host_ports(pod).collect() };
         let mut state = self.write();
+        let was_over = state.by_uid.get(uid).is_some_and(|old| old.share.requested.is_none());
         state.add(&share);
         let entry = Entry { pod: Arc::clone(pod), share };
         if let Some(old) = state.by_uid.insert(uid.to_owned(), entry) {
@@ -135,15 +137,31 @@ impl Pods {
         } else {
             state.ports.insert(uid.to_owned(), ports);
         }
+        if was_over {
+            state.release(uid);
+        }
     }
 
-    /// Stores a status that the API server does not have yet. None removes it after the API server has accepted it.
+    /// Removes the requests of a pod that this node has rejected, before the API server has its final status. Other pods
+    /// must not be rejected for want of its requests.
+    pub(crate) fn release(&self, uid: &str) {
+        self.write().release(uid);
+    }
+
+    /// Whether the requests of the pod are in the sums.
+    pub(crate) fn is_counted(&self, uid: &str) -> bool {
+        self.read().by_uid.get(uid).is_some_and(|entry| entry.share.requested.is_some())
+    }
+
+    /// Stores a status that the API server does not have yet. None removes it after the API server has accepted it. As
+    /// upstream, a pod with a final status has no requests.
     pub(crate) fn report(&self, uid: &str, status: Option<PodStatus>) {
         let mut state = self.write();
-        match status {
-            Some(status) => drop(state.statuses.insert(uid.to_owned(), status)),
-            None => drop(state.statuses.remove(uid)),
+        let Some(status) = status else { return drop(state.statuses.remove(uid)) };
+        if matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) {
+            state.release(uid);
         }
+        state.statuses.insert(uid.to_owned(), status);
     }
 
     /// Removes a pod.
@@ -186,6 +204,16 @@ impl PodView for Pods {
 // === impl State ===
 
 impl State {
+    /// Removes a pod's requests and host ports from the sums.
+    fn release(&mut self, uid: &str) {
+        self.ports.remove(uid);
+        let Some(entry) = self.by_uid.get_mut(uid) else { return };
+        let rest = Share { burstable_millis: entry.share.burstable_millis, ..Share::default() };
+        let share = std::mem::replace(&mut entry.share, rest.clone());
+        self.add(&rest);
+        self.subtract(&share);
+    }
+
     fn add(&mut self, share: &Share) {
         self.pods += usize::from(share.requested.is_some());
         let amount = share.requested.unwrap_or_default();
@@ -294,6 +322,26 @@ mod tests {
         assert_eq!(gpus(""), 3);
         pods.remove("b");
         assert!(pods.read().extended.is_empty());
+    }
+
+    #[test]
+    fn rejected_and_ended_pods_have_no_requests_before_the_api_server_has_their_status() {
+        let (pods, huge) = (Pods::default(), pod("huge", "1000", 80, "s", "Pending"));
+        pods.put("huge", &huge);
+        assert!(pods.is_counted("huge"));
+        pods.release("huge");
+        assert_eq!(sums(&pods), (0, 0, 0, 1_000_000));
+        pods.put("huge", &huge);
+        assert_eq!((pods.is_counted("huge"), sums(&pods)), (false, (0, 0, 0, 1_000_000)));
+        let status = |phase: &str| PodStatus { phase: Some(phase.to_owned()), ..PodStatus::default() };
+        pods.put("job", &pod("job", "2", 0, "s", "Running"));
+        pods.report("job", Some(status("Running")));
+        assert_eq!(sums(&pods), (1, 2000, 0, 1_002_000));
+        pods.report("job", Some(status("Succeeded")));
+        assert_eq!(sums(&pods), (0, 0, 0, 1_002_000));
+        pods.report("job", None);
+        ["huge", "job"].iter().for_each(|uid| pods.remove(uid));
+        assert_eq!(sums(&pods), (0, 0, 0, 0));
     }
 
     #[test]

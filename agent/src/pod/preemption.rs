@@ -1,7 +1,7 @@
 //! Selection of the pods that end so that a critical pod fits on the node. Pure.
 //!
-//! Source: `pkg/kubelet/preemption/preemption.go`. Pods of the lowest priority end first, and of these the lowest class.
-//! Of one group, as few pods as possible end.
+//! Source: `pkg/kubelet/preemption/preemption.go`. Of one group, as few pods as possible end. Upstream's groups are the
+//! classes only. Here pods of the lowest priority end first, and of these the lowest class.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -22,13 +22,13 @@ use super::admit::{self, unsupported};
 use super::config::POD_UID;
 use super::pods::Pods;
 use super::resize::allocation;
-use super::state::{DesiredPod, Verdict, has_ended};
+use super::state::{DesiredPod, PREEMPTING, Verdict, has_ended};
 use super::worker;
 use crate::deadline::until;
 use crate::event_recorder::Level;
 use crate::kubelet_metrics::RetryTrigger;
 use crate::source::{PodChange, is_static};
-use preemption::{NewPod, Preemptor};
+use preemption::{NewPod, Preemption, Preemptor};
 use resize::PendingPod;
 
 /// Inputs of pod sync.
@@ -74,8 +74,8 @@ struct Sync {
 enum Admission {
     Admitted,
     Rejected(Verdict),
-    /// These pods must end before the pod starts.
-    Preempts(Vec<Arc<Pod>>),
+    /// Other pods must end before the pod starts.
+    Preempts(Preemption),
 }
 
 /// Runs until the source ends. Dropping the future ends the workers and leaves the pods as they are.
@@ -213,10 +213,10 @@ impl Sync {
         let verdict = match self.admit(&uid, allocated, has_room) {
             Admission::Admitted => None,
             Admission::Rejected(verdict) => Some(verdict),
-            Admission::Preempts(pods) => {
+            Admission::Preempts(preemption) => {
                 // Other new pods must not take the resources that become free.
                 self.inputs.pods.put(&uid, allocated);
-                self.wait_for_preempted(uid, new.clone(), &pods);
+                self.wait_for_preempted(uid, new.clone(), &preemption);
                 return;
             }
         };
@@ -230,6 +230,9 @@ impl Sync {
             self.node.metrics.pods.added(containers);
         }
         self.inputs.pods.put(&uid, allocated);
+        if verdict.is_some() {
+            self.inputs.pods.release(&uid);
+        }
         self.update_cpu_weight();
         self.start(uid.clone(), DesiredPod::Run(Arc::clone(allocated)), verdict, start_time);
         if from_api && last.is_some() {
@@ -249,7 +252,7 @@ impl Sync {
             return Admission::Admitted;
         }
         match self.check(uid, pod, has_room) {
-            Ok(preempted) if preempted.is_empty() => {
+            Ok(None) => {
                 let ignored = unsupported::ignored(pod);
                 if !ignored.is_empty() {
                     let message = format!("This node ignores {}", ignored.join(", "));
@@ -257,7 +260,7 @@ impl Sync {
                 }
                 Admission::Admitted
             }
-            Ok(preempted) => Admission::Preempts(preempted),
+            Ok(Some(preemption)) => Admission::Preempts(preemption),
             Err(verdict) => {
                 let (reason, message) = admit::rejection_event(&verdict);
                 self.node.metrics.rejected(reason);
@@ -267,8 +270,8 @@ impl Sync {
         }
     }
 
-    /// Checks a pod and allocates its resources. Returns the pods that must end before. Then nothing is allocated.
-    fn check(&self, uid: &str, pod: &Pod, has_room: bool) -> Result<Vec<Arc<Pod>>, Verdict> {
+    /// Checks a pod and allocates its resources. Returns the pods that must end before the pod starts.
+    fn check(&self, uid: &str, pod: &Pod, has_room: bool) -> Result<Option<Preemption>, Verdict> {
         let node_object = self.inputs.node_object.borrow().clone();
         let pods = &self.inputs.pods;
         let names = admit::extended_requests(pod).into_keys();
@@ -287,15 +290,23 @@ impl Sync {
         };
         let shortages = admit::admit(&input)?;
         admit::in_use::check(pod, &self.node.config)?;
-        let preempted = if has_room { Vec::new() } else { self.preempted_for(uid, pod, &shortages)? };
-        if preempted.is_empty() {
-            // Resources are allocated last, so that no other check rejects the pod after its allocation.
-            admit::allocation::allocate(pod, &self.node.managers)?;
+        let preemption = if has_room { None } else { self.preemption_for(uid, pod, &shortages)? };
+        if preemption.is_some() {
+            // Pods must not end in vain. The controller of a rejected pod would replace it, and other pods would end again.
+            let free = self.node.devices.check_free(pod);
+            free.map_err(|reason| admit::devices_unavailable(&reason))?;
         }
-        Ok(preempted)
+        // Resources are allocated last, so that no other check rejects the pod after its allocation. As upstream, no other
+        // pod ends before the allocation has succeeded.
+        admit::allocation::allocate(pod, &self.node.managers)?;
+        Ok(preemption)
     }
 
     fn start(&mut self, uid: String, desired: DesiredPod, verdict: Option<Verdict>, start_time: Timestamp) {
+        if self.node.checkpoint.eviction(&uid).is_some_and(|stored| stored.reason == PREEMPTING) {
+            // An earlier agent has preempted it. The critical pod starts after its end.
+            self.node.evictions.preempted().add(&uid);
+        }
         let wake = Arc::new(Notify::new());
         let (sender, receiver) = watch::channel(desired);
         let start = Box::new(worker::WorkerStart {
@@ -318,7 +329,9 @@ impl Sync {
         match self.handles.get(uid) {
             Some(handle) => drop(handle.desired.send_replace(DesiredPod::Gone(Arc::clone(pod)))),
             None => {
-                self.preemptors.remove(uid);
+                if self.preemptors.remove(uid).is_some() {
+                    self.node.managers.release(uid);
+                }
                 self.inputs.pods.remove(uid);
                 self.node.services.remove_pod(uid);
                 self.node.checkpoint.remove(uid);
@@ -356,9 +369,11 @@ impl Sync {
                 self.start(uid, DesiredPod::Gone(pod), None, start_time);
             }
         }
-        self.node
-            .managers
-            .retain(|uid| self.handles.contains_key(uid) || self.static_orphans.contains_key(uid));
+        self.node.managers.retain(|uid| {
+            self.handles.contains_key(uid)
+                || self.preemptors.contains_key(uid)
+                || self.static_orphans.contains_key(uid)
+        });
         self.complete_mirrors();
         self.node.image_gc.pods_are_known();
         self.retry_resizes(RetryTrigger::PodsAdded);

@@ -12,8 +12,8 @@ use crate::event_recorder::Level;
 use crate::pod::admit::{Shortage, preemption_failed};
 use crate::pod::eviction::{Evicted, EvictionCause, grace};
 use crate::pod::preemption::{OtherPods, select};
+use crate::pod::resize::allocation::differs;
 use crate::pod::state::{PREEMPTING, Verdict, has_ended};
-use crate::server::PodView as _;
 use crate::source::is_static;
 
 /// The message in the status and the event of a preempted pod. It is upstream's.
@@ -31,7 +31,14 @@ pub(super) struct NewPod {
     pub(super) from_api: bool,
 }
 
-/// A critical pod that waits for the end of other pods.
+/// The pods that must end before a critical pod starts.
+pub(super) struct Preemption {
+    pods: Vec<Arc<Pod>>,
+    /// The first resource that the node lacks.
+    resource: String,
+}
+
+/// A critical pod that waits for the end of other pods. Its CPUs and memory are allocated.
 pub(super) struct Preemptor {
     new: NewPod,
     /// The uids of the other pods.
@@ -41,76 +48,60 @@ pub(super) struct Preemptor {
 }
 
 impl Sync {
-    /// The pods that must end so that the pod fits. Empty if the pod fits.
+    /// The pods that must end so that the pod fits. None if the pod fits.
     ///
     /// # Errors
     /// The pod does not fit after the end of all pods that it may preempt.
-    pub(super) fn preempted_for(
+    pub(super) fn preemption_for(
         &self,
         uid: &str,
         pod: &Pod,
         shortages: &[Shortage],
-    ) -> Result<Vec<Arc<Pod>>, Verdict> {
-        if shortages.is_empty() {
-            return Ok(Vec::new());
-        }
+    ) -> Result<Option<Preemption>, Verdict> {
+        let Some(first) = shortages.first() else { return Ok(None) };
+        let preempted = self.node.evictions.preempted();
         let mut others = OtherPods::default();
         for other in self.inputs.pods.all() {
             let id = other.metadata.uid.clone().unwrap_or_default();
-            if id == uid || has_ended(&other) {
+            if id == uid || !self.inputs.pods.is_counted(&id) {
                 continue;
             }
-            if self.is_ending(&id) {
+            if preempted.contains(&id) || self.node.checkpoint.eviction(&id).is_some() {
                 others.ending.push(other);
-            } else if self.handles.contains_key(&id) {
+            } else if self.handles.contains_key(&id) || self.preemptors.contains_key(&id) {
                 others.running.push(other);
             }
         }
         let selected = select(pod, &others, shortages);
-        let mut selected = selected.map_err(|missing| {
+        let mut pods = selected.map_err(|missing| {
             let missing: String = missing.iter().map(ToString::to_string).collect();
             preemption_failed(&missing)
         })?;
         // The pod also needs the resources of pods that end for another critical pod.
-        selected.extend(others.ending.into_iter().filter(|other| {
-            other.metadata.uid.as_deref().is_some_and(|uid| self.node.evictions.preempted().contains(uid))
-        }));
-        if let Some(first) = shortages.first().filter(|_| !selected.is_empty()) {
-            self.count_preempted(&selected, &first.name);
-        }
-        Ok(selected)
-    }
-
-    /// Whether the node is ending the pod, or has ended it. The API may not have its final status yet.
-    fn is_ending(&self, uid: &str) -> bool {
-        let status = self.inputs.pods.status(uid);
-        let is_final = |phase: Option<&str>| matches!(phase, Some("Failed" | "Succeeded"));
-        self.node.evictions.preempted().contains(uid)
-            || self.node.checkpoint.eviction(uid).is_some()
-            || status.is_some_and(|status| is_final(status.phase.as_deref()))
-    }
-
-    /// Counts the pods that were not preempted before.
-    fn count_preempted(&self, pods: &[Arc<Pod>], resource: &str) {
-        let preempted = self.node.evictions.preempted();
-        let uids = pods.iter().filter_map(|pod| pod.metadata.uid.as_deref());
-        let new = uids.filter(|uid| !preempted.contains(uid));
-        new.for_each(|_| self.node.metrics.endings.preempted(resource));
+        let is_preempted =
+            |other: &Arc<Pod>| other.metadata.uid.as_deref().is_some_and(|uid| preempted.contains(uid));
+        pods.extend(others.ending.into_iter().filter(is_preempted));
+        Ok((!pods.is_empty()).then(|| Preemption { pods, resource: first.name.clone() }))
     }
 
     /// Ends these pods. The critical pod starts when they have released their resources.
-    pub(super) fn wait_for_preempted(&mut self, uid: String, new: NewPod, pods: &[Arc<Pod>]) {
+    pub(super) fn wait_for_preempted(&mut self, uid: String, new: NewPod, preemption: &Preemption) {
         let (mut preempted, mut longest) = (Vec::new(), MIN_WAIT);
-        for pod in pods {
+        for pod in &preemption.pods {
             let Some(other) = pod.metadata.uid.clone() else { continue };
             let seconds = grace(pod, u32::MAX);
             longest = longest.max(wait(seconds));
             if self.node.evictions.preempted().add(&other) {
                 tracing::info!(uid = other, preemptor = uid, "preempting a pod for a critical pod");
+                self.node.metrics.endings.preempted(&preemption.resource);
                 self.node.recorder.pod(pod, Level::Warning, PREEMPTING, MESSAGE);
                 let cause = EvictionCause::Preemption;
                 let evicted = Evicted { message: MESSAGE.to_owned(), cause, grace: seconds };
                 self.node.evictions.request(&other, evicted);
+                if let Some(waiting) = self.preemptors.remove(&other) {
+                    // A critical pod of lower priority waits itself. As upstream, it is admitted and then ends.
+                    self.begin(other.clone(), &waiting.new, true);
+                }
             }
             preempted.push(other);
         }
@@ -118,16 +109,21 @@ impl Sync {
         self.preemptors.insert(uid, Preemptor { new, preempted, until });
     }
 
-    /// Stores the newest version of a pod that waits for the end of other pods. Returns the pod if it does not wait, or
-    /// must not wait any more because it is deleted.
+    /// Stores the newest version of a pod that waits for the end of other pods. Returns the pod if it does not wait, is
+    /// deleted, or must be admitted again with other requests.
     pub(super) fn update_preemptor(&mut self, uid: &str, new: NewPod) -> Option<NewPod> {
         let Some(preemptor) = self.preemptors.get_mut(uid) else { return Some(new) };
-        if new.pod.metadata.deletion_timestamp.is_some() || has_ended(&new.pod) {
-            self.preemptors.remove(uid);
-            return Some(new);
+        let is_ending = new.pod.metadata.deletion_timestamp.is_some() || has_ended(&new.pod);
+        let is_resized = differs(&preemptor.new.pod, &new.pod);
+        if !is_ending && !is_resized {
+            preemptor.new = new;
+            return None;
         }
-        preemptor.new = new;
-        None
+        self.preemptors.remove(uid);
+        if !is_ending {
+            self.node.managers.release(uid);
+        }
+        Some(new)
     }
 
     /// When the next critical pod starts, even if other pods have not ended.
