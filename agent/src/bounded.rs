@@ -7,16 +7,25 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
+
 /// Opens a regular file for reading.
 ///
 /// # Errors
 /// As open(2); `InvalidInput` for another file type, ELOOP for a symlink.
 pub(crate) fn open(path: &Path) -> io::Result<File> {
-    checked(OpenOptions::new().read(true), path)
+    // With musl, the standard library removes O_PATH from custom flags.
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let found = File::from(nix::fcntl::open(path, flags, Mode::empty())?);
+    if found.metadata()?.is_symlink() {
+        return Err(io::Error::from_raw_os_error(libc::ELOOP));
+    }
+    open_found(&found)
 }
 
 /// Opens with these options, and rejects other file types. O_NONBLOCK: opening a FIFO does not wait for its other
-/// end.
+/// end. The container must not be able to replace the file: a device is opened before it is rejected.
 pub(crate) fn checked(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let file = options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC).open(path)?;
     if !file.metadata()?.is_file() {
@@ -39,6 +48,11 @@ pub(crate) fn read(path: &Path, max: u64) -> io::Result<Vec<u8>> {
 /// # Errors
 /// As open(2); `InvalidInput` for another file type, `FileTooLarge` for a larger file.
 pub(crate) fn read_found(found: &File, max: u64) -> io::Result<Vec<u8>> {
+    all(open_found(found)?, max)
+}
+
+/// Opens a regular file that was found with `O_PATH`.
+fn open_found(found: &File) -> io::Result<File> {
     // The type is checked before the file is opened: opening a device can have effects.
     if !found.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
@@ -46,7 +60,7 @@ pub(crate) fn read_found(found: &File, max: u64) -> io::Result<Vec<u8>> {
     // O_NONBLOCK: a lease on the file does not delay its opening.
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC);
-    all(options.open(format!("/proc/self/fd/{}", found.as_raw_fd()))?, max)
+    options.open(format!("/proc/self/fd/{}", found.as_raw_fd()))
 }
 
 /// Whether a read failed because of the file: it is too large, a link, of another type, or cannot be parsed. After
@@ -84,8 +98,6 @@ fn all(file: File, max: u64) -> io::Result<Vec<u8>> {
 mod tests {
     use std::os::unix::fs::symlink;
 
-    use nix::sys::stat::Mode;
-
     use super::*;
 
     #[test]
@@ -105,5 +117,8 @@ mod tests {
         nix::unistd::mkfifo(&at("fifo"), Mode::S_IRWXU).unwrap();
         assert_eq!(read(&at("fifo"), 5).unwrap_err().kind(), io::ErrorKind::InvalidInput);
         assert_eq!(read(Path::new("/dev/zero"), 5).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+        // open(2) of a socket fails with ENXIO, so the type was checked before.
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        assert_eq!(read(&at("socket"), 5).unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }
 }

@@ -7,9 +7,13 @@
 use std::cmp::Ordering;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write as _};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use nix::fcntl::OFlag;
+use nix::sys::stat::Mode;
 
 use crate::null;
 use crate::report::note;
@@ -256,15 +260,32 @@ impl Log {
     }
 }
 
-/// Opens a regular file for appending. A container with a volume in the node's log directory may have replaced it. A
-/// link would redirect the output, and a FIFO would block the shim until it has a reader.
+/// Opens a regular file for appending, or makes it.
 fn append(path: &Path) -> io::Result<File> {
-    let flags = libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_NOCTTY;
-    let file = OpenOptions::new().create(true).append(true).mode(0o640).custom_flags(flags).open(path)?;
-    if !file.metadata()?.is_file() && !null::is_null(&file)? {
+    match append_existing(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        opened => return opened,
+    }
+    match OpenOptions::new().create_new(true).append(true).mode(0o640).open(path) {
+        // Another process has made it meanwhile.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => append_existing(path),
+        made => made,
+    }
+}
+
+/// Opens a regular file for appending. A container with a volume in the node's log directory may have replaced it. A
+/// link would redirect the output, and a FIFO would block the shim until it has a reader. The type is checked before the
+/// file is opened: opening a device can have effects.
+fn append_existing(path: &Path) -> io::Result<File> {
+    // With musl, the standard library removes O_PATH from custom flags.
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let found = File::from(nix::fcntl::open(path, flags, Mode::empty())?);
+    if !found.metadata()?.is_file() && !null::is_null(&found)? {
         return Err(io::Error::other("it is not a regular file"));
     }
-    Ok(file)
+    let mut options = OpenOptions::new();
+    options.append(true).custom_flags(libc::O_NONBLOCK | libc::O_NOCTTY);
+    options.open(format!("/proc/self/fd/{}", found.as_raw_fd()))
 }
 
 /// The wall clock: time since 1970.
@@ -364,6 +385,10 @@ mod tests {
         let _reader = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(&path).unwrap();
         other(&path);
         other(Path::new("/dev/zero"));
+        fs::remove_file(&path).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        // open(2) of a socket fails with ENXIO, so the type was checked before.
+        assert_eq!(Log::open(&path, Limits::default()).unwrap_err().raw_os_error(), None);
         assert!(Log::open(Path::new("/dev/null"), Limits::default()).is_ok());
         fs::remove_dir_all(dir).unwrap();
     }

@@ -11,7 +11,7 @@ use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 
 use coracle_tree::Found;
-use nix::fcntl::{OFlag, openat};
+use nix::fcntl::{OFlag, open, openat};
 use nix::sys::stat::Mode;
 
 use crate::blocking::Abandoned;
@@ -57,9 +57,9 @@ pub(crate) fn relabel(path: &Path, label: &str, abandoned: &Abandoned) -> io::Re
         let why = format!("{} is a system directory and is not relabelled", path.display());
         return Err(io::Error::new(ErrorKind::PermissionDenied, why));
     }
-    let flags = libc::O_PATH | libc::O_NOFOLLOW;
-    let top =
-        std::os::unix::fs::OpenOptionsExt::custom_flags(File::options().read(true), flags).open(path)?;
+    // With musl, the standard library removes O_PATH from custom flags: a device would be opened, and a FIFO would block.
+    let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
+    let top = File::from(open(path, flags, Mode::empty())?);
     if top.metadata()?.is_dir() {
         label_below(&top, label, abandoned)?;
     }
@@ -133,6 +133,17 @@ mod tests {
             assert!(relabel(Path::new(path), "u:r:t", &Abandoned::default()).is_err(), "{path}");
         }
         assert!(!is_the_nodes(Path::new("/var/lib/coracle/pods/x")));
+    }
+
+    #[test]
+    fn the_top_is_labelled_without_opening_it() {
+        let dir = tempfile::tempdir_in("/var/tmp").expect("directory");
+        let socket = dir.path().join("socket");
+        let _listening = std::os::unix::net::UnixListener::bind(&socket).expect("socket");
+        let label = "system_u:object_r:container_file_t:s0:c1,c2";
+        // open(2) of a socket fails with ENXIO.
+        relabel(&socket, label, &Abandoned::default()).expect("relabel");
+        assert!(has(&socket, label));
     }
 
     #[test]

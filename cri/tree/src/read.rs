@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Seek as _, SeekFrom};
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use rustix::fs::OFlags;
+use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
 /// Reads a regular file of at most `most` bytes. Links are followed.
@@ -14,12 +15,16 @@ use rustix::io::Errno;
 /// `FileTooLarge` for a larger file. `InvalidInput` for anything but a regular file: a FIFO would block, and
 /// a device may have no end.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let flags = OFlags::NONBLOCK.union(OFlags::NOCTTY).bits().cast_signed();
-    let file = File::options().read(true).custom_flags(flags).open(path)?;
-    let found = file.metadata()?;
-    if !found.is_file() {
+    // The type is checked before the file is opened: opening a device can have effects. With musl, the standard library
+    // removes O_PATH from custom flags.
+    let place = File::from(rustix::fs::open(path, OFlags::PATH.union(OFlags::CLOEXEC), Mode::empty())?);
+    if !place.metadata()?.is_file() {
         return Err(io::Error::new(ErrorKind::InvalidInput, "not a regular file"));
     }
+    let mut options = File::options();
+    options.read(true).custom_flags(OFlags::NONBLOCK.bits().cast_signed());
+    let file = options.open(format!("/proc/self/fd/{}", place.as_raw_fd()))?;
+    let found = file.metadata()?;
     let too_large =
         || io::Error::new(ErrorKind::FileTooLarge, format!("the file is larger than {most} bytes"));
     if found.len() > most {
@@ -103,7 +108,10 @@ mod tests {
         assert_eq!(read(&path, 1 << 20).expect_err("too large").kind(), ErrorKind::FileTooLarge);
         let fifo = dir.path().join("fifo");
         nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).expect("fifo");
-        for other in [fifo.as_path(), Path::new("/dev/zero"), dir.path()] {
+        let socket = dir.path().join("socket");
+        // open(2) of a socket fails with ENXIO, so the type was checked before.
+        let _socket = std::os::unix::net::UnixListener::bind(&socket).expect("socket");
+        for other in [fifo.as_path(), &socket, Path::new("/dev/zero"), dir.path()] {
             assert_eq!(read(other, 9).expect_err("no file").kind(), ErrorKind::InvalidInput, "{other:?}");
         }
     }
