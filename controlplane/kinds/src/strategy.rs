@@ -420,7 +420,8 @@ mod tests {
         let expect = json!({"kind": "Deployment", "metadata": {"name": "d", "labels": {"a": "1"}, "annotations": {"x": "y"}, "generation": 2},
             "spec": {"replicas": 1}, "status": {"replicas": 1}});
         assert_eq!(new, expect);
-        let mut new = json!({"kind": "Other", "metadata": {"name": "d"}, "extra": {}, "status": {"replicas": 1}});
+        let mut new =
+            json!({"kind": "Other", "metadata": {"name": "d"}, "extra": {}, "status": {"replicas": 1}});
         prepare_for_status_update(kind("Deployment"), &mut new, &old);
         assert_eq!(
             (&new["kind"], &new["spec"], new.get("extra")),
