@@ -23,7 +23,7 @@ use coracle_sealing::Keys;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 
 pub(crate) use key::{Key, Kind};
 pub(crate) use references::{TOKEN_SECONDS, account, references, runtime_class, token_key};
@@ -34,6 +34,9 @@ use owners::Owners;
 
 /// Time during which writes are collected: a new pod changes again when its start is reported.
 const COLLECT: Duration = Duration::from_millis(100);
+/// Maximum time during which writes are collected while many pods start. The write of a record and its fsync take a third
+/// of a millisecond of processor time, which the pods need first.
+const COLLECT_MAX: Duration = Duration::from_secs(2);
 /// First back-off after a batch that could not be written (disk full). It doubles up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
@@ -81,6 +84,8 @@ struct State {
     digests: HashMap<Key, [u8; 32]>,
     due: BTreeMap<Key, Arc<Change>>,
     owners: Owners,
+    /// Whether a caller waits for a due change, which therefore must not be collected.
+    is_awaited: bool,
     /// A record of a pod could not be read, so its needs are not known.
     is_pod_unread: bool,
 }
@@ -234,13 +239,25 @@ impl Checkpoint {
         let wait = async {
             loop {
                 let written = self.shared.written.notified();
-                if !self.state().due.contains_key(key) {
+                if !self.request_write(key) {
                     return;
                 }
                 written.await;
             }
         };
         let _late = tokio::time::timeout(CHANGE_TIMEOUT, wait).await;
+    }
+
+    /// Ends the collection of writes if a change of the record is due. Returns whether it is.
+    fn request_write(&self, key: &Key) -> bool {
+        let mut state = self.state();
+        let is_due = state.due.contains_key(key);
+        state.is_awaited |= is_due;
+        drop(state);
+        if is_due {
+            self.shared.due.notify_one();
+        }
+        is_due
     }
 
     /// Sets the records that a pod needs. Records that no pod needs are not stored.
@@ -290,15 +307,13 @@ impl Checkpoint {
         })
     }
 
-    /// Writes due records, until dropped.
-    pub(crate) async fn run(self) {
+    /// Writes due records, until dropped. While `many_starts` is true, many pods start, and the writes wait for at most two
+    /// seconds.
+    pub(crate) async fn run(self, mut many_starts: watch::Receiver<bool>) {
         let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         loop {
             self.shared.due.notified().await;
-            // Removals are not delayed: a caller waits for them.
-            if !self.state().due.values().any(|change| matches!(**change, Change::Remove)) {
-                tokio::time::sleep(COLLECT).await;
-            }
+            self.collect(&mut many_starts).await;
             while !self.state().due.is_empty() {
                 let writer = self.clone();
                 let failed = tokio::task::spawn_blocking(move || writer.flush()).await.unwrap_or(true);
@@ -311,11 +326,32 @@ impl Checkpoint {
         }
     }
 
+    /// Waits for further writes. Removals, and writes that a caller waits for, end the wait.
+    async fn collect(&self, many_starts: &mut watch::Receiver<bool>) {
+        let collect = async {
+            tokio::time::sleep(COLLECT).await;
+            // An error means that the sender was dropped, so no pod starts any more.
+            let _ended = many_starts.wait_for(|many| !*many).await;
+        };
+        let urgent = async {
+            while !self.state().is_urgent() {
+                self.shared.due.notified().await;
+            }
+        };
+        tokio::select! {
+            _late = tokio::time::timeout(COLLECT_MAX, collect) => {}
+            () = urgent => {}
+        }
+    }
+
     /// Writes due records now. True if a write failed and stays due.
     pub(crate) fn flush(&self) -> bool {
         let _disk = self.shared.disk.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state();
+        state.is_awaited = false;
         let due: Vec<(Key, Arc<Change>)> =
-            self.state().due.iter().map(|(key, change)| (key.clone(), Arc::clone(change))).collect();
+            state.due.iter().map(|(key, change)| (key.clone(), Arc::clone(change))).collect();
+        drop(state);
         if due.is_empty() {
             return false;
         }
@@ -431,6 +467,15 @@ impl Checkpoint {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.shared.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Whether a caller waits for a due change.
+    fn is_urgent(&self) -> bool {
+        self.is_awaited || self.due.values().any(|change| matches!(**change, Change::Remove))
     }
 }
 

@@ -87,6 +87,11 @@ impl Recorder {
         self.starts.begin()
     }
 
+    /// Whether many starts are running.
+    pub(crate) fn many_starts(&self) -> watch::Receiver<bool> {
+        self.starts.are_many.subscribe()
+    }
+
     /// Records an event about a pod.
     pub(crate) fn pod(&self, pod: &Pod, level: Level, reason: &'static str, message: impl Into<String>) {
         self.send(pod_reference(pod, None), level, reason, message.into());

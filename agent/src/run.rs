@@ -288,7 +288,7 @@ fn spawn_pod_tasks(
     tasks.spawn(pod::sync::run(Arc::clone(node), inputs));
     let with_slices = node.config.service_proxy.is_some() || node.config.dns.is_some();
     tasks.spawn(node.services.clone().run(with_slices));
-    tasks.spawn(node.configs.checkpoint().clone().run());
+    tasks.spawn(node.configs.checkpoint().clone().run(node.recorder.many_starts()));
     tasks.spawn(source::run(sources(node, agent), changes));
 }
 

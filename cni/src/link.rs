@@ -4,6 +4,7 @@ pub(crate) mod address;
 pub(crate) mod derived;
 pub(crate) mod inside;
 pub(crate) mod mac;
+mod pair;
 pub(crate) mod port;
 mod removal;
 pub(crate) mod traffic;
@@ -14,13 +15,13 @@ use std::io;
 use futures::TryStreamExt;
 use ipnetwork::IpNetwork;
 use netlink_packet_route::link::{
-    BridgePortState, InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, InfoVeth, LinkAttribute,
-    LinkFlags, LinkInfo, LinkMessage,
+    BridgePortState, InfoBridge, InfoBridgePort, InfoData, InfoKind, InfoPortData, LinkAttribute, LinkFlags,
+    LinkInfo, LinkMessage,
 };
-use rtnetlink::packet_core::{NLM_F_ACK, NLM_F_CREATE, NLM_F_EXCL, NLM_F_REQUEST};
-use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, LinkVeth, new_connection};
+use rtnetlink::{Handle, LinkBridge, LinkMessageBuilder, LinkUnspec, new_connection};
 
 pub(crate) use self::mac::{format_mac, parse_mac, random_mac};
+pub(crate) use self::pair::Pair;
 use crate::error::Error;
 use crate::kernel_module;
 use crate::netns::Netns;
@@ -77,21 +78,6 @@ pub(crate) struct Bridge {
     pub(crate) vlan_filtering: bool,
     /// Whether the bridge must be ours: an existing bridge needs our mark, a new bridge gets it.
     pub(crate) ours: bool,
-}
-
-/// A veth pair: one end on the bridge, the other inside the sandbox.
-pub(crate) struct Pair<'a> {
-    pub(crate) host: &'a str,
-    pub(crate) inside: &'a str,
-    pub(crate) bridge: u32,
-    pub(crate) mtu: Option<u32>,
-    pub(crate) mac: [u8; 6],
-    /// Hardware address of the end on the host. `None` selects a random address. With the bridge's own address, the
-    /// bridge needs no entry for the port. With other addresses, the kernel visits the entries of all ports for each new
-    /// port.
-    pub(crate) host_mac: Option<[u8; 6]>,
-    /// Whether the end on the host is set up at once. Otherwise [`inside::Setup`] does it.
-    pub(crate) is_up: bool,
 }
 
 /// A change of a link's property.
@@ -215,58 +201,18 @@ impl Links {
     /// a query makes the kernel stop the link's queues. This takes a grace period under a global lock.
     pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<Link, Error> {
         let host_mac = pair.host_mac.unwrap_or_else(random_mac);
-        if let Err(error) = self.try_pair(pair, host_mac, netns).await {
-            if !is_errno(&error, libc::EEXIST) {
-                return Err(failed("create veth", pair.host)(error));
-            }
+        if !pair.make(host_mac, netns)? {
             if self.find(pair.host).await?.is_none() {
                 return Err(Error::InterfaceExists { name: pair.inside.to_owned() });
             }
             // The pair is left over from a crash after the kernel made it. Remove it and try once more.
             self.delete(pair.host).await?;
-            self.try_pair(pair, host_mac, netns).await.map_err(|error| {
-                match is_errno(&error, libc::EEXIST) {
-                    true => Error::InterfaceExists { name: pair.inside.to_owned() },
-                    false => failed("create veth", pair.host)(error),
-                }
-            })?;
+            if !pair.make(host_mac, netns)? {
+                return Err(Error::InterfaceExists { name: pair.inside.to_owned() });
+            }
         }
-        // The port must not process packets itself: a bridge passes frames to the addresses 01:80:c2:00:00:0X to the
-        // port. No frame can arrive before the peer is up.
-        sysctl::no_ipv6(pair.host)?;
         let index = nix::net::if_::if_nametoindex(pair.host).map_err(failed("look up", pair.host))?;
         Ok(Link { index, name: pair.host.to_owned(), mac: host_mac.to_vec(), ..Link::default() })
-    }
-
-    async fn try_pair(
-        &self,
-        pair: &Pair<'_>,
-        host_mac: [u8; 6],
-        netns: &Netns,
-    ) -> Result<(), rtnetlink::Error> {
-        let mut container_end = LinkMessageBuilder::<LinkUnspec>::default()
-            .name(pair.inside)
-            .address(pair.mac.to_vec())
-            .setns_by_fd(netns.fd());
-        let mut host_end = LinkMessageBuilder::<LinkVeth>::new_with_info_kind(InfoKind::Veth)
-            .name(pair.host)
-            .address(host_mac.to_vec())
-            .controller(pair.bridge);
-        if pair.is_up {
-            host_end = host_end.up();
-        }
-        // A pair uses one queue. By default it gets one for each processor, and their removal takes a grace period.
-        for queues in [LinkAttribute::NumTxQueues(1), LinkAttribute::NumRxQueues(1)] {
-            container_end = container_end.append_extra_attribute(queues.clone());
-            host_end = host_end.append_extra_attribute(queues);
-        }
-        if let Some(mtu) = pair.mtu {
-            container_end = container_end.mtu(mtu);
-            host_end = host_end.mtu(mtu);
-        }
-        let message = host_end.set_info_data(InfoData::Veth(InfoVeth::Peer(container_end.build()))).build();
-        let flags = NLM_F_REQUEST | NLM_F_ACK | NLM_F_EXCL | NLM_F_CREATE;
-        self.handle.link().add(message).set_flags(flags).execute().await
     }
 
     /// Changes a link's properties.

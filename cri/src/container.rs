@@ -108,13 +108,9 @@ impl Container {
     /// The current record.
     pub(crate) fn record_now(&self) -> ContainerRecord {
         let state = self.state.borrow().clone();
-        let mut record = ContainerRecord {
-            phase: state.phase,
-            pid: state.pid,
-            transitions: self.transitions(),
-            config: self.config(),
-            ..self.record.clone()
-        };
+        let mut record = self.record.clone();
+        packed_fields::unpack(&mut record.config, &self.packed);
+        (record.phase, record.pid, record.transitions) = (state.phase, state.pid, self.transitions());
         if state.resources.is_some() {
             record.config.linux.get_or_insert_default().resources = state.resources;
         }

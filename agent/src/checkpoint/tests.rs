@@ -207,3 +207,31 @@ fn plain_records_of_earlier_versions_are_encrypted_and_removed() {
     assert!(checkpoint.get::<Value>(&Key::secret("ns", "s")).is_some());
     assert!(checkpoint.get::<Value>(&Key::services("ns")).is_some());
 }
+
+/// The time for which writes are collected.
+async fn collected(checkpoint: &Checkpoint, many_starts: &mut watch::Receiver<bool>) -> Duration {
+    let begun = tokio::time::Instant::now();
+    checkpoint.collect(many_starts).await;
+    begun.elapsed()
+}
+
+#[tokio::test(start_paused = true)]
+async fn writes_wait_while_many_pods_start_unless_a_caller_waits() {
+    let dir = tempfile::tempdir().unwrap();
+    let (checkpoint, key) = (open(dir.path()), Key::pod("u"));
+    let (starts, mut many_starts) = watch::channel(false);
+    checkpoint.put(key.clone(), &1);
+    let waited = collected(&checkpoint, &mut many_starts).await;
+    assert!(waited >= COLLECT && waited < COLLECT_MAX, "{waited:?}");
+    starts.send_replace(true);
+    let waited = collected(&checkpoint, &mut many_starts).await;
+    assert!(waited >= COLLECT_MAX, "{waited:?}");
+    let ((), waited) = tokio::join!(checkpoint.written(&key), collected(&checkpoint, &mut many_starts));
+    assert_eq!(waited, Duration::ZERO);
+    checkpoint.flush();
+    checkpoint.put(Key::pod("v"), &1);
+    let waited = collected(&checkpoint, &mut many_starts).await;
+    assert!(waited >= COLLECT_MAX, "the change that a caller waited for is written: {waited:?}");
+    checkpoint.remove(&key);
+    assert_eq!(collected(&checkpoint, &mut many_starts).await, Duration::ZERO);
+}

@@ -222,20 +222,22 @@ impl Job {
     }
 
     async fn action(&mut self, action: Action) -> Result<(), Vec<ApplyError>> {
+        // The long futures are boxed. Otherwise the task of each job would have room for the longest one, and the
+        // allocator would map memory for it.
         match action {
             Action::Prepare => self.prepare().await,
             Action::MakeSandbox { attempt, first } => {
                 if self.allocate_devices().await {
-                    self.make_sandbox(attempt, &first).await
+                    Box::pin(self.make_sandbox(attempt, &first)).await
                 } else {
                     Ok(())
                 }
             }
-            Action::Start(containers) => self.start_all(containers).await,
-            Action::RestartAll { others, triggers } => self.restart_all(&others, &triggers).await,
+            Action::Start(containers) => Box::pin(self.start_all(containers)).await,
+            Action::RestartAll { others, triggers } => Box::pin(self.restart_all(&others, &triggers)).await,
             Action::Stop { id, name, grace, why } => self.stop_one(&id, &name, grace, &why).await,
             Action::Resize { before, containers } => {
-                self.resize(&before, containers).await;
+                Box::pin(self.resize(&before, containers)).await;
                 Ok(())
             }
             Action::StopPod { grace } => self.stop_pod(grace).await,

@@ -281,7 +281,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let open = || Checkpoint::open(dir.path(), &dir.path().join("sealing.key")).unwrap();
         let checkpoint = open();
-        let writing = tokio::spawn(checkpoint.clone().run());
+        let writing = tokio::spawn(checkpoint.clone().run(tokio::sync::watch::channel(false).1));
         let pods = PodCheckpoint::new(checkpoint);
         let eviction = evicted("low", true);
         pods.keep_evicted(&pod(json!({"phase": "Running"})), None, eviction.clone()).await;

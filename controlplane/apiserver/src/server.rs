@@ -330,8 +330,9 @@ impl Apiserver {
             record.impersonates(&impersonated.user, impersonated.constraint);
         }
         let user = impersonated.map_or(caller, |impersonated| impersonated.user);
+        // The future of the answer is boxed, because it has several kilobytes, and two paths contain it.
         if incoming.is_local || !self.state.priority_and_fairness {
-            return self.answer(user, info, incoming, &mut None).await;
+            return Box::pin(self.answer(user, info, incoming, &mut None)).await;
         }
         self.answer_with_seats(user, info, incoming).await
     }
@@ -344,7 +345,7 @@ impl Apiserver {
         waits::add(arrived.elapsed());
         let answered = match granted {
             Ok(mut seats) => {
-                let reply = self.answer(user, info, incoming, &mut seats).await;
+                let reply = Box::pin(self.answer(user, info, incoming, &mut seats)).await;
                 reply.map(|reply| (reply, seats))
             }
             Err(error) => Ok((terminated(&error), None)),

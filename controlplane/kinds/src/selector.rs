@@ -1,11 +1,13 @@
 //! Selectors of lists and watches: labels, and the fields that a kind can be selected by.
 
 mod attributes;
+mod part;
 
 use coracle_values::field_selector;
 use serde_json::Value;
 
-pub use self::attributes::{SelectorAttributes, part};
+pub use self::attributes::SelectorAttributes;
+pub use self::part::part;
 pub use crate::fields::Field;
 pub use coracle_values::SelectorError;
 pub use coracle_values::label_selector::LabelSelector;

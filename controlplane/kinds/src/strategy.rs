@@ -74,14 +74,16 @@ pub fn prepare_for_update(kind: &Resource, new: &mut Value, old: &Value) {
 pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) {
     keep_server_owned(new, old);
     let Some(map) = new.as_object_mut() else { return };
-    let mut kept = old.as_object().cloned().unwrap_or_default();
-    for name in ["metadata", "status"] {
-        match map.remove(name) {
-            Some(value) => kept.insert(name.to_owned(), value),
-            None => kept.remove(name),
-        };
+    // Most updates repeat the other fields, so comparing is cheaper than replacing them.
+    let is_updated = |name: &str| matches!(name, "metadata" | "status");
+    map.retain(|name, _| is_updated(name) || old.get(name).is_some());
+    let kept = old.as_object().into_iter().flatten().filter(|(name, _)| !is_updated(name));
+    for (name, value) in kept {
+        if map.get(name) != Some(value) {
+            map.insert(name.clone(), value.clone());
+        }
     }
-    if let Some(metadata) = metadata_of(&mut kept) {
+    if let Some(metadata) = metadata_of(map) {
         for name in status_preserved_metadata(kind) {
             match old["metadata"].get(name) {
                 Some(value) => metadata.insert((*name).to_owned(), value.clone()),
@@ -89,7 +91,6 @@ pub fn prepare_for_status_update(kind: &Resource, new: &mut Value, old: &Value) 
             };
         }
     }
-    *map = kept;
     if kind.is("", "Namespace") || kind.is("", "Service") {
         // Defaults of the status: the phase of a namespace, and `ipMode` of a load balancer's addresses.
         defaults::apply(kind, new);
@@ -419,6 +420,13 @@ mod tests {
         let expect = json!({"kind": "Deployment", "metadata": {"name": "d", "labels": {"a": "1"}, "annotations": {"x": "y"}, "generation": 2},
             "spec": {"replicas": 1}, "status": {"replicas": 1}});
         assert_eq!(new, expect);
+        let mut new =
+            json!({"kind": "Other", "metadata": {"name": "d"}, "extra": {}, "status": {"replicas": 1}});
+        prepare_for_status_update(kind("Deployment"), &mut new, &old);
+        assert_eq!(
+            (&new["kind"], &new["spec"], new.get("extra")),
+            (&json!("Deployment"), &json!({"replicas": 1}), None)
+        );
     }
 
     #[test]

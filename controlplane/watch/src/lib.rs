@@ -28,7 +28,8 @@ use std::task::{Context, Poll, ready};
 
 use futures::Stream;
 use kube::{Api, Resource};
-use serde::de::DeserializeOwned;
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, IgnoredAny};
 
 pub use config::Config;
 pub use error::Error;
@@ -66,6 +67,12 @@ pub fn watch<K: Resource + DeserializeOwned>(api: Api<K>, config: Config) -> Wat
     Watch { raw: RawWatch::new(target, config), objects: PhantomData }
 }
 
+/// A line about an object.
+#[derive(Deserialize)]
+struct Line<K> {
+    object: K,
+}
+
 // === impl Watch ===
 
 impl<K: Resource + DeserializeOwned> Watch<K> {
@@ -78,14 +85,18 @@ impl<K: Resource + DeserializeOwned> Watch<K> {
                 json::decode(&object).map_err(|error| self.raw.fail_list(Error::Object(error)))?,
             ),
             // The watch continues with the next events, because they may be about other objects.
-            RawEvent::Apply(object) => Event::Apply(self.changed(&object)?),
-            RawEvent::Delete(object) => Event::Delete(self.changed(&object)?),
+            RawEvent::Apply(line) => Event::Apply(self.changed(&line)?),
+            RawEvent::Delete(line) => Event::Delete(self.changed(&line)?),
         })
     }
 
-    /// Decodes a changed object. The watch continues after its version.
-    fn changed(&mut self, object: &[u8]) -> Result<K, Error> {
-        let object: K = json::decode(object).map_err(|error| self.raw.fail(Error::Object(error)))?;
+    /// Decodes the object of a line. The watch continues after its version.
+    fn changed(&mut self, line: &[u8]) -> Result<K, Error> {
+        let Line::<K> { object } =
+            json::decode(line).map_err(|error| match serde_json::from_slice::<IgnoredAny>(line) {
+                Ok(_json) => self.raw.fail(Error::Object(error)),
+                Err(error) => self.raw.fail_watch(Error::Invalid(error)),
+            })?;
         match object.meta().resource_version.as_deref() {
             Some(version) if !version.is_empty() => self.raw.set_version(version),
             _ => return Err(self.raw.fail_list(Error::NoVersion)),

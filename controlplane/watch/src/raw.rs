@@ -26,12 +26,15 @@ const NOT_FOUND: u16 = 404;
 /// Status code of a request without the right to list or watch the kind.
 const FORBIDDEN: u16 = 403;
 
-/// An event. Objects are JSON.
+/// An event.
 #[derive(Debug)]
 pub(crate) enum RawEvent {
+    /// A line of the response. Its field `object` is the object.
     Apply(Bytes),
+    /// A line of the response. Its field `object` is the object.
     Delete(Bytes),
     Init,
+    /// An object as JSON.
     InitApply(Bytes),
     InitDone,
 }
@@ -95,6 +98,22 @@ struct Bookmark {
 struct Metadata {
     #[serde(rename = "resourceVersion")]
     version: String,
+}
+
+// === impl RawEvent ===
+
+impl RawEvent {
+    /// The event of a line that begins as API servers begin lines about objects. The rest is not parsed, so that the text
+    /// is read only once: when the object is decoded.
+    fn of_usual_line(text: &Bytes) -> Option<Self> {
+        let rest = std::str::from_utf8(text).ok()?.strip_prefix("{\"type\":\"")?;
+        let is = |kind: &str| rest.strip_prefix(kind).is_some_and(|rest| rest.starts_with("\",\"object\":{"));
+        match () {
+            () if is("ADDED") || is("MODIFIED") => Some(Self::Apply(text.clone())),
+            () if is("DELETED") => Some(Self::Delete(text.clone())),
+            () => None,
+        }
+    }
 }
 
 // === impl RawWatch ===
@@ -168,7 +187,7 @@ impl RawWatch {
     }
 
     /// Backs off, then continues the watch from its last version.
-    fn fail_watch(&mut self, error: Error) -> Error {
+    pub(crate) fn fail_watch(&mut self, error: Error) -> Error {
         self.state = State::Listed;
         self.fail(error)
     }
@@ -274,6 +293,10 @@ impl RawWatch {
 
     /// The event of a line. A bookmark only sets the version.
     fn line(&mut self, text: &Bytes) -> Result<Option<RawEvent>, Error> {
+        if let Some(event) = RawEvent::of_usual_line(text) {
+            (self.is_expired, self.is_forbidden) = (false, false);
+            return Ok(Some(event));
+        }
         let line: Line<'_> = match serde_json::from_slice(text) {
             Ok(line) => line,
             Err(error) => {
@@ -282,19 +305,19 @@ impl RawWatch {
                 return Err(status.map_or(Error::Invalid(error), |status| Error::Ended(Box::new(status))));
             }
         };
-        let object = text.slice_ref(line.object.get().as_bytes());
+        let object = line.object.get().as_bytes();
         let event = match line.kind {
-            Kind::Added | Kind::Modified => Some(RawEvent::Apply(object)),
-            Kind::Deleted => Some(RawEvent::Delete(object)),
+            Kind::Added | Kind::Modified => Some(RawEvent::Apply(text.clone())),
+            Kind::Deleted => Some(RawEvent::Delete(text.clone())),
             Kind::Bookmark => {
-                let bookmark: Bookmark = serde_json::from_slice(&object).map_err(Error::Invalid)?;
+                let bookmark: Bookmark = serde_json::from_slice(object).map_err(Error::Invalid)?;
                 if !bookmark.metadata.version.is_empty() {
                     self.version = bookmark.metadata.version;
                 }
                 None
             }
             Kind::Error => {
-                let status: Status = json::decode(&object).map_err(Error::Invalid)?;
+                let status: Status = json::decode(object).map_err(Error::Invalid)?;
                 return Err(Error::Ended(Box::new(status)));
             }
         };
@@ -364,5 +387,27 @@ mod tests {
         let event = watch.line(&Bytes::from_static(br#"{"type":"ADDED","object":{}}"#)).unwrap();
         assert!(matches!(event, Some(RawEvent::Apply(_))));
         assert!(watch.is_first_forbidden(&refused(403)));
+    }
+
+    #[tokio::test]
+    async fn the_kind_of_a_line_does_not_depend_on_its_form() {
+        let mut watch = watch(Config::default());
+        let mut read = |text: &'static str| watch.line(&Bytes::from_static(text.as_bytes()));
+        for text in [
+            r#"{"type":"ADDED","object":{"a":1}}"#,
+            r#"{"type":"MODIFIED","object":{"a":1}}"#,
+            r#"{"object":{"a":1},"type":"MODIFIED"}"#,
+            r#"{ "type": "ADDED", "object": {"a":1} }"#,
+        ] {
+            assert!(matches!(read(text), Ok(Some(RawEvent::Apply(line))) if line == text), "{text}");
+        }
+        for text in [r#"{"type":"DELETED","object":{"a":1}}"#, r#"{"object":{"a":1},"type":"DELETED"}"#] {
+            assert!(matches!(read(text), Ok(Some(RawEvent::Delete(line))) if line == text), "{text}");
+        }
+        let bookmark = r#"{"type":"BOOKMARK","object":{"metadata":{"resourceVersion":"9"}}}"#;
+        assert!(matches!(read(bookmark), Ok(None)));
+        let error = r#"{"type":"ERROR","object":{"kind":"Status","code":500,"message":"broken"}}"#;
+        assert!(matches!(read(error), Err(Error::Ended(_))));
+        assert_eq!(watch.version, "9");
     }
 }

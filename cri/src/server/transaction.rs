@@ -87,7 +87,8 @@ async fn run_or_undo<T, U>(
     if confirmed.await.is_ok() {
         return;
     }
-    if let Err(error) = undo(created).await {
+    // The future is boxed, because it has several kilobytes that each task would reserve, and most tasks undo nothing.
+    if let Err(error) = Box::pin(undo(created)).await {
         warn!(error = error.chain(), "cannot undo a cancelled call");
     }
 }

@@ -27,6 +27,10 @@ const MAX_SECONDS: i64 = 1 << 32;
 const EXTENDABLE_SECONDS: i64 = 3607;
 const EXTENDED_SECONDS: i64 = 365 * 24 * 3600;
 
+/// The fields of a bound object that decide on a token. The other fields are not parsed.
+const BOUND_FIELDS: [&[&str]; 4] =
+    [&["metadata", "uid"], &["spec", "serviceAccountName"], &["spec", "nodeName"], &["spec", "volumes"]];
+
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     call.dry_run()?;
     let (mut request, warnings) = body_of(call)?;
@@ -117,7 +121,7 @@ fn bound(call: &Call, spec: &Value) -> Result<Value> {
     let namespace = if kind.namespaced { call.namespace() } else { "" };
     let object =
         call.state.cache.get(kind, namespace, name).ok_or_else(|| ApiError::not_found(kind, name))?;
-    let object = object.value();
+    let object = object.part(&BOUND_FIELDS);
     let (uid, wanted) = (text(&object, "uid"), reference["uid"].as_str().unwrap_or_default());
     if node.is_some() && wanted.is_empty() {
         return Err(forbidden("node requested token with a pod binding without a uid".to_owned()));
@@ -179,7 +183,7 @@ fn node_claim(call: &Call, name: &str) -> Result<Value> {
     let kind = by_resource("", "v1", "nodes").ok_or_else(ApiError::no_resource)?;
     let node = call.state.cache.get(kind, "", name);
     Ok(match node {
-        Some(node) => json!({"name": name, "uid": text(&node.value(), "uid")}),
+        Some(node) => json!({"name": name, "uid": text(&node.part(&[&["metadata", "uid"]]), "uid")}),
         None => json!({"name": name}),
     })
 }

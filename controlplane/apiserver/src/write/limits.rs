@@ -24,19 +24,60 @@ pub(super) fn check(encoded: &[u8]) -> Result<()> {
 
 /// The depth of an encoded object.
 fn depth(json: &[u8]) -> usize {
-    let (mut depth, mut deepest, mut in_text, mut escaped) = (0_usize, 0, false, false);
-    for byte in json {
-        match byte {
-            _ if escaped => escaped = false,
-            b'\\' => escaped = in_text,
-            b'"' => in_text = !in_text,
-            b'{' | b'[' if !in_text => {
+    let (mut depth, mut deepest, mut rest) = (0_usize, 0, json);
+    while let Some((byte, after)) = rest.split_first() {
+        rest = match byte {
+            b'"' => after_text(after),
+            b'{' | b'[' => {
                 depth += 1;
                 deepest = deepest.max(depth);
+                after
             }
-            b'}' | b']' if !in_text => depth = depth.saturating_sub(1),
-            _ => {}
-        }
+            b'}' | b']' => {
+                depth = depth.saturating_sub(1);
+                after
+            }
+            _ => after,
+        };
     }
     deepest
+}
+
+/// The bytes behind the end of a text. Most bytes of an object are in texts, so this loop is small.
+fn after_text(mut rest: &[u8]) -> &[u8] {
+    while let Some(at) = rest.iter().position(|byte| matches!(byte, b'"' | b'\\')) {
+        let is_end = rest.get(at) == Some(&b'"');
+        // A backslash escapes the next byte.
+        let taken = if is_end { at + 1 } else { at + 2 };
+        rest = rest.get(taken..).unwrap_or_default();
+        if is_end {
+            return rest;
+        }
+    }
+    &[]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn brackets_in_texts_are_no_levels() {
+        for (json, expect) in [
+            (r#"{}"#, 1),
+            (r#"[[],{"a":[1]}]"#, 3),
+            (r#"{"[[{":"]]}"}"#, 1),
+            (r#"{"a\"[[":["\\",[]]}"#, 3),
+            (r#"{"a":"\\\"[","b":[]}"#, 2),
+            (r#"{"a":"[["#, 1),
+            (r#"{"a":"\"#, 1),
+            ("", 0),
+        ] {
+            assert_eq!(depth(json.as_bytes()), expect, "{json}");
+        }
+        for (levels, is_accepted) in [(MAX_DEPTH, true), (MAX_DEPTH + 1, false)] {
+            let nested = format!("{}{}", "[".repeat(levels), "]".repeat(levels));
+            assert_eq!(check(nested.as_bytes()).is_ok(), is_accepted, "{levels}");
+        }
+    }
 }

@@ -26,18 +26,16 @@ const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
 /// Pending initializers in `metadata.initializers` are merged by name. Without the plugin Initializers the field is
 /// dropped.
-static INITIALIZERS: LazyLock<Definition> = LazyLock::new(|| Definition {
-    name: "io.k8s.apimachinery.pkg.apis.meta.v1.Initializers".into(),
-    properties: Box::new([Property {
+static INITIALIZERS: LazyLock<Definition> = LazyLock::new(|| {
+    let pending = Property {
         name: "pending".into(),
         value_type: ValueType::List(Box::new(ValueType::Any)),
         presence: Presence::NotZero,
         go: None,
         patch: PatchMarkers { merge: true, merge_key: Some("name".into()) },
         ownership: OwnershipMarkers::default(),
-    }]),
-    atomic: false,
-    always: Box::default(),
+    };
+    Definition::with_properties("io.k8s.apimachinery.pkg.apis.meta.v1.Initializers", vec![pending])
 });
 
 type Object = Map<String, Value>;

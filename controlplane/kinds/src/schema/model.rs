@@ -31,6 +31,9 @@ pub(crate) struct Definition {
     pub(crate) name: Box<str>,
     /// Sorted by name.
     pub(crate) properties: Box<[Property]>,
+    /// The start of each property's name, in the order of the properties. A search in these numbers reads few cache
+    /// lines, a search in the names reads two for each compared name.
+    prefixes: Box<[u64]>,
     /// `x-kubernetes-map-type: atomic`: an object of this type has one owner.
     pub(crate) atomic: bool,
     /// Indexes of the properties that have their zero value if they are absent.
@@ -133,6 +136,13 @@ pub(crate) enum ValueType {
     Map(Box<ValueType>),
 }
 
+/// The first eight bytes of a name, as a number. The numbers have the order of the names.
+fn prefix(name: &str) -> u64 {
+    let mut start = [0; 8];
+    start.iter_mut().zip(name.bytes()).for_each(|(place, byte)| *place = byte);
+    u64::from_be_bytes(start)
+}
+
 /// The schemas, decompressed at their first use.
 pub(crate) fn schemas() -> &'static Schemas {
     &SCHEMAS
@@ -213,7 +223,7 @@ impl DefinitionId {
 
 impl Definition {
     fn new(name: &str, raw: &RawSchema<'_>, ids: &HashMap<Box<str>, DefinitionId>) -> Definition {
-        let mut properties: Vec<Property> = raw
+        let properties: Vec<Property> = raw
             .properties
             .iter()
             .map(|(field, schema)| Property {
@@ -228,9 +238,15 @@ impl Definition {
                 ownership: OwnershipMarkers::new(schema),
             })
             .collect();
+        Definition { atomic: raw.map_type == "atomic", ..Definition::with_properties(name, properties) }
+    }
+
+    /// A definition with these properties, whose objects may have several owners.
+    pub(crate) fn with_properties(name: &str, mut properties: Vec<Property>) -> Definition {
         properties.sort_unstable_by(|a, b| a.name.cmp(&b.name));
-        let atomic = raw.map_type == "atomic";
-        Definition { name: Box::from(name), properties: properties.into(), atomic, always: Box::default() }
+        let prefixes = properties.iter().map(|property| prefix(&property.name)).collect();
+        let (properties, always) = (properties.into(), Box::default());
+        Definition { name: Box::from(name), properties, prefixes, atomic: false, always }
     }
 
     /// Sets the presence of each property. `letters` has one letter for each property, in the order of the names.
@@ -268,8 +284,10 @@ impl Definition {
 
     /// The field with this name.
     pub(crate) fn property(&self, name: &str) -> Option<&Property> {
-        let at = self.properties.binary_search_by(|property| property.name.as_ref().cmp(name)).ok()?;
-        self.properties.get(at)
+        let start = prefix(name);
+        let first = self.prefixes.partition_point(|other| *other < start);
+        let count = self.prefixes.get(first..)?.iter().take_while(|other| **other == start).count();
+        self.properties.get(first..first + count)?.iter().find(|property| *property.name == *name)
     }
 
     /// The name of the Go struct, for decoding errors.
@@ -380,4 +398,22 @@ struct RawSchema<'a> {
     #[serde(rename = "x-kubernetes-map-type")]
     map_type: &'a str,
     default: Option<serde_json::Value>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_property_is_found_by_its_name_only() {
+        for definition in schemas().all() {
+            for property in &definition.properties {
+                let found = definition.property(&property.name).unwrap();
+                assert!(std::ptr::eq(found, property), "{} {}", definition.name, property.name);
+                let longer = format!("{}\0", property.name);
+                assert!(definition.property(&longer).is_none(), "{} {}", definition.name, property.name);
+            }
+            assert!(definition.property("").is_none() && definition.property("~").is_none());
+        }
+    }
 }

@@ -1,13 +1,11 @@
 //! Attributes for selectors: the labels and selectable fields of an encoded object. They are read once and kept beside
 //! the object.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
-
-use serde_json::{Map, Value, value::RawValue};
 
 use coracle_values::label_selector::LabelSelector;
 
+use super::part;
 use crate::Resource;
 
 /// An attribute that only uninitialized objects have, with the value `true`. No selector can name it.
@@ -64,26 +62,6 @@ impl SelectorAttributes {
     pub fn field(&self, name: &str) -> &str {
         self.fields.iter().find(|(known, _)| **known == *name).map_or("", |(_, value)| value)
     }
-}
-
-/// The fields of an encoded object at these paths; null if the text is not an object. The parser skips all other fields.
-pub fn part(text: &str, paths: &[&[&str]]) -> Value {
-    let Ok(members) = serde_json::from_str::<BTreeMap<String, &RawValue>>(text) else { return Value::Null };
-    let mut found = Map::new();
-    for (name, raw) in members {
-        let below: Vec<&[&str]> = paths
-            .iter()
-            .filter_map(|path| path.split_first().filter(|(first, _)| **first == name).map(|(_, rest)| rest))
-            .collect();
-        if below.is_empty() {
-            continue;
-        }
-        let whole = below.iter().any(|rest| rest.is_empty());
-        let value =
-            if whole { serde_json::from_str(raw.get()).unwrap_or_default() } else { part(raw.get(), &below) };
-        found.insert(name, value);
-    }
-    Value::Object(found)
 }
 
 #[cfg(test)]
