@@ -230,8 +230,8 @@ impl Groups {
     pub(crate) fn report(&mut self, key: &Key, verdict: Verdict) -> Option<Write> {
         let group = self.groups.get_mut(key).filter(|group| group.object.is_some())?;
         // The condition never returns to `False`, even if a further pod of the group does not fit.
-        if verdict.is_scheduled || !group.is_scheduled {
-            group.is_scheduled = verdict.is_scheduled;
+        if verdict.is_scheduled() || !group.is_scheduled {
+            group.is_scheduled = verdict.is_scheduled();
             group.verdict = Some(verdict).filter(|verdict| !group.is_writing(verdict));
         }
         if group.writing.is_some() { None } else { group.next_write(key) }

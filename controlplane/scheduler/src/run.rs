@@ -408,10 +408,7 @@ impl Scheduler {
         metrics.ran(ExtensionPoint::Reserve, result, pod.scheduler(), start);
         match reserved {
             Ok(reserved) => self.assume(pod, node, reserved),
-            Err(message) => {
-                self.queue.failed(pod.uid(), Instant::now());
-                self.report_error(&pod, message);
-            }
+            Err(message) => self.attempt_failed(&pod, &message),
         }
     }
 
@@ -423,7 +420,7 @@ impl Scheduler {
         let attempt = self.queue.finish_attempt(pod.uid());
         self.groups.assume(pod.uid());
         if let Some(group) = pod.group() {
-            self.report_group(&group, Verdict { is_scheduled: true, message: String::new() });
+            self.report_group(&group, Verdict::scheduled());
         }
         let binding = binding::Binding::new(self);
         self.bindings.spawn(async move {

@@ -65,12 +65,14 @@ impl<'a> Fields<'a> {
 
     /// The object as JSON.
     pub(crate) fn json(&self) -> String {
-        let mut json = String::from("{");
+        let length: usize = self.iter().map(|(name, value)| name.len() + value.len() + "\"\":,".len()).sum();
+        let mut json = String::with_capacity(length + "{}".len());
+        json.push('{');
         for (name, value) in self.iter() {
             if json.len() > 1 {
                 json.push(',');
             }
-            json.push_str(&Value::from(name).to_string());
+            push_string(&mut json, name);
             json.push(':');
             json.push_str(value);
         }
@@ -81,6 +83,17 @@ impl<'a> Fields<'a> {
     /// Names and JSON texts, in the order of the names.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (name.as_str(), &**value))
+    }
+}
+
+/// Appends a string as JSON. Names of fields rarely have characters that need an escape.
+fn push_string(json: &mut String, text: &str) {
+    if text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-._/".contains(&byte)) {
+        json.push('"');
+        json.push_str(text);
+        json.push('"');
+    } else {
+        json.push_str(&Value::from(text).to_string());
     }
 }
 
@@ -95,6 +108,8 @@ mod tests {
         let text = r#"{"a\"b":1e3,"list":[1,{"x":null}],"map":{"k":"v"},"none":null}"#;
         let mut fields = Fields::parse(text).unwrap();
         assert_eq!(fields.json(), text);
+        let metadata = Fields::parse(r#"{"labels":{},"name":"p","uid":"u"}"#).unwrap().json();
+        assert_eq!(metadata.capacity(), metadata.len() + 1, "one allocation, with room for one more comma");
         assert_eq!(fields.value("list"), json!([1, {"x": null}]));
         assert_eq!(fields.value("absent"), Value::Null);
         let changed = {

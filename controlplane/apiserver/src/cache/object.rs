@@ -165,6 +165,8 @@ impl Object {
 
     /// The text of the spec; empty if absent.
     pub(crate) fn spec(&self) -> &str {
+        #[cfg(test)]
+        parses::count_spec();
         #[derive(serde::Deserialize)]
         struct Specified<'a> {
             #[serde(borrow, default)]
@@ -315,6 +317,7 @@ pub(crate) mod parses {
     use std::cell::Cell;
 
     thread_local!(static COUNT: Cell<usize> = const { Cell::new(0) });
+    thread_local!(static SPECS: Cell<usize> = const { Cell::new(0) });
 
     pub(super) fn count() {
         COUNT.set(COUNT.get() + 1);
@@ -322,6 +325,15 @@ pub(crate) mod parses {
 
     pub(crate) fn so_far() -> usize {
         COUNT.get()
+    }
+
+    pub(super) fn count_spec() {
+        SPECS.set(SPECS.get() + 1);
+    }
+
+    /// Number of reads of a spec so far.
+    pub(crate) fn specs() -> usize {
+        SPECS.get()
     }
 }
 

@@ -72,11 +72,13 @@ impl References {
         self.nodes.get(node).into_iter().flat_map(|node| &node.pods)
     }
 
-    /// Adds or updates a pod. If only the status has changed, which is the most frequent case, the pod is parsed only
-    /// if it has ResourceClaims. The scheduler names the claim of extended resources before it binds the pod.
+    /// Adds or updates a pod. If only the status of a bound pod has changed, which is the most frequent case, the pod is
+    /// parsed only if it has ResourceClaims. The scheduler names the claim of extended resources before it binds the pod.
     pub(super) fn set(&mut self, old: Option<&Object>, pod: &Object) {
-        let has_resource_claims = self.pods.get(&pod.key).is_some_and(|bound| bound.has_resource_claims);
-        if !has_resource_claims && old.is_some_and(|old| old.spec() == pod.spec()) {
+        // The comparison of the specs reads both pods. Most changes of an unbound pod are its binding, so they are not
+        // compared.
+        let compares = self.pods.get(&pod.key).is_some_and(|bound| !bound.has_resource_claims);
+        if compares && old.is_some_and(|old| old.spec() == pod.spec()) {
             return;
         }
         self.remove(&pod.key);
@@ -142,7 +144,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cache::encode;
+    use crate::cache::{encode, parses};
 
     fn pod(name: &str, revision: u64, node: &str, secret: &str, phase: &str) -> Object {
         let kind = by_kind("v1", "Pod").unwrap();
@@ -179,6 +181,19 @@ mod tests {
         assert!(!references.needed("n", ReferenceKind::Claim, "ns", "named"), "no PersistentVolumeClaim");
         references.remove("/pods/ns/p");
         assert!(references.pods.is_empty() && references.nodes.is_empty());
+    }
+
+    #[test]
+    fn the_specs_of_a_pod_are_compared_only_while_it_is_bound() {
+        let (unbound, bound) = (pod("a", 1, "", "s", ""), pod("a", 2, "n", "s", ""));
+        let (mut references, before) = (References::default(), parses::specs());
+        references.set(None, &unbound);
+        references.set(Some(&unbound), &bound);
+        assert_eq!(parses::specs(), before);
+        assert!(references.needed("n", ReferenceKind::Secret, "ns", "s"));
+        references.set(Some(&bound), &pod("a", 3, "n", "s", "Running"));
+        assert_eq!(parses::specs(), before + 2);
+        assert!(references.needed("n", ReferenceKind::Secret, "ns", "s"));
     }
 
     #[test]

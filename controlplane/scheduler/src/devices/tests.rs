@@ -5,6 +5,7 @@ use super::*;
 use crate::config::Profile;
 use crate::decide::{FoundBy, decide};
 use crate::fixture;
+use crate::groups::placement::{Decision, place};
 use crate::preempt::with_outcome;
 
 /// Nodes a and b with two devices each, and a class that selects the devices of the driver.
@@ -263,6 +264,30 @@ fn a_fault_of_a_claim_ends_the_search_although_another_node_fits() {
     assert!(failed.message.starts_with(expected), "{}", failed.message);
     assert_eq!(failed.found_by, FoundBy::Error);
     assert_eq!(with_outcome(&failed, "devices", "preemption"), failed.message);
+}
+
+#[test]
+fn a_fault_of_a_claim_fails_the_whole_gang() {
+    let mut snapshot = fixture::snapshot(&["a", "c"].map(|name| fixture::node(name, json!({}))));
+    snapshot.devices = devices();
+    let slice = json!({"metadata": {"name": "c"}, "spec": {"driver": "gpu.example.com", "nodeName": "c",
+        "pool": {"name": "c", "generation": 1, "resourceSliceCount": 1}, "devices": [{"name": "d"}]}});
+    snapshot.devices.lock().slices.insert(serde_json::from_value::<Slice>(slice).unwrap());
+    let absent = json!([{"cel": {"expression": "device.attributes['gpu.example.com'].absent == 1"}}]);
+    put(&snapshot.devices, claim("c", exactly(json!({"selectors": absent}))));
+    let gang = ["first", "p", "last"].map(|name| match name {
+        "p" => pod("p", "c"),
+        other => fixture::pod(other, json!({"containers": [{}]})),
+    });
+    let outcome = place(&gang, &Profile::default(), &mut snapshot, 1, &|_uid| true);
+    let why = "running \"DynamicResources\" filter plugin: claim d/c: selector #0: CEL runtime error: ";
+    let of_group = format!("failed to schedule other pod from a pod group: {why}");
+    assert!(outcome.verdict.is_error() && outcome.verdict.message.starts_with(&of_group));
+    for (decision, expected) in outcome.decisions.iter().zip([of_group.as_str(), why, of_group.as_str()]) {
+        let Decision::Refuse { message, nominated: None, victims } = decision else { panic!("{decision:?}") };
+        assert!(message.starts_with(expected) && victims.is_empty(), "{message}");
+    }
+    assert!(snapshot.candidates().all(|node| node.info.requested.pods == 0), "the gang holds no resources");
 }
 
 #[test]

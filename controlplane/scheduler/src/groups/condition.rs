@@ -16,8 +16,47 @@ const FIRST_DELAY: std::time::Duration = std::time::Duration::from_millis(100);
 /// The result of scheduling a group, for its condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
-    pub(crate) is_scheduled: bool,
+    result: GroupResult,
     pub(crate) message: String,
+}
+
+/// The status and the reason of the condition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum GroupResult {
+    Scheduled,
+    /// The pods of the group do not fit.
+    Unschedulable,
+    /// An error prevented the scheduling. More nodes would not help.
+    SchedulerError,
+}
+
+// === impl Verdict ===
+
+impl Verdict {
+    /// The group was scheduled.
+    pub(crate) fn scheduled() -> Self {
+        Self { result: GroupResult::Scheduled, message: String::new() }
+    }
+
+    /// The pods of the group do not fit.
+    pub(crate) fn refused(message: impl Into<String>) -> Self {
+        Self { result: GroupResult::Unschedulable, message: message.into() }
+    }
+
+    /// An error prevented the scheduling of the group.
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self { result: GroupResult::SchedulerError, message: message.into() }
+    }
+
+    /// Whether the group was scheduled.
+    pub(crate) fn is_scheduled(&self) -> bool {
+        self.result == GroupResult::Scheduled
+    }
+
+    /// Whether an error prevented the scheduling.
+    pub(crate) fn is_error(&self) -> bool {
+        self.result == GroupResult::SchedulerError
+    }
 }
 
 /// A write of the condition.
@@ -36,8 +75,11 @@ pub(super) fn is_scheduled(group: &PodGroup) -> bool {
 
 /// The condition to write. `None` if the group already has it.
 pub(super) fn condition(group: &PodGroup, verdict: &Verdict, now: jiff::Timestamp) -> Option<Value> {
-    let (status, reason) =
-        if verdict.is_scheduled { ("True", "Scheduled") } else { ("False", "Unschedulable") };
+    let (status, reason) = match verdict.result {
+        GroupResult::Scheduled => ("True", "Scheduled"),
+        GroupResult::Unschedulable => ("False", "Unschedulable"),
+        GroupResult::SchedulerError => ("False", "SchedulerError"),
+    };
     let generation = group.metadata.generation;
     let old = find(group);
     let is_same = |old: &Condition| {
@@ -98,8 +140,7 @@ mod tests {
     #[test]
     fn the_condition_is_written_only_if_it_changes_and_keeps_its_time() {
         let now = jiff::Timestamp::from_second(2_000_000_000).unwrap();
-        let refused = Verdict { is_scheduled: false, message: "pod group is unschedulable".to_owned() };
-        let scheduled = Verdict { is_scheduled: true, message: String::new() };
+        let (refused, scheduled) = (Verdict::refused("pod group is unschedulable"), Verdict::scheduled());
         let first = condition(&group(json!({})), &refused, now).unwrap();
         assert_eq!(first["lastTransitionTime"], "2033-05-18T03:33:20Z");
         assert_eq!((&first["reason"], &first["observedGeneration"]), (&json!("Unschedulable"), &json!(3)));
@@ -109,6 +150,8 @@ mod tests {
         let waits = Verdict { message: "other".to_owned(), ..refused };
         let changed = condition(&known, &waits, later).unwrap();
         assert_eq!(changed["lastTransitionTime"], "2033-05-18T03:33:20Z", "the status did not change");
+        let failed = condition(&known, &Verdict::failed("why"), later).unwrap();
+        assert_eq!((&failed["status"], &failed["reason"]), (&json!("False"), &json!("SchedulerError")));
         let done = condition(&known, &scheduled, later).unwrap();
         assert_eq!((&done["status"], &done["reason"]), (&json!("True"), &json!("Scheduled")));
         assert_eq!(done["lastTransitionTime"], "2033-05-18T03:35:00Z");

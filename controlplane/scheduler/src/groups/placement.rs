@@ -3,12 +3,12 @@
 //!
 //! Until all pods are placed, the snapshot contains the placed pods and not the victims of their preemption. Then the
 //! snapshot is restored. Unlike upstream, pods are evicted only if the gang fits after all evictions. The attempt ends
-//! as soon as too many pods were refused for the gang to fit.
+//! as soon as too many pods were refused for the gang to fit, or after an error.
 
 use coracle_values::object::ObjectExt;
 
 use crate::config::Profile;
-use crate::decide::{Unschedulable, decide};
+use crate::decide::{FoundBy, Unschedulable, decide};
 use crate::hint::Changes;
 use crate::object::Pod;
 use crate::placed::Placed;
@@ -22,7 +22,7 @@ use super::condition::Verdict;
 /// Message of a group that does not fit.
 pub(crate) const UNSCHEDULABLE: &str = "pod group is unschedulable";
 /// Message of a group that fits after other pods have been evicted.
-const WAITS_FOR_PREEMPTION: &str =
+pub(crate) const WAITS_FOR_PREEMPTION: &str =
     "pod group is unschedulable, pod group is waiting for preemption to complete";
 /// Message of a pod that fits or was not tried, but whose group does not fit.
 const NO_QUORUM: &str = "pod group is unschedulable, waiting for minCount pods from a gang to be scheduled, \
@@ -37,6 +37,8 @@ enum Placement {
     MadeRoom { node: String, victims: Vec<Victim>, message: String },
     /// No node can run the pod, for this reason.
     Refused(String),
+    /// A filter or a reservation failed with this error.
+    Failed(String),
 }
 
 /// The decision for one pod.
@@ -55,8 +57,6 @@ pub(crate) struct Outcome {
     pub(crate) decisions: Vec<Decision>,
     /// The changes that may help the refused pods.
     pub(crate) helped_by: Changes,
-    /// Whether the refused pods are retried without a change, because volumes or devices changed during the attempt.
-    pub(crate) retries: bool,
     pub(crate) verdict: Verdict,
 }
 
@@ -67,6 +67,8 @@ enum GangFit {
     /// The pods fit after the eviction of other pods.
     AfterPreemption,
     Never,
+    /// An error ended the attempt.
+    Failed,
 }
 
 /// The pods and nodes of one attempt.
@@ -78,7 +80,8 @@ struct Attempt<'a> {
     placed: Vec<String>,
     removed: Vec<RemovedVictim>,
     helped_by: Changes,
-    retries: bool,
+    /// The error that ended the attempt.
+    failure: Option<String>,
     /// Number of pods that may still be refused. `None` if the gang cannot fit any more.
     spare: Option<usize>,
     /// The last refused pod with its message, if no pod was placed after it.
@@ -108,53 +111,61 @@ pub(crate) fn place(
         placed: Vec::new(),
         removed: Vec::new(),
         helped_by: Changes::GROUP,
-        retries: false,
+        failure: None,
         spare: pods.len().checked_sub(needed.max(1)),
         refused: None,
     };
     let places: Vec<Placement> = pods.iter().map(|pod| attempt.place_next(pod)).collect();
     attempt.restore();
-    let (helped_by, retries) = (attempt.helped_by, attempt.retries);
+    let (helped_by, failure) = (attempt.helped_by, attempt.failure.take());
     let count = places.iter().filter(|place| !matches!(place, Placement::Refused(_))).count();
-    let fit = if count < needed.max(1) {
+    let fit = if failure.is_some() {
+        GangFit::Failed
+    } else if count < needed.max(1) {
         GangFit::Never
     } else if places.iter().any(|place| matches!(place, Placement::MadeRoom { .. })) {
         GangFit::AfterPreemption
     } else {
         GangFit::Now
     };
-    let message = match fit {
-        GangFit::Now => "",
-        GangFit::AfterPreemption => WAITS_FOR_PREEMPTION,
-        GangFit::Never => UNSCHEDULABLE,
+    let verdict = match fit {
+        GangFit::Now => Verdict::scheduled(),
+        GangFit::AfterPreemption => Verdict::refused(WAITS_FOR_PREEMPTION),
+        GangFit::Never => Verdict::refused(UNSCHEDULABLE),
+        GangFit::Failed => Verdict::failed(failed_beside(&failure.unwrap_or_default())),
     };
-    let verdict = Verdict { is_scheduled: fit == GangFit::Now, message: message.to_owned() };
-    let decisions = places.into_iter().map(|place| settle(place, fit, snapshot)).collect();
-    Outcome { decisions, helped_by, retries, verdict }
+    let decisions = places.into_iter().map(|place| settle(place, fit, &verdict, snapshot)).collect();
+    Outcome { decisions, helped_by, verdict }
 }
 
-/// The decision for one pod, after all pods of the gang were tried.
-fn settle(place: Placement, fit: GangFit, snapshot: &Snapshot) -> Decision {
+/// The message of a group, and of its other pods, if the attempt for one pod failed with an error.
+pub(crate) fn failed_beside(why: &str) -> String {
+    format!("failed to schedule other pod from a pod group: {why}")
+}
+
+/// The decision for one pod, after all pods of the gang were tried. `verdict` is the result for the gang.
+fn settle(place: Placement, fit: GangFit, verdict: &Verdict, snapshot: &Snapshot) -> Decision {
     let refuse = |message: &str, nominated| Decision::Refuse {
         message: message.to_owned(),
         nominated,
         victims: Vec::new(),
     };
-    match place {
-        Placement::Fits(node, reserved) if fit == GangFit::Now => Decision::Bind(node, reserved),
-        Placement::Fits(node, reserved) => {
-            snapshot.volumes.release(&reserved.volumes);
-            snapshot.devices.undo(&reserved.devices);
-            match fit {
-                GangFit::AfterPreemption => refuse(WAITS_FOR_PREEMPTION, Some(node)),
-                GangFit::Now | GangFit::Never => refuse(NO_QUORUM, None),
-            }
-        }
-        Placement::MadeRoom { node, victims, message } if fit == GangFit::AfterPreemption => {
+    if let Placement::Fits(_, reserved) = &place
+        && fit != GangFit::Now
+    {
+        snapshot.volumes.release(&reserved.volumes);
+        snapshot.devices.undo(&reserved.devices);
+    }
+    match (place, fit) {
+        (Placement::Failed(why), _) => refuse(&why, None),
+        (_, GangFit::Failed) => refuse(&verdict.message, None),
+        (Placement::Fits(node, reserved), GangFit::Now) => Decision::Bind(node, reserved),
+        (Placement::Fits(node, _), GangFit::AfterPreemption) => refuse(WAITS_FOR_PREEMPTION, Some(node)),
+        (Placement::MadeRoom { node, victims, message }, GangFit::AfterPreemption) => {
             Decision::Refuse { message, nominated: Some(node), victims }
         }
-        Placement::MadeRoom { .. } => refuse(NO_QUORUM, None),
-        Placement::Refused(message) => refuse(&message, None),
+        (Placement::Fits(..) | Placement::MadeRoom { .. }, _) => refuse(NO_QUORUM, None),
+        (Placement::Refused(message), _) => refuse(&message, None),
     }
 }
 
@@ -175,8 +186,9 @@ impl<'a> Attempt<'a> {
         {
             return Placement::Refused(message.clone());
         }
-        // Enough pods were refused: the gang fits only after a change that helps one of them.
-        if self.spare.is_none() {
+        // Enough pods were refused: the gang fits only after a change that helps one of them. Or an error ended the
+        // attempt.
+        if self.spare.is_none() || self.failure.is_some() {
             return Placement::Refused(NO_QUORUM.to_owned());
         }
         let refused = match decide(pod, self.profile, self.snapshot) {
@@ -186,11 +198,10 @@ impl<'a> Attempt<'a> {
                     self.assume(pod, &node);
                     return Placement::Fits(node, reserved);
                 }
-                Err(why) => {
-                    self.retries = true;
-                    return Placement::Refused(why);
-                }
+                // Volumes or devices changed during the attempt.
+                Err(why) => return self.fail(why),
             },
+            Err(refused) if refused.found_by == FoundBy::Error => return self.fail(refused.message),
             Err(refused) => refused,
         };
         self.helped_by = self.helped_by | refused.helped_by;
@@ -199,6 +210,12 @@ impl<'a> Attempt<'a> {
             self.refused = Some((pod, message.clone()));
         }
         place
+    }
+
+    /// Ends the attempt with an error.
+    fn fail(&mut self, why: String) -> Placement {
+        self.failure = Some(why.clone());
+        Placement::Failed(why)
     }
 
     /// Removes victims of lower priority for a pod that no node can run.

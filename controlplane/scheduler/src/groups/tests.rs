@@ -154,8 +154,8 @@ fn groups_without_object_and_pods_are_removed() {
 #[test]
 fn one_write_of_a_group_is_in_flight_and_success_is_final() {
     let mut groups = Groups::default();
-    let refused = || Verdict { is_scheduled: false, message: UNSCHEDULABLE.to_owned() };
-    let scheduled = || Verdict { is_scheduled: true, message: String::new() };
+    let refused = || Verdict::refused(UNSCHEDULABLE);
+    let scheduled = Verdict::scheduled;
     assert_eq!(groups.report(&key("g"), refused()), None, "the group does not exist");
     groups.put(gang("g", 1));
     let first = groups.report(&key("g"), refused()).unwrap();
@@ -175,7 +175,7 @@ fn one_write_of_a_group_is_in_flight_and_success_is_final() {
 #[test]
 fn a_group_that_is_created_again_gets_its_own_condition_and_keeps_its_back_off() {
     let mut groups = Groups::default();
-    let refused = || Verdict { is_scheduled: false, message: UNSCHEDULABLE.to_owned() };
+    let refused = || Verdict::refused(UNSCHEDULABLE);
     groups.put_pod(&pod("a", "g", "1"), false);
     groups.put(gang("g", 1));
     let until = tokio::time::Instant::now();
@@ -222,7 +222,7 @@ fn a_gang_is_placed_as_a_whole_or_not_at_all() {
     let gang = [pod("p", "g", "3"), pod("q", "g", "3"), pod("r", "g", "3")];
     let outcome = placed(&gang, &mut snapshot, 3);
     assert_eq!(texts(&outcome), ["refused", "refused", "refused"]);
-    assert_eq!(outcome.verdict, Verdict { is_scheduled: false, message: UNSCHEDULABLE.to_owned() });
+    assert_eq!(outcome.verdict, Verdict::refused(UNSCHEDULABLE));
     let full = "0/2 nodes are available: 2 Insufficient cpu. no new claims to deallocate, preemption: \
                 0/2 nodes are available: 2 No preemption victims found for incoming pod.";
     assert!(message(&outcome.decisions[0]).starts_with("pod group is unschedulable, waiting for minCount"));
@@ -231,7 +231,7 @@ fn a_gang_is_placed_as_a_whole_or_not_at_all() {
     assert_eq!(used(&snapshot), [0, 0], "a gang that does not fit holds no resources");
     let outcome = placed(&gang, &mut snapshot, 2);
     assert_eq!(texts(&outcome), ["bound", "bound", "refused"]);
-    assert!(outcome.verdict.is_scheduled && !outcome.retries);
+    assert_eq!(outcome.verdict, Verdict::scheduled());
     assert_eq!(used(&snapshot), [0, 0], "the caller places the pods");
 }
 
@@ -316,7 +316,7 @@ fn pods_of_a_gang_are_not_victims_of_each_other() {
     let gang = [prioritized("low", "g", "3", 0), prioritized("high", "g", "3", 10)];
     let outcome = placed(&gang, &mut snapshot, 2);
     assert_eq!(texts(&outcome), ["refused", "refused"]);
-    assert!(!outcome.verdict.is_scheduled);
+    assert!(!outcome.verdict.is_scheduled());
     assert_eq!(used(&snapshot), [0]);
     let outcome = placed(&gang, &mut snapshot, 1);
     assert_eq!(texts(&outcome), ["bound", "refused"]);

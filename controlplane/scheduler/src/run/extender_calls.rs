@@ -13,7 +13,7 @@ use tokio::time::Instant;
 use super::Scheduler;
 use crate::config::{Profile, SchedulerConfig};
 use crate::consult;
-use crate::decide::{Ranked, Unschedulable, first_fitting, rank};
+use crate::decide::{FoundBy, Ranked, Unschedulable, first_fitting, rank};
 use crate::extender::client::Remote;
 use crate::extender::result::ExtenderResult;
 use crate::metrics::AttemptResult;
@@ -219,7 +219,8 @@ impl Scheduler {
 
     /// Handles a pod that no node can run. Extenders with a verb for preemption are asked about the victims.
     fn refused_by_extenders(&mut self, pod: Pod, profile: &Profile, refused: Unschedulable) {
-        if !profile.preempts || !self.extender_calls.preempts(&pod) {
+        let is_error = refused.found_by == FoundBy::Error;
+        if is_error || !profile.preempts || !self.extender_calls.preempts(&pod) {
             self.preempt_or_refuse(&pod, profile, &refused);
             return self.extender_calls.retry_later(&pod);
         }

@@ -6,6 +6,7 @@ use coracle_watch::Event;
 use tokio::time::Instant;
 
 use super::Scheduler;
+use crate::bind::NotScheduled;
 use crate::config::Profile;
 use crate::groups::Policy;
 use crate::groups::condition::{self, Verdict, Write};
@@ -114,7 +115,7 @@ impl Scheduler {
             group = group.name,
             namespace = group.namespace,
             pods = pods.len(),
-            scheduled = outcome.verdict.is_scheduled,
+            scheduled = outcome.verdict.is_scheduled(),
             "placed a pod group"
         );
         self.finish_limited(attempt);
@@ -135,12 +136,12 @@ impl Scheduler {
 
     /// Binds or refuses the pods of a gang. The back-off of refused pods starts at `backoff_start`.
     fn apply(&mut self, pods: Vec<Pod>, group: &Key, outcome: Outcome, backoff_start: Instant) {
-        let (mut is_released, mut backoff) = (false, None);
+        let (mut is_released, mut backoff, is_error) = (false, None, outcome.verdict.is_error());
         for (pod, decision) in pods.into_iter().zip(outcome.decisions) {
             match decision {
                 Decision::Bind(node, reserved) => self.assume(pod, node, reserved),
                 Decision::Refuse { message, nominated, victims } => {
-                    if outcome.retries {
+                    if is_error {
                         self.queue.failed(pod.uid(), backoff_start);
                     } else {
                         self.queue.refused(pod.uid(), outcome.helped_by, backoff_start);
@@ -158,7 +159,9 @@ impl Scheduler {
                             self.evict(&pod, victim, node);
                         }
                     }
-                    self.report_refusal(&pod, message, nominated);
+                    let reason =
+                        if is_error { NotScheduled::SchedulerError } else { NotScheduled::Unschedulable };
+                    self.report(&pod, reason, message, nominated);
                 }
             }
         }
@@ -171,7 +174,7 @@ impl Scheduler {
             self.queue.change(Changes::POD_GONE, Instant::now());
         }
         // A success is reported when a pod of the gang is bound.
-        if !outcome.verdict.is_scheduled {
+        if !outcome.verdict.is_scheduled() {
             self.report_group(group, outcome.verdict);
         }
     }
@@ -186,7 +189,7 @@ impl Scheduler {
             self.snapshot.remove_nomination(pod.uid());
             self.report_refusal(pod, why.to_owned(), None);
         }
-        self.report_group(group, Verdict { is_scheduled: false, message: why.to_owned() });
+        self.report_group(group, Verdict::refused(why));
     }
 
     /// Writes the condition of a group.

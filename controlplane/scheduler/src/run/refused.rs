@@ -10,7 +10,7 @@ use crate::decide::{FoundBy, Unschedulable};
 use crate::devices::bind::deallocate;
 use crate::devices::may_use_devices;
 use crate::groups::condition::Verdict;
-use crate::groups::placement::UNSCHEDULABLE;
+use crate::groups::placement::{UNSCHEDULABLE, WAITS_FOR_PREEMPTION, failed_beside};
 use crate::hint::Changes;
 use crate::metrics::{AttemptResult, ExtensionPoint};
 use crate::object::Pod;
@@ -19,8 +19,11 @@ use coracle_events::Event;
 use coracle_values::object::ObjectExt;
 
 impl Scheduler {
-    /// Handles a pod that no node can run: pods of lower priority may be evicted for it.
+    /// Handles a pod that no node can run: pods of lower priority may be evicted for it, unless a filter failed.
     pub(super) fn preempt_or_refuse(&mut self, pod: &Pod, profile: &Profile, refused: &Unschedulable) {
+        if refused.found_by == FoundBy::Error {
+            return self.attempt_failed(pod, &refused.message);
+        }
         let preemption = if profile.preempts {
             let (metrics, start) = (&self.config.metrics, Instant::now());
             metrics.preemption_attempted();
@@ -42,6 +45,7 @@ impl Scheduler {
         preemption: Result<Preemption, String>,
     ) {
         let mut message = refused.message.clone();
+        let of_group = if preemption.is_ok() { WAITS_FOR_PREEMPTION } else { UNSCHEDULABLE };
         self.queue.refused(pod.uid(), refused.helped_by, Instant::now());
         let nominated = match preemption {
             Ok(Preemption { node, victims }) => {
@@ -59,7 +63,16 @@ impl Scheduler {
         };
         self.report_refusal(pod, message, nominated);
         if let Some(group) = pod.group() {
-            self.report_group(&group, Verdict { is_scheduled: false, message: UNSCHEDULABLE.to_owned() });
+            self.report_group(&group, Verdict::refused(of_group));
+        }
+    }
+
+    /// Queues a pod again whose attempt failed with an error. As upstream, no pods are evicted for it.
+    pub(super) fn attempt_failed(&mut self, pod: &Pod, why: &str) {
+        self.queue.failed(pod.uid(), Instant::now());
+        self.report_error(pod, why.to_owned());
+        if let Some(group) = pod.group() {
+            self.report_group(&group, Verdict::failed(failed_beside(why)));
         }
     }
 
@@ -130,7 +143,14 @@ impl Scheduler {
         self.report(pod, NotScheduled::SchedulerError, message, nominated);
     }
 
-    fn report(&mut self, pod: &Pod, reason: NotScheduled, message: String, nominated: Option<String>) {
+    /// Records an event about a pod without a node, and writes its condition.
+    pub(super) fn report(
+        &mut self,
+        pod: &Pod,
+        reason: NotScheduled,
+        message: String,
+        nominated: Option<String>,
+    ) {
         self.record(pod, Event::warning("FailedScheduling", message.clone()));
         let result = match reason {
             NotScheduled::Unschedulable => AttemptResult::Unschedulable,
@@ -183,6 +203,8 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use http::{Request, Response};
     use kube::client::Body;
     use serde_json::json;
@@ -232,6 +254,24 @@ mod tests {
         let mut scheduler = scheduler(Client::new(service, ""));
         scheduler.snapshot.set_node(&fixture::node("a", json!({})));
         scheduler
+    }
+
+    #[tokio::test]
+    async fn a_pod_whose_filter_failed_is_an_error_and_is_retried_without_a_change() {
+        let mut scheduler = with_node();
+        scheduler.queue.add(fixture::pod("p", json!({"containers": [{}]})));
+        let pod = scheduler.queue.pop(Instant::now()).unwrap();
+        let refused = Unschedulable {
+            message: "running \"DynamicResources\" filter plugin: why".to_owned(),
+            helped_by: Changes::ALL,
+            resolvable: BTreeSet::new(),
+            found_by: FoundBy::Error,
+        };
+        scheduler.preempt_or_refuse(&pod, &Profile::default(), &refused);
+        assert!(scheduler.queue.due().is_some(), "the pod waits only for the end of its back-off");
+        let text = scheduler.config.metrics.text();
+        let line = "scheduler_schedule_attempts_total{profile=\"default-scheduler\",result=\"error\"} 1";
+        assert!(text.lines().any(|other| other == line), "{text}");
     }
 
     #[tokio::test]
