@@ -251,7 +251,8 @@ mod tests {
 
     #[tokio::test]
     async fn pods_of_a_namespace_without_permits_wait_and_those_of_others_do_not() {
-        let pod = json!({"metadata": {"name": "rs-1", "namespace": "other", "uid": "p", "resourceVersion": "7"}});
+        let pod =
+            json!({"metadata": {"name": "rs-1", "namespace": "other", "uid": "p", "resourceVersion": "7"}});
         let api = TestApi::new(&[("/api/v1/namespaces/other/pods", pod)]);
         let permits = api.context.pod_creations.permits("full");
         let all = u32::try_from(permits.available_permits()).unwrap();
