@@ -136,6 +136,8 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
 }
 
 fn start_with_own_state(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
+    /// A server of metrics that does not respond keeps a worker busy, so one worker is left for other namespaces.
+    const AUTOSCALER_WORKERS: usize = 3;
     start_with_state! {
         tasks, context,
         node_balancer<node_balancer::state::State> "node-balancer" 1,
@@ -146,10 +148,12 @@ fn start_with_own_state(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         device_taint_eviction<Mutex<Pools>> "device-taint-eviction" 1,
     }
     if context.config.selection.has("horizontal-pod-autoscaler") {
-        let queue = Arc::new(Queue::measured(context.config.queue_metrics.of("horizontal-pod-autoscaler")));
+        let meter = context.config.queue_metrics.of("horizontal-pod-autoscaler");
+        let queue = Arc::new(Queue::shared(meter, AUTOSCALER_WORKERS));
         let state = Arc::<pod_autoscaler::State>::default();
         pod_autoscaler::run::listen(context, &queue);
-        let pool = Pool { queue: &queue, controller: "horizontal-pod-autoscaler", workers: 2 };
+        let name = "horizontal-pod-autoscaler";
+        let pool = Pool { queue: &queue, controller: name, workers: AUTOSCALER_WORKERS };
         workers(tasks, context, pool, move |context, key| {
             let state = state.clone();
             async move { pod_autoscaler::run::reconcile(&context, &state, key).await }
