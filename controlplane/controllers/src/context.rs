@@ -16,6 +16,7 @@ use crate::state::group_members::GroupMembers;
 use crate::state::job_creations::JobCreations;
 use crate::state::job_failures::JobFailures;
 use crate::state::pod_counts::PodCounts;
+use crate::state::pod_creations::PodCreations;
 use crate::state::selector_index::SelectorIndex;
 use crate::state::service_addresses::ServiceAddresses;
 use crate::state::volume_index::VolumeIndex;
@@ -39,6 +40,8 @@ pub(crate) struct Context {
     pub(crate) failed_pods: FailedPods,
     /// The rate of new pods of the jobs of each namespace.
     pub(crate) job_creations: JobCreations,
+    /// The permits for requests that create pods.
+    pub(crate) pod_creations: PodCreations,
     /// Failed pods of jobs.
     pub(crate) job_failures: JobFailures,
     /// Counts of the pods of replica sets.
@@ -68,6 +71,7 @@ impl Context {
             stateful_backoff: Mutex::default(),
             failed_pods: FailedPods::default(),
             job_creations: JobCreations::default(),
+            pod_creations: PodCreations::default(),
             job_failures: JobFailures::default(),
             pod_counts: Default::default(),
             volumes: Arc::default(),

@@ -159,33 +159,45 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
     }
 
     /// Creates pods in batches of 1, 2, 4 and so on, so that an error that affects all pods causes only one failed
-    /// request.
+    /// request. The namespace's [permits](crate::state::pod_creations) limit the concurrent requests.
     pub(crate) async fn create(&self, pods: &[Value]) -> Result<(), kube::Error> {
-        let (mut left, mut size) = (pods, 1);
+        self.create_counted(pods).await.1
+    }
+
+    /// Does the same as [`PodControl::create`]. Also returns the number of pods that were created.
+    pub(crate) async fn create_counted(&self, pods: &[Value]) -> (usize, Result<(), kube::Error>) {
+        let namespace = self.owner.namespace();
+        let permits = &self.context.pod_creations.permits(namespace);
+        let (mut left, mut size, mut created) = (pods, 1, 0);
         while !left.is_empty() {
             let (batch, rest) = left.split_at(size.min(left.len()));
-            let requests = batch.iter().map(|pod| self.context.pods().create_in(self.owner.namespace(), pod));
+            let requests = batch.iter().map(|pod| async move {
+                // The semaphore is never closed.
+                let _permit = permits.acquire().await;
+                self.context.pods().create_in(namespace, pod).await
+            });
             let mut failure = None;
             for result in join_all(requests).await {
                 match result {
                     Ok(pod) => {
+                        created += 1;
                         let message = format!("Created pod: {}", pod.name());
                         self.record(Event::normal("SuccessfulCreate", message));
                     }
                     // The workload is deleted together with the namespace.
-                    Err(error) if is_namespace_terminating(&error) => return Ok(()),
+                    Err(error) if is_namespace_terminating(&error) => return (created, Ok(())),
                     Err(error) => failure = Some(error),
                 }
             }
             if let Some(error) = failure {
                 let message = format!("Error creating: {}", cause(&error));
                 self.record(Event::warning("FailedCreate", message));
-                return Err(error);
+                return (created, Err(error));
             }
             left = rest;
             size *= 2;
         }
-        Ok(())
+        (created, Ok(()))
     }
 
     /// Deletes pods. All requests are sent; the last error is returned.
@@ -222,7 +234,38 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
+    use crate::object::ReplicaSet;
+    use crate::test_api::TestApi;
+
+    /// Creates a pod of a replica set in this namespace. Returns the number of created pods.
+    async fn create_pod(api: &TestApi, namespace: &str) -> usize {
+        let set = json!({"metadata": {"name": "rs", "namespace": namespace, "uid": "rs"}, "spec": {"selector": {}}});
+        let set: ReplicaSet = serde_json::from_value(set).unwrap();
+        let (context, cache) = (&api.context, &api.context.caches.replica_sets);
+        let control = PodControl { context, owner: &set, cache, component: "test", finalizer: None };
+        control.create_counted(&[json!({"metadata": {"generateName": "rs-"}})]).await.0
+    }
+
+    #[tokio::test]
+    async fn pods_of_a_namespace_without_permits_wait_and_those_of_others_do_not() {
+        let pod =
+            json!({"metadata": {"name": "rs-1", "namespace": "other", "uid": "p", "resourceVersion": "7"}});
+        let api = TestApi::new(&[("/api/v1/namespaces/other/pods", pod)]);
+        let permits = api.context.pod_creations.permits("full");
+        let all = u32::try_from(permits.available_permits()).unwrap();
+        let held = permits.try_acquire_many(all).unwrap();
+        let mut waiting = Box::pin(create_pod(&api, "full"));
+        assert!((&mut waiting).now_or_never().is_none());
+        assert_eq!(create_pod(&api, "other").await, 1);
+        let paths = || api.writes().into_iter().map(|write| write.path).collect::<Vec<_>>();
+        assert_eq!(paths(), ["/api/v1/namespaces/other/pods"]);
+        drop(held);
+        assert_eq!(waiting.await, 0, "the API has no path for these pods");
+        assert_eq!(paths(), ["/api/v1/namespaces/other/pods", "/api/v1/namespaces/full/pods"]);
+    }
 
     #[test]
     fn the_disruption_condition_has_the_generation_of_the_pod() {

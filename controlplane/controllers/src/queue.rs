@@ -1,10 +1,11 @@
 //! Work queue: a key is queued at most once and handled by one worker at a time. Failures are retried with back-off.
+//! Namespaces take turns, so that one with very many changed objects does not delay the others.
 
 mod metrics;
+mod turns;
 
-use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::future::Future;
-use std::hash::Hash;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +14,8 @@ use tokio::time::Instant;
 
 pub(crate) use self::metrics::QueueMeter;
 pub use self::metrics::QueueMetrics;
+pub(crate) use self::turns::QueueKey;
+use self::turns::Turns;
 use crate::error::Error;
 
 /// First back-off after a failed reconcile. Each further failure doubles it, up to [`MAX_BACKOFF`].
@@ -30,7 +33,11 @@ pub(crate) struct Queue<T> {
 }
 
 struct State<T> {
-    ready: VecDeque<T>,
+    ready: Turns<T>,
+    /// Number of keys of each namespace that workers handle now.
+    running: HashMap<String, usize>,
+    /// Maximum number of these keys for one namespace.
+    each: usize,
     /// The time at which each key was added. The map contains the keys in `ready`, and the keys that were added again
     /// while a worker handles them.
     added: HashMap<T, Instant>,
@@ -89,17 +96,29 @@ pub(crate) fn until(then: jiff::Timestamp, now: jiff::Timestamp) -> Option<Durat
     (!left.is_zero()).then(|| left + Duration::from_millis(1))
 }
 
-impl<T: Clone + Eq + Hash> Queue<T> {
+impl<T: QueueKey> Queue<T> {
     /// An empty queue without metrics.
     #[cfg(test)]
     pub(crate) fn new() -> Self {
         Self::measured(Arc::default())
     }
 
-    /// An empty queue.
+    /// An empty queue, whose workers may all handle keys of one namespace.
     pub(crate) fn measured(meter: Arc<QueueMeter>) -> Self {
+        Self::limited(meter, usize::MAX)
+    }
+
+    /// An empty queue for a number of workers. If there are several, one namespace gets all but one of them, so the first
+    /// reconcile for another namespace does not wait for the end of long ones.
+    pub(crate) fn shared(meter: Arc<QueueMeter>, workers: usize) -> Self {
+        Self::limited(meter, workers.saturating_sub(1).max(1))
+    }
+
+    fn limited(meter: Arc<QueueMeter>, each: usize) -> Self {
         let state = State {
-            ready: VecDeque::new(),
+            ready: Turns::default(),
+            running: HashMap::new(),
+            each,
             added: HashMap::new(),
             working: HashSet::new(),
             later: BTreeMap::new(),
@@ -162,7 +181,9 @@ impl<T: Clone + Eq + Hash> Queue<T> {
     }
 
     fn done(&self, key: &T) {
-        if self.lock().release(key) {
+        let mut state = self.lock();
+        state.end_run(key);
+        if state.release(key) {
             self.wake.notify_one();
         }
     }
@@ -170,6 +191,7 @@ impl<T: Clone + Eq + Hash> Queue<T> {
     /// Does the same as [`Queue::done`], but the key cannot become ready before the delay has passed.
     fn done_after(&self, key: T, delay: Duration) {
         let mut state = self.lock();
+        state.end_run(&key);
         state.serial += 1;
         let place = (Instant::now() + delay, state.serial);
         state.resting.insert(place, key);
@@ -228,7 +250,7 @@ fn backoff(failures: u32) -> Duration {
     FIRST_BACKOFF.saturating_mul(2_u32.saturating_pow(failures.saturating_sub(1))).min(MAX_BACKOFF)
 }
 
-impl<T: Clone + Eq + Hash> State<T> {
+impl<T: QueueKey> State<T> {
     /// Adds a key, unless it has been added already. Returns whether this call makes the key ready.
     fn add(&mut self, key: T) -> bool {
         if self.added.contains_key(&key) {
@@ -238,7 +260,7 @@ impl<T: Clone + Eq + Hash> State<T> {
         self.meter.added();
         let is_ready = !self.working.contains(&key);
         if is_ready {
-            self.ready.push_back(key);
+            self.ready.push(key);
         }
         is_ready
     }
@@ -248,12 +270,25 @@ impl<T: Clone + Eq + Hash> State<T> {
         self.working.remove(key);
         let is_ready = self.added.contains_key(key);
         if is_ready {
-            self.ready.push_back(key.clone());
+            self.ready.push(key.clone());
         }
         is_ready
     }
 
+    /// Counts the end of a reconcile for the key's namespace.
+    fn end_run(&mut self, key: &T) {
+        let namespace = key.namespace();
+        let Some(running) = self.running.get_mut(namespace) else { return };
+        *running -= 1;
+        if *running == 0 {
+            self.running.remove(namespace);
+        }
+    }
+
     /// The next ready key. If no key is ready, the time at which the next one becomes ready.
+    ///
+    /// A key whose namespace has its maximum of workers is not returned. The worker that ends a reconcile for this
+    /// namespace takes the next key, so no wake-up is lost.
     fn take(&mut self, now: Instant) -> (Option<T>, Option<Instant>) {
         while let Some(entry) = self.resting.first_entry().filter(|entry| entry.key().0 <= now) {
             let key = entry.remove();
@@ -264,7 +299,11 @@ impl<T: Clone + Eq + Hash> State<T> {
             self.planned.remove(&key);
             self.add(key);
         }
-        let Some(key) = self.ready.pop_front() else {
+        let (running, each) = (&self.running, self.each);
+        let may_run = |namespace: &str| {
+            namespace.is_empty() || running.get(namespace).is_none_or(|running| *running < each)
+        };
+        let Some(key) = self.ready.pop(may_run) else {
             let due = [self.later.keys().next(), self.resting.keys().next()];
             return (None, due.into_iter().flatten().min().map(|place| place.0));
         };
@@ -272,6 +311,7 @@ impl<T: Clone + Eq + Hash> State<T> {
             self.meter.taken(now.saturating_duration_since(since));
         }
         self.working.insert(key.clone());
+        *self.running.entry(key.namespace().to_owned()).or_default() += 1;
         (Some(key), None)
     }
 }
@@ -279,6 +319,7 @@ impl<T: Clone + Eq + Hash> State<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::Key;
 
     #[tokio::test]
     async fn a_key_is_queued_once_and_has_one_worker_at_a_time() {
@@ -292,6 +333,42 @@ mod tests {
         assert!(queue.lock().take(Instant::now()).0.is_none());
         queue.done(&"a");
         assert_eq!(queue.next().await, "a");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_namespace_with_long_reconciles_leaves_a_worker_and_a_turn_for_others() {
+        const WORKERS: usize = 3;
+        let queue = Queue::shared(Arc::default(), WORKERS);
+        let (ends, start) = (&Mutex::new(Vec::new()), Instant::now());
+        for number in 0..10 {
+            queue.add(Key::new("many", &number.to_string()));
+        }
+        let work = |_worker: usize| {
+            queue.work("test", move |key: Key| async move {
+                tokio::time::sleep(Duration::from_secs(10)).await;
+                ends.lock().unwrap().push((key.namespace, start.elapsed().as_secs()));
+                Ok(Next::Wait)
+            })
+        };
+        let others = async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            queue.add(Key::new("one", "a"));
+            queue.add(Key::new("two", "b"));
+            tokio::time::sleep(Duration::from_secs(100)).await;
+        };
+        tokio::select! {
+            _ended = futures::future::join_all((0..WORKERS).map(work)) => unreachable!("work has no end"),
+            () = others => {}
+        }
+        let ends = ends.lock().unwrap();
+        let of = |name: &str| -> Vec<u64> {
+            ends.iter().filter(|(namespace, _)| namespace == name).map(|(_, at)| *at).collect()
+        };
+        assert_eq!(of("one"), [11], "a worker is left");
+        assert_eq!(of("two"), [20], "its turn is after one more key of the first namespace");
+        let many = of("many");
+        assert_eq!((many.len(), many[2]), (10, 20), "two workers at a time: {many:?}");
+        assert!(queue.lock().running.is_empty());
     }
 
     #[tokio::test]

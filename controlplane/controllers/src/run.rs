@@ -56,7 +56,7 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
 macro_rules! start {
     ($tasks:ident, $context:ident, $($controller:ident $name:literal $workers:literal,)*) => {$(
         if $context.config.selection.has($name) {
-            let queue = Arc::new(Queue::measured($context.config.queue_metrics.of($name)));
+            let queue = Arc::new(Queue::shared($context.config.queue_metrics.of($name), $workers));
             $controller::run::listen($context, &queue);
             let pool = Pool { queue: &queue, controller: $name, workers: $workers };
             workers($tasks, $context, pool, |context, key| async move {
@@ -82,17 +82,18 @@ macro_rules! start_with_state {
     )*};
 }
 
+/// Objects of one namespace get all workers of a controller but one, if it has several ([`Queue::shared`]).
 fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     start! {
         tasks, context,
-        deployment "deployment" 2,
-        replica_set "replica-set" 4,
-        replication_controller "replication-controller" 1,
-        stateful_set "stateful-set" 2,
-        daemon_set "daemon-set" 2,
-        job "job" 4,
+        deployment "deployment" 3,
+        replica_set "replica-set" 5,
+        replication_controller "replication-controller" 2,
+        stateful_set "stateful-set" 3,
+        daemon_set "daemon-set" 3,
+        job "job" 5,
         job_orphan "job-orphan" 1,
-        cron_job "cron-job" 2,
+        cron_job "cron-job" 3,
         ttl_after_finished "ttl-after-finished" 1,
         service_account "service-account" 1,
         root_ca "root-ca" 1,
@@ -100,8 +101,8 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         pod_cidr "pod-cidr" 1,
         pod_gc "pod-gc" 1,
         namespace "namespace" 2,
-        endpoints "endpoints" 2,
-        endpoint_slice "endpoint-slice" 2,
+        endpoints "endpoints" 3,
+        endpoint_slice "endpoint-slice" 3,
         endpoint_slice_mirroring "endpoint-slice-mirroring" 1,
         ip_address "ip-address" 2,
         service_cidr "service-cidr" 1,
@@ -135,6 +136,8 @@ fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
 }
 
 fn start_with_own_state(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
+    /// A server of metrics that does not respond keeps a worker busy, so one worker is left for other namespaces.
+    const AUTOSCALER_WORKERS: usize = 3;
     start_with_state! {
         tasks, context,
         node_balancer<node_balancer::state::State> "node-balancer" 1,
@@ -145,10 +148,12 @@ fn start_with_own_state(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
         device_taint_eviction<Mutex<Pools>> "device-taint-eviction" 1,
     }
     if context.config.selection.has("horizontal-pod-autoscaler") {
-        let queue = Arc::new(Queue::measured(context.config.queue_metrics.of("horizontal-pod-autoscaler")));
+        let meter = context.config.queue_metrics.of("horizontal-pod-autoscaler");
+        let queue = Arc::new(Queue::shared(meter, AUTOSCALER_WORKERS));
         let state = Arc::<pod_autoscaler::State>::default();
         pod_autoscaler::run::listen(context, &queue);
-        let pool = Pool { queue: &queue, controller: "horizontal-pod-autoscaler", workers: 2 };
+        let name = "horizontal-pod-autoscaler";
+        let pool = Pool { queue: &queue, controller: name, workers: AUTOSCALER_WORKERS };
         workers(tasks, context, pool, move |context, key| {
             let state = state.clone();
             async move { pod_autoscaler::run::reconcile(&context, &state, key).await }

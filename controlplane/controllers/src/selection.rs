@@ -63,6 +63,7 @@ const ABSENT: &[&str] = &[
     "persistentvolume-attach-detach-controller",
     "persistentvolume-expander-controller",
     "podcertificaterequest-cleaner-controller",
+    "resourcepoolstatusrequest-controller",
     "selinux-warning-controller",
     "storageversion-garbage-collector-controller",
 ];
@@ -277,10 +278,13 @@ mod tests {
 
     #[test]
     fn entries_without_an_effect_have_warnings() {
-        let warned = of("*,-resourcequota,-attachdetach,selinux-warning-controller,-job");
+        let warned = of(
+            "*,-resourcequota,-attachdetach,selinux-warning-controller,-job,resourcepoolstatusrequest-controller",
+        );
         let expect = [
             "resourcequota-controller cannot be disabled: the API server does its work",
             "selinux-warning-controller does not exist here",
+            "resourcepoolstatusrequest-controller does not exist here",
         ];
         assert_eq!(warned.warnings(), expect);
         assert!(warned.has("deployment"));

@@ -7,6 +7,7 @@ pub(crate) mod group_members;
 pub(crate) mod job_creations;
 pub(crate) mod job_failures;
 pub(crate) mod pod_counts;
+pub(crate) mod pod_creations;
 pub(crate) mod selector_index;
 pub(crate) mod service_addresses;
 pub(crate) mod volume_index;

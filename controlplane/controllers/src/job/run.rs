@@ -144,7 +144,7 @@ fn action_of(change: &Change) -> &'static str {
 }
 
 /// Creates pods. If the jobs of the namespace have created too many, creates none, and returns the wait before the next
-/// attempt.
+/// attempt. Pods that the API server refuses do not count.
 async fn create(control: &PodControl<'_, Job>, pods: &[NewPod]) -> Result<Option<Duration>, Error> {
     let (context, job) = (control.context, control.owner);
     let wait = context.job_creations.charge(job.namespace(), pods.len(), Instant::now());
@@ -153,7 +153,9 @@ async fn create(control: &PodControl<'_, Job>, pods: &[NewPod]) -> Result<Option
     }
     let template = job.spec.template.value();
     let pods: Vec<Value> = pods.iter().map(|pod| new_pod(job, &template, *pod)).collect();
-    control.create(&pods).await.map_err(|error| control.failed("create pods of", error))?;
+    let (created, result) = control.create_counted(&pods).await;
+    context.job_creations.refund(job.namespace(), pods.len().saturating_sub(created));
+    result.map_err(|error| control.failed("create pods of", error))?;
     Ok(None)
 }
 
@@ -321,6 +323,19 @@ mod tests {
         let wait = create(&control, &[NewPod::default()]).await.unwrap();
         assert!(wait.is_some_and(|wait| wait > Duration::from_secs(5)), "{wait:?}");
         assert!(api.writes().is_empty());
+    }
+
+    #[tokio::test]
+    async fn pods_of_a_job_that_are_refused_do_not_use_the_rate_of_the_namespace() {
+        // The API has no path for pods, so it refuses them.
+        let api = TestApi::new(&[]);
+        let job = job();
+        let control = control(&api.context, &job);
+        for _ in 0..10 {
+            assert!(create(&control, &[NewPod::default(); 500]).await.is_err());
+        }
+        assert_eq!(api.writes().len(), 10, "one request finds out that pods are refused");
+        assert_eq!(api.context.job_creations.charge("n", 1, Instant::now()), None);
     }
 
     #[test]

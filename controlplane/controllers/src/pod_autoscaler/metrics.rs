@@ -10,12 +10,12 @@ use k8s_openapi::api::autoscaling::v2::{CrossVersionObjectReference, MetricIdent
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector as ApiSelector, ObjectMeta};
 use kube::Client;
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use super::pod::{PodValue, PodValues};
-use super::target;
+use super::target::{self, Group};
 
 const RESOURCE: &str = "/apis/metrics.k8s.io/v1beta1";
 /// Group of custom metrics. Its server may have only one of the versions, for example v1beta1 with prometheus-adapter.
@@ -25,6 +25,8 @@ const CUSTOM_VERSIONS: [&str; 2] = ["v1beta2", "v1beta1"];
 const EXTERNAL: &str = "/apis/external.metrics.k8s.io/v1beta1";
 /// Window of custom metrics that do not state their window.
 const DEFAULT_WINDOW: Duration = Duration::from_secs(60);
+/// Characters of a path that are encoded. The others are unreserved (RFC 3986).
+const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The values of one metric.
 #[derive(Clone, Debug)]
@@ -45,21 +47,8 @@ pub(crate) struct Selected<'a> {
 
 #[derive(Deserialize)]
 struct List<T> {
-    items: Vec<T>,
-}
-
-/// The discovery document of a group.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Group {
-    preferred_version: Option<GroupVersion>,
-    #[serde(default)]
-    versions: Vec<GroupVersion>,
-}
-
-#[derive(Deserialize)]
-struct GroupVersion {
-    version: String,
+    /// Servers in Go may write null for an empty list.
+    items: Option<Vec<T>>,
 }
 
 #[derive(Deserialize)]
@@ -68,22 +57,21 @@ struct PodMetrics {
     timestamp: Timestamp,
     /// In the format of Go durations.
     window: String,
-    #[serde(default)]
-    containers: Vec<ContainerMetrics>,
+    containers: Option<Vec<ContainerMetrics>>,
 }
 
 #[derive(Deserialize)]
 struct ContainerMetrics {
     name: String,
-    #[serde(default)]
-    usage: BTreeMap<String, Quantity>,
+    usage: Option<BTreeMap<String, Quantity>>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct MetricValue {
     described_object: CrossVersionObjectReference,
-    timestamp: Timestamp,
+    /// Null for the zero time of Go.
+    timestamp: Option<Timestamp>,
     /// The version v1beta1 calls it `window`.
     #[serde(alias = "window")]
     window_seconds: Option<u64>,
@@ -121,11 +109,11 @@ impl Selected<'_> {
         let path = format!("{RESOURCE}/namespaces/{}/pods", segment(self.namespace));
         let query = [("labelSelector", self.selector.to_owned())];
         let list: List<PodMetrics> = self.get(&path, &query).await.map_err(failed)?;
-        if list.items.is_empty() {
+        let pods = list.items.unwrap_or_default();
+        if pods.is_empty() {
             return Err("no metrics returned from resource metrics API".to_owned());
         }
-        let values = list.items.into_iter().filter_map(|pod| pod.value(name, container).transpose());
-        Ok(Measured::Pods(values.collect::<Result<_, String>>()?))
+        Ok(Measured::Pods(pods.into_iter().filter_map(|pod| pod.value(name, container)).collect()))
     }
 
     async fn pods(&self, metric: &MetricIdentifier) -> Result<Measured, String> {
@@ -136,15 +124,17 @@ impl Selected<'_> {
         let mut query = vec![("labelSelector", self.selector.to_owned())];
         query.extend(selector_of(metric.selector.as_ref())?.map(|text| ("metricLabelSelector", text)));
         let list: List<MetricValue> = self.get(&path, &query).await.map_err(failed)?;
-        if list.items.is_empty() {
+        let values = list.items.unwrap_or_default();
+        if values.is_empty() {
             return Err("no metrics returned from custom metrics API".to_owned());
         }
         let value = |one: MetricValue| {
             let window = one.window_seconds.map_or(DEFAULT_WINDOW, Duration::from_secs);
-            let value = PodValue { time: one.timestamp, window, millis: millis_of(&one.value) };
+            let time = one.timestamp.unwrap_or(Timestamp::UNIX_EPOCH);
+            let value = PodValue { time, window, millis: millis_of(&one.value) };
             (one.described_object.name, value)
         };
-        Ok(Measured::Pods(list.items.into_iter().map(value).collect()))
+        Ok(Measured::Pods(values.into_iter().map(value).collect()))
     }
 
     async fn object(
@@ -170,23 +160,25 @@ impl Selected<'_> {
             .into_iter()
             .collect();
         let list: List<MetricValue> = self.get(&path, &query).await.map_err(failed)?;
-        let value = list.items.first().ok_or("no metrics returned from custom metrics API")?;
-        Ok(Measured::Value(millis_of(&value.value)))
+        match list.items.as_deref().unwrap_or_default() {
+            [only] => Ok(Measured::Value(millis_of(&only.value))),
+            values => Err(failed(format!(
+                "the custom metrics API server returned {} results when we asked for exactly one",
+                values.len()
+            ))),
+        }
     }
 
     /// The path of the version of custom metrics to read: the server's preferred one, or else the first known one.
     async fn custom_version(&self) -> Result<String, String> {
-        let request = http::Request::get(format!("/apis/{CUSTOM}")).body(Vec::new());
-        let group = self.client.request::<Group>(request.map_err(|error| error.to_string())?).await;
-        let group = group.map_err(|error| match error {
+        let group = Group::read(self.client, CUSTOM).await.map_err(|error| match error {
             kube::Error::Api(status) if status.code == 404 => {
                 format!("no custom metrics API ({CUSTOM}) registered")
             }
             other => coracle_events::cause(&other),
         })?;
-        let served = group.preferred_version.iter().chain(&group.versions);
-        let mut known = served.map(|one| one.version.as_str()).filter(|one| CUSTOM_VERSIONS.contains(one));
-        let version = known.next().ok_or("no known available metric versions found")?;
+        let version = group.versions().find(|version| CUSTOM_VERSIONS.contains(version));
+        let version = version.ok_or("no known available metric versions found")?;
         Ok(format!("/apis/{CUSTOM}/{version}"))
     }
 
@@ -196,10 +188,11 @@ impl Selected<'_> {
         let query: Vec<_> =
             selector_of(metric.selector.as_ref())?.map(|text| ("labelSelector", text)).into_iter().collect();
         let list: List<ExternalValue> = self.get(&path, &query).await.map_err(failed)?;
-        if list.items.is_empty() {
+        let values = list.items.unwrap_or_default();
+        if values.is_empty() {
             return Err("no metrics returned from external metrics API".to_owned());
         }
-        let sum = list.items.iter().fold(0_i64, |sum, one| sum.saturating_add(millis_of(&one.value)));
+        let sum = values.iter().fold(0_i64, |sum, one| sum.saturating_add(millis_of(&one.value)));
         Ok(Measured::Value(sum))
     }
 
@@ -214,27 +207,23 @@ impl Selected<'_> {
 }
 
 impl PodMetrics {
-    /// The usage of the pod or of one container. `None` if a container has no usage of this resource.
-    fn value(self, name: &str, container: Option<&str>) -> Result<Option<(String, PodValue)>, String> {
-        let pod = self.metadata.name.unwrap_or_default();
-        let wanted: Vec<&ContainerMetrics> =
-            self.containers.iter().filter(|one| container.is_none_or(|name| one.name == name)).collect();
-        if let (Some(container), true) = (container, wanted.is_empty()) {
-            let namespace = self.metadata.namespace.unwrap_or_default();
-            return Err(format!("container {container} not present in metrics for pod {namespace}/{pod}"));
-        }
-        let usage: Option<Vec<i64>> = wanted.iter().map(|one| one.usage.get(name).map(millis_of)).collect();
-        let usage = usage.filter(|usage| !usage.is_empty());
-        Ok(usage.map(|usage| {
-            let millis = usage.into_iter().fold(0, i64::saturating_add);
-            (pod, PodValue { time: self.timestamp, window: duration(&self.window), millis })
-        }))
+    /// The usage of the pod or of one container. `None` if a container has no usage of this resource, or if the pod has
+    /// no such container: then the metric of this pod is missing, as upstream since 1.36.
+    fn value(self, name: &str, container: Option<&str>) -> Option<(String, PodValue)> {
+        let containers = self.containers.unwrap_or_default();
+        let wanted = containers.iter().filter(|one| container.is_none_or(|name| one.name == name));
+        let usage = wanted.map(|one| one.usage.as_ref()?.get(name).map(millis_of));
+        let usage = usage.collect::<Option<Vec<i64>>>().filter(|usage| !usage.is_empty())?;
+        let millis = usage.into_iter().fold(0, i64::saturating_add);
+        let value = PodValue { time: self.timestamp, window: duration(&self.window), millis };
+        Some((self.metadata.name.unwrap_or_default(), value))
     }
 }
 
-/// One segment of a path.
+/// One segment of a path. It never changes the path: `.` and `..` are encoded, too.
 fn segment(text: &str) -> String {
-    utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
+    let encoded = if matches!(text, "." | "..") { NON_ALPHANUMERIC } else { ENCODED };
+    utf8_percent_encode(text, encoded).to_string()
 }
 
 /// A selector in text form. `None` if it selects everything.
@@ -275,12 +264,14 @@ mod tests {
 
     #[test]
     fn usage_is_the_usage_of_the_pod_or_of_one_container() {
-        let (name, value) = metrics().value("cpu", None).unwrap().unwrap();
+        let (name, value) = metrics().value("cpu", None).unwrap();
         assert_eq!((name.as_str(), value.millis, value.window), ("p", 500, Duration::from_millis(15_200)));
-        assert_eq!(metrics().value("cpu", Some("b")).unwrap().unwrap().1.millis, 250);
-        assert!(metrics().value("memory", None).unwrap().is_none());
-        let error = metrics().value("cpu", Some("x")).unwrap_err();
-        assert_eq!(error, "container x not present in metrics for pod n/p");
+        assert_eq!(metrics().value("cpu", Some("b")).unwrap().1.millis, 250);
+        assert!(metrics().value("memory", None).is_none());
+        assert!(metrics().value("cpu", Some("x")).is_none(), "a pod without the container");
+        let empty = json!({"metadata": {"name": "p"}, "timestamp": "2024-01-01T00:00:00Z", "window": "0s",
+            "containers": null});
+        assert!(serde_json::from_value::<PodMetrics>(empty).unwrap().value("cpu", None).is_none());
     }
 
     #[test]
@@ -289,7 +280,58 @@ mod tests {
             "matchExpressions": [{"key": "c", "operator": "NotIn", "values": ["d", "e"]}]}));
         let text = selector_of(Some(&selector.unwrap())).unwrap();
         assert_eq!(text.as_deref(), Some("a=b,c notin (d,e)"));
-        assert_eq!(segment("../x y"), "%2E%2E%2Fx%20y");
+        assert_eq!(segment("../x y"), "..%2Fx%20y");
+        assert_eq!([segment(".."), segment("."), segment("a-b_c.d")], ["%2E%2E", "%2E", "a-b_c.d"]);
+    }
+
+    /// Reads a metric of the target whose pods have the label `app=a`, from an API with these objects.
+    async fn read(objects: &[(&str, Value)], metric: Value) -> Result<Measured, String> {
+        let api = TestApi::new(objects);
+        let selected = Selected { client: &api.context.client, namespace: "n", selector: "app=a" };
+        selected.read(&serde_json::from_value(metric).unwrap()).await
+    }
+
+    /// The paths are those of upstream's client for custom metrics, which prometheus-adapter and others serve.
+    #[tokio::test]
+    async fn a_metric_of_an_object_is_one_value_at_the_path_of_its_resource() {
+        const CUSTOM: &str = "/apis/custom.metrics.k8s.io/v1beta1/namespaces/n";
+        let value = json!({"describedObject": {"kind": "Ingress", "name": "web.a"}, "metricName": "hits_per-second",
+            "timestamp": null, "value": "1500m"});
+        let group = json!({"versions": [{"version": "v1beta1"}]});
+        let ingresses = json!({"name": "ingresses", "singularName": "ingress", "namespaced": true, "kind": "Ingress",
+            "verbs": ["get"]});
+        let kinds = json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "networking.k8s.io/v1",
+            "resources": [ingresses]});
+        let path = format!("{CUSTOM}/ingresses.networking.k8s.io/web.a/hits_per-second");
+        let of_namespace = format!("{CUSTOM}/metrics/hits_per-second");
+        let object = |version: &str, kind: &str| {
+            let described = json!({"apiVersion": version, "kind": kind, "name": "web.a"});
+            let target = json!({"type": "Value", "value": "1"});
+            json!({"type": "Object", "object": {"describedObject": described, "metric": {"name": "hits_per-second"},
+                "target": target}})
+        };
+        for (values, expect) in [
+            (json!([value]), Some(1500)),
+            (json!([value, value]), None),
+            (json!([]), None),
+            (Value::Null, None),
+        ] {
+            let objects = [
+                ("/apis/custom.metrics.k8s.io", group.clone()),
+                ("/apis/networking.k8s.io/v1", kinds.clone()),
+                (path.as_str(), json!({"items": values})),
+                (of_namespace.as_str(), json!({"items": values})),
+            ];
+            for metric in [object("networking.k8s.io/v1", "Ingress"), object("v1", "Namespace")] {
+                let found = read(&objects, metric).await;
+                let Some(expect) = expect else {
+                    let error = found.unwrap_err();
+                    assert!(error.ends_with("results when we asked for exactly one"), "{error}");
+                    continue;
+                };
+                assert!(matches!(found, Ok(Measured::Value(found)) if found == expect), "{found:?}");
+            }
+        }
     }
 
     /// Reads the metric `hits` of the pods, or of a Service, from a server with these versions. The first is preferred.
@@ -317,9 +359,7 @@ mod tests {
         if versions.is_empty() {
             objects.clear();
         }
-        let api = TestApi::new(&objects);
-        let selected = Selected { client: &api.context.client, namespace: "n", selector: "app=a" };
-        selected.read(&serde_json::from_value(metric).unwrap()).await
+        read(&objects, metric).await
     }
 
     #[tokio::test]
@@ -342,6 +382,7 @@ mod tests {
         let error = custom(&["v1"], pods).await.unwrap_err();
         assert!(error.ends_with("no known available metric versions found"), "{error}");
     }
+
     #[tokio::test]
     async fn an_external_metric_is_the_sum_of_its_values() {
         let value =
@@ -350,11 +391,11 @@ mod tests {
         let list = json!({"items": [value("1"), value("2500m")]});
         let target = json!({"type": "Value", "value": "1"});
         let metric = json!({"type": "External", "external": {"metric": {"name": "depth"}, "target": target}});
-        let metric: MetricSpec = serde_json::from_value(metric).unwrap();
-        for (list, expect) in [(list, Ok(3500)), (json!({"items": []}), Err("no metrics returned"))] {
-            let api = TestApi::new(&[(path, list)]);
-            let selected = Selected { client: &api.context.client, namespace: "n", selector: "app=a" };
-            match (selected.read(&metric).await, expect) {
+        let none = "no metrics returned from external metrics API";
+        for (list, expect) in
+            [(list, Ok(3500)), (json!({"items": []}), Err(none)), (json!({"items": null}), Err(none))]
+        {
+            match (read(&[(path, list)], metric.clone()).await, expect) {
                 (Ok(Measured::Value(found)), Ok(expect)) => assert_eq!(found, expect),
                 (Err(found), Err(expect)) => assert!(found.starts_with(expect), "{found}"),
                 (found, expect) => panic!("{found:?} is not {expect:?}"),

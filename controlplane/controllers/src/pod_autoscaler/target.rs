@@ -7,7 +7,11 @@ use kube::api::{Patch, PatchParams};
 use kube::core::DynamicObject;
 use kube::discovery::ApiResource;
 use kube::{Api, Client};
+use serde::Deserialize;
 use serde_json::json;
+
+/// Maximum number of further versions of a group in which a kind is searched.
+const MAX_VERSIONS: usize = 10;
 
 /// The target of one autoscaler.
 pub(super) struct Target {
@@ -15,11 +19,59 @@ pub(super) struct Target {
     name: String,
 }
 
-/// The resource of a kind, from the discovery document of its version.
+/// The discovery document of a group.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Group {
+    preferred_version: Option<GroupVersion>,
+    #[serde(default)]
+    versions: Vec<GroupVersion>,
+}
+
+#[derive(Deserialize)]
+struct GroupVersion {
+    version: String,
+}
+
+impl Group {
+    /// Reads the document of a group.
+    pub(super) async fn read(client: &Client, name: &str) -> Result<Self, kube::Error> {
+        let request = http::Request::get(format!("/apis/{name}")).body(Vec::new());
+        client.request(request.map_err(kube::Error::HttpError)?).await
+    }
+
+    /// The served versions, the preferred one first.
+    pub(super) fn versions(&self) -> impl Iterator<Item = &str> {
+        self.preferred_version.iter().chain(&self.versions).map(|one| one.version.as_str())
+    }
+}
+
+/// The resource of a kind, from the discovery document of its version. As upstream, group and kind choose the resource: a
+/// reference with a version that is no longer served means another version of the group.
 pub(super) async fn resource_of(client: &Client, version: &str, kind: &str) -> Result<ApiResource, String> {
     if !is_group_version(version) {
         return Err(format!("unexpected GroupVersion string: {version}"));
     }
+    let error = match resource_in(client, version, kind).await {
+        Ok(found) => return Ok(found),
+        Err(error) => error,
+    };
+    let Some((group, _)) = version.split_once('/') else { return Err(error) };
+    let Ok(served) = Group::read(client, group).await else { return Err(error) };
+    for other in served.versions().take(MAX_VERSIONS) {
+        let other = format!("{group}/{other}");
+        if other != version
+            && is_group_version(&other)
+            && let Ok(found) = resource_in(client, &other, kind).await
+        {
+            return Ok(found);
+        }
+    }
+    Err(error)
+}
+
+/// The resource of a kind in one version of its group.
+async fn resource_in(client: &Client, version: &str, kind: &str) -> Result<ApiResource, String> {
     let listed = if version.contains('/') {
         client.list_api_group_resources(version).await
     } else {
@@ -85,6 +137,23 @@ impl Target {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn a_reference_with_a_former_version_means_the_served_one() {
+        let versions = json!({"versions": [{"version": "v1beta3"}, {"version": "v1"}]});
+        let deployments = json!({"name": "deployments", "singularName": "deployment", "namespaced": true,
+            "kind": "Deployment", "verbs": ["get"]});
+        let list = json!({"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": "apps/v1",
+            "resources": [deployments]});
+        let api = TestApi::new(&[("/apis/apps", versions), ("/apis/apps/v1", list)]);
+        for version in ["apps/v1", "apps/v1beta2"] {
+            let found = resource_of(&api.context.client, version, "Deployment").await.unwrap();
+            assert_eq!((found.api_version.as_str(), found.plural.as_str()), ("apps/v1", "deployments"));
+        }
+        assert!(resource_of(&api.context.client, "apps/v1", "Other").await.is_err());
+        assert!(resource_of(&api.context.client, "extensions/v1beta1", "Deployment").await.is_err());
+    }
 
     #[test]
     fn a_version_cannot_contain_another_part_of_a_url() {

@@ -34,6 +34,15 @@ impl JobCreations {
         all.insert(namespace.to_owned(), earliest + cost);
         None
     }
+
+    /// Returns the credit for pods that were not created, for example because a quota refused them.
+    pub(crate) fn refund(&self, namespace: &str, pods: usize) {
+        let cost = PER_POD.saturating_mul(u32::try_from(pods).unwrap_or(u32::MAX));
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(used_up) = all.get_mut(namespace) {
+            *used_up = used_up.checked_sub(cost).unwrap_or(*used_up);
+        }
+    }
 }
 
 #[cfg(test)]
@@ -56,6 +65,19 @@ mod tests {
         assert_eq!(created, 2500, "1,000 at once, and 500 after each second");
         let now = begin + Duration::from_millis(3999);
         assert_eq!(creations.charge("other", 500, now), None, "another namespace has its own rate");
+    }
+
+    #[test]
+    fn refused_pods_do_not_use_the_rate() {
+        let (creations, now) = (JobCreations::default(), Instant::now());
+        for _ in 0..100 {
+            assert_eq!(creations.charge("n", 500, now), None);
+            creations.refund("n", 500);
+        }
+        assert_eq!(creations.charge("n", 2000, now), None);
+        creations.refund("n", 1000);
+        assert_eq!(creations.charge("n", 1, now), Some(Duration::from_secs(1)));
+        creations.refund("unknown", 1);
     }
 
     #[test]

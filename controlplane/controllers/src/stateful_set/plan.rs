@@ -76,15 +76,18 @@ pub(crate) fn plan(snapshot: &Snapshot<'_>) -> Vec<Action> {
 
 type Pods = BTreeMap<i32, Arc<Pod>>;
 
-/// Plans missing pods and the replacement of finished pods. Returns whether the following steps may run.
+/// Plans missing pods and the replacement of finished pods. Returns whether the following steps may run. As upstream, with
+/// parallel management they wait only for pods that have finished, and for claims that are about to be deleted
+/// (`processReplica`).
 fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> bool {
     let (set, ordered) = (snapshot.set, !is_parallel(snapshot.set));
-    let mut created = 0;
+    let (mut created, mut settled) = (0, true);
     // The loop stops after `BURST` new pods, because a tenant may set `replicas` to 2147483647.
     for ordinal in ordinals(set) {
         if created == BURST {
-            let later = replicas.range(ordinal..).map(|(_, pod)| pod);
-            let ended = later.filter(|pod| pod.finished() && !pod.is_being_deleted());
+            let finished = || replicas.range(ordinal..).map(|(_, pod)| pod).filter(|pod| pod.finished());
+            settled &= finished().next().is_none();
+            let ended = finished().filter(|pod| !pod.is_being_deleted());
             actions.extend(ended.cloned().map(Action::Delete));
             break;
         }
@@ -93,13 +96,16 @@ fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> 
                 if !pod.is_being_deleted() {
                     actions.push(Action::Delete(pod.clone()));
                 }
+                settled = false;
+                false
+            }
+            None if (snapshot.stale)(ordinal) => {
+                settled = false;
                 false
             }
             None => {
-                if !(snapshot.stale)(ordinal) {
-                    created += 1;
-                    actions.push(Action::Create { ordinal, updated: is_updated(set, ordinal) });
-                }
+                created += 1;
+                actions.push(Action::Create { ordinal, updated: is_updated(set, ordinal) });
                 false
             }
             Some(pod) => !pod.is_being_deleted() && is_available(set, pod, snapshot.now),
@@ -108,7 +114,7 @@ fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> 
             return false;
         }
     }
-    true
+    settled
 }
 
 /// Whether a new pod has the update revision. Pods below the partition have the current revision.

@@ -255,6 +255,9 @@ async fn create(control: &PodControl<'_, StatefulSet>, ordinal: i32, pod: &Value
     let set = control.owner;
     create_claims(control.context, set, ordinal).await?;
     let name = pod["metadata"]["name"].as_str().unwrap_or_default();
+    let permits = control.context.pod_creations.permits(set.namespace());
+    // The semaphore is never closed.
+    let _permit = permits.acquire().await;
     match control.context.pods().create_in(set.namespace(), pod).await {
         Ok(_) => {
             let message = format!("Create Pod {name} in StatefulSet {} successful", set.name());

@@ -71,6 +71,18 @@ fn parallel_pods_are_created_and_deleted_together() {
 }
 
 #[test]
+fn parallel_pods_are_neither_updated_nor_removed_while_another_one_is_replaced() {
+    let three = set(3, json!({"podManagementPolicy": "Parallel"}));
+    for (pods, expect) in [("0!x 1~ 2~", ""), ("0!x 1 2 3", ""), ("0! 1 2 3", "-0"), ("0 1~ 2~", "-2")] {
+        assert_eq!(decide(&three, pods), expect, "for {pods}");
+    }
+    let pods = [pod("1~"), pod("2~")];
+    let stale = |ordinal: i32| ordinal == 0;
+    let snapshot = Snapshot { set: &three, pods: &pods, update: "new", stale: &stale, now: now() };
+    assert!(plan(&snapshot).is_empty(), "the first pod waits for the deletion of its claim");
+}
+
+#[test]
 fn one_reconcile_creates_a_limited_number_of_parallel_pods() {
     let huge = set(i32::MAX, json!({"podManagementPolicy": "Parallel"}));
     let pods = [pod("1"), pod("2147483000!")];
