@@ -617,12 +617,12 @@ mod tests {
     fn values_of_the_moment_are_added_and_empty_ones_left_out() {
         let mut current = Current::default();
         current.gauge("node", "A node.", ["node"], [(["a\"\n".to_owned()], 1)]);
-        current.gauge("none", "Nothing.", ["x"], []);
+        current.gauge("empty_gauge", "Nothing.", ["x"], []);
         current.gauge("plain", "A number.", [], [([], 3)]);
         current.counter("dropped", "Packets.", 4);
         let text = KubeletMetrics::default().text(&current);
         assert_eq!(lines(&text, "node{"), ["node{node=\"a\\\"\\n\"} 1"], "{text}");
-        assert!(!text.contains("none") && text.contains("\nplain 3\n"), "{text}");
+        assert!(!text.contains("empty_gauge") && text.contains("\nplain 3\n"), "{text}");
         assert!(text.contains("# TYPE dropped counter\ndropped 4\n"), "{text}");
         assert!(current.text().starts_with("# HELP node A node.\n"));
     }
