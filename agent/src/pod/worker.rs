@@ -72,8 +72,7 @@ struct Worker {
     awaited: Option<Box<AwaitedPolicies>>,
     /// Ids of containers whose preStop hook has run.
     pre_stop_done: HashSet<String>,
-    /// The status that was sent last. None when the API has it, because the desired pod then contains it. Boxed to save
-    /// memory, because it is None for most of the time.
+    /// The status that was sent last. None when the API has it: the desired pod then contains it. Boxed to save memory.
     reported: Option<Box<PodStatus>>,
     /// Whether the API has the status that was sent last.
     is_in_api: bool,
