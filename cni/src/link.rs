@@ -201,13 +201,13 @@ impl Links {
     /// a query makes the kernel stop the link's queues. This takes a grace period under a global lock.
     pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<Link, Error> {
         let host_mac = pair.host_mac.unwrap_or_else(random_mac);
-        if !pair.make(host_mac, netns)? {
+        if !pair.make(host_mac, netns).await? {
             if self.find(pair.host).await?.is_none() {
                 return Err(Error::InterfaceExists { name: pair.inside.to_owned() });
             }
             // The pair is left over from a crash after the kernel made it. Remove it and try once more.
             self.delete(pair.host).await?;
-            if !pair.make(host_mac, netns)? {
+            if !pair.make(host_mac, netns).await? {
                 return Err(Error::InterfaceExists { name: pair.inside.to_owned() });
             }
         }

@@ -1,11 +1,10 @@
 //! Veth pairs that connect a sandbox with a bridge.
 
-use std::sync::{Mutex, PoisonError};
-
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkMessage};
 use rtnetlink::packet_core::{NLM_F_CREATE, NLM_F_EXCL};
 use rtnetlink::{LinkMessageBuilder, LinkUnspec, LinkVeth};
+use tokio::sync::Mutex;
 
 use super::{failed, no_socket};
 use crate::error::Error;
@@ -15,8 +14,9 @@ use crate::sysctl;
 
 /// Held while a pair is made and IPv6 is disabled on its end on the host. The kernel does not wait for its lock of links
 /// (RTNL) in a write to `disable_ipv6`: it restarts the system call until the lock is free (`restart_syscall`). Beside a
-/// concurrent pair each write took a millisecond of processor time.
-static MAKING: Mutex<()> = Mutex::new(());
+/// concurrent pair each write took a millisecond of processor time. Tasks wait for this lock without blocking their
+/// threads, so a process that holds RTNL for long blocks at most one thread of the runtime here.
+static MAKING: Mutex<()> = Mutex::const_new(());
 
 /// A veth pair: one end on the bridge, the other inside the sandbox.
 pub(crate) struct Pair<'a> {
@@ -38,10 +38,10 @@ pub(crate) struct Pair<'a> {
 impl Pair<'_> {
     /// Makes the pair in the caller's namespace, and disables IPv6 on its end there. Returns false if a link has the name
     /// of one of the ends. Blocks for about a millisecond.
-    pub(super) fn make(&self, host_mac: [u8; 6], netns: &Netns) -> Result<bool, Error> {
+    pub(super) async fn make(&self, host_mac: [u8; 6], netns: &Netns) -> Result<bool, Error> {
+        let _making = MAKING.lock().await;
         let message = RouteNetlinkMessage::NewLink(self.message(host_mac, netns));
         let mut socket = RouteSocket::open().map_err(no_socket)?;
-        let _making = MAKING.lock().unwrap_or_else(PoisonError::into_inner);
         let refused = socket
             .batch(vec![(message, NLM_F_EXCL | NLM_F_CREATE)])
             .map_err(|source| Error::Socket { action: "create a veth pair", source })?;
@@ -83,28 +83,23 @@ impl Pair<'_> {
 
 #[cfg(test)]
 mod tests {
-    use coracle_testing::{in_new_namespace, ip};
+    use coracle_testing::{in_new_namespace_async, ip};
 
     use super::*;
 
     #[test]
     fn a_pair_is_made_without_ipv6_on_the_host_and_not_twice() {
-        in_new_namespace(|| {
+        in_new_namespace_async(|| async {
             ip("link add br0 type bridge");
             let bridge = nix::net::if_::if_nametoindex("br0").unwrap();
-            let pair = |host, inside| Pair {
-                host,
-                inside,
-                bridge,
-                mtu: None,
-                mac: [2, 0, 0, 0, 0, 1],
-                host_mac: None,
-                is_up: false,
-            };
             let own = Netns::open("/proc/thread-self/ns/net".as_ref()).unwrap();
-            let made = |host, inside| pair(host, inside).make([2, 0, 0, 0, 0, 2], &own).unwrap();
-            assert!(made("host0", "eth0"));
-            assert_eq!([made("host0", "eth1"), made("host1", "eth0")], [false, false]);
+            let mut made = Vec::new();
+            for (host, inside) in [("host0", "eth0"), ("host0", "eth1"), ("host1", "eth0")] {
+                let (mac, host_mac) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+                let pair = Pair { host, inside, bridge, mtu: None, mac, host_mac: None, is_up: false };
+                made.push(pair.make(host_mac, &own).await.unwrap());
+            }
+            assert_eq!(made, [true, false, false]);
             // A kernel without IPv6 has no such file.
             if let Ok(setting) = std::fs::read_to_string("/proc/sys/net/ipv6/conf/host0/disable_ipv6") {
                 assert_eq!(setting.trim(), "1");
