@@ -54,6 +54,9 @@ struct Incoming {
     record: Option<Arc<Record>>,
     /// Whether it comes from a caller in this process.
     is_local: bool,
+    /// Whether large bodies need no permit: the caller is in this process, or a member of `system:masters`. Impersonation
+    /// does not change it.
+    is_exempt: bool,
 }
 
 impl Apiserver {
@@ -125,6 +128,7 @@ impl Apiserver {
             upgrade,
             record: record.clone(),
             is_local,
+            is_exempt: is_local || caller.as_ref().is_ok_and(|user| user.is_in("system:masters")),
         };
         let answer = async {
             match (caller, refusal) {
@@ -369,7 +373,7 @@ impl Apiserver {
         incoming: Incoming,
         seats: &mut Option<Seats>,
     ) -> Result<Reply> {
-        let Incoming { method, headers, body, mut memory, upgrade, record, is_local } = incoming;
+        let Incoming { method, headers, body, mut memory, upgrade, record, is_exempt, .. } = incoming;
         let state = &self.state;
         let kind = info.resource.as_ref().and_then(|resource| {
             let kind = resource.find(&state.registry.load()).cloned();
@@ -408,7 +412,7 @@ impl Apiserver {
         if let Some(record) = &call.audit {
             record.receive_object(&call.info, &call.headers, &call.body);
         }
-        let permit = if is_local { None } else { request_seats::permit_of(&call, seats).await };
+        let permit = if is_exempt { None } else { request_seats::permit_of(&call, seats).await };
         let run = match call.resource.subresource.is_empty() {
             true => route::resource(&call, &method, upgrade),
             false => route::subresource(&call, &method, upgrade, streamed),

@@ -24,6 +24,7 @@ use crate::{
     offload::MIN_OFFLOADED_BYTES,
     reply::Reply,
     request::RequestInfo,
+    request_owner,
     state::State,
     waits,
 };
@@ -117,14 +118,15 @@ where
     Ok(body)
 }
 
-/// Waits for the permit of a request with a large body or object. Other requests need none.
+/// Waits for the permit of a request with a large body or object. Other requests need none. The permit counts for the
+/// authenticated user: with the names of impersonated users, one user could take the parts of many.
 pub(super) async fn permit_of(call: &Call, seats: &mut Option<Seats>) -> Option<LargeRequestPermit> {
     let bytes = processed_bytes(call);
     if bytes <= MIN_OFFLOADED_BYTES {
         return None;
     }
-    let owner = in_flight::requester(&call.user.name);
-    Some(wait_for_permit(&call.state.large_requests, owner, bytes, seats).await)
+    let owner = request_owner::current();
+    Some(wait_for_permit(&call.state.large_requests, &owner, bytes, seats).await)
 }
 
 /// Waits for a permit. After [`SLOW_CLIENT`] the request gives its seats back. With a permit it needs no seats, because
@@ -146,7 +148,7 @@ async fn wait_for_permit(
 
 /// Bytes of the body and of the stored object that a request processes as trees. 0 for requests without a limit.
 fn processed_bytes(call: &Call) -> usize {
-    if call.user.is_in("system:masters") || in_flight::is_long_running(&call.info) {
+    if in_flight::is_long_running(&call.info) {
         return 0;
     }
     let is_stored_version = call.kind.is_storage_version();

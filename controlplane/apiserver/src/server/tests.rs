@@ -177,7 +177,7 @@ async fn open_on(
         .with_root_certificates(rustls::RootCertStore::empty())
         .with_no_client_auth();
     let token_file = directory.join("tokens");
-    std::fs::write(&token_file, "secret,ann,7,system:masters\n").unwrap();
+    std::fs::write(&token_file, "secret,ann,7,system:masters\nof-eve,eve,8\n").unwrap();
     let mut config = ApiserverConfig {
         advertise: "192.0.2.1:6443".parse().unwrap(),
         service_ranges: ServiceRanges::new("10.43.0.0/16".parse().unwrap(), None),

@@ -140,13 +140,15 @@ async fn a_client_that_sends_its_body_slowly_has_no_seats() {
 }
 
 #[tokio::test]
-async fn a_large_request_waits_for_the_others_of_its_user() {
+async fn a_large_request_waits_for_the_others_of_its_authenticated_user() {
     let server = Fixture::new().await;
     let group = "rbac.authorization.k8s.io";
-    let role = json!({"metadata": {"name": "eve"},
-        "rules": [{"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]}]});
+    let role = json!({"metadata": {"name": "eve"}, "rules": [
+        {"apiGroups": [""], "resources": ["configmaps"], "verbs": ["create"]},
+        {"apiGroups": [""], "resources": ["users"], "verbs": ["impersonate"]}]});
+    let subjects = ["eve", "bob"].map(|name| json!({"kind": "User", "name": name, "apiGroup": group}));
     let binding = json!({"metadata": {"name": "eve"},
-        "subjects": [{"kind": "User", "name": "eve", "apiGroup": group}],
+        "subjects": subjects,
         "roleRef": {"kind": "ClusterRole", "name": "eve", "apiGroup": group}});
     for (plural, object) in [("clusterroles", role), ("clusterrolebindings", binding)] {
         let made = server.post(&format!("/apis/{group}/v1/{plural}"), object).await;
@@ -155,8 +157,8 @@ async fn a_large_request_waits_for_the_others_of_its_user() {
     let create = async |name: &str, bytes: usize| {
         let object = json!({"metadata": {"name": name}, "data": {"a": "x".repeat(bytes)}}).to_string();
         let request = Request::post("/api/v1/namespaces/default/configmaps")
-            .header("authorization", "Bearer secret")
-            .header("impersonate-user", "eve")
+            .header("authorization", "Bearer of-eve")
+            .header("impersonate-user", "bob")
             .header("content-type", "application/json");
         let request = request.body(Full::<Bytes>::from(object)).unwrap();
         server.api.handle(request, None).await.status().as_u16()
