@@ -8,13 +8,16 @@ use crate::{
     authz::{AccessAttributes, RulesScope, Verdict, rbac::rule::Rule, selectors},
     call::Call,
     error::{ApiError, Result},
-    media,
+    media, offload,
     reply::{self, Reply},
     request::{RequestInfo, ResourceInfo},
 };
 
 /// Maximum number of audiences of a token review.
 const MAX_AUDIENCES: usize = 32;
+/// Maximum bytes of the token of a review, as of the headers of an HTTP/2 request. The authenticators decode tokens on the
+/// async workers.
+const MAX_TOKEN_BYTES: usize = 64 << 10;
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     // Reviews cannot be rendered as a table.
@@ -33,7 +36,8 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
         "TokenReview" => token(call, &review["spec"]).await,
         _ => return Err(ApiError::method_not_allowed()),
     };
-    Ok(reply::warned(reply::json(201, &answer(review)), &warnings))
+    let reply = offload::run(call.has_large_body(), || reply::json(201, &answer(review)));
+    Ok(reply::warned(reply, &warnings))
 }
 
 /// Removes the metadata that only the server sets. A review is not stored, so it gets none.
@@ -170,6 +174,9 @@ fn rules(call: &Call, namespace: &str) -> Value {
 async fn token(call: &Call, spec: &Value) -> Value {
     let state = &call.state;
     let token = spec["token"].as_str().unwrap_or_default();
+    if token.len() > MAX_TOKEN_BYTES {
+        return json!({"user": {}, "error": format!("the token has more than {MAX_TOKEN_BYTES} bytes")});
+    }
     let asked = spec["audiences"].as_array().into_iter().flatten();
     let asked: Vec<String> = asked.filter_map(Value::as_str).map(str::to_owned).collect();
     let own = &state.authenticators.tokens.audiences;

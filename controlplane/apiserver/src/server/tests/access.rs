@@ -188,6 +188,19 @@ async fn the_range_of_a_node_is_not_chosen_by_the_node() {
 }
 
 #[tokio::test]
+async fn a_review_of_a_very_long_token_is_answered_without_authentication() {
+    let server = Fixture::new().await;
+    let review = async |bytes: usize| {
+        let spec = json!({"token": "x".repeat(bytes)});
+        let answer = server.post("/apis/authentication.k8s.io/v1/tokenreviews", json!({"spec": spec})).await;
+        assert_eq!((answer.code, &answer.body["status"]["authenticated"]), (201, &Value::Null));
+        answer.body["status"]["error"].clone()
+    };
+    assert_eq!(review(64 << 10).await, "invalid bearer token");
+    assert_eq!(review((64 << 10) + 1).await, "the token has more than 65536 bytes");
+}
+
+#[tokio::test]
 async fn a_review_of_a_token_names_only_audiences_of_the_token() {
     let server = Fixture::new().await;
     let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
