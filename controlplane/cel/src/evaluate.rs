@@ -15,6 +15,16 @@ impl Program {
         self.evaluate_with(variables, None, PER_CALL_LIMIT)
     }
 
+    /// Evaluates the expression. Returns the result and the cost, which exceeds the lower one of the limit and
+    /// [`PER_CALL_LIMIT`] by at most one step.
+    pub fn evaluate_within<'a>(
+        &'a self,
+        variables: &[(&'a str, Value<'a>)],
+        limit: u64,
+    ) -> (Evaluated<'a>, u64) {
+        self.evaluate_with(variables, None, limit.min(PER_CALL_LIMIT))
+    }
+
     pub(crate) fn evaluate_with<'a>(
         &'a self,
         variables: &[(&'a str, Value<'a>)],

@@ -49,9 +49,13 @@ impl CustomResource {
         types::of_resource(&self.schema, metadata)
     }
 
-    /// Whether the schema has rules in CEL.
-    pub fn has_rules(&self) -> bool {
-        self.rules.is_some()
+    /// Whether the rules in CEL may take more than about a millisecond for an object. For a short object they are
+    /// evaluated up to the cost of that time. The old object is given for an update.
+    pub fn has_heavy_rules(&self, object: &Value, old: Option<&Value>) -> bool {
+        let Some(rules) = &self.rules else { return false };
+        let state = State { value: object, old };
+        !work::is_short([object].into_iter().chain(old))
+            || rules.cost_more(state, &self.schema, work::MAX_LIGHT_COST)
     }
 
     /// Whether the pruning, defaulting and validation of an object may take more than about a millisecond. The time of

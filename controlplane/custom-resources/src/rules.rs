@@ -18,6 +18,9 @@ use crate::violation::{Path, Violations};
 /// Maximum cost of all rules of one object (`RuntimeCELCostBudget`).
 const MAX_COST: u64 = 10_000_000;
 
+/// Cost of the preparation of one evaluation, without its texts. A rule such as `true` costs nothing else.
+const PREPARATION: u64 = 10;
+
 /// Maximum length of the result of a messageExpression in bytes.
 const MAX_MESSAGE: usize = 5 * 1024;
 
@@ -107,9 +110,16 @@ impl Rules {
 
     /// Evaluates the rules for the state of an object. `at` is the path of the object; empty for a whole resource.
     pub(crate) fn evaluate(&self, state: State<'_>, schema: &Schema, at: &Path, violations: &mut Violations) {
-        let mut run = Run { budget: MAX_COST, violations };
+        let mut run = Run { budget: MAX_COST, is_trial: false, violations };
         // If the budget is used up, a violation says so.
         let _ = run.node(self, schema, Part { state, path: at, unchanged: false });
+    }
+
+    /// Whether an evaluation for the state of an object costs more than `limit`. It ends at that cost.
+    pub(crate) fn cost_more(&self, state: State<'_>, schema: &Schema, limit: u64) -> bool {
+        let mut violations = Violations::default();
+        let mut run = Run { budget: limit, is_trial: true, violations: &mut violations };
+        run.node(self, schema, Part { state, path: &Path::default(), unchanged: false }).is_err()
     }
 
     /// The rules of a property.
@@ -159,6 +169,8 @@ impl<'a> Part<'a> {
 
 struct Run<'a> {
     budget: u64,
+    /// Whether only the cost is wanted. It then includes the [preparation] of each evaluation, as upstream's cost does not.
+    is_trial: bool,
     violations: &'a mut Violations,
 }
 
@@ -229,6 +241,9 @@ impl Run<'_> {
         if rule.uses_old && old.is_none() && !optional {
             return Ok(());
         }
+        if self.is_trial {
+            self.charge(preparation(part.state), path, &shown)?;
+        }
         let mut variables = vec![("self", Cel::from_json(value, kind))];
         let before = old.map(|old| Cel::from_json(old, kind));
         match (optional, before) {
@@ -236,7 +251,7 @@ impl Run<'_> {
             (false, Some(before)) => variables.push(("oldSelf", before)),
             (false, None) => {}
         }
-        let (result, cost) = program.evaluate(&variables);
+        let (result, cost) = program.evaluate_within(&variables, self.budget);
         self.charge(cost, path, &shown)?;
         match result {
             Ok(Cel::Bool(true)) => return Ok(()),
@@ -306,7 +321,7 @@ impl Run<'_> {
         shown: &Value,
     ) -> Result<Option<String>, CostLimitExceeded> {
         let Some(program) = &rule.message else { return Ok(None) };
-        let (result, cost) = program.evaluate(variables);
+        let (result, cost) = program.evaluate_within(variables, self.budget);
         let Some(left) = self.budget.checked_sub(cost) else {
             let detail = "messageExpression evaluation failed due to running out of cost budget, \
                 no further validation rules will be run";
@@ -334,6 +349,13 @@ impl Run<'_> {
             _ => self.violations.invalid(&path, value, detail),
         }
     }
+}
+
+/// Cost of the preparation of one evaluation. Its texts may be decoded.
+fn preparation(state: State<'_>) -> u64 {
+    let texts = [Some(state.value), state.old].into_iter().flatten().filter_map(Value::as_str);
+    let bytes: usize = texts.map(str::len).sum();
+    PREPARATION.saturating_add(u64::try_from(bytes / 10).unwrap_or(u64::MAX))
 }
 
 fn old_items<'a>(
@@ -421,11 +443,25 @@ mod tests {
         let object = json!({"spec": {"min": 5}});
         for budget in 0..100 {
             let mut violations = Violations::default();
-            let mut run = Run { budget, violations: &mut violations };
+            let mut run = Run { budget, is_trial: false, violations: &mut violations };
             let state = State { value: &object, old: None };
             let path = Path::default();
             let _ = run.node(&rules, &schema, Part { state, path: &path, unchanged: false });
             assert_eq!(violations.len(), 1, "budget {budget}");
+        }
+    }
+
+    #[test]
+    fn many_rules_without_a_cost_exceed_a_limit() {
+        let rules = |number: usize| {
+            let schema = Schema::parse(&schema(vec![json!({"rule": "true"}); number].into())).unwrap();
+            (Rules::compile(&schema).unwrap(), schema)
+        };
+        let object = json!({"spec": {"min": 5}});
+        for (number, exceeds) in [(2, false), (3, true)] {
+            let (rules, schema) = rules(number);
+            let state = State { value: &object, old: Some(&object) };
+            assert_eq!(rules.cost_more(state, &schema, 25), exceeds, "{number} rules");
         }
     }
 

@@ -11,6 +11,13 @@ use crate::schema::{Checks, Schema};
 /// Work above which an object is heavy. A unit is about one nanosecond.
 const MAX_LIGHT: usize = 1_000_000;
 
+/// Cost of rules in CEL that corresponds to [`MAX_LIGHT`]. A unit of cost is about 50 nanoseconds.
+pub(crate) const MAX_LIGHT_COST: u64 = 20_000;
+
+/// Work of reading a value above which the cost of its rules is not tried. One step of an expression, such as a match with a
+/// pattern, may process the whole value.
+const MAX_TRIED: usize = 32 << 10;
+
 /// Work of one value and one node of the schema, without the texts of the value.
 const NODE: usize = 200;
 
@@ -27,6 +34,12 @@ pub(crate) const MAX_WORDS: usize = 8192;
 pub(crate) fn is_heavy<'a>(objects: impl IntoIterator<Item = &'a Value>, schema: &Schema) -> bool {
     let mut estimate = Estimate { left: MAX_LIGHT };
     !objects.into_iter().all(|object| estimate.value(object, schema))
+}
+
+/// Whether the values are so short that an async worker may try what their rules cost.
+pub(crate) fn is_short<'a>(values: impl IntoIterator<Item = &'a Value>) -> bool {
+    let mut estimate = Estimate { left: MAX_TRIED };
+    values.into_iter().all(|value| estimate.opaque(value))
 }
 
 /// The work of a comparison with an equal value, in units of a few nanoseconds.

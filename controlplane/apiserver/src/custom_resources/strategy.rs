@@ -74,11 +74,6 @@ impl CustomStrategy {
             FieldValidation::Warn | FieldValidation::Strict => Ok((value, notes)),
         }
     }
-
-    /// Whether the validation must not run on an async worker. Rules may take seconds for a small object.
-    fn has_heavy_validation(&self, new: &Value, old: Option<&Value>) -> bool {
-        self.rules.has_rules() || self.rules.is_heavy(new, old)
-    }
 }
 
 impl Strategy for CustomStrategy {
@@ -108,7 +103,8 @@ impl Strategy for CustomStrategy {
 
     fn validate(&self, causes: &mut Causes, new: &Value, old: Option<&Value>) {
         let mut violations = Violations::default();
-        let is_complete = offload::run(self.has_heavy_validation(new, old), || {
+        // The caller runs a validation with heavy rules as long work.
+        let is_complete = offload::run(self.rules.is_heavy(new, old), || {
             let is_complete = !self.has_defaults || self.rules.has_all_defaults(new);
             if is_complete {
                 self.rules.validate(new, old, &mut violations);
@@ -123,7 +119,7 @@ impl Strategy for CustomStrategy {
 
     fn validate_status(&self, causes: &mut Causes, new: &Value, old: &Value) {
         let mut violations = Violations::default();
-        let is_heavy = self.has_heavy_validation(new, Some(old));
+        let is_heavy = self.rules.is_heavy(new, Some(old));
         offload::run(is_heavy, || self.rules.validate_status(new, old, &mut violations));
         causes.extend(violations);
     }
@@ -133,7 +129,7 @@ impl Strategy for CustomStrategy {
     }
 
     fn has_long_validation(&self, new: &Value, old: Option<&Value>) -> bool {
-        self.has_heavy_validation(new, old)
+        self.rules.is_heavy(new, old) || self.rules.has_heavy_rules(new, old)
     }
 
     fn completes_stored(&self) -> bool {
@@ -163,7 +159,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_validation_of_rules_and_the_work_on_large_objects_is_long() {
+    fn the_validation_of_costly_rules_and_the_work_on_large_objects_is_long() {
         let strategy = |spec: Value| {
             let schema = json!({"type": "object", "properties": {"spec": spec}});
             let definition = json!({"spec": {"group": "a.example", "names": {"kind": "Cup"}, "versions": [
@@ -177,7 +173,14 @@ mod tests {
         let small = json!({"spec": "a"});
         assert!(!strategy(text.clone()).has_long_validation(&small, None));
         assert!(strategy(text).has_long_validation(&json!({"spec": "a".repeat(1 << 20)}), None));
-        assert!(strategy(rule).has_long_validation(&small, Some(&small)));
+        assert!(!strategy(rule.clone()).has_long_validation(&small, Some(&small)), "a cheap rule");
+        assert!(strategy(rule).has_long_validation(&json!({"spec": "a".repeat(40 << 10)}), Some(&small)));
+        let nested = "self.all(x, self.all(y, x != y || x == y))";
+        let numbers = json!({"type": "array", "items": {"type": "integer"},
+            "x-kubernetes-validations": [{"rule": nested}]});
+        let object = |numbers: usize| json!({"spec": vec![1; numbers]});
+        assert!(!strategy(numbers.clone()).has_long_validation(&object(5), None));
+        assert!(strategy(numbers).has_long_validation(&object(200), None));
         let filled = json!({"type": "array", "items": {"type": "object", "properties": {
             "a": {"type": "string", "default": "b".repeat(1000)}}}});
         let many = json!({"spec": vec![json!({}); 2000]});
