@@ -21,6 +21,8 @@ use crate::object_meta::{metadata_mut, now};
 
 pub(crate) use conversion::ConversionClient;
 pub(crate) use resource::of_definition;
+#[cfg(test)]
+pub(crate) use resource::with_spec;
 
 /// Prepares the deletion of a definition: the finalizer keeps it until its objects are deleted.
 pub(crate) fn mark_terminating(definition: &mut Value) {

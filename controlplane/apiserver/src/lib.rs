@@ -61,6 +61,7 @@ mod initialization;
 mod large_requests;
 mod list_body;
 mod listen;
+mod long_work;
 mod media;
 mod merged_openapi;
 mod metrics;

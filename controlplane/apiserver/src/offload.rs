@@ -13,7 +13,7 @@ use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
 use serde_json::Value;
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use crate::{large_requests::LargeRequests, request_owner, waits};
+use crate::{error::Result, long_work::LongWork, request_owner};
 
 /// Minimum bytes of a body, or of a stored object, that is offloaded.
 pub(crate) const MIN_OFFLOADED_BYTES: usize = 32 << 10;
@@ -22,18 +22,13 @@ const CONCURRENCY: usize = 2;
 /// Maximum number of functions that wait on a thread. It is half of the node's blocking threads. Further functions run on
 /// their async worker.
 const MAX_WAITING: usize = 8;
-/// Maximum number of concurrent functions that may take seconds, and of those of one owner.
-const LONG_CONCURRENCY: [u32; 2] = [2, 1];
 
 thread_local!(static IS_OFFLOADED: Cell<bool> = const { Cell::new(false) });
 
 static GATE: Gate = Gate::new();
 
 /// The functions that may take seconds.
-static LONG: LazyLock<LargeRequests> = LazyLock::new(|| {
-    let [all, own] = LONG_CONCURRENCY;
-    LargeRequests::with_budget(all, own)
-});
+static LONG: LazyLock<LongWork> = LazyLock::new(LongWork::new);
 
 struct Gate {
     jobs: Mutex<Jobs>,
@@ -66,16 +61,25 @@ pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
 /// Runs a function; one that may take seconds waits for a place. Each owner of requests has one long function at a time, so one
 /// user does not delay the long functions of others. A request that waits for a place for a long time gives its seats back:
 /// the places are a limit, too.
-pub(crate) async fn run_long<T>(is_long: bool, work: impl FnOnce() -> T) -> T {
+///
+/// # Errors
+/// Too many requests of the owner, or of all owners, wait for a place. The function did not run.
+pub(crate) async fn run_long<T>(is_long: bool, work: impl FnOnce() -> T) -> Result<T> {
     if !must_leave_worker(is_long) {
-        return work();
+        return Ok(work());
     }
-    let _place = waits::without_seats(LONG.enter_units(&request_owner::current(), 1)).await;
-    tokio::task::block_in_place(|| {
+    let _place = LONG.enter(&request_owner::current()).await?;
+    Ok(tokio::task::block_in_place(|| {
         IS_OFFLOADED.set(true);
         let _marked = Marked;
         work()
-    })
+    }))
+}
+
+/// Makes the server refuse the long functions of an owner, until the result is dropped.
+#[cfg(test)]
+pub(crate) async fn occupy(owner: &'static str) -> impl Sized {
+    LONG.occupy(owner).await
 }
 
 /// Runs a function of a caller that may hold locks. It waits for no permit, because the functions with a permit may wait
@@ -163,6 +167,7 @@ mod tests {
     use coracle_testing::eventually;
 
     use super::*;
+    use crate::waits;
 
     /// Time after which a test fails.
     const DEADLINE: Duration = Duration::from_secs(60);
@@ -245,7 +250,7 @@ mod tests {
         assert!(second.0.try_recv().is_err(), "two long functions of one owner run");
         for (_started, release, job) in [first, other, second] {
             release.send(()).unwrap();
-            job.await.unwrap().unwrap();
+            job.await.unwrap().unwrap().unwrap();
         }
         assert!(!IS_OFFLOADED.get());
     }
@@ -264,12 +269,12 @@ mod tests {
         let mut held = Some(seats.clone());
         let second = tokio::spawn(async move {
             let request = request_owner::scope("offload-ann".into(), run_long(true, || ()));
-            waits::holding(&mut held, request).await;
+            waits::holding(&mut held, request).await.unwrap();
         });
         eventually("the seats to be given back", 30, || Arc::strong_count(&seats) == 1);
         assert!(!second.is_finished());
         release.send(()).unwrap();
-        first.await.unwrap().unwrap();
+        first.await.unwrap().unwrap().unwrap();
         second.await.unwrap();
     }
 

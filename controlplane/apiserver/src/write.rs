@@ -22,15 +22,17 @@ pub(crate) mod initialization;
 mod limits;
 mod namespace_limit;
 mod owner_references;
+mod preparation;
 
 use std::sync::Arc;
 
-use coracle_kinds::{Resource, defaults, initializers, strategy, validate};
+use coracle_kinds::{Resource, initializers, strategy, validate};
 use coracle_store::{Expect, Guard};
 use serde_json::Value;
 
 use self::encoded::commit_encoded;
-use self::identity::{Identity, fingerprint, keep, keep_identity};
+use self::identity::{Identity, fingerprint, keep_identity};
+use self::preparation::{put_managed_fields, set_defaults};
 pub(crate) use self::{encoded::update_encoded, identity::check_uid};
 use crate::{
     admit::{Attributes, Operation},
@@ -65,7 +67,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     stamp_new(&mut object, writer);
     owner_references::deduplicate_sent(call, &mut object);
     drop_scheduling_group(call, &mut object, None);
-    set_defaults(kind, &mut object).await;
+    set_defaults(kind, &mut object).await?;
     match applied {
         Some(managed_fields) => object["metadata"]["managedFields"] = managed_fields,
         None => offload::run(call.has_large_body(), || field_manager::record_create(call, &mut object)),
@@ -80,7 +82,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     let waiting = initialization::enter(call, &object)?;
     drop_scheduling_group(call, &mut object, None);
     strategy::prepare_for_create(kind, &mut object);
-    set_defaults(kind, &mut object).await;
+    set_defaults(kind, &mut object).await?;
     let generate = (!is_named && !base.is_empty()).then_some(base.as_str());
     let requested = is_allocated(kind).then(|| object.clone());
     for _ in 0..RETRIES {
@@ -98,12 +100,6 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
         }
     }
     Err(ApiError::modified(kind, &base))
-}
-
-/// Sets the defaults of a new object.
-async fn set_defaults(kind: &Resource, object: &mut Value) {
-    let is_long = kind.strategy().has_long_defaults(object);
-    offload::run_long(is_long, || defaults::apply(kind, object)).await;
 }
 
 /// Commits a new object under its name, or under the first free name that begins with `generate`.
@@ -143,7 +139,7 @@ async fn commit_new(
     let other = |error| Err(Failed::Other(error));
     let is_long = kind.strategy().has_long_validation(object, None);
     let check = || offload::run(call.has_large_body(), || validate::create(kind, object));
-    let causes = offload::run_long(is_long, check).await;
+    let causes = offload::run_long(is_long, check).await.map_err(Failed::Other)?;
     if !causes.is_empty() {
         return other(ApiError::invalid(kind, name, &causes));
     }
@@ -289,8 +285,7 @@ async fn prepared(
         put_managed_fields(&mut new, requested.clone());
     }
     drop_scheduling_group(call, &mut new, Some(old));
-    let is_long = kind.strategy().has_long_defaults(&new);
-    offload::run_long(is_long, || prepare(kind, part, old, &mut new)).await;
+    preparation::prepare(kind, part, old, &mut new).await?;
     if writer == Writer::Update {
         offload::run(is_large, || field_manager::record_update(call, old, &mut new, requested.as_ref()));
     }
@@ -300,7 +295,8 @@ async fn prepared(
     identity.check(kind, &new)?;
     owner_references::deduplicate_admitted(call, &mut new);
     if fingerprint(&new) != before {
-        prepare_again(call, part, old, &mut new);
+        drop_scheduling_group(call, &mut new, Some(old));
+        preparation::repeat(kind, part, old, &mut new).await?;
     }
     let allocating = match part {
         Part::Main => call.state.allocator.for_update(kind, &mut new, old).await?,
@@ -309,7 +305,7 @@ async fn prepared(
     call.state.admission.validate_before(&attributes, &new).await?;
     let is_long = kind.strategy().has_long_validation(&new, Some(old));
     let check = || offload::run(is_large, || causes_of_update(kind, part, &new, old));
-    let causes = offload::run_long(is_long, check).await;
+    let causes = offload::run_long(is_long, check).await?;
     if !causes.is_empty() {
         return Err(ApiError::invalid(kind, &name, &causes));
     }
@@ -336,42 +332,6 @@ fn causes_of_update(kind: &Resource, part: Part, new: &Value, old: &Value) -> Ve
         Part::EphemeralContainers => validate::ephemeral_containers(new, old),
         Part::Resize => validate::resize(kind, new, old),
         Part::Main | Part::Internal | Part::Approval => validate::ratcheted(kind, new, old, validate::update),
-    }
-}
-
-/// Admission may change only the part of the object that the request may change.
-fn prepare_again(call: &Call, part: Part, old: &Value, new: &mut Value) {
-    let managed_fields = new["metadata"]["managedFields"].clone();
-    drop_scheduling_group(call, new, Some(old));
-    prepare(&call.kind, part, old, new);
-    put_managed_fields(new, Some(managed_fields));
-}
-
-/// Applies the defaults and the strategy of the updated part. All other parts stay as in the old object.
-fn prepare(kind: &Resource, part: Part, old: &Value, new: &mut Value) {
-    match part {
-        Part::Status => strategy::prepare_for_status_update(kind, new, old),
-        Part::EphemeralContainers => {
-            defaults::apply(kind, new);
-            strategy::prepare_for_ephemeral_containers(kind, new, old);
-        }
-        Part::Resize => {
-            defaults::apply(kind, new);
-            strategy::prepare_for_resize(kind, new, old);
-        }
-        Part::Approval => strategy::prepare_for_approval(kind, new, old),
-        Part::Main | Part::Internal => {
-            defaults::apply(kind, new);
-            strategy::prepare_for_update(kind, new, old);
-        }
-    }
-    kind.strategy().canonical(new);
-}
-
-/// Sets `managedFields` that are computed already; null removes them.
-fn put_managed_fields(object: &mut Value, entries: Option<Value>) {
-    if let Some(metadata) = metadata_mut(object) {
-        keep(metadata, "managedFields", &entries.unwrap_or_default());
     }
 }
 

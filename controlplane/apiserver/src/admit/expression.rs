@@ -10,6 +10,7 @@ use super::{Admission, Attributes, review};
 use crate::{
     authn::User,
     authz::{AccessAttributes, Verdict},
+    error::Result,
     offload,
     request::{Query, RequestInfo, ResourceInfo},
 };
@@ -37,16 +38,23 @@ struct Host<'a> {
 
 /// Evaluates expressions. A long evaluation runs outside of the async workers. If an evaluation costs more than
 /// expected, it is repeated from the beginning outside of the async workers.
-pub(super) async fn evaluate<T>(cost: &RequestCost, is_heavy: bool, mut work: impl FnMut() -> T) -> T {
+///
+/// # Errors
+/// Too many requests wait for a long function.
+pub(super) async fn evaluate<T>(
+    cost: &RequestCost,
+    is_heavy: bool,
+    mut work: impl FnMut() -> T,
+) -> Result<T> {
     let is_heavy = is_heavy || cost.spent() > LIGHT;
     let light = if is_heavy { None } else { cost.attempt(LIGHT, &mut work) };
     match light {
-        Some(result) => result,
+        Some(result) => Ok(result),
         None => {
-            let result = offload::run_long(true, work).await;
+            let result = offload::run_long(true, work).await?;
             // An await point, so that the request's timeout can take effect.
             tokio::task::yield_now().await;
-            result
+            Ok(result)
         }
     }
 }

@@ -170,14 +170,14 @@ impl<P> Policy<P> {
     }
 
     /// Evaluates the policy. A long evaluation runs outside of the async workers.
-    async fn run<T>(&self, cost: &RequestCost, is_heavy: bool, evaluate: impl FnMut() -> T) -> T {
+    async fn run<T>(&self, cost: &RequestCost, is_heavy: bool, evaluate: impl FnMut() -> T) -> Result<T> {
         let before = cost.spent();
         let is_heavy = is_heavy || self.is_costly.load(Ordering::Relaxed);
-        let result = expression::evaluate(cost, is_heavy, evaluate).await;
+        let result = expression::evaluate(cost, is_heavy, evaluate).await?;
         if cost.spent() - before > LIGHT {
             self.is_costly.store(true, Ordering::Relaxed);
         }
-        result
+        Ok(result)
     }
 }
 
@@ -268,9 +268,9 @@ mod tests {
     async fn the_cost_of_an_evaluation_is_recorded_with_the_policy() {
         let policy = || Policy::read("p", 1, &serde_json::json!({}), |_spec| ());
         let (cheap, costly, cost) = (policy(), policy(), RequestCost::default());
-        cheap.run(&cost, false, || cost.add(LIGHT)).await;
+        cheap.run(&cost, false, || cost.add(LIGHT)).await.unwrap();
         assert!(!cheap.is_costly.load(Ordering::Relaxed));
-        costly.run(&cost, false, || cost.add(LIGHT + 1)).await;
+        costly.run(&cost, false, || cost.add(LIGHT + 1)).await.unwrap();
         assert!(costly.is_costly.load(Ordering::Relaxed));
     }
 }

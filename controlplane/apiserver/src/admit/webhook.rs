@@ -35,6 +35,7 @@ use crate::{
     convert,
     error::{ApiError, Result},
     metrics::{Step, WebhookCall},
+    offload::{self, MIN_OFFLOADED_BYTES},
     remote::identities::Identities,
     waits, webhook_client,
 };
@@ -142,7 +143,8 @@ fn is_exempt(attributes: &Attributes<'_>) -> bool {
 /// The resource in the version that a webhook's rules select. `None` if the request does not match the webhook.
 ///
 /// # Errors
-/// A match condition failed and the failure policy is `Fail`, or the cost budget of the request is exhausted.
+/// A match condition failed and the failure policy is `Fail`, or the cost budget of the request is exhausted. Or too many
+/// requests wait for a long function.
 async fn matching(
     admission: &Admission,
     hook: &Hook,
@@ -156,7 +158,7 @@ async fn matching(
     let objects = objects(attributes, &kind, object).await?;
     let subject = Subject::new(admission, attributes, &kind);
     let evaluate = || hook.conditions.matches(&subject.input(&objects, None));
-    match expression::evaluate(attributes.cost, false, evaluate).await {
+    match expression::evaluate(attributes.cost, false, evaluate).await? {
         Ok(matches) => Ok(matches.then_some(kind)),
         Err(why) if hook.fail_closed || attributes.cost.is_exhausted() => {
             Err(ApiError::forbidden_object(attributes.kind, attributes.name, why))
@@ -222,8 +224,7 @@ async fn change(
         return Err(failed("this request cannot be changed".to_owned()));
     }
     let sent = objects(attributes, kind, object).await?.new;
-    let patched = patch::json(&sent, &verdict.patch).map_err(|error| failed(error.to_string()))?;
-    let value = completed(attributes, kind, patched).map_err(failed)?;
+    let value = patched(attributes, kind, &sent, &verdict.patch).await?.map_err(failed)?;
     let value = match attributes.own_object() {
         Some(_) => value,
         None => convert::between(kind, attributes.kind, value).await?,
@@ -231,6 +232,27 @@ async fn change(
     let changed = value != *object;
     *object = value;
     Ok(Effect::Patched { patch: verdict.patch, changed })
+}
+
+/// The object after a webhook's patch, with defaults. As with the patch of a client and the first defaulting, long work waits
+/// for a place. The inner error is one of the patch.
+///
+/// # Errors
+/// Too many requests wait for a long function.
+async fn patched(
+    attributes: &Attributes<'_>,
+    kind: &Resource,
+    sent: &Value,
+    operations: &Value,
+) -> Result<std::result::Result<Value, String>> {
+    let patched = match offload::run(true, || patch::json(sent, operations)) {
+        Ok(patched) => patched,
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let is_long = kind.strategy().has_long_defaults(&patched);
+    let is_large = offload::is_longer(&patched, MIN_OFFLOADED_BYTES);
+    let complete = || offload::run(is_large, || completed(attributes, kind, patched));
+    offload::run_long(is_long, complete).await
 }
 
 /// The patched object with defaults, after a check against its schema.
@@ -386,5 +408,55 @@ impl Hooks {
         let hooks: Arc<[Hook]> = hooks.into();
         *self.parsed.write().unwrap_or_else(PoisonError::into_inner) = (newest, hooks.clone());
         hooks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use coracle_admission_policies::RequestCost;
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        admit::RequestOptions, authn::User, custom_resources::with_spec, request::Query, request_owner,
+        warnings::Warnings,
+    };
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn the_long_defaulting_of_a_patched_object_needs_a_place() {
+        let kind = with_spec(&json!({"type": "array", "items": {"type": "object", "properties": {
+            "a": {"type": "string", "default": "b".repeat(1000)}}}}));
+        let (user, warnings) = (User::new("patched-eve", &[]), Warnings::default());
+        let (query, cost) = (Query::default(), RequestCost::default());
+        let attributes = Attributes {
+            kind: &kind,
+            operation: Operation::Create,
+            verb: "create",
+            namespace: "default",
+            name: "a",
+            is_prefix: false,
+            subresource: "",
+            declared: None,
+            user: &user,
+            old: None,
+            dry_run: false,
+            options: RequestOptions::Parameters(&query),
+            warnings: &warnings,
+            cost: &cost,
+            audit: None,
+            initializers: false,
+        };
+        let sent =
+            json!({"apiVersion": "a.example/v1", "kind": "Cup", "metadata": {"name": "a"}, "spec": []});
+        let apply = async |items: usize| {
+            let operations = json!([{"op": "replace", "path": "/spec", "value": vec![json!({}); items]}]);
+            let patched = patched(&attributes, &kind, &sent, &operations);
+            request_owner::scope("patched-eve".into(), patched).await
+        };
+        let occupied = offload::occupy("patched-eve").await;
+        assert!(apply(1).await.unwrap().unwrap()["spec"][0]["a"].is_string());
+        assert_eq!(apply(2000).await.unwrap_err().code, 429);
+        drop(occupied);
+        assert!(apply(2000).await.unwrap().unwrap()["spec"][0]["a"].is_string());
     }
 }

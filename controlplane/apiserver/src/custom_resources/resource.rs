@@ -78,6 +78,19 @@ fn of_version(definition: &Definition, version: &Version) -> Result<Resource, Sc
     Ok(resource)
 }
 
+/// A resource whose objects have a `spec` of this schema.
+#[cfg(test)]
+pub(crate) fn with_spec(spec: &Value) -> Resource {
+    let schema = json!({"type": "object", "properties": {"spec": spec}});
+    let names = json!({"kind": "Cup", "plural": "cups", "singular": "cup", "listKind": "CupList"});
+    let version =
+        json!({"name": "v1", "served": true, "storage": true, "schema": {"openAPIV3Schema": schema}});
+    let definition = json!({"metadata": {"name": "cups.a.example"}, "status": {"acceptedNames": names},
+        "spec": {"group": "a.example", "scope": "Namespaced", "names": names, "versions": [version]}});
+    let definition = Definition::parse(&definition).unwrap();
+    of_version(&definition, definition.version("v1").unwrap()).unwrap()
+}
+
 /// The warning about a deprecated version. It names the preferred version that is not deprecated.
 fn deprecation(definition: &Definition, version: &Version) -> Option<Text> {
     let (group, kind) = (&definition.spec.group, &definition.spec.names.kind);

@@ -134,7 +134,8 @@ struct Invocation<'a> {
 }
 
 impl Invocation<'_> {
-    /// Applies the mutations in order. The outer error is an error of a conversion, the inner one of the policy.
+    /// Applies the mutations in order. The outer error is an error of a conversion, or of too many waiting
+    /// requests. The inner one is an error of the policy.
     async fn run(
         &self,
         admission: &Admission,
@@ -154,7 +155,7 @@ impl Invocation<'_> {
             }
             self.mutate(attributes, kind, &subject, &mut objects)
         };
-        let mutated = self.policy.run(attributes.cost, is_heavy, mutate).await;
+        let mutated = self.policy.run(attributes.cost, is_heavy, mutate).await?;
         match mutated {
             Ok(true) => {}
             other => return Ok(other),
