@@ -240,6 +240,26 @@ fn restricted_libraries_are_used_only_by_their_owners() {
     }
 }
 
+/// The table of kinds refers to the rules of all kinds and to CEL. The binary of the node alone must not contain them.
+#[test]
+fn the_node_uses_the_rules_of_pods_without_the_table_of_kinds() {
+    let mut found = Vec::new();
+    sources(&root().join("agent"), &mut found);
+    let mut uses = 0;
+    for path in found {
+        let text = fs::read_to_string(&path).unwrap();
+        for rest in text.split("coracle_kinds").skip(1) {
+            assert!(
+                rest.starts_with("::pod_manifest"),
+                "{}: use only coracle_kinds::pod_manifest",
+                path.display()
+            );
+            uses += 1;
+        }
+    }
+    assert!(uses > 0);
+}
+
 #[test]
 fn dependencies_come_from_the_registry_and_have_allowed_licences() {
     let allowed = [

@@ -7,9 +7,7 @@ mod yaml;
 use std::io;
 use std::path::Path;
 
-use coracle_kinds::schema::{self, FieldValidation, Parsed};
-use coracle_kinds::validate::Cause;
-use coracle_kinds::{defaults, kind, validate};
+use coracle_kinds::pod_manifest::{self, Cause};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
@@ -91,12 +89,7 @@ fn static_pod(bytes: &[u8], place: &Place<'_>, seen: Timestamp) -> Result<Pod, M
     if value["apiVersion"] != "v1" || value["kind"] != "Pod" {
         return Err(ManifestError::NotAPod);
     }
-    let (Some(kind), Some(definition)) = (kind::by_kind("v1", "Pod"), kind::schema_of("v1", "Pod")) else {
-        return Err(ManifestError::NotAPod);
-    };
-    let parsed = Parsed { value, duplicates: Vec::new(), keys: Vec::new() };
-    let decoded = schema::decode(definition, parsed, FieldValidation::Ignore);
-    let (mut pod, _unknown) = decoded.map_err(|error| ManifestError::Decode(error.to_string()))?;
+    let mut pod = pod_manifest::decode(value).map_err(|error| ManifestError::Decode(error.to_string()))?;
     if pod["metadata"]["name"].as_str().is_none_or(str::is_empty) {
         return Err(ManifestError::NoName);
     }
@@ -105,15 +98,16 @@ fn static_pod(bytes: &[u8], place: &Place<'_>, seen: Timestamp) -> Result<Pod, M
     set_node(&mut pod["spec"], place.node);
     // The schema defines spec as an object, so the assignments above cannot fail.
     pod["status"] = json!({"phase": "Pending"});
-    defaults::apply(kind, &mut pod);
-    let causes = validate::create(kind, &pod);
+    pod_manifest::apply_defaults(&mut pod);
+    let causes = pod_manifest::violations(&pod);
     if !causes.is_empty() {
         return Err(ManifestError::Invalid(listed(&causes)));
     }
     if let Some(what) = references::first(&pod) {
         return Err(ManifestError::Reference(what));
     }
-    serde_json::from_value(pod).map_err(|error| ManifestError::Decode(error.to_string()))
+    // As text, because the binary contains the code that reads a pod from text, and would contain it a second time.
+    serde_json::from_str(&pod.to_string()).map_err(|error| ManifestError::Decode(error.to_string()))
 }
 
 /// The uid of the pod: 32 hexadecimal digits, a hash of its content, its file and its node. After a change of the

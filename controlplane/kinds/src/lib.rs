@@ -23,6 +23,7 @@ pub mod openapi;
 pub mod ownership;
 pub mod patch;
 mod pod_level;
+pub mod pod_manifest;
 pub mod pod_security;
 pub mod protobuf;
 pub mod quota;

@@ -76,6 +76,14 @@ pub fn create(kind: &Resource, object: &Value) -> Vec<Cause> {
     causes.into_list()
 }
 
+/// Does the same as [`create`] for a pod, without the table of kinds.
+pub(crate) fn new_pod(pod: &Value) -> Vec<Cause> {
+    let mut causes = Causes::default();
+    meta::pod(&mut causes, pod);
+    self::pod::pod(&mut causes, pod, None);
+    causes.into_list()
+}
+
 /// Validates an update of the resource itself, after `strategy` and defaulting.
 pub fn update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();

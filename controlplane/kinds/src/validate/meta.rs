@@ -14,16 +14,49 @@ use crate::resource::NameRule;
 /// Maximum size of all annotations together, in bytes.
 const MAX_ANNOTATIONS: usize = 256 * 1024;
 
+/// The properties of a kind on which the rules for metadata depend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct MetadataRules {
+    name: NameRule,
+    namespaced: bool,
+    /// Whether finalizers must have a domain. Standard finalizers need none.
+    finalizers_with_domain: bool,
+}
+
+// === impl MetadataRules ===
+
+impl MetadataRules {
+    const OF_PODS: Self =
+        Self { name: NameRule::Dns1123Subdomain, namespaced: true, finalizers_with_domain: true };
+
+    fn of(kind: &Resource) -> Self {
+        Self {
+            name: kind.name_rule,
+            namespaced: kind.namespaced,
+            finalizers_with_domain: kind.is_built_in && !PLAIN_FINALIZER_GROUPS.contains(&&*kind.group),
+        }
+    }
+}
+
 /// Rules for every write.
 pub(super) fn create(causes: &mut Causes, kind: &Resource, object: &Value) {
+    every_write(causes, MetadataRules::of(kind), object);
+}
+
+/// Does the same as [`create`] for a pod, without the table of kinds.
+pub(super) fn pod(causes: &mut Causes, pod: &Value) {
+    every_write(causes, MetadataRules::OF_PODS, pod);
+}
+
+fn every_write(causes: &mut Causes, rules: MetadataRules, object: &Value) {
     let (path, metadata) = (Path::root("metadata"), &object["metadata"]);
-    names(causes, kind, &path, metadata);
+    names(causes, rules, &path, metadata);
     causes.not_negative(&path.field("generation"), &metadata["generation"]);
     labels(causes, &path.field("labels"), &metadata["labels"]);
     annotations(causes, &path.field("annotations"), &metadata["annotations"]);
     owners(causes, &path.field("ownerReferences"), &metadata["ownerReferences"]);
     initializers::of_object(causes, &path.field("initializers"), object);
-    finalizers(causes, kind, &path.field("finalizers"), &metadata["finalizers"]);
+    finalizers(causes, rules, &path.field("finalizers"), &metadata["finalizers"]);
 }
 
 /// The message about a finalizer that has no domain and is not a standard finalizer.
@@ -45,14 +78,13 @@ const PLAIN_FINALIZER_GROUPS: [&str; 5] = [
 ];
 
 /// Checks finalizers. Finalizers of most built-in kinds must have a domain. Standard finalizers need none.
-fn finalizers(causes: &mut Causes, kind: &Resource, path: &Path, list: &Value) {
-    let has_rule = kind.is_built_in && !PLAIN_FINALIZER_GROUPS.contains(&&*kind.group);
+fn finalizers(causes: &mut Causes, rules: MetadataRules, path: &Path, list: &Value) {
     for (index, finalizer) in items(list) {
         let name = text(finalizer);
         let problems = format::qualified_name(name);
         let is_plain = problems.is_empty() && is_plain_finalizer(name);
         causes.format(path, name, problems);
-        if is_plain && has_rule {
+        if is_plain && rules.finalizers_with_domain {
             causes.invalid(&path.index(index), finalizer, PLAIN_FINALIZER);
         }
     }
@@ -91,8 +123,8 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     }
 }
 
-fn names(causes: &mut Causes, kind: &Resource, path: &Path, metadata: &Value) {
-    let rule: fn(&str) -> Vec<String> = match kind.name_rule {
+fn names(causes: &mut Causes, rules: MetadataRules, path: &Path, metadata: &Value) {
+    let rule: fn(&str) -> Vec<String> = match rules.name {
         NameRule::Dns1123Label => format::dns1123_label,
         NameRule::Dns1123Subdomain => format::dns1123_subdomain,
         NameRule::PathSegment => format::path_segment,
@@ -109,7 +141,7 @@ fn names(causes: &mut Causes, kind: &Resource, path: &Path, metadata: &Value) {
         causes.format(&path.field("name"), name, rule(name));
     }
     let namespace = text(&metadata["namespace"]);
-    match (kind.namespaced, namespace) {
+    match (rules.namespaced, namespace) {
         (true, "") => causes.required(&path.field("namespace"), ""),
         (true, name) => causes.format(&path.field("namespace"), name, format::dns1123_label(name)),
         (false, "") => {}
@@ -165,5 +197,16 @@ fn owners(causes: &mut Causes, path: &Path, owners: &Value) {
             name(other)
         );
         causes.invalid(path, owners, &detail);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kind::by_kind;
+
+    #[test]
+    fn the_rules_of_pods_are_those_of_the_table() {
+        assert_eq!(MetadataRules::of(by_kind("v1", "Pod").unwrap()), MetadataRules::OF_PODS);
     }
 }

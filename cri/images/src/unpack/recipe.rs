@@ -47,6 +47,7 @@ impl Recorder {
     /// Starts a recipe.
     pub(super) fn create(path: &Path) -> io::Result<Recorder> {
         let file = File::create(path)?;
+        // The compressors of higher levels are not in the product (scripts/build).
         let mut output = zstd::Encoder::new(BufWriter::new(file), 1)?;
         output.window_log(WINDOW_LOG)?;
         Ok(Recorder { path: path.to_owned(), output, raw: Vec::new(), failed: Ok(()) })
