@@ -18,12 +18,10 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use coracle_threads::off_worker;
 use prost::Message as _;
 use ring::{aead::LessSafeKey, hkdf};
-use tokio::{
-    runtime::{Handle, RuntimeFlavor},
-    sync::{Semaphore, mpsc::UnboundedReceiver, mpsc::UnboundedSender, mpsc::unbounded_channel},
-};
+use tokio::sync::{Semaphore, mpsc::UnboundedReceiver, mpsc::UnboundedSender, mpsc::unbounded_channel};
 
 use super::gcm::{self, random};
 use crate::Error;
@@ -241,12 +239,6 @@ impl Kms {
 
 fn failed(settings: &KmsSettings, reason: String) -> Error {
     Error::Kms { name: settings.name.clone(), reason }
-}
-
-/// Runs a blocking function. Meanwhile the other tasks of the async worker run on another thread.
-fn off_worker<T>(work: impl FnOnce() -> T) -> T {
-    let is_worker = Handle::try_current().is_ok_and(|own| own.runtime_flavor() == RuntimeFlavor::MultiThread);
-    if is_worker { tokio::task::block_in_place(work) } else { work() }
 }
 
 /// Handles messages until the last sender is dropped.
