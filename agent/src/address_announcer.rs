@@ -124,7 +124,7 @@ impl AddressAnnouncer {
         let mut is_other = false;
         for key in changed {
             let state = self.services.state(&key);
-            let addresses = state.map(|(service, _)| self.announced(&service)).unwrap_or_default();
+            let addresses = state.map(|state| self.announced(&state.service)).unwrap_or_default();
             is_other |= assign(&mut self.assigned, key, addresses);
         }
         is_other

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use coracle_backoff::Backoff;
 use coracle_error_chain::chain;
-use coracle_services::EndpointSlice;
+use coracle_services::ServiceState;
 use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Node, Service};
 use kube::Api;
@@ -40,8 +40,6 @@ const RETRY: Duration = Duration::from_secs(60);
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
-/// A service and its slices.
-type State = (Arc<Service>, Vec<Arc<EndpointSlice>>);
 /// Protocol and number.
 type Port = (String, u16);
 
@@ -90,8 +88,14 @@ impl NodeBalancer {
 
     /// The service in the form in which the proxy may program it: a refused service has no addresses of nodes. Blocks
     /// while the kernel lists sockets.
-    pub(crate) fn permit(&self, key: &Key, state: Option<State>, addresses: &[IpAddr]) -> Option<State> {
-        let Some((service, slices)) = state.clone().filter(|(service, _)| is_checked(service)) else {
+    pub(crate) fn permit(
+        &self,
+        key: &Key,
+        state: Option<ServiceState>,
+        addresses: &[IpAddr],
+    ) -> Option<ServiceState> {
+        let checked_state = state.clone().filter(|state| is_checked(&state.service));
+        let Some(ServiceState { service, slices }) = checked_state else {
             self.lock().services.remove(key);
             return state;
         };
@@ -121,7 +125,8 @@ impl NodeBalancer {
         }
         services.insert(key.clone(), check);
         drop(checks);
-        Some((if is_refused { Arc::new(without_nodes(&service)) } else { service }, slices))
+        let service = if is_refused { Arc::new(without_nodes(&service)) } else { service };
+        Some(ServiceState { service, slices })
     }
 
     /// Ends a transaction. The checks of the next transaction list the sockets again.

@@ -15,7 +15,7 @@ mod test_results;
 
 use std::net::IpAddr;
 
-use coracle_cni::{End, PeerKind};
+use coracle_cni::Announcement;
 
 pub(crate) use annotation::{patch as annotations, removal as without_annotations};
 pub(crate) use run::OverlayAgent;
@@ -28,7 +28,7 @@ pub(crate) struct State {
     /// Faults, a sentence each.
     pub(crate) impaired: Vec<String>,
     /// The data that other nodes need of this node.
-    pub(crate) announced: Option<(PeerKind, Vec<End>)>,
+    pub(crate) announced: Option<Announcement>,
 }
 
 /// Addresses in the order of preference, at most one of each family.

@@ -18,7 +18,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use coracle_services::{EndpointSlice, Tables};
+use coracle_services::{EndpointSlice, ServiceState, Tables};
 use coracle_values::object::{Key as ObjectKey, ObjectExt as _};
 use coracle_watch::{Config, Event};
 use futures::StreamExt;
@@ -128,12 +128,12 @@ impl ServiceCache {
     /// A service with the slices to which proxies forward its traffic: those without the label
     /// `service.kubernetes.io/headless`, as in kube-proxy.
     #[must_use]
-    pub(crate) fn state(&self, key: &ObjectKey) -> Option<(Arc<Service>, Vec<Arc<EndpointSlice>>)> {
+    pub(crate) fn state(&self, key: &ObjectKey) -> Option<ServiceState> {
         self.read(|tables| {
             let service = Arc::clone(tables.get(&key.namespace, &key.name)?);
             let mut slices = tables.slices(key);
             slices.retain(|slice| !slice.is_headless());
-            Some((service, slices))
+            Some(ServiceState { service, slices })
         })
     }
 

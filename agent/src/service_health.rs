@@ -11,7 +11,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use coracle_connections::{Connections, Share};
-use coracle_services::{EndpointSlice, cluster_ips};
+use coracle_services::{EndpointSlice, ServiceState, cluster_ips};
 use coracle_values::object::Key;
 use http::{HeaderValue, StatusCode};
 use ipnetwork::IpNetwork;
@@ -113,8 +113,8 @@ impl ServiceHealth {
     }
 
     fn update_one(&mut self, key: Key) {
-        let state = self.services.state(&key).filter(|(service, _)| !has_other_proxy(service));
-        let wanted = state.as_ref().and_then(|(service, slices)| {
+        let state = self.services.state(&key).filter(|state| !has_other_proxy(&state.service));
+        let wanted = state.as_ref().and_then(|ServiceState { service, slices }| {
             Some((health_port(service)?, LocalEndpoints::of(service, slices, &self.node_name)))
         });
         let Some((port, local_endpoints)) = wanted else {

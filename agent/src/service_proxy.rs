@@ -18,7 +18,7 @@ use coracle_backoff::Backoff;
 use coracle_error_chain::chain;
 use coracle_nft::{Monitor, TableError};
 use coracle_service_proxy::{NodeView, Proxy, State};
-use coracle_services::EndpointSlice;
+use coracle_services::{EndpointSlice, ServiceState};
 use coracle_values::object::Key;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::{Node, Service};
@@ -70,9 +70,6 @@ enum Replace {
     ForeignChange,
     Failed,
 }
-
-/// A service and its slices in the cache.
-type CacheState = (Arc<Service>, Vec<Arc<EndpointSlice>>);
 
 /// A change of services.
 enum Change {
@@ -215,8 +212,8 @@ impl ServiceProxy {
         let (balancer, ignored_ips) = (Arc::clone(&self.balancer), Arc::clone(&self.ignored_ips));
         let addresses = self.view.addresses.clone();
         move |(key, state)| {
-            let state = state.filter(|(service, _)| !has_other_proxy(service));
-            ignored_ips.report(&key, state.as_ref().map(|(service, _)| &**service));
+            let state = state.filter(|state| !has_other_proxy(&state.service));
+            ignored_ips.report(&key, state.as_ref().map(|state| &*state.service));
             let state = balancer.permit(&key, state, &addresses);
             (key, state)
         }
@@ -328,14 +325,15 @@ impl NodeProperties {
 
 impl Change {
     /// `are_small` tells whether there are few services and their programs in the table are small.
-    fn of(changed: BTreeSet<Key>, are_small: bool, read: impl Fn(&Key) -> Option<CacheState>) -> Self {
+    fn of(changed: BTreeSet<Key>, are_small: bool, read: impl Fn(&Key) -> Option<ServiceState>) -> Self {
         if !are_small {
             return Self::Long(changed);
         }
         let states: Vec<State> = changed.iter().map(|key| (key.clone(), read(key))).collect();
         // The check of a load balancer may list all sockets, which takes longer.
-        let is_light =
-            |(service, slices): &CacheState| !is_checked(service) && weight(service, slices) <= WEIGHT_MAX;
+        let is_light = |ServiceState { service, slices }: &ServiceState| {
+            !is_checked(service) && weight(service, slices) <= WEIGHT_MAX
+        };
         match states.iter().all(|(_, state)| state.as_ref().is_none_or(is_light)) {
             true => Self::Short(states),
             false => Self::Long(changed),
@@ -426,9 +424,10 @@ mod tests {
 
     #[test]
     fn a_change_is_decided_from_the_states_that_are_committed() {
-        let service = |kind: &str| -> CacheState {
+        let service = |kind: &str| -> ServiceState {
             let service = json!({"metadata": {"name": "s"}, "spec": {"type": kind, "ports": [{"port": 80}]}});
-            (Arc::new(serde_json::from_value(service).unwrap()), Vec::new())
+            let service = Arc::new(serde_json::from_value(service).unwrap());
+            ServiceState { service, slices: Vec::new() }
         };
         let changed = || BTreeSet::from([Key::new("n", "s")]);
         // The service becomes a load balancer after the first read.

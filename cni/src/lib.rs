@@ -66,9 +66,9 @@ pub use host_address::{add_host_address, remove_host_address};
 pub use listeners::{Listener, listeners};
 pub use network::{Attached, Attachment, NamespaceProcess, Network, NetworkConfig};
 pub use overlay::{
-    AddressMonitor, Applied, Backend, End, ForeignDevice, Local, LocalAddress, Mac, Offload, Overlay,
-    OverlayConfig, OverlayError, Peer, PeerKind, ProbePath, ProbeResult, examine, has_vxlan, local_addresses,
-    merged,
+    AddressMonitor, Announcement, Applied, Backend, End, ForeignDevice, Local, LocalAddress, Mac, Offload,
+    Overlay, OverlayConfig, OverlayError, Peer, PeerKind, ProbePath, ProbeResult, examine, has_vxlan,
+    local_addresses, merged,
 };
 pub use plugin_kind::Kind as PluginKind;
 pub use ports::{PortMapping, Protocol};

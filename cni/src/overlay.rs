@@ -118,6 +118,15 @@ pub struct End {
     pub vtep: Option<(u32, Mac)>,
 }
 
+/// The data that other nodes need to reach a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Announcement {
+    /// Backend of the node.
+    pub kind: PeerKind,
+    /// The node's addresses.
+    pub ends: Vec<End>,
+}
+
 /// Backend of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PeerKind {
@@ -236,7 +245,7 @@ impl Overlay {
 
     /// The data that other nodes need to reach this node, for each of these addresses.
     #[must_use]
-    pub fn announced(&self, addresses: &[IpAddr]) -> (PeerKind, Vec<End>) {
+    pub fn announced(&self, addresses: &[IpAddr]) -> Announcement {
         let end = |ip: &IpAddr| {
             let vtep = match self.config.backend {
                 Backend::Vxlan { vni, .. } => {
@@ -251,7 +260,7 @@ impl Overlay {
             Backend::HostGw => PeerKind::HostGw,
             Backend::Udp => PeerKind::Udp,
         };
-        (kind, addresses.iter().map(end).collect())
+        Announcement { kind, ends: addresses.iter().map(end).collect() }
     }
 
     /// Changes the kernel's tables to those for these peers. `narrow` has the path MTU in bytes of each peer to which

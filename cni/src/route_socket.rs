@@ -15,14 +15,34 @@ const MAX_ANSWER: usize = 64 << 10;
 /// `NLM_F_DUMP_INTR`: the table changed while it was read.
 const INTERRUPTED: u16 = 0x10;
 
-/// A request and its flags besides `NLM_F_REQUEST`.
-pub(crate) type Request = (RouteNetlinkMessage, u16);
+/// A request for one change.
+pub(crate) struct Request {
+    pub(crate) message: RouteNetlinkMessage,
+    /// Flags besides `NLM_F_REQUEST`.
+    pub(crate) flags: u16,
+}
+
+/// A request that the kernel refused.
+#[derive(Debug)]
+pub(crate) struct RefusedRequest {
+    /// Index in the list of the requests.
+    pub(crate) index: usize,
+    pub(crate) error: io::Error,
+}
 
 /// A socket of the namespace in which it was opened. Calls block until the kernel answers.
 pub(crate) struct RouteSocket {
     socket: Socket,
     sequence: u32,
     buffer: Vec<u8>,
+}
+
+// === impl Request ===
+
+impl Request {
+    pub(crate) fn new(message: RouteNetlinkMessage, flags: u16) -> Self {
+        Self { message, flags }
+    }
 }
 
 // === impl RouteSocket ===
@@ -82,37 +102,36 @@ impl RouteSocket {
         answer
     }
 
-    /// Makes these changes, each on its own. Returns the failed ones with their index in the list. The kernel answers a
-    /// request only if the request fails or asks for an acknowledgement, so one acknowledgement for some hundred
-    /// changes is enough.
-    pub(crate) fn batch(&mut self, requests: Vec<Request>) -> io::Result<Vec<(usize, io::Error)>> {
+    /// Makes these changes, each on its own. Returns the refused ones. The kernel answers a request only if the request
+    /// fails or asks for an acknowledgement, so one acknowledgement for some hundred changes is enough.
+    pub(crate) fn batch(&mut self, requests: Vec<Request>) -> io::Result<Vec<RefusedRequest>> {
         let first = self.sequence.wrapping_add(1);
-        let mut failed = Vec::new();
+        let mut refused = Vec::new();
         let mut out = Vec::with_capacity(CHUNK);
         let mut requests = requests.into_iter().peekable();
-        while let Some((request, flags)) = requests.next() {
+        while let Some(Request { message, flags }) = requests.next() {
             self.sequence = self.sequence.wrapping_add(1);
             let ends = requests.peek().is_none() || out.len() > CHUNK - 1024;
-            put(&mut out, request, flags | if ends { NLM_F_ACK } else { 0 }, self.sequence)?;
+            put(&mut out, message, flags | if ends { NLM_F_ACK } else { 0 }, self.sequence)?;
             if ends {
                 self.socket.send_to(&out, &SocketAddr::new(0, 0), 0)?;
-                self.answers(first, &mut failed)?;
+                self.answers(first, &mut refused)?;
                 out.clear();
             }
         }
-        Ok(failed)
+        Ok(refused)
     }
 
     /// Reads errors until the acknowledgement of the last request.
-    fn answers(&mut self, first: u32, failed: &mut Vec<(usize, io::Error)>) -> io::Result<()> {
+    fn answers(&mut self, first: u32, refused: &mut Vec<RefusedRequest>) -> io::Result<()> {
         let last = self.sequence;
         let mut ended = false;
         while !ended {
             self.receive(|header, payload| {
                 if let NetlinkPayload::Error(error) = payload {
                     if error.code.is_some() {
-                        let place = header.sequence_number.wrapping_sub(first) as usize;
-                        failed.push((place, error.to_io()));
+                        let index = header.sequence_number.wrapping_sub(first) as usize;
+                        refused.push(RefusedRequest { index, error: error.to_io() });
                     }
                     ended |= header.sequence_number == last;
                 }

@@ -12,7 +12,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use coracle_cni::{
-    Backend, End, Local, Offload, Overlay, OverlayConfig, Peer, PeerKind, ProbeResult, examine,
+    Announcement, Backend, End, Local, Offload, Overlay, OverlayConfig, Peer, PeerKind, ProbeResult, examine,
 };
 use coracle_testing::{NamespaceThread, in_new_namespace_async, ip, run};
 use nix::sched::{CloneFlags, unshare};
@@ -70,7 +70,7 @@ fn addresses(number: u8) -> Vec<IpAddr> {
 /// The node with this number, as its peers see it.
 fn peer(number: u8, backend: Backend) -> (String, Peer) {
     let overlay = Overlay::open(config(number, backend)).unwrap();
-    let (kind, ends) = overlay.announced(&addresses(number));
+    let Announcement { kind, ends } = overlay.announced(&addresses(number));
     (format!("node-{number}"), Peer { cidrs: local(number).cidrs, kind, ends, bridged: true })
 }
 

@@ -26,8 +26,12 @@ const PREFETCH_PERCENT: u32 = 10;
 /// Minimum number of uses of a frequently used answer.
 const PREFETCH_USES: u32 = 2;
 
-/// Key of the cache: name and record type.
-pub(crate) type Question = (Name, RecordType);
+/// A question. It is the key of the cache.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Question {
+    pub(crate) name: Name,
+    pub(crate) kind: RecordType,
+}
 
 /// An answer and its age. The message is stored in wire format: a parsed message needs up to 100 times the memory.
 struct Entry {
@@ -122,7 +126,7 @@ impl Cache {
         }
         // Drop an older answer to the question. Otherwise the next `get` would move that answer over the new one.
         self.old.remove(&question);
-        let name_bytes = question.0.len();
+        let name_bytes = question.name.len();
         self.new_bytes += bytes;
         if let Some(before) = self.new.insert(question, entry) {
             self.new_bytes -= name_bytes + before.message.len();
@@ -131,7 +135,7 @@ impl Cache {
 }
 
 fn size(question: &Question, entry: &Entry) -> usize {
-    question.0.len() + entry.message.len()
+    question.name.len() + entry.message.len()
 }
 
 /// The time for which an answer may be used.
@@ -192,7 +196,7 @@ mod tests {
     }
 
     fn question(number: usize) -> Question {
-        (Name::from_ascii(format!("n{number}.")).unwrap(), RecordType::A)
+        Question { name: Name::from_ascii(format!("n{number}.")).unwrap(), kind: RecordType::A }
     }
 
     #[tokio::test(start_paused = true)]

@@ -4,7 +4,6 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query};
-use hickory_proto::rr::{Name, RecordType};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
 
@@ -59,10 +58,10 @@ async fn by_tcp(server: SocketAddr, query: &Message, bytes: &[u8]) -> io::Result
     Ok((answer, buffer))
 }
 
-fn query((name, kind): &Question) -> Message {
+fn query(question: &Question) -> Message {
     let mut message = Message::new(rand::random(), MessageType::Query, OpCode::Query);
     message.metadata.recursion_desired = true;
-    message.add_query(Query::query(Name::clone(name), RecordType::clone(kind)));
+    message.add_query(Query::query(question.name.clone(), question.kind));
     let mut edns = Edns::new();
     edns.set_max_payload(UDP_PAYLOAD);
     message.set_edns(edns);
@@ -83,7 +82,7 @@ fn answers(answer: &Message, query: &Message) -> bool {
 pub(crate) fn fuzz(data: &[u8]) {
     let Ok(answer) = Message::from_vec(data) else { return };
     let Some(first) = answer.queries.first() else { return };
-    let question = (first.name.clone(), first.query_type);
+    let question = Question { name: first.name.clone(), kind: first.query_type };
     let _same = answers(&answer, &query(&question));
     let mut cache = crate::cache::Cache::default();
     cache.put(question.clone(), &answer, data);

@@ -84,7 +84,7 @@ impl Upstream {
     /// Whether the question is a probe of this node that another server forwarded back. Such a server is not queried for
     /// some time.
     pub(crate) fn detect_loop(&self, question: &Question) -> bool {
-        self.servers.detect_loop(&question.0, question.1)
+        self.servers.detect_loop(&question.name, question.kind)
     }
 
     /// A cached answer that has not expired.
@@ -115,7 +115,7 @@ impl Upstream {
         };
         let outcome = self.query(&question);
         let Some(stale) = stale else { return wait(outcome).await.unwrap_or_else(server_failure) };
-        let servers = self.servers.of(&question.0);
+        let servers = self.servers.of(&question.name);
         let limit = if servers.iter().any(|server| server.is_up()) { STALE_AFTER } else { Duration::ZERO };
         match timeout(limit, wait(outcome)).await {
             Ok(Some(message)) if is_useful(&message) => message,
@@ -149,7 +149,7 @@ impl Upstream {
 
     /// Queries the servers in order until one returns a usable answer.
     async fn query_servers(self: &Arc<Self>, question: &Question) -> Message {
-        let servers = self.servers.of(&question.0);
+        let servers = self.servers.of(&question.name);
         if !servers.is_empty() && servers.iter().all(|server| !server.is_up()) {
             self.metrics.servers_down();
         }

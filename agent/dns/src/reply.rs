@@ -5,6 +5,7 @@ use std::sync::Arc;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, RecordType};
 
+use crate::cache::Question;
 use crate::exchange::UDP_PAYLOAD;
 use crate::forward::Upstream;
 use crate::zone::Zone;
@@ -26,7 +27,7 @@ pub(crate) enum Reply {
 pub(crate) struct Pending {
     reply: Message,
     query: Query,
-    question: crate::cache::Question,
+    question: Question,
 }
 
 /// Reads a message and decides the reply.
@@ -100,7 +101,7 @@ fn complete(
 }
 
 fn forward(reply: Message, query: &Query, name: hickory_proto::rr::Name, upstream: &Arc<Upstream>) -> Reply {
-    let question = (name, query.query_type);
+    let question = Question { name, kind: query.query_type };
     if upstream.detect_loop(&question) {
         return with_code(reply, ResponseCode::Refused);
     }

@@ -129,7 +129,7 @@ impl Server {
             Name::from_ascii(format!("{:x}.{:x}.", rand::random::<u64>(), rand::random::<u64>())).ok()?;
         self.with(|health| match health.probe {
             Some(_) => None,
-            None => Some((health.probe.insert(name).clone(), RecordType::HINFO)),
+            None => Some(Question { name: health.probe.insert(name).clone(), kind: RecordType::HINFO }),
         })
     }
 
@@ -381,7 +381,7 @@ mod tests {
     async fn a_server_that_returns_the_probe_is_not_queried() {
         let servers = stubs();
         let server = servers.of(&Name::from_ascii("lab.corp.example.").unwrap()).remove(0);
-        let (name, kind) = server.probe().unwrap();
+        let Question { name, kind } = server.probe().unwrap();
         assert!(server.probe().is_none(), "once");
         assert!(!servers.detect_loop(&Name::from_ascii("x.y.").unwrap(), kind));
         assert!(!servers.detect_loop(&name, RecordType::A));

@@ -121,6 +121,13 @@ struct Lookup<'a> {
     kind: RecordType,
 }
 
+/// The port in the name of an SRV record.
+#[derive(Clone, Copy)]
+struct NamedPort<'a> {
+    name: &'a str,
+    protocol: &'a str,
+}
+
 /// A target of SRV records, with one address.
 struct SrvTarget {
     port: u16,
@@ -150,7 +157,7 @@ impl Lookup<'_> {
             }
             Owner::Port { port, protocol, name, namespace } => {
                 self.of_service(namespace, name, |lookup, service, slices| {
-                    lookup.ports(service, slices, Some((port, protocol)))
+                    lookup.ports(service, slices, Some(NamedPort { name: port, protocol }))
                 })
             }
             Owner::Endpoint { host, name, namespace } => {
@@ -238,9 +245,9 @@ impl Lookup<'_> {
     }
 
     /// The SRV records of a service's ports, or of one port by name and protocol.
-    fn ports(&self, service: &Service, slices: &[Arc<EndpointSlice>], only: Option<(&str, &str)>) -> Answer {
+    fn ports(&self, service: &Service, slices: &[Arc<EndpointSlice>], only: Option<NamedPort<'_>>) -> Answer {
         let fits = |name: &str, protocol: &str| {
-            only.is_none_or(|(port, of)| port == name && protocol.eq_ignore_ascii_case(of))
+            only.is_none_or(|port| port.name == name && protocol.eq_ignore_ascii_case(port.protocol))
         };
         let Some(base) = self.zone.service_name(&key_of(service)) else { return absent() };
         let mut targets: Vec<SrvTarget> = Vec::new();

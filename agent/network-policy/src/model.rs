@@ -54,10 +54,19 @@ pub struct Model {
 }
 
 /// Tier and direction of policies.
-type Stage = (Tier, Direction);
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+struct Stage {
+    tier: Tier,
+    direction: Direction,
+}
 
-/// Policies of one tier and direction that select the same pods, in the order of their evaluation.
-type GroupKey = (Stage, Vec<u64>);
+/// Policies of one tier and direction that select the same pods.
+#[derive(Debug, PartialEq, Eq, Hash)]
+struct GroupKey {
+    stage: Stage,
+    /// In the order of their evaluation.
+    policies: Vec<u64>,
+}
 
 #[derive(Debug)]
 struct PodEntry {
@@ -287,17 +296,19 @@ impl Model {
 
     /// Puts a pod of this node into the groups of all policies that select it.
     fn restrict_by_all(&mut self, uid: &str) {
-        for place in TIERS.into_iter().flat_map(|tier| DIRECTIONS.map(|direction| (tier, direction))) {
+        for stage in TIERS.into_iter().flat_map(|tier| DIRECTIONS.map(|direction| Stage { tier, direction }))
+        {
             let Some(entry) = self.pods.get(uid).filter(|entry| entry.facts.is_local) else { return };
-            let candidates: Vec<u64> = match place.0 {
+            let candidates: Vec<u64> = match stage.tier {
                 Tier::Namespaced => {
                     self.policies_in.get(&entry.facts.namespace).into_iter().flatten().copied().collect()
                 }
                 tier => self.cluster_policies_of(tier),
             };
-            let policies = candidates.into_iter().filter(|number| self.restricts(*number, uid, place.1));
+            let policies =
+                candidates.into_iter().filter(|number| self.restricts(*number, uid, stage.direction));
             let policies = self.in_order(policies.collect());
-            self.restrict(uid, place, policies);
+            self.restrict(uid, stage, policies);
         }
     }
 
@@ -312,26 +323,27 @@ impl Model {
     }
 
     /// Changes the policies of a pod in one tier and direction.
-    fn restrict(&mut self, uid: &str, place: Stage, policies: Vec<u64>) {
-        let before = entry_policies(self.pods.get(uid), place);
+    fn restrict(&mut self, uid: &str, stage: Stage, policies: Vec<u64>) {
+        let before = entry_policies(self.pods.get(uid), stage);
         if before == policies {
             return;
         }
-        let group = (!policies.is_empty()).then(|| self.use_group((place, policies.clone())));
+        let group =
+            (!policies.is_empty()).then(|| self.use_group(GroupKey { stage, policies: policies.clone() }));
         let Some(entry) = self.pods.get_mut(uid) else { return };
         match group {
-            Some(_) => drop(entry.policies.insert(place, policies)),
-            None => drop(entry.policies.remove(&place)),
+            Some(_) => drop(entry.policies.insert(stage, policies)),
+            None => drop(entry.policies.remove(&stage)),
         }
         let (ips, number) = (entry.own_ips(), entry.number);
-        for (set, key, value) in ips.into_iter().flat_map(|ip| claims(place, ip, group)) {
+        for (set, key, value) in ips.into_iter().flat_map(|ip| claims(stage, ip, group)) {
             match group {
                 Some(_) => self.program.claim(set, &key, number, value),
                 None => self.program.remove_claim(set, &key, number),
             }
         }
         if !before.is_empty() {
-            self.release_group(&(place, before));
+            self.release_group(&GroupKey { stage, policies: before });
         }
     }
 
@@ -352,13 +364,13 @@ impl Model {
         self.remove_enforced(old, uid);
         let now = self.pods.get(uid);
         let ips_now = now.map(PodEntry::own_ips).unwrap_or_default();
-        for (place, policies) in &old.policies {
-            let still = !entry_policies(self.pods.get(uid), *place).is_empty();
+        for (stage, policies) in &old.policies {
+            let still = !entry_policies(self.pods.get(uid), *stage).is_empty();
             let ended = old.own_ips().into_iter().filter(|ip| !still || !ips_now.contains(ip));
-            for (set, key, _) in ended.flat_map(|ip| claims(*place, ip, None)) {
+            for (set, key, _) in ended.flat_map(|ip| claims(*stage, ip, None)) {
                 self.program.remove_claim(set, &key, old.number);
             }
-            self.release_group(&(*place, policies.clone()));
+            self.release_group(&GroupKey { stage: *stage, policies: policies.clone() });
         }
     }
 
@@ -368,15 +380,15 @@ impl Model {
             return group.number;
         }
         let number = self.next_number();
-        let ((tier, direction), policies) = &key;
+        let Stage { tier, direction } = key.stage;
         let line = |then| Line { peer: None, ports: None, then };
         let mut lines = Vec::new();
-        for policy in policies {
-            let built = self.use_version(*policy, *tier);
-            lines.push(line(RuleAction::Jump(Chain::Policy(built, *direction))));
+        for policy in &key.policies {
+            let built = self.use_version(*policy, tier);
+            lines.push(line(RuleAction::Jump(Chain::Policy(built, direction))));
         }
-        lines.extend((*tier == Tier::Namespaced).then(|| line(RuleAction::Drop)));
-        self.program.add_chain(Chain::Group(number), Lines { tier: *tier, direction: *direction, lines });
+        lines.extend((tier == Tier::Namespaced).then(|| line(RuleAction::Drop)));
+        self.program.add_chain(Chain::Group(number), Lines { tier, direction, lines });
         self.groups.insert(key, Group { number, users: 1 });
         number
     }
@@ -389,7 +401,7 @@ impl Model {
         }
         self.program.remove_chain(Chain::Group(group.number));
         self.groups.remove(key);
-        for policy in &key.1 {
+        for policy in &key.policies {
             self.release_version(*policy);
         }
     }
@@ -418,14 +430,15 @@ impl Model {
     }
 }
 
-fn entry_policies(entry: Option<&PodEntry>, place: Stage) -> Vec<u64> {
-    entry.and_then(|entry| entry.policies.get(&place)).cloned().unwrap_or_default()
+fn entry_policies(entry: Option<&PodEntry>, stage: Stage) -> Vec<u64> {
+    entry.and_then(|entry| entry.policies.get(&stage)).cloned().unwrap_or_default()
 }
 
 /// The elements for a pod's address in a tier and direction in which the pod has policies. NetworkPolicies never forbid
 /// packets of a pod to itself. Such packets reach the table only through a service; policies of administrators apply to
 /// them.
-fn claims((tier, direction): Stage, ip: IpAddr, group: Option<u64>) -> Vec<(Set, ElementKey, Option<u64>)> {
+fn claims(stage: Stage, ip: IpAddr, group: Option<u64>) -> Vec<(Set, ElementKey, Option<u64>)> {
+    let Stage { tier, direction } = stage;
     let mut claims = vec![(Set::Isolated(tier, direction, ip.is_ipv4()), element(ip), group)];
     if tier == Tier::Namespaced {
         claims.push((Set::Itself(direction, ip.is_ipv4()), element(ip).address(ip), None));

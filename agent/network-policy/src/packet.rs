@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use coracle_nft::{Flow, Key};
 
 use crate::blocks::is_within;
-use crate::program::{Chain, Line, Peer, Ports, Program, RuleAction, Set};
+use crate::program::{Chain, ElementId, Line, Peer, Ports, Program, RuleAction, Set};
 use crate::rules::{Direction, Tier};
 
 /// The first packet of a connection as policies match it: with the translated destination and the client's own address.
@@ -42,8 +42,8 @@ impl Program {
         let decided = |verdict: &RuleAction| *verdict != RuleAction::Pass;
         let admin = self.tier(Tier::Admin, direction, packet).filter(decided);
         let itself = Key::default().address(packet.from).address(packet.to);
-        let is_itself =
-            || self.element(&(Set::Itself(direction, is_ipv4), itself)).map(|_| RuleAction::Accept);
+        let itself = ElementId { set: Set::Itself(direction, is_ipv4), key: itself };
+        let is_itself = || self.element(&itself).map(|_| RuleAction::Accept);
         admin
             .or_else(is_itself)
             .or_else(|| self.tier(Tier::Namespaced, direction, packet))
@@ -52,7 +52,8 @@ impl Program {
 
     fn tier(&self, tier: Tier, direction: Direction, packet: &Packet) -> Option<RuleAction> {
         let pod = if direction == Direction::Egress { packet.from } else { packet.to };
-        let isolated = (Set::Isolated(tier, direction, pod.is_ipv4()), Key::default().address(pod));
+        let set = Set::Isolated(tier, direction, pod.is_ipv4());
+        let isolated = ElementId { set, key: Key::default().address(pod) };
         self.element(&isolated).flatten().and_then(|group| self.verdict(Chain::Group(group), packet))
     }
 
@@ -79,7 +80,7 @@ impl Program {
             Peer::Range(range, is_ipv4) => return is_ipv4 == peer.is_ipv4() && is_within(range, peer),
         };
         let ranges = || self.sets.get(&set).into_iter().flatten();
-        let is_element = || self.element(&(set, Key::default().address(peer))).is_some();
+        let is_element = || self.element(&ElementId { set, key: Key::default().address(peer) }).is_some();
         set.is_ipv4() == peer.is_ipv4() && (is_element() || ranges().any(|range| is_within(*range, peer)))
     }
 
@@ -91,7 +92,7 @@ impl Program {
             Ports::Range(wanted, first, last) => *wanted == protocol && (*first..=*last).contains(&port),
             Ports::Named(set) => {
                 let key = Key::default().address(to).protocol(protocol).port(port);
-                set.is_ipv4() == to.is_ipv4() && self.element(&(*set, key)).is_some()
+                set.is_ipv4() == to.is_ipv4() && self.element(&ElementId { set: *set, key }).is_some()
             }
         }
     }

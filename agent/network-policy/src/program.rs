@@ -95,8 +95,15 @@ pub(crate) struct Program {
     pub(crate) sets: HashMap<Set, Vec<Range>>,
     /// Claims of pods on elements, by the number of the pod. A pod claims elements of the addresses that it has. If two
     /// pods claim one element, the highest number decides.
-    claims: HashMap<(Set, Key), BTreeMap<u64, Element>>,
+    claims: HashMap<ElementId, BTreeMap<u64, Element>>,
     previous: PreviousObjects,
+}
+
+/// An element of a set.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ElementId {
+    pub(crate) set: Set,
+    pub(crate) key: Key,
 }
 
 /// The state before the changes: whether each changed chain or set existed, and the previous value of each changed
@@ -105,7 +112,7 @@ pub(crate) struct Program {
 struct PreviousObjects {
     chains: BTreeMap<Chain, bool>,
     sets: BTreeMap<Set, bool>,
-    elements: BTreeMap<(Set, Key), Option<Element>>,
+    elements: BTreeMap<ElementId, Option<Element>>,
 }
 
 /// The difference between two states of the table.
@@ -162,31 +169,31 @@ impl Program {
     /// Adds the claim of a pod on an element.
     pub(crate) fn claim(&mut self, set: Set, key: &Key, pod: u64, element: Element) {
         self.record_before(set, key);
-        self.claims.entry((set, key.clone())).or_default().insert(pod, element);
+        self.claims.entry(ElementId { set, key: key.clone() }).or_default().insert(pod, element);
     }
 
     pub(crate) fn remove_claim(&mut self, set: Set, key: &Key, pod: u64) {
         self.record_before(set, key);
-        let slot = (set, key.clone());
-        if let Some(claims) = self.claims.get_mut(&slot) {
+        let id = ElementId { set, key: key.clone() };
+        if let Some(claims) = self.claims.get_mut(&id) {
             claims.remove(&pod);
             if claims.is_empty() {
-                self.claims.remove(&slot);
+                self.claims.remove(&id);
             }
         }
     }
 
     fn record_before(&mut self, set: Set, key: &Key) {
-        let slot = (set, key.clone());
-        if !self.previous.elements.contains_key(&slot) {
-            let before = self.element(&slot);
-            self.previous.elements.insert(slot, before);
+        let id = ElementId { set, key: key.clone() };
+        if !self.previous.elements.contains_key(&id) {
+            let before = self.element(&id);
+            self.previous.elements.insert(id, before);
         }
     }
 
-    /// The element of a key. `None` if the set has no such element.
-    pub(crate) fn element(&self, slot: &(Set, Key)) -> Option<Element> {
-        self.claims.get(slot)?.values().next_back().copied()
+    /// The value of an element. `None` if the set has no such element.
+    pub(crate) fn element(&self, id: &ElementId) -> Option<Element> {
+        self.claims.get(id)?.values().next_back().copied()
     }
 
     /// The changes since the last call.
@@ -207,12 +214,12 @@ impl Program {
                 _ => {}
             }
         }
-        for (slot, before) in previous.elements {
-            let now = self.element(&slot);
+        for (id, before) in previous.elements {
+            let now = self.element(&id);
             if now == before {
                 continue;
             }
-            let (set, key) = slot;
+            let ElementId { set, key } = id;
             // The elements of a removed set are removed with it.
             let is_ended = changes.ended_sets.binary_search(&set).is_ok();
             if before.is_some() && !is_ended {
@@ -233,10 +240,9 @@ impl Program {
             new_chains: self.chains.keys().copied().collect(),
             ..Changes::default()
         };
-        for (set, key) in self.claims.keys() {
-            let slot = (*set, key.clone());
-            if let Some(element) = self.element(&slot) {
-                changes.new_elements.entry(*set).or_default().push((slot.1, element));
+        for id in self.claims.keys() {
+            if let Some(element) = self.element(id) {
+                changes.new_elements.entry(id.set).or_default().push((id.key.clone(), element));
             }
         }
         changes

@@ -84,8 +84,13 @@ pub(crate) enum Namespaces {
     Nodes,
 }
 
-/// Protocol and name of a container port. Without a protocol, the name selects ports of all protocols.
-pub(crate) type NamedPort = (Option<u8>, String);
+/// The name of a container port.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct NamedPort {
+    /// Without a protocol, the name selects ports of all protocols.
+    pub(crate) protocol: Option<u8>,
+    pub(crate) name: String,
+}
 
 /// A range of ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -219,7 +224,7 @@ impl PortList {
             match (&port.port, port.end_port) {
                 (None, _) => drop(ports.protocols.insert(protocol)),
                 (Some(IntOrString::String(name)), _) => {
-                    ports.named.insert((Some(protocol), name.clone()));
+                    ports.named.insert(NamedPort { protocol: Some(protocol), name: name.clone() });
                 }
                 (Some(IntOrString::Int(first)), end) => {
                     let Ok(first) = u16::try_from(*first) else { continue };

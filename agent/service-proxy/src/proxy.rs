@@ -2,10 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
-use std::sync::Arc;
 
 use coracle_nft::{Attributes, Channel, Element, INET, SetSpec, TableError, Transaction, Verb};
-use coracle_services::EndpointSlice;
+use coracle_services::ServiceState;
 use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::Service;
 
@@ -21,11 +20,16 @@ const CLIENTS_MAX: u32 = 65_536;
 /// Maximum chains and elements of a service in [`Proxy::are_small`].
 const SMALL_MAX: usize = 64;
 
-/// A service and its slices. `None` if the service does not exist.
-pub type State = (Key, Option<(Arc<Service>, Vec<Arc<EndpointSlice>>)>);
+/// The key and the state of a service. `None` if the service does not exist.
+pub type State = (Key, Option<ServiceState>);
 
-/// A service in the order of claims: its creation time, then its key.
-type Owner = (i64, Key);
+/// A service in the order of claims.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Owner {
+    /// Unix time in seconds.
+    created: i64,
+    key: Key,
+}
 
 /// The proxy's table.
 #[derive(Debug)]
@@ -210,8 +214,10 @@ impl Proxy {
         let mut difference = Difference::default();
         for (key, state) in changed {
             let (owner, program) = match &state {
-                Some((service, slices)) => (owner(&key, service), plan(service, slices, &self.node)),
-                None => ((0, key.clone()), Program::default()),
+                Some(ServiceState { service, slices }) => {
+                    (owner(&key, service), plan(service, slices, &self.node))
+                }
+                None => (Owner { created: 0, key: key.clone() }, Program::default()),
             };
             let (old_owner, old) =
                 self.applied.remove(&key).unwrap_or_else(|| (owner.clone(), AppliedProgram::default()));
@@ -341,7 +347,7 @@ fn commit_once(table: &str, transaction: Transaction<'_>) -> Result<u32, TableEr
 
 fn owner(key: &Key, service: &Service) -> Owner {
     let created = service.metadata.creation_timestamp.as_ref();
-    (created.map_or(i64::MAX, |time| time.0.as_second()), key.clone())
+    Owner { created: created.map_or(i64::MAX, |time| time.0.as_second()), key: key.clone() }
 }
 
 // === impl Difference ===

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use coracle_nft::{Attributes, Channel, NLMSG_ERROR, delete_flows, errno_of, kind_of, messages};
 use coracle_service_proxy::{NodeView, Proxy, State};
-use coracle_services::EndpointSlice;
+use coracle_services::{EndpointSlice, ServiceState};
 use coracle_testing::{bind_udp, ip, is_to_be_killed, run, run_until_killed};
 use coracle_values::object::Key;
 use nix::sys::socket::{AddressFamily, SockFlag, SockProtocol, SockType, setsockopt, socket, sockopt};
@@ -58,7 +58,7 @@ fn state(name: &str, spec: Value, endpoints: &[&str], port: u16) -> State {
         "endpoints": endpoints, "ports": [{"port": port, "protocol": protocol}]});
     let slice: EndpointSlice = serde_json::from_value(slice).unwrap();
     let service = Arc::new(serde_json::from_value(service).unwrap());
-    (Key::new("n", name), Some((service, vec![Arc::new(slice)])))
+    (Key::new("n", name), Some(ServiceState { service, slices: vec![Arc::new(slice)] }))
 }
 
 fn tcp(ip: &str) -> Value {
@@ -228,11 +228,11 @@ fn source_ranges_of_a_load_balancer_apply_to_processes_of_the_node() {
             let spec = json!({"clusterIP": "10.43.0.5", "type": "LoadBalancer",
                 "loadBalancerSourceRanges": [range], "ports": [{"port": 80, "protocol": "TCP"}]});
             let (key, state) = state("s", spec, &["10.42.0.2"], 8080);
-            let (service, slices) = state.unwrap();
+            let ServiceState { service, slices } = state.unwrap();
             let mut service = Arc::unwrap_or_clone(service);
             let status = json!({"loadBalancer": {"ingress": [{"ip": "10.43.0.9"}]}});
             service.status = serde_json::from_value(status).unwrap();
-            (key, Some((Arc::new(service), slices)))
+            (key, Some(ServiceState { service: Arc::new(service), slices }))
         };
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
         proxy.replace(node(), [with("10.42.0.0/24")]).unwrap();

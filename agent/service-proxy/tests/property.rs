@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use coracle_service_proxy::{NodeView, Proxy, State};
+use coracle_services::ServiceState;
 use coracle_testing::{in_new_namespace, run};
 use coracle_values::object::Key;
 use rand::rngs::SmallRng;
@@ -106,7 +107,7 @@ fn random_state(random: &mut SmallRng, key: Key, number: u8) -> State {
         Arc::new(serde_json::from_value(slice).unwrap())
     });
     let slices = slices.collect();
-    (key, Some((Arc::new(serde_json::from_value(service).unwrap()), slices)))
+    (key, Some(ServiceState { service: Arc::new(serde_json::from_value(service).unwrap()), slices }))
 }
 
 /// Number of changes. `CORACLE_PROPERTY_CHANGES` sets it.

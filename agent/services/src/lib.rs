@@ -10,4 +10,4 @@ mod slice;
 mod tables;
 
 pub use slice::{AddressType, Conditions, Endpoint, EndpointSlice, Hints, Named, SlicePort};
-pub use tables::{Tables, cluster_ips, is_headless};
+pub use tables::{ServiceState, Tables, cluster_ips, is_headless};

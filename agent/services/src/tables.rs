@@ -29,6 +29,15 @@ pub struct Tables {
     slices_listed: bool,
 }
 
+/// A service with its slices.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceState {
+    /// The service.
+    pub service: Arc<Service>,
+    /// Its slices.
+    pub slices: Vec<Arc<EndpointSlice>>,
+}
+
 /// The cluster IPs of a service.
 pub fn cluster_ips(service: &Service) -> impl Iterator<Item = IpAddr> {
     let spec = service.spec.as_ref();

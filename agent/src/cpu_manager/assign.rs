@@ -35,6 +35,13 @@ pub(crate) enum Order {
     Spread,
 }
 
+/// A part of the topology.
+#[derive(Clone, Copy)]
+struct Part {
+    level: Level,
+    number: u32,
+}
+
 /// CPUs that are still free, and those that are taken.
 struct Accumulator<'a> {
     topology: &'a CpuTopology,
@@ -101,8 +108,8 @@ impl<'a> Accumulator<'a> {
 
     /// Parts with free CPUs. Parts with the fewest free CPUs are first. `within` restricts them to parts of another
     /// part.
-    fn sorted(&self, level: Level, within: Option<(Level, u32)>) -> Vec<u32> {
-        let is_within = |cpu: &&Cpu| within.is_none_or(|(level, part)| cpu.part(level) == part);
+    fn sorted(&self, level: Level, within: Option<Part>) -> Vec<u32> {
+        let is_within = |cpu: &&Cpu| within.is_none_or(|part| cpu.part(part.level) == part.number);
         let parts: BTreeSet<u32> = self.free.values().filter(is_within).map(|cpu| cpu.part(level)).collect();
         let mut parts: Vec<u32> = parts.into_iter().collect();
         // The sort is stable, so parts with equal counts stay in ascending order.
@@ -112,7 +119,8 @@ impl<'a> Accumulator<'a> {
 
     /// The parts of a level, sorted within each of `parts`, the sorted parts of the outer level.
     fn sorted_within(&self, level: Level, outer: Level, parts: Vec<u32>) -> Vec<u32> {
-        parts.into_iter().flat_map(|part| self.sorted(level, Some((outer, part)))).collect()
+        let within = |number| Some(Part { level: outer, number });
+        parts.into_iter().flat_map(|number| self.sorted(level, within(number))).collect()
     }
 
     fn numa_nodes(&self) -> Vec<u32> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use coracle_cni::{End, PeerKind};
+use coracle_cni::Announcement;
 use coracle_values::go::architecture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -115,7 +115,7 @@ fn local_volumes(config: &NodeConfig, properties: &MachineProperties) -> [(&'sta
 pub(super) fn metadata_patch(
     config: &NodeConfig,
     properties: &MachineProperties,
-    announced: Option<&(PeerKind, Vec<End>)>,
+    announced: Option<&Announcement>,
     seen: &Node,
 ) -> Option<Value> {
     let mut patch = serde_json::Map::new();
@@ -127,7 +127,7 @@ pub(super) fn metadata_patch(
     }
     let held = seen.metadata.annotations.clone().unwrap_or_default();
     let mut missing: BTreeMap<_, _> = match announced {
-        Some((kind, ends)) => overlay::annotations(*kind, ends, &held),
+        Some(Announcement { kind, ends }) => overlay::annotations(*kind, ends, &held),
         // The annotations are removed together with the conditions. The reasons of the conditions show that
         // this agent wrote both: flannel uses the same annotations.
         None if !stale(config, seen.status.as_ref()).is_empty() => overlay::without_annotations(&held),

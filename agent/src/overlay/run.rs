@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use coracle_backoff::Backoff;
-use coracle_cni::{Local, Network, Overlay, OverlayError, Peer, ProbePath, ProbeResult};
+use coracle_cni::{Local, Network, Overlay, OverlayError, Peer};
 use coracle_error_chain::chain;
 use coracle_watch::{Config, Event};
 use futures::StreamExt;
@@ -17,7 +17,7 @@ use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
 use super::retest::Rounds;
-use super::test_results::TestResults;
+use super::test_results::{TestResults, TestedPath};
 use super::{State, annotation, one_of_each};
 use crate::deadline::until;
 use crate::own_address;
@@ -75,7 +75,7 @@ struct PathTests {
     results: TestResults,
     waiting: BTreeSet<String>,
     at: Option<Instant>,
-    running: Option<JoinHandle<Vec<(ProbePath, ProbeResult)>>>,
+    running: Option<JoinHandle<Vec<TestedPath>>>,
     /// Whether the overlay was applied once.
     begun: bool,
     rounds: Rounds,
@@ -97,7 +97,7 @@ enum TaskEvent {
     Test,
     /// A renewal interval of the lease has begun: some peers are tested again.
     LeaseInterval,
-    Tested(Vec<(ProbePath, ProbeResult)>),
+    Tested(Vec<TestedPath>),
     End,
 }
 
@@ -222,9 +222,9 @@ impl OverlayAgent {
     }
 
     /// Stores test results. Returns whether the tables or the reported state must be updated.
-    fn store(&self, tests: &mut PathTests, results: Vec<(ProbePath, ProbeResult)>) -> bool {
+    fn store(&self, tests: &mut PathTests, results: Vec<TestedPath>) -> bool {
         let before = (tests.results.narrow(), tests.results.fault_messages());
-        let tested = results.iter().map(|(way, _)| way.peer.clone()).collect();
+        let tested = results.iter().map(|tested| tested.path.peer.clone()).collect();
         if let Some(on) = tests.results.store(results, &self.overlay.paths(&tested)) {
             self.set_offload(on);
         }
@@ -285,9 +285,7 @@ fn test_delay(name: &str, nodes: usize) -> Duration {
 }
 
 /// The results of the running test, once. Cancel-safe: the handle is removed only after its end.
-async fn ended(
-    running: &mut Option<JoinHandle<Vec<(ProbePath, ProbeResult)>>>,
-) -> Vec<(ProbePath, ProbeResult)> {
+async fn ended(running: &mut Option<JoinHandle<Vec<TestedPath>>>) -> Vec<TestedPath> {
     let Some(test) = running else { return std::future::pending().await };
     let results = test.await;
     *running = None;
@@ -343,7 +341,8 @@ impl PathTests {
             let passes = coracle_cni::examine(&paths);
             let passes =
                 passes.inspect_err(|error| tracing::debug!(%error, "cannot test the paths to other nodes"));
-            paths.into_iter().zip(passes.unwrap_or_default()).collect()
+            let tested = paths.into_iter().zip(passes.unwrap_or_default());
+            tested.map(|(path, result)| TestedPath { path, result }).collect()
         }));
     }
 }

@@ -18,9 +18,16 @@ pub(super) struct TestResults {
     offload: Offload,
 }
 
+/// A path to a peer, with the result of its test.
+#[derive(Debug, Clone)]
+pub(super) struct TestedPath {
+    pub(super) path: ProbePath,
+    pub(super) result: ProbeResult,
+}
+
 #[derive(Debug, Default)]
 struct PeerResult {
-    paths: Vec<(ProbePath, ProbeResult)>,
+    paths: Vec<TestedPath>,
     /// Consecutive tests with a fault.
     wrong: u32,
     /// Consecutive tests in which only packets with checksum and segmentation offload were lost.
@@ -66,21 +73,20 @@ impl TestResults {
     /// Stores a test's results. Results of outdated paths are dropped: their peers were removed or changed during the
     /// test, and nothing would test those paths again. Returns the new state of checksum offload if it must be
     /// switched.
-    pub(super) fn store(
-        &mut self,
-        mut results: Vec<(ProbePath, ProbeResult)>,
-        paths: &[ProbePath],
-    ) -> Option<bool> {
+    pub(super) fn store(&mut self, mut results: Vec<TestedPath>, paths: &[ProbePath]) -> Option<bool> {
         let paths: HashSet<&ProbePath> = paths.iter().collect();
-        results.retain(|(path, _)| paths.contains(path));
-        let mut by_peer: BTreeMap<String, Vec<(ProbePath, ProbeResult)>> = BTreeMap::new();
-        for (path, probed) in results {
-            by_peer.entry(path.peer.clone()).or_default().push((path, probed));
+        results.retain(|tested| paths.contains(&tested.path));
+        let mut by_peer: BTreeMap<String, Vec<TestedPath>> = BTreeMap::new();
+        for tested in results {
+            by_peer.entry(tested.path.peer.clone()).or_default().push(tested);
         }
         for (name, paths) in by_peer {
             let known = self.peers.entry(name).or_default();
-            let wrong = paths.iter().any(|(path, probed)| probed.bytes < path.mtu || !probed.offloaded);
-            let lost_offloaded = paths.iter().any(|(_, probed)| probed.bytes > 0 && !probed.offloaded);
+            let is_wrong =
+                |TestedPath { path, result }: &TestedPath| result.bytes < path.mtu || !result.offloaded;
+            let loses_offloaded =
+                |TestedPath { result, .. }: &TestedPath| result.bytes > 0 && !result.offloaded;
+            let (wrong, lost_offloaded) = (paths.iter().any(is_wrong), paths.iter().any(loses_offloaded));
             let in_a_row = |again: bool, before: u32| if again { before + 1 } else { 0 };
             let (wrong, lost_offloaded) =
                 (in_a_row(wrong, known.wrong), in_a_row(lost_offloaded, known.lost_offloaded));
@@ -105,10 +111,10 @@ impl TestResults {
     /// Peers that do not receive full packets, with the size in bytes that they receive.
     pub(super) fn narrow(&self) -> BTreeMap<String, u32> {
         let mut narrow: BTreeMap<String, u32> = BTreeMap::new();
-        for (path, probed) in self.confirmed().filter(|(path, probed)| (1..path.mtu).contains(&probed.bytes))
-        {
-            let least = narrow.entry(path.peer.clone()).or_insert(probed.bytes);
-            *least = probed.bytes.min(*least);
+        let is_narrow = |tested: &&TestedPath| (1..tested.path.mtu).contains(&tested.result.bytes);
+        for TestedPath { path, result } in self.confirmed().filter(is_narrow) {
+            let least = narrow.entry(path.peer.clone()).or_insert(result.bytes);
+            *least = result.bytes.min(*least);
         }
         narrow
     }
@@ -123,8 +129,7 @@ impl TestResults {
 
     /// Faults, a sentence each.
     pub(super) fn fault_messages(&self) -> Vec<String> {
-        let mut all: Vec<String> =
-            self.confirmed().filter_map(|(path, probed)| fault_message(path, probed)).collect();
+        let mut all: Vec<String> = self.confirmed().filter_map(fault_message).collect();
         if self.offload == Offload::Off {
             all.push(
                 "checksum offload of the overlay is off: packets with it were lost on the way to other nodes"
@@ -134,14 +139,15 @@ impl TestResults {
         all
     }
 
-    fn confirmed(&self) -> impl Iterator<Item = (&ProbePath, ProbeResult)> {
+    fn confirmed(&self) -> impl Iterator<Item = &TestedPath> {
         let confirmed = self.peers.values().filter(|result| result.wrong >= CONFIRMED);
-        confirmed.flat_map(|result| result.paths.iter().map(|(path, probed)| (path, *probed)))
+        confirmed.flat_map(|result| &result.paths)
     }
 }
 
-fn fault_message(ProbePath { peer, to, mtu }: &ProbePath, probed: ProbeResult) -> Option<String> {
-    match probed {
+fn fault_message(tested: &TestedPath) -> Option<String> {
+    let ProbePath { peer, to, mtu } = &tested.path;
+    match tested.result {
         ProbeResult { bytes: 0, .. } => Some(format!("{peer}: no packets reach {to}")),
         ProbeResult { bytes, .. } if bytes < *mtu => {
             Some(format!("{peer}: packets to {to} pass with up to {bytes} bytes, not with {mtu}"))
@@ -157,14 +163,14 @@ fn fault_message(ProbePath { peer, to, mtu }: &ProbePath, probed: ProbeResult) -
 mod tests {
     use super::*;
 
-    fn result(peer: &str, bytes: u32, offloaded: bool) -> (ProbePath, ProbeResult) {
+    fn result(peer: &str, bytes: u32, offloaded: bool) -> TestedPath {
         let path = ProbePath { peer: peer.to_owned(), to: "10.42.1.0".parse().unwrap(), mtu: 1450 };
-        (path, ProbeResult { bytes, offloaded })
+        TestedPath { path, result: ProbeResult { bytes, offloaded } }
     }
 
     /// Stores results of unchanged paths.
-    fn store(known: &mut TestResults, results: Vec<(ProbePath, ProbeResult)>) -> Option<bool> {
-        let paths: Vec<ProbePath> = results.iter().map(|(path, _)| path.clone()).collect();
+    fn store(known: &mut TestResults, results: Vec<TestedPath>) -> Option<bool> {
+        let paths: Vec<ProbePath> = results.iter().map(|tested| tested.path.clone()).collect();
         known.store(results, &paths)
     }
 
@@ -172,9 +178,9 @@ mod tests {
     fn a_peer_that_is_removed_during_a_test_has_no_result() {
         let mut results = TestResults::default();
         let [a, b] = ["a", "b"].map(|name| result(name, 0, false));
-        results.store(vec![a.clone(), b], std::slice::from_ref(&a.0));
+        results.store(vec![a.clone(), b], std::slice::from_ref(&a.path));
         assert_eq!(results.to_retest().unwrap().0, ["a"]);
-        let other = ProbePath { to: "10.42.9.0".parse().unwrap(), ..a.0.clone() };
+        let other = ProbePath { to: "10.42.9.0".parse().unwrap(), ..a.path.clone() };
         results.remove_peer("a");
         results.store(vec![a], &[other]);
         assert_eq!(results.to_retest(), None, "it is reached by another path now");

@@ -37,6 +37,7 @@ pub(crate) use limits::LimitEviction;
 use machine::Urgency;
 pub use measured::DiskUsages;
 use measurement::{MeasuredPods, Measurement, measure};
+use plan::MeasuredPod;
 pub(crate) use plan::{grace, is_critical, is_limited, priority};
 pub(crate) use preempted::PreemptedPods;
 use soft::{Crossed, Due};
@@ -416,14 +417,14 @@ impl Eviction {
         let current = self.pods();
         let pods = measurement::still_candidates(pods, &self.candidates(&current));
         let shortage = due.shortage;
-        let Some((pod, used)) = plan::first(&pods, shortage.resource) else {
+        let Some(MeasuredPod { pod, usage }) = plan::first(&pods, shortage.resource) else {
             let resource = plan::name_of(shortage.resource);
             if self.unrelieved_disk.is_new(resource) {
                 tracing::warn!(resource, "the node is low on disk space, and no pod can be evicted");
             }
             return;
         };
-        let message = plan::message(pod, used, shortage);
+        let message = plan::message(pod, usage, shortage);
         let grace = plan::grace(pod, due.max_grace);
         let cause = EvictionCause::Pressure(plan::signal_of(shortage.resource));
         self.evict(pod, Evicted { message, cause, grace });
@@ -442,7 +443,7 @@ impl Eviction {
         }
         let candidates = self.candidates(pods);
         let measured = usage::of_machine(&self.node, &candidates).await;
-        let Some((pod, _)) = machine::first(&measured, shortage.resource) else {
+        let Some(MeasuredPod { pod, .. }) = machine::first(&measured, shortage.resource) else {
             if self.unrelieved_machine.is_new(resource) {
                 tracing::warn!(resource, "the node is low on a resource, and no pod can be evicted");
             }

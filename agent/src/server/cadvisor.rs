@@ -22,8 +22,12 @@ const NANOS_PER_MILLI: i64 = 1_000_000;
 /// The metric whose values the CRI rounds to seconds. This is too coarse for rates of mostly idle containers.
 const CPU_USAGE: &str = "container_cpu_usage_seconds_total";
 
-/// A sample, and its value with fractions if it is known.
-type Sample<'a> = (&'a Metric, Option<f64>);
+/// A sample of a metric.
+struct Sample<'a> {
+    metric: &'a Metric,
+    /// The value with fractions, if it is known.
+    exact: Option<f64>,
+}
 
 /// Answers a scrape.
 pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
@@ -76,16 +80,17 @@ fn render(descriptors: &[MetricDescriptor], pods: &[PodSandboxMetrics], cpu: &Ha
     let known: HashMap<&str, &MetricDescriptor> =
         valid.map(|descriptor| (descriptor.name.as_str(), descriptor)).collect();
     let mut families: BTreeMap<&str, Vec<Sample<'_>>> = BTreeMap::new();
-    for (metric, exact) in pods.iter().flat_map(|pod| samples(pod, cpu)) {
-        let descriptor = known.get(metric.name.as_str());
-        if descriptor.is_some_and(|known| known.label_keys.len() == metric.label_values.len()) {
-            families.entry(metric.name.as_str()).or_default().push((metric, exact));
+    for sample in pods.iter().flat_map(|pod| samples(pod, cpu)) {
+        let name = sample.metric.name.as_str();
+        let number = sample.metric.label_values.len();
+        if known.get(name).is_some_and(|descriptor| descriptor.label_keys.len() == number) {
+            families.entry(name).or_default().push(sample);
         }
     }
     let mut out = String::new();
     for (name, samples) in families {
-        if let (Some(descriptor), Some((first, _))) = (known.get(name), samples.first()) {
-            family(&mut out, descriptor, first.metric_type());
+        if let (Some(descriptor), Some(first)) = (known.get(name), samples.first()) {
+            family(&mut out, descriptor, first.metric.metric_type());
             samples.into_iter().for_each(|one| sample(&mut out, descriptor, one));
         }
     }
@@ -99,9 +104,9 @@ fn samples<'a>(pod: &'a PodSandboxMetrics, cpu: &'a HashMap<&str, f64>) -> impl 
         container
             .metrics
             .iter()
-            .map(move |metric| (metric, seconds.filter(|_| is_total_of_processors(metric))))
+            .map(move |metric| Sample { metric, exact: seconds.filter(|_| is_total_of_processors(metric)) })
     });
-    pod.metrics.iter().map(|metric| (metric, None)).chain(of_containers)
+    pod.metrics.iter().map(|metric| Sample { metric, exact: None }).chain(of_containers)
 }
 
 /// Whether a sample is the processor time on all processors together. Another runtime may have one for each processor.
@@ -128,7 +133,8 @@ fn family(out: &mut String, descriptor: &MetricDescriptor, kind: MetricType) {
     let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
 }
 
-fn sample(out: &mut String, descriptor: &MetricDescriptor, (metric, exact): Sample<'_>) {
+fn sample(out: &mut String, descriptor: &MetricDescriptor, sample: Sample<'_>) {
+    let Sample { metric, exact } = sample;
     out.push_str(&metric.name);
     for (at, (key, value)) in descriptor.label_keys.iter().zip(&metric.label_values).enumerate() {
         let _ = write!(out, "{}{key}=\"", if at == 0 { '{' } else { ',' });

@@ -16,98 +16,121 @@ use crate::runtime::Body;
 /// Nanoseconds of a millisecond, the unit of timestamps in the format.
 const NANOS_PER_MILLI: i64 = 1_000_000;
 
-/// A value, and the time in nanoseconds at which it was read. Time 0 means unknown.
-type Sample = (f64, i64);
+/// A sample of a metric.
+#[derive(Clone, Copy)]
+struct Sample {
+    value: f64,
+    /// Unix time in nanoseconds at which the value was read; 0 means unknown.
+    at: i64,
+}
 
-/// A metric: name, type and help text.
-type Metric = (&'static str, &'static str, &'static str);
+/// A metric.
+#[derive(Clone, Copy)]
+struct Metric {
+    name: &'static str,
+    /// The metric's type in Prometheus' text format.
+    kind: &'static str,
+    help: &'static str,
+}
 
-const NODE_CPU: Metric = (
+/// A metric of pods or containers.
+struct UsageMetric<T> {
+    metric: Metric,
+    /// The sample from the usage of one pod or container. None if it is unknown.
+    sample: fn(&T) -> Option<Sample>,
+}
+
+const NODE_CPU: Metric = Metric::counter(
     "node_cpu_usage_seconds_total",
-    "counter",
     "[STABLE] Cumulative cpu time consumed by the node in core-seconds",
 );
 const NODE_MEMORY: Metric =
-    ("node_memory_working_set_bytes", "gauge", "[STABLE] Current working set of the node in bytes");
-const NODE_SWAP: Metric = (
+    Metric::gauge("node_memory_working_set_bytes", "[STABLE] Current working set of the node in bytes");
+const NODE_SWAP: Metric = Metric::gauge(
     "node_swap_usage_bytes",
-    "gauge",
     "[ALPHA] Current swap usage of the node in bytes. Reported only on non-windows systems",
 );
-const SCRAPE_ERROR: Metric = (
+const SCRAPE_ERROR: Metric = Metric::gauge(
     "resource_scrape_error",
-    "gauge",
     "[STABLE] 1 if there was an error while getting container metrics, 0 otherwise",
 );
 
-/// A metric, and its sample from the usage of one pod or container. None if it is unknown.
-type Sampled<T> = (Metric, fn(&T) -> Option<Sample>);
-
 /// The metrics of containers.
-const OF_CONTAINERS: [Sampled<ContainerUsage>; 5] = [
-    (
-        (
+const OF_CONTAINERS: [UsageMetric<ContainerUsage>; 5] = [
+    UsageMetric {
+        metric: Metric::counter(
             "container_cpu_usage_seconds_total",
-            "counter",
             "[STABLE] Cumulative cpu time consumed by the container in core-seconds",
         ),
-        |one| cpu(one.stats.cpu),
-    ),
-    (
-        (
+        sample: |one| cpu(one.stats.cpu),
+    },
+    UsageMetric {
+        metric: Metric::gauge(
             "container_memory_working_set_bytes",
-            "gauge",
             "[STABLE] Current working set of the container in bytes",
         ),
-        |one| memory(one.stats.memory),
-    ),
-    (
-        (
+        sample: |one| memory(one.stats.memory),
+    },
+    UsageMetric {
+        metric: Metric::gauge(
             "container_start_time_seconds",
-            "gauge",
             "[STABLE] Start time of the container since unix epoch in seconds",
         ),
-        |one| (one.created > 0).then(|| (seconds(one.created), 0)),
-    ),
-    (
-        (
+        sample: |one| (one.created > 0).then(|| Sample { value: seconds(one.created), at: 0 }),
+    },
+    UsageMetric {
+        metric: Metric::gauge(
             "container_swap_limit_bytes",
-            "gauge",
             "[ALPHA] Current amount of the container swap limit in bytes. Reported only on non-windows systems",
         ),
-        |one| {
+        sample: |one| {
             let swap = one.stats.swap?;
             let used = swap.swap_usage_bytes.map_or(0, |used| used.value);
-            Some((bytes(swap.swap_available_bytes?.value.saturating_add(used)), swap.timestamp))
+            let value = bytes(swap.swap_available_bytes?.value.saturating_add(used));
+            Some(Sample { value, at: swap.timestamp })
         },
-    ),
-    (
-        (
+    },
+    UsageMetric {
+        metric: Metric::gauge(
             "container_swap_usage_bytes",
-            "gauge",
             "[ALPHA] Current amount of the container swap usage in bytes. Reported only on non-windows systems",
         ),
-        |one| {
+        sample: |one| {
             let swap = one.stats.swap?;
             sample(swap.swap_usage_bytes, swap.timestamp)
         },
-    ),
+    },
 ];
 
 /// The metrics of pods.
-const OF_PODS: [Sampled<PodUsage>; 2] = [
-    (
-        (
+const OF_PODS: [UsageMetric<PodUsage>; 2] = [
+    UsageMetric {
+        metric: Metric::counter(
             "pod_cpu_usage_seconds_total",
-            "counter",
             "[STABLE] Cumulative cpu time consumed by the pod in core-seconds",
         ),
-        |pod| cpu(pod.stats.cpu),
-    ),
-    (("pod_memory_working_set_bytes", "gauge", "[STABLE] Current working set of the pod in bytes"), |pod| {
-        memory(pod.stats.memory)
-    }),
+        sample: |pod| cpu(pod.stats.cpu),
+    },
+    UsageMetric {
+        metric: Metric::gauge(
+            "pod_memory_working_set_bytes",
+            "[STABLE] Current working set of the pod in bytes",
+        ),
+        sample: |pod| memory(pod.stats.memory),
+    },
 ];
+
+// === impl Metric ===
+
+impl Metric {
+    const fn counter(name: &'static str, help: &'static str) -> Self {
+        Self { name, kind: "counter", help }
+    }
+
+    const fn gauge(name: &'static str, help: &'static str) -> Self {
+        Self { name, kind: "gauge", help }
+    }
+}
 
 /// Answers a scrape. As upstream, an error of the runtime is a metric.
 pub(super) async fn resource_metrics(backend: &Backend) -> Response<Body> {
@@ -117,40 +140,41 @@ pub(super) async fn resource_metrics(backend: &Backend) -> Response<Body> {
             apart(move || {
                 let mut text = of_node(&NodeUsage::now(), now);
                 text.push_str(&of_pods(&pods));
-                text.push_str(&plain(SCRAPE_ERROR, (0.0, 0)));
+                text.push_str(&plain(SCRAPE_ERROR, Sample { value: 0.0, at: 0 }));
                 exposition(text)
             })
             .await
         }
         Err(error) => {
             tracing::warn!(error = error.message(), "cannot get the usage of pods for a scrape");
-            exposition(plain(SCRAPE_ERROR, (1.0, 0)))
+            exposition(plain(SCRAPE_ERROR, Sample { value: 1.0, at: 0 }))
         }
     }
 }
 
 fn of_node(node: &NodeUsage, now: i64) -> String {
+    let sample = |value| Sample { value, at: now };
     let cpu = Duration::from_nanos(node.cpu_nanos).as_secs_f64();
     [
-        plain(NODE_CPU, (cpu, now)),
-        plain(NODE_MEMORY, (bytes(node.memory_working_set), now)),
-        plain(NODE_SWAP, (bytes(node.swap_used), now)),
+        plain(NODE_CPU, sample(cpu)),
+        plain(NODE_MEMORY, sample(bytes(node.memory_working_set))),
+        plain(NODE_SWAP, sample(bytes(node.swap_used))),
     ]
     .concat()
 }
 
 fn of_pods(pods: &[PodUsage]) -> String {
     let mut out = String::new();
-    for (metric, value) in OF_CONTAINERS {
+    for UsageMetric { metric, sample } in OF_CONTAINERS {
         let containers = pods.iter().flat_map(|pod| pod.containers.iter().map(move |one| (pod, one)));
         let samples = containers.filter_map(|(pod, one)| {
             let labels = format!("container=\"{}\",{}", escaped(&one.name), labels(pod));
-            Some((labels, value(one)?))
+            Some((labels, sample(one)?))
         });
         family(&mut out, metric, samples);
     }
-    for (metric, value) in OF_PODS {
-        family(&mut out, metric, pods.iter().filter_map(|pod| Some((labels(pod), value(pod)?))));
+    for UsageMetric { metric, sample } in OF_PODS {
+        family(&mut out, metric, pods.iter().filter_map(|pod| Some((labels(pod), sample(pod)?))));
     }
     out
 }
@@ -165,13 +189,14 @@ fn escaped(text: &str) -> String {
 }
 
 /// A metric with its samples. One without samples is left out.
-fn family(out: &mut String, (name, kind, help): Metric, samples: impl Iterator<Item = (String, Sample)>) {
+fn family(out: &mut String, metric: Metric, samples: impl Iterator<Item = (String, Sample)>) {
+    let Metric { name, kind, help } = metric;
     let mut samples = samples.peekable();
     if samples.peek().is_some() {
         // Writing to a string cannot fail.
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
     }
-    for (labels, (value, at)) in samples {
+    for (labels, Sample { value, at }) in samples {
         let labels = if labels.is_empty() { labels } else { format!("{{{labels}}}") };
         let _ = match at / NANOS_PER_MILLI {
             0 => writeln!(out, "{name}{labels} {value}"),
@@ -190,7 +215,7 @@ fn plain(metric: Metric, sample: Sample) -> String {
 fn cpu(cpu: Option<CpuUsage>) -> Option<Sample> {
     let cpu = cpu?;
     let used = Duration::from_nanos(cpu.usage_core_nano_seconds?.value);
-    Some((used.as_secs_f64(), cpu.timestamp))
+    Some(Sample { value: used.as_secs_f64(), at: cpu.timestamp })
 }
 
 fn memory(memory: Option<MemoryUsage>) -> Option<Sample> {
@@ -199,7 +224,7 @@ fn memory(memory: Option<MemoryUsage>) -> Option<Sample> {
 }
 
 fn sample(value: Option<UInt64Value>, at: i64) -> Option<Sample> {
-    Some((bytes(value?.value), at))
+    Some(Sample { value: bytes(value?.value), at })
 }
 
 fn bytes(value: u64) -> f64 {

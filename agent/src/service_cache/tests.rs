@@ -144,7 +144,7 @@ async fn after_a_boot_without_the_api_server_services_have_the_new_addresses_of_
     assert!(*next.has_stored().borrow());
     let key = ObjectKey::new("ns", "web");
     let addresses = || -> Vec<String> {
-        let slices = next.state(&key).unwrap().1;
+        let slices = next.state(&key).unwrap().slices;
         let all = slices.iter().flat_map(|slice| &slice.endpoints);
         all.map(|endpoint| endpoint.address.unwrap().to_string()).collect()
     };
@@ -278,7 +278,7 @@ async fn a_pod_of_this_node_that_is_not_ready_leaves_its_services_at_once() {
         "addressType": "IPv4", "endpoints": [{"addresses": ["10.42.0.2"]}], "ports": [{"port": 80}]});
     cache.apply_slice_event(Event::Apply(serde_json::from_value(slice).unwrap()), &mut Vec::new());
     let (key, changes) = (ObjectKey::new("ns", "web"), cache.subscribe());
-    let is_ready = || cache.state(&key).unwrap().1[0].endpoints[0].conditions.is_ready();
+    let is_ready = || cache.state(&key).unwrap().slices[0].endpoints[0].conditions.is_ready();
     let pod = |is_ready| LocalPod {
         uid: "u",
         addresses: vec!["10.42.0.2".parse().unwrap()],
@@ -305,7 +305,7 @@ async fn slices_with_the_headless_label_take_no_traffic() {
         let slice = json!({"metadata": {"namespace": "ns", "name": "s", "labels": labels}, "addressType": "IPv4",
             "endpoints": [{"addresses": ["10.42.0.2"]}], "ports": [{"port": 80}]});
         cache.apply_slice_event(Event::Apply(serde_json::from_value(slice).unwrap()), &mut Vec::new());
-        (cache.state(&key).unwrap().1.len(), cache.read(|tables| tables.slices(&key).len()))
+        (cache.state(&key).unwrap().slices.len(), cache.read(|tables| tables.slices(&key).len()))
     };
     assert_eq!(count(json!({"kubernetes.io/service-name": "web"})), (1, 1));
     let headless = json!({"kubernetes.io/service-name": "web", "service.kubernetes.io/headless": ""});

@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 
 use coracle_cri::fair_permits::FairPermits;
 use coracle_error_chain::chain;
+use coracle_threads::off_worker;
 use futures::future::{BoxFuture, FutureExt, select_all};
 use k8s_openapi::api::core::v1::{Pod, ServiceAccountTokenProjection};
-use tokio::runtime::{Handle, RuntimeFlavor};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
@@ -196,12 +196,6 @@ fn delay_after(duration: Duration) -> Duration {
     duration.saturating_mul(DELAY_FACTOR).min(DELAY_MAX)
 }
 
-/// Runs long work of a task. Before the work starts, tokio moves the other tasks of this thread to another thread.
-fn off_the_workers<T>(work: impl FnOnce() -> T) -> T {
-    let is_worker = Handle::try_current().is_ok_and(|own| own.runtime_flavor() == RuntimeFlavor::MultiThread);
-    if is_worker { tokio::task::block_in_place(work) } else { work() }
-}
-
 /// Writes all volumes. Returns the time until the next token is due.
 async fn refresh(ctx: &VolumeContext, pod: &Pod, sources: &[Source]) -> Option<Duration> {
     let mut next: Option<Duration> = None;
@@ -297,7 +291,7 @@ impl Source {
         let is_large = self.weight(&found) > LARGE;
         let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
         let _turn = if is_large { Some(LARGE_WRITES.take(namespace).await) } else { None };
-        if is_large { off_the_workers(|| self.put(ctx, pod, found)) } else { self.put(ctx, pod, found) }
+        if is_large { off_worker(|| self.put(ctx, pod, found)) } else { self.put(ctx, pod, found) }
     }
 
     /// Writes the files of all parts. The function is synchronous, so that few copies of files exist at the same time

@@ -13,7 +13,7 @@ use super::address::{address_message, route_message};
 use super::{Link, failed};
 use crate::error::Error;
 use crate::netns::Netns;
-use crate::route_socket::{Request, RouteSocket};
+use crate::route_socket::{RefusedRequest, Request, RouteSocket};
 use crate::spec::result::Route;
 
 /// `LOOPBACK_IFINDEX`: the loopback of every namespace.
@@ -37,8 +37,22 @@ pub(crate) struct Setup {
     pub(crate) routes: Vec<Route>,
 }
 
-/// Description of one change, for errors.
+/// The other end of the pair.
+struct HostEnd {
+    /// A socket of the host's namespace.
+    socket: RouteSocket,
+    /// Index of the interface.
+    index: u32,
+}
+
+/// One change, with its description for errors.
 struct Step {
+    request: Request,
+    description: Description,
+}
+
+/// Description of one change, for errors.
+struct Description {
     action: &'static str,
     what: String,
     /// Error number that counts as success, because the state is already the desired one.
@@ -47,7 +61,7 @@ struct Step {
 
 /// Sets the loopback up.
 pub(crate) async fn loopback_up(netns: &Netns) -> Result<(), Error> {
-    netns.visit(|| send_all(&mut open()?, vec![(Step::new("set up", "lo"), up(LOOPBACK))])).await?
+    netns.visit(|| send_all(&mut open()?, vec![Step::new("set up", "lo", up(LOOPBACK))])).await?
 }
 
 // === impl Setup ===
@@ -57,11 +71,12 @@ impl Setup {
     pub(crate) async fn apply(self, netns: &Netns, ifname: &str) -> Result<Link, Error> {
         let ifname = ifname.to_owned();
         // Opened here, so it belongs to the host's namespace.
-        let host_end = self.host_end.map(|index| Ok::<_, Error>((open()?, index))).transpose()?;
+        let host_end =
+            self.host_end.map(|index| open().map(|socket| HostEnd { socket, index })).transpose()?;
         netns.visit(move || self.assign(&ifname, host_end)).await?
     }
 
-    fn assign(&self, ifname: &str, host_end: Option<(RouteSocket, u32)>) -> Result<Link, Error> {
+    fn assign(&self, ifname: &str, host_end: Option<HostEnd>) -> Result<Link, Error> {
         let mut socket = open()?;
         let mut request = LinkMessage::default();
         request.attributes.push(LinkAttribute::IfName(ifname.to_owned()));
@@ -71,9 +86,10 @@ impl Setup {
                 _ => return Err(failed("look up", ifname)(io::Error::from(io::ErrorKind::InvalidData))),
             };
         let mut steps = self.preparation(&link);
-        if let Some((mut host, index)) = host_end {
+        if let Some(mut host) = host_end {
             send_all(&mut socket, std::mem::take(&mut steps))?;
-            send_all(&mut host, vec![(Step::new("set up the other end of", ifname), up(index))])?;
+            let step = Step::new("set up the other end of", ifname, up(host.index));
+            send_all(&mut host.socket, vec![step])?;
         }
         steps.extend(self.activation(&link));
         send_all(&mut socket, steps)?;
@@ -81,31 +97,32 @@ impl Setup {
     }
 
     /// The steps before the interface is up.
-    fn preparation(&self, link: &Link) -> Vec<(Step, Request)> {
+    fn preparation(&self, link: &Link) -> Vec<Step> {
         let addresses = self.addresses.iter().map(|address| {
             let message = RouteNetlinkMessage::NewAddress(address_message(link, *address, self.detect));
-            (Step::new("add address", &address.to_string()), (message, NLM_F_CREATE | NLM_F_REPLACE))
+            let request = Request::new(message, NLM_F_CREATE | NLM_F_REPLACE);
+            Step::new("add address", &address.to_string(), request)
         });
         let no_link_local = self.no_link_local.then(|| {
-            let step = Step::new("disable the link-local address of", &link.name);
+            let step = Step::new("disable the link-local address of", &link.name, no_link_local(link.index));
             // A kernel without IPv6 assigns no link-local address.
-            (Step { ignored: Some(libc::EAFNOSUPPORT), ..step }, no_link_local(link.index))
+            step.ignoring(libc::EAFNOSUPPORT)
         });
         addresses.chain(no_link_local).collect()
     }
 
     /// The steps that set the interface up, and those that need an interface that is up.
-    fn activation(&self, link: &Link) -> Vec<(Step, Request)> {
+    fn activation(&self, link: &Link) -> Vec<Step> {
         let routes = self.routes.iter().map(|route| {
             let message = RouteNetlinkMessage::NewRoute(route_message(link, route));
             let what = match route.gw {
                 Some(gateway) => format!("{} via {gateway}", route.dst),
                 None => route.dst.to_string(),
             };
-            let step = Step { ignored: Some(libc::EEXIST), ..Step::new("add the route", &what) };
-            (step, (message, NLM_F_CREATE | NLM_F_EXCL))
+            let request = Request::new(message, NLM_F_CREATE | NLM_F_EXCL);
+            Step::new("add the route", &what, request).ignoring(libc::EEXIST)
         });
-        let up = self.up.then(|| (Step::new("set up", &link.name), up(link.index)));
+        let up = self.up.then(|| Step::new("set up", &link.name, up(link.index)));
         up.into_iter().chain(routes).collect()
     }
 }
@@ -113,8 +130,15 @@ impl Setup {
 // === impl Step ===
 
 impl Step {
-    fn new(action: &'static str, what: &str) -> Self {
-        Self { action, what: what.to_owned(), ignored: None }
+    fn new(action: &'static str, what: &str, request: Request) -> Self {
+        let description = Description { action, what: what.to_owned(), ignored: None };
+        Self { request, description }
+    }
+
+    /// The same change. This error number counts as success.
+    fn ignoring(mut self, errno: i32) -> Self {
+        self.description.ignored = Some(errno);
+        self
     }
 }
 
@@ -123,23 +147,24 @@ fn open() -> Result<RouteSocket, Error> {
 }
 
 fn up(index: u32) -> Request {
-    (RouteNetlinkMessage::SetLink(LinkUnspec::new_with_index(index).up().build()), 0)
+    Request::new(RouteNetlinkMessage::SetLink(LinkUnspec::new_with_index(index).up().build()), 0)
 }
 
 fn no_link_local(index: u32) -> Request {
     let mut message = LinkUnspec::new_with_index(index).build();
     let none = vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)];
     message.attributes.push(LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(none)]));
-    (RouteNetlinkMessage::SetLink(message), 0)
+    Request::new(RouteNetlinkMessage::SetLink(message), 0)
 }
 
 /// Sends all changes. Returns the first error.
-fn send_all(socket: &mut RouteSocket, steps: Vec<(Step, Request)>) -> Result<(), Error> {
-    let (steps, requests): (Vec<Step>, Vec<Request>) = steps.into_iter().unzip();
+fn send_all(socket: &mut RouteSocket, steps: Vec<Step>) -> Result<(), Error> {
+    let (descriptions, requests): (Vec<Description>, Vec<Request>) =
+        steps.into_iter().map(|step| (step.description, step.request)).unzip();
     let refused =
         socket.batch(requests).map_err(|source| Error::Socket { action: "set up an interface", source })?;
-    for (place, error) in refused {
-        match steps.get(place) {
+    for RefusedRequest { index, error } in refused {
+        match descriptions.get(index) {
             Some(step) if step.ignored.is_some() && step.ignored == error.raw_os_error() => {}
             Some(step) => return Err(failed(step.action, &step.what)(error)),
             None => return Err(Error::Socket { action: "set up an interface", source: error }),
@@ -172,7 +197,7 @@ mod tests {
     fn the_end_on_the_host_is_set_up_even_if_the_interface_stays_down() {
         in_new_namespace(|| {
             ip("link add host0 type veth peer name eth0");
-            let host_end = || Some((open().unwrap(), find("host0").index));
+            let host_end = || Some(HostEnd { socket: open().unwrap(), index: find("host0").index });
             let are_up = || ["host0", "eth0"].map(|name| find(name).up);
             assert_eq!(are_up(), [false, false]);
             Setup::default().assign("eth0", host_end()).unwrap();

@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 use super::{failed, no_socket};
 use crate::error::Error;
 use crate::netns::Netns;
-use crate::route_socket::RouteSocket;
+use crate::route_socket::{Request, RouteSocket};
 use crate::sysctl;
 
 /// Held while a pair is made and IPv6 is disabled on its end on the host. The kernel does not wait for its lock of links
@@ -43,11 +43,11 @@ impl Pair<'_> {
         let message = RouteNetlinkMessage::NewLink(self.message(host_mac, netns));
         let mut socket = RouteSocket::open().map_err(no_socket)?;
         let refused = socket
-            .batch(vec![(message, NLM_F_EXCL | NLM_F_CREATE)])
+            .batch(vec![Request::new(message, NLM_F_EXCL | NLM_F_CREATE)])
             .map_err(|source| Error::Socket { action: "create a veth pair", source })?;
         match refused.into_iter().next() {
-            Some((_, error)) if error.raw_os_error() == Some(libc::EEXIST) => return Ok(false),
-            Some((_, error)) => return Err(failed("create veth", self.host)(error)),
+            Some(refused) if refused.error.raw_os_error() == Some(libc::EEXIST) => return Ok(false),
+            Some(refused) => return Err(failed("create veth", self.host)(refused.error)),
             None => {}
         }
         // The port must not process packets itself: a bridge passes frames to the addresses 01:80:c2:00:00:0X to the

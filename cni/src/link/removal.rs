@@ -14,7 +14,7 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rtnetlink::packet_core::NetlinkPayload;
 use tokio::sync::Semaphore;
 
-use crate::route_socket::RouteSocket;
+use crate::route_socket::{Request, RouteSocket};
 
 /// Maximum concurrent removals that wait for the kernel. Each one occupies one of the node's few blocking threads.
 static WAITING: Semaphore = Semaphore::const_new(4);
@@ -34,8 +34,8 @@ pub(super) async fn remove(index: u32) -> io::Result<()> {
         let _permit = permit;
         let mut message = LinkMessage::default();
         message.header.index = index;
-        match socket.batch(vec![(RouteNetlinkMessage::DelLink(message), 0)])?.pop() {
-            Some((_, error)) if error.raw_os_error() != Some(libc::ENODEV) => Err(error),
+        match socket.batch(vec![Request::new(RouteNetlinkMessage::DelLink(message), 0)])?.pop() {
+            Some(refused) if refused.error.raw_os_error() != Some(libc::ENODEV) => Err(refused.error),
             _ => Ok(()),
         }
     });

@@ -20,7 +20,7 @@ use super::message::{
     read_address, read_forward, read_neighbour,
 };
 use super::plan::{Change, Device, Kind, OutInterface, Port, Route, Tables, Uplink};
-use crate::route_socket::{Request, RouteSocket};
+use crate::route_socket::{RefusedRequest, Request, RouteSocket};
 use crate::sysctl;
 
 /// Maximum attempts of a dump. A dump is repeated if the table changes during the dump.
@@ -58,8 +58,8 @@ impl Kernel {
 
     /// Whether the kernel supports VXLAN. Without support, a request for a device without VNI fails with EOPNOTSUPP.
     pub(crate) fn has_vxlan(&mut self) -> Result<bool, OverlayError> {
-        let refused = self.send(vec![(device::impossible(), NLM_F_CREATE | NLM_F_EXCL)])?;
-        Ok(refused.iter().all(|(_, error)| error.raw_os_error() != Some(libc::EOPNOTSUPP)))
+        let refused = self.send(vec![Request::new(device::impossible(), NLM_F_CREATE | NLM_F_EXCL)])?;
+        Ok(refused.iter().all(|refused| refused.error.raw_os_error() != Some(libc::EOPNOTSUPP)))
     }
 
     pub(crate) fn name(&self, port: Port) -> Option<&str> {
@@ -173,7 +173,7 @@ impl Kernel {
     ) -> Result<Result<(), OverlayError>, OverlayError> {
         let name = self.names.get(&port).cloned().unwrap_or_default();
         let made = match device::make(&name, wanted) {
-            Some(message) => self.send_one(change, (message, NLM_F_CREATE | NLM_F_EXCL)),
+            Some(message) => self.send_one(change, Request::new(message, NLM_F_CREATE | NLM_F_EXCL)),
             None => Ok(()),
         };
         let Some(link) = self.link(LinkId::Name(&name))? else {
@@ -182,14 +182,15 @@ impl Kernel {
         };
         self.indexes.insert(port, link.header.index);
         // A kernel without IPv6 refuses this; the error is ignored.
-        self.send(vec![(device::without_own_address(link.header.index), 0)])?;
+        self.send(vec![Request::new(device::without_own_address(link.header.index), 0)])?;
         // Pods can send packets that look like packets of peers to the device's UDP port. So the device ignores router
         // advertisements.
         let made = made.and(
             sysctl::no_router_advertisements(&name)
                 .map_err(|source| OverlayError::Parameter { name: name.clone(), source: Box::new(source) }),
         );
-        Ok(made.and(self.send_one(change, (device::set(link.header.index, wanted), 0))))
+        let set = Request::new(device::set(link.header.index, wanted), 0);
+        Ok(made.and(self.send_one(change, set)))
     }
 
     /// The reason why a device does not exist although the kernel did not refuse it.
@@ -213,9 +214,9 @@ impl Kernel {
     }
 
     fn send_one(&mut self, change: &Change, request: Request) -> Result<(), OverlayError> {
-        let failed = self.send(vec![request])?;
-        match failed.into_iter().next() {
-            Some((_, source)) if is_reported(change, &source) => {
+        let refused = self.send(vec![request])?;
+        match refused.into_iter().next() {
+            Some(RefusedRequest { error: source, .. }) if is_reported(change, &source) => {
                 Err(OverlayError::Change { what: describe(change, &self.names), source })
             }
             _ => Ok(()),
@@ -228,21 +229,21 @@ impl Kernel {
             if let Change::SetDevice(port, wanted) = change
                 && let Some(index) = self.indexes.get(port)
             {
-                requests.extend(device::move_message(*index, wanted).map(|message| (message, 0)));
+                requests.extend(device::move_message(*index, wanted).map(|message| Request::new(message, 0)));
             }
             requests.extend(self.request(change));
             of.resize(requests.len(), *change);
         }
-        let failed = self.send(requests)?;
-        let mut failed = failed.into_iter().filter_map(|(place, source)| {
-            let change = of.get(place)?;
+        let refused = self.send(requests)?;
+        let mut failed = refused.into_iter().filter_map(|RefusedRequest { index, error: source }| {
+            let change = of.get(index)?;
             let what = || describe(change, &self.names);
             is_reported(change, &source).then(|| OverlayError::Change { what: what(), source })
         });
         failed.next().map_or(Ok(()), Err)
     }
 
-    fn send(&mut self, requests: Vec<Request>) -> Result<Vec<(usize, io::Error)>, OverlayError> {
+    fn send(&mut self, requests: Vec<Request>) -> Result<Vec<RefusedRequest>, OverlayError> {
         let sent = self.socket.batch(requests);
         sent.map_err(|source| OverlayError::Socket { action: "send changes", source })
     }
@@ -251,7 +252,7 @@ impl Kernel {
     fn request(&self, change: &Change) -> Option<Request> {
         let index = |port: &Port| self.indexes.get(port).copied();
         let set = NLM_F_CREATE | NLM_F_REPLACE;
-        Some(match change {
+        let (message, flags) = match change {
             Change::SetDevice(port, wanted) => (device::set(index(port)?, wanted), 0),
             Change::AddAddress(port, ip) => {
                 (RouteNetlinkMessage::NewAddress(address(index(port)?, *ip)), set)
@@ -276,7 +277,8 @@ impl Kernel {
             }
             Change::RemoveRoute(to, _) => (RouteNetlinkMessage::DelRoute(old_route(*to, self.protocol)), 0),
             Change::RemoveDevice(_) | Change::MakeDevice(..) => return None,
-        })
+        };
+        Some(Request { message, flags })
     }
 
     /// Number of our routes (`rtm_protocol`).

@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use netlink_packet_route::RouteNetlinkMessage;
 use netlink_packet_route::link::{LinkAttribute, LinkMessage};
 
-use crate::route_socket::RouteSocket;
+use crate::route_socket::{Request, RouteSocket};
 
 /// Origin of the checksums of a device's packets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,9 +53,9 @@ pub(crate) fn set(name: &str, on: bool) -> io::Result<()> {
         vec![LinkAttribute::IfName(name.to_owned()), LinkAttribute::IfAlias(alias.to_owned())];
     // The alias is set before the offload is switched off: after a crash in between, the next start would take the
     // setting for an administrator's.
-    let failed = RouteSocket::open()?.batch(vec![(RouteNetlinkMessage::SetLink(message), 0)])?;
-    match failed.into_iter().next() {
-        Some((_, error)) => Err(error),
+    let refused = RouteSocket::open()?.batch(vec![Request::new(RouteNetlinkMessage::SetLink(message), 0)])?;
+    match refused.into_iter().next() {
+        Some(refused) => Err(refused.error),
         None => checksum_command(name, SET_CHECKSUMS, on.into()).map(drop),
     }
 }

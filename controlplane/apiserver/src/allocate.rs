@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::{
-    cache::{ALLOCATIONS, Allocated, Cache, key_of},
+    cache::{ALLOCATIONS, Allocated, Cache, ServiceCidrRange, key_of},
     error::{ApiError, Result},
     object_meta::text,
     service_range::{ServiceRange, ServiceRanges},
@@ -273,11 +273,11 @@ fn cluster_ips(
 /// The configured range, and the usable ranges of ServiceCIDRs of its family. The configured range is excluded if
 /// ServiceCIDRs with this range exist but none of them is usable, for example during a deletion. After a change of the
 /// setting no ServiceCIDR has the configured range, and it is included.
-fn usable(configured: ServiceRange, known: &[(ServiceRange, bool)]) -> Vec<ServiceRange> {
-    let mut same = known.iter().filter(|(range, _)| *range == configured).peekable();
-    let is_open = same.peek().is_none() || same.any(|(_, is_usable)| *is_usable);
+fn usable(configured: ServiceRange, known: &[ServiceCidrRange]) -> Vec<ServiceRange> {
+    let mut same = known.iter().filter(|one| one.range == configured).peekable();
+    let is_open = same.peek().is_none() || same.any(|one| one.is_usable);
     let mut all: Vec<ServiceRange> = Some(configured).into_iter().filter(|_| is_open).collect();
-    for (range, is_usable) in known {
+    for ServiceCidrRange { range, is_usable } in known {
         if *is_usable && range.is_ipv4() == configured.is_ipv4() && !all.contains(range) {
             all.push(*range);
         }
@@ -568,7 +568,9 @@ mod tests {
     fn usable_ranges_of_the_family_extend_the_configured_one() {
         let configured = range("10.43.0.0/16");
         let of = |known: &[(&str, bool)]| {
-            let known: Vec<_> = known.iter().map(|(network, usable)| (range(network), *usable)).collect();
+            let known = known.iter().map(|(network, is_usable)| (range(network), *is_usable));
+            let known: Vec<_> =
+                known.map(|(range, is_usable)| ServiceCidrRange { range, is_usable }).collect();
             usable(configured, &known).iter().map(ToString::to_string).collect::<Vec<_>>()
         };
         assert_eq!(of(&[]), ["10.43.0.0/16"]);

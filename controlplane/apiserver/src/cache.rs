@@ -34,7 +34,7 @@ use crate::{
     error::{ApiError, Result},
     superseded::SupersededObjects,
 };
-pub(crate) use allocated::Allocated;
+pub(crate) use allocated::{Allocated, ServiceCidrRange};
 pub(crate) use change::{Change, Scope};
 pub(crate) use collection::Collection;
 #[cfg(test)]

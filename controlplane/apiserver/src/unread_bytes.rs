@@ -41,8 +41,12 @@ pub(crate) const SLOT_BYTES: usize = 32;
 /// Number of elements for which an empty map keeps memory reserved.
 const KEPT_CAPACITY: usize = 14;
 
-/// Identity of bytes: address and length. It is unique only while the bytes are in memory.
-type Identity = (usize, usize);
+/// Identity of bytes. It is unique only while the bytes are in memory.
+#[derive(Clone, Copy, Default, PartialEq, Eq, Hash)]
+struct Identity {
+    address: usize,
+    length: usize,
+}
 
 /// Bytes that count for a reader.
 #[derive(Clone, Copy)]
@@ -134,11 +138,11 @@ struct HeldBytes {
 }
 
 fn identity(bytes: &Bytes) -> Identity {
-    (bytes.as_ptr().addr(), bytes.len())
+    Identity { address: bytes.as_ptr().addr(), length: bytes.len() }
 }
 
-fn counted((_, length): Identity) -> usize {
-    length.min(MAX_COUNTED_BYTES)
+fn counted(identity: Identity) -> usize {
+    identity.length.min(MAX_COUNTED_BYTES)
 }
 
 /// Removes a reference. Returns whether it was the last reference.
@@ -165,7 +169,7 @@ fn release_if_empty<K: Eq + Hash, V>(map: &mut HashMap<K, V>) {
 impl Piece {
     /// An event in a queue, and the object that it keeps in memory.
     fn event(object: Option<&Bytes>) -> Self {
-        Self { shared: object.map_or((0, 0), identity), own: SLOT_BYTES }
+        Self { shared: object.map_or_else(Identity::default, identity), own: SLOT_BYTES }
     }
 
     /// Number of bytes, including those that others may share.
@@ -288,8 +292,8 @@ impl Reader {
     /// Counts the memory of a list, without the memory to which its elements refer. The list must exist at this address
     /// until the result is dropped. Returns `None` where [`Self::add`] returns false.
     pub(crate) fn hold_list<T>(self: &Arc<Self>, list: &[T]) -> Option<HeldList> {
-        let identity = (list.as_ptr().addr(), size_of_val(list));
-        if identity.1 < MIN_HELD_BYTES {
+        let identity = Identity { address: list.as_ptr().addr(), length: size_of_val(list) };
+        if identity.length < MIN_HELD_BYTES {
             return Some(HeldList(None));
         }
         self.count(identity.into()).then(|| HeldList(Some((identity, self.clone()))))

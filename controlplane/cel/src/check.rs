@@ -7,7 +7,7 @@ use crate::access::{AUTHORIZER, RESOURCE_CHECK};
 use crate::environment::{CompileError, Environment, SHARED};
 use crate::functions::signatures::{self, Found};
 use crate::parse::{
-    Comprehension, Expr, Kind, Literal, MapEntry, OptionalMap, Position, StructureField, position,
+    Comprehension, Expr, Kind, ListItem, Literal, MapEntry, OptionalMap, Position, StructureField, position,
 };
 use crate::types::{DYN, Type};
 use crate::value::structure;
@@ -106,9 +106,9 @@ impl<'a> Checker<'a> {
         }
     }
 
-    fn list(&mut self, items: &'a [(Expr, bool)]) -> Checked {
+    fn list(&mut self, items: &'a [ListItem]) -> Checked {
         let mut kind = None;
-        for (item, optional) in items {
+        for ListItem { expr: item, optional } in items {
             let found = self.kind(item)?;
             let found = if *optional { unwrap(found) } else { found };
             self.same_type(item, kind.as_ref(), &found)?;

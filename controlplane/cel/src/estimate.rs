@@ -14,7 +14,7 @@ use bounds::{Origin, Step};
 use size::{Size, count};
 
 use crate::check::Types;
-use crate::parse::{Comprehension, Expr, Kind, Literal, MapEntry, OptionalMap};
+use crate::parse::{Comprehension, Expr, Kind, ListItem, Literal, MapEntry, OptionalMap};
 use crate::types::Type;
 
 /// The base costs of new lists, maps and objects.
@@ -140,10 +140,10 @@ impl<'a> Estimator<'a> {
         Part { expr, kind, cost, origin, size, entries: None }
     }
 
-    fn list(&mut self, expr: &'a Expr, items: &'a [(Expr, bool)]) -> Part<'a> {
+    fn list(&mut self, expr: &'a Expr, items: &'a [ListItem]) -> Part<'a> {
         let (mut cost, mut value) = (NEW_LIST, None);
-        for (item, _) in items {
-            let part = self.part(item);
+        for item in items {
+            let part = self.part(&item.expr);
             cost = cost.saturating_add(part.cost);
             value = union(value, self.known(&part));
         }

@@ -12,7 +12,7 @@ use crate::environment::SHARED;
 use crate::eval_error::{EvalError, Evaluated};
 use crate::functions;
 use crate::operators;
-use crate::parse::{Comprehension, Expr, Kind, Literal, MapEntry, OptionalMap, StructureField};
+use crate::parse::{Comprehension, Expr, Kind, ListItem, Literal, MapEntry, OptionalMap, StructureField};
 use crate::session::Session;
 use crate::value::{Key, Structure, Value};
 
@@ -121,11 +121,11 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             || self.variables.iter().any(|(known, _)| *known == name)
     }
 
-    fn list(&mut self, items: &'a [(Expr, bool)]) -> Evaluated<'a> {
+    fn list(&mut self, items: &'a [ListItem]) -> Evaluated<'a> {
         self.meter.charge(u64::try_from(items.len()).unwrap_or(u64::MAX).max(10))?;
         let mut list = Vec::with_capacity(items.len());
-        for (item, optional) in items {
-            match self.eval(item)? {
+        for ListItem { expr, optional } in items {
+            match self.eval(expr)? {
                 Value::Optional(inner) if *optional => list.extend(inner.map(|inner| (*inner).clone())),
                 value => list.push(value),
             }
@@ -333,7 +333,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
             Kind::Call { name, args, .. } => match (&**name, args.as_slice()) {
                 ("_+_", [left, Expr { kind: Kind::List(items), .. }]) if is_accumulator(left) => {
                     match items.as_slice() {
-                        [(item, false)] => Addition::Item(item),
+                        [ListItem { expr, optional: false }] => Addition::Item(expr),
                         _ => return self.eval(&inner.step),
                     }
                 }

@@ -43,8 +43,7 @@ pub(crate) enum Kind {
         target: Option<Box<Expr>>,
         args: Vec<Expr>,
     },
-    /// The elements; with `true` an element is optional: `[?value]`.
-    List(Vec<(Expr, bool)>),
+    List(Vec<ListItem>),
     Map(Vec<MapEntry>),
     /// `Object.spec{replicas: 1}`.
     Structure {
@@ -59,6 +58,14 @@ pub(crate) enum Kind {
         body: Box<Expr>,
         optional: Option<OptionalMap>,
     },
+}
+
+/// An element of a list.
+#[derive(Clone, Debug)]
+pub(crate) struct ListItem {
+    pub(crate) expr: Expr,
+    /// Whether the element is left out if it is `optional.none()`: `[?value]`.
+    pub(crate) optional: bool,
 }
 
 /// An entry of a map.
@@ -167,11 +174,9 @@ impl Converter<'_> {
             Ast::List(list) => {
                 let optional = |index: usize| list.optional_indices.contains(&index);
                 let items = list.elements.iter().enumerate();
-                Kind::List(
-                    items
-                        .map(|(index, item)| Ok((below(item)?, optional(index))))
-                        .collect::<Result<_, String>>()?,
-                )
+                let items =
+                    items.map(|(index, item)| Ok(ListItem { expr: below(item)?, optional: optional(index) }));
+                Kind::List(items.collect::<Result<_, String>>()?)
             }
             Ast::Map(map) => {
                 let mut entries = Vec::with_capacity(map.entries.len());

@@ -112,7 +112,7 @@ fn children<'a>(expr: &'a Expr, visit: &mut dyn FnMut(&'a Expr)) {
             target.iter().for_each(|target| visit(target));
             args.iter().for_each(visit);
         }
-        Kind::List(items) => items.iter().for_each(|(item, _)| visit(item)),
+        Kind::List(items) => items.iter().for_each(|item| visit(&item.expr)),
         Kind::Map(entries) => {
             for parse::MapEntry { key, value, .. } in entries {
                 visit(key);

@@ -34,7 +34,14 @@ enum Step {
     Descend,
     Slice { start: Option<i64>, end: Option<i64>, step: Option<i64> },
     Index(i64),
-    Filter { path: JsonPath, operator: Option<(Operator, Operand)> },
+    Filter { path: JsonPath, comparison: Option<Comparison> },
+}
+
+/// The comparison of a field with another value.
+#[derive(Clone, Debug, PartialEq)]
+struct Comparison {
+    operator: Operator,
+    operand: Operand,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -135,9 +142,9 @@ impl Step {
                 let range = usize::try_from(start).unwrap_or(0)..usize::try_from(end.max(start)).unwrap_or(0);
                 out.extend(list[range].iter().step_by(stride));
             }
-            (Step::Filter { path, operator }, Value::Array(list)) => {
+            (Step::Filter { path, comparison }, Value::Array(list)) => {
                 let items = list.iter().take_while(|_| visit(visits));
-                out.extend(items.filter(|item| matches_filter(path, operator.as_ref(), item, visits)));
+                out.extend(items.filter(|item| matches_filter(path, comparison.as_ref(), item, visits)));
             }
             _ => {}
         }
@@ -171,13 +178,13 @@ fn descend<'a>(value: &'a Value, visits: &Cell<usize>, out: &mut Vec<&'a Value>)
 
 fn matches_filter(
     path: &JsonPath,
-    operator: Option<&(Operator, Operand)>,
+    comparison: Option<&Comparison>,
     item: &Value,
     visits: &Cell<usize>,
 ) -> bool {
     let first = |path: &JsonPath| path.search(item, visits).first().copied();
     let Some(left) = first(path) else { return false };
-    let Some((operator, operand)) = operator else { return true };
+    let Some(Comparison { operator, operand }) = comparison else { return true };
     let right = match operand {
         Operand::Literal(value) => value,
         Operand::Path(path) => match first(path) {
@@ -316,12 +323,12 @@ impl Reader<'_> {
             (">", Operator::Greater),
         ];
         let found = OPERATORS.iter().find(|(text, _)| self.accept(text)).map(|(_, operator)| *operator);
-        let operator = match found {
-            Some(operator) => Some((operator, self.operand()?)),
+        let comparison = match found {
+            Some(operator) => Some(Comparison { operator, operand: self.operand()? }),
             None => None,
         };
         self.spaces();
-        self.accept(")]").then_some(Step::Filter { path, operator })
+        self.accept(")]").then_some(Step::Filter { path, comparison })
     }
 
     fn operand(&mut self) -> Option<Operand> {

@@ -126,8 +126,17 @@ pub(crate) enum Strategy {
     Least,
     /// Fewer free resources give a higher score.
     Most,
-    /// Points of utilization in percent and score from 0 to 10, sorted by utilization.
-    Ratio(Vec<(i64, i64)>),
+    /// The points of the function, sorted by utilization.
+    Ratio(Vec<ShapePoint>),
+}
+
+/// A point of the function from the utilization of a resource to its score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ShapePoint {
+    /// In percent.
+    pub(crate) utilization: i64,
+    /// From 0 to 10.
+    pub(crate) score: i64,
 }
 
 impl Default for SchedulerConfig {

@@ -210,7 +210,7 @@ impl Pull {
         let size = manifest.config.size + manifest.layers.iter().map(|layer| layer.size).sum::<u64>();
         let wanted = wanted(&manifest.layers, &parsed.diff_ids);
         self.progress.send_replace(PullProgress {
-            bytes_total: wanted.iter().map(|(layer, _)| layer.size).sum(),
+            bytes_total: wanted.iter().map(|layer| layer.descriptor.size).sum(),
             layers_total: wanted.len(),
             ..PullProgress::default()
         });
@@ -232,11 +232,11 @@ impl Pull {
 
     /// Gets all layers, several at a time. If one fails with a temporary error, the complete ones are kept
     /// for a retry.
-    async fn layers(&self, wanted: Vec<(Descriptor, Digest)>) -> Result<Vec<Lease>, PullError> {
-        let order: Vec<Digest> = wanted.iter().map(|(_, diff_id)| *diff_id).collect();
+    async fn layers(&self, wanted: Vec<WantedLayer>) -> Result<Vec<Lease>, PullError> {
+        let order: Vec<Digest> = wanted.iter().map(|layer| layer.diff_id).collect();
         let mut kept = IncompletePull { images: &self.images, leases: Vec::new(), keep: true };
         let mut getting = stream::iter(wanted)
-            .map(|(descriptor, diff_id)| async move { self.layer(&descriptor, diff_id).await })
+            .map(|layer| async move { self.layer(&layer.descriptor, layer.diff_id).await })
             .buffer_unordered(self.images.inner.config.parallel_layers.max(1));
         loop {
             match getting.try_next().await {
@@ -253,6 +253,15 @@ impl Pull {
         leases.sort_by_key(|lease| order.iter().position(|id| *id == lease.diff_id()));
         Ok(self.images.inner.layers.compose(leases).await?)
     }
+}
+
+/// A layer of the image.
+#[derive(Clone)]
+struct WantedLayer {
+    /// Descriptor of the compressed layer in the registry.
+    descriptor: Descriptor,
+    /// Digest of the uncompressed layer.
+    diff_id: Digest,
 }
 
 /// Layers of an incomplete image. A failed or cancelled pull releases them here.
@@ -281,10 +290,12 @@ impl Drop for IncompletePull<'_> {
 
 /// Each layer once, at its topmost position: overlayfs refuses duplicate directories, and the topmost
 /// occurrence hides the lower ones.
-fn wanted(layers: &[Descriptor], diff_ids: &[Digest]) -> Vec<(Descriptor, Digest)> {
-    let pairs: Vec<(Descriptor, Digest)> = layers.iter().cloned().zip(diff_ids.iter().copied()).collect();
-    let again_above = |at: usize| pairs[at + 1..].iter().any(|(_, id)| *id == pairs[at].1);
-    (0..pairs.len()).filter(|at| !again_above(*at)).map(|at| pairs[at].clone()).collect()
+fn wanted(layers: &[Descriptor], diff_ids: &[Digest]) -> Vec<WantedLayer> {
+    let pairs = layers.iter().cloned().zip(diff_ids.iter().copied());
+    let all: Vec<WantedLayer> =
+        pairs.map(|(descriptor, diff_id)| WantedLayer { descriptor, diff_id }).collect();
+    let again_above = |at: usize| all[at + 1..].iter().any(|layer| layer.diff_id == all[at].diff_id);
+    (0..all.len()).filter(|at| !again_above(*at)).map(|at| all[at].clone()).collect()
 }
 
 fn parse_digest(digest: &str) -> Result<Digest, PullError> {

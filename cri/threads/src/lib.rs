@@ -2,6 +2,10 @@
 //! start of a thread costs more than most work.
 //!
 //! Work never waits behind other work. It goes to a thread that waits, or to a new thread.
+//!
+//! [`off_worker`] runs long work of an async task on the task's own thread.
+
+mod async_worker;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -10,6 +14,8 @@ use std::io;
 use std::ops::ControlFlow;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+
+pub use async_worker::off_worker;
 
 /// Time for which an idle thread waits for more work. Then it ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3);

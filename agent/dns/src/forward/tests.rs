@@ -57,7 +57,7 @@ impl LoopbackServer {
 }
 
 fn question(name: &str) -> Question {
-    (Name::from_ascii(name).unwrap(), RecordType::A)
+    Question { name: Name::from_ascii(name).unwrap(), kind: RecordType::A }
 }
 
 #[tokio::test]
@@ -91,7 +91,7 @@ async fn a_server_that_hangs_is_queried_last() {
     let stub = StubDomain { domain: "example.".to_owned(), servers };
     let upstream = Arc::new(Upstream::new("/nonexistent".into(), Vec::new(), &[stub], Arc::default()));
     let order = || -> Vec<_> {
-        let servers = upstream.servers.of(&question("a.example.").0);
+        let servers = upstream.servers.of(&question("a.example.").name);
         servers.iter().map(|server| server.address).collect()
     };
     assert_eq!(order(), [hanging.address, other.address]);
@@ -118,7 +118,7 @@ async fn queries_are_counted_by_server_and_while_all_servers_are_down() {
     counted(&format!("coredns_forward_requests_total{{to=\"{to}\"}} 1"));
     counted(&format!("coredns_forward_responses_total{{rcode=\"NOERROR\",to=\"{to}\"}} 1"));
     counted("coredns_forward_healthcheck_broken_total 0");
-    let server = upstream.servers.of(&question("b.example.").0).remove(0);
+    let server = upstream.servers.of(&question("b.example.").name).remove(0);
     while server.is_up() {
         server.failed();
     }

@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{NamespacedPods, pods_of};
 use crate::blocks::Block;
 use crate::facts::protocol;
-use crate::rules::{Action, Direction, Namespaces, Peers, PodPeer, PortList, PortRange, Rule};
+use crate::rules::{Action, Direction, NamedPort, Namespaces, Peers, PodPeer, PortList, PortRange, Rule};
 
 /// A parsed rule. `problems` describes the parts that have no effect, or an effect other than the intended one.
 pub(super) struct Parsed {
@@ -198,7 +198,7 @@ impl Port {
             Self::Number { protocol, port } => add_range(ports, number(protocol)?, *port, *port),
             Self::Range { protocol, start, end } => add_range(ports, number(protocol)?, *start, *end),
             Self::Named(name) => {
-                ports.named.insert((None, name.clone()));
+                ports.named.insert(NamedPort { protocol: None, name: name.clone() });
                 Ok(())
             }
         }
@@ -214,7 +214,7 @@ impl Protocol {
             Self::Udp(attributes) => ("UDP", attributes),
             Self::Sctp(attributes) => ("SCTP", attributes),
             Self::DestinationNamedPort(name) => {
-                ports.named.insert((None, name.clone()));
+                ports.named.insert(NamedPort { protocol: None, name: name.clone() });
                 return Ok(());
             }
         };

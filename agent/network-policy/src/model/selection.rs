@@ -72,8 +72,8 @@ impl Selected {
             let port = self.selection.port.as_ref();
             let whole = port.is_none().then(|| (set, element(*ip)));
             let is_wanted = move |name: &str, protocol| {
-                port.is_some_and(|(wanted, own)| {
-                    own == name && wanted.is_none_or(|wanted| wanted == protocol)
+                port.is_some_and(|port| {
+                    port.name == name && port.protocol.is_none_or(|wanted| wanted == protocol)
                 })
             };
             let named = facts.ports.iter().filter(move |port| is_wanted(&port.name, port.protocol));

@@ -16,7 +16,7 @@ use super::*;
 use crate::blocks::number;
 use crate::cluster_policy::ClusterPolicy;
 use crate::packet::Packet;
-use crate::program::{Changes, Element, Peer, Ports};
+use crate::program::{Changes, Element, ElementId, Peer, Ports};
 
 const TCP: u8 = 6;
 const UDP: u8 = 17;
@@ -692,8 +692,8 @@ fn the_latest_pod_has_an_address_that_two_pods_claim() {
     next.ips = vec!["10.42.0.1".parse().unwrap()];
     model.put_pod(next);
     model.remove_pod("u1");
-    let isolated =
-        (Set::Isolated(Tier::Namespaced, Direction::Ingress, true), element("10.42.0.1".parse().unwrap()));
+    let set = Set::Isolated(Tier::Namespaced, Direction::Ingress, true);
+    let isolated = ElementId { set, key: element("10.42.0.1".parse().unwrap()) };
     assert!(model.program.element(&isolated).is_some(), "the second pod stays isolated");
 }
 

@@ -2,8 +2,10 @@
 //! reach an endpoint that the API's documentation allows.
 
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use coracle_nft::{Rule, Verdict};
+use coracle_services::EndpointSlice;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -123,7 +125,7 @@ impl ServiceSpec {
                 "internalTrafficPolicy": if self.is_local { "Local" } else { "Cluster" },
                 "sessionAffinity": if self.has_affinity { "ClientIP" } else { "None" }}});
         let slices = families.iter().map(|is_ipv4| Arc::new(self.slice(&key, *is_ipv4))).collect();
-        (key, Some((Arc::new(serde_json::from_value(service).unwrap()), slices)))
+        (key, Some(ServiceState { service: Arc::new(serde_json::from_value(service).unwrap()), slices }))
     }
 
     fn slice(&self, key: &Key, is_ipv4: bool) -> EndpointSlice {
@@ -307,7 +309,7 @@ proptest! {
         prop_assert_eq!(&kernel, &anew);
         let mut targets = BTreeMap::new();
         for (_, state) in &all {
-            let (service, slices) = state.as_ref().unwrap();
+            let ServiceState { service, slices } = state.as_ref().unwrap();
             targets.extend(plan(service, slices, &fresh.node).targets);
         }
         for (is_ipv4, is_udp) in [(true, true), (true, false), (false, true), (false, false)] {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::{AsFd as _, AsRawFd, OwnedFd};
 
 use coracle_service_proxy::State;
-use coracle_services::{AddressType, Conditions, EndpointSlice};
+use coracle_services::{AddressType, Conditions, EndpointSlice, ServiceState};
 use k8s_openapi::api::core::v1::Service;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
@@ -146,7 +146,7 @@ fn model(packet: &Packet, states: &[State]) -> Vec<Delivery> {
         let has_port = ports[0].node_port == Some(i32::from(to.port()));
         if is_node_port { has_port } else { has_address(service, to.ip()) }
     };
-    let Some((service, slices)) = all.find(|(service, _)| is_of(service)) else {
+    let Some(ServiceState { service, slices }) = all.find(|state| is_of(&state.service)) else {
         return refused(Delivery::Dropped);
     };
     let is_served = (protocol(service) == "UDP") == *is_udp && (is_node_port || to.port() == 80);

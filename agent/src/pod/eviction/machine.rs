@@ -8,7 +8,7 @@ use std::time::Duration;
 use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::Pod;
 
-use super::plan::{ContainerUsage, is_critical, priority, quantity, shortage_message};
+use super::plan::{ContainerUsage, MeasuredPod, is_critical, priority, quantity, shortage_message};
 use crate::cgroup::PodUsage;
 use crate::cgroup::resources::pod_requests;
 use crate::node::{MachineResource, MachineShortage, SoftThresholds};
@@ -55,14 +55,12 @@ impl Urgency {
 /// The pod to evict first. For memory, pods above their request are first, then the lowest priority, then the largest
 /// excess over the request. For process IDs the lowest priority is first, then the largest usage. Critical pods, and pods
 /// that use nothing, are excluded.
-pub(super) fn first<P: AsRef<Pod>>(
-    pods: &[(P, PodUsage)],
+pub(super) fn first(
+    pods: &[MeasuredPod<PodUsage>],
     resource: MachineResource,
-) -> Option<&(P, PodUsage)> {
-    let candidates =
-        pods.iter().filter(|(pod, usage)| !is_critical(pod.as_ref()) && of(*usage, resource) > 0);
-    candidates.min_by_key(|(pod, usage)| {
-        let pod = pod.as_ref();
+) -> Option<&MeasuredPod<PodUsage>> {
+    let candidates = pods.iter().filter(|one| !is_critical(&one.pod) && of(one.usage, resource) > 0);
+    candidates.min_by_key(|MeasuredPod { pod, usage }| {
         let used = i64::try_from(of(*usage, resource)).unwrap_or(i64::MAX);
         match resource {
             MachineResource::Memory => {
@@ -156,11 +154,12 @@ mod tests {
     }
 
     /// The names of the pods in the order of their eviction.
-    fn order(mut pods: Vec<(Arc<Pod>, PodUsage)>, resource: MachineResource) -> Vec<String> {
+    fn order(pods: Vec<(Arc<Pod>, PodUsage)>, resource: MachineResource) -> Vec<String> {
+        let mut pods: Vec<_> = pods.into_iter().map(|(pod, usage)| MeasuredPod { pod, usage }).collect();
         let mut order = Vec::new();
         while let Some(next) = first(&pods, resource) {
             let at = pods.iter().position(|pod| std::ptr::eq(pod, next)).unwrap();
-            order.push(pods.remove(at).0.metadata.name.clone().unwrap());
+            order.push(pods.remove(at).pod.metadata.name.clone().unwrap());
         }
         order
     }

@@ -9,7 +9,7 @@ use k8s_openapi::api::core::v1::Pod;
 use tokio::task::JoinSet;
 
 use super::disk::Pace;
-use super::plan::Usage;
+use super::plan::{MeasuredPod, Usage};
 use super::usage;
 use crate::pod::NodeContext;
 
@@ -20,7 +20,7 @@ pub(super) struct Measurement<T>(JoinSet<T>);
 /// The disk usage of the pods that may be evicted for a shortage.
 pub(super) struct MeasuredPods {
     pub(super) pace: Pace,
-    pub(super) pods: Vec<(Arc<Pod>, Usage)>,
+    pub(super) pods: Vec<MeasuredPod<Usage>>,
 }
 
 // === impl Measurement ===
@@ -58,20 +58,20 @@ pub(super) async fn measure(node: Arc<NodeContext>, candidates: Vec<Arc<Pod>>, p
     let mut layers = usage::layers(&node, None).await;
     for pod in candidates {
         let own = pod.metadata.uid.as_deref().and_then(|uid| layers.remove(uid)).unwrap_or_default();
-        let used = usage::with_layers(&node, &pod, own).await;
-        pods.push((pod, used));
+        let usage = usage::with_layers(&node, &pod, own).await;
+        pods.push(MeasuredPod { pod, usage });
     }
     MeasuredPods { pace, pods }
 }
 
 /// The measured pods that may still be evicted. The others have ended, or were evicted, during the measurement.
 pub(super) fn still_candidates<T>(
-    measured: Vec<(Arc<Pod>, T)>,
+    measured: Vec<MeasuredPod<T>>,
     candidates: &[Arc<Pod>],
-) -> Vec<(Arc<Pod>, T)> {
+) -> Vec<MeasuredPod<T>> {
     let uids: HashSet<&str> = candidates.iter().filter_map(|pod| pod.metadata.uid.as_deref()).collect();
     let is_candidate = |pod: &Pod| pod.metadata.uid.as_deref().is_some_and(|uid| uids.contains(uid));
-    measured.into_iter().filter(|(pod, _)| is_candidate(pod)).collect()
+    measured.into_iter().filter(|one| is_candidate(&one.pod)).collect()
 }
 
 #[cfg(test)]
@@ -101,8 +101,9 @@ mod tests {
         let pod = |uid: &str| -> Arc<Pod> {
             serde_json::from_value(serde_json::json!({"metadata": {"uid": uid}})).map(Arc::new).unwrap()
         };
-        let measured = vec![(pod("ended"), 1), (pod("runs"), 2)];
+        let measured = |uid, usage| MeasuredPod { pod: pod(uid), usage };
+        let measured = vec![measured("ended", 1), measured("runs", 2)];
         let left = still_candidates(measured, &[pod("runs"), pod("new")]);
-        assert_eq!(left.into_iter().map(|(_, used)| used).collect::<Vec<i32>>(), [2]);
+        assert_eq!(left.into_iter().map(|one| one.usage).collect::<Vec<i32>>(), [2]);
     }
 }

@@ -3,6 +3,7 @@
 //! Source: `pkg/kubelet/eviction` (`localStorageEviction`, `rankDiskPressureFunc`, `evictionMessage`).
 
 use std::cmp::Reverse;
+use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_values::Quantity;
@@ -34,6 +35,12 @@ pub(crate) struct Usage {
     pub(crate) empty_dirs: Vec<(String, Disk)>,
     /// `/etc/hosts`, `/etc/resolv.conf`, `/etc/hostname` and termination messages, which containers write.
     pub(crate) own_files: Disk,
+}
+
+/// A pod with its measured usage.
+pub(crate) struct MeasuredPod<U> {
+    pub(crate) pod: Arc<Pod>,
+    pub(crate) usage: U,
 }
 
 // === impl Disk ===
@@ -126,11 +133,10 @@ pub(crate) fn exceeded(pod: &Pod, usage: &Usage) -> Option<(String, &'static str
 
 /// The pod to evict first for a shortage on the node. Pods above their request are first, then the lowest priority,
 /// then the largest excess over the request. Critical pods, and pods that use nothing, are excluded.
-pub(crate) fn first<P: AsRef<Pod>>(pods: &[(P, Usage)], resource: Resource) -> Option<&(P, Usage)> {
-    let candidates =
-        pods.iter().filter(|(pod, usage)| !is_critical(pod.as_ref()) && usage.total().of(resource) > 0);
-    candidates.min_by_key(|(pod, usage)| {
-        let pod = pod.as_ref();
+pub(crate) fn first(pods: &[MeasuredPod<Usage>], resource: Resource) -> Option<&MeasuredPod<Usage>> {
+    let uses = |usage: &Usage| usage.total().of(resource) > 0;
+    let candidates = pods.iter().filter(|one| !is_critical(&one.pod) && uses(&one.usage));
+    candidates.min_by_key(|MeasuredPod { pod, usage }| {
         let used = i128::from(usage.total().of(resource));
         // Inodes cannot be requested.
         let requested = match resource {
@@ -285,8 +291,6 @@ fn total(pod: &Pod, requests: bool) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use serde_json::{Value, json};
 
     use super::*;
@@ -379,17 +383,17 @@ mod tests {
             let resources = json!({"requests": {"ephemeral-storage": request}});
             pod(json!({"priority": priority, "containers": [{"name": "a", "resources": resources}]}))
         };
-        let within = (with(0, "100Mi"), usage(&[("a", 99)], &[]));
-        let important = (with(10, "1Mi"), usage(&[("a", 500)], &[]));
-        let small = (with(5, "1Mi"), usage(&[("a", 10)], &[]));
-        let large = (with(5, "1Mi"), usage(&[("a", 20)], &[]));
-        let critical = (with(CRITICAL_PRIORITY, "1Mi"), usage(&[("a", 900)], &[]));
-        let empty = (with(-1, "0"), usage(&[], &[]));
+        let within = MeasuredPod { pod: with(0, "100Mi"), usage: usage(&[("a", 99)], &[]) };
+        let important = MeasuredPod { pod: with(10, "1Mi"), usage: usage(&[("a", 500)], &[]) };
+        let small = MeasuredPod { pod: with(5, "1Mi"), usage: usage(&[("a", 10)], &[]) };
+        let large = MeasuredPod { pod: with(5, "1Mi"), usage: usage(&[("a", 20)], &[]) };
+        let critical = MeasuredPod { pod: with(CRITICAL_PRIORITY, "1Mi"), usage: usage(&[("a", 900)], &[]) };
+        let empty = MeasuredPod { pod: with(-1, "0"), usage: usage(&[], &[]) };
         let mut pods = vec![within, important, small, large, critical, empty];
         let mut order = Vec::new();
         while let Some(next) = first(&pods, Resource::Bytes) {
             let at = pods.iter().position(|pod| std::ptr::eq(pod, next)).unwrap();
-            order.push(pods.remove(at).1.total().bytes / MI);
+            order.push(pods.remove(at).usage.total().bytes / MI);
         }
         assert_eq!(order, [20, 10, 500, 99]);
     }

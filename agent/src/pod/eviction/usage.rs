@@ -12,7 +12,7 @@ use coracle_cri::blocking::FileWork;
 use coracle_proto::cri::{ContainerStats, ContainerStatsFilter, ListContainerStatsRequest, UInt64Value};
 use k8s_openapi::api::core::v1::Pod;
 
-use super::plan::{Disk, Usage, is_on_disk};
+use super::plan::{Disk, MeasuredPod, Usage, is_on_disk};
 use crate::cgroup::PodUsage;
 use crate::pod::NodeContext;
 use crate::pod::config::POD_UID;
@@ -66,13 +66,13 @@ pub(super) async fn layers(node: &NodeContext, uid: Option<&str>) -> HashMap<Str
 }
 
 /// Memory and process IDs of pods. Pods without a cgroup are left out.
-pub(super) async fn of_machine(node: &NodeContext, pods: &[Arc<Pod>]) -> Vec<(Arc<Pod>, PodUsage)> {
+pub(super) async fn of_machine(node: &NodeContext, pods: &[Arc<Pod>]) -> Vec<MeasuredPod<PodUsage>> {
     let (cgroups, pods) = (node.cgroups.clone(), pods.to_vec());
     // A node may have hundreds of pods, so the files are read in a blocking thread.
     let read = tokio::task::spawn_blocking(move || {
         let usages = pods.into_iter().filter_map(|pod| {
             let usage = cgroups.usage_of_pod(&pod)?;
-            Some((pod, usage))
+            Some(MeasuredPod { pod, usage })
         });
         usages.collect::<Vec<_>>()
     });

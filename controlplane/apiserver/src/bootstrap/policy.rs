@@ -209,7 +209,8 @@ fn label(to: &str) -> String {
     format!("{API}/aggregate-to-{to}")
 }
 
-fn role(&(name, to, rules): &Role<'_>) -> Value {
+/// A cluster role. `to` is the role that it is aggregated to, or empty.
+fn role(name: &str, to: &str, rules: &[Rule]) -> Value {
     let mut role = object("ClusterRole", "", name);
     if !to.is_empty() {
         role["metadata"]["labels"][label(to)] = "true".into();
@@ -218,13 +219,14 @@ fn role(&(name, to, rules): &Role<'_>) -> Value {
     role
 }
 
-fn aggregated(&(name, to): &(&str, &str)) -> Value {
-    let mut role = self::role(&(name, to, &[]));
+/// A cluster role that consists of the roles that are aggregated to it.
+fn aggregated(name: &str, to: &str) -> Value {
+    let mut role = self::role(name, to, &[]);
     role["aggregationRule"] = json!({"clusterRoleSelectors": [{"matchLabels": {label(name): "true"}}]});
     role
 }
 
-fn subject(&(kind, name): &Subject<'_>) -> Value {
+fn subject(kind: &str, name: &str) -> Value {
     match kind {
         "ServiceAccount" => json!({"kind": kind, "name": name, "namespace": SYSTEM}),
         _ => json!({"apiGroup": API, "kind": kind, "name": name}),
@@ -238,7 +240,7 @@ fn binding<'a>(
     subjects: impl Iterator<Item = Subject<'a>>,
 ) -> Value {
     object["roleRef"] = json!({"apiGroup": API, "kind": kind, "name": role});
-    let subjects: Vec<Value> = subjects.map(|one| subject(&one)).collect();
+    let subjects: Vec<Value> = subjects.map(|(kind, name)| subject(kind, name)).collect();
     if !subjects.is_empty() {
         object["subjects"] = subjects.into();
     }
@@ -255,14 +257,14 @@ pub(super) fn objects(served: &Resources) -> Vec<Value> {
         .chain(OPTIONAL.iter().filter(is_served).flat_map(|optional| optional.controllers))
         .map(|&(account, rules)| (format!("system:controller:{account}"), account, rules))
         .collect();
-    let mut all: Vec<Value> = ROLES.iter().map(role).collect();
+    let mut all: Vec<Value> = ROLES.iter().map(|&(name, to, rules)| role(name, to, rules)).collect();
     for (name, rules) in OPTIONAL.iter().filter(is_served).flat_map(|optional| optional.roles) {
         let found = all.iter_mut().find(|role| role["metadata"]["name"] == *name);
         let list = found.and_then(|role| role["rules"].as_array_mut());
         list.into_iter().for_each(|list| list.extend(rules.iter().map(Rule::json)));
     }
-    all.extend(AGGREGATED.iter().map(aggregated));
-    all.extend(controllers.iter().map(|(name, _, rules)| role(&(name.as_str(), "", *rules))));
+    all.extend(AGGREGATED.iter().map(|&(name, to)| aggregated(name, to)));
+    all.extend(controllers.iter().map(|(name, _, rules)| role(name, "", rules)));
     all.extend(LOCAL_ROLES.iter().map(|&(namespace, name, rules)| {
         let mut role = object("Role", namespace, name);
         role["rules"] = rules.iter().map(Rule::json).collect();

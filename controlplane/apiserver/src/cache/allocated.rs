@@ -49,6 +49,14 @@ struct Ranges {
     is_usable: bool,
 }
 
+/// A range of a ServiceCIDR.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ServiceCidrRange {
+    pub(crate) range: ServiceRange,
+    /// Whether new addresses may be allocated from the range.
+    pub(crate) is_usable: bool,
+}
+
 // === impl Allocated ===
 
 impl Allocated {
@@ -113,10 +121,13 @@ impl Allocated {
         self.addresses.len()
     }
 
-    /// Each range of a ServiceCIDR, and whether new addresses may be allocated from it.
-    pub(crate) fn ranges(&self) -> impl Iterator<Item = (ServiceRange, bool)> {
+    /// Each range of a ServiceCIDR.
+    pub(crate) fn ranges(&self) -> impl Iterator<Item = ServiceCidrRange> {
         let all = self.ranges.values();
-        all.flat_map(|ranges| ranges.networks.iter().map(|network| (*network, ranges.is_usable)))
+        all.flat_map(|ranges| {
+            let is_usable = ranges.is_usable;
+            ranges.networks.iter().map(move |range| ServiceCidrRange { range: *range, is_usable })
+        })
     }
 }
 
@@ -208,7 +219,7 @@ mod tests {
             let value = json!({"metadata": {"deletionTimestamp": deleted}, "spec": {"cidrs": ["10.0.0.0/24"]},
                 "status": {"conditions": [{"type": "Ready", "status": status}]}});
             index.set(kind, None, &object(kind, "a", value));
-            index.ranges().map(|(range, is_usable)| (range.to_string(), is_usable)).collect::<Vec<_>>()
+            index.ranges().map(|one| (one.range.to_string(), one.is_usable)).collect::<Vec<_>>()
         };
         let range = "10.0.0.0/24".to_owned();
         assert_eq!(set("True", Value::Null), [(range.clone(), true)]);

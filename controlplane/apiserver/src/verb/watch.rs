@@ -132,7 +132,7 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let owner = request_owner::current();
     let writer = Writer { initial, ..Writer::new(call, form, revision, reader) };
     let lines = stream::iter(first)
-        .chain(stream::unfold((events, Some(first_events.clone())), following))
+        .chain(stream::unfold(FollowingEvents { events, first: Some(first_events.clone()) }, following))
         .then(move |event| match is_in_version(&kind, &event) {
             // Most events need no conversion. A conversion clones references that all watches share, which takes time.
             true => Either::Left(std::future::ready(Ok::<_, ApiError>(event))),
@@ -173,14 +173,20 @@ fn initial_events(
     Ok(added.chain(first.end.map(Event::InitialEnd)))
 }
 
+/// The events after the first events.
+struct FollowingEvents {
+    events: Events,
+    /// The first events, until they are recorded as sent.
+    first: Option<FirstEvents>,
+}
+
 /// The next event after the first events. The first call records that the first events are sent.
-async fn following(
-    (mut events, first): (Events, Option<FirstEvents>),
-) -> Option<(Event, (Events, Option<FirstEvents>))> {
-    if let Some(first) = first {
+async fn following(mut following: FollowingEvents) -> Option<(Event, FollowingEvents)> {
+    if let Some(first) = following.first.take() {
         first.sent();
     }
-    Some((events.recv().await?, (events, None)))
+    let event = following.events.recv().await?;
+    Some((event, following))
 }
 
 /// The form of the events. The messages of a WebSocket are always JSON.

@@ -1,7 +1,7 @@
 //! The macro `sortBy`: sorts a list by a key that is computed from each element. Source: `cel-go/ext/lists.go`.
 
 use super::two_variables::RESULT;
-use super::{Comprehension, Expr, Kind, Literal};
+use super::{Comprehension, Expr, Kind, ListItem, Literal};
 
 /// The name of the list in the expansion. No expression can contain it.
 const INPUT: &str = "@sortBy";
@@ -10,7 +10,7 @@ const INPUT: &str = "@sortBy";
 pub(super) fn expand(list: Expr, variable: Box<str>, key: Expr, at: u32) -> Kind {
     let node = |kind: Kind| Expr { kind, at };
     let ident = |name: &str| node(Kind::Ident(name.into()));
-    let item = node(Kind::List(vec![(key, false)]));
+    let item = node(Kind::List(vec![ListItem { expr: key, optional: false }]));
     let step = Kind::Call { name: "_+_".into(), target: None, args: vec![ident(RESULT), item] };
     let keys = Kind::Comprehension(Box::new(Comprehension {
         range: ident(INPUT),

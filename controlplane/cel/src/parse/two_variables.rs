@@ -1,6 +1,6 @@
 //! Macros with two variables: index and element of a list, key and value of a map. Source: `cel-go/ext/comprehensions.go`.
 
-use super::{Comprehension, Expr, Kind, Literal};
+use super::{Comprehension, Expr, Kind, ListItem, Literal};
 
 /// The name of the result in the expansion. No expression can contain it.
 pub(super) const RESULT: &str = "@result";
@@ -71,7 +71,8 @@ pub(super) fn expand(call: MacroCall) -> Option<Kind> {
             call("_==_", vec![result(), literal(Literal::Int(1))]),
         ),
         Macro::TransformList => {
-            let grown = call("_+_", vec![result(), node(Kind::List(vec![(body, false)]))]);
+            let grown =
+                call("_+_", vec![result(), node(Kind::List(vec![ListItem { expr: body, optional: false }]))]);
             (node(Kind::List(Vec::new())), always(), filtered(filter, grown, result(), at), result())
         }
         Macro::TransformMap => {

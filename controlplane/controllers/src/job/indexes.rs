@@ -4,7 +4,14 @@ use std::fmt;
 
 /// Sorted intervals that neither overlap nor adjoin.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Indexes(Vec<(i32, i32)>);
+pub(super) struct Indexes(Vec<Interval>);
+
+/// All indexes from `first` to `last`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Interval {
+    first: i32,
+    last: i32,
+}
 
 impl Indexes {
     /// Parses the indexes below `limit`. Malformed intervals are ignored: the API server stores none.
@@ -16,7 +23,7 @@ impl Indexes {
                 && first <= last
                 && first < limit
             {
-                intervals.push((first, last.min(limit - 1)));
+                intervals.push(Interval { first, last: last.min(limit - 1) });
             }
         }
         Self::merged(intervals)
@@ -25,7 +32,7 @@ impl Indexes {
     /// Adds indexes.
     pub(super) fn extend(&mut self, indexes: impl IntoIterator<Item = i32>) {
         let mut intervals = std::mem::take(&mut self.0);
-        intervals.extend(indexes.into_iter().map(|index| (index, index)));
+        intervals.extend(indexes.into_iter().map(|index| Interval { first: index, last: index }));
         *self = Self::merged(intervals);
     }
 
@@ -36,13 +43,15 @@ impl Indexes {
         *self = Self::merged(intervals);
     }
 
-    fn merged(mut intervals: Vec<(i32, i32)>) -> Self {
+    fn merged(mut intervals: Vec<Interval>) -> Self {
         intervals.sort_unstable();
-        let mut merged: Vec<(i32, i32)> = Vec::with_capacity(intervals.len());
-        for (first, last) in intervals {
+        let mut merged: Vec<Interval> = Vec::with_capacity(intervals.len());
+        for next in intervals {
             match merged.last_mut() {
-                Some(before) if first <= before.1.saturating_add(1) => before.1 = before.1.max(last),
-                Some(_) | None => merged.push((first, last)),
+                Some(before) if next.first <= before.last.saturating_add(1) => {
+                    before.last = before.last.max(next.last);
+                }
+                Some(_) | None => merged.push(next),
             }
         }
         Self(merged)
@@ -50,20 +59,21 @@ impl Indexes {
 
     /// Whether the set has this index.
     pub(super) fn has(&self, index: i32) -> bool {
-        let place = self.0.partition_point(|(_, last)| *last < index);
-        self.0.get(place).is_some_and(|(first, _)| *first <= index)
+        let place = self.0.partition_point(|interval| interval.last < index);
+        self.0.get(place).is_some_and(|interval| interval.first <= index)
     }
 
     /// Number of indexes.
     pub(super) fn total(&self) -> i32 {
-        self.0.iter().map(|(first, last)| last - first + 1).sum()
+        self.0.iter().map(|interval| interval.last - interval.first + 1).sum()
     }
 
     /// The first `count` indexes below `limit` that are not in the set.
     pub(super) fn first_absent(&self, count: usize, limit: i32) -> Vec<i32> {
         let mut found = Vec::new();
         let mut next = 0;
-        for (first, last) in self.0.iter().copied().chain([(limit, limit)]) {
+        let end = Interval { first: limit, last: limit };
+        for Interval { first, last } in self.0.iter().copied().chain([end]) {
             let room = count - found.len();
             found.extend((next..first.min(limit)).take(room));
             if found.len() == count {
@@ -78,9 +88,9 @@ impl Indexes {
     pub(super) fn common(&self, other: &Self) -> i32 {
         let (mut left, mut right) = (self.0.iter().peekable(), other.0.iter().peekable());
         let mut total = 0;
-        while let (Some((first, last)), Some((from, to))) = (left.peek(), right.peek()) {
-            total += (last.min(to) - first.max(from) + 1).max(0);
-            if last < to {
+        while let (Some(a), Some(b)) = (left.peek(), right.peek()) {
+            total += (a.last.min(b.last) - a.first.max(b.first) + 1).max(0);
+            if a.last < b.last {
                 left.next();
             } else {
                 right.next();
@@ -92,7 +102,7 @@ impl Indexes {
 
 impl fmt::Display for Indexes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (place, (first, last)) in self.0.iter().enumerate() {
+        for (place, Interval { first, last }) in self.0.iter().enumerate() {
             if place > 0 {
                 f.write_str(",")?;
             }

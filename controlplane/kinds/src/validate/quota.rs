@@ -48,6 +48,13 @@ const MUST_EXIST: &str = "must be 'Exists' when scope is any of ResourceQuotaSco
     ResourceQuotaScopeNotTerminating, ResourceQuotaScopeBestEffort, ResourceQuotaScopeNotBestEffort or \
     ResourceQuotaScopeCrossNamespacePodAffinity";
 
+/// A field, for errors.
+#[derive(Clone, Copy)]
+struct Field<'a> {
+    path: &'a Path,
+    value: &'a Value,
+}
+
 /// Checks a quota.
 pub(crate) fn resource_quota(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     let (path, spec) = (Path::root("spec"), &object["spec"]);
@@ -56,7 +63,7 @@ pub(crate) fn resource_quota(causes: &mut Causes, object: &Value, old: Option<&V
     let here = path.field("scopes");
     // Each scope is compared with all amounts, so repeated ones are skipped.
     for scope in BTreeSet::from_iter(scopes.iter().copied()) {
-        self::scope(causes, [(&here, &spec["scopes"]); 2], scope, &spec["hard"]);
+        self::scope(causes, [Field { path: &here, value: &spec["scopes"] }; 2], scope, &spec["hard"]);
     }
     conflicts(causes, &here, &scopes, &spec["scopes"]);
     selector(causes, &path.field("scopeSelector").field("matchExpressions"), spec);
@@ -124,15 +131,16 @@ fn is_extended(name: &str) -> bool {
     name.contains('/') && !name.contains("kubernetes.io/") && !name.starts_with("requests.")
 }
 
-/// Checks that a scope is known and can limit the amounts. `at` has the path and the value for each of the two errors.
-fn scope(causes: &mut Causes, at: [(&Path, &Value); 2], scope: &str, hard: &Value) {
+/// Checks that a scope is known and can limit the amounts. `at` has the field of each of the two errors.
+fn scope(causes: &mut Causes, at: [Field<'_>; 2], scope: &str, hard: &Value) {
+    let [unknown, unfit] = at;
     let Some((_, limited)) = SCOPES.iter().find(|(known, _)| *known == scope) else {
-        causes.invalid(at[0].0, at[0].1, "unsupported scope");
+        causes.invalid(unknown.path, unknown.value, "unsupported scope");
         return;
     };
     for (name, _) in entries(hard) {
         if is_standard(name) && !limited.contains(&name.as_str()) {
-            causes.invalid(at[1].0, at[1].1, "unsupported scope applied to resource");
+            causes.invalid(unfit.path, unfit.value, "unsupported scope applied to resource");
         }
     }
 }
@@ -151,7 +159,10 @@ fn selector(causes: &mut Causes, path: &Path, spec: &Value) {
     for (_, requirement) in items(list) {
         let (name, operator) = (text(&requirement["scopeName"]), &requirement["operator"]);
         let here = path.field("scopeName");
-        let at = [(&here, &requirement["scopeName"]), (path, &spec["scopeSelector"])];
+        let at = [
+            Field { path: &here, value: &requirement["scopeName"] },
+            Field { path, value: &spec["scopeSelector"] },
+        ];
         if seen.insert(name) {
             scope(causes, at, name, &spec["hard"]);
         }

@@ -2,6 +2,8 @@
 
 use serde::Deserialize;
 
+use super::ShapePoint;
+
 /// A resource with its weight in a score.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -34,10 +36,14 @@ pub(super) fn resources(listed: Vec<ResourceWeight>) -> Result<Vec<(String, i64)
 }
 
 /// The points of a shape, sorted by utilization. Fails if they are not in this order or out of range.
-pub(super) fn points(shape: &[Point]) -> Result<Vec<(i64, i64)>, String> {
-    let points: Vec<(i64, i64)> = shape.iter().map(|point| (point.utilization, point.score)).collect();
-    let in_range = points.iter().all(|(used, score)| (0..=100).contains(used) && (0..=10).contains(score));
-    let is_sorted = points.windows(2).all(|pair| pair[0].0 < pair[1].0);
+pub(super) fn points(shape: &[Point]) -> Result<Vec<ShapePoint>, String> {
+    let point =
+        |Point { utilization, score }: &Point| ShapePoint { utilization: *utilization, score: *score };
+    let points: Vec<ShapePoint> = shape.iter().map(point).collect();
+    let is_in_range =
+        |point: &ShapePoint| (0..=100).contains(&point.utilization) && (0..=10).contains(&point.score);
+    let in_range = points.iter().all(is_in_range);
+    let is_sorted = points.windows(2).all(|pair| pair[0].utilization < pair[1].utilization);
     if points.is_empty() || !in_range || !is_sorted {
         let range = "utilization from 0 to 100 in rising order and score from 0 to 10";
         return Err(format!("requestedToCapacityRatio.shape must have points with {range}"));

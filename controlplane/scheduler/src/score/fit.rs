@@ -2,7 +2,7 @@
 
 use coracle_values::pod_resources::Resources;
 
-use crate::config::{Fit, Strategy};
+use crate::config::{Fit, ShapePoint, Strategy};
 use crate::node_score::{MAX_NODE_SCORE, share};
 use crate::request::PodRequirements;
 use crate::snapshot::Candidate;
@@ -54,16 +54,16 @@ impl Strategy {
 }
 
 /// The score between the two points around a utilization in percent.
-fn ratio(points: &[(i64, i64)], used: i64) -> i64 {
+fn ratio(points: &[ShapePoint], used: i64) -> i64 {
     // The configuration has scores from 0 to 10.
     let scaled = |score: i64| score * (MAX_NODE_SCORE / 10);
-    let Some(next) = points.iter().position(|(at, _)| used <= *at) else {
-        return points.last().map_or(0, |(_, score)| scaled(*score));
+    let Some(next) = points.iter().position(|point| used <= point.utilization) else {
+        return points.last().map_or(0, |point| scaled(point.score));
     };
-    let (at, score) = points[next];
+    let ShapePoint { utilization: at, score } = points[next];
     match next.checked_sub(1).map(|before| points[before]) {
         None => scaled(score),
-        Some((start, first)) => {
+        Some(ShapePoint { utilization: start, score: first }) => {
             scaled(first) + (scaled(score) - scaled(first)) * (used - start) / (at - start)
         }
     }
@@ -98,9 +98,10 @@ mod tests {
 
     #[test]
     fn a_shape_has_straight_lines_between_its_points() {
-        let points = [(0, 0), (50, 10), (100, 4)];
+        let point = |(utilization, score)| ShapePoint { utilization, score };
+        let points = [(0, 0), (50, 10), (100, 4)].map(point);
         let scores = [0, 25, 50, 75, 100].map(|used| ratio(&points, used));
         assert_eq!(scores, [0, 50, 100, 70, 40]);
-        assert_eq!(ratio(&[(20, 3)], 90), 30);
+        assert_eq!(ratio(&[point((20, 3))], 90), 30);
     }
 }

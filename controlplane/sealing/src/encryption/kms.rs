@@ -18,12 +18,10 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use coracle_threads::off_worker;
 use prost::Message as _;
 use ring::{aead::LessSafeKey, hkdf};
-use tokio::{
-    runtime::{Handle, RuntimeFlavor},
-    sync::{Semaphore, mpsc::UnboundedReceiver, mpsc::UnboundedSender, mpsc::unbounded_channel},
-};
+use tokio::sync::{Semaphore, mpsc::UnboundedReceiver, mpsc::UnboundedSender, mpsc::unbounded_channel};
 
 use super::gcm::{self, random};
 use crate::Error;
@@ -74,8 +72,13 @@ pub(super) struct Kms {
     waiting: Semaphore,
 }
 
-/// Cache key of a seed or a key: whether it is a seed, and the encrypted bytes.
-type Encrypted = (bool, Vec<u8>);
+/// An encrypted seed or key. It is the key of the cache.
+#[derive(Clone, PartialEq, Eq, Hash)]
+struct Encrypted {
+    is_seed: bool,
+    bytes: Vec<u8>,
+}
+
 /// Cache of decrypted seeds and keys.
 type Sources = HashMap<Encrypted, Arc<Source>>;
 /// The channel to a caller that waits for the result of a decryption.
@@ -203,7 +206,7 @@ impl Kms {
 
     /// The seed or key of a value; the plugin decrypts unknown ones.
     fn source(&self, object: v2::EncryptedObject, is_seed: bool) -> Result<Arc<Source>, Error> {
-        let encrypted = (is_seed, object.encrypted_dek_source.clone());
+        let encrypted = Encrypted { is_seed, bytes: object.encrypted_dek_source.clone() };
         if let Some(known) = self.shared.seeds().get(&encrypted) {
             return Ok(known.clone());
         }
@@ -241,12 +244,6 @@ impl Kms {
 
 fn failed(settings: &KmsSettings, reason: String) -> Error {
     Error::Kms { name: settings.name.clone(), reason }
-}
-
-/// Runs a blocking function. Meanwhile the other tasks of the async worker run on another thread.
-fn off_worker<T>(work: impl FnOnce() -> T) -> T {
-    let is_worker = Handle::try_current().is_ok_and(|own| own.runtime_flavor() == RuntimeFlavor::MultiThread);
-    if is_worker { tokio::task::block_in_place(work) } else { work() }
 }
 
 /// Handles messages until the last sender is dropped.
@@ -309,7 +306,7 @@ fn decrypt(
         let source = match known {
             Some(known) => Ok(known),
             None => client.decrypt(request).await.and_then(|plain| {
-                let source = Source::of(&plain, encrypted.0).map(Arc::new);
+                let source = Source::of(&plain, encrypted.is_seed).map(Arc::new);
                 source.ok_or_else(|| "the decrypted key has a wrong size".to_owned())
             }),
         };
@@ -335,7 +332,8 @@ async fn renew(shared: &Shared, client: &Client) -> Result<(), String> {
     let seed: [u8; SEED_BYTES] = random().map_err(|error| error.to_string())?;
     let response = client.encrypt(seed.to_vec()).await?;
     let source = Arc::new(Source::of(&seed, true).ok_or("a seed has a wrong size")?);
-    shared.keep((true, response.ciphertext.clone()), source.clone());
+    let encrypted = Encrypted { is_seed: true, bytes: response.ciphertext.clone() };
+    shared.keep(encrypted, source.clone());
     let next = Current {
         key_id: response.key_id,
         encrypted: response.ciphertext,

@@ -21,6 +21,7 @@ use super::{
         watch_client::WatchClient, watch_request::RequestUnion,
     },
     connection::{classify, error_text},
+    range::Unreadable,
     revision_of, signed, unsigned,
 };
 use crate::{Commit, Error, Event, Health, Range};
@@ -244,11 +245,11 @@ impl Follower {
             revision = page.revision,
             "the watch of etcd missed compacted commits"
         );
-        for (key, error) in &unreadable {
+        for Unreadable { key, error } in &unreadable {
             let cause = std::error::Error::source(error).map(ToString::to_string);
             tracing::error!(%key, %error, cause, "cannot read a value in etcd, keeping the previous one");
         }
-        let unreadable = unreadable.into_iter().map(|(key, _)| key).collect();
+        let unreadable = unreadable.into_iter().map(|one| one.key).collect();
         self.sent = page.revision;
         // If the consumer has dropped the watch, the next stream ends.
         let _ = self.events.send(Event::Resync { page, unreadable });
@@ -312,7 +313,7 @@ mod tests {
         let kvs = kvs.into_iter().filter_map(|event| event.kv).collect();
         follower.shared.read(kvs, &mut entries, &mut unreadable);
         assert_eq!(entries.iter().map(|entry| &*entry.key).collect::<Vec<_>>(), ["/pods/b"]);
-        assert_eq!(unreadable.iter().map(|(key, _)| &**key).collect::<Vec<_>>(), ["/secrets/a"]);
+        assert_eq!(unreadable.iter().map(|one| &*one.key).collect::<Vec<_>>(), ["/secrets/a"]);
         let Some(Event::Commit(commit)) = events.recv().await else { panic!("no commit") };
         assert_eq!((&*commit.key, commit.revision, commit.guard_follows), ("/pods/b", 3, false));
     }

@@ -9,8 +9,11 @@ use super::{
 };
 use crate::{Entry, Error, Page, Range};
 
-/// The key of an entry that cannot be decrypted, and the error.
-pub(super) type Unreadable = (Arc<str>, Error);
+/// An entry that cannot be decrypted.
+pub(super) struct Unreadable {
+    pub(super) key: Arc<str>,
+    pub(super) error: Error,
+}
 
 /// Maximum number of entries in one response of etcd. A response with more entries could take gigabytes.
 const PAGE_ENTRIES: usize = 500;
@@ -49,12 +52,12 @@ impl Shared {
     pub(super) async fn list(&self, range: &Range) -> Result<Page, Error> {
         let (page, unreadable) = self.list_readable(range).await?;
         match unreadable.into_iter().next() {
-            Some((_, error)) => Err(error),
+            Some(first) => Err(first.error),
             None => Ok(page),
         }
     }
 
-    /// The entries of a range that can be decrypted, and the keys of the other entries with the errors.
+    /// The entries of a range that can be decrypted, and the other entries.
     pub(super) async fn list_readable(&self, range: &Range) -> Result<(Page, Vec<Unreadable>), Error> {
         let mut attempts = ATTEMPTS;
         loop {
@@ -97,7 +100,7 @@ impl Shared {
         }
     }
 
-    /// Adds the entries that can be decrypted to `entries`, and the keys of the other entries to `unreadable`.
+    /// Adds the entries that can be decrypted to `entries`, and the other entries to `unreadable`.
     pub(super) fn read(
         &self,
         kvs: Vec<KeyValue>,
@@ -108,7 +111,7 @@ impl Shared {
             let Some(key) = self.keys.inner(&kv.key).map(Arc::<str>::from) else { continue };
             match self.entry(&key, kv) {
                 Ok(entry) => entries.push(entry),
-                Err(error) => unreadable.push((key, error)),
+                Err(error) => unreadable.push(Unreadable { key, error }),
             }
         }
     }

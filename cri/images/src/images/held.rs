@@ -14,6 +14,13 @@ pub struct ImageHold {
     image: Image,
 }
 
+/// A use of an image that is not on the disk yet.
+pub(super) struct ImageUse {
+    id: Digest,
+    /// Unix time in seconds.
+    time: u64,
+}
+
 // === impl Images ===
 
 impl Images {
@@ -39,12 +46,12 @@ impl Images {
     }
 
     /// Writes the time of use to the disk in the background.
-    pub(super) fn record_use(&self, noted: Option<(Digest, u64)>) {
-        let Some((id, used)) = noted else { return };
+    pub(super) fn record_use(&self, noted: Option<ImageUse>) {
+        let Some(ImageUse { id, time }) = noted else { return };
         let records = self.inner.records.clone();
         // The task is not awaited, because it may wait for the journal of a busy file system.
         drop(self.inner.runtime.spawn_blocking(move || {
-            if let Err(error) = records::record_use(&records, &id, used) {
+            if let Err(error) = records::record_use(&records, &id, time) {
                 tracing::debug!(error = crate::error::report(&error), "cannot record the use of an image");
             }
         }));
@@ -90,7 +97,7 @@ impl std::fmt::Debug for ImageHold {
 }
 
 /// Marks an image as used. Returns the time to write to the disk, if it is due.
-pub(super) fn mark_used(entry: &mut Entry) -> Option<(Digest, u64)> {
-    let now = now();
-    entry.mark_used(now).then_some((entry.record.id, now))
+pub(super) fn mark_used(entry: &mut Entry) -> Option<ImageUse> {
+    let time = now();
+    entry.mark_used(time).then_some(ImageUse { id: entry.record.id, time })
 }

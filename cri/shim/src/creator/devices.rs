@@ -110,15 +110,21 @@ fn merged(requested: &[LinuxDevice], mounts: &[Mount]) -> Vec<LinuxDevice> {
     all
 }
 
+/// An open directory below the root of the container.
+struct OpenDirectory {
+    path: PathBuf,
+    descriptor: OwnedFd,
+}
+
 /// Makes a device node. `last` has the directory of the last node, which is opened once for all nodes in it.
-fn make(root: BorrowedFd<'_>, device: &LinuxDevice, last: &mut Option<(PathBuf, OwnedFd)>) -> io::Result<()> {
+fn make(root: BorrowedFd<'_>, device: &LinuxDevice, last: &mut Option<OpenDirectory>) -> io::Result<()> {
     let name = device.path().file_name().ok_or(ErrorKind::InvalidInput)?;
     let above = device.path().parent().unwrap_or(Path::new("/"));
-    let directory = match last.take().filter(|(path, _)| path == above) {
-        Some((_, directory)) => directory,
+    let descriptor = match last.take().filter(|last| last.path == above) {
+        Some(last) => last.descriptor,
         None => place::make_directories(root, above)?,
     };
-    let (_, directory) = last.insert((above.to_owned(), directory));
+    let directory = &last.insert(OpenDirectory { path: above.to_owned(), descriptor }).descriptor;
     let kind = match device.typ() {
         LinuxDeviceType::B => SFlag::S_IFBLK,
         LinuxDeviceType::P => SFlag::S_IFIFO,
@@ -128,11 +134,11 @@ fn make(root: BorrowedFd<'_>, device: &LinuxDevice, last: &mut Option<(PathBuf, 
     let numbers = makedev(number(device.major())?, number(device.minor())?);
     // The caller's umask is 0.
     let mode = Mode::from_bits_truncate(device.file_mode().unwrap_or(0o666));
-    mknodat(&*directory, name, kind, mode, numbers)?;
+    mknodat(directory, name, kind, mode, numbers)?;
     let (uid, gid) = (device.uid().unwrap_or(0), device.gid().unwrap_or(0));
     if (uid, gid) != (0, 0) {
         let owner = (Some(Uid::from_raw(uid)), Some(Gid::from_raw(gid)));
-        fchownat(&*directory, name, owner.0, owner.1, AtFlags::AT_SYMLINK_NOFOLLOW)?;
+        fchownat(directory, name, owner.0, owner.1, AtFlags::AT_SYMLINK_NOFOLLOW)?;
     }
     Ok(())
 }

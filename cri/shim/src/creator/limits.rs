@@ -186,6 +186,15 @@ impl<'a> Cgroups<'a> {
     }
 }
 
+// === impl Write ===
+
+impl Write {
+    /// The write of a limit. `None` if the limit is not set.
+    fn limit(controller: &'static str, file: &str, value: Option<String>) -> Option<Self> {
+        value.map(|value| Self { controller, file: file.to_owned(), value, optional: false })
+    }
+}
+
 // === impl PidsLimit ===
 
 impl PidsLimit {
@@ -305,40 +314,33 @@ fn plan(resources: &LinuxResources) -> Vec<Write> {
 fn plan_cpu(cpu: &LinuxCpu, writes: &mut Vec<Write>) {
     let unsigned = |value: Option<u64>| value.filter(|value| *value != 0).map(|value| value.to_string());
     let signed = |value: Option<i64>| value.filter(|value| *value != 0).map(|value| value.to_string());
-    let values = [
-        ("cpu", "cpu.shares", unsigned(cpu.shares())),
-        ("cpu", "cpu.cfs_period_us", unsigned(cpu.period())),
-        ("cpu", "cpu.cfs_quota_us", signed(cpu.quota())),
-        ("cpu", "cpu.cfs_burst_us", unsigned(cpu.burst())),
-        ("cpu", "cpu.rt_period_us", unsigned(cpu.realtime_period())),
-        ("cpu", "cpu.rt_runtime_us", signed(cpu.realtime_runtime())),
-        ("cpu", "cpu.idle", signed(cpu.idle())),
-        ("cpuset", "cpuset.cpus", cpu.cpus().clone()),
-        ("cpuset", "cpuset.mems", cpu.mems().clone()),
+    let limits = [
+        Write::limit("cpu", "cpu.shares", unsigned(cpu.shares())),
+        Write::limit("cpu", "cpu.cfs_period_us", unsigned(cpu.period())),
+        Write::limit("cpu", "cpu.cfs_quota_us", signed(cpu.quota())),
+        Write::limit("cpu", "cpu.cfs_burst_us", unsigned(cpu.burst())),
+        Write::limit("cpu", "cpu.rt_period_us", unsigned(cpu.realtime_period())),
+        Write::limit("cpu", "cpu.rt_runtime_us", signed(cpu.realtime_runtime())),
+        Write::limit("cpu", "cpu.idle", signed(cpu.idle())),
+        Write::limit("cpuset", "cpuset.cpus", cpu.cpus().clone()),
+        Write::limit("cpuset", "cpuset.mems", cpu.mems().clone()),
     ];
-    add(values, writes);
+    writes.extend(limits.into_iter().flatten());
 }
 
 /// The order matters: the limit of memory plus swap can never be below the limit of memory, and both start unlimited.
 fn plan_memory(memory: &LinuxMemory, writes: &mut Vec<Write>) {
     let value = |value: Option<i64>| value.filter(|value| *value != 0).map(|value| value.to_string());
     let swappiness = memory.swappiness().map(|value| value.to_string());
-    let values = [
-        ("memory", "memory.limit_in_bytes", value(memory.limit())),
-        ("memory", "memory.memsw.limit_in_bytes", value(memory.swap())),
-        ("memory", "memory.soft_limit_in_bytes", value(memory.reservation())),
-        ("memory", "memory.kmem.limit_in_bytes", value(memory.kernel())),
-        ("memory", "memory.kmem.tcp.limit_in_bytes", value(memory.kernel_tcp())),
-        ("memory", "memory.swappiness", swappiness),
+    let limits = [
+        Write::limit("memory", "memory.limit_in_bytes", value(memory.limit())),
+        Write::limit("memory", "memory.memsw.limit_in_bytes", value(memory.swap())),
+        Write::limit("memory", "memory.soft_limit_in_bytes", value(memory.reservation())),
+        Write::limit("memory", "memory.kmem.limit_in_bytes", value(memory.kernel())),
+        Write::limit("memory", "memory.kmem.tcp.limit_in_bytes", value(memory.kernel_tcp())),
+        Write::limit("memory", "memory.swappiness", swappiness),
     ];
-    add(values, writes);
-}
-
-fn add<const N: usize>(values: [(&'static str, &'static str, Option<String>); N], writes: &mut Vec<Write>) {
-    for (controller, file, value) in values {
-        let write = value.map(|value| Write { controller, file: file.to_owned(), value, optional: false });
-        writes.extend(write);
-    }
+    writes.extend(limits.into_iter().flatten());
 }
 
 #[cfg(test)]

@@ -24,7 +24,16 @@ use crate::services::containers::{ContainerRequest, Origin};
 pub(crate) struct Restoration {
     from: PathBuf,
     sandbox: cri::RunPodSandboxRequest,
-    containers: Vec<(cri::ContainerConfig, Origin)>,
+    containers: Vec<ContainerRestoration>,
+}
+
+/// A container to restore.
+#[derive(Debug)]
+struct ContainerRestoration {
+    /// The requested configuration.
+    config: cri::ContainerConfig,
+    /// The archive of the saved container.
+    origin: Origin,
 }
 
 impl CheckpointService {
@@ -46,7 +55,7 @@ impl CheckpointService {
                 return Err(Error::Unfit(format!("container {:?}: the image differs", saved.name)));
             }
             let origin = Origin { archive: from.join(&saved.archive), restore: saved.restore.clone() };
-            containers.push((requested.clone(), origin));
+            containers.push(ContainerRestoration { config: requested.clone(), origin });
         }
         checkpoint::program().map_err(|error| unable(&from, error))?;
         let sandbox =
@@ -82,11 +91,11 @@ impl CheckpointService {
     async fn restore_containers(
         &self,
         id: &str,
-        containers: Vec<(cri::ContainerConfig, Origin)>,
+        containers: Vec<ContainerRestoration>,
     ) -> Result<Vec<cri::RestoredContainer>, Error> {
         let sandbox = self.tables.sandbox(id)?;
         let mut restored = Vec::new();
-        for (config, origin) in containers {
+        for ContainerRestoration { config, origin } in containers {
             restored.push(self.restore_container(&sandbox, config, origin).await?);
             coracle_fault::point("restore-pod.container");
         }
