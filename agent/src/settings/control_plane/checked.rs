@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use coracle_controlplane::{
-    AuditConfig, AuthorizationConfig, AutoscalerOptions,
-    CertificateFiles, ControllerSelection, EncryptionFile, EtcdConfig, InitialResourcesOptions,
-    LeaderElection, NamedCertificate, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig,
-    ServerOptions, ServingOptions, TokenWebhookConfig,
+    AuditConfig, AuthorizationConfig, AutoscalerOptions, CertificateFiles, ControllerSelection,
+    EncryptionFile, EtcdConfig, InitialResourcesOptions, LeaderElection, NamedCertificate, OidcConfig,
+    PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerOptions, ServingOptions, TokenWebhookConfig,
 };
 use ipnetwork::IpNetwork;
 

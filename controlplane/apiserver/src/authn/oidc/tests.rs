@@ -3,7 +3,7 @@
 use std::{
     convert::Infallible,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -27,6 +27,8 @@ struct Server {
     url: String,
     authority: String,
     key: KeyPair,
+    /// The key set. A test may change it.
+    keys: Arc<Mutex<Value>>,
     /// Number of fetched key sets.
     fetches: Arc<AtomicUsize>,
 }
@@ -37,22 +39,21 @@ impl Server {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://127.0.0.1:{}", listener.local_addr().unwrap().port());
         let key = KeyPair::generate().unwrap();
-        let (document, keys) = (
-            json!({"issuer": url, "jwks_uri": format!("{url}/keys")}).to_string(),
-            json!({"keys": [{"kty": "unknown"}, jwk(&key)]}).to_string(),
-        );
+        let document = json!({"issuer": url, "jwks_uri": format!("{url}/keys")}).to_string();
+        let keys = Arc::new(Mutex::new(json!({"keys": [{"kty": "unknown"}, jwk(&key)]})));
+        let served = keys.clone();
         let fetches: Arc<AtomicUsize> = Arc::default();
         let counter = fetches.clone();
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let Ok(stream) = acceptor.accept(stream).await else { continue };
-                let (document, keys, counter) = (document.clone(), keys.clone(), counter.clone());
+                let (document, keys, counter) = (document.clone(), served.clone(), counter.clone());
                 let service = service_fn(move |request: Request<Incoming>| {
                     let body = match request.uri().path() {
                         "/keys" => {
                             counter.fetch_add(1, Ordering::Relaxed);
-                            keys.clone()
+                            keys.lock().unwrap().to_string()
                         }
                         _ => document.clone(),
                     };
@@ -64,7 +65,7 @@ impl Server {
                 );
             }
         });
-        Self { url, authority, key, fetches }
+        Self { url, authority, key, keys, fetches }
     }
 
     /// The issuer with other mappings and rules.
@@ -94,18 +95,31 @@ impl Server {
 
     /// A token with good claims, changed by `change`.
     fn token(&self, change: Value) -> String {
+        self.signed("one", &self.claims(change))
+    }
+
+    fn signed(&self, id: &str, claims: &Value) -> String {
+        self.signed_by(&self.key, Some(id), claims)
+    }
+
+    fn signed_by(&self, key: &KeyPair, id: Option<&str>, claims: &Value) -> String {
+        let header = Header { kid: id.map(str::to_owned), ..Header::new(Algorithm::ES256) };
+        encode(&header, claims, &EncodingKey::from_ec_der(&key.serialize_der())).unwrap()
+    }
+
+    /// The good claims, changed by `change`.
+    fn claims(&self, change: Value) -> Value {
         let mut claims = json!({
             "iss": self.url, "aud": ["app", "other"], "exp": jiff::Timestamp::now().as_second() + 60, "sub": "7",
             "email": "ann@example.com", "email_verified": true, "groups": ["dev"], "hd": "example.com",
         });
         claims.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-        self.signed("one", &claims)
+        claims
     }
+}
 
-    fn signed(&self, id: &str, claims: &Value) -> String {
-        let header = Header { kid: Some(id.to_owned()), ..Header::new(Algorithm::ES256) };
-        encode(&header, claims, &EncodingKey::from_ec_der(&self.key.serialize_der())).unwrap()
-    }
+fn wanted(id: &str) -> Wanted<'_> {
+    Wanted::new(Some(id), Some(Algorithm::ES256))
 }
 
 fn jwk(key: &KeyPair) -> Value {
@@ -253,6 +267,49 @@ async fn an_issuer_of_single_settings_accepts_its_algorithms_only() {
 }
 
 #[tokio::test]
+async fn a_token_without_key_id_is_verified_with_each_key_up_to_a_limit() {
+    let server = Server::start().await;
+    let claims = server.claims(json!({}));
+    let others: Vec<KeyPair> = (0..9).map(|_| KeyPair::generate().unwrap()).collect();
+    let set = |keys: &[&KeyPair]| {
+        let keys: Vec<Value> = keys.iter().map(|key| jwk(key)).collect();
+        *server.keys.lock().unwrap() = json!({"keys": keys});
+    };
+    let all: Vec<&KeyPair> = others.iter().collect();
+    set(&all);
+    let issuers = server.issuers();
+    for id in [None, Some("")] {
+        let of = |key: &KeyPair| server.signed_by(key, id, &claims);
+        assert!(user(&issuers, &of(&others[0])).await.is_some());
+        assert!(user(&issuers, &of(&others[7])).await.is_some());
+        // The ninth key is not tried, and a key of another server is refused.
+        assert_eq!(user(&issuers, &of(&others[8])).await, None);
+        assert_eq!(user(&issuers, &of(&KeyPair::generate().unwrap())).await, None);
+    }
+    assert_eq!(server.fetches.load(Ordering::Relaxed), 1, "no fetch within the interval");
+    let unknown = server.signed_by(&others[0], Some("two"), &claims);
+    assert_eq!(user(&issuers, &unknown).await, None, "a key id names one key");
+}
+
+#[tokio::test]
+async fn a_key_that_replaces_another_one_is_found_for_tokens_without_key_id() {
+    let server = Server::start().await;
+    let keys = Keys::new(&server.issuers().0[0].config).unwrap();
+    let without_id = Wanted::new(None, Some(Algorithm::ES256));
+    let old = keys.find(without_id).await.unwrap();
+    assert_eq!(old.len(), 1);
+    *server.keys.lock().unwrap() = json!({"keys": [jwk(&KeyPair::generate().unwrap())]});
+    assert!(keys.newer(without_id, &old).await.is_empty(), "within the interval");
+    tokio::time::pause();
+    tokio::time::advance(std::time::Duration::from_secs(11)).await;
+    tokio::time::resume();
+    let newer = keys.newer(without_id, &old).await;
+    assert_eq!(newer.len(), 1);
+    assert_ne!(newer, old);
+    assert!(keys.newer(without_id, &newer).await.is_empty());
+}
+
+#[tokio::test]
 async fn unknown_keys_cause_one_fetch_within_the_interval() {
     let server = Server::start().await;
     let issuers = server.issuers();
@@ -273,9 +330,9 @@ async fn requests_that_waited_for_a_silent_issuer_do_not_ask_it_again() {
     );
     let config = AuthenticationConfig::parse(&config).unwrap().issuers.pop().unwrap();
     let keys = Keys::new(&config).unwrap();
-    let (first, second) = tokio::join!(keys.find(Some("a")), keys.find(Some("b")));
+    let (first, second) = tokio::join!(keys.find(wanted("a")), keys.find(wanted("b")));
     assert!(first.is_err());
-    assert!(second.unwrap().is_none());
+    assert!(second.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -289,7 +346,7 @@ async fn look_ups_of_an_issuer_have_the_limits_of_other_look_ups() {
     let config = AuthenticationConfig::parse(&config).unwrap().issuers.pop().unwrap();
     let keys = Keys::new(&config).unwrap();
     let places = crate::resolver::occupy().await;
-    let mut find = Box::pin(keys.find(Some("a")));
+    let mut find = Box::pin(keys.find(wanted("a")));
     let begun = tokio::time::timeout(std::time::Duration::from_millis(300), async {
         tokio::select! {
             _ = find.as_mut() => {}
