@@ -4,6 +4,7 @@
 
 mod claims;
 pub(crate) mod config;
+mod distributed;
 mod es512;
 mod expression;
 mod keys;
@@ -11,12 +12,14 @@ mod keys;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use coracle_error_chain::chain;
 use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header, errors::ErrorKind, jwk::Jwk};
 use serde_json::Value;
 
 use super::{Authenticating, Authenticator, Credential, User, known};
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use config::IssuerConfig;
+use config::{IssuerConfig, Mapping};
+use distributed::{DistributedError, Endpoints};
 use futures::future::Either;
 use keys::{Keys, Wanted};
 
@@ -31,6 +34,8 @@ pub(super) struct Issuers(Vec<Arc<Issuer>>);
 struct Issuer {
     config: IssuerConfig,
     keys: Keys,
+    /// The client for distributed claims. `None` if the groups are not a claim.
+    endpoints: Option<Endpoints>,
 }
 
 /// A token whose signature is not verified yet.
@@ -58,6 +63,14 @@ enum Refusal {
     TooEarly,
     #[error(transparent)]
     Claims(#[from] claims::ClaimError),
+    #[error("cannot resolve the distributed claim {claim:?}")]
+    Distributed {
+        claim: String,
+        #[source]
+        source: DistributedError,
+    },
+    #[error("the endpoint of the claim {0:?} returned a token that is refused")]
+    DistributedToken(String, #[source] Box<Refusal>),
 }
 
 impl Authenticator for ArcSwap<Issuers> {
@@ -74,7 +87,11 @@ impl Issuers {
     /// # Errors
     /// An issuer's authority is invalid.
     pub(super) fn new(configs: Vec<IssuerConfig>) -> Result<Self, String> {
-        let issuer = |config: IssuerConfig| Ok(Arc::new(Issuer { keys: Keys::new(&config)?, config }));
+        let issuer = |config: IssuerConfig| {
+            let has_claim = matches!(config.groups, Some(Mapping::Claim(_)));
+            let endpoints = has_claim.then(|| Endpoints::new(&config)).transpose()?;
+            Ok(Arc::new(Issuer { keys: Keys::new(&config)?, endpoints, config }))
+        };
         configs.into_iter().map(issuer).collect::<Result<Vec<_>, String>>().map(Self)
     }
 
@@ -105,7 +122,7 @@ impl Issuer {
         match self.verified(token).await {
             Ok(user) => Some(user),
             Err(refusal) => {
-                tracing::debug!(issuer = self.config.url, %refusal, "refused a token");
+                tracing::debug!(issuer = self.config.url, refusal = chain(&refusal), "refused a token");
                 None
             }
         }
@@ -113,8 +130,23 @@ impl Issuer {
 
     async fn verified(&self, token: &str) -> Result<User, Refusal> {
         let now = jiff::Timestamp::now().as_second();
-        let claims = self.claims(token, now).await?;
+        let mut claims = self.claims(token, now).await?;
+        self.add_groups(&mut claims, now).await?;
         Ok(claims::user(&self.config, &claims)?)
+    }
+
+    /// Adds the groups that the issuer keeps at another endpoint. As upstream, only the claim of the groups can be distributed.
+    async fn add_groups(&self, claims: &mut Value, now: i64) -> Result<(), Refusal> {
+        let (Some(endpoints), Some(Mapping::Claim(groups))) = (&self.endpoints, &self.config.groups) else {
+            return Ok(());
+        };
+        let claim = &groups.claim;
+        let failed = |source| Refusal::Distributed { claim: claim.clone(), source };
+        let Some(source) = distributed::source(claims, claim).map_err(failed)? else { return Ok(()) };
+        let token = endpoints.token(&source).await.map_err(failed)?;
+        let found = self.claims(&token, now).await;
+        let found = found.map_err(|refusal| Refusal::DistributedToken(claim.clone(), Box::new(refusal)))?;
+        distributed::add(claims, claim, &found).map_err(failed)
     }
 
     /// The claims of a token that the issuer has signed for this server, and that is valid now.

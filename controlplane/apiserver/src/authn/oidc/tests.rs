@@ -29,6 +29,10 @@ struct Server {
     key: KeyPair,
     /// The key set. A test may change it.
     keys: Arc<Mutex<Value>>,
+    /// The token with distributed groups.
+    groups: Arc<Mutex<String>>,
+    /// The header `Authorization` of each request for this token.
+    access: Arc<Mutex<Vec<String>>>,
     /// Number of fetched key sets.
     fetches: Arc<AtomicUsize>,
 }
@@ -41,19 +45,26 @@ impl Server {
         let key = KeyPair::generate().unwrap();
         let document = json!({"issuer": url, "jwks_uri": format!("{url}/keys")}).to_string();
         let keys = Arc::new(Mutex::new(json!({"keys": [{"kty": "unknown"}, jwk(&key)]})));
-        let served = keys.clone();
+        let (groups, access) = (Arc::<Mutex<String>>::default(), Arc::<Mutex<Vec<String>>>::default());
+        let served = (keys.clone(), groups.clone(), access.clone());
         let fetches: Arc<AtomicUsize> = Arc::default();
         let counter = fetches.clone();
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let Ok(stream) = acceptor.accept(stream).await else { continue };
-                let (document, keys, counter) = (document.clone(), served.clone(), counter.clone());
+                let (document, served, counter) = (document.clone(), served.clone(), counter.clone());
                 let service = service_fn(move |request: Request<Incoming>| {
                     let body = match request.uri().path() {
                         "/keys" => {
                             counter.fetch_add(1, Ordering::Relaxed);
-                            keys.lock().unwrap().to_string()
+                            served.0.lock().unwrap().to_string()
+                        }
+                        "/groups" => {
+                            let header = request.headers().get("authorization");
+                            let header = header.map_or("", |value| value.to_str().unwrap()).to_owned();
+                            served.2.lock().unwrap().push(header);
+                            served.1.lock().unwrap().clone()
                         }
                         _ => document.clone(),
                     };
@@ -65,7 +76,7 @@ impl Server {
                 );
             }
         });
-        Self { url, authority, key, keys, fetches }
+        Self { url, authority, key, keys, groups, access, fetches }
     }
 
     /// The issuer with other mappings and rules.
@@ -264,6 +275,56 @@ async fn an_issuer_of_single_settings_accepts_its_algorithms_only() {
     assert_eq!(name(&[]).await, None);
     assert_eq!(name(&["RS256", "ES512"]).await, None);
     assert_eq!(name(&["RS256", "ES256"]).await, Some(format!("{}#7", server.url)));
+}
+
+#[tokio::test]
+async fn distributed_groups_are_read_from_the_endpoint_of_the_token() {
+    let server = Server::start().await;
+    let issuers = server.issuers();
+    let serve = |claims: Value| *server.groups.lock().unwrap() = server.signed("one", &claims);
+    let distributed = |source: Value| {
+        let mut claims =
+            server.claims(json!({"_claim_names": {"groups": "s"}, "_claim_sources": {"s": source}}));
+        claims.as_object_mut().unwrap().remove("groups");
+        server.signed("one", &claims)
+    };
+    let endpoint = format!("{}/groups", server.url);
+    let token = distributed(json!({"endpoint": endpoint, "access_token": "secret"}));
+    let good = server.claims(json!({"groups": ["ops", "dev"]}));
+    serve(good.clone());
+    let ann = user(&issuers, &token).await.unwrap();
+    assert_eq!(ann.groups, ["g:ops", "g:dev", "system:authenticated"]);
+    assert_eq!(*server.access.lock().unwrap(), ["Bearer secret"]);
+    let past = jiff::Timestamp::now().as_second() - 1;
+    for change in [
+        json!({"iss": "https://127.0.0.1:1"}),
+        json!({"aud": "other"}),
+        json!({"exp": past}),
+        json!({"nbf": past + 3600}),
+        json!({"sub": "8"}),
+        json!({"groups": 7}),
+        json!({"groups": vec!["a"; 5000]}),
+    ] {
+        serve(server.claims(change.clone()));
+        assert_eq!(user(&issuers, &token).await, None, "{change}");
+    }
+    // Not a token, a token of another key, and a token that is too large.
+    let other = server.signed_by(&KeyPair::generate().unwrap(), Some("one"), &good);
+    let large = server.signed("one", &server.claims(json!({"groups": ["a".repeat(256 << 10)]})));
+    for text in [String::new(), "a.b.c".to_owned(), other, large] {
+        *server.groups.lock().unwrap() = text;
+        assert_eq!(user(&issuers, &token).await, None);
+    }
+    let fetches = server.access.lock().unwrap().len();
+    // A token with groups of its own needs no endpoint. An invalid token does not lead to a request.
+    let with_groups =
+        json!({"_claim_names": {"groups": "s"}, "_claim_sources": {"s": {"endpoint": endpoint}}});
+    assert!(user(&issuers, &server.token(with_groups)).await.is_some());
+    let (signed, _) = token.rsplit_once('.').unwrap();
+    assert_eq!(user(&issuers, &format!("{signed}.AAAA")).await, None);
+    let plain = distributed(json!({"endpoint": endpoint.replace("https", "http")}));
+    assert_eq!(user(&issuers, &plain).await, None);
+    assert_eq!(server.access.lock().unwrap().len(), fetches);
 }
 
 #[tokio::test]
