@@ -48,3 +48,35 @@ fn mode(mode: AuditMode) -> Mode {
 fn count(number: NonZero<u32>) -> usize {
     usize::try_from(number.get()).unwrap_or(usize::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
+    use super::super::super::sources::Sources;
+    use super::super::super::table::Flags;
+    use super::*;
+
+    fn of(words: &[&str]) -> anyhow::Result<Option<AuditConfig>> {
+        let command = Flags::<ControlPlaneSettings>::augment_args(clap::Command::new("x"));
+        let matches = command.try_get_matches_from([&["x"][..], words].concat()).unwrap();
+        let flags = Flags::<ControlPlaneSettings>::from_arg_matches(&matches).unwrap();
+        flags.resolve(&mut Sources::default()).unwrap().audit()
+    }
+
+    #[test]
+    fn the_modes_have_upstreams_names_and_defaults() {
+        let both =
+            ["--audit-policy-file", "/p", "--audit-log-path", "/l", "--audit-webhook-config-file", "/w"];
+        let modes = |words: &[&str]| {
+            let config = of(&[&both[..], words].concat()).unwrap().unwrap();
+            (config.log_mode, config.webhook.unwrap().mode)
+        };
+        assert_eq!(modes(&[]), (Mode::Blocking, Mode::Batch));
+        let set = ["--audit-log-mode", "blocking-strict", "--audit-webhook-mode", "blocking"];
+        assert_eq!(modes(&set), (Mode::BlockingStrict, Mode::Blocking));
+        assert_eq!(modes(&["--audit-log-mode", "batch"]).0, Mode::Batch);
+        assert!(of(&["--audit-log-path", "/l"]).is_err(), "no policy");
+        assert!(of(&[]).unwrap().is_none());
+    }
+}
