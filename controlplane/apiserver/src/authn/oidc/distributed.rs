@@ -1,7 +1,8 @@
 //! Groups that an issuer keeps at another endpoint: distributed claims (OpenID Connect Core 1.0, section 5.6.2).
 //!
 //! The endpoint returns a second token with the claim. Unlike upstream, the issuer of the first token must have signed it, and
-//! both must have the same subject: an endpoint with any other issuer could give any groups to a user.
+//! its subject, if it has one, must be that of the first token. With any other issuer, an endpoint could give any groups to a
+//! user.
 
 use std::{collections::BTreeMap, time::Duration};
 
