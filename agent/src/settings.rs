@@ -4,6 +4,7 @@
 //! [`table`] declares settings, [`sources`] resolves them, [`value`] parses them. [`mod@file`] parses TOML, [`kubelet`] the
 //! kubelet's YAML. [`node`], [`control_plane`] and [`runtime`] are the tables. All invalid settings are reported together.
 
+mod audit_mode;
 mod cgroup;
 mod cni;
 mod control_plane;

@@ -33,7 +33,7 @@ pub use backup::{BackupError, BackupFile, offline_backup, restore_backup};
 pub use clients::{ExternalClients, ExternalServer};
 pub use config::{ControlPlaneConfig, EncryptionFile, EtcdConfig};
 pub use coracle_apiserver::{
-    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH,
+    AuditConfig, AuditLogOptions, AuditMode, AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH,
     InitialResourcesOptions, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerFeatures,
     ServerOptions, TokenWebhookConfig,
 };

@@ -11,11 +11,14 @@ use std::path::PathBuf;
 
 use ipnetwork::IpNetwork;
 
+use super::audit_mode::AuditMode;
 use super::ranges::{self, Ranges};
 use super::sources::Sources;
 use super::table::settings;
 use super::value::{ByteSize, Fraction, GoDuration, Percent, PortRange, SniCertKey};
 
+#[cfg(feature = "controlplane")]
+mod audit;
 #[cfg(feature = "controlplane")]
 mod checked;
 
@@ -159,6 +162,9 @@ settings! {
     audit_policy_file: Option<PathBuf> = unset "", "FILE";
     /// File of the audit log; - is the standard output. Needs audit-policy-file.
     audit_log_path: Option<PathBuf> = unset "", "FILE";
+    /// When requests get their responses: blocking, after the event is written; batch, after the event is queued;
+    /// blocking-strict, as blocking, and a request whose first event cannot be written fails.
+    audit_log_mode: AuditMode = default "blocking", "MODE";
     /// Megabytes after which a new file of the audit log is started.
     audit_log_maxsize: NonZero<u32> = default "100", "MEGABYTES";
     /// Old files of the audit log that are kept; 0 keeps all.
@@ -171,11 +177,14 @@ settings! {
     scheduler: bool = default "true", "BOOL";
     /// Kubeconfig file of a server that receives the audit events. Needs audit-policy-file.
     audit_webhook_config_file: Option<PathBuf> = unset "", "FILE";
-    /// Maximum number of queued audit events for the server; further events are dropped.
+    /// When the server gets audit events: batch, in batches from a queue; blocking, before the client gets the response;
+    /// blocking-strict, as blocking, and a request whose first event the server does not accept fails.
+    audit_webhook_mode: AuditMode = default "batch", "MODE";
+    /// Maximum number of queued audit events for the server; further events are dropped. For the mode batch.
     audit_webhook_batch_buffer_size: NonZero<u32> = default "10000", "COUNT";
-    /// Maximum number of audit events in one request to the server.
+    /// Maximum number of audit events in one request to the server. For the mode batch.
     audit_webhook_batch_max_size: NonZero<u32> = default "400", "COUNT";
-    /// Maximum time that an audit event waits until its batch is full.
+    /// Maximum time that an audit event waits until its batch is full. For the mode batch.
     audit_webhook_batch_max_wait: GoDuration = default "30s", "DURATION";
     /// Configuration of the scheduler: a file of kind KubeSchedulerConfiguration, as for kube-scheduler.
     scheduler_config: Option<PathBuf> = unset "", "FILE";

@@ -1,18 +1,20 @@
 //! Audit of requests: creates events according to the policy, and sends them to the log and the webhook.
 //!
-//! The event of a response is queued before the client gets the response. A long-running response is recorded at its
-//! start and at its end.
+//! The event of a response is queued before the client gets the response; backends in a blocking mode have it then. A
+//! long-running response is recorded at its start and at its end.
 
 mod annotations;
+mod backends;
+mod blocking;
 mod webhook;
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use coracle_audit::{
-    Attributes, AuthenticationMetadata, Decision, Event, Level, Log, ObjectReference, Policy,
+    Attributes, AuthenticationMetadata, Decision, Event, Level, Log, Mode, ObjectReference, Policy,
     ResourceAttributes, Stage, UserInfo,
 };
 use futures::StreamExt as _;
@@ -25,13 +27,15 @@ use crate::{
     authn::User,
     authz::{Decision as AuthorizationDecision, Verdict},
     body,
+    error::ApiError,
     media::{self, BodyType},
     object_meta::metadata_mut,
     reply::{Body, Reply},
     request::{RequestInfo, ResourceInfo},
+    server::ShortLived,
 };
 
-use webhook::AuditWebhook;
+use backends::Backends;
 pub use webhook::AuditWebhookConfig;
 
 /// Header with the id of a request.
@@ -44,22 +48,13 @@ const MAX_USER_AGENT: usize = 1024;
 const MAX_ADDRESSES: usize = 16;
 /// Maximum bytes of a recorded response object. A larger object is omitted, and the event is annotated.
 const MAX_RESPONSE: usize = 3 << 20;
-/// Maximum time to write the last events when the server stops.
-const FLUSH_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(5);
 /// Annotation of an event with an omitted object, as in upstream's truncating backend.
 const TRUNCATED: &str = "audit.k8s.io/truncated";
 
 /// Creates and sends audit events.
 pub(crate) struct Auditor {
     policy: Policy,
-    log: Option<Log>,
-    webhook: Option<AuditWebhook>,
-    /// Number of events that were sent to the backends.
-    events: AtomicU64,
-    /// Number of events that the webhook did not receive.
-    lost_by_webhook: Arc<AtomicU64>,
-    /// Number of events that the log did not receive.
-    lost_by_log: AtomicU64,
+    backends: Backends,
 }
 
 /// The record of one request.
@@ -67,6 +62,8 @@ pub(crate) struct Record {
     auditor: Arc<Auditor>,
     decision: Decision,
     event: Mutex<Event>,
+    /// The owner of the request, for queues that the requests of all users share.
+    owner: Arc<str>,
     /// Bytes of the annotations from webhooks and policies. Changes only while `event` is locked.
     annotated: AtomicUsize,
     /// Whether the last event is queued.
@@ -81,6 +78,8 @@ pub(crate) struct Received<'a> {
     pub(crate) headers: &'a HeaderMap,
     /// Address of the client. `None` for callers in this process.
     pub(crate) peer: Option<IpAddr>,
+    /// The owner of the request, for queues that the requests of all users share.
+    pub(crate) owner: Arc<str>,
 }
 
 /// Records the end of a long-running response when the body is dropped.
@@ -96,77 +95,34 @@ impl Auditor {
     pub(crate) fn new(
         policy: Policy,
         log: Option<Log>,
+        log_mode: Mode,
         webhook: Option<AuditWebhookConfig>,
     ) -> Result<Arc<Self>, String> {
-        let lost_by_webhook = Arc::<AtomicU64>::default();
-        let webhook =
-            webhook.map(|config| AuditWebhook::start(config, lost_by_webhook.clone())).transpose()?;
-        let [events, lost_by_log] = [0, 0].map(AtomicU64::new);
-        Ok(Arc::new(Self { policy, log, webhook, events, lost_by_webhook, lost_by_log }))
+        Ok(Arc::new(Self { policy, backends: Backends::new(log, log_mode, webhook)? }))
     }
 
-    /// Numbers of all events, of events that the webhook did not receive, and of events that the log did not receive.
-    pub(crate) fn counts(&self) -> [u64; 3] {
-        let counts = [&self.events, &*self.lost_by_webhook, &self.lost_by_log];
-        let [events, lost_by_webhook, lost_by_log] = counts.map(|count| count.load(Ordering::Relaxed));
-        [events, lost_by_webhook, lost_by_log + self.log.as_ref().map_or(0, Log::lost)]
+    /// Numbers of all events, of events that the webhook did not receive, of events that the log did not receive, and of
+    /// refused requests.
+    pub(crate) fn counts(&self) -> [u64; 4] {
+        self.backends.counts()
     }
 
-    /// Sends an event to the backends. Waits while the queue of the log is full (slow disk).
-    async fn write(&self, line: String) {
-        self.events.fetch_add(1, Ordering::Relaxed);
-        if let Some(webhook) = &self.webhook {
-            webhook.send(&line);
-        }
-        if let Some(log) = &self.log {
-            log.write(line).await;
-        }
-    }
-
-    /// Sends the event of a request whose client has disconnected. The number of these events is not limited by
-    /// requests in flight. While the queue of the log is full, the event is sent without its objects; above a second
-    /// limit it is lost and counted.
-    fn write_late(&self, event: &mut Event) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let mut line = event.line();
-        self.events.fetch_add(1, Ordering::Relaxed);
-        if let Some(webhook) = &self.webhook {
-            webhook.send(&line);
-        }
-        let Some(log) = self.log.clone() else { return };
-        let memory = log.memory(&line).or_else(|| {
-            (event.request_object, event.response_object) = (None, None);
-            event.annotations.insert(TRUNCATED.to_owned(), "true".to_owned());
-            line = event.line();
-            log.memory_of_shortened(&line)
-        });
-        if memory.is_some() {
-            runtime.spawn(async move { log.write_reserved(line, memory).await });
-        } else if self.lost_by_log.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
-            tracing::error!("the queue of the audit log is full; events of disconnected clients are lost");
-        }
-    }
-
-    /// Waits until all earlier events are written, at most [`FLUSH_TIMEOUT`].
+    /// Waits until all earlier events are written, for a limited time.
     pub(crate) async fn flush(&self) {
         // When a connection was just closed, the tasks that record the end of its responses are ready. Let them run
         // first.
         tokio::task::yield_now().await;
-        let all = async {
-            if let Some(log) = &self.log {
-                log.flush().await;
-            }
-            if let Some(webhook) = &self.webhook {
-                webhook.flush().await;
-            }
-        };
-        if tokio::time::timeout(FLUSH_TIMEOUT, all).await.is_err() {
-            tracing::error!("cannot write the last audit events: the disk or the webhook is too slow");
-        }
+        self.backends.flush().await;
     }
 
     /// Starts the record of a request. `None` if the policy records nothing about it.
-    pub(crate) async fn begin(self: &Arc<Self>, request: &Received<'_>) -> Option<Arc<Record>> {
+    ///
+    /// # Errors
+    /// A backend in the mode `blocking-strict` does not have the first event. The request must not run.
+    pub(crate) async fn begin(
+        self: &Arc<Self>,
+        request: &Received<'_>,
+    ) -> Result<Option<Arc<Record>>, ApiError> {
         let resource = request.info.resource.as_ref();
         let decision = self.policy.decide(&Attributes {
             user: request.user.map(|user| user.name.as_str()),
@@ -182,13 +138,19 @@ impl Auditor {
             }),
         });
         if decision.level == Level::None {
-            return None;
+            return Ok(None);
         }
-        let event = Mutex::new(event(&decision, request));
+        let (event, owner) = (Mutex::new(event(&decision, request)), request.owner.clone());
         let (annotated, is_complete) = (AtomicUsize::new(0), AtomicBool::new(false));
-        let record = Arc::new(Record { auditor: self.clone(), decision, event, annotated, is_complete });
-        record.emit(Stage::RequestReceived).await;
-        Some(record)
+        let auditor = self.clone();
+        let record = Arc::new(Record { auditor, decision, event, owner, annotated, is_complete });
+        if !record.emit(Stage::RequestReceived).await {
+            self.backends.count_refused();
+            // As upstream, the refused request has no further event.
+            record.is_complete.store(true, Ordering::Release);
+            return Err(ApiError::internal("failed to store audit event"));
+        }
+        Ok(Some(record))
     }
 }
 
@@ -317,6 +279,12 @@ impl Record {
             parts.headers.insert(AUDIT_ID, id);
         }
         self.event().response_status = Some(json!({"metadata": {}, "code": code}));
+        if self.auditor.backends.waits_for_webhook()
+            && let Some(limits) = parts.extensions.get_mut::<ShortLived>()
+        {
+            // The request does not keep its seats while it waits for another server.
+            drop(limits.take_seats());
+        }
         if is_long && code < 400 {
             self.emit(Stage::ResponseStarted).await;
             return Reply::from_parts(parts, with_end(body, End(self)));
@@ -377,13 +345,16 @@ impl Record {
         }
     }
 
-    /// Writes the event of a stage, unless the policy omits it.
-    async fn emit(&self, stage: Stage) {
-        if stage == Stage::ResponseComplete {
-            self.is_complete.store(true, Ordering::Release);
-        }
+    /// Writes the event of a stage, unless the policy omits it. Returns false if the event must be stored, and is not.
+    async fn emit(&self, stage: Stage) -> bool {
+        let queued = || {
+            if stage == Stage::ResponseComplete {
+                self.is_complete.store(true, Ordering::Release);
+            }
+        };
         if self.decision.omit_stages.contains(&stage) {
-            return;
+            queued();
+            return true;
         }
         let line = {
             let mut event = self.event();
@@ -393,7 +364,7 @@ impl Record {
             }
             event.line()
         };
-        self.auditor.write(line).await;
+        self.auditor.backends.write(line, &self.owner, queued).await
     }
 }
 
@@ -484,7 +455,7 @@ impl Drop for Record {
         }
         let event = self.event.get_mut().unwrap_or_else(PoisonError::into_inner);
         event.reach(stage);
-        self.auditor.write_late(event);
+        self.auditor.backends.write_late(event, &self.owner);
     }
 }
 

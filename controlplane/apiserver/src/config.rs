@@ -207,6 +207,8 @@ pub struct AuditConfig {
     pub policy_file: PathBuf,
     /// The log.
     pub log: Option<coracle_audit::LogOptions>,
+    /// Whether requests wait for the log.
+    pub log_mode: coracle_audit::Mode,
     /// The webhook that receives the audit events.
     pub webhook: Option<AuditWebhookConfig>,
 }
@@ -308,7 +310,7 @@ pub(crate) fn open_audit(config: AuditConfig) -> Result<Arc<Auditor>, OpenError>
         coracle_audit::Log::open(options).map_err(|source| OpenError::AuditLog { path, source })
     };
     let log = config.log.map(open).transpose()?;
-    Auditor::new(policy, log, config.webhook).map_err(OpenError::AuditWebhook)
+    Auditor::new(policy, log, config.log_mode, config.webhook).map_err(OpenError::AuditWebhook)
 }
 
 #[cfg(test)]

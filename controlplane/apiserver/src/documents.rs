@@ -82,7 +82,8 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
         }
         ["version"] => Some(version()),
         ["debug", "api_priority_and_fairness", page] if state.priority_and_fairness => {
-            return Ok(state.flow_control.debug_page(page).map(|text| reply::text(200, text)));
+            let text = state.flow_control.debug_page(page, &info.query);
+            return Ok(text.map(|text| reply::text(200, text)));
         }
         ["statusz"] => return state.pages.statusz(headers).map(Some),
         ["flagz"] => return state.pages.flagz(headers).map(Some),

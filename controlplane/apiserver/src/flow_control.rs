@@ -9,6 +9,7 @@
 mod counts;
 mod dump;
 mod level;
+mod note;
 mod schema;
 
 use std::{
@@ -30,11 +31,12 @@ use crate::{
     error::{ApiError, Result},
     in_flight,
     reply::Reply,
-    request::RequestInfo,
+    request::{Query, RequestInfo},
 };
 use counts::{Counts, Executing, SchemaCounts, Times};
 pub(crate) use level::LevelCounts;
 use level::{Admitted, LevelConfig, Levels, Rejection, Ticket};
+use note::Note;
 use schema::Schema;
 
 /// Number of objects of a list request for each seat, as upstream.
@@ -76,6 +78,7 @@ struct Row {
 pub(crate) struct Seats {
     levels: Arc<Mutex<Levels>>,
     ticket: Ticket,
+    note: Arc<Note>,
     since: Instant,
     /// Counts the request as executing. `None` while the request waits.
     executing: Option<Executing>,
@@ -86,6 +89,7 @@ struct Demand {
     seats: u64,
     flow: u64,
     is_watch: bool,
+    note: Arc<Note>,
 }
 
 /// The schema and the level of a request, for its response.
@@ -170,6 +174,7 @@ impl FlowControl {
             seats: wanted_seats(info, cache),
             flow: self.hasher.hash_one((&row.schema.name, row.schema.flow(user, info))),
             is_watch: info.verb == "watch",
+            note: Arc::new(Note::new(&row.schema, user, info)),
         };
         let entered = self.seats_of(row, &demand).await;
         (Some(classified), entered.map(Some))
@@ -180,7 +185,11 @@ impl FlowControl {
         let (ticket, admitted) = {
             let mut levels = self.lock();
             let width = levels.width(row.level, demand.seats);
-            levels.admit(row.level, width, demand.flow)
+            let (ticket, admitted) = levels.admit(row.level, width, demand.flow);
+            if !matches!(admitted, Admitted::Rejected(_)) {
+                levels.note(ticket, demand.note.clone());
+            }
+            (ticket, admitted)
         };
         let refused = |why: Rejection| {
             row.counts.reject(why);
@@ -191,7 +200,8 @@ impl FlowControl {
             return Err(refused(why));
         }
         let width = ticket.width;
-        let mut seats = Seats { levels: self.levels.clone(), ticket, since: Instant::now(), executing: None };
+        let (levels, note) = (self.levels.clone(), demand.note.clone());
+        let mut seats = Seats { levels, ticket, note, since: Instant::now(), executing: None };
         if let Admitted::Waiting(runs) = admitted {
             let queued = row.counts.queue(width);
             let admitted = tokio::time::timeout(self.max_wait, runs).await;
@@ -202,6 +212,7 @@ impl FlowControl {
             seats.since = Instant::now();
         }
         self.waited(row, began, true);
+        seats.note.start();
         seats.executing = Some(self.times.execute(&row.counts, row.labels(), demand.is_watch, width));
         Ok(seats)
     }
@@ -225,12 +236,16 @@ impl FlowControl {
     }
 
     /// The page of this name below `/debug/api_priority_and_fairness`. `None` if there is none.
-    pub(crate) fn debug_page(&self, name: &str) -> Option<String> {
+    pub(crate) fn debug_page(&self, name: &str, query: &Query) -> Option<String> {
         // The lock is released before the text is made.
-        let levels = self.lock().digest();
+        let levels = || self.lock().digest();
+        let requests = || self.lock().requests();
         match name {
-            "dump_priority_levels" => Some(dump::priority_levels(&levels, &self.schemas())),
-            "dump_queues" => Some(dump::queues(&levels)),
+            "dump_priority_levels" => Some(dump::priority_levels(&levels(), &self.schemas())),
+            "dump_queues" => Some(dump::queues(&levels())),
+            "dump_requests" => {
+                Some(dump::requests(requests(), !query.get("includeRequestDetails").is_empty()))
+            }
             _ => None,
         }
     }
@@ -390,6 +405,8 @@ mod tests {
         };
         let number = u64::try_from(held.len()).unwrap();
         assert_eq!(now("global-default"), [[0, 0], [number, number]]);
+        let rows = || control.debug_page("dump_requests", &Query::default()).unwrap().lines().count() - 1;
+        assert_eq!(rows(), held.len(), "neither the refused nor the ended requests");
         let waits = control.enter(&user, &info, &cache);
         let leaves = async {
             tokio::task::yield_now().await;
@@ -398,11 +415,13 @@ mod tests {
         let leaves = async {
             tokio::task::yield_now().await;
             assert_eq!(now("global-default"), [[1, 1], [number, number]], "one request waits for one seat");
+            let page = control.debug_page("dump_requests", &Query::default()).unwrap();
+            assert_eq!(page.matches("0001-01-01T00:00:00Z").count(), 1, "{page}");
             leaves.await;
         };
         assert!(tokio::join!(waits, leaves).0.1.is_ok());
         held.clear();
-        assert_eq!(now("global-default"), [[0, 0], [0, 0]]);
+        assert_eq!((now("global-default"), rows()), ([[0, 0], [0, 0]], 0));
         assert!(control.levels().iter().all(|level| (level.waiting, level.seats_in_use) == (0, 0)));
         let counts = control.schemas();
         let default = counts.iter().find(|one| one.schema == "global-default").unwrap();

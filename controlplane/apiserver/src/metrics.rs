@@ -338,7 +338,7 @@ fn build_info() -> IntGaugeVec {
 
 /// Counters of audit events.
 fn audit(auditor: &Auditor) -> Vec<MetricFamily> {
-    let [events, lost, lost_by_log] = auditor.counts();
+    let [events, lost, lost_by_log, refused] = auditor.counts();
     let all = counter(
         "apiserver_audit_event_total",
         "Counter of audit events generated and sent to the audit backend.",
@@ -352,7 +352,13 @@ fn audit(auditor: &Auditor) -> Vec<MetricFamily> {
     );
     errors.with_label_values(&["webhook"]).inc_by(lost);
     errors.with_label_values(&["log"]).inc_by(lost_by_log);
-    all.collect().into_iter().chain(errors.collect()).collect()
+    let rejected = counter(
+        "apiserver_audit_requests_rejected_total",
+        "Counter of apiserver requests rejected due to an error in audit logging backend.",
+        &[],
+    );
+    rejected.with_label_values::<&str>(&[]).inc_by(refused);
+    [all.collect(), errors.collect(), rejected.collect()].into_iter().flatten().collect()
 }
 
 fn certificate_lifetimes() -> HistogramVec {

@@ -107,7 +107,7 @@ impl Apiserver {
             None => self.network_caller(&mut parts).await,
         };
         let unauthenticated = parts.extensions.remove::<Arc<BodyMemory>>();
-        let record = self.record(&parts, &info, caller.as_ref().ok()).await;
+        let (caller, record) = self.record(&parts, &info, caller).await;
         let token = caller.as_ref().ok().and_then(|user| user.noted_token.clone());
         let is_long = in_flight::is_long_running(&info);
         let counted = metrics::Request::of(&info, &parts.headers, &self.state.registry.load(), is_long);
@@ -278,17 +278,28 @@ impl Apiserver {
         reply
     }
 
-    /// Begins the audit record of a request.
+    /// Begins the audit record of a request. If the request must not run without its first event, the caller is an error.
     async fn record(
         &self,
         parts: &http::request::Parts,
         info: &RequestInfo,
-        user: Option<&User>,
-    ) -> Option<Arc<Record>> {
-        let auditor = self.state.auditor.as_ref()?;
-        let peer = parts.extensions.get::<PeerAddress>().map(|peer| peer.0);
-        let received = Received { user, info, uri: &parts.uri, headers: &parts.headers, peer };
-        auditor.begin(&received).await
+        caller: Result<User>,
+    ) -> (Result<User>, Option<Arc<Record>>) {
+        let Some(auditor) = &self.state.auditor else { return (caller, None) };
+        let begun = {
+            let user = caller.as_ref().ok();
+            let owner = user.map_or_else(
+                || request_seats::source(&parts.extensions),
+                |user| in_flight::queued_owner(user).into(),
+            );
+            let peer = parts.extensions.get::<PeerAddress>().map(|peer| peer.0);
+            let received = Received { user, info, uri: &parts.uri, headers: &parts.headers, peer, owner };
+            auditor.begin(&received).await
+        };
+        match begun {
+            Ok(record) => (caller, record),
+            Err(error) => (Err(error), None),
+        }
     }
 
     /// Answers a request from the network. Enforces the request timeout and the limits on requests in flight.

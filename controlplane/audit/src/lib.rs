@@ -7,8 +7,10 @@
 
 mod event;
 mod log;
+mod mode;
 mod policy;
 
 pub use event::{AuthenticationMetadata, Event, ObjectReference, UserInfo};
 pub use log::{LineMemory, Log, LogOptions};
+pub use mode::Mode;
 pub use policy::{Attributes, Decision, Level, Policy, PolicyError, ResourceAttributes, Stage};

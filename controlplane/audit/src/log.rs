@@ -51,7 +51,8 @@ pub struct LineMemory(#[expect(dead_code, reason = "released when dropped")] Own
 /// A message to the thread.
 #[derive(Debug)]
 enum Message {
-    Line(String, Option<LineMemory>),
+    /// A line with its memory. The thread reports whether it was written, if there is a sender.
+    Line(String, Option<LineMemory>, Option<oneshot::Sender<bool>>),
     /// The thread drops the sender when all earlier messages are handled.
     Flush(oneshot::Sender<()>),
 }
@@ -93,7 +94,11 @@ impl Log {
         std::thread::Builder::new().name("audit-log".to_owned()).spawn(move || {
             while let Some(message) = queue.blocking_recv() {
                 match message {
-                    Message::Line(line, _memory) => writer.append(line.as_bytes()),
+                    Message::Line(line, _memory, done) => {
+                        let is_written = writer.append(line.as_bytes());
+                        // The receiver is gone if its request was cancelled or has waited for too long.
+                        let _ = done.map(|done| done.send(is_written));
+                    }
                     Message::Flush(done) => drop(done),
                 }
             }
@@ -119,6 +124,15 @@ impl Log {
         self.write_reserved(line, memory.map(LineMemory)).await;
     }
 
+    /// Queues a line as [`Log::write`] does. The receiver gets whether the line was written; an error means that it was not.
+    pub async fn submit(&self, line: String) -> oneshot::Receiver<bool> {
+        let (done, written) = oneshot::channel();
+        // The semaphore is never closed, and the thread ends only after the last sender is dropped.
+        let memory = self.memory.clone().acquire_many_owned(kib(&line)).await.ok().map(LineMemory);
+        let _ = self.lines.send(Message::Line(line, memory, Some(done))).await;
+        written
+    }
+
     /// Reserves memory for a line. `None` if too little of the queue's memory is free.
     pub fn memory(&self, line: &str) -> Option<LineMemory> {
         self.memory.clone().try_acquire_many_owned(kib(line)).ok().map(LineMemory)
@@ -133,7 +147,7 @@ impl Log {
     /// Queues a line for which the caller has reserved memory.
     pub async fn write_reserved(&self, line: String, memory: Option<LineMemory>) {
         // The thread ends only after the last sender is dropped.
-        let _ = self.lines.send(Message::Line(line, memory)).await;
+        let _ = self.lines.send(Message::Line(line, memory, None)).await;
     }
 
     /// Waits until all earlier lines are written. It must be called before the process ends, because the thread ends
@@ -179,23 +193,26 @@ impl Writer {
         Ok(())
     }
 
-    /// Appends a line. An error is logged at most once a minute, and the next line tries again.
-    fn append(&mut self, line: &[u8]) {
+    /// Appends a line, and returns whether it was written. An error is logged at most once a minute, and the next line tries
+    /// again.
+    fn append(&mut self, line: &[u8]) -> bool {
         let Appended { written, rotated } = if self.is_standard_output() {
             Appended { written: io::stdout().write_all(line), rotated: Ok(()) }
         } else {
             self.append_to_file(line)
         };
-        if written.is_err() {
+        let is_written = written.is_ok();
+        if !is_written {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
-        let Err(error) = written.and(rotated) else { return };
+        let Err(error) = written.and(rotated) else { return is_written };
         let now = SystemTime::now();
         let is_quiet = |last: SystemTime| now.duration_since(last).is_ok_and(|past| past < MESSAGE_INTERVAL);
         if !self.last_report.is_some_and(is_quiet) {
             self.last_report = Some(now);
             tracing::error!(path = %self.options.path.display(), %error, "cannot write or rotate the audit log; events may be lost");
         }
+        is_written
     }
 
     fn append_to_file(&mut self, line: &[u8]) -> Appended {
@@ -384,6 +401,19 @@ mod tests {
         }
         log.flush().await;
         assert_eq!(log.lost(), 3);
+    }
+
+    #[tokio::test]
+    async fn a_submitted_line_is_in_the_file_or_reported_as_lost() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit.log");
+        for (path, is_written) in [(path.clone(), true), (PathBuf::from("/dev/full"), false)] {
+            let options = LogOptions { path, max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
+            let log = Log::open(options).unwrap();
+            assert_eq!(log.submit("{}\n".to_owned()).await.await, Ok(is_written));
+            assert_eq!(log.lost(), u64::from(!is_written));
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), "{}\n");
     }
 
     #[test]

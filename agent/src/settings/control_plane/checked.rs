@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use coracle_controlplane::{
-    AuditConfig, AuditLogOptions, AuditWebhookConfig, AuthorizationConfig, AutoscalerOptions,
-    CertificateFiles, ControllerSelection, EncryptionFile, EtcdConfig, InitialResourcesOptions,
-    LeaderElection, NamedCertificate, OidcConfig, PluginSelection, RequestHeaderConfig, RuntimeConfig,
-    ServerOptions, ServingOptions, TokenWebhookConfig,
+    AuditConfig, AuthorizationConfig, AutoscalerOptions, CertificateFiles, ControllerSelection,
+    EncryptionFile, EtcdConfig, InitialResourcesOptions, LeaderElection, NamedCertificate, OidcConfig,
+    PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerOptions, ServingOptions, TokenWebhookConfig,
 };
 use ipnetwork::IpNetwork;
 
@@ -157,23 +156,6 @@ impl ControlPlaneSettings {
         };
         check_election(&election)?;
         Ok(election)
-    }
-
-    /// The audit, if there are a policy and a backend.
-    fn audit(&self) -> anyhow::Result<Option<AuditConfig>> {
-        let log = self.audit_log_path.clone().map(|path| AuditLogOptions {
-            path,
-            max_bytes: u64::from(self.audit_log_maxsize.get()) << 20,
-            max_backups: usize::try_from(self.audit_log_maxbackup).unwrap_or(usize::MAX),
-            max_age: Duration::from_secs(u64::from(self.audit_log_maxage) * 24 * 3600),
-        });
-        let webhook = self.audit_webhook_config_file.clone().map(|file| AuditWebhookConfig {
-            file,
-            buffer: count(self.audit_webhook_batch_buffer_size),
-            batch: count(self.audit_webhook_batch_max_size),
-            wait: self.audit_webhook_batch_max_wait.0,
-        });
-        audit(self.audit_policy_file.clone(), log, webhook)
     }
 
     /// The issuer of the oidc settings, if any of them is given.
@@ -338,29 +320,8 @@ fn selected(controllers: Vec<String>) -> anyhow::Result<ControllerSelection> {
     ControllerSelection::parse(controllers).context("controllers")
 }
 
-fn count(number: NonZero<u32>) -> usize {
-    usize::try_from(number.get()).unwrap_or(usize::MAX)
-}
-
 fn seconds(count: NonZero<u32>) -> Duration {
     Duration::from_secs(count.get().into())
-}
-
-/// The audit, if there are a policy and a backend.
-fn audit(
-    policy: Option<PathBuf>,
-    log: Option<AuditLogOptions>,
-    webhook: Option<AuditWebhookConfig>,
-) -> anyhow::Result<Option<AuditConfig>> {
-    match (policy, log.is_some(), webhook.is_some()) {
-        (Some(_), false, false) => {
-            anyhow::bail!("audit-policy-file needs audit-log-path or audit-webhook-config-file")
-        }
-        (Some(policy_file), ..) => Ok(Some(AuditConfig { policy_file, log, webhook })),
-        (None, false, false) => Ok(None),
-        (None, true, _) => anyhow::bail!("audit-log-path needs audit-policy-file"),
-        (None, false, true) => anyhow::bail!("audit-webhook-config-file needs audit-policy-file"),
-    }
 }
 
 /// The connection to etcd, if there are servers.

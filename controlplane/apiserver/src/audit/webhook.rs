@@ -1,11 +1,11 @@
-//! The webhook backend: events go to a server in batches.
+//! The webhook backend in the batch mode: events go to a server in batches.
 //!
 //! The number and the bytes of queued events are limited. Requests do not wait for the server. If the queue is full, or
 //! the server does not accept a batch, the events are lost and counted. Source:
 //! `k8s.io/apiserver/plugin/pkg/audit/buffered`.
 
 use std::{
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use coracle_audit::Mode;
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
@@ -32,6 +33,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub struct AuditWebhookConfig {
     /// Kubeconfig file of the server.
     pub file: PathBuf,
+    /// When the server gets the events. The other settings are for the batch mode.
+    pub mode: Mode,
     /// Maximum number of queued events.
     pub buffer: usize,
     /// Maximum number of events in a batch.
@@ -62,6 +65,19 @@ struct Sender {
     lost: Arc<AtomicU64>,
 }
 
+/// The client of the server that a kubeconfig file names.
+///
+/// # Errors
+/// The file cannot be used.
+pub(super) fn remote(file: &Path) -> Result<Remote, String> {
+    Remote::read(file, TIMEOUT).map_err(|reason| format!("{}: {reason}", file.display()))
+}
+
+/// The list of events that are encoded already, with commas between them.
+pub(super) fn list(events: &str) -> String {
+    format!(r#"{{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{{}},"items":[{events}]}}"#)
+}
+
 // === impl AuditWebhook ===
 
 impl AuditWebhook {
@@ -70,8 +86,7 @@ impl AuditWebhook {
     /// # Errors
     /// The kubeconfig file cannot be used.
     pub(super) fn start(config: AuditWebhookConfig, lost: Arc<AtomicU64>) -> Result<Self, String> {
-        let remote = Remote::read(&config.file, TIMEOUT);
-        let remote = remote.map_err(|reason| format!("{}: {reason}", config.file.display()))?;
+        let remote = remote(&config.file)?;
         let (queue, receiver) = mpsc::channel(config.buffer.max(1));
         let waiting = Arc::<AtomicUsize>::default();
         let sender = Sender { remote, config, queue: receiver, waiting: waiting.clone(), lost: lost.clone() };
@@ -135,9 +150,7 @@ impl Sender {
         }
         // The line end of each event was counted as well.
         let bytes: usize = events.iter().map(|event| event.len() + 1).sum();
-        let head = r#"{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{},"items":["#;
-        let body = format!("{head}{}]}}", events.join(","));
-        if let Err(reason) = self.remote.post_text(body.into()).await {
+        if let Err(reason) = self.remote.post_text(list(&events.join(",")).into()).await {
             let number = u64::try_from(events.len()).unwrap_or(u64::MAX);
             self.lost.fetch_add(number, Ordering::Relaxed);
             tracing::error!(
@@ -156,7 +169,8 @@ mod tests {
     use crate::remote::tests::Hook;
 
     fn start(hook: &Hook, buffer: usize, batch: usize) -> (AuditWebhook, Arc<AtomicU64>) {
-        let config = AuditWebhookConfig { file: hook.file(), buffer, batch, wait: Duration::from_secs(3600) };
+        let (mode, wait) = (Mode::Batch, Duration::from_secs(3600));
+        let config = AuditWebhookConfig { file: hook.file(), mode, buffer, batch, wait };
         let lost = Arc::<AtomicU64>::default();
         (AuditWebhook::start(config, lost.clone()).unwrap(), lost)
     }

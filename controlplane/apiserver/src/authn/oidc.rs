@@ -4,6 +4,7 @@
 
 mod claims;
 pub(crate) mod config;
+mod distributed;
 mod es512;
 mod expression;
 mod keys;
@@ -11,14 +12,16 @@ mod keys;
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
-use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header, jwk::Jwk};
+use coracle_error_chain::chain;
+use jsonwebtoken::{Algorithm, DecodingKey, Validation, decode, decode_header, errors::ErrorKind, jwk::Jwk};
 use serde_json::Value;
 
 use super::{Authenticating, Authenticator, Credential, User, known};
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
-use config::IssuerConfig;
+use config::{IssuerConfig, Mapping};
+use distributed::{DistributedError, Endpoints};
 use futures::future::Either;
-use keys::Keys;
+use keys::{Keys, Wanted};
 
 /// Tolerance of the claim `nbf` (not before) in seconds, as in upstream's library.
 const NOT_BEFORE_LEEWAY: i64 = 300;
@@ -31,6 +34,18 @@ pub(super) struct Issuers(Vec<Arc<Issuer>>);
 struct Issuer {
     config: IssuerConfig,
     keys: Keys,
+    /// The client for distributed claims. `None` if the groups are not a claim.
+    endpoints: Option<Endpoints>,
+}
+
+/// A token whose signature is not verified yet.
+#[derive(Clone, Copy)]
+struct Signed<'a> {
+    token: &'a str,
+    /// `None` is ES512.
+    algorithm: Option<Algorithm>,
+    /// Seconds since 1970.
+    now: i64,
 }
 
 /// Reason why a token of a known issuer is refused.
@@ -48,6 +63,14 @@ enum Refusal {
     TooEarly,
     #[error(transparent)]
     Claims(#[from] claims::ClaimError),
+    #[error("cannot resolve the distributed claim {claim:?}")]
+    Distributed {
+        claim: String,
+        #[source]
+        source: DistributedError,
+    },
+    #[error("the endpoint of the claim {0:?} returned a token that is refused")]
+    DistributedToken(String, #[source] Box<Refusal>),
 }
 
 impl Authenticator for ArcSwap<Issuers> {
@@ -64,7 +87,11 @@ impl Issuers {
     /// # Errors
     /// An issuer's authority is invalid.
     pub(super) fn new(configs: Vec<IssuerConfig>) -> Result<Self, String> {
-        let issuer = |config: IssuerConfig| Ok(Arc::new(Issuer { keys: Keys::new(&config)?, config }));
+        let issuer = |config: IssuerConfig| {
+            let has_claim = matches!(config.groups, Some(Mapping::Claim(_)));
+            let endpoints = has_claim.then(|| Endpoints::new(&config)).transpose()?;
+            Ok(Arc::new(Issuer { keys: Keys::new(&config)?, endpoints, config }))
+        };
         configs.into_iter().map(issuer).collect::<Result<Vec<_>, String>>().map(Self)
     }
 
@@ -95,7 +122,7 @@ impl Issuer {
         match self.verified(token).await {
             Ok(user) => Some(user),
             Err(refusal) => {
-                tracing::debug!(issuer = self.config.url, %refusal, "refused a token");
+                tracing::debug!(issuer = self.config.url, refusal = chain(&refusal), "refused a token");
                 None
             }
         }
@@ -103,30 +130,102 @@ impl Issuer {
 
     async fn verified(&self, token: &str) -> Result<User, Refusal> {
         let now = jiff::Timestamp::now().as_second();
+        let mut claims = self.claims(token, now).await?;
+        self.add_groups(&mut claims, now).await?;
+        Ok(claims::user(&self.config, &claims)?)
+    }
+
+    /// Adds the groups that the issuer keeps at another endpoint. As upstream, only the claim of the groups can be distributed.
+    async fn add_groups(&self, claims: &mut Value, now: i64) -> Result<(), Refusal> {
+        let (Some(endpoints), Some(Mapping::Claim(groups))) = (&self.endpoints, &self.config.groups) else {
+            return Ok(());
+        };
+        let claim = &groups.claim;
+        let failed = |source| Refusal::Distributed { claim: claim.clone(), source };
+        let Some(source) = distributed::source(claims, claim).map_err(failed)? else { return Ok(()) };
+        let token = endpoints.token(&source).await.map_err(failed)?;
+        let found = self.claims(&token, now).await;
+        let found = found.map_err(|refusal| Refusal::DistributedToken(claim.clone(), Box::new(refusal)))?;
+        distributed::add(claims, claim, &found).map_err(failed)
+    }
+
+    /// The claims of a token that the issuer has signed for this server, and that is valid now.
+    async fn claims(&self, token: &str, now: i64) -> Result<Value, Refusal> {
         // If ES512 is not allowed, the other branch refuses the token, because it does not support the algorithm.
         let claims = match es512::header(token).filter(|_| self.config.has_es512) {
             Some(header) => {
-                let key = self.keys.find(header.kid.as_deref()).await.map_err(Refusal::Keys)?;
-                es512::claims(token, &key.ok_or(Refusal::UnknownKey)?, &self.config, now)?
+                let wanted = Wanted::new(header.kid.as_deref(), None);
+                self.verified_claims(wanted, Signed { token, algorithm: None, now }).await?
             }
-            None => self.claims(token).await?,
+            None => {
+                let header = decode_header(token)?;
+                if !self.config.algorithms.contains(&header.alg) {
+                    return Err(Refusal::Algorithm(header.alg));
+                }
+                let algorithm = Some(header.alg);
+                let wanted = Wanted::new(header.kid.as_deref(), algorithm);
+                self.verified_claims(wanted, Signed { token, algorithm, now }).await?
+            }
         };
         let starts = claims["nbf"].as_f64().unwrap_or(0.0);
         #[expect(clippy::cast_precision_loss, reason = "seconds of today have 31 bits")]
         if starts > now.saturating_add(NOT_BEFORE_LEEWAY) as f64 {
             return Err(Refusal::TooEarly);
         }
-        Ok(claims::user(&self.config, &claims)?)
+        Ok(claims)
     }
 
-    /// The claims of a valid token. ES512 is not supported here.
-    async fn claims(&self, token: &str) -> Result<Value, Refusal> {
-        let header = decode_header(token)?;
-        if !self.config.algorithms.contains(&header.alg) {
-            return Err(Refusal::Algorithm(header.alg));
+    /// The claims of a token, which one of the issuer's keys has signed.
+    async fn verified_claims(&self, wanted: Wanted<'_>, signed: Signed<'_>) -> Result<Value, Refusal> {
+        let keys = self.keys.find(wanted).await.map_err(Refusal::Keys)?;
+        let refusal = match signed.claims(&keys, &self.config) {
+            // A token with a key id has caused a fetch already, if the key was not known.
+            Err(refusal) if !wanted.has_id() && refusal.is_of_key() => refusal,
+            outcome => return outcome,
+        };
+        let newer = self.keys.newer(wanted, &keys).await;
+        if newer.is_empty() { Err(refusal) } else { signed.claims(&newer, &self.config) }
+    }
+}
+
+// === impl Signed ===
+
+impl Signed<'_> {
+    /// The claims of the token, if one of the keys has signed it.
+    fn claims(self, keys: &[Jwk], config: &IssuerConfig) -> Result<Value, Refusal> {
+        let mut refusal = Refusal::UnknownKey;
+        for key in keys {
+            let outcome = match self.algorithm {
+                None => es512::claims(self.token, key, config, self.now).map_err(Refusal::from),
+                Some(algorithm) => signed_claims(self.token, algorithm, key, config),
+            };
+            match outcome {
+                // Another key may have signed the token.
+                Err(other) if other.is_of_key() => refusal = other,
+                outcome => return outcome,
+            }
         }
-        let key = self.keys.find(header.kid.as_deref()).await.map_err(Refusal::Keys)?;
-        signed_claims(token, header.alg, &key.ok_or(Refusal::UnknownKey)?, &self.config)
+        Err(refusal)
+    }
+}
+
+// === impl Refusal ===
+
+impl Refusal {
+    /// Whether the token is valid perhaps, but not signed with this key.
+    fn is_of_key(&self) -> bool {
+        match self {
+            Self::UnknownKey => true,
+            Self::Token(error) => matches!(
+                error.kind(),
+                ErrorKind::InvalidSignature
+                    | ErrorKind::InvalidEcdsaKey
+                    | ErrorKind::InvalidRsaKey(_)
+                    | ErrorKind::InvalidKeyFormat
+                    | ErrorKind::Base64(_)
+            ),
+            _ => false,
+        }
     }
 }
 

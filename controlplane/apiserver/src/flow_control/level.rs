@@ -11,9 +11,12 @@
 pub(super) mod digest;
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 
 use serde_json::Value;
 use tokio::sync::oneshot;
+
+use super::note::Note;
 
 /// Maximum number of waiting requests of all levels. Each one keeps its headers in memory.
 const MAX_WAITING: usize = 2000;
@@ -94,6 +97,14 @@ pub(crate) struct Levels {
     /// Sum over the levels of the seats in use or reserved, whichever is greater.
     committed: u64,
     waiting: usize,
+    /// The waiting and the running requests, by the ids of their tickets.
+    notes: HashMap<u64, Noted>,
+}
+
+/// A request with its ticket.
+struct Noted {
+    ticket: Ticket,
+    note: Arc<Note>,
 }
 
 struct Level {
@@ -119,6 +130,8 @@ struct Queue {
     /// Virtual time of the next request: the seat time that the queue's requests have used.
     virtual_start: u64,
     running: u64,
+    /// Seats of the running requests.
+    in_use: u64,
 }
 
 struct Waiting {
@@ -259,8 +272,14 @@ impl Levels {
         (ticket, Admitted::Waiting(admitted))
     }
 
+    /// Keeps a description of an admitted request until its end.
+    pub(crate) fn note(&mut self, ticket: Ticket, note: Arc<Note>) {
+        self.notes.insert(ticket.id, Noted { ticket, note });
+    }
+
     /// Ends a waiting or running request. `used` is its duration in microseconds.
     pub(crate) fn end(&mut self, ticket: &Ticket, used: u64) {
+        self.notes.remove(&ticket.id);
         let Some(level) = self.levels.get_mut(&ticket.level) else { return };
         let before = level.committed();
         if level.remove_waiting(ticket.id) {
@@ -270,6 +289,7 @@ impl Levels {
             level.running = level.running.saturating_sub(1);
             if let Some(queue) = level.queues.get_mut(ticket.queue) {
                 queue.running = queue.running.saturating_sub(1);
+                queue.in_use = queue.in_use.saturating_sub(ticket.width);
                 let cost = ticket.width.saturating_mul(used);
                 queue.virtual_start =
                     queue.virtual_start.saturating_add(cost).saturating_sub(ticket.width * ESTIMATE);
@@ -337,6 +357,7 @@ impl Levels {
             level.clock = clock.max(queue.virtual_start);
             queue.virtual_start = queue.virtual_start.saturating_add(ticket.width * ESTIMATE);
             queue.running += 1;
+            queue.in_use += ticket.width;
         }
     }
 

@@ -382,8 +382,8 @@ fn mapping(field: &str, source: Source, wanted: Wanted, has_prefix: bool) -> Res
     }
 }
 
-/// Checks that the URL of an issuer has the scheme https and no user, query or fragment.
-fn check_url(field: &str, url: &str) -> Result<(), String> {
+/// Checks that the URL of an issuer, or of an endpoint of one, has the scheme https and no user, query or fragment.
+pub(super) fn check_url(field: &str, url: &str) -> Result<(), String> {
     let parsed = url.parse::<http::Uri>().map_err(|error| format!("{field}: {url:?}: {error}"))?;
     let is_plain = !url.contains(['?', '#', '@']);
     match parsed.scheme_str() == Some("https") && parsed.host().is_some() && is_plain {

@@ -4,7 +4,10 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use jsonwebtoken::jwk::Jwk;
+use jsonwebtoken::{
+    Algorithm,
+    jwk::{AlgorithmParameters, EllipticCurve, Jwk},
+};
 use reqwest::{Client, redirect};
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 use serde_json::Value;
@@ -24,6 +27,8 @@ const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_AGE: Duration = Duration::from_secs(3600);
 /// Maximum number of keys.
 const MAX_KEYS: usize = 100;
+/// Maximum number of keys that are tried for a token. A token without a key id can be signed with any key of its algorithm.
+const MAX_TRIED: usize = 8;
 
 pub(super) struct Keys {
     http: Client,
@@ -36,21 +41,64 @@ pub(super) struct Keys {
     fetched: Mutex<Option<Instant>>,
 }
 
+/// Describes the keys that may have signed a token.
+#[derive(Clone, Copy)]
+pub(super) struct Wanted<'a> {
+    /// The key id of the token. `None` if the token has none, or an empty one.
+    id: Option<&'a str>,
+    family: Family,
+}
+
+/// Keys of the same type.
+#[derive(Clone, Copy)]
+enum Family {
+    Rsa,
+    P256,
+    P384,
+    P521,
+}
+
+// === impl Wanted ===
+
+impl<'a> Wanted<'a> {
+    /// The keys for an algorithm; `None` is ES512.
+    pub(super) fn new(id: Option<&'a str>, algorithm: Option<Algorithm>) -> Self {
+        let family = match algorithm {
+            None => Family::P521,
+            Some(Algorithm::ES256) => Family::P256,
+            Some(Algorithm::ES384) => Family::P384,
+            // Issuers may not use the algorithms of other keys.
+            Some(_) => Family::Rsa,
+        };
+        Self { id: id.filter(|id| !id.is_empty()), family }
+    }
+
+    /// Whether the token names one key.
+    pub(super) fn has_id(&self) -> bool {
+        self.id.is_some()
+    }
+
+    fn fits(&self, key: &Jwk) -> bool {
+        let is_of_family = match (&key.algorithm, self.family) {
+            (AlgorithmParameters::RSA(_), Family::Rsa) => true,
+            (AlgorithmParameters::EllipticCurve(point), Family::P256) => point.curve == EllipticCurve::P256,
+            (AlgorithmParameters::EllipticCurve(point), Family::P384) => point.curve == EllipticCurve::P384,
+            (AlgorithmParameters::EllipticCurve(point), Family::P521) => point.curve == EllipticCurve::P521,
+            _ => false,
+        };
+        is_of_family && self.id.is_none_or(|id| key.common.key_id.as_deref() == Some(id))
+    }
+}
+
+// === impl Keys ===
+
 impl Keys {
     pub(super) fn new(config: &IssuerConfig) -> Result<Self, String> {
         let base = config.discovery_url.clone().unwrap_or_else(|| {
             format!("{}/.well-known/openid-configuration", config.url.trim_end_matches('/'))
         });
-        let http = Client::builder()
-            .tls_backend_preconfigured(tls(config.authority.as_deref())?)
-            .https_only(true)
-            .redirect(redirect::Policy::limited(3))
-            .dns_resolver(HttpLookups)
-            .timeout(TIMEOUT)
-            .build()
-            .map_err(|error| error.to_string())?;
         Ok(Self {
-            http,
+            http: client(config, redirect::Policy::limited(3))?,
             issuer: config.url.clone(),
             discovery: base,
             current: ArcSwap::default(),
@@ -59,52 +107,62 @@ impl Keys {
         })
     }
 
-    /// The key with this id. Without an id, the only key of the issuer.
-    pub(super) async fn find(&self, id: Option<&str>) -> Result<Option<Jwk>, String> {
-        let key = self.known(id);
-        if key.is_some() && !self.is_old() {
-            return Ok(key);
+    /// The keys that may have signed a token.
+    pub(super) async fn find(&self, wanted: Wanted<'_>) -> Result<Vec<Jwk>, String> {
+        let keys = self.known(wanted);
+        if !keys.is_empty() && !self.is_old() {
+            return Ok(keys);
         }
         let mut fetched = match self.fetched.try_lock() {
             Ok(fetched) => fetched,
-            // Another request is fetching the keys. Use the old key until it has finished.
-            Err(_) if key.is_some() => return Ok(key),
+            // Another request is fetching the keys. Use the old keys until it has finished.
+            Err(_) if !keys.is_empty() => return Ok(keys),
             Err(_) => self.fetched.lock().await,
         };
-        // Another request may have fetched the key meanwhile.
-        let key = self.known(id);
-        if (key.is_some() && !self.is_old())
-            || fetched.is_some_and(|last| last.elapsed() < MIN_FETCH_INTERVAL)
-        {
-            return Ok(key);
+        // Another request may have fetched the keys meanwhile.
+        let keys = self.known(wanted);
+        if (!keys.is_empty() && !self.is_old()) || is_recent(*fetched) {
+            return Ok(keys);
         }
+        match self.renew(&mut fetched).await {
+            Ok(()) => Ok(self.known(wanted)),
+            Err(_) if !keys.is_empty() => Ok(keys),
+            Err(reason) => Err(reason),
+        }
+    }
+
+    /// The keys that the issuer has beside those that were tried. For a token without a key id: only its signature shows that
+    /// the issuer has replaced the key.
+    pub(super) async fn newer(&self, wanted: Wanted<'_>, tried: &[Jwk]) -> Vec<Jwk> {
+        let mut fetched = self.fetched.lock().await;
+        if self.known(wanted) == tried && !is_recent(*fetched) {
+            // The reason of a failure is logged.
+            let _ = self.renew(&mut fetched).await;
+        }
+        drop(fetched);
+        self.known(wanted).into_iter().filter(|key| !tried.contains(key)).collect()
+    }
+
+    /// Fetches the keys. `fetched` is the locked time of the last fetch.
+    async fn renew(&self, fetched: &mut Option<Instant>) -> Result<(), String> {
         *fetched = Some(Instant::now());
         let renewed = self.fetch().await.inspect_err(|reason| {
             tracing::warn!(issuer = self.issuer, reason, "cannot fetch the keys of the token issuer");
         });
         // The fetch may have taken longer than the interval. Requests that waited for it do not fetch again.
         *fetched = Some(Instant::now());
-        match (renewed, key) {
-            (Ok(keys), _) => {
-                self.current.store(Arc::new(keys));
-                self.renewed.store(Arc::new(Some(Instant::now())));
-                Ok(self.known(id))
-            }
-            (Err(_), Some(key)) => Ok(Some(key)),
-            (Err(reason), None) => Err(reason),
-        }
+        self.current.store(Arc::new(renewed?));
+        self.renewed.store(Arc::new(Some(Instant::now())));
+        Ok(())
     }
 
     fn is_old(&self) -> bool {
         self.renewed.load().is_none_or(|renewed| renewed.elapsed() > MAX_AGE)
     }
 
-    fn known(&self, id: Option<&str>) -> Option<Jwk> {
+    fn known(&self, wanted: Wanted<'_>) -> Vec<Jwk> {
         let keys = self.current.load();
-        match id {
-            Some(id) => keys.iter().find(|key| key.common.key_id.as_deref() == Some(id)).cloned(),
-            None => (keys.len() == 1).then(|| keys.first().cloned()).flatten(),
-        }
+        keys.iter().filter(|key| wanted.fits(key)).take(MAX_TRIED).cloned().collect()
     }
 
     async fn fetch(&self) -> Result<Vec<Jwk>, String> {
@@ -116,18 +174,46 @@ impl Keys {
     }
 
     async fn get(&self, url: &str) -> Result<Value, String> {
-        let failed = |error: reqwest::Error| format!("GET {url}: {error}");
-        let mut response =
-            self.http.get(url).send().await.and_then(reqwest::Response::error_for_status).map_err(failed)?;
-        let mut body = Vec::new();
-        while let Some(chunk) = response.chunk().await.map_err(failed)? {
-            if body.len() + chunk.len() > MAX_DOCUMENT {
-                return Err(format!("GET {url}: the response is larger than {MAX_DOCUMENT} bytes"));
-            }
-            body.extend_from_slice(&chunk);
-        }
+        let body =
+            get(self.http.get(url), MAX_DOCUMENT).await.map_err(|reason| format!("GET {url}: {reason}"))?;
         serde_json::from_slice(&body).map_err(|error| format!("GET {url}: {error}"))
     }
+}
+
+/// Whether the last fetch was a short time ago.
+fn is_recent(fetched: Option<Instant>) -> bool {
+    fetched.is_some_and(|last| last.elapsed() < MIN_FETCH_INTERVAL)
+}
+
+/// A client for the servers of an issuer.
+///
+/// # Errors
+/// The issuer's authority is invalid.
+pub(super) fn client(config: &IssuerConfig, redirects: redirect::Policy) -> Result<Client, String> {
+    let client = Client::builder()
+        .tls_backend_preconfigured(tls(config.authority.as_deref())?)
+        .https_only(true)
+        .redirect(redirects)
+        .dns_resolver(HttpLookups)
+        .timeout(TIMEOUT);
+    client.build().map_err(|error| error.to_string())
+}
+
+/// Sends a request, and returns the body of its response.
+///
+/// # Errors
+/// The response is not a success, or has more than `limit` bytes.
+pub(super) async fn get(request: reqwest::RequestBuilder, limit: usize) -> Result<Vec<u8>, String> {
+    let failed = |error: reqwest::Error| error.to_string();
+    let mut response = request.send().await.and_then(reqwest::Response::error_for_status).map_err(failed)?;
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(failed)? {
+        if body.len() + chunk.len() > limit {
+            return Err(format!("the response is larger than {limit} bytes"));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
 }
 
 /// The URL of the key set in a discovery document.

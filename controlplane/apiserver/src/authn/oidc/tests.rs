@@ -3,7 +3,7 @@
 use std::{
     convert::Infallible,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -27,6 +27,12 @@ struct Server {
     url: String,
     authority: String,
     key: KeyPair,
+    /// The key set. A test may change it.
+    keys: Arc<Mutex<Value>>,
+    /// The token with distributed groups.
+    groups: Arc<Mutex<String>>,
+    /// The header `Authorization` of each request for this token.
+    access: Arc<Mutex<Vec<String>>>,
     /// Number of fetched key sets.
     fetches: Arc<AtomicUsize>,
 }
@@ -37,22 +43,28 @@ impl Server {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("https://127.0.0.1:{}", listener.local_addr().unwrap().port());
         let key = KeyPair::generate().unwrap();
-        let (document, keys) = (
-            json!({"issuer": url, "jwks_uri": format!("{url}/keys")}).to_string(),
-            json!({"keys": [{"kty": "unknown"}, jwk(&key)]}).to_string(),
-        );
+        let document = json!({"issuer": url, "jwks_uri": format!("{url}/keys")}).to_string();
+        let keys = Arc::new(Mutex::new(json!({"keys": [{"kty": "unknown"}, jwk(&key)]})));
+        let (groups, access) = (Arc::<Mutex<String>>::default(), Arc::<Mutex<Vec<String>>>::default());
+        let served = (keys.clone(), groups.clone(), access.clone());
         let fetches: Arc<AtomicUsize> = Arc::default();
         let counter = fetches.clone();
         tokio::spawn(async move {
             loop {
                 let (stream, _) = listener.accept().await.unwrap();
                 let Ok(stream) = acceptor.accept(stream).await else { continue };
-                let (document, keys, counter) = (document.clone(), keys.clone(), counter.clone());
+                let (document, served, counter) = (document.clone(), served.clone(), counter.clone());
                 let service = service_fn(move |request: Request<Incoming>| {
                     let body = match request.uri().path() {
                         "/keys" => {
                             counter.fetch_add(1, Ordering::Relaxed);
-                            keys.clone()
+                            served.0.lock().unwrap().to_string()
+                        }
+                        "/groups" => {
+                            let header = request.headers().get("authorization");
+                            let header = header.map_or("", |value| value.to_str().unwrap()).to_owned();
+                            served.2.lock().unwrap().push(header);
+                            served.1.lock().unwrap().clone()
                         }
                         _ => document.clone(),
                     };
@@ -64,7 +76,7 @@ impl Server {
                 );
             }
         });
-        Self { url, authority, key, fetches }
+        Self { url, authority, key, keys, groups, access, fetches }
     }
 
     /// The issuer with other mappings and rules.
@@ -94,18 +106,31 @@ impl Server {
 
     /// A token with good claims, changed by `change`.
     fn token(&self, change: Value) -> String {
+        self.signed("one", &self.claims(change))
+    }
+
+    fn signed(&self, id: &str, claims: &Value) -> String {
+        self.signed_by(&self.key, Some(id), claims)
+    }
+
+    fn signed_by(&self, key: &KeyPair, id: Option<&str>, claims: &Value) -> String {
+        let header = Header { kid: id.map(str::to_owned), ..Header::new(Algorithm::ES256) };
+        encode(&header, claims, &EncodingKey::from_ec_der(&key.serialize_der())).unwrap()
+    }
+
+    /// The good claims, changed by `change`.
+    fn claims(&self, change: Value) -> Value {
         let mut claims = json!({
             "iss": self.url, "aud": ["app", "other"], "exp": jiff::Timestamp::now().as_second() + 60, "sub": "7",
             "email": "ann@example.com", "email_verified": true, "groups": ["dev"], "hd": "example.com",
         });
         claims.as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
-        self.signed("one", &claims)
+        claims
     }
+}
 
-    fn signed(&self, id: &str, claims: &Value) -> String {
-        let header = Header { kid: Some(id.to_owned()), ..Header::new(Algorithm::ES256) };
-        encode(&header, claims, &EncodingKey::from_ec_der(&self.key.serialize_der())).unwrap()
-    }
+fn wanted(id: &str) -> Wanted<'_> {
+    Wanted::new(Some(id), Some(Algorithm::ES256))
 }
 
 fn jwk(key: &KeyPair) -> Value {
@@ -253,6 +278,99 @@ async fn an_issuer_of_single_settings_accepts_its_algorithms_only() {
 }
 
 #[tokio::test]
+async fn distributed_groups_are_read_from_the_endpoint_of_the_token() {
+    let server = Server::start().await;
+    let issuers = server.issuers();
+    let serve = |claims: Value| *server.groups.lock().unwrap() = server.signed("one", &claims);
+    let distributed = |source: Value| {
+        let mut claims =
+            server.claims(json!({"_claim_names": {"groups": "s"}, "_claim_sources": {"s": source}}));
+        claims.as_object_mut().unwrap().remove("groups");
+        server.signed("one", &claims)
+    };
+    let endpoint = format!("{}/groups", server.url);
+    let token = distributed(json!({"endpoint": endpoint, "access_token": "secret"}));
+    let good = server.claims(json!({"groups": ["ops", "dev"]}));
+    serve(good.clone());
+    let ann = user(&issuers, &token).await.unwrap();
+    assert_eq!(ann.groups, ["g:ops", "g:dev", "system:authenticated"]);
+    assert_eq!(*server.access.lock().unwrap(), ["Bearer secret"]);
+    let past = jiff::Timestamp::now().as_second() - 1;
+    for change in [
+        json!({"iss": "https://127.0.0.1:1"}),
+        json!({"aud": "other"}),
+        json!({"exp": past}),
+        json!({"nbf": past + 3600}),
+        json!({"sub": "8"}),
+        json!({"groups": 7}),
+        json!({"groups": vec!["a"; 5000]}),
+    ] {
+        serve(server.claims(change.clone()));
+        assert_eq!(user(&issuers, &token).await, None, "{change}");
+    }
+    // Not a token, a token of another key, and a token that is too large.
+    let other = server.signed_by(&KeyPair::generate().unwrap(), Some("one"), &good);
+    let large = server.signed("one", &server.claims(json!({"groups": ["a".repeat(256 << 10)]})));
+    for text in [String::new(), "a.b.c".to_owned(), other, large] {
+        *server.groups.lock().unwrap() = text;
+        assert_eq!(user(&issuers, &token).await, None);
+    }
+    let fetches = server.access.lock().unwrap().len();
+    // A token with groups of its own needs no endpoint. An invalid token does not lead to a request.
+    let with_groups =
+        json!({"_claim_names": {"groups": "s"}, "_claim_sources": {"s": {"endpoint": endpoint}}});
+    assert!(user(&issuers, &server.token(with_groups)).await.is_some());
+    let (signed, _) = token.rsplit_once('.').unwrap();
+    assert_eq!(user(&issuers, &format!("{signed}.AAAA")).await, None);
+    let plain = distributed(json!({"endpoint": endpoint.replace("https", "http")}));
+    assert_eq!(user(&issuers, &plain).await, None);
+    assert_eq!(server.access.lock().unwrap().len(), fetches);
+}
+
+#[tokio::test]
+async fn a_token_without_key_id_is_verified_with_each_key_up_to_a_limit() {
+    let server = Server::start().await;
+    let claims = server.claims(json!({}));
+    let others: Vec<KeyPair> = (0..9).map(|_| KeyPair::generate().unwrap()).collect();
+    let set = |keys: &[&KeyPair]| {
+        let keys: Vec<Value> = keys.iter().map(|key| jwk(key)).collect();
+        *server.keys.lock().unwrap() = json!({"keys": keys});
+    };
+    let all: Vec<&KeyPair> = others.iter().collect();
+    set(&all);
+    let issuers = server.issuers();
+    for id in [None, Some("")] {
+        let of = |key: &KeyPair| server.signed_by(key, id, &claims);
+        assert!(user(&issuers, &of(&others[0])).await.is_some());
+        assert!(user(&issuers, &of(&others[7])).await.is_some());
+        // The ninth key is not tried, and a key of another server is refused.
+        assert_eq!(user(&issuers, &of(&others[8])).await, None);
+        assert_eq!(user(&issuers, &of(&KeyPair::generate().unwrap())).await, None);
+    }
+    assert_eq!(server.fetches.load(Ordering::Relaxed), 1, "no fetch within the interval");
+    let unknown = server.signed_by(&others[0], Some("two"), &claims);
+    assert_eq!(user(&issuers, &unknown).await, None, "a key id names one key");
+}
+
+#[tokio::test]
+async fn a_key_that_replaces_another_one_is_found_for_tokens_without_key_id() {
+    let server = Server::start().await;
+    let keys = Keys::new(&server.issuers().0[0].config).unwrap();
+    let without_id = Wanted::new(None, Some(Algorithm::ES256));
+    let old = keys.find(without_id).await.unwrap();
+    assert_eq!(old.len(), 1);
+    *server.keys.lock().unwrap() = json!({"keys": [jwk(&KeyPair::generate().unwrap())]});
+    assert!(keys.newer(without_id, &old).await.is_empty(), "within the interval");
+    tokio::time::pause();
+    tokio::time::advance(std::time::Duration::from_secs(11)).await;
+    tokio::time::resume();
+    let newer = keys.newer(without_id, &old).await;
+    assert_eq!(newer.len(), 1);
+    assert_ne!(newer, old);
+    assert!(keys.newer(without_id, &newer).await.is_empty());
+}
+
+#[tokio::test]
 async fn unknown_keys_cause_one_fetch_within_the_interval() {
     let server = Server::start().await;
     let issuers = server.issuers();
@@ -273,9 +391,9 @@ async fn requests_that_waited_for_a_silent_issuer_do_not_ask_it_again() {
     );
     let config = AuthenticationConfig::parse(&config).unwrap().issuers.pop().unwrap();
     let keys = Keys::new(&config).unwrap();
-    let (first, second) = tokio::join!(keys.find(Some("a")), keys.find(Some("b")));
+    let (first, second) = tokio::join!(keys.find(wanted("a")), keys.find(wanted("b")));
     assert!(first.is_err());
-    assert!(second.unwrap().is_none());
+    assert!(second.unwrap().is_empty());
 }
 
 #[tokio::test]
@@ -289,7 +407,7 @@ async fn look_ups_of_an_issuer_have_the_limits_of_other_look_ups() {
     let config = AuthenticationConfig::parse(&config).unwrap().issuers.pop().unwrap();
     let keys = Keys::new(&config).unwrap();
     let places = crate::resolver::occupy().await;
-    let mut find = Box::pin(keys.find(Some("a")));
+    let mut find = Box::pin(keys.find(wanted("a")));
     let begun = tokio::time::timeout(std::time::Duration::from_millis(300), async {
         tokio::select! {
             _ = find.as_mut() => {}

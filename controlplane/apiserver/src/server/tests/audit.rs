@@ -16,7 +16,8 @@ pub(super) async fn with_rules(rules: &str) -> Fixture {
     fs::write(&policy_file, text).unwrap();
     let path = directory.path().join("audit.log");
     let log = coracle_audit::LogOptions { path, max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
-    let audit = AuditConfig { policy_file, log: Some(log), webhook: None };
+    let audit =
+        AuditConfig { policy_file, log: Some(log), log_mode: coracle_audit::Mode::Blocking, webhook: None };
     let api = open_with(directory.path(), |config| config.audit = Some(audit)).await;
     Fixture { api, directory }
 }
@@ -64,6 +65,38 @@ async fn an_event_has_the_request_its_decision_and_its_result() {
         (&event["responseStatus"]["code"], &event["responseStatus"]["reason"]),
         (&json!(404), &json!("NotFound"))
     );
+}
+
+#[tokio::test]
+async fn a_blocking_log_has_the_event_of_each_response() {
+    let server = with_rules("[{level: Metadata}]").await;
+    for name in ["a", "b", "c"] {
+        assert_eq!(server.post(CONFIG_MAPS, config_map(name, json!({}))).await.code, 201);
+        let text = fs::read_to_string(server.directory.path().join("audit.log")).unwrap();
+        assert!(text.contains(&format!("\"name\":\"{name}\"")), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_strict_log_that_cannot_be_written_refuses_requests_before_they_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let policy_file = directory.path().join("policy.yaml");
+    let rules = "[{level: Metadata, users: [ann]}]";
+    let text = format!("apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: {rules}");
+    fs::write(&policy_file, text).unwrap();
+    let path = "/dev/full".into();
+    let log = coracle_audit::LogOptions { path, max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
+    let log_mode = coracle_audit::Mode::BlockingStrict;
+    let audit = AuditConfig { policy_file, log: Some(log), log_mode, webhook: None };
+    let api = open_with(directory.path(), |config| config.audit = Some(audit)).await;
+    let server = Fixture { api, directory };
+    let of = |user: &str| server.get_as(User::new(user, &["system:masters"]), CONFIG_MAPS);
+    let refused = of("ann").await;
+    assert_eq!((refused.code, &refused.body["reason"]), (500, &json!("InternalError")));
+    assert!(refused.body["message"].as_str().unwrap().contains("failed to store audit event"));
+    assert_eq!(of("unrecorded").await.code, 200);
+    // A refused request has no event of its response.
+    assert_eq!(server.api.state.auditor.as_ref().unwrap().counts(), [1, 0, 1, 1]);
 }
 
 #[tokio::test]

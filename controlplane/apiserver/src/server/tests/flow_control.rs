@@ -195,6 +195,10 @@ async fn levels_and_queues_have_debug_pages() {
     assert_eq!(levels.code, 200);
     assert!(text.lines().any(|line| line.starts_with("exempt,")), "{text}");
     assert!(page("dump_queues").await.body.as_str().unwrap().starts_with("PriorityLevelName, "));
+    let requests = page("dump_requests?includeRequestDetails=1").await;
+    let text = requests.body.as_str().unwrap().to_owned();
+    assert!(text.starts_with("PriorityLevelName, "), "{text}");
+    assert!(text.lines().next().unwrap().ends_with("SubResource"), "{text}");
     assert_eq!(page("other").await.code, 404);
     let user = User::new("ann", &[]);
     let path = "/debug/api_priority_and_fairness/dump_queues";

@@ -1,0 +1,18 @@
+//! The modes of the backends of audit events. Names are those of kube-apiserver.
+
+use clap::ValueEnum;
+
+use super::value::choices;
+
+/// When a backend gets an audit event.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AuditMode {
+    /// The event is queued.
+    Batch,
+    /// The request waits until the backend has the event.
+    Blocking,
+    /// As blocking. If the backend does not accept the first event of a request, the request fails.
+    BlockingStrict,
+}
+
+choices!(AuditMode);

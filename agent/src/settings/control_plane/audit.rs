@@ -1,0 +1,82 @@
+//! The settings of audit events.
+
+use std::num::NonZero;
+use std::time::Duration;
+
+use coracle_controlplane::{AuditConfig, AuditLogOptions, AuditMode as Mode, AuditWebhookConfig};
+
+use super::super::audit_mode::AuditMode;
+use super::ControlPlaneSettings;
+
+impl ControlPlaneSettings {
+    /// The audit, if there are a policy and a backend.
+    pub(super) fn audit(&self) -> anyhow::Result<Option<AuditConfig>> {
+        let log = self.audit_log_path.clone().map(|path| AuditLogOptions {
+            path,
+            max_bytes: u64::from(self.audit_log_maxsize.get()) << 20,
+            max_backups: usize::try_from(self.audit_log_maxbackup).unwrap_or(usize::MAX),
+            max_age: Duration::from_secs(u64::from(self.audit_log_maxage) * 24 * 3600),
+        });
+        let webhook = self.audit_webhook_config_file.clone().map(|file| AuditWebhookConfig {
+            file,
+            mode: mode(self.audit_webhook_mode),
+            buffer: count(self.audit_webhook_batch_buffer_size),
+            batch: count(self.audit_webhook_batch_max_size),
+            wait: self.audit_webhook_batch_max_wait.0,
+        });
+        let log_mode = mode(self.audit_log_mode);
+        match (self.audit_policy_file.clone(), log.is_some(), webhook.is_some()) {
+            (Some(_), false, false) => {
+                anyhow::bail!("audit-policy-file needs audit-log-path or audit-webhook-config-file")
+            }
+            (Some(policy_file), ..) => Ok(Some(AuditConfig { policy_file, log, log_mode, webhook })),
+            (None, false, false) => Ok(None),
+            (None, true, _) => anyhow::bail!("audit-log-path needs audit-policy-file"),
+            (None, false, true) => anyhow::bail!("audit-webhook-config-file needs audit-policy-file"),
+        }
+    }
+}
+
+fn mode(mode: AuditMode) -> Mode {
+    match mode {
+        AuditMode::Batch => Mode::Batch,
+        AuditMode::Blocking => Mode::Blocking,
+        AuditMode::BlockingStrict => Mode::BlockingStrict,
+    }
+}
+
+fn count(number: NonZero<u32>) -> usize {
+    usize::try_from(number.get()).unwrap_or(usize::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
+    use super::super::super::sources::Sources;
+    use super::super::super::table::Flags;
+    use super::*;
+
+    fn of(words: &[&str]) -> anyhow::Result<Option<AuditConfig>> {
+        let command = Flags::<ControlPlaneSettings>::augment_args(clap::Command::new("x"));
+        let matches = command.try_get_matches_from([&["x"][..], words].concat()).unwrap();
+        let flags = Flags::<ControlPlaneSettings>::from_arg_matches(&matches).unwrap();
+        flags.resolve(&mut Sources::default()).unwrap().audit()
+    }
+
+    #[test]
+    fn the_modes_have_upstreams_names_and_defaults() {
+        let both =
+            ["--audit-policy-file", "/p", "--audit-log-path", "/l", "--audit-webhook-config-file", "/w"];
+        let modes = |words: &[&str]| {
+            let config = of(&[&both[..], words].concat()).unwrap().unwrap();
+            (config.log_mode, config.webhook.unwrap().mode)
+        };
+        assert_eq!(modes(&[]), (Mode::Blocking, Mode::Batch));
+        let set = ["--audit-log-mode", "blocking-strict", "--audit-webhook-mode", "blocking"];
+        assert_eq!(modes(&set), (Mode::BlockingStrict, Mode::Blocking));
+        assert_eq!(modes(&["--audit-log-mode", "batch"]).0, Mode::Batch);
+        assert!(of(&["--audit-log-path", "/l"]).is_err(), "no policy");
+        assert!(of(&[]).unwrap().is_none());
+    }
+}

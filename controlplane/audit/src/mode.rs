@@ -1,0 +1,12 @@
+//! When a backend gets the events: `--audit-log-mode` and `--audit-webhook-mode` of kube-apiserver.
+
+/// The mode of a backend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Events are queued. Requests do not wait until the backend has them.
+    Batch,
+    /// A request waits at each stage until the backend has the event, or has failed.
+    Blocking,
+    /// As [`Mode::Blocking`]. If the backend does not accept the event of the stage `RequestReceived`, the request fails.
+    BlockingStrict,
+}
