@@ -274,17 +274,18 @@ impl Sync {
     fn check(&self, uid: &str, pod: &Pod, has_room: bool) -> Result<Option<Preemption>, Verdict> {
         let node_object = self.inputs.node_object.borrow().clone();
         let pods = &self.inputs.pods;
-        let names = admit::extended_requests(pod).into_keys();
+        let names = admit::other_requests(pod).into_keys();
         let (managed, summed): (Vec<String>, Vec<String>) =
             names.partition(|name| self.node.devices.manages(name));
-        let extended = pods.extended_by_others(uid, summed);
+        let others = pods.other_resources_used(uid, summed);
         let input = admit::AdmissionInput {
             pod,
-            used: admit::UsedResources { extended, ..pods.used_by_others(uid) },
+            used: admit::UsedResources { others, ..pods.used_by_others(uid) },
             managed,
             node: node_object.as_deref(),
             max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
             allocatable: self.node.allocatable,
+            of_machine: self.node.volumes.allocatable(),
             pressure: self.node.pressure.current(),
             is_shutting_down: self.node.config.machine_shutdown.is_cancelled(),
         };
