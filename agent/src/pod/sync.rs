@@ -210,7 +210,11 @@ impl Sync {
         // If no earlier agent left a record, the allocated resources of a pod with a pending resize are in its status.
         let last = allocation::reported(pod).map(Arc::new);
         let allocated = last.as_ref().filter(|_| from_api).unwrap_or(pod);
-        let verdict = match self.admit(&uid, allocated, has_room) {
+        let admission = self.admit(&uid, allocated, has_room);
+        if is_static(&uid) && !matches!(admission, Admission::Rejected(_)) {
+            self.node.statuses.mirrors().admit(&uid);
+        }
+        let verdict = match admission {
             Admission::Admitted => None,
             Admission::Rejected(verdict) => Some(verdict),
             Admission::Preempts(preemption) => {
@@ -264,6 +268,10 @@ impl Sync {
             Err(verdict) => {
                 let (reason, message) = admit::rejection_event(&verdict);
                 self.node.metrics.rejected(reason);
+                if is_static(uid) {
+                    // It has no mirror pod with the reason.
+                    tracing::warn!(uid, pod = pod.metadata.name, reason, message, "rejected a static pod");
+                }
                 self.node.recorder.pod(pod, Level::Warning, reason, message);
                 Admission::Rejected(verdict)
             }
