@@ -1,7 +1,7 @@
 //! Desired pods of this node, with sums over them. Each change updates the sums, so its cost does not depend on the
 //! number of pods.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -33,6 +33,8 @@ struct State {
     burstable_millis: i64,
     /// Host ports by pod uid. Most pods have none.
     ports: HashMap<String, Vec<HostPort>>,
+    /// The uids of pods that end because their objects or manifests are gone.
+    orphans: HashSet<String>,
     /// Statuses that the API server does not have yet, by uid.
     statuses: HashMap<String, PodStatus>,
     /// The number of pods with limits on their disk usage.
@@ -164,9 +166,15 @@ impl Pods {
         state.statuses.insert(uid.to_owned(), status);
     }
 
+    /// Records that a pod ends because its object or manifest is gone, until it is removed.
+    pub(crate) fn add_orphan(&self, uid: &str) {
+        self.write().orphans.insert(uid.to_owned());
+    }
+
     /// Removes a pod.
     pub(crate) fn remove(&self, uid: &str) {
         let mut state = self.write();
+        state.orphans.remove(uid);
         state.ports.remove(uid);
         state.statuses.remove(uid);
         if let Some(old) = state.by_uid.remove(uid) {
@@ -190,6 +198,10 @@ impl PodView for Pods {
 
     fn active(&self) -> usize {
         self.read().pods
+    }
+
+    fn orphans(&self) -> HashSet<String> {
+        self.read().orphans.clone()
     }
 
     fn status(&self, uid: &str) -> Option<PodStatus> {
@@ -361,7 +373,10 @@ mod tests {
         pods.put("a", &pod("a", "1", 80, "s", "Failed"));
         assert_eq!(sums(&pods), (1, 2000, 0, 3000));
         assert_eq!((PodView::pods(&pods).len(), pods.active()), (2, 1));
-        ["a", "b", "b"].iter().for_each(|uid| pods.remove(uid));
+        ["a", "of-runtime"].iter().for_each(|uid| pods.add_orphan(uid));
+        assert_eq!(pods.orphans().len(), 2);
+        ["a", "b", "b", "of-runtime"].iter().for_each(|uid| pods.remove(uid));
+        assert!(pods.orphans().is_empty());
         assert_eq!(sums(&pods), (0, 0, 0, 0));
         assert!(pods.all().is_empty());
     }

@@ -336,7 +336,10 @@ impl Sync {
 
     fn end_pod(&mut self, uid: &str, pod: &Arc<Pod>) {
         match self.handles.get(uid) {
-            Some(handle) => drop(handle.desired.send_replace(DesiredPod::Gone(Arc::clone(pod)))),
+            Some(handle) => {
+                self.inputs.pods.add_orphan(uid);
+                drop(handle.desired.send_replace(DesiredPod::Gone(Arc::clone(pod))));
+            }
             None => {
                 if self.preemptors.remove(uid).is_some() {
                     self.node.managers.release(uid);
@@ -375,6 +378,7 @@ impl Sync {
                 tracing::info!(uid, pod = pod.metadata.name, "terminating a pod that is not in the API");
                 let start_time = worker::start_time(&pod);
                 self.node.metrics.pods.orphan_found();
+                self.inputs.pods.add_orphan(&uid);
                 self.start(uid, DesiredPod::Gone(pod), None, start_time);
             }
         }
