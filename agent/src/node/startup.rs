@@ -8,8 +8,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use prometheus::Gauge;
-use prometheus::core::Collector;
+use prometheus::{Gauge, core::Collector};
 
 use crate::metric::valid;
 
