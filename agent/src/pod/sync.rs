@@ -270,7 +270,13 @@ impl Sync {
                 self.node.metrics.rejected(reason);
                 if is_static(uid) {
                     // It has no mirror pod with the reason.
-                    tracing::warn!(uid, pod = pod.metadata.name, reason, cause = message, "rejected a static pod");
+                    tracing::warn!(
+                        uid,
+                        pod = pod.metadata.name,
+                        reason,
+                        cause = message,
+                        "rejected a static pod"
+                    );
                 }
                 self.node.recorder.pod(pod, Level::Warning, reason, message);
                 Admission::Rejected(verdict)

@@ -85,7 +85,8 @@ fn resources_and_places_are_limited() {
 #[test]
 fn ephemeral_storage_and_huge_pages_are_limited() {
     let requests = |list: serde_json::Value| {
-        json!({"containers": [{"name": "c", "resources": {"requests": list, "limits": list}}]})
+        let resources = json!({"requests": list, "limits": list});
+        json!({"containers": [{"name": "c", "resources": resources}]})
     };
     let storage = |amount: &str| requests(json!({"ephemeral-storage": amount}));
     assert_eq!(decide(storage("10Gi"), &[], json!({})), "admitted");

@@ -110,7 +110,9 @@ fn zero_values_are_unset_unless_the_kubelet_keeps_them() {
     assert_eq!(load("healthzPort: 0").unwrap().node().healthz, None);
     assert!(load("memorySwap: {swapBehavior: NoSwap}").is_ok());
     let limited = load("memorySwap: {swapBehavior: LimitedSwap}").err().unwrap();
-    assert!(limited.contains("memorySwap.swapBehavior: this field is not supported; the only value is NoSwap"));
+    assert!(
+        limited.contains("memorySwap.swapBehavior: this field is not supported; the only value is NoSwap")
+    );
     assert!(
         load("eventRecordQPS: 0")
             .err()
