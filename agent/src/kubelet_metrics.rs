@@ -85,10 +85,11 @@ const IMAGE_SIZES: [(u64, &str); 12] = [
 ];
 
 /// Reasons of rejections that are values of the label, as in the kubelet.
-const REJECTIONS: [&str; 9] = [
+const REJECTIONS: [&str; 10] = [
     "NodeShutdown",
     "OutOfExtendedResources",
     "OutOfcpu",
+    "OutOfephemeral-storage",
     "OutOfmemory",
     "OutOfpods",
     "PodOSNotSupported",

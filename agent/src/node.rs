@@ -22,6 +22,7 @@ mod plan;
 mod pressure;
 mod properties;
 mod register;
+mod startup;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -31,12 +32,14 @@ use coracle_cni::Overlay;
 use coracle_error_chain::chain;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::{ContainerImage, Node};
+use prometheus::core::Collector;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::event_recorder::Recorder;
 use crate::overlay::{OverlayAgent, State, one_of_each};
 use crate::own_address;
+use startup::Startup;
 
 /// The part of the agent that maintains the Node object.
 pub struct NodeAgent {
@@ -68,6 +71,7 @@ pub struct NodeAgent {
     pressure: PressureConditions,
     overlay: Option<Overlay>,
     overlay_state: watch::Sender<State>,
+    startup: Startup,
 }
 
 // === impl NodeAgent ===
@@ -108,6 +112,7 @@ impl NodeAgent {
             pressure,
             overlay,
             overlay_state: watch::channel(State::default()).0,
+            startup: Startup::begin(),
         })
     }
 
@@ -125,6 +130,11 @@ impl NodeAgent {
             Some(overlay) => overlay.lock_names().await.map_err(NodeError::Overlay),
             None => Ok(()),
         }
+    }
+
+    /// The metrics of the node's startup, for a registry.
+    pub(crate) fn startup_metrics(&self) -> Vec<Box<dyn Collector>> {
+        self.startup.collectors()
     }
 
     /// Properties of the node.

@@ -1,8 +1,8 @@
 //! Look-ups of host names that users choose: the hosts of probes and hooks, and NFS servers.
 //!
 //! The resolver of the system blocks a thread for seconds if a name server does not respond. It continues after the timeout of
-//! a probe. The node has few blocking threads, which all pods share. So the number of look-ups is limited, and the pods of one
-//! namespace get half of them.
+//! a probe. The node has few blocking threads, which all pods share. So the number of look-ups is limited. The pods of one
+//! namespace get half of them, and only one namespace at a time has more than one.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
@@ -16,8 +16,11 @@ use tokio::net::TcpStream;
 const MAX_LOOKUPS: usize = 4;
 /// Maximum number of concurrent look-ups of one owner.
 const MAX_OF_OWNER: usize = 2;
+/// Maximum number of concurrent look-ups of owners that have one already, of all owners together. So two owners with slow
+/// names leave a look-up for a third.
+const MAX_FURTHER: usize = 1;
 
-static PERMITS: FairPermits = FairPermits::new(MAX_LOOKUPS, MAX_OF_OWNER);
+static PERMITS: FairPermits = FairPermits::with_further(MAX_LOOKUPS, MAX_OF_OWNER, MAX_FURTHER);
 
 /// Connects to a host that the owner, usually a namespace, has chosen.
 pub(crate) async fn connect(owner: &str, host: &str, port: u16) -> io::Result<TcpStream> {
@@ -73,7 +76,7 @@ mod tests {
 
     #[tokio::test]
     async fn slow_names_of_one_namespace_leave_lookups_for_others() {
-        static PERMITS: FairPermits = FairPermits::new(MAX_LOOKUPS, MAX_OF_OWNER);
+        static PERMITS: FairPermits = FairPermits::with_further(MAX_LOOKUPS, MAX_OF_OWNER, MAX_FURTHER);
         let mut releases = Vec::new();
         for _probe in 0..MAX_OF_OWNER {
             let (started, has_started) = tokio::sync::oneshot::channel::<()>();
@@ -95,5 +98,15 @@ mod tests {
         assert_eq!(look_up(&PERMITS, "bob", || Ok(4)).await.unwrap(), 4);
         releases.into_iter().for_each(|release| release.send(()).unwrap());
         assert_eq!(look_up(&PERMITS, "eve", || Ok(5)).await.unwrap(), 5);
+    }
+
+    #[tokio::test]
+    async fn slow_names_of_two_namespaces_leave_a_lookup_for_a_third() {
+        static PERMITS: FairPermits = FairPermits::with_further(MAX_LOOKUPS, MAX_OF_OWNER, MAX_FURTHER);
+        let _of_eve = [PERMITS.take("eve").await, PERMITS.take("eve").await];
+        let _of_mallory = PERMITS.take("mallory").await;
+        let mut second = Box::pin(PERMITS.take("mallory"));
+        assert!(futures::poll!(&mut second).is_pending(), "two look-ups of two namespaces");
+        assert_eq!(look_up(&PERMITS, "bob", || Ok(6)).await.unwrap(), 6);
     }
 }

@@ -86,6 +86,7 @@ async fn run_agent(
     let checkpoint = open_checkpoint(&config).await?;
     let (metrics, pods): (Arc<KubeletMetrics>, Pods) = Default::default();
     metrics.show_features(Arc::clone(&config.feature_metrics));
+    agent.startup_metrics().into_iter().for_each(|metric| metrics.show(metric));
     let shared: Arc<dyn Runtime> = Arc::new(Measured::new(runtime.calls, Arc::clone(&metrics)));
     let (evictions, evicted) = pod::Evictions::new();
     let (devices, device_changes) = open_devices(&config, &agent, Arc::clone(&metrics));

@@ -11,16 +11,30 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 pub struct FairPermits {
     permits: Semaphore,
     each: usize,
+    /// Limits the permits of owners that have one already.
+    further: Semaphore,
     /// The owners with calls.
-    owners: Mutex<BTreeMap<String, Weak<Semaphore>>>,
+    owners: Mutex<BTreeMap<String, Weak<Owner>>>,
+}
+
+/// The calls of an owner.
+#[derive(Debug)]
+struct Owner {
+    queue: Arc<Semaphore>,
+    /// One permit, for the call that needs none of `FairPermits::further`.
+    first: Arc<Semaphore>,
 }
 
 /// A permit. Dropping it lets the next call continue.
 #[derive(Debug)]
 pub struct FairPermit<'a> {
-    // The semaphores are never closed, so both are present.
+    // The semaphores are never closed, so each call has the permits that it has waited for.
     _shared: Option<SemaphorePermit<'a>>,
+    _further: Option<SemaphorePermit<'a>>,
+    _first: Option<OwnedSemaphorePermit>,
     _own: Option<OwnedSemaphorePermit>,
+    /// The owner is not forgotten while it has a permit.
+    _owner: Arc<Owner>,
 }
 
 // === impl FairPermits ===
@@ -29,26 +43,46 @@ impl FairPermits {
     /// `most` is the maximum number of permits, and `each` that of one owner.
     #[must_use]
     pub const fn new(most: usize, each: usize) -> Self {
-        Self { permits: Semaphore::const_new(most), each, owners: Mutex::new(BTreeMap::new()) }
+        Self::with_further(most, each, most)
+    }
+
+    /// As [`new`](Self::new), with a limit on `further` permits: those that owners have beside their first, of all owners
+    /// together. Use it if calls hold their permits for long: a few owners then cannot hold all permits.
+    #[must_use]
+    pub const fn with_further(most: usize, each: usize, further: usize) -> Self {
+        Self {
+            permits: Semaphore::const_new(most),
+            each,
+            further: Semaphore::const_new(further),
+            owners: Mutex::new(BTreeMap::new()),
+        }
     }
 
     /// Waits for a permit. Cancel-safe: a call that is dropped loses its place.
     pub async fn take(&self, owner: &str) -> FairPermit<'_> {
-        let own = self.queue_of(owner).acquire_owned().await.ok();
+        let owner = self.owner(owner);
+        let own = Arc::clone(&owner.queue).acquire_owned().await.ok();
+        let (first, further) = tokio::select! {
+            // Cancel safe: a dropped wait leaves the permit to others.
+            biased;
+            first = Arc::clone(&owner.first).acquire_owned() => (first.ok(), None),
+            further = self.further.acquire() => (None, further.ok()),
+        };
         let shared = self.permits.acquire().await.ok();
-        FairPermit { _shared: shared, _own: own }
+        FairPermit { _shared: shared, _further: further, _first: first, _own: own, _owner: owner }
     }
 
-    /// The queue of an owner. Forgets owners without calls.
-    fn queue_of(&self, owner: &str) -> Arc<Semaphore> {
+    /// The owner with this name. Forgets owners without calls.
+    fn owner(&self, name: &str) -> Arc<Owner> {
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
-        owners.retain(|_, queue| queue.strong_count() > 0);
-        if let Some(queue) = owners.get(owner).and_then(Weak::upgrade) {
-            return queue;
+        owners.retain(|_, owner| owner.strong_count() > 0);
+        if let Some(owner) = owners.get(name).and_then(Weak::upgrade) {
+            return owner;
         }
         let queue = Arc::new(Semaphore::new(self.each));
-        owners.insert(owner.to_owned(), Arc::downgrade(&queue));
-        queue
+        let owner = Arc::new(Owner { queue, first: Arc::new(Semaphore::new(1)) });
+        owners.insert(name.to_owned(), Arc::downgrade(&owner));
+        owner
     }
 }
 
@@ -90,5 +124,21 @@ mod tests {
         assert!(permits.take("b").now_or_never().is_some(), "a permit is left for others");
         drop(held);
         assert!(permits.take("a").now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn owners_with_a_permit_leave_the_others_to_owners_without_one() {
+        let permits = FairPermits::with_further(4, 2, 1);
+        let of_a = [permits.take("a").await, permits.take("a").await];
+        let of_b = permits.take("b").await;
+        let mut second_of_b = Box::pin(permits.take("b"));
+        assert!((&mut second_of_b).now_or_never().is_none(), "the further permit is in use");
+        let of_c = permits.take("c").now_or_never();
+        assert!(of_c.is_some(), "two owners hold all permits");
+        drop(of_c);
+        drop(of_a);
+        assert!((&mut second_of_b).now_or_never().is_some(), "the further permit is free");
+        drop(of_b);
+        assert!(permits.take("b").now_or_never().is_some());
     }
 }

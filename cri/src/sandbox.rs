@@ -4,6 +4,9 @@
 //!   RunPodSandbox ──► (Creating) ──► Ready ──StopPodSandbox, or its shim died──► NotReady ──► removed
 //!                         └─ failed, cancelled or found after a crash: undone
 //! ```
+//! Clients see `NotReady` from the beginning of a stop on, even if the stop fails and the shim still answers: the pod may
+//! have lost its network.
+//!
 //! After a restart, a sandbox with a shim that does not answer is `Silent`, and `Ready` when the shim answers. A lost
 //! connection to a live shim is replaced; the state does not change, but calls to the shim fail meanwhile.
 
@@ -262,6 +265,10 @@ impl Sandbox {
 
     fn cri_state(&self) -> cri::PodSandboxState {
         match *locked(&self.state) {
+            // A stop cannot be reverted. If it has failed, the shim lives and can answer.
+            SandboxState::Ready(_) if self.stopping.load(Ordering::Relaxed) => {
+                cri::PodSandboxState::SandboxNotready
+            }
             SandboxState::Ready(_) => cri::PodSandboxState::SandboxReady,
             SandboxState::Silent(_) | SandboxState::NotReady => cri::PodSandboxState::SandboxNotready,
         }
@@ -323,4 +330,33 @@ impl Row for Sandbox {
 /// The name of a sandbox, unique in the runtime.
 pub(crate) fn name(metadata: &cri::PodSandboxMetadata) -> String {
     format!("{}_{}_{}_{}", metadata.name, metadata.namespace, metadata.uid, metadata.attempt)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_pod_whose_stop_has_begun_stays_not_ready_when_its_shim_answers() {
+        let text = include_str!("../recorded/sandbox-ready.json");
+        let recorded: SandboxRecord = serde_json::from_str(text).unwrap();
+        let record = SandboxRecord { stopping: false, ..recorded };
+        let shim = Shim::unresponsive();
+        let ready = || SandboxState::Ready(LiveShim { shim: shim.clone(), init_pid: 0 });
+        let state =
+            |sandbox: &Sandbox| [sandbox.status().state, sandbox.item().state, sandbox.subject().state];
+        let sandbox = Sandbox::new(record, ready());
+        assert_eq!(state(&sandbox), [i32::from(cri::PodSandboxState::SandboxReady); 3]);
+        assert!(sandbox.begin_stop());
+        // The end of the shim fails. Then the shim answers a new connection.
+        let taken = sandbox.take_shim().unwrap();
+        sandbox.restore_shim(taken);
+        assert!(matches!(sandbox.answered(&shim, 0), SandboxState::Silent(_)));
+        let not_ready = [i32::from(cri::PodSandboxState::SandboxNotready); 3];
+        assert_eq!(state(&sandbox), not_ready);
+        // The next runtime finds the record, and the shim answers it.
+        let record = sandbox.record_now();
+        assert!(record.stopping && record.phase == SandboxPhase::Ready, "the stop is completed");
+        assert_eq!(state(&Sandbox::new(record, ready())), not_ready);
+    }
 }

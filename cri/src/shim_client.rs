@@ -13,6 +13,8 @@
 
 mod error;
 pub(crate) mod file;
+#[cfg(test)]
+mod fixture;
 mod link;
 mod process;
 mod socket;

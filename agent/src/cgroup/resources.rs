@@ -63,6 +63,10 @@ pub fn container_resources(pod: &Pod, container: &Container, machine: Machine) -
         // The OOM killer ends all processes of the container: a container must not continue without some of
         // them.
         unified.insert("memory.oom.group".to_owned(), "1".to_owned());
+        if machine.limits_swap {
+            // As upstream's NoSwap (`ConfigureNoSwap`): also a container without a memory limit uses no swap.
+            unified.insert("memory.swap.max".to_owned(), "0".to_owned());
+        }
     }
     LinuxContainerResources {
         cpu_period: if limit > 0 { PERIOD } else { 0 },
@@ -217,6 +221,21 @@ mod tests {
         let got = first(&pod(json!({"containers": [{"name": "a"}]})));
         assert_eq!((got.cpu_shares, got.cpu_quota, got.cpu_period, got.memory_limit_in_bytes), (2, 0, 0, 0));
         assert_eq!(got.oom_score_adj, 1000);
+    }
+
+    #[test]
+    fn containers_use_no_swap_with_and_without_a_memory_limit() {
+        let swap_of = |machine: Machine, resources: serde_json::Value| {
+            let pod = pod(json!({"containers": [{"name": "a", "resources": resources}]}));
+            let got = container_resources(&pod, &pod.spec.as_ref().expect("spec").containers[0], machine);
+            (got.memory_swap_limit_in_bytes, got.unified.get("memory.swap.max").cloned())
+        };
+        let v2 = Machine { cgroup_v2: true, limits_swap: true, ..NODE };
+        let none = Some("0".to_owned());
+        assert_eq!(swap_of(v2, json!({})), (0, none.clone()));
+        assert_eq!(swap_of(v2, json!({"limits": {"memory": "1Mi"}})), (1 << 20, none));
+        assert_eq!(swap_of(Machine { limits_swap: false, ..v2 }, json!({})), (0, None));
+        assert_eq!(swap_of(Machine { cgroup_v2: false, ..v2 }, json!({})), (0, None));
     }
 
     #[test]

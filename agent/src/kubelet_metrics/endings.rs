@@ -1,12 +1,16 @@
 //! Metrics of pods that the node ends: evictions, preemptions and the shutdown of the machine.
 
-use prometheus::{IntCounterVec, IntGauge};
+use std::time::Duration;
+
+use prometheus::{DEFAULT_BUCKETS, HistogramVec, IntCounterVec, IntGauge};
 
 use super::registered::Registered;
 
 /// Counters of pods that the node ends, and the times of the last shutdown of the machine.
 pub(crate) struct EndingMetrics {
     evictions: IntCounterVec,
+    /// Age of the measurement that causes an eviction.
+    stats_ages: HistogramVec,
     preemptions: IntCounterVec,
     /// Begin and end of the last graceful shutdown.
     shutdown: [IntGauge; 2],
@@ -20,6 +24,11 @@ impl EndingMetrics {
             evictions: all.counters(
                 "evictions",
                 "Cumulative number of pod evictions by eviction signal",
+                &["eviction_signal"],
+            ),
+            stats_ages: all.with_buckets(DEFAULT_BUCKETS).histograms(
+                "eviction_stats_age_seconds",
+                "Time between when stats are collected, and when pod is evicted based on those stats by eviction signal",
                 &["eviction_signal"],
             ),
             preemptions: all.counters(
@@ -45,6 +54,11 @@ impl EndingMetrics {
         self.evictions.with_label_values(&[signal]).inc();
     }
 
+    /// Observes the age of the measurement of the node that causes an eviction.
+    pub(crate) fn evicting(&self, signal: &'static str, age: Duration) {
+        self.stats_ages.with_label_values(&[signal]).observe(age.as_secs_f64());
+    }
+
     /// Counts a pod that ends so that a critical pod fits. `resource` is the first resource that the node lacks. It is a
     /// resource of the node, so the label has few values.
     pub(crate) fn preempted(&self, resource: &str) {
@@ -59,7 +73,21 @@ impl EndingMetrics {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use crate::kubelet_metrics::{Current, KubeletMetrics};
+
+    #[test]
+    fn the_age_of_the_measurement_behind_an_eviction_has_the_name_and_buckets_of_the_kubelet() {
+        let metrics = KubeletMetrics::default();
+        metrics.endings.evicting("memory.available", Duration::from_millis(40));
+        let text = metrics.text(&Current::default());
+        for (bound, count) in [("0.025", 0), ("0.05", 1)] {
+            let labels = format!("eviction_signal=\"memory.available\",le=\"{bound}\"");
+            let line = format!("kubelet_eviction_stats_age_seconds_bucket{{{labels}}} {count}");
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+    }
 
     #[test]
     fn preemptions_and_shutdowns_have_the_names_of_the_kubelet() {

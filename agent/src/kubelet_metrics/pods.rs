@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use prometheus::{Histogram, IntCounter};
+use prometheus::{Histogram, IntCounter, IntCounterVec};
 
 use super::registered::Registered;
 
@@ -16,13 +16,24 @@ pub(crate) struct PodMetrics {
     containers: Histogram,
     status_writes: Histogram,
     orphans: IntCounter,
+    /// By whether the pods are static.
+    restarts: IntCounterVec,
 }
 
 // === impl PodMetrics ===
 
 impl PodMetrics {
     pub(super) fn new(all: &Registered<'_>) -> Self {
+        let restarts = all.counters(
+            "restarted_pods_total",
+            "Number of pods that have been restarted because they were deleted and recreated with the same UID while the \
+             kubelet was watching them (common for static pods, extremely uncommon for API pods)",
+            &["static"],
+        );
+        // As in the kubelet, both samples exist from the start.
+        ["", "true"].iter().for_each(|is_static| restarts.with_label_values(&[*is_static]).inc_by(0));
         Self {
+            restarts,
             containers: all
                 .with_buckets(&CONTAINERS)
                 .histogram("containers_per_pod_count", "The number of containers per pod."),
@@ -52,6 +63,11 @@ impl PodMetrics {
     pub(crate) fn orphan_found(&self) {
         self.orphans.inc();
     }
+
+    /// Counts a static pod that starts again with the same uid after its end: its manifest was removed and came back.
+    pub(crate) fn static_pod_restarted(&self) {
+        self.restarts.with_label_values(&["true"]).inc();
+    }
 }
 
 #[cfg(test)]
@@ -66,6 +82,7 @@ mod tests {
         metrics.pods.added(3);
         metrics.pods.status_written(Duration::from_millis(70));
         metrics.pods.orphan_found();
+        metrics.pods.static_pod_restarted();
         let text = metrics.text(&Current::default());
         for line in [
             "kubelet_containers_per_pod_count_bucket{le=\"2\"} 0",
@@ -73,6 +90,8 @@ mod tests {
             "kubelet_pod_status_sync_duration_seconds_bucket{le=\"0.05\"} 0",
             "kubelet_pod_status_sync_duration_seconds_bucket{le=\"0.1\"} 1",
             "kubelet_orphaned_runtime_pods_total 1",
+            "kubelet_restarted_pods_total{static=\"\"} 0",
+            "kubelet_restarted_pods_total{static=\"true\"} 1",
         ] {
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }

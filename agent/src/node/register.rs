@@ -37,6 +37,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
         set_cidrs(agent, cidrs).await;
     }
     let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
+    agent.startup.attempted(Instant::now());
     while let Err(error) = get_or_create(agent, &api).await {
         let delay = backoff.next_delay();
         if delay == FIRST_BACKOFF {
@@ -98,7 +99,11 @@ async fn get_or_create(agent: &NodeAgent, api: &Api<Node>) -> Result<(), kube::E
     let wanted = plan::node(&agent.config, &agent.properties, &current_state(agent));
     let node = match api.create(&PostParams::default(), &wanted).await {
         Err(kube::Error::Api(status)) if status.code == 409 => api.get(name).await?,
-        made => made?,
+        made => {
+            let made = made?;
+            agent.startup.registered(Instant::now());
+            made
+        }
     };
     tracing::info!(node = name, "registered the node");
     record_status(agent, &Node::default(), &node);
@@ -122,6 +127,9 @@ async fn node_received(agent: &NodeAgent, api: &Api<Node>, node: Node) -> Result
 /// Records events for a written change of the status. `held` is the node before the change.
 fn record_status(agent: &NodeAgent, held: &Node, written: &Node) {
     let Some(now) = &written.status else { return };
+    if now.conditions.iter().flatten().any(|one| one.type_ == "Ready" && one.status == "True") {
+        agent.startup.ready(Instant::now());
+    }
     let recorded = agent.recorded_revision.swap(revision(written).unwrap_or(0), Ordering::Relaxed);
     if is_outdated(held, recorded) {
         return;

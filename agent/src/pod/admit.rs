@@ -16,7 +16,7 @@ pub(crate) mod unsupported;
 
 use super::eviction::is_critical;
 use super::state::Verdict;
-pub(crate) use fit::{Shortage, extended_requests};
+pub(crate) use fit::{Shortage, other_requests};
 pub(crate) use input::{
     AdmissionInput, HostPort, UsedResources, devices_unavailable, preemption_failed, rejection_event,
 };

@@ -261,7 +261,7 @@ impl Eviction {
         // The pods are listed only when needed, so a round on an idle node does not take longer with more pods.
         let pods = if is_short || has_evictions { self.pods() } else { Vec::new() };
         match machine {
-            Some(due) => self.relieve_machine(&pods, due).await,
+            Some(due) => self.relieve_machine(&pods, due, now).await,
             None => {
                 self.machine_short = None;
                 self.unrelieved_machine = UnrelievedPressure::default();
@@ -427,11 +427,12 @@ impl Eviction {
         let message = plan::message(pod, usage, shortage);
         let grace = plan::grace(pod, due.max_grace);
         let cause = EvictionCause::Pressure(plan::signal_of(shortage.resource));
-        self.evict(pod, Evicted { message, cause, grace });
+        self.evict(pod, Evicted { message, cause, grace }, now);
     }
 
-    /// Evicts the first pod for a lack of memory or process IDs, unless another one is still ending.
-    async fn relieve_machine(&mut self, pods: &[Arc<Pod>], due: Due<MachineShortage>) {
+    /// Evicts the first pod for a lack of memory or process IDs, unless another one is still ending. The shortage was
+    /// measured at the time `at`.
+    async fn relieve_machine(&mut self, pods: &[Arc<Pod>], due: Due<MachineShortage>, at: Instant) {
         let shortage = due.shortage;
         let resource = machine::name_of(shortage.resource);
         if self.machine_short.replace(shortage.resource) != Some(shortage.resource) {
@@ -456,7 +457,7 @@ impl Eviction {
         let message = machine::message(pod, &containers, shortage);
         let grace = plan::grace(pod, due.max_grace);
         let cause = EvictionCause::Pressure(machine::signal_of(shortage.resource));
-        self.evict(pod, Evicted { message, cause, grace });
+        self.evict(pod, Evicted { message, cause, grace }, at);
     }
 
     /// Pods that may be evicted because the node is short of a resource.
@@ -469,13 +470,14 @@ impl Eviction {
         pod.metadata.uid.as_deref().is_none_or(|uid| self.evicted.contains(uid))
     }
 
-    /// Requests the eviction of a pod because the node is short of a resource.
-    fn evict(&mut self, pod: &Pod, evicted: Evicted) {
+    /// Requests the eviction of a pod because the node is short of a resource. It was measured at the time `at`.
+    fn evict(&mut self, pod: &Pod, evicted: Evicted, at: Instant) {
         self.unrelieved_machine = UnrelievedPressure::default();
         self.unrelieved_disk = UnrelievedPressure::default();
         let Some(uid) = pod.metadata.uid.as_deref() else { return };
         let (signal, message) = (evicted.cause.signal(), &evicted.message);
         tracing::info!(uid, message, signal, "evicting a pod because the node is low on a resource");
+        self.node.metrics.endings.evicting(signal.unwrap_or_default(), at.elapsed());
         self.evicted.insert(uid.to_owned());
         let grace = Duration::from_secs(evicted.grace.into());
         self.ending = Some((uid.to_owned(), Instant::now() + grace + END_LIMIT));

@@ -1,7 +1,7 @@
 //! Desired pods of this node, with sums over them. Each change updates the sums, so its cost does not depend on the
 //! number of pods.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
@@ -9,7 +9,7 @@ use tokio::sync::watch;
 
 use crate::cgroup::resources::{Amount, pod_requests};
 use crate::cgroup::{QosClass, qos_class};
-use crate::pod::admit::{HostPort, UsedResources, extended_requests, host_ports};
+use crate::pod::admit::{HostPort, UsedResources, host_ports, other_requests};
 use crate::pod::eviction::is_limited;
 use crate::pod::probe::metrics::ProbeMetrics;
 use crate::pod::state::has_ended;
@@ -28,11 +28,13 @@ struct State {
     /// Pods that are neither rejected nor ended, and their requests.
     pods: usize,
     requested: Amount,
-    /// Extended resources that these pods request, in units, by name.
-    extended: BTreeMap<String, i128>,
+    /// Other resources that these pods request, see [`other_requests`], by name.
+    others: BTreeMap<String, i128>,
     burstable_millis: i64,
     /// Host ports by pod uid. Most pods have none.
     ports: HashMap<String, Vec<HostPort>>,
+    /// The uids of pods that end because their objects or manifests are gone.
+    orphans: HashSet<String>,
     /// Statuses that the API server does not have yet, by uid.
     statuses: HashMap<String, PodStatus>,
     /// The number of pods with limits on their disk usage.
@@ -51,7 +53,7 @@ struct Share {
     /// None if the pod was rejected or has ended.
     requested: Option<Amount>,
     /// Empty if the pod was rejected or has ended.
-    extended: BTreeMap<String, i128>,
+    others: BTreeMap<String, i128>,
     burstable_millis: i64,
     /// Whether the pod has a limit on its disk usage.
     limited: bool,
@@ -65,7 +67,7 @@ impl Pods {
         self.read().by_uid.values().map(|entry| Arc::clone(&entry.pod)).collect()
     }
 
-    /// Resources of all pods that have not ended, without the pod with this uid. Extended resources are left out.
+    /// Resources of all pods that have not ended, without the pod with this uid. Of the resources, CPU and memory only.
     pub(crate) fn used_by_others(&self, uid: &str) -> UsedResources {
         let state = self.read();
         let own = state.by_uid.get(uid).and_then(|entry| entry.share.requested);
@@ -77,21 +79,21 @@ impl Pods {
                 cpu_millis: state.requested.cpu_millis - amount.cpu_millis,
                 memory: state.requested.memory - amount.memory,
             },
-            extended: BTreeMap::new(),
+            others: BTreeMap::new(),
             ports: others.flat_map(|(_, ports)| ports).cloned().collect(),
         }
     }
 
-    /// Units of the extended resources `names` that all pods request, without ended pods and the pod with this uid.
-    pub(crate) fn extended_by_others(
+    /// Amounts of the other resources `names` that all pods request, without ended pods and the pod with this uid.
+    pub(crate) fn other_resources_used(
         &self,
         uid: &str,
         names: impl IntoIterator<Item = String>,
     ) -> BTreeMap<String, i128> {
         let state = self.read();
-        let own = state.by_uid.get(uid).map(|entry| &entry.share.extended);
+        let own = state.by_uid.get(uid).map(|entry| &entry.share.others);
         let amount = |name: &str| {
-            let sum = state.extended.get(name).copied().unwrap_or_default();
+            let sum = state.others.get(name).copied().unwrap_or_default();
             sum - own.and_then(|own| own.get(name)).copied().unwrap_or_default()
         };
         let amounts = names.into_iter().map(|name| {
@@ -164,9 +166,15 @@ impl Pods {
         state.statuses.insert(uid.to_owned(), status);
     }
 
+    /// Records that a pod ends because its object or manifest is gone, until it is removed.
+    pub(crate) fn add_orphan(&self, uid: &str) {
+        self.write().orphans.insert(uid.to_owned());
+    }
+
     /// Removes a pod.
     pub(crate) fn remove(&self, uid: &str) {
         let mut state = self.write();
+        state.orphans.remove(uid);
         state.ports.remove(uid);
         state.statuses.remove(uid);
         if let Some(old) = state.by_uid.remove(uid) {
@@ -190,6 +198,10 @@ impl PodView for Pods {
 
     fn active(&self) -> usize {
         self.read().pods
+    }
+
+    fn orphans(&self) -> HashSet<String> {
+        self.read().orphans.clone()
     }
 
     fn status(&self, uid: &str) -> Option<PodStatus> {
@@ -219,8 +231,8 @@ impl State {
         let amount = share.requested.unwrap_or_default();
         self.requested.cpu_millis += amount.cpu_millis;
         self.requested.memory += amount.memory;
-        for (name, amount) in &share.extended {
-            *self.extended.entry(name.clone()).or_default() += amount;
+        for (name, amount) in &share.others {
+            *self.others.entry(name.clone()).or_default() += amount;
         }
         self.burstable_millis += share.burstable_millis;
         if share.limited {
@@ -233,14 +245,14 @@ impl State {
         let amount = share.requested.unwrap_or_default();
         self.requested.cpu_millis -= amount.cpu_millis;
         self.requested.memory -= amount.memory;
-        for (name, amount) in &share.extended {
-            if let Some(sum) = self.extended.get_mut(name) {
+        for (name, amount) in &share.others {
+            if let Some(sum) = self.others.get_mut(name) {
                 *sum -= amount;
             }
             // Remove the name if no pod requests the resource. Pods may use any name, so the map would grow without
             // limit.
-            if self.extended.get(name) == Some(&0) {
-                self.extended.remove(name);
+            if self.others.get(name) == Some(&0) {
+                self.others.remove(name);
             }
         }
         self.burstable_millis -= share.burstable_millis;
@@ -258,7 +270,7 @@ impl Share {
         let is_burstable = qos_class(pod) == QosClass::Burstable;
         Self {
             requested: (!has_ended(pod)).then_some(requested),
-            extended: if has_ended(pod) { BTreeMap::new() } else { extended_requests(pod) },
+            others: if has_ended(pod) { BTreeMap::new() } else { other_requests(pod) },
             burstable_millis: if is_burstable { requested.cpu_millis } else { 0 },
             limited: !has_ended(pod) && is_limited(pod),
         }
@@ -304,24 +316,28 @@ mod tests {
     }
 
     #[test]
-    fn extended_resources_are_counted_while_their_pods_run() {
+    fn other_resources_are_counted_while_their_pods_run() {
         let pods = Pods::default();
         let pod = |uid: &str, phase: &str, count: &str| {
-            let requests = json!({"x.io/gpu": count, "cpu": "1", "hugepages-2Mi": "2Mi", "x.io/none": "0"});
+            let requests = json!({"x.io/gpu": count, "cpu": "1", "hugepages-2Mi": "2Mi", "x.io/none": "0",
+                "ephemeral-storage": "1Gi"});
             let pod = json!({"metadata": {"uid": uid}, "status": {"phase": phase}, "spec": {"containers": [
                 {"name": "c", "resources": {"requests": requests, "limits": requests}}]}});
             Arc::new(serde_json::from_value(pod).unwrap())
         };
-        let gpus = |uid: &str| pods.extended_by_others(uid, ["x.io/gpu".to_owned()])["x.io/gpu"];
+        let gpus = |uid: &str| pods.other_resources_used(uid, ["x.io/gpu".to_owned()])["x.io/gpu"];
         pods.put("a", &pod("a", "Running", "2"));
         pods.put("b", &pod("b", "Pending", "3"));
         pods.put("b", &pod("b", "Running", "3"));
         assert_eq!((gpus(""), gpus("a"), gpus("b")), (5, 3, 2));
-        assert_eq!(pods.read().extended.len(), 1);
+        let all = ["ephemeral-storage", "hugepages-2Mi"].map(str::to_owned);
+        let used: Vec<i128> = pods.other_resources_used("a", all).into_values().collect();
+        assert_eq!(used, [1 << 30, 2 << 20]);
+        assert_eq!(pods.read().others.len(), 3);
         pods.put("a", &pod("a", "Failed", "2"));
         assert_eq!(gpus(""), 3);
         pods.remove("b");
-        assert!(pods.read().extended.is_empty());
+        assert!(pods.read().others.is_empty());
     }
 
     #[test]
@@ -357,7 +373,10 @@ mod tests {
         pods.put("a", &pod("a", "1", 80, "s", "Failed"));
         assert_eq!(sums(&pods), (1, 2000, 0, 3000));
         assert_eq!((PodView::pods(&pods).len(), pods.active()), (2, 1));
-        ["a", "b", "b"].iter().for_each(|uid| pods.remove(uid));
+        ["a", "of-runtime"].iter().for_each(|uid| pods.add_orphan(uid));
+        assert_eq!(pods.orphans().len(), 2);
+        ["a", "b", "b", "of-runtime"].iter().for_each(|uid| pods.remove(uid));
+        assert!(pods.orphans().is_empty());
         assert_eq!(sums(&pods), (0, 0, 0, 0));
         assert!(pods.all().is_empty());
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use k8s_openapi::api::core::v1::Pod;
 
-use super::admit::{Shortage, extended_requests};
+use super::admit::{Shortage, other_requests};
 use super::eviction::{is_critical, priority};
 use crate::cgroup::resources::{Amount, pod_requests};
 use crate::cgroup::{QosClass, qos_class};
@@ -33,7 +33,7 @@ pub(crate) struct Requirement {
 struct Candidate {
     pod: Arc<Pod>,
     requested: Amount,
-    extended: BTreeMap<String, i128>,
+    others: BTreeMap<String, i128>,
 }
 
 /// The pods that must end so that the critical pod fits. Empty if the pods that are ending already release enough.
@@ -119,8 +119,8 @@ impl fmt::Display for Requirement {
 
 impl Candidate {
     fn of(pod: &Arc<Pod>) -> Self {
-        let (requested, extended) = (pod_requests(pod), extended_requests(pod));
-        Self { pod: Arc::clone(pod), requested, extended }
+        let (requested, others) = (pod_requests(pod), other_requests(pod));
+        Self { pod: Arc::clone(pod), requested, others }
     }
 
     /// The amount of a resource that the pod requests.
@@ -129,7 +129,7 @@ impl Candidate {
             "pods" => 1,
             "cpu" => self.requested.cpu_millis.into(),
             "memory" => self.requested.memory.into(),
-            other => self.extended.get(other).copied().unwrap_or_default(),
+            other => self.others.get(other).copied().unwrap_or_default(),
         }
     }
 

@@ -210,7 +210,11 @@ impl Sync {
         // If no earlier agent left a record, the allocated resources of a pod with a pending resize are in its status.
         let last = allocation::reported(pod).map(Arc::new);
         let allocated = last.as_ref().filter(|_| from_api).unwrap_or(pod);
-        let verdict = match self.admit(&uid, allocated, has_room) {
+        let admission = self.admit(&uid, allocated, has_room);
+        if is_static(&uid) && !matches!(admission, Admission::Rejected(_)) {
+            self.node.statuses.mirrors().admit(&uid);
+        }
+        let verdict = match admission {
             Admission::Admitted => None,
             Admission::Rejected(verdict) => Some(verdict),
             Admission::Preempts(preemption) => {
@@ -264,6 +268,16 @@ impl Sync {
             Err(verdict) => {
                 let (reason, message) = admit::rejection_event(&verdict);
                 self.node.metrics.rejected(reason);
+                if is_static(uid) {
+                    // It has no mirror pod with the reason.
+                    tracing::warn!(
+                        uid,
+                        pod = pod.metadata.name,
+                        reason,
+                        cause = message,
+                        "rejected a static pod"
+                    );
+                }
                 self.node.recorder.pod(pod, Level::Warning, reason, message);
                 Admission::Rejected(verdict)
             }
@@ -274,17 +288,18 @@ impl Sync {
     fn check(&self, uid: &str, pod: &Pod, has_room: bool) -> Result<Option<Preemption>, Verdict> {
         let node_object = self.inputs.node_object.borrow().clone();
         let pods = &self.inputs.pods;
-        let names = admit::extended_requests(pod).into_keys();
+        let names = admit::other_requests(pod).into_keys();
         let (managed, summed): (Vec<String>, Vec<String>) =
             names.partition(|name| self.node.devices.manages(name));
-        let extended = pods.extended_by_others(uid, summed);
+        let others = pods.other_resources_used(uid, summed);
         let input = admit::AdmissionInput {
             pod,
-            used: admit::UsedResources { extended, ..pods.used_by_others(uid) },
+            used: admit::UsedResources { others, ..pods.used_by_others(uid) },
             managed,
             node: node_object.as_deref(),
             max_pods: usize::try_from(self.node.config.max_pods).unwrap_or(usize::MAX),
             allocatable: self.node.allocatable,
+            of_machine: self.node.volumes.allocatable(),
             pressure: self.node.pressure.current(),
             is_shutting_down: self.node.config.machine_shutdown.is_cancelled(),
         };
@@ -327,7 +342,10 @@ impl Sync {
 
     fn end_pod(&mut self, uid: &str, pod: &Arc<Pod>) {
         match self.handles.get(uid) {
-            Some(handle) => drop(handle.desired.send_replace(DesiredPod::Gone(Arc::clone(pod)))),
+            Some(handle) => {
+                self.inputs.pods.add_orphan(uid);
+                drop(handle.desired.send_replace(DesiredPod::Gone(Arc::clone(pod))));
+            }
             None => {
                 if self.preemptors.remove(uid).is_some() {
                     self.node.managers.release(uid);
@@ -366,6 +384,7 @@ impl Sync {
                 tracing::info!(uid, pod = pod.metadata.name, "terminating a pod that is not in the API");
                 let start_time = worker::start_time(&pod);
                 self.node.metrics.pods.orphan_found();
+                self.inputs.pods.add_orphan(&uid);
                 self.start(uid, DesiredPod::Gone(pod), None, start_time);
             }
         }

@@ -1,6 +1,6 @@
 //! The state that handlers of the kubelet API read.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -35,6 +35,12 @@ pub trait PodView: Send + Sync + 'static {
     /// The number of pods that have not ended.
     fn active(&self) -> usize {
         self.pods().len()
+    }
+
+    /// The pods that end because their objects or manifests are gone. Those without a pod in [`pods`](Self::pods) are known
+    /// from the runtime only.
+    fn orphans(&self) -> HashSet<String> {
+        HashSet::new()
     }
 
     /// The pod's status on this node, if the API server does not have it yet.

@@ -47,6 +47,7 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
         current.gauge("kubelet_cgroup_version", "cgroup version of the node.", [], [([], version)]);
     }
     desired(&mut current, &*backend.pods);
+    working(&mut current, &*backend.pods);
     match running(&*backend.runtime).await {
         Ok(running) => running.add(&mut current),
         // The other metrics show the failed calls.
@@ -128,6 +129,44 @@ fn desired(current: &mut Current, pods: &dyn PodView) {
          static is true if the pod is not from the apiserver.",
         ["static"],
         samples(pods.active()),
+    );
+}
+
+/// The pods by the phase of their work, by whether they are in the API or in a manifest, and by whether they are static.
+fn working(current: &mut Current, pods: &dyn PodView) {
+    const ORIGINS: [[&str; 2]; 5] = [
+        ["desired", ""],
+        ["desired", "true"],
+        ["orphan", ""],
+        ["orphan", "true"],
+        ["runtime_only", "unknown"],
+    ];
+    let mut counts: BTreeMap<[&str; 3], u64> = BTreeMap::new();
+    for lifecycle in ["sync", "terminating", "terminated"] {
+        counts.extend(ORIGINS.map(|[config, is_static]| ([lifecycle, config, is_static], 0)));
+    }
+    let mut orphans = pods.orphans();
+    for pod in pods.pods() {
+        let uid = pod.metadata.uid.as_deref().unwrap_or_default();
+        let is_orphan = orphans.remove(uid);
+        let phase = current_status(pods, &pod).and_then(|status| status.phase);
+        let lifecycle = match phase.as_deref() {
+            Some("Failed" | "Succeeded") => "terminated",
+            _ if is_orphan || pod.metadata.deletion_timestamp.is_some() => "terminating",
+            _ => "sync",
+        };
+        let config = if is_orphan { "orphan" } else { "desired" };
+        let is_static = if source::is_static(uid) { "true" } else { "" };
+        *counts.entry([lifecycle, config, is_static]).or_default() += 1;
+    }
+    let left = u64::try_from(orphans.len()).unwrap_or(u64::MAX);
+    counts.insert(["terminating", "runtime_only", "unknown"], left);
+    current.gauge(
+        "kubelet_working_pods",
+        "Number of pods the kubelet is actually running, broken down by lifecycle phase, whether the pod is desired, \
+         orphaned, or runtime only (also orphaned), and whether the pod is static.",
+        ["lifecycle", "config", "static"],
+        counts.into_iter().map(|(labels, number)| (labels.map(str::to_owned), number)),
     );
 }
 
@@ -262,6 +301,8 @@ impl Running {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     struct Two;
@@ -277,6 +318,49 @@ mod tests {
     }
 
     struct Listed(Vec<Arc<Pod>>);
+
+    /// Four pods, of which one is an orphan, and an orphan of the runtime.
+    struct Orphans;
+
+    impl PodView for Orphans {
+        fn pods(&self) -> Vec<Arc<Pod>> {
+            let pod = |uid: &str, phase: &str, deleted: Option<&str>| -> Arc<Pod> {
+                let metadata = serde_json::json!({"uid": uid, "deletionTimestamp": deleted});
+                let pod = serde_json::json!({"metadata": metadata, "status": {"phase": phase}});
+                Arc::new(serde_json::from_value(pod).unwrap())
+            };
+            vec![
+                pod("runs", "Running", None),
+                pod("deleted", "Running", Some("2026-01-02T03:04:05Z")),
+                pod("0123456789abcdef0123456789abcdef", "Running", None),
+                pod("done", "Succeeded", None),
+            ]
+        }
+
+        fn orphans(&self) -> HashSet<String> {
+            ["0123456789abcdef0123456789abcdef", "of-runtime"].map(str::to_owned).into()
+        }
+    }
+
+    #[test]
+    fn working_pods_are_counted_by_lifecycle_and_origin() {
+        let mut current = Current::default();
+        working(&mut current, &Orphans);
+        let text = current.text();
+        for (config, lifecycle, is_static, count) in [
+            ("desired", "sync", "", 1),
+            ("desired", "sync", "true", 0),
+            ("desired", "terminating", "", 1),
+            ("desired", "terminated", "", 1),
+            ("orphan", "terminating", "true", 1),
+            ("runtime_only", "terminating", "unknown", 1),
+            ("runtime_only", "sync", "unknown", 0),
+        ] {
+            let labels = format!("config=\"{config}\",lifecycle=\"{lifecycle}\",static=\"{is_static}\"");
+            let line = format!("kubelet_working_pods{{{labels}}} {count}");
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+    }
 
     impl PodView for Listed {
         fn pods(&self) -> Vec<Arc<Pod>> {

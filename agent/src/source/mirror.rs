@@ -1,4 +1,4 @@
-//! Mirror pods: they show the static pods of the node in the API. The agent creates a mirror pod for each running static
+//! Mirror pods: they show the static pods of the node in the API. The agent creates a mirror pod for each admitted static
 //! pod, writes its status, and deletes all other mirror pods of the node. Source: `pkg/kubelet/pod/mirror_client.go`.
 //!
 //! A mirror pod never becomes a desired pod. Every user who may create pods can set the annotation of mirror pods. Such
@@ -61,9 +61,15 @@ pub(super) fn is_mirror(pod: &Pod) -> bool {
 // === impl MirrorPods ===
 
 impl MirrorPods {
-    /// Adds a static pod that starts.
+    /// Adds a static pod. Its mirror pod is created after [`admit`](Self::admit).
     pub(crate) fn want(&self, pod: &Arc<Pod>) {
         self.change(|state| state.want(pod));
+    }
+
+    /// Called when the node has admitted a static pod. As upstream, a rejected static pod has no mirror pod, unless an
+    /// earlier agent has created it.
+    pub(crate) fn admit(&self, uid: &str) {
+        self.change(|state| state.admit(uid));
     }
 
     /// Removes a static pod that has ended.
@@ -76,7 +82,7 @@ impl MirrorPods {
         self.change(|state| state.report(uid, status));
     }
 
-    /// Whether the API has the final status of a static pod.
+    /// Whether the API has the final status of a static pod, or shows no pod for it.
     pub(crate) fn is_end_reported(&self, uid: &str) -> bool {
         self.lock().is_end_reported(uid)
     }
@@ -283,6 +289,7 @@ mod tests {
         };
         let static_pod = pod(json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": UID}}));
         mirrors.want(&Arc::new(static_pod));
+        mirrors.admit(UID);
         mirrors.report(UID, PodStatus { phase: Some("Running".to_owned()), ..PodStatus::default() });
         tokio::time::sleep(Duration::from_secs(1)).await;
         assert!(requests.try_recv().is_err(), "the mirror pods of the API are not known");
@@ -344,6 +351,7 @@ mod tests {
                 "ownerReferences": own}}))
         };
         mirrors.want(&Arc::new(pod(json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": UID}}))));
+        mirrors.admit(UID);
         mirrors.observe(&mirror("web-n1", "m"));
         (0..40)
             .for_each(|number| mirrors.observe(&mirror(&format!("forged-{number}"), &format!("f{number}"))));
@@ -376,6 +384,7 @@ mod tests {
         let (client, health) = (Client::new(service, "default"), ApiHealth::default());
         let mirrors = MirrorPods::default();
         mirrors.want(&Arc::new(pod(json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": UID}}))));
+        mirrors.admit(UID);
         mirrors.report(UID, PodStatus { phase: Some("Running".to_owned()), ..PodStatus::default() });
         mirrors.observe(&pod(json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": "m",
             "annotations": {MIRROR: UID}, "ownerReferences": [{"apiVersion": "v1", "kind": "Node", "name": "n1",

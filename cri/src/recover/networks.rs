@@ -41,7 +41,7 @@ impl Recovery {
                 if tables.strong_count() == 0 {
                     return;
                 }
-                if sandbox.live().is_none() {
+                if sandbox.live().is_none() || sandbox.is_stopping() {
                     continue;
                 }
                 if let Err(error) = network.check(&sandbox.id).await {

@@ -53,6 +53,10 @@ impl ShimMonitor {
             return;
         }
         info!(sandbox = sandbox.id, "a shim responds again");
+        if sandbox.is_stopping() {
+            // A stop has failed and cannot be reverted: the pod does not become ready again.
+            return;
+        }
         let mut pending = self.state.exits.outbox.pending();
         sandbox.note(pending.add(ContainerStartedEvent, now()));
         if let Err(error) = self.state.records.write_sandbox(&sandbox.record_now()) {

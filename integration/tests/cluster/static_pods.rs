@@ -1,4 +1,4 @@
-//! Static pods: manifests on the node, and their mirror pods in the API.
+//! Static pods: manifests on the node, and their mirror pods in the API. Preemption by critical pods.
 
 use std::fs;
 
@@ -89,5 +89,75 @@ fn a_static_pod_has_a_mirror_pod_until_its_manifest_is_removed() {
             let pod_dir = machine.path("state/pods").join(hash);
             eventually("the pod to be removed from the node", 60, || !pod_dir.exists());
         }
+    });
+}
+
+/// Creates a pod on the node without the scheduler, and waits until it runs.
+fn run(cluster: &Cluster, name: &str, priority_class: Option<&str>) {
+    let container = json!({"name": "c", "image": "busybox", "command": ["sleep", "100000"]});
+    let mut spec =
+        json!({"nodeName": "node-1", "terminationGracePeriodSeconds": 1, "containers": [container]});
+    if let Some(class) = priority_class {
+        spec["priorityClassName"] = class.into();
+    }
+    let pod = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec});
+    cluster.apply(&pod.to_string());
+    eventually(&format!("{name} to run"), 120, || find(cluster, name)["status"]["phase"] == "Running");
+}
+
+/// Waits until the pod has ended for a critical pod.
+fn preempted(cluster: &Cluster, name: &str) {
+    let mut pod = Value::Null;
+    eventually(&format!("{name} to be preempted"), 60, || {
+        pod = find(cluster, name);
+        pod["status"]["phase"] == "Failed"
+    });
+    assert_eq!(pod["status"]["reason"], "Preempting", "{pod}");
+    assert_eq!(pod["status"]["message"], "Preempted in order to admit critical pod");
+    assert!(has_condition(&pod, "DisruptionTarget", "True"), "{pod}");
+}
+
+#[test]
+fn critical_pods_preempt_other_pods_of_a_full_node() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let dir = machine.path("manifests");
+        let path = dir.to_str().unwrap().to_owned();
+        let flags =
+            ["--image-gc-high-threshold", "100", "--max-pods", "1", "--pod-manifest-path", path.as_str()];
+        let cluster = Cluster::up_with(machine, &mirrors, &flags);
+        fs::create_dir(&dir).unwrap();
+        let write = |text: String| {
+            fs::write(machine.path("next"), text).unwrap();
+            fs::rename(machine.path("next"), dir.join("web.json")).unwrap();
+        };
+
+        run(&cluster, "first", None);
+        run(&cluster, "critical", Some("system-node-critical"));
+        preempted(&cluster, "first");
+        let metrics = cluster.kubectl(&["get", "--raw", "/api/v1/nodes/node-1/proxy/metrics"]);
+        let line = "kubelet_preemptions{preemption_signal=\"pods\"} 1";
+        assert!(metrics.lines().any(|other| other == line), "{metrics}");
+
+        // A static pod without a priority does not preempt a critical pod. It is rejected, and has no mirror pod.
+        write(manifest("exec sleep 100000"));
+        let selector = format!("involvedObject.name={NAME},reason=UnexpectedAdmissionError");
+        let mut events = Value::Null;
+        eventually("the event of the rejection", 60, || {
+            events = cluster.get(&["events", "--field-selector", &selector])["items"].clone();
+            events.as_array().is_some_and(|events| !events.is_empty())
+        });
+        let message = events[0]["message"].as_str().unwrap_or_default();
+        assert!(message.contains("no set of running pods found to reclaim resources"), "{message}");
+        assert_eq!(find(&cluster, NAME), Value::Null);
+        assert_eq!(find(&cluster, "critical")["status"]["phase"], "Running");
+
+        // It preempts a pod of a user.
+        cluster.kubectl(&["delete", "pod", "critical"]);
+        run(&cluster, "second", None);
+        write(manifest("echo again; exec sleep 100000"));
+        preempted(&cluster, "second");
+        ready(&cluster, &Value::Null);
+        assert_eq!(cluster.kubectl(&["logs", NAME]).trim(), "again");
     });
 }

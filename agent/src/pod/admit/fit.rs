@@ -1,4 +1,4 @@
-//! Check of CPU, memory, extended resources and the number of pods.
+//! Check of CPU, memory, ephemeral storage, huge pages, extended resources and the number of pods.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,6 +10,10 @@ use super::input::{AdmissionInput, refuse};
 use crate::cgroup::resources::pod_requests;
 use crate::node::is_extended;
 use crate::pod::state::Verdict;
+
+const EPHEMERAL_STORAGE: &str = "ephemeral-storage";
+/// Prefix of the resources of huge pages. The size of the pages follows.
+const HUGE_PAGES: &str = "hugepages-";
 
 /// A resource of which the node has too little for the pod. CPU is in millicores, memory in bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,13 +40,19 @@ pub(super) fn shortages(input: &AdmissionInput<'_>) -> Vec<Shortage> {
         Shortage::find(name, [requested.into(), used.into(), capacity.into()])
     })
     .collect();
-    let allocatable = input.node.and_then(|node| node.status.as_ref()?.allocatable.as_ref());
-    let summed = extended_requests(input.pod).into_iter().filter(|(name, _)| !input.managed.contains(name));
-    for (name, requested) in summed {
-        // As upstream, a resource that the node does not have is ignored: it may belong to the cluster.
-        let Some(capacity) = allocatable.and_then(|all| all.get(&name)) else { continue };
-        let used = input.used.extended.get(&name).copied().unwrap_or_default();
-        found.extend(Shortage::find(&name, [requested, used, value_of(capacity).into()]));
+    let of_node = input.node.and_then(|node| node.status.as_ref()?.allocatable.as_ref());
+    let mut others: Vec<(String, i128)> =
+        other_requests(input.pod).into_iter().filter(|(name, _)| !input.managed.contains(name)).collect();
+    others.sort_by_key(|(name, _)| name != EPHEMERAL_STORAGE);
+    for (name, requested) in others {
+        let capacity = match of_node.and_then(|all| all.get(&name)) {
+            Some(capacity) if is_extended(&name) => value_of(capacity),
+            // As upstream, an extended resource that the node does not have is ignored: it may belong to the cluster.
+            None if is_extended(&name) => continue,
+            _ => input.of_machine.get(&name).map_or(0, value_of),
+        };
+        let used = input.used.others.get(&name).copied().unwrap_or_default();
+        found.extend(Shortage::find(&name, [requested, used, capacity.into()]));
     }
     found
 }
@@ -78,14 +88,18 @@ impl Shortage {
     }
 }
 
-/// The extended resources that a pod requests from device plugins, in units, by name.
-pub(crate) fn extended_requests(pod: &Pod) -> BTreeMap<String, i128> {
+/// The ephemeral storage and huge pages, in bytes, and the extended resources of device plugins, in units, that a pod
+/// requests, by name.
+pub(crate) fn other_requests(pod: &Pod) -> BTreeMap<String, i128> {
     let Some(spec) = &pod.spec else { return BTreeMap::new() };
     let requests = match without_claimed(pod, spec) {
         Some(spec) => PodResources::from(&spec).requests(),
         None => PodResources::from(spec).requests(),
     };
-    requests.others.into_iter().filter(|(name, amount)| is_extended(name) && *amount > 0).collect()
+    let is_counted = |name: &str| is_extended(name) || name.starts_with(HUGE_PAGES);
+    let others = requests.others.into_iter().filter(|(name, _)| is_counted(name));
+    let storage = (EPHEMERAL_STORAGE.to_owned(), requests.ephemeral_storage);
+    others.chain([storage]).filter(|(_, amount)| *amount > 0).collect()
 }
 
 /// The spec without the extended resources for which the scheduler has allocated devices in a ResourceClaim. `None` if
@@ -120,7 +134,7 @@ mod tests {
         };
         let mut pod = json!({"metadata": {}, "spec": {"containers": [container("a"), container("b")]}});
         let requests =
-            |pod: &serde_json::Value| extended_requests(&serde_json::from_value(pod.clone()).unwrap());
+            |pod: &serde_json::Value| other_requests(&serde_json::from_value(pod.clone()).unwrap());
         let gpus = |pod: &serde_json::Value| requests(pod).get("example.com/gpu").copied();
         assert_eq!(gpus(&pod), Some(4));
         let mapping = json!({"containerName": "a", "requestName": "r", "resourceName": "example.com/gpu"});

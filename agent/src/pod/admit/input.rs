@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::cgroup::resources::Amount;
 use crate::node::Pressure;
@@ -19,8 +20,10 @@ pub(crate) struct AdmissionInput<'a> {
     /// The Node object, once known.
     pub(crate) node: Option<&'a Node>,
     pub(crate) max_pods: usize,
-    /// Resources that pods may use.
+    /// CPU and memory that pods may use.
     pub(crate) allocatable: Amount,
+    /// All resources of the machine that pods may use, without extended resources.
+    pub(crate) of_machine: &'a BTreeMap<String, Quantity>,
     /// The node's conditions of pressure.
     pub(crate) pressure: Pressure,
     /// Whether the machine shuts down and the node ends its pods.
@@ -33,9 +36,9 @@ pub(crate) struct UsedResources {
     /// Number of the pods.
     pub(crate) pods: usize,
     pub(crate) requested: Amount,
-    /// Units that the other pods request, by the name of the extended resource. Only names that the pod to admit
+    /// Amounts of other resources, see [`other_requests`](super::other_requests). Only names that the pod to admit
     /// requests.
-    pub(crate) extended: BTreeMap<String, i128>,
+    pub(crate) others: BTreeMap<String, i128>,
     pub(crate) ports: Vec<HostPort>,
 }
 
@@ -54,17 +57,18 @@ const PREFIX: &str = "Pod was rejected: ";
 /// Prefix of the reason of a rejection for lack of a resource. The name of the resource follows.
 const OUT_OF: &str = "OutOf";
 
-/// Reason in events and metrics if an extended resource does not suffice. The reason in the pod's status has the name
-/// of the resource.
+/// Reason in events and metrics if an extended resource or huge pages do not suffice. The reason in the pod's status has
+/// the name of the resource.
 const OUT_OF_EXTENDED: &str = "OutOfExtendedResources";
 
 /// The reasons of rejections.
-const REASONS: [&str; 17] = [
+const REASONS: [&str; 18] = [
     "Evicted",
     "NodeAffinity",
     "NodePorts",
     "NodeShutdown",
     "OutOfcpu",
+    "OutOfephemeral-storage",
     "OutOfmemory",
     "OutOfpods",
     "PodOSNotSupported",

@@ -1,9 +1,14 @@
+use std::collections::BTreeMap;
+
 use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde_json::json;
 
 use super::*;
 use crate::cgroup::resources::{Amount, pod_requests};
 use crate::node::Pressure;
+
+static NOTHING: BTreeMap<String, Quantity> = BTreeMap::new();
 
 fn pod(spec: serde_json::Value) -> Pod {
     serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec})).unwrap()
@@ -19,13 +24,16 @@ fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_j
         let amount = pod_requests(&other);
         used.requested.cpu_millis += amount.cpu_millis;
         used.requested.memory += amount.memory;
-        for (name, amount) in extended_requests(&other) {
-            *used.extended.entry(name).or_default() += amount;
+        for (name, amount) in other_requests(&other) {
+            *used.others.entry(name).or_default() += amount;
         }
         used.ports.extend(host_ports(&other));
     }
     let node: Node = serde_json::from_value(node).unwrap();
     let allocatable = Amount { cpu_millis: 2000, memory: 1 << 30 };
+    let machine = [("ephemeral-storage", "10Gi"), ("hugepages-2Mi", "4Mi")];
+    let machine: BTreeMap<String, Quantity> =
+        machine.map(|(name, amount)| (name.to_owned(), Quantity(amount.to_owned()))).into();
     let managed = vec!["x.io/managed".to_owned()];
     let (pod, pressure) = (&pod(wanted), Pressure::default());
     let input = AdmissionInput {
@@ -35,6 +43,7 @@ fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_j
         node: Some(&node),
         max_pods: 2,
         allocatable,
+        of_machine: &machine,
         pressure,
         is_shutting_down: false,
     };
@@ -73,6 +82,31 @@ fn resources_and_places_are_limited() {
     assert_eq!(decide(memory, &[], json!({})), "OutOfmemory");
 }
 
+#[test]
+fn ephemeral_storage_and_huge_pages_are_limited() {
+    let requests = |list: serde_json::Value| {
+        let resources = json!({"requests": list, "limits": list});
+        json!({"containers": [{"name": "c", "resources": resources}]})
+    };
+    let storage = |amount: &str| requests(json!({"ephemeral-storage": amount}));
+    assert_eq!(decide(storage("10Gi"), &[], json!({})), "admitted");
+    assert_eq!(decide(storage("5Gi"), &[storage("6Gi")], json!({})), "OutOfephemeral-storage");
+    let pages = |size: &str, amount: &str| {
+        let name = format!("hugepages-{size}");
+        requests(json!({name: amount, "memory": "1Mi"}))
+    };
+    assert_eq!(decide(pages("2Mi", "2Mi"), &[pages("2Mi", "2Mi")], json!({})), "admitted");
+    assert_eq!(decide(pages("2Mi", "4Mi"), &[pages("2Mi", "2Mi")], json!({})), "OutOfhugepages-2Mi");
+    assert_eq!(decide(pages("1Gi", "1Gi"), &[], json!({})), "OutOfhugepages-1Gi", "none of this size");
+    let both = requests(json!({"ephemeral-storage": "11Gi", "a.io/x": "2", "hugepages-2Mi": "8Mi"}));
+    let node = json!({"status": {"allocatable": {"a.io/x": "1"}}});
+    assert_eq!(decide(both.clone(), &[], node.clone()), "OutOfephemeral-storage", "the first, as upstream");
+    let mut critical = both;
+    critical["priority"] = json!(2_000_000_000);
+    let missing = format!("needs ephemeral-storage={} a.io/x=1 hugepages-2Mi={}", 1_i64 << 30, 4 << 20);
+    assert_eq!(decide(critical, &[], node), missing);
+}
+
 /// The message of the rejection on a node with these conditions. None if the pod is admitted.
 fn rejected_under(pressure: Pressure, spec: serde_json::Value) -> Option<String> {
     let input = AdmissionInput {
@@ -82,6 +116,7 @@ fn rejected_under(pressure: Pressure, spec: serde_json::Value) -> Option<String>
         node: None,
         max_pods: 9,
         allocatable: Amount { cpu_millis: 1000, memory: 1 << 30 },
+        of_machine: &NOTHING,
         pressure,
         is_shutting_down: false,
     };
@@ -213,6 +248,7 @@ fn the_event_of_a_rejection_has_its_reason_and_message() {
             node: None,
             max_pods: 9,
             allocatable,
+            of_machine: &NOTHING,
             pressure,
             is_shutting_down: false,
         };
@@ -275,6 +311,7 @@ fn a_node_that_shuts_down_rejects_every_pod() {
             node: None,
             max_pods: 9,
             allocatable: Amount { cpu_millis: 1000, memory: 1 << 30 },
+            of_machine: &NOTHING,
             pressure: Pressure::default(),
             is_shutting_down: true,
         };

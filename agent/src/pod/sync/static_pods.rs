@@ -19,6 +19,7 @@ impl Sync {
                 tracing::info!(uid, pod = pod.metadata.name, "terminating a static pod without a manifest");
                 let start_time = worker::start_time(&pod);
                 self.node.metrics.pods.orphan_found();
+                self.inputs.pods.add_orphan(&uid);
                 self.start(uid, DesiredPod::Gone(pod), None, start_time);
             }
         }
@@ -63,6 +64,9 @@ impl Sync {
             return;
         }
         self.node.statuses.mirrors().forget(uid);
+        if self.static_pods.contains_key(uid) && !self.finished.contains(uid) {
+            self.node.metrics.pods.static_pod_restarted();
+        }
         let handles = &self.handles;
         let waiting = self.static_pods.iter().filter(|(uid, _)| !handles.contains_key(*uid));
         let waiting: Vec<Arc<Pod>> = waiting.map(|(_, pod)| Arc::clone(pod)).collect();

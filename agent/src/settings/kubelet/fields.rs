@@ -133,7 +133,7 @@ pub(super) const FIELDS: &[KubeletField] = &[
     pointer("iptablesDropBit", Support::Only(&["15"])),
     value("featureGates", Support::Setting("", "feature-gates")),
     pointer("failSwapOn", Support::Only(&["true", "false"])),
-    value("memorySwap.swapBehavior", Support::Only(&[])),
+    value("memorySwap.swapBehavior", Support::Only(&["NoSwap"])),
     value("containerLogMaxSize", Support::Setting("node", "container-log-max-size")),
     pointer("containerLogMaxFiles", Support::Setting("node", "container-log-max-files")),
     pointer("containerLogMaxWorkers", Support::Only(&["1"])),

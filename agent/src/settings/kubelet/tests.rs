@@ -108,6 +108,11 @@ fn zero_values_are_unset_unless_the_kubelet_keeps_them() {
     let node = node.unwrap().node();
     assert_eq!((node.max_pods, node.healthz), (110, Some("127.0.0.1:10248".parse().unwrap())));
     assert_eq!(load("healthzPort: 0").unwrap().node().healthz, None);
+    assert!(load("memorySwap: {swapBehavior: NoSwap}").is_ok());
+    let limited = load("memorySwap: {swapBehavior: LimitedSwap}").err().unwrap();
+    assert!(
+        limited.contains("memorySwap.swapBehavior: this field is not supported; the only value is NoSwap")
+    );
     assert!(
         load("eventRecordQPS: 0")
             .err()

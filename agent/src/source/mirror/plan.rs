@@ -26,6 +26,8 @@ pub(super) struct State {
 #[derive(Debug)]
 struct Wanted {
     pod: Arc<Pod>,
+    /// Whether the node has admitted the pod. No mirror pod is created before that.
+    is_admitted: bool,
     /// None before the first report.
     status: Option<Box<PodStatus>>,
     /// The uid of the mirror pod that has this status, and the status. The API server may change a part of it.
@@ -68,8 +70,14 @@ pub(super) enum Action {
 impl State {
     pub(super) fn want(&mut self, pod: &Arc<Pod>) {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        let new = || Wanted { pod: Arc::clone(pod), status: None, reported: None };
+        let new = || Wanted { pod: Arc::clone(pod), is_admitted: false, status: None, reported: None };
         self.wanted.entry(uid).or_insert_with(new);
+    }
+
+    pub(super) fn admit(&mut self, uid: &str) {
+        if let Some(wanted) = self.wanted.get_mut(uid) {
+            wanted.is_admitted = true;
+        }
     }
 
     pub(super) fn forget(&mut self, uid: &str) {
@@ -93,10 +101,11 @@ impl State {
         }
     }
 
-    /// Whether a mirror pod has the final status of the static pod.
+    /// Whether a mirror pod has the final status of the static pod, or none will be created.
     pub(super) fn is_end_reported(&self, uid: &str) -> bool {
-        let reported = self.wanted.get(uid).and_then(|wanted| wanted.reported.as_ref());
-        reported.is_some_and(|(_, status)| matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")))
+        let Some(wanted) = self.wanted.get(uid) else { return false };
+        let phase = wanted.reported.as_ref().and_then(|(_, status)| status.phase.as_deref());
+        !wanted.is_admitted || matches!(phase, Some("Failed" | "Succeeded"))
     }
 
     pub(super) fn replace(&mut self, mirrors: impl Iterator<Item = Mirror>) {
@@ -128,6 +137,7 @@ impl State {
         for (uid, wanted) in &self.wanted {
             match current.get(uid.as_str()) {
                 Some(mirror) => actions.extend(wanted.report(uid, mirror)),
+                None if !wanted.is_admitted => {}
                 // The name is taken until the old mirror pod is deleted.
                 None if self.mirrors.values().any(|mirror| mirror.key == Key::of(&wanted.pod.metadata)) => {}
                 None => {
@@ -276,7 +286,10 @@ mod tests {
 
     fn state(pods: &[(&str, &str)]) -> State {
         let mut state = State { is_complete: true, ..State::default() };
-        pods.iter().for_each(|(name, uid)| state.want(&static_pod(name, uid)));
+        for (name, uid) in pods {
+            state.want(&static_pod(name, uid));
+            state.admit(uid);
+        }
         state
     }
 
@@ -306,6 +319,23 @@ mod tests {
         assert_eq!(keys(&state), ["delete/m2"]);
         state.is_complete = false;
         assert_eq!(keys(&state), Vec::<String>::new());
+    }
+
+    #[test]
+    fn a_rejected_static_pod_gets_no_mirror_pod_and_keeps_an_existing_one() {
+        let mut state = State { is_complete: true, ..State::default() };
+        state.want(&static_pod("web-n1", "h1"));
+        let failed = PodStatus { phase: Some("Failed".to_owned()), ..PodStatus::default() };
+        state.report("h1", failed);
+        assert_eq!(keys(&state), Vec::<String>::new());
+        assert!(state.is_end_reported("h1"), "a shutdown does not wait for a mirror pod");
+        // An earlier agent has admitted the pod.
+        observe(&mut state, "m1", "h1", |_| {});
+        assert_eq!(keys(&state), ["report/h1"]);
+        state.remove("m1");
+        state.admit("h1");
+        assert_eq!(keys(&state), ["create/h1"]);
+        assert!(!state.is_end_reported("h1") && !state.is_end_reported("h2"));
     }
 
     #[test]

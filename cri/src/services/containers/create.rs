@@ -112,7 +112,8 @@ impl ContainerService {
     ) -> Result<(), Error> {
         let mut steps = Steps::begin();
         let ContainerRequest { id, mut config, origin } = request;
-        let live = sandbox.live().ok_or_else(|| Error::WrongState {
+        let live = sandbox.live().filter(|_| !sandbox.is_stopping());
+        let live = live.ok_or_else(|| Error::WrongState {
             what: "pod sandbox",
             id: sandbox.id.clone(),
             state: "not ready",

@@ -31,14 +31,8 @@ impl SandboxService {
         let _guard = sandbox.ending.lock().await;
         // Recorded first, because the steps below cannot be reverted: if the runtime dies meanwhile, no pod stays ready
         // without its network. If the record cannot be written (disk full), the sandbox is still stopped.
-        if sandbox.begin_stop()
-            && let Err(error) = self.objects.records.write_sandbox(&sandbox.record_now())
-        {
-            warn!(
-                sandbox = sandbox.id,
-                error = error.chain(),
-                "cannot record that a sandbox is being stopped"
-            );
+        if sandbox.begin_stop() {
+            self.record_begin(sandbox);
         }
         coracle_fault::point("stop-pod.begun");
         let containers = self.objects.tables.containers_of(&sandbox.id);
@@ -60,6 +54,8 @@ impl SandboxService {
         if let Some(shim) = sandbox.take_shim() {
             if let Err(source) = if is_silent { shim.kill_shim().await } else { shim.shutdown().await } {
                 sandbox.restore_shim(shim);
+                // Again, because the first record may have failed: the next runtime must not take the pod for ready.
+                self.record_begin(sandbox);
                 errors.push(Error::Shim { doing: "end the pod's shim", source });
                 errors.extend(disconnected.err());
                 return first(errors);
@@ -76,6 +72,17 @@ impl SandboxService {
         }
         errors.extend(disconnected.err());
         first(errors)
+    }
+
+    /// Records that a stop of the sandbox has begun.
+    fn record_begin(&self, sandbox: &Sandbox) {
+        if let Err(error) = self.objects.records.write_sandbox(&sandbox.record_now()) {
+            warn!(
+                sandbox = sandbox.id,
+                error = error.chain(),
+                "cannot record that a sandbox is being stopped"
+            );
+        }
     }
 
     async fn disconnect_pod(&self, id: &str) -> Result<(), Error> {
