@@ -644,6 +644,43 @@ mod tests {
     }
 
     #[test]
+    fn policies_stay_in_force_for_hours_without_the_api_server() {
+        const NEW: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3b";
+        in_new_namespace(|| {
+            let dir = tempfile::tempdir().unwrap();
+            paused_runtime().block_on(async {
+                let client = client::away_after_lists(|path| match path.rsplit('/').next() {
+                    Some("networkpolicies") => json!([policy()]),
+                    _ => json!([]),
+                });
+                let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
+                let (gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
+                let policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
+                let [first, second] = [2_u8, 3].map(|last| [IpAddr::from([10, 42, 0, last])]);
+                let away = async {
+                    let mut seconds = 0;
+                    while gate.admit(&pod(UID), &first).await.is_err() {
+                        assert!(seconds < 60, "the policies are not in the kernel");
+                        seconds += 1;
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                    }
+                    let mut table = Enforcer::open(TABLE).unwrap();
+                    for hours in 1..=3 {
+                        tokio::time::sleep(Duration::from_secs(3600)).await;
+                        assert!(table.enforces(UID, &first).unwrap(), "after {hours} hours");
+                    }
+                    assert!(gate.admit(&pod(NEW), &second).await.is_ok(), "a pod that starts now");
+                    assert!(table.enforces(NEW, &second).unwrap());
+                };
+                tokio::select! {
+                    () = policies.run() => panic!("the task runs until it is dropped"),
+                    () = away => {}
+                }
+            });
+        });
+    }
+
+    #[test]
     fn events_are_received_while_the_kernel_refuses_the_table() {
         in_new_namespace(|| {
             let dir = tempfile::tempdir().unwrap();
