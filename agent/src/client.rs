@@ -69,9 +69,7 @@ pub(crate) fn silent() -> kube::Client {
 /// A client of an API server that answers the first request for each list with `items` of the path, and is away
 /// afterwards. Watches end at once, because the resource version has expired, and no further list is answered.
 #[cfg(test)]
-pub(crate) fn away_after_lists(
-    items: impl Fn(&str) -> serde_json::Value + Send + 'static,
-) -> kube::Client {
+pub(crate) fn away_after_lists(items: impl Fn(&str) -> serde_json::Value + Send + 'static) -> kube::Client {
     use serde_json::json;
     let mut listed = std::collections::HashSet::new();
     let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {

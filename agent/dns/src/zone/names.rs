@@ -65,8 +65,9 @@ pub(super) fn parse(name: &Name, labels: u8) -> Owner<'_> {
                 _ => Owner::Unknown,
             }
         }
-        [address, namespace, "pod"] => parse_dashed_address(address)
-            .map_or(Owner::Unknown, |address| Owner::Pod { address, namespace }),
+        [address, namespace, "pod"] => {
+            parse_dashed_address(address).map_or(Owner::Unknown, |address| Owner::Pod { address, namespace })
+        }
         _ => Owner::Unknown,
     }
 }
