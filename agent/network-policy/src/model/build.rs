@@ -75,20 +75,17 @@ impl Model {
             return peers.into_iter().map(|peer| line(peer, None, then)).collect();
         };
         let conditions = self.conditions(built, place, ports);
-        let mut lines: Vec<Line> = match &peers[..] {
-            peers if needs_no_chain(peers, &conditions) => {
-                let of_peer = |peer: &Option<Peer>| {
-                    let peer = *peer;
-                    conditions.iter().map(move |ports| line(peer, Some(ports.clone()), then))
-                };
-                peers.iter().flat_map(of_peer).collect()
-            }
-            peers => {
-                let of_rule = Chain::Ports(place.policy, place.direction, place.position);
-                let lines = conditions.into_iter().map(|ports| line(None, Some(ports), then)).collect();
-                self.chain(built, of_rule, Lines { tier: place.tier, direction: place.direction, lines });
-                peers.iter().map(|peer| line(*peer, None, RuleAction::Jump(of_rule))).collect()
-            }
+        let mut lines: Vec<Line> = if needs_no_chain(&peers, &conditions) {
+            let of_peer = |peer: &Option<Peer>| {
+                let peer = *peer;
+                conditions.iter().map(move |ports| line(peer, Some(ports.clone()), then))
+            };
+            peers.iter().flat_map(of_peer).collect()
+        } else {
+            let of_rule = Chain::Ports(place.policy, place.direction, place.position);
+            let lines = conditions.into_iter().map(|ports| line(None, Some(ports), then)).collect();
+            self.chain(built, of_rule, Lines { tier: place.tier, direction: place.direction, lines });
+            peers.iter().map(|peer| line(*peer, None, RuleAction::Jump(of_rule))).collect()
         };
         if place.direction == Direction::Egress {
             let named = self.named_of_peers(built, place, rule, ports);
