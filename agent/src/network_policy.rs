@@ -56,8 +56,8 @@ pub(crate) struct NetworkPolicies {
     record: PolicyRecord,
     /// The table of the previous run, while it is in force because the API server does not answer.
     earlier_table: Option<Table>,
-    /// Whether policies were received after the last record of the namespaces with policies.
-    are_policies_new: bool,
+    /// Whether the namespaces with policies may have changed since they were recorded.
+    are_namespaces_new: bool,
 }
 
 /// The table, and the notifications of its changes.
@@ -92,7 +92,7 @@ impl NetworkPolicies {
             peers: None,
             nodes: None,
             earlier_table: None,
-            are_policies_new: true,
+            are_namespaces_new: true,
         }
     }
 
@@ -300,9 +300,9 @@ impl NetworkPolicies {
         self.record.write(content);
     }
 
-    /// Records the namespaces with policies, if the policies have changed. A failed write is repeated later.
+    /// Records the namespaces with policies, if they may have changed. A failed write is repeated later.
     async fn record_restricted(&mut self) {
-        if !std::mem::take(&mut self.are_policies_new) {
+        if !std::mem::take(&mut self.are_namespaces_new) {
             return self.restricted.retry().await;
         }
         let mut restricted = self.model.lock().restricted_namespaces();
@@ -332,28 +332,33 @@ impl NetworkPolicies {
         let mut model = self.model.lock();
         for event in events {
             let Some(event) = self.policies.receive(event, "networkpolicies") else { continue };
-            self.are_policies_new = true;
             match event {
                 Event::Init => self.policies.listed.clear(),
                 Event::InitApply(policy) => {
-                    self.policies.listed.insert(Key::of(&policy.metadata));
+                    let key = Key::of(&policy.metadata);
                     self.record.put(&policy);
-                    model.put_policy(&policy);
+                    self.are_namespaces_new |=
+                        changes_restriction(&mut model, &key.namespace, |model| model.put_policy(&policy));
+                    self.policies.listed.insert(key);
                 }
                 Event::InitDone => {
+                    self.are_namespaces_new = true;
                     let listed = self.policies.complete();
                     self.record.retain(|key| listed.contains(key));
                     let absent = model.policies().filter(|key| !listed.contains(key)).cloned();
                     absent.collect::<Vec<_>>().iter().for_each(|key| model.remove_policy(key));
                 }
                 Event::Apply(policy) => {
+                    let key = Key::of(&policy.metadata);
                     self.record.put(&policy);
-                    model.put_policy(&policy);
+                    self.are_namespaces_new |=
+                        changes_restriction(&mut model, &key.namespace, |model| model.put_policy(&policy));
                 }
                 Event::Delete(policy) => {
                     let key = Key::of(&policy.metadata);
                     self.record.remove(&key);
-                    model.remove_policy(&key);
+                    self.are_namespaces_new |=
+                        changes_restriction(&mut model, &key.namespace, |model| model.remove_policy(&key));
                 }
             }
         }
@@ -361,7 +366,7 @@ impl NetworkPolicies {
 
     fn apply_cluster_events(&mut self, news: ClusterPolicyEvents) {
         let were_complete = self.cluster.are_complete();
-        self.are_policies_new |= self.cluster.apply(news, &mut self.model.lock());
+        self.are_namespaces_new |= self.cluster.apply(news, &mut self.model.lock());
         if !were_complete && self.cluster.are_complete() {
             self.record.change();
         }
@@ -421,6 +426,13 @@ impl NetworkPolicies {
             self.model.lock().remove_pod(uid);
         }
     }
+}
+
+/// Changes the policies of a namespace. Returns whether it is the namespace's first policy, or the removal of the last one.
+fn changes_restriction(model: &mut Model, namespace: &str, change: impl FnOnce(&mut Model)) -> bool {
+    let was_restricted = model.is_restricted(namespace);
+    change(model);
+    was_restricted != model.is_restricted(namespace)
 }
 
 /// Replaces the table on a thread that may block.
@@ -644,6 +656,43 @@ mod tests {
     }
 
     #[test]
+    fn policies_stay_in_force_for_hours_without_the_api_server() {
+        const NEW: &str = "0b5c1f2e-6d3a-4c1b-9a77-1f0e6c5d4b3b";
+        in_new_namespace(|| {
+            let dir = tempfile::tempdir().unwrap();
+            paused_runtime().block_on(async {
+                let client = client::away_after_lists(|path| match path.rsplit('/').next() {
+                    Some("networkpolicies") => json!([policy()]),
+                    _ => json!([]),
+                });
+                let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
+                let (gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
+                let policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
+                let [first, second] = [2_u8, 3].map(|last| [IpAddr::from([10, 42, 0, last])]);
+                let away = async {
+                    let mut seconds = 0;
+                    while gate.admit(&pod(UID), &first).await.is_err() {
+                        assert!(seconds < 60, "the policies are not in the kernel");
+                        seconds += 1;
+                        tokio::time::sleep(Duration::from_secs(1)).await;
+                    }
+                    let mut table = Enforcer::open(TABLE).unwrap();
+                    for hours in 1..=3 {
+                        tokio::time::sleep(Duration::from_secs(3600)).await;
+                        assert!(table.enforces(UID, &first).unwrap(), "after {hours} hours");
+                    }
+                    assert!(gate.admit(&pod(NEW), &second).await.is_ok(), "a pod that starts now");
+                    assert!(table.enforces(NEW, &second).unwrap());
+                };
+                tokio::select! {
+                    () = policies.run() => panic!("the task runs until it is dropped"),
+                    () = away => {}
+                }
+            });
+        });
+    }
+
+    #[test]
     fn events_are_received_while_the_kernel_refuses_the_table() {
         in_new_namespace(|| {
             let dir = tempfile::tempdir().unwrap();
@@ -723,6 +772,31 @@ mod tests {
         }
         let is_due = tokio::time::timeout(Duration::from_secs(60), policies.record.is_due()).await;
         assert!(is_due.is_ok(), "an outdated record must not stay");
+    }
+
+    #[tokio::test]
+    async fn namespaces_are_recorded_after_their_first_policy_and_without_their_last() {
+        let (client, dir) = (client::silent(), tempfile::tempdir().unwrap());
+        let (recorder, _events) = crate::event_recorder::channel(client.clone(), "here");
+        let (_gate, end) = policy_gate::gate("here", Some(&record(dir.path())));
+        let mut policies = NetworkPolicies::with(&client, recorder, "here", TABLE, end.unwrap());
+        let mut after = |event: Event<NetworkPolicy>| {
+            policies.apply_policy_events(vec![Ok(event)]);
+            std::mem::take(&mut policies.are_namespaces_new)
+        };
+        let named = |name: &str, label: &str| -> NetworkPolicy {
+            let spec = json!({"podSelector": {"matchLabels": {"app": label}}});
+            serde_json::from_value(json!({"metadata": {"namespace": "n", "name": name}, "spec": spec}))
+                .unwrap()
+        };
+        assert!(after(Event::Init), "nothing is recorded");
+        assert!(after(Event::InitApply(named("p", "a"))));
+        assert!(after(Event::InitDone));
+        assert!(!after(Event::Apply(named("p", "b"))), "another version");
+        assert!(!after(Event::Apply(named("q", "a"))), "a second policy");
+        assert!(!after(Event::Delete(named("p", "b"))));
+        assert!(after(Event::Delete(named("q", "a"))), "the last policy");
+        assert!(after(Event::Apply(named("p", "a"))), "the first policy");
     }
 
     #[tokio::test(start_paused = true)]

@@ -55,6 +55,8 @@ pub(crate) struct NodeBalancer {
 #[derive(Debug, Default)]
 struct Checks {
     services: BTreeMap<Key, Check>,
+    /// The services with refused ports. All services are not visited at the end of each transaction.
+    refused: BTreeSet<Key>,
     /// Sockets of the node, listed once for all services of one transaction.
     sockets: Sockets,
     /// Time of the next check of refused services.
@@ -96,7 +98,7 @@ impl NodeBalancer {
     ) -> Option<ServiceState> {
         let checked_state = state.clone().filter(|state| is_checked(&state.service));
         let Some(ServiceState { service, slices }) = checked_state else {
-            self.lock().services.remove(key);
+            self.lock().remove(key);
             return state;
         };
         let mut checks = self.lock();
@@ -123,7 +125,7 @@ impl NodeBalancer {
                 format!("node {} does not serve this service: {}", config.node_name, all.join(", "));
             self.node.recorder.service(&service, "LoadBalancerPortInUse", message);
         }
-        services.insert(key.clone(), check);
+        checks.put(key, check);
         drop(checks);
         let service = if is_refused { Arc::new(without_nodes(&service)) } else { service };
         Some(ServiceState { service, slices })
@@ -133,8 +135,7 @@ impl NodeBalancer {
     pub(crate) fn end_transaction(&self) {
         let mut checks = self.lock();
         checks.sockets = Sockets::default();
-        let refused: BTreeSet<Port> =
-            checks.services.values().flat_map(|check| check.refused.keys().cloned()).collect();
+        let refused = checks.refused_ports();
         if refused.is_empty() {
             checks.retry = None;
         } else {
@@ -164,13 +165,13 @@ impl NodeBalancer {
     pub(crate) fn forget_refused(&self) -> Vec<Key> {
         let mut checks = self.lock();
         checks.retry = None;
-        let refused = checks.services.iter_mut().filter(|(_, check)| !check.refused.is_empty());
-        refused
-            .map(|(key, check)| {
+        let refused: Vec<Key> = checks.refused.iter().cloned().collect();
+        for key in &refused {
+            if let Some(check) = checks.services.get_mut(key) {
                 check.ports.clear();
-                key.clone()
-            })
-            .collect()
+            }
+        }
+        refused
     }
 
     /// Keeps the annotation of the Node object up to date, until dropped.
@@ -202,6 +203,29 @@ impl NodeBalancer {
                 changed = node.changed() => if changed.is_err() { return },
             }
         }
+    }
+}
+
+// === impl Checks ===
+
+impl Checks {
+    fn put(&mut self, key: &Key, check: Check) {
+        if check.refused.is_empty() {
+            self.refused.remove(key);
+        } else {
+            self.refused.insert(key.clone());
+        }
+        self.services.insert(key.clone(), check);
+    }
+
+    fn remove(&mut self, key: &Key) {
+        self.services.remove(key);
+        self.refused.remove(key);
+    }
+
+    fn refused_ports(&self) -> BTreeSet<Port> {
+        let refused = self.refused.iter().filter_map(|key| self.services.get(key));
+        refused.flat_map(|check| check.refused.keys().cloned()).collect()
     }
 }
 
@@ -301,6 +325,28 @@ mod tests {
         assert!(free.refused.is_empty());
         let (other, is_new) = checked(Some(&busy), &service("2", &[80, 8080]), sshd);
         assert!(is_new && !other.refused.is_empty(), "another service of this name");
+    }
+
+    #[test]
+    fn only_services_with_refused_ports_are_visited_after_a_transaction() {
+        let mut checks = Checks::default();
+        let mut ports_after = |name: &str, refused: Option<&[u16]>| {
+            let key = Key::new("n", name);
+            match refused {
+                Some(all) => {
+                    let refused = all.iter().map(|port| (("TCP".to_owned(), *port), "sshd".to_owned()));
+                    checks.put(&key, Check { refused: refused.collect(), ..Check::default() });
+                }
+                None => checks.remove(&key),
+            }
+            let ports: Vec<u16> = checks.refused_ports().into_iter().map(|(_, port)| port).collect();
+            (checks.refused.len(), ports)
+        };
+        assert_eq!(ports_after("a", Some(&[])), (0, vec![]));
+        assert_eq!(ports_after("b", Some(&[80, 81])), (1, vec![80, 81]));
+        assert_eq!(ports_after("c", Some(&[81])), (2, vec![80, 81]));
+        assert_eq!(ports_after("b", Some(&[])), (1, vec![81]));
+        assert_eq!(ports_after("c", None), (0, vec![]));
     }
 
     #[test]

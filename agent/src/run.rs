@@ -243,6 +243,7 @@ fn spawn_service_tasks(
     }
     if let Some(settings) = &config.dns {
         node.services.measure_dns(Arc::clone(&dns_metrics));
+        tasks.spawn(node.services.clone().watch_namespaces());
         let dns = ClusterDns::new(settings.clone(), served_here, &config.cluster_domain, &config.run_dir)
             .with_metrics(dns_metrics);
         tasks.spawn(dns.run(node.services.clone(), agent.node()));

@@ -8,6 +8,7 @@
 //! The slices do not change while the API server is down.
 
 mod local_pods;
+mod namespaces;
 mod ranges;
 mod stored;
 mod subscription;

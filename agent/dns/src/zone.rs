@@ -151,7 +151,10 @@ impl Lookup<'_> {
             Owner::Version | Owner::Branch => Answer::default(),
             Owner::Server => self.addresses(self.zone.addresses.iter().copied()),
             Owner::Namespace(namespace) if self.tables.has_namespace(namespace) => Answer::default(),
-            Owner::Pod(address) => self.addresses([*address]),
+            // As in CoreDNS, any address has a name in a namespace that exists.
+            Owner::Pod { address, namespace } if !self.tables.lacks_namespace(namespace) => {
+                self.addresses([*address])
+            }
             Owner::Service { name, namespace } => {
                 self.of_service(namespace, name, |lookup, service, slices| lookup.service(service, slices))
             }
@@ -165,7 +168,7 @@ impl Lookup<'_> {
                     lookup.endpoint(service, slices, host)
                 })
             }
-            Owner::Namespace(_) | Owner::Unknown => absent(),
+            Owner::Namespace(_) | Owner::Pod { .. } | Owner::Unknown => absent(),
         }
     }
 

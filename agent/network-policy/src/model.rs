@@ -126,6 +126,12 @@ impl Model {
         self.policies_in.keys().cloned().collect()
     }
 
+    /// Whether a namespace has policies.
+    #[must_use]
+    pub fn is_restricted(&self, namespace: &str) -> bool {
+        self.policies_in.contains_key(namespace)
+    }
+
     /// The unique ids of the pods.
     pub fn pods(&self) -> impl Iterator<Item = &String> {
         self.pods.iter().filter(|(_, entry)| entry.facts.namespace != NODES).map(|(uid, _)| uid)

@@ -375,6 +375,55 @@ fn short_connections_succeed_while_endpoints_change() {
     });
 }
 
+/// The client has few ports, so that it uses each one again while the kernel still tracks the port's last connection. That
+/// connection may have led to a former endpoint.
+#[test]
+fn clients_that_use_up_their_ports_reach_the_current_endpoint() {
+    const CONNECTIONS: usize = 4000;
+    on_a_node(|| {
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        let endpoints = ["10.42.0.2", "10.42.0.3"];
+        for address in endpoints {
+            ip(&format!("addr replace {address}/32 dev lo"));
+            let listener = TcpListener::bind((address, 8080)).unwrap();
+            // The server closes first, so that the waiting time of the connection (TIME_WAIT) is on its side.
+            std::thread::spawn(move || {
+                // The client may have closed the connection.
+                for mut stream in listener.incoming().flatten() {
+                    stream.write_all(address.as_bytes()).ok();
+                }
+            });
+        }
+        let with = |endpoint: &str| [state("s", tcp("10.43.0.5"), &[endpoint], 8080)];
+        proxy.replace(node(), with(endpoints[0])).unwrap();
+        std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40063").unwrap();
+        for number in 0..CONNECTIONS {
+            let current = endpoints[number / 200 % 2];
+            if number % 200 == 0 {
+                proxy.change(with(current)).unwrap();
+            }
+            let mut stream = connect("10.43.0.5:80").unwrap_or_else(|error| panic!("{number}: {error}"));
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            assert_eq!(answer, current, "connection {number}");
+        }
+        // Open connections use up all ports. The next one fails until they end.
+        let mut open = Vec::new();
+        let failed = loop {
+            match connect("10.43.0.5:80") {
+                Ok(stream) => open.push(stream),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(failed.kind(), ErrorKind::AddrNotAvailable, "after {} connections", open.len());
+        proxy.change(with(endpoints[0])).unwrap();
+        drop(open);
+        let mut answer = String::new();
+        connect("10.43.0.5:80").unwrap().read_to_string(&mut answer).unwrap();
+        assert_eq!(answer, endpoints[0]);
+    });
+}
+
 /// Adds the conntrack entry of a UDP flow that has been answered. The kernel does not evict such an entry for a new
 /// one. Returns whether the table had room for it.
 fn track(channel: &mut Channel, number: u32, port: u16) -> bool {

@@ -23,6 +23,8 @@ pub struct Tables {
     by_endpoint: Claims,
     /// Addresses of this node's pods that are not ready.
     unready: HashSet<IpAddr>,
+    /// The names of all namespaces. `None` before their first list.
+    namespaces: Option<HashSet<String>>,
     /// Whether all services were listed once.
     services_listed: bool,
     /// Whether all slices were listed once.
@@ -86,10 +88,36 @@ impl Tables {
         self.services.get(namespace)?.get(name)
     }
 
-    /// Whether a namespace has a service.
+    /// Whether a namespace is known to exist: it was listed, or it has a service.
     #[must_use]
     pub fn has_namespace(&self, namespace: &str) -> bool {
-        self.services.contains_key(namespace)
+        let is_listed = self.namespaces.as_ref().is_some_and(|all| all.contains(namespace));
+        is_listed || self.services.contains_key(namespace)
+    }
+
+    /// Whether a namespace is known not to exist. False for all namespaces before their first list.
+    #[must_use]
+    pub fn lacks_namespace(&self, namespace: &str) -> bool {
+        self.namespaces.is_some() && !self.has_namespace(namespace)
+    }
+
+    /// Replaces the names of all namespaces.
+    pub fn replace_namespaces(&mut self, all: HashSet<String>) {
+        self.namespaces = Some(all);
+    }
+
+    /// Adds a namespace, if the namespaces were listed.
+    pub fn put_namespace(&mut self, name: String) {
+        if let Some(all) = &mut self.namespaces {
+            all.insert(name);
+        }
+    }
+
+    /// Removes a namespace.
+    pub fn remove_namespace(&mut self, name: &str) {
+        if let Some(all) = &mut self.namespaces {
+            all.remove(name);
+        }
     }
 
     /// The slices of a service. Endpoints that [`set_ready`](Self::set_ready) has marked as not ready take no traffic.
@@ -309,6 +337,22 @@ mod tests {
         assert_eq!(names(tables.with_endpoint(endpoint)), ["a"]);
         tables.remove_slice(&Key::new("n", "s"));
         assert!(tables.by_endpoint.len() == 0 && names(tables.with_endpoint(endpoint)).is_empty());
+    }
+
+    #[test]
+    fn namespaces_are_known_after_their_list_or_by_their_services() {
+        let mut tables = Tables::default();
+        tables.put_service(service("a", "10.0.0.1"));
+        tables.put_namespace("x".to_owned());
+        let known = |tables: &Tables| {
+            ["n", "x", "y"].map(|name| (tables.has_namespace(name), tables.lacks_namespace(name)))
+        };
+        assert_eq!(known(&tables), [(true, false), (false, false), (false, false)], "no list");
+        tables.replace_namespaces(["x".to_owned()].into());
+        assert_eq!(known(&tables), [(true, false), (true, false), (false, true)]);
+        tables.put_namespace("y".to_owned());
+        tables.remove_namespace("x");
+        assert_eq!(known(&tables), [(true, false), (false, true), (true, false)]);
     }
 
     #[test]

@@ -295,6 +295,35 @@ async fn a_pod_of_this_node_that_is_not_ready_leaves_its_services_at_once() {
     assert_eq!(changes.take(), [key.clone()].into());
 }
 
+#[tokio::test(start_paused = true)]
+async fn services_stay_for_hours_without_the_api_server_and_follow_the_pods_of_this_node() {
+    let dir = tempfile::tempdir().unwrap();
+    let client = crate::client::away_after_lists(|path| match path.rsplit('/').next() {
+        Some("services") => json!([{"metadata": {"namespace": "ns", "name": "web"},
+            "spec": {"selector": {"app": "web"}, "clusterIP": "10.43.0.1"}}]),
+        Some("endpointslices") => json!([{"metadata": {"namespace": "ns", "name": "s",
+            "labels": {"kubernetes.io/service-name": "web"}}, "addressType": "IPv4",
+            "endpoints": [{"addresses": ["10.42.0.2"]}], "ports": [{"port": 80}]}]),
+        _ => json!([]),
+    });
+    let cache = cache_of(dir.path(), client);
+    let mut progress = cache.changes();
+    let watching = tokio::spawn(cache.clone().run(true));
+    progress.wait_for(|progress| progress.listed && progress.slices_listed).await.unwrap();
+    let key = ObjectKey::new("ns", "web");
+    for hours in 1..=3 {
+        tokio::time::sleep(Duration::from_secs(3600)).await;
+        for is_ready in [false, true] {
+            let addresses = vec!["10.42.0.2".parse().unwrap()];
+            cache.report_pod(&LocalPod { uid: "u", addresses, is_ready, is_attached: true });
+            let slices = cache.state(&key).expect("the service").1;
+            assert_eq!(slices[0].endpoints[0].conditions.is_ready(), is_ready, "after {hours} hours");
+        }
+    }
+    assert!(cache.read(Tables::is_complete), "cluster DNS answers from the tables");
+    watching.abort();
+}
+
 #[tokio::test]
 async fn slices_with_the_headless_label_take_no_traffic() {
     let dir = tempfile::tempdir().unwrap();

@@ -7,7 +7,8 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use coracle_integration::{Nodes, eventually, has_condition, inside, on_a_machine};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use crate::boot;
@@ -129,6 +130,42 @@ fn endpoints_that_fail_without_the_control_plane_take_no_traffic() {
         have("the other endpoint alone, with the control plane", &["two"]);
         fs::write(&ready, "").unwrap();
         have("both endpoints, with the control plane", &["one", "two"]);
+    });
+}
+
+/// Upstream's kube-proxy and CoreDNS go on using such a pod: only the endpoint slice controller removes it.
+#[test]
+fn a_pod_that_is_killed_without_the_control_plane_takes_no_traffic() {
+    on_a_machine(|machine| {
+        let mut nodes = Nodes::up(machine, CIDRS, 1);
+        let mut one = server("one");
+        one["spec"]["restartPolicy"] = json!("Never");
+        create(
+            &nodes,
+            &[one, server("two"), client(), service("web", None), service("headless", Some("None"))],
+        );
+        let web = nodes.get(&["service", "web"])["spec"]["clusterIP"].as_str().unwrap().to_owned();
+        let uid = nodes.get(&["pod", "one"])["metadata"]["uid"].as_str().unwrap().to_owned();
+        let client = process(&nodes, "client");
+        let have = |what: &str, wanted: &[&str]| {
+            eventually(what, 60, || {
+                let name = "headless.default.svc.cluster.local";
+                answers(client, &web) == wanted && addresses(client, name) == wanted.len()
+            });
+        };
+        have("both endpoints", &["one", "two"]);
+        nodes.stop_plane();
+        eventually("the end of all processes of the pod", 30, || {
+            let process = nodes.agents()[0].process_of(&uid);
+            if let Some(process) = process {
+                kill(Pid::from_raw(i32::try_from(process).unwrap()), Signal::SIGKILL).ok();
+            }
+            process.is_none()
+        });
+        have("the other endpoint alone", &["two"]);
+        nodes.start_plane();
+        eventually("the phase in the API", 60, || nodes.get(&["pod", "one"])["status"]["phase"] == "Failed");
+        have("the other endpoint alone, with the control plane", &["two"]);
     });
 }
 

@@ -17,7 +17,7 @@ pub(super) enum Owner<'a> {
     /// An empty non-terminal (RFC 8499): a name without records that has names below it, such as `svc`, `pod` and
     /// `dns`.
     Branch,
-    /// `namespace.svc`, `namespace.pod` or `_protocol.service.namespace.svc` without records of its own.
+    /// `namespace.svc` or `namespace.pod`, without records of its own.
     Namespace(&'a str),
     /// `service.namespace.svc`.
     Service {
@@ -38,7 +38,10 @@ pub(super) enum Owner<'a> {
         namespace: &'a str,
     },
     /// `10-42-0-1.namespace.pod`.
-    Pod(IpAddr),
+    Pod {
+        address: IpAddr,
+        namespace: &'a str,
+    },
     Unknown,
 }
 
@@ -62,7 +65,9 @@ pub(super) fn parse(name: &Name, labels: u8) -> Owner<'_> {
                 _ => Owner::Unknown,
             }
         }
-        [address, _, "pod"] => parse_dashed_address(address).map_or(Owner::Unknown, Owner::Pod),
+        [address, namespace, "pod"] => {
+            parse_dashed_address(address).map_or(Owner::Unknown, |address| Owner::Pod { address, namespace })
+        }
         _ => Owner::Unknown,
     }
 }

@@ -157,6 +157,32 @@ fn pods_have_their_address_in_their_name() {
 }
 
 #[test]
+fn the_names_of_a_namespace_depend_on_its_existence() {
+    let ask = |listed: Option<&[&str]>, name: &str| {
+        let mut tables = tables();
+        if let Some(all) = listed {
+            tables.replace_namespaces(all.iter().map(|name| (*name).to_owned()).collect());
+        }
+        let zone = Zone::new("cluster.local", Arc::new(RwLock::new(tables)), Vec::new()).unwrap();
+        let name = Name::from_ascii(format!("{name}.cluster.local.")).unwrap();
+        let answer = zone.answer(&name, RecordType::A).unwrap();
+        (answer.code, answer.records.len())
+    };
+    let [none, absent] = [(ResponseCode::NoError, 0), (ResponseCode::NXDomain, 0)];
+    for (listed, empty, pod_of_absent) in
+        [(None, absent, (ResponseCode::NoError, 1)), (Some(&["ns", "empty"][..]), none, absent)]
+    {
+        assert_eq!(ask(listed, "ns.svc"), none, "{listed:?}");
+        assert_eq!(ask(listed, "EMPTY.svc"), empty, "{listed:?}");
+        assert_eq!(ask(listed, "empty.pod"), empty, "{listed:?}");
+        assert_eq!(ask(listed, "web.empty.svc"), absent, "{listed:?}");
+        assert_eq!(ask(listed, "absent.svc"), absent, "{listed:?}");
+        assert_eq!(ask(listed, "10-42-0-3.empty.pod").1, 1, "{listed:?}");
+        assert_eq!(ask(listed, "10-42-0-3.absent.pod"), pod_of_absent, "{listed:?}");
+    }
+}
+
+#[test]
 fn addresses_have_names() {
     let of = |name: &str| {
         let answer = ask(name, RecordType::PTR)?;

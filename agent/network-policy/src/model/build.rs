@@ -75,15 +75,17 @@ impl Model {
             return peers.into_iter().map(|peer| line(peer, None, then)).collect();
         };
         let conditions = self.conditions(built, place, ports);
-        let mut lines: Vec<Line> = match &peers[..] {
-            _ if conditions.is_empty() => Vec::new(),
-            [None] => conditions.into_iter().map(|ports| line(None, Some(ports), then)).collect(),
-            peers => {
-                let of_rule = Chain::Ports(place.policy, place.direction, place.position);
-                let lines = conditions.into_iter().map(|ports| line(None, Some(ports), then)).collect();
-                self.chain(built, of_rule, Lines { tier: place.tier, direction: place.direction, lines });
-                peers.iter().map(|peer| line(*peer, None, RuleAction::Jump(of_rule))).collect()
-            }
+        let mut lines: Vec<Line> = if needs_no_chain(&peers, &conditions) {
+            let of_peer = |peer: &Option<Peer>| {
+                let peer = *peer;
+                conditions.iter().map(move |ports| line(peer, Some(ports.clone()), then))
+            };
+            peers.iter().flat_map(of_peer).collect()
+        } else {
+            let of_rule = Chain::Ports(place.policy, place.direction, place.position);
+            let lines = conditions.into_iter().map(|ports| line(None, Some(ports), then)).collect();
+            self.chain(built, of_rule, Lines { tier: place.tier, direction: place.direction, lines });
+            peers.iter().map(|peer| line(*peer, None, RuleAction::Jump(of_rule))).collect()
         };
         if place.direction == Direction::Egress {
             let named = self.named_of_peers(built, place, rule, ports);
@@ -171,5 +173,19 @@ impl Model {
         let number = self.use_selection(Selection { scope, pods: peer.pods.clone(), port: port.cloned() });
         built.selections.push(number);
         number
+    }
+}
+
+/// Whether a rule of a policy gets a line for each pair of a peer and a condition, instead of a chain for its ports. With
+/// each change, the kernel validates all paths through the chains of the table. So a chain costs more than a few lines.
+/// Several single ports are an anonymous set. It is not repeated, because each set makes every transaction slower. A
+/// named port has a condition for each family, and a peer would make pairs that match nothing.
+fn needs_no_chain(peers: &[Option<Peer>], conditions: &[Ports]) -> bool {
+    match (peers, conditions) {
+        ([] | [None], _) | (_, []) => true,
+        ([_], _) => !conditions.iter().any(|ports| matches!(ports, Ports::Named(_))),
+        (_, [Ports::Single(all)]) => all.len() == 1,
+        (_, [Ports::Protocol(_) | Ports::Range(..)]) => true,
+        _ => false,
     }
 }

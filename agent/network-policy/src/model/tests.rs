@@ -684,6 +684,31 @@ fn only_several_ranges_of_one_family_need_a_set() {
 }
 
 #[test]
+fn only_several_conditions_on_the_ports_of_several_peers_need_a_chain() {
+    let mut model = Model::default();
+    model.put_pod(PodFacts::of(&pod(1, "red", "a", "here", 80), "here").unwrap());
+    let mut chains_of = |blocks: &[&str], ports: &Value| {
+        let peers: Vec<_> = blocks.iter().map(|cidr| json!({"ipBlock": {"cidr": cidr}})).collect();
+        let rules = json!([{"from": peers, "ports": ports}]);
+        model.put_policy(&policy("red", "p", json!({"podSelector": {}, "ingress": rules})));
+        model.program.chains.keys().filter(|chain| matches!(chain, Chain::Ports(..))).count()
+    };
+    let one_port = json!([{"port": 80}]);
+    let two_ports = json!([{"port": 80}, {"port": 81}]);
+    let port_and_range = json!([{"port": 80}, {"port": 90, "endPort": 99}]);
+    let (peer, peers) = (&["10.0.0.0/8"][..], &["10.0.0.0/8", "fd00::/8"][..]);
+    for (blocks, ports, chains) in [
+        (peers, &one_port, 0),
+        (peer, &two_ports, 0),
+        (peers, &two_ports, 1),
+        (peer, &port_and_range, 0),
+        (peers, &port_and_range, 1),
+    ] {
+        assert_eq!(chains_of(blocks, ports), chains, "{blocks:?} {ports}");
+    }
+}
+
+#[test]
 fn the_latest_pod_has_an_address_that_two_pods_claim() {
     let mut model = Model::default();
     model.put_policy(&policy("red", "deny", json!({"podSelector": {"matchLabels": {"app": "a"}}})));

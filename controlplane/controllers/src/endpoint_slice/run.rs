@@ -25,9 +25,9 @@ pub(crate) const SERVICE_NAME: &str = "kubernetes.io/service-name";
 pub(crate) const MANAGED_BY: &str = "endpointslice.kubernetes.io/managed-by";
 pub(crate) const HEADLESS: &str = "service.kubernetes.io/headless";
 const MANAGER: &str = "endpointslice-controller.k8s.io";
-/// Maximum bytes of labels that a slice copies from its service. A service may have megabytes of labels, and one slice
-/// for each of its pods.
-const MAX_LABEL_BYTES: usize = 16 << 10;
+/// Maximum bytes of labels that a slice copies from its service, and of annotations that it copies from Endpoints. A
+/// service may have megabytes of labels, and one slice for each of its pods.
+const MAX_COPIED_BYTES: usize = 16 << 10;
 const COMPONENT: &str = "endpoint-slice-controller";
 
 /// Queues changed services, and the services of changed pods and slices. When a node changes, queues the services with
@@ -91,7 +91,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let count = groups.iter().map(|group| group.endpoints.len()).sum();
     let slices = slices_of(context, &key, service.uid(), MANAGER);
     let owner = service.controller_reference();
-    let mut labels = copied_labels(service.metadata.labels.as_ref());
+    let mut labels = copied(service.metadata.labels.iter().flatten());
     labels.insert(SERVICE_NAME.to_owned(), key.name.clone());
     labels.insert(MANAGED_BY.to_owned(), MANAGER.to_owned());
     if service.spec.cluster_ip.as_deref() == Some("None") {
@@ -101,7 +101,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     }
     let changes = pack::pack(groups, &slices);
     let trigger = trigger(&service, &pods, &slices, &changes);
-    let identity = Identity { owner, labels, trigger };
+    let identity = Identity { owner, labels, annotations: Annotations::Trigger(trigger) };
     if let Err(error) = apply(context, &key, &identity, changes).await {
         if let Some(event) = failure(&key, &error) {
             context.record(&*service, COMPONENT, event);
@@ -133,23 +133,32 @@ fn trigger(
     trigger_time::time(service, pods, trigger_time::of_slices(slices).as_ref(), &written)
 }
 
-/// The owner reference and labels of all slices of an owner.
+/// The owner reference, labels and annotations of all slices of an owner.
 pub(crate) struct Identity {
     pub(crate) owner: OwnerReference,
     pub(crate) labels: BTreeMap<String, String>,
-    /// The time of the change that caused the writes, for the annotation of the written slices. `None` if it is
-    /// unknown.
-    pub(crate) trigger: Option<String>,
+    pub(crate) annotations: Annotations,
 }
 
-/// The labels that slices have from their service or Endpoints: all, up to [`MAX_LABEL_BYTES`].
-pub(crate) fn copied_labels(labels: Option<&BTreeMap<String, String>>) -> BTreeMap<String, String> {
+/// The annotations of slices.
+pub(crate) enum Annotations {
+    /// Written slices have the time of the change that caused the write. `None` if it is unknown. Other annotations
+    /// stay.
+    Trigger(Option<String>),
+    /// All slices have exactly these annotations.
+    Exact(BTreeMap<String, String>),
+}
+
+/// The labels or annotations that slices have from their service or Endpoints: all, up to [`MAX_COPIED_BYTES`].
+pub(crate) fn copied<'a>(
+    all: impl IntoIterator<Item = (&'a String, &'a String)>,
+) -> BTreeMap<String, String> {
     let mut bytes = 0;
     let fits = |(name, value): &(&String, &String)| {
         bytes += name.len() + value.len();
-        bytes <= MAX_LABEL_BYTES
+        bytes <= MAX_COPIED_BYTES
     };
-    let copied = labels.into_iter().flatten().take_while(fits);
+    let copied = all.into_iter().take_while(fits);
     copied.map(|(name, value)| (name.clone(), value.clone())).collect()
 }
 
@@ -180,8 +189,8 @@ pub(crate) async fn apply(
             "endpoints": group.endpoints,
             "ports": group.slice_key.ports,
         });
-        if let Some(trigger) = &identity.trigger {
-            slice["metadata"]["annotations"] = json!({trigger_time::ANNOTATION: trigger});
+        if let Some(annotations) = identity.annotations.of_new_slice() {
+            slice["metadata"]["annotations"] = annotations;
         }
         match writer.create(&key.namespace, slice).await {
             Err(error) if !is_namespace_terminating(&error) => {
@@ -195,18 +204,15 @@ pub(crate) async fn apply(
         }
     }
     for (slice, endpoints) in changes.update {
-        let mut metadata = json!({"labels": labels_patch(&slice, identity)});
-        if identity.trigger.is_some() || trigger_time::is_set(&slice.metadata) {
-            // Null removes the time of an earlier change.
-            metadata["annotations"] = json!({trigger_time::ANNOTATION: identity.trigger});
+        let mut patch = json!({"endpoints": endpoints});
+        if let Some(metadata) = identity.patch_of_written(&slice) {
+            patch["metadata"] = metadata;
         }
-        let patch = json!({"metadata": metadata, "endpoints": endpoints});
         writer.merge(&slice.key(), Part::Main, patch).await?;
     }
     for slice in changes.keep {
-        if slice.metadata.labels.as_ref() != Some(&identity.labels) {
-            let patch = json!({"metadata": {"labels": labels_patch(&slice, identity)}});
-            writer.merge(&slice.key(), Part::Main, patch).await?;
+        if let Some(metadata) = identity.patch_of_kept(&slice) {
+            writer.merge(&slice.key(), Part::Main, json!({"metadata": metadata})).await?;
         }
     }
     for slice in changes.delete {
@@ -220,15 +226,61 @@ pub(crate) async fn apply(
     Ok(())
 }
 
-/// The merge patch of the labels: the desired labels, and null for labels to remove.
-fn labels_patch(slice: &EndpointSlice, identity: &Identity) -> Value {
-    let mut patch = json!(identity.labels);
-    for name in slice.metadata.labels.iter().flatten().map(|(name, _)| name) {
-        if !identity.labels.contains_key(name) {
+/// The merge patch of labels or annotations: the desired ones, and null for those to remove. `None` if all are current.
+fn patch_of(known: Option<&BTreeMap<String, String>>, desired: &BTreeMap<String, String>) -> Option<Value> {
+    if known.into_iter().flatten().eq(desired) {
+        return None;
+    }
+    let mut patch = json!(desired);
+    for name in known.into_iter().flatten().map(|(name, _)| name) {
+        if !desired.contains_key(name) {
             patch[name] = Value::Null;
         }
     }
-    patch
+    Some(patch)
+}
+
+// === impl Identity ===
+
+impl Identity {
+    /// The patch of the metadata of a slice whose endpoints change. `None` if the metadata is current.
+    fn patch_of_written(&self, slice: &EndpointSlice) -> Option<Value> {
+        let annotations = match &self.annotations {
+            // Null removes the time of an earlier change.
+            Annotations::Trigger(time) => (time.is_some() || trigger_time::is_set(&slice.metadata))
+                .then(|| json!({trigger_time::ANNOTATION: time})),
+            Annotations::Exact(desired) => patch_of(slice.metadata.annotations.as_ref(), desired),
+        };
+        self.patch_with(slice, annotations)
+    }
+
+    /// The patch of the metadata of a slice whose endpoints do not change. `None` if the metadata is current.
+    fn patch_of_kept(&self, slice: &EndpointSlice) -> Option<Value> {
+        let annotations = match &self.annotations {
+            Annotations::Trigger(_) => None,
+            Annotations::Exact(desired) => patch_of(slice.metadata.annotations.as_ref(), desired),
+        };
+        self.patch_with(slice, annotations)
+    }
+
+    fn patch_with(&self, slice: &EndpointSlice, annotations: Option<Value>) -> Option<Value> {
+        let labels = patch_of(slice.metadata.labels.as_ref(), &self.labels);
+        let parts = [("labels", labels), ("annotations", annotations)];
+        let parts = parts.into_iter().filter_map(|(name, part)| Some((name.to_owned(), part?)));
+        let metadata: serde_json::Map<String, Value> = parts.collect();
+        (!metadata.is_empty()).then_some(Value::Object(metadata))
+    }
+}
+
+// === impl Annotations ===
+
+impl Annotations {
+    fn of_new_slice(&self) -> Option<Value> {
+        match self {
+            Self::Trigger(time) => time.as_ref().map(|time| json!({trigger_time::ANNOTATION: time})),
+            Self::Exact(desired) => (!desired.is_empty()).then(|| json!(desired)),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -260,10 +312,37 @@ mod tests {
             (0..count).map(|number| (format!("label-{number}"), "x".repeat(50))).collect()
         };
         let few = labels(100);
-        assert_eq!(copied_labels(Some(&few)), few);
-        let copied = copied_labels(Some(&labels(10_000)));
-        assert!((200..400).contains(&copied.len()), "{}", copied.len());
-        assert!(copied_labels(None).is_empty());
+        assert_eq!(copied(&few), few);
+        let part = copied(&labels(10_000));
+        assert!((200..400).contains(&part.len()), "{}", part.len());
+        assert!(copied(&labels(0)).is_empty());
+    }
+
+    #[test]
+    fn slices_have_exactly_the_annotations_of_their_endpoints() {
+        let slice = |annotations: Value| -> EndpointSlice {
+            let metadata = json!({"name": "s", "labels": {"a": "1"}, "annotations": annotations});
+            serde_json::from_value(json!({"metadata": metadata, "addressType": "IPv4"})).unwrap()
+        };
+        let identity = |annotations| Identity {
+            owner: OwnerReference::default(),
+            labels: [("a".to_owned(), "1".to_owned())].into(),
+            annotations,
+        };
+        let one: BTreeMap<_, _> = [("x".to_owned(), "1".to_owned())].into();
+        let exact = identity(Annotations::Exact(one));
+        assert_eq!(exact.annotations.of_new_slice(), Some(json!({"x": "1"})));
+        assert_eq!(exact.patch_of_kept(&slice(json!({"x": "1"}))), None);
+        let known = slice(json!({"x": "2", "y": "3"}));
+        let patch = json!({"annotations": {"x": "1", "y": null}});
+        assert_eq!(exact.patch_of_kept(&known), Some(patch.clone()));
+        assert_eq!(exact.patch_of_written(&known), Some(patch));
+        let none = identity(Annotations::Exact(BTreeMap::new()));
+        assert_eq!([none.annotations.of_new_slice(), none.patch_of_kept(&slice(json!(null)))], [None, None]);
+        // The slices of a service keep the annotations of other programs.
+        let time = identity(Annotations::Trigger(Some("now".to_owned())));
+        let written = json!({"annotations": {trigger_time::ANNOTATION: "now"}});
+        assert_eq!([time.patch_of_kept(&known), time.patch_of_written(&known)], [None, Some(written)]);
     }
 
     #[tokio::test]

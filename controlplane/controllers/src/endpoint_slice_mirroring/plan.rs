@@ -5,12 +5,15 @@ use k8s_openapi::api::core::v1::EndpointAddress;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointConditions, EndpointPort};
 
 use crate::endpoint_slice::pack::{Group, SliceKey};
+use crate::endpoints::trigger_time;
 use crate::object::{Endpoints, Service, Subset};
 
 /// Label of Endpoints that are not mirrored.
 const SKIP: &str = "endpointslice.kubernetes.io/skip-mirror";
 /// Annotation of Endpoints that are used as a lock for leader election.
 const LEADER: &str = "control-plane.alpha.kubernetes.io/leader";
+/// Annotation of objects that `kubectl apply` writes, with their whole content.
+const LAST_APPLIED: &str = "kubectl.kubernetes.io/last-applied-configuration";
 /// Maximum number of mirrored addresses of a subset, as upstream's default.
 const ADDRESSES_MAX: usize = 1000;
 
@@ -20,6 +23,13 @@ pub(crate) fn is_mirrored(endpoints: &Endpoints, service: &Service) -> bool {
     let skips = meta.labels.as_ref().and_then(|labels| labels.get(SKIP)).is_some_and(|value| value == "true");
     let is_lock = meta.annotations.as_ref().is_some_and(|annotations| annotations.contains_key(LEADER));
     !skips && !is_lock && service.spec.selector.as_ref().is_none_or(|selector| selector.is_empty())
+}
+
+/// The annotations that slices copy: all but the time of the last change and the content that `kubectl apply` keeps, as
+/// upstream.
+pub(crate) fn annotations(endpoints: &Endpoints) -> impl Iterator<Item = (&String, &String)> {
+    let all = endpoints.metadata.annotations.iter().flatten();
+    all.filter(|(name, _)| ![trigger_time::ANNOTATION, LAST_APPLIED].contains(&name.as_str()))
 }
 
 /// The event about the addresses of Endpoints beyond the maximum. `None` if all are mirrored.
@@ -112,6 +122,19 @@ mod tests {
             "{}",
             event.message
         );
+    }
+
+    #[test]
+    fn slices_copy_the_annotations_that_users_write() {
+        let annotations = json!({"a": "1", "endpoints.kubernetes.io/last-change-trigger-time": "2026-01-01T00:00:00Z",
+            "kubectl.kubernetes.io/last-applied-configuration": "{}", "z": "2"});
+        let of = |annotations| -> Vec<String> {
+            let endpoints: Endpoints =
+                serde_json::from_value(json!({"metadata": {"annotations": annotations}})).unwrap();
+            super::annotations(&endpoints).map(|(name, value)| format!("{name}={value}")).collect()
+        };
+        assert_eq!(of(annotations), ["a=1", "z=2"]);
+        assert!(of(json!(null)).is_empty());
     }
 
     #[test]

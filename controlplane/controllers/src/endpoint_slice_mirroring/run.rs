@@ -6,7 +6,7 @@ use super::plan;
 use crate::context::Context;
 use crate::endpoint_slice::pack;
 use crate::endpoint_slice::run::{
-    HEADLESS, Identity, MANAGED_BY, SERVICE_NAME, apply, copied_labels, slices_of,
+    Annotations, HEADLESS, Identity, MANAGED_BY, SERVICE_NAME, apply, copied, slices_of,
 };
 use crate::error::Error;
 use crate::object::{Key, ObjectExt, controller_of};
@@ -50,14 +50,15 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         context.record(&*endpoints, COMPONENT, event);
     }
     let groups = if service.is_some() { plan::groups(&endpoints) } else { Vec::new() };
-    let mut labels = copied_labels(endpoints.metadata.labels.as_ref());
+    let mut labels = copied(endpoints.metadata.labels.iter().flatten());
     labels.insert(SERVICE_NAME.to_owned(), key.name.clone());
     labels.insert(MANAGED_BY.to_owned(), MANAGER.to_owned());
     if service.is_some_and(|service| service.spec.cluster_ip.as_deref() == Some("None")) {
         labels.insert(HEADLESS.to_owned(), String::new());
     }
     let slices = slices_of(context, &key, endpoints.uid(), MANAGER);
-    let identity = Identity { owner: endpoints.controller_reference(), labels, trigger: None };
+    let annotations = Annotations::Exact(copied(plan::annotations(&endpoints)));
+    let identity = Identity { owner: endpoints.controller_reference(), labels, annotations };
     apply(context, &key, &identity, pack::pack(groups, &slices)).await?;
     Ok(Next::Wait)
 }
