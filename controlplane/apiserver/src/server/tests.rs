@@ -43,6 +43,7 @@ mod resize;
 mod runtime_config;
 mod services;
 mod serving;
+mod terminating;
 mod upstream_metrics;
 mod webhook;
 mod webhook_faults;
