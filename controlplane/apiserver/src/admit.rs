@@ -30,6 +30,7 @@ mod review;
 mod runtime_class;
 mod service_account;
 mod storage;
+mod toleration;
 mod webhook;
 
 use std::{sync::Arc, time::Instant};

@@ -104,7 +104,9 @@ impl PodSecurity {
 
     /// Whether the request is not checked. Annotates its audit record with the reason.
     fn is_exempt(&self, attributes: &Attributes<'_>, runtime_class: Option<&str>) -> bool {
-        let Some(reason) = self.exemption(attributes, runtime_class.unwrap_or_default()) else { return false };
+        let Some(reason) = self.exemption(attributes, runtime_class.unwrap_or_default()) else {
+            return false;
+        };
         tracing::debug!(
             namespace = attributes.namespace,
             name = attributes.name,
