@@ -162,6 +162,12 @@ pub(crate) trait Admit: Send + Sync {
     fn handles_own_objects(&self) -> bool {
         !self.is_local()
     }
+
+    /// Whether the plugin also runs for reviews, such as SubjectAccessReview. As upstream, policies do not: a policy for
+    /// all resources could disable the cluster.
+    fn handles_reviews(&self) -> bool {
+        false
+    }
 }
 
 /// Creates missing namespaces through the write pipeline. A trait, because the write pipeline depends on admission.
@@ -335,6 +341,22 @@ impl Admission {
             member.validate(self, attributes, &object).await?;
         }
         Ok(object)
+    }
+
+    /// Runs the mutating webhooks for a review.
+    pub(crate) async fn mutate_review(&self, attributes: &Attributes<'_>, review: &mut Value) -> Result<()> {
+        for member in self.plugins.all().filter(|member| member.plugin.handles_reviews()) {
+            member.mutate(self, attributes, review).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs the validating webhooks for a review.
+    pub(crate) async fn validate_review(&self, attributes: &Attributes<'_>, review: &Value) -> Result<()> {
+        for member in self.plugins.all().filter(|member| member.plugin.handles_reviews()) {
+            member.validate(self, attributes, review).await?;
+        }
+        Ok(())
     }
 
     /// After a webhook has changed the object: runs the local plugins again, and policies with `reinvocationPolicy:

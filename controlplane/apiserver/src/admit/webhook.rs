@@ -98,6 +98,10 @@ impl Admit for MutatingWebhooks {
     fn is_local(&self) -> bool {
         false
     }
+
+    fn handles_reviews(&self) -> bool {
+        true
+    }
 }
 
 #[async_trait]
@@ -130,6 +134,10 @@ impl Admit for ValidatingWebhooks {
 
     fn is_local(&self) -> bool {
         false
+    }
+
+    fn handles_reviews(&self) -> bool {
+        true
     }
 }
 
