@@ -39,6 +39,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let (mut request, warnings) = body_of(call)?;
     set_name(call, &mut request)?;
     let account = parent(call).await?;
+    check_uid(call, text(&request, "uid"), text(&account, "uid"))?;
     let mut request = call.admit_subresource(Operation::Create, request).await?;
     let mut seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
     if !(MIN_SECONDS..=MAX_SECONDS).contains(&seconds) {
@@ -73,7 +74,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     request["spec"]["expirationSeconds"] = seconds.into();
     request["status"] = json!({"token": token, "expirationTimestamp": until.to_string()});
     request["metadata"] = json!({
-        "name": account["metadata"]["name"], "namespace": call.namespace(),
+        "name": account["metadata"]["name"], "namespace": call.namespace(), "uid": account["metadata"]["uid"],
         "creationTimestamp": crate::write::now(),
     });
     Ok(reply::warned(reply::json(201, &request), &warnings))
@@ -90,6 +91,23 @@ fn set_name(call: &Call, request: &mut Value) -> Result<()> {
         return Err(ApiError::invalid_parameters("TokenRequest", "authentication.k8s.io", &[cause]));
     }
     Ok(())
+}
+
+/// Refuses a request for another account: one that had the name before.
+fn check_uid(call: &Call, asked: &str, own: &str) -> Result<()> {
+    if asked.is_empty() || asked == own {
+        return Ok(());
+    }
+    let name = &call.resource.name;
+    let why = format!(
+        "the UID in the token request ({asked}) does not match the UID of the service account ({own})"
+    );
+    let mut error = ApiError::conflict(&call.kind, name, &why);
+    // Upstream names the request, not the account.
+    error.message =
+        format!("Operation cannot be fulfilled on TokenRequest.authentication.k8s.io \"{name}\": {why}");
+    error.details = json!({"kind": "TokenRequest", "group": "authentication.k8s.io", "name": name});
+    Err(error)
 }
 
 /// The validity of a token of a pod with the default lifetime, if it is extended. Only tokens for this server are
