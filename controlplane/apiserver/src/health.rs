@@ -93,7 +93,7 @@ fn checks(state: &State, endpoint: &str) -> Option<(&'static str, Vec<Check>)> {
 
 /// The paths of single checks.
 pub(crate) fn paths(state: &State) -> impl Iterator<Item = String> {
-    let endpoints = ["healthz", "livez", "readyz"].into_iter().filter_map(|name| checks(state, name));
+    let endpoints = ["healthz", "livez", "readyz"].into_iter().filter_map(move |name| checks(state, name));
     endpoints.flat_map(|(name, checks)| checks.into_iter().map(move |(check, _)| format!("/{name}/{check}")))
 }
 

@@ -197,7 +197,7 @@ async fn health_checks_have_upstreams_names_and_metrics() {
 async fn key_management_services_have_a_health_check() {
     let server = Fixture::new().await;
     assert_eq!(server.get("/readyz/kms-providers").await.code, 404);
-    let failing = crate::EncryptionHealth(Arc::new(|| Err("down".to_owned())));
+    let failing = crate::EncryptionHealth(Arc::new(|| Err::<(), String>("down".to_owned())));
     let server = with(|config| config.encryption_health = Some(failing)).await;
     for (path, code) in [
         ("/healthz/kms-providers", 500),
