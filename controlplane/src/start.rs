@@ -8,7 +8,7 @@ use std::{
 };
 
 use coracle_apiserver::{
-    Apiserver, ApiserverConfig, FrontProxy, KubeletTls, ServiceRange, ServiceRanges, User,
+    Apiserver, ApiserverConfig, EncryptionHealth, FrontProxy, KubeletTls, ServiceRange, ServiceRanges, User,
 };
 use coracle_controllers::{AccountTokenSigner, ControllersConfig, Signer};
 use coracle_sealing::Encryption;
@@ -94,6 +94,7 @@ async fn start_parts(config: ControlPlaneConfig, shutdown: CancellationToken) ->
     }
     let controllers = controllers_config(&config, &pki, address, leaf)?;
     settings.component_metrics = Some(component_metrics(&controllers, &config));
+    settings.encryption_health = encryption_health(encryption.as_ref(), &config);
     let api = Apiserver::open(settings, store, stopped.clone()).await;
     let api = api.inspect_err(|_| stopped.cancel()).map_err(Error::Apiserver)?;
     let kubeconfig = config.state_dir.join("admin.kubeconfig");
@@ -133,6 +134,16 @@ fn serving_tls(
     let versions = config.serving_tls.versions().map_err(invalid)?;
     let tls = tls::server(certificates.clone(), &authorities, cryptography, versions).map_err(Error::Tls)?;
     Ok((certificates, tls))
+}
+
+/// The state of the key management services. `None` if the configuration has no service and cannot get one by a reload.
+fn encryption_health(
+    encryption: Option<&Arc<Encryption>>,
+    config: &ControlPlaneConfig,
+) -> Option<EncryptionHealth> {
+    let reloads = config.encryption_config.as_ref().is_some_and(|file| file.reload);
+    let encryption = encryption.filter(|encryption| reloads || encryption.uses_services())?.clone();
+    Some(EncryptionHealth(Arc::new(move || encryption.health().map_err(|error| error.to_string()))))
 }
 
 /// Reads the encryption configuration again when its file changes.
@@ -212,6 +223,7 @@ fn apiserver_config(
         max_in_flight: config.max_in_flight,
         flags: config.flags.clone(),
         component_metrics: None,
+        encryption_health: None,
         own_components: own_components(config),
         shutdown_delay: config.shutdown_delay,
     })

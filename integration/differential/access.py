@@ -114,6 +114,9 @@ def requests():
     # A namespace that ends.
     yield ADMIN, "DELETE", CORE
     yield ADMIN, "POST", CORE + "/configmaps", {"metadata": {"name": "late"}}
+    eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "e"}}
+    yield ADMIN, "POST", PODS + "/e/eviction", eviction
+    yield ADMIN, "POST", CORE + "/serviceaccounts/default/token", {"spec": {}}
     yield ADMIN, "GET", CORE
 
 

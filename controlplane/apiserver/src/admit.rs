@@ -30,6 +30,7 @@ mod review;
 mod runtime_class;
 mod service_account;
 mod storage;
+mod toleration;
 mod webhook;
 
 use std::{sync::Arc, time::Instant};
@@ -160,6 +161,12 @@ pub(crate) trait Admit: Send + Sync {
     /// Whether the plugin also runs for subresources with their own object, such as `pods/binding`.
     fn handles_own_objects(&self) -> bool {
         !self.is_local()
+    }
+
+    /// Whether the plugin also runs for reviews, such as SubjectAccessReview. As upstream, policies do not: a policy for
+    /// all resources could disable the cluster.
+    fn handles_reviews(&self) -> bool {
+        false
     }
 }
 
@@ -334,6 +341,22 @@ impl Admission {
             member.validate(self, attributes, &object).await?;
         }
         Ok(object)
+    }
+
+    /// Runs the mutating webhooks for a review.
+    pub(crate) async fn mutate_review(&self, attributes: &Attributes<'_>, review: &mut Value) -> Result<()> {
+        for member in self.plugins.all().filter(|member| member.plugin.handles_reviews()) {
+            member.mutate(self, attributes, review).await?;
+        }
+        Ok(())
+    }
+
+    /// Runs the validating webhooks for a review.
+    pub(crate) async fn validate_review(&self, attributes: &Attributes<'_>, review: &Value) -> Result<()> {
+        for member in self.plugins.all().filter(|member| member.plugin.handles_reviews()) {
+            member.validate(self, attributes, review).await?;
+        }
+        Ok(())
     }
 
     /// After a webhook has changed the object: runs the local plugins again, and policies with `reinvocationPolicy:

@@ -84,12 +84,18 @@ pub struct ApiserverConfig {
     pub flags: BTreeMap<String, String>,
     /// Metrics of other components in this process.
     pub component_metrics: Option<ComponentMetrics>,
+    /// The state of the key management services that encrypt the store. `None` without such services.
+    pub encryption_health: Option<EncryptionHealth>,
     /// Which of `controller-manager` and `scheduler` run in this process, for the component statuses.
     pub own_components: Vec<&'static str>,
     /// Time for which the server still accepts requests after a shutdown begins. Load balancers switch to another server
     /// during this time.
     pub shutdown_delay: Duration,
 }
+
+/// Returns the failure of a key management service, without waiting for it.
+#[derive(Clone)]
+pub struct EncryptionHealth(pub Arc<dyn Fn() -> Result<(), String> + Send + Sync>);
 
 /// Behaviour that feature gates of Kubernetes control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -183,7 +183,7 @@ fn index(state: &State, resources: &Resources) -> Value {
     remote::add_groups(&state.remotes, resources, &mut list);
     let mut paths: BTreeSet<String> =
         PATHS.into_iter().chain([metrics::PATH, metrics::SLI_PATH]).map(str::to_owned).collect();
-    paths.extend(health::paths());
+    paths.extend(health::paths(state));
     for group in list["groups"].as_array().into_iter().flatten() {
         let versions = group["versions"].as_array().into_iter().flatten();
         let names = versions.map(|version| &version["groupVersion"]).chain([&group["name"]]);

@@ -3,7 +3,7 @@
 mod served_versions;
 
 use coracle_kinds::{
-    Resource,
+    Resource, strategy,
     validate::{Causes, Path},
 };
 use coracle_managed_fields::{
@@ -197,20 +197,10 @@ fn with_updater<T>(call: &Call, act: impl FnOnce(&Updater<'_, ServedVersions<'_>
     act(&updater)
 }
 
-/// The fields that a request for this subresource cannot set. Source: `GetResetFields` of upstream's strategies.
+/// The fields that a request for this subresource cannot set.
 fn ignored(call: &Call) -> FieldSet {
-    let kind = &call.kind;
-    let paths: &[&[&str]] = match call.resource.subresource.as_str() {
-        "" if kind.has_status => &[&["status"]],
-        "status" if kind.is("", "Pod") => {
-            &[&["spec"], &["metadata", "deletionTimestamp"], &["metadata", "ownerReferences"]]
-        }
-        "status" if kind.is("apps", "Deployment") => &[&["spec"], &["metadata", "labels"]],
-        "status" => &[&["spec"]],
-        _ => &[],
-    };
     let mut fields = FieldSet::default();
-    for path in paths {
+    for path in strategy::reset_fields(&call.kind, &call.resource.subresource) {
         let path: Vec<PathElement> = path.iter().map(|name| PathElement::field(name)).collect();
         fields.insert(&path);
     }

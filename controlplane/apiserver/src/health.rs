@@ -53,6 +53,10 @@ const READY: &[Check] = &[
     ("shutdown", shutdown),
 ];
 
+/// The check of the key management services, which exists if services encrypt the store. As upstream, it does not fail
+/// `/livez`: a restart does not repair a service.
+const SERVICES: Check = ("kms-providers", encryption);
+
 #[expect(clippy::unnecessary_wraps, reason = "the type of all checks")]
 fn passed(_state: &State) -> Result<(), String> {
     Ok(())
@@ -70,26 +74,34 @@ fn store(state: &State) -> Result<(), String> {
     }
 }
 
+fn encryption(state: &State) -> Result<(), String> {
+    state.encryption_health.as_ref().map_or(Ok(()), |health| (health.0)())
+}
+
+/// The checks of an endpoint: `healthz`, `livez` or `readyz`. `None` for other names.
+fn checks(state: &State, endpoint: &str) -> Option<(&'static str, Vec<Check>)> {
+    let (endpoint, own) = match endpoint {
+        "healthz" => ("healthz", ALIVE),
+        "livez" => ("livez", ALIVE),
+        "readyz" => ("readyz", READY),
+        _ => return None,
+    };
+    let services = (endpoint != "livez" && state.encryption_health.is_some()).then_some(SERVICES);
+    let started = STARTED.iter().map(|&step| -> Check { (step, passed) });
+    Some((endpoint, own.iter().copied().chain(services).chain(started).collect()))
+}
+
 /// The paths of single checks.
-pub(crate) fn paths() -> impl Iterator<Item = String> {
-    [("healthz", ALIVE), ("livez", ALIVE), ("readyz", READY)].into_iter().flat_map(|(name, own)| {
-        let checks = own.iter().map(|(check, _)| *check).chain(STARTED.iter().copied());
-        checks.map(move |check| format!("/{name}/{check}"))
-    })
+pub(crate) fn paths(state: &State) -> impl Iterator<Item = String> {
+    let endpoints = ["healthz", "livez", "readyz"].into_iter().filter_map(move |name| checks(state, name));
+    endpoints.flat_map(|(name, checks)| checks.into_iter().map(move |(check, _)| format!("/{name}/{check}")))
 }
 
 /// The response to a request for a health check. `None` for other paths.
 pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     let path = info.path.trim_matches('/');
     let (name, one) = path.split_once('/').map_or((path, None), |(name, one)| (name, Some(one)));
-    let (name, own) = match name {
-        "healthz" => ("healthz", ALIVE),
-        "livez" => ("livez", ALIVE),
-        "readyz" => ("readyz", READY),
-        _ => return None,
-    };
-    let started = STARTED.iter().map(|&step| -> Check { (step, passed) });
-    let checks: Vec<Check> = own.iter().copied().chain(started).collect();
+    let (name, checks) = checks(state, name)?;
     if let Some(one) = one {
         let (_, check) = checks.iter().find(|(check, _)| *check == one)?;
         return Some(match check(state) {

@@ -110,7 +110,9 @@ pub use aggregation::FrontProxy;
 pub use audit::AuditWebhookConfig;
 pub use authn::{OidcConfig, RequestHeaderConfig, TokenWebhookConfig, User};
 pub use authz::AuthorizationConfig;
-pub use config::{ApiserverConfig, AuditConfig, KubeletTls, OpenError, ServerFeatures, ServerOptions};
+pub use config::{
+    ApiserverConfig, AuditConfig, EncryptionHealth, KubeletTls, OpenError, ServerFeatures, ServerOptions,
+};
 pub use coracle_audit::{LogOptions as AuditLogOptions, Mode as AuditMode};
 pub use coracle_kinds::kind::{RuntimeConfig, RuntimeConfigError};
 pub use error::ApiError;

@@ -422,6 +422,9 @@ impl Apiserver {
         let call = Call { state, user, info, resource, kind, headers, body, warnings, cost, audit };
         if let Some(record) = &call.audit {
             record.receive_object(&call.info, &call.headers, &call.body);
+            if call.kind.deprecation.is_some() {
+                record.annotate("k8s.io/deprecated", "true");
+            }
         }
         let permit = if is_exempt { None } else { request_seats::permit_of(&call, seats).await };
         let run = match call.resource.subresource.is_empty() {

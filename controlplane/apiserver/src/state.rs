@@ -16,7 +16,7 @@ use crate::{
     authz::Authorizers,
     cache::{ByteLimits, Cache},
     component_pages::ComponentPages,
-    config::{KubeletTls, ServerFeatures},
+    config::{EncryptionHealth, KubeletTls, ServerFeatures},
     flow_control::FlowControl,
     in_flight::{InFlight, WatchPermit},
     large_requests::LargeRequests,
@@ -46,6 +46,8 @@ pub(crate) struct State {
     pub(crate) metrics: Arc<Metrics>,
     /// Metrics of other components in this process.
     pub(crate) component_metrics: Option<ComponentMetrics>,
+    /// The state of the key management services that encrypt the store.
+    pub(crate) encryption_health: Option<EncryptionHealth>,
     /// `/statusz` and `/flagz`.
     pub(crate) pages: ComponentPages,
     pub(crate) advertise: SocketAddr,

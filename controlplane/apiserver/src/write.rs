@@ -75,6 +75,10 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     let is_named = !text(&object, "name").is_empty();
     let base = text(&object, if is_named { "name" } else { "generateName" }).to_owned();
     let attributes = Attributes { is_prefix: !is_named, ..call.attributes(Operation::Create, &base, None) };
+    if kind.is_terminating {
+        let why = "create not allowed while custom resource definition is terminating";
+        return Err(ApiError::forbidden_object(kind, &base, why));
+    }
     let identity = Identity::of(&object);
     call.state.admission.mutate(&attributes, &mut object).await?;
     identity.check(kind, &object)?;

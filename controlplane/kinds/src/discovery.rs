@@ -114,7 +114,7 @@ fn plain_resources(kind: &Resource) -> Vec<Value> {
         "singularName": kind.singular,
         "namespaced": kind.namespaced,
         "kind": kind.kind,
-        "verbs": kind.verbs,
+        "verbs": kind.discovered_verbs(),
     });
     add_names(&mut main, kind);
     if kind.is_stored() {
@@ -179,7 +179,7 @@ fn aggregated_resource(kind: &Resource) -> Value {
         "responseKind": {"group": kind.group, "version": kind.version, "kind": kind.kind},
         "scope": if kind.namespaced { "Namespaced" } else { "Cluster" },
         "singularResource": kind.singular,
-        "verbs": kind.verbs,
+        "verbs": kind.discovered_verbs(),
     });
     add_names(&mut entry, kind);
     if !kind.subresources.is_empty() {

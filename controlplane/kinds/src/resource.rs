@@ -98,6 +98,8 @@ pub struct Resource {
     /// Whether an update of an object that does not exist creates it. Source: `AllowCreateOnUpdate` of upstream's
     /// strategies.
     pub create_on_update: bool,
+    /// Whether the definition of the kind is being deleted. No objects can be created then.
+    pub is_terminating: bool,
     /// Whether there is a status that only `/status` can change.
     pub has_status: bool,
     /// Whether `metadata.generation` increases when the spec changes.
@@ -244,6 +246,7 @@ impl Resource {
             name_rule: NameRule::Dns1123Subdomain,
             unconditional_update: true,
             create_on_update: false,
+            is_terminating: false,
             has_status: false,
             has_generation: false,
             scale: None,
@@ -292,6 +295,12 @@ impl Resource {
     /// Whether the resource itself supports the verb.
     pub fn has_verb(&self, verb: &str) -> bool {
         self.verbs.iter().any(|known| known == verb)
+    }
+
+    /// The verbs in discovery. As upstream, a kind whose definition is being deleted does not have the verbs that write.
+    pub(crate) fn discovered_verbs(&self) -> Vec<&Text> {
+        let writes = |verb: &Text| matches!(&**verb, "create" | "patch" | "update");
+        self.verbs.iter().filter(|verb| !(self.is_terminating && writes(verb))).collect()
     }
 
     /// Whether objects are stored. Reviews and metrics are not stored, so they cannot be watched.

@@ -306,6 +306,29 @@ fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
     }
 }
 
+/// The metadata that a client can change.
+const ALL_METADATA: &[&str] = &["labels", "annotations", "finalizers", "ownerReferences"];
+
+/// Paths of fields that a request for a subresource cannot set. The subresource of the object itself is empty. A field
+/// manager does not own these fields. Source: `GetResetFields` of upstream's strategies.
+pub fn reset_fields(kind: &Resource, subresource: &str) -> &'static [&'static [&'static str]] {
+    let is_request = kind.is(CERTIFICATES, SIGNING_REQUEST);
+    match subresource {
+        "" if is_request => &[&["spec"], &["status"]],
+        "" if kind.has_status => &[&["status"]],
+        "status" if is_request => &[&["spec"], &["status", "conditions"]],
+        "status" if kind.is("", "Pod") => {
+            &[&["spec"], &["metadata", "deletionTimestamp"], &["metadata", "ownerReferences"]]
+        }
+        "status" if kind.is("apps", "Deployment") => &[&["spec"], &["metadata", "labels"]],
+        "status" if status_preserved_metadata(kind).starts_with(ALL_METADATA) => &[&["spec"], &["metadata"]],
+        "status" => &[&["spec"]],
+        "approval" if is_request => &[&["spec"], &["status", "certificate"]],
+        "finalize" if kind.is("", "Namespace") => &[&["status"]],
+        _ => &[],
+    }
+}
+
 /// Metadata that a write of `/status` does not change. Source: `PrepareForUpdate` of the status strategies; several call
 /// `ResetObjectMetaForStatus`.
 fn status_preserved_metadata(kind: &Resource) -> &'static [&'static str] {
@@ -313,13 +336,13 @@ fn status_preserved_metadata(kind: &Resource) -> &'static [&'static str] {
         ("apps", "Deployment") => &["labels"],
         ("", "Pod") => &["ownerReferences"],
         ("admissionregistration.k8s.io", "ValidatingAdmissionPolicy")
+        | ("apiregistration.k8s.io", "APIService")
+        | ("flowcontrol.apiserver.k8s.io", "FlowSchema" | "PriorityLevelConfiguration")
         | ("networking.k8s.io", "ServiceCIDR")
         | ("resource.k8s.io", "ResourceClaim")
         | ("scheduling.k8s.io", "PodGroup")
         | ("storage.k8s.io", "VolumeAttachment")
-        | ("storagemigration.k8s.io", "StorageVersionMigration") => {
-            &["labels", "annotations", "finalizers", "ownerReferences"]
-        }
+        | ("storagemigration.k8s.io", "StorageVersionMigration") => ALL_METADATA,
         _ if !kind.is_built_in => {
             &["labels", "annotations", "finalizers", "ownerReferences", "generateName", "namespace", "name"]
         }
@@ -334,6 +357,37 @@ mod tests {
 
     fn kind(name: &str) -> &'static Resource {
         by_kind("v1", name).or_else(|| by_kind("apps/v1", name)).unwrap()
+    }
+
+    #[test]
+    fn a_status_write_owns_no_fields_that_it_cannot_set() {
+        let of = |version: &str, name: &str, subresource: &str| {
+            reset_fields(by_kind(version, name).unwrap(), subresource).concat()
+        };
+        assert_eq!(of("v1", "Node", ""), ["status"]);
+        assert_eq!(of("v1", "Node", "status"), ["spec"]);
+        assert_eq!(of("v1", "ConfigMap", ""), [""; 0]);
+        assert_eq!(of("v1", "Namespace", "finalize"), ["status"]);
+        assert_eq!(of("resource.k8s.io/v1", "ResourceClaim", "status"), ["spec", "metadata"]);
+        assert_eq!(of("flowcontrol.apiserver.k8s.io/v1", "FlowSchema", "status"), ["spec", "metadata"]);
+        let request =
+            |subresource: &str| of("certificates.k8s.io/v1", "CertificateSigningRequest", subresource);
+        assert_eq!(request(""), ["spec", "status"]);
+        assert_eq!(request("approval"), ["spec", "status", "certificate"]);
+    }
+
+    #[test]
+    fn the_status_of_a_flow_schema_keeps_its_labels() {
+        let kind = by_kind("flowcontrol.apiserver.k8s.io/v1", "FlowSchema").unwrap();
+        let old = json!({"metadata": {"name": "f", "labels": {"a": "b"}}, "spec": {}, "status": {}});
+        let mut new = old.clone();
+        new["metadata"]["labels"] = json!({"c": "d"});
+        new["status"] = json!({"conditions": []});
+        prepare_for_status_update(kind, &mut new, &old);
+        assert_eq!(
+            (&new["metadata"]["labels"], &new["status"]),
+            (&json!({"a": "b"}), &json!({"conditions": []}))
+        );
     }
 
     #[test]

@@ -17,6 +17,7 @@ use std::{
 use arc_swap::ArcSwap;
 
 use crate::Error;
+use kms::Kms;
 use provider::Provider;
 
 /// Prefix of every encrypted value. A plain object starts with a brace.
@@ -76,6 +77,23 @@ impl Encryption {
         let rules = config::load(&self.path, &self.rules.load())?;
         self.rules.store(Arc::new(rules));
         Ok(())
+    }
+
+    /// Whether a key management service encrypts or decrypts.
+    #[must_use]
+    pub fn uses_services(&self) -> bool {
+        self.rules.load().iter().flat_map(|rule| &rule.providers).any(|provider| provider.service().is_some())
+    }
+
+    /// The results of the last checks of the key management services. Starts the next checks if they are due, and does
+    /// not wait for them.
+    ///
+    /// # Errors
+    /// The first failure of a service.
+    pub fn health(&self) -> Result<(), Error> {
+        let rules = self.rules.load();
+        let mut services = rules.iter().flat_map(|rule| &rule.providers).filter_map(|one| one.service());
+        services.try_for_each(Kms::health)
     }
 
     /// Whether the configuration names the resource of this key.

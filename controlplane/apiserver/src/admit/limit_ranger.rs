@@ -17,7 +17,7 @@ impl Admit for LimitRanger {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        if is_checked_pod(attributes) {
+        if is_checked_pod(attributes) && !is_being_deleted(attributes) {
             for range in ranges(admission, attributes.namespace) {
                 limit_range::complete(&range, object);
             }
@@ -33,7 +33,7 @@ impl Admit for LimitRanger {
     ) -> Result<()> {
         let claim = attributes.is(Operation::Create, "PersistentVolumeClaim")
             || attributes.is(Operation::Update, "PersistentVolumeClaim");
-        if !claim && !is_checked_pod(attributes) {
+        if is_being_deleted(attributes) || !claim && !is_checked_pod(attributes) {
             return Ok(());
         }
         for range in ranges(admission, attributes.namespace) {
@@ -55,6 +55,12 @@ impl Admit for LimitRanger {
 /// Whether the request creates a pod or changes a pod's resources.
 fn is_checked_pod(attributes: &Attributes<'_>) -> bool {
     attributes.writes_new_pod() || attributes.is_resize()
+}
+
+/// Whether the object is being deleted. As upstream, no limit applies to it: a limit that is newer than the object would
+/// otherwise prevent the removal of its finalizers.
+fn is_being_deleted(attributes: &Attributes<'_>) -> bool {
+    attributes.old.is_some_and(|old| !old["metadata"]["deletionTimestamp"].is_null())
 }
 
 fn ranges(admission: &Admission, namespace: &str) -> Vec<Value> {

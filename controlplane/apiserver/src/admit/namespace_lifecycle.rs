@@ -47,4 +47,10 @@ impl Admit for NamespaceLifecycle {
     fn precedes_validation(&self) -> bool {
         true
     }
+
+    /// Evictions, bindings and tokens are also refused in a namespace that is being deleted. `kubectl drain` expects
+    /// this refusal with its cause, and waits for the deletion of the pod.
+    fn handles_own_objects(&self) -> bool {
+        true
+    }
 }

@@ -46,6 +46,7 @@ impl Admit for NodeRestriction {
         let checked = match (&*attributes.kind.group, &*attributes.kind.kind) {
             ("", "Node") => node_object(node, attributes, object),
             ("", "Pod") => pod(admission, node, attributes, object),
+            ("", "PersistentVolumeClaim") => claim(node, attributes, object),
             ("coordination.k8s.io", "Lease") => lease(node, attributes, object),
             ("", "PersistentVolume") => local_volume(node, attributes, object),
             ("storage.k8s.io", "CSINode") => csi_node(node, object),
@@ -131,11 +132,13 @@ fn is_own_label(key: &str) -> bool {
 }
 
 fn pod(admission: &Admission, node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
+    if attributes.operation == Operation::Create {
+        return mirror_pod(admission, node, object);
+    }
     let bound = attributes.old.unwrap_or(object)["spec"]["nodeName"] == node;
-    ensure(bound, || format!("node \"{node}\" can only touch pods with spec.nodeName set to itself"))?;
+    ensure(bound, || foreign_pod(node, attributes.operation, attributes.subresource))?;
     match (attributes.operation, attributes.subresource, attributes.old) {
-        (Operation::Create, ..) => mirror_pod(admission, node, object),
-        (Operation::Delete | Operation::Connect, ..) => Ok(()),
+        (Operation::Create | Operation::Delete | Operation::Connect, ..) => Ok(()),
         (Operation::Update, "status", Some(old)) => {
             let labels = |object: &Value| object["metadata"]["labels"].clone();
             ensure(labels(old) == labels(object), || {
@@ -151,10 +154,23 @@ fn pod(admission: &Admission, node: &str, attributes: &Attributes<'_>, object: &
     }
 }
 
+/// The error for a pod that is not bound to the node, in upstream's words.
+fn foreign_pod(node: &str, operation: Operation, subresource: &str) -> String {
+    let own = "with spec.nodeName set to itself";
+    match (operation, subresource) {
+        (Operation::Delete, "eviction") => format!("node {node} can only evict pods {own}"),
+        (Operation::Delete, _) => format!("node \"{node}\" can only delete pods {own}"),
+        _ => format!("node \"{node}\" can only update pod status for pods {own}"),
+    }
+}
+
 /// Checks a mirror pod. It must not refer to objects of the cluster.
 fn mirror_pod(admission: &Admission, node: &str, pod: &Value) -> Checked {
     ensure(pod["metadata"]["annotations"][MIRROR].is_string(), || {
         format!("pod does not have \"{MIRROR}\" annotation, node \"{node}\" can only create mirror pods")
+    })?;
+    ensure(pod["spec"]["nodeName"] == node, || {
+        format!("node \"{node}\" can only create pods with spec.nodeName set to itself")
     })?;
     let kind = coracle_kinds::kind::by_resource("", "v1", "nodes");
     let own = kind.and_then(|kind| admission.cache.get(kind, "", node)).map(|object| object.value());
@@ -211,6 +227,40 @@ fn referred_by_volumes(pod: &Value) -> Option<&'static str> {
             .or_else(|| projected.find_map(|source| of(source, &PROJECTED)))
             .or_else(|| has_secret(volume).then_some("secrets"))
     })
+}
+
+/// Checks that a node changes only the fields of a claim's status that the expansion of its volume changes.
+fn claim(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
+    ensure(attributes.subresource == "status", || "may only update PVC status".to_owned())?;
+    let is_update = attributes.operation == Operation::Update;
+    ensure(is_update && attributes.old.is_some_and(|old| is_expansion(old, object)), || {
+        format!(
+            "node \"{node}\" is not allowed to update fields other than status.quantity and status.conditions"
+        )
+    })
+}
+
+/// Whether two versions of a claim differ in the progress of an expansion only.
+fn is_expansion(old: &Value, new: &Value) -> bool {
+    let others = |claim: &Value| {
+        let mut others = claim.clone();
+        let parts = [
+            ("metadata", &["resourceVersion", "managedFields"][..]),
+            ("status", &["capacity", "conditions", "allocatedResources", "allocatedResourceStatuses"][..]),
+        ];
+        for (part, fields) in parts {
+            let Some(part) = others.get_mut(part).and_then(Value::as_object_mut) else { continue };
+            for field in fields {
+                part.remove(*field);
+            }
+        }
+        others
+    };
+    let (mut old, mut new) = (others(old), others(new));
+    let statuses = [&mut old, &mut new].map(|claim| claim["status"].take());
+    let is_empty = |status: &Value| status.as_object().is_none_or(serde_json::Map::is_empty);
+    let same = statuses[0] == statuses[1] || statuses.iter().all(is_empty);
+    same && old == new
 }
 
 fn lease(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
@@ -291,6 +341,40 @@ mod tests {
         ] {
             assert_eq!(slice("n", operation, old, new).is_ok(), expect, "{operation:?} {old:?} {new}");
         }
+    }
+
+    #[test]
+    fn a_node_changes_only_the_progress_of_an_expansion() {
+        let old = json!({"metadata": {"name": "c", "resourceVersion": "1"}, "spec": {"volumeName": "v"},
+            "status": {"phase": "Bound", "capacity": {"storage": "1Gi"}}});
+        let changed = |path: &str, value: Value| {
+            let mut new = old.clone();
+            let (part, field) = path.split_once('/').unwrap();
+            new[part][field] = value;
+            is_expansion(&old, &new)
+        };
+        assert!(changed("status/capacity", json!({"storage": "2Gi"})));
+        assert!(changed("status/conditions", json!([{"type": "Resizing", "status": "True"}])));
+        assert!(changed("status/allocatedResourceStatuses", json!({"storage": "NodeResizePending"})));
+        assert!(changed("metadata/resourceVersion", json!("2")));
+        assert!(!changed("status/phase", json!("Lost")));
+        assert!(!changed("metadata/labels", json!({"a": "b"})));
+        assert!(!changed("metadata/finalizers", json!(["a/b"])));
+        assert!(!changed("spec/volumeName", json!("other")));
+        // A claim without a status gets its first capacity.
+        let (none, first) =
+            (json!({"spec": {}}), json!({"spec": {}, "status": {"capacity": {"storage": "1Gi"}}}));
+        assert!(is_expansion(&none, &first) && is_expansion(&first, &none));
+    }
+
+    #[test]
+    fn the_error_names_what_a_node_may_not_do() {
+        let of = |operation, subresource| foreign_pod("n", operation, subresource);
+        let own = "with spec.nodeName set to itself";
+        assert_eq!(of(Operation::Delete, ""), format!("node \"n\" can only delete pods {own}"));
+        assert_eq!(of(Operation::Delete, "eviction"), format!("node n can only evict pods {own}"));
+        let status = format!("node \"n\" can only update pod status for pods {own}");
+        assert_eq!(of(Operation::Update, "status"), status);
     }
 
     #[test]

@@ -57,9 +57,11 @@ impl Admit for PodSecurity {
 
 impl PodSecurity {
     fn pod(&self, admission: &Admission, attributes: &Attributes<'_>, pod: &Value) -> Result<()> {
+        if IGNORED.contains(&attributes.subresource) || self.is_exempt(attributes, None) {
+            return Ok(());
+        }
         let same = |old| !pod_security::is_significant_update(pod, old);
-        let is_same = || !attributes.writes_new_pod() && attributes.old.is_some_and(same);
-        if IGNORED.contains(&attributes.subresource) || is_same() {
+        if !attributes.writes_new_pod() && attributes.old.is_some_and(same) {
             return Ok(());
         }
         let parts = PodParts { metadata: &pod["metadata"], spec: &pod["spec"] };
@@ -76,18 +78,15 @@ impl PodSecurity {
         enforce: bool,
     ) -> Result<()> {
         let PodParts { metadata, spec } = parts;
-        if let Some(reason) = self.exemption(attributes, spec) {
-            tracing::debug!(
-                namespace = attributes.namespace,
-                name = attributes.name,
-                reason,
-                "pod security exemption"
-            );
+        if self.is_exempt(attributes, spec["runtimeClassName"].as_str()) {
             return Ok(());
         }
         let policy = self.policy(admission, attributes)?;
         let check = |at: LevelVersion| pod_security::evaluate(at, metadata, spec);
         let enforced = if enforce { check(policy.enforce) } else { Vec::new() };
+        if enforce {
+            annotate(attributes, "enforce-policy", policy.enforce.to_string());
+        }
         let audited = check(policy.audit);
         if !audited.is_empty() {
             record_audit(attributes, violates("would violate", policy.audit, &audited));
@@ -103,9 +102,23 @@ impl PodSecurity {
         Ok(())
     }
 
-    fn exemption(&self, attributes: &Attributes<'_>, spec: &Value) -> Option<&'static str> {
+    /// Whether the request is not checked. Annotates its audit record with the reason.
+    fn is_exempt(&self, attributes: &Attributes<'_>, runtime_class: Option<&str>) -> bool {
+        let Some(reason) = self.exemption(attributes, runtime_class.unwrap_or_default()) else {
+            return false;
+        };
+        tracing::debug!(
+            namespace = attributes.namespace,
+            name = attributes.name,
+            reason,
+            "pod security exemption"
+        );
+        annotate(attributes, "exempt", reason);
+        true
+    }
+
+    fn exemption(&self, attributes: &Attributes<'_>, runtime_class: &str) -> Option<&'static str> {
         let config = &self.0;
-        let runtime_class = spec["runtimeClassName"].as_str().unwrap_or_default();
         let has = |list: &[String], name: &str| list.iter().any(|one| one == name);
         if has(&config.namespaces, attributes.namespace) {
             Some("namespace")
@@ -126,13 +139,29 @@ impl PodSecurity {
             ApiError::internal(format!("failed to lookup namespace {:?}", attributes.namespace))
         })?;
         let labels = &namespace.part(&[&["metadata", "labels"]])["metadata"]["labels"];
-        Ok(Policy::of_labels(labels, self.0.defaults).0)
+        let (policy, causes) = Policy::of_labels(labels, self.0.defaults);
+        if !causes.is_empty() {
+            let causes = causes.iter().map(|cause| format!("{}: {}", cause.field, cause.message));
+            let causes = match causes.collect::<Vec<_>>().as_slice() {
+                [one] => one.clone(),
+                several => format!("[{}]", several.join(", ")),
+            };
+            annotate(attributes, "error", format!("Failed to parse policy: {causes}"));
+        }
+        Ok(policy)
     }
 }
 
 /// The message, for example `violates PodSecurity "restricted:latest": privileged (…)`.
 fn violates(verb: &str, at: LevelVersion, violations: &[Violation]) -> String {
     format!("{verb} PodSecurity \"{at}\": {}", pod_security::details(violations))
+}
+
+/// Annotates the audit record, if there is one.
+fn annotate(attributes: &Attributes<'_>, name: &str, value: impl Into<String>) {
+    if let Some(record) = attributes.audit {
+        record.annotate(&format!("{}{name}", pod_security::PREFIX), value);
+    }
 }
 
 /// Annotates the audit record. Without an audit record the violation is logged.

@@ -78,10 +78,13 @@ struct Current<P> {
     bound: Arc<[Bound<P>]>,
 }
 
-/// Whether a request is for a policy or a webhook configuration. Policies do not apply to it, so that a broken policy
-/// can be repaired.
+/// The groups of reviews.
+const REVIEWS: [&str; 2] = ["authentication.k8s.io", "authorization.k8s.io"];
+
+/// Whether a request is for a policy, a webhook configuration or a review. Policies do not apply to it, so that a broken
+/// policy can be repaired and does not stop other components.
 fn is_exempt(attributes: &Attributes<'_>) -> bool {
-    attributes.kind.group == GROUP
+    attributes.kind.group == GROUP || REVIEWS.contains(&&*attributes.kind.group)
 }
 
 // === impl Policies ===

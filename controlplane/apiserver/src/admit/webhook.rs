@@ -99,6 +99,10 @@ impl Admit for MutatingWebhooks {
     fn is_local(&self) -> bool {
         false
     }
+
+    fn handles_reviews(&self) -> bool {
+        true
+    }
 }
 
 #[async_trait]
@@ -131,6 +135,10 @@ impl Admit for ValidatingWebhooks {
 
     fn is_local(&self) -> bool {
         false
+    }
+
+    fn handles_reviews(&self) -> bool {
+        true
     }
 }
 

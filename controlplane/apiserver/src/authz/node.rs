@@ -67,9 +67,7 @@ fn allows(attributes: &AccessAttributes<'_>) -> bool {
             resource.namespace == "kube-node-lease"
                 && (verb == "create" || (resource.name == node && OWN_OBJECT_VERBS.contains(&verb)))
         }
-        ("storage.k8s.io", "csinodes", "") => {
-            verb == "create" || (resource.name == node && OWN_OBJECT_VERBS.contains(&verb))
-        }
+        ("storage.k8s.io", _, "") => storage(attributes, resource, node),
         ("", "serviceaccounts", "") => {
             verb == "get" && needed(attributes, resource, node, ReferenceKind::ServiceAccount)
         }
@@ -79,12 +77,18 @@ fn allows(attributes: &AccessAttributes<'_>) -> bool {
         ("", "persistentvolumeclaims", "") => {
             verb == "get" && needed(attributes, resource, node, ReferenceKind::Claim)
         }
+        // Admission allows only the fields that the expansion of a volume changes.
+        ("", "persistentvolumeclaims", "status") => {
+            matches!(verb, "update" | "patch") && needed(attributes, resource, node, ReferenceKind::Claim)
+        }
         ("", "persistentvolumes", "") => volume(attributes, resource, node),
         ("certificates.k8s.io", "certificatesigningrequests", "") => {
             READ_VERBS.contains(&verb) || verb == "create"
         }
         ("authentication.k8s.io", "tokenreviews", "")
-        | ("authorization.k8s.io", "subjectaccessreviews", "") => verb == "create",
+        | ("authorization.k8s.io", "localsubjectaccessreviews" | "subjectaccessreviews", "") => {
+            verb == "create"
+        }
         ("", "secrets", "") => {
             READ_VERBS.contains(&verb) && needed(attributes, resource, node, ReferenceKind::Secret)
         }
@@ -109,6 +113,22 @@ fn own_slices(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: 
             let kind = by_resource("resource.k8s.io", "v1", "resourceslices");
             let slice = kind.and_then(|kind| attributes.cache.get(kind, "", &resource.name));
             slice.is_some_and(|slice| slice.value()["spec"]["nodeName"] == node)
+        }
+        _ => false,
+    }
+}
+
+/// Whether a request is for CSI drivers, for the drivers of the node, or reads an attachment of a volume to the node.
+fn storage(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str) -> bool {
+    let verb = attributes.verb;
+    match resource.resource.as_str() {
+        "csidrivers" => READ_VERBS.contains(&verb),
+        "csinodes" => verb == "create" || (resource.name == node && OWN_OBJECT_VERBS.contains(&verb)),
+        "volumeattachments" => {
+            let kind = by_resource("storage.k8s.io", "v1", "volumeattachments");
+            let attachment = kind.and_then(|kind| attributes.cache.get(kind, "", &resource.name));
+            let attachment = attachment.map(|attachment| attachment.part(&[&["spec", "nodeName"]]));
+            verb == "get" && attachment.is_some_and(|attachment| attachment["spec"]["nodeName"] == node)
         }
         _ => false,
     }
@@ -252,6 +272,45 @@ mod tests {
             let info = RequestInfo::parse(&method, &uri);
             let attributes = AccessAttributes { user: &user, verb, info: &info, cache: &cache };
             assert_eq!(allows(&attributes), expect, "{verb} {path}");
+        }
+    }
+
+    #[test]
+    fn a_node_reads_drivers_and_its_attachments_and_writes_the_status_of_its_claims() {
+        let cache = Cache::new(0);
+        let attachments = by_resource("storage.k8s.io", "v1", "volumeattachments").unwrap();
+        let pods = by_resource("", "v1", "pods").unwrap();
+        let attachment = json!({"metadata": {"name": "a"}, "spec": {"nodeName": "n"}});
+        let volumes = json!([{"name": "v", "persistentVolumeClaim": {"claimName": "c"}}]);
+        let pod = json!({"metadata": {"name": "p", "namespace": "ns"}, "spec": {"nodeName": "n", "volumes": volumes}});
+        for (revision, kind, namespace, object) in [(1, attachments, "", &attachment), (2, pods, "ns", &pod)]
+        {
+            let key = key_of(kind, namespace, object["metadata"]["name"].as_str().unwrap()).into();
+            let value = Some(encode(kind, object));
+            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+        }
+        let claims = "/api/v1/namespaces/ns/persistentvolumeclaims";
+        let storage = "/apis/storage.k8s.io/v1";
+        for (node, verb, method, path, expect) in [
+            ("n", "list", http::Method::GET, format!("{storage}/csidrivers"), true),
+            ("n", "watch", http::Method::GET, format!("{storage}/csidrivers"), true),
+            ("n", "create", http::Method::POST, format!("{storage}/csidrivers"), false),
+            ("n", "list", http::Method::GET, format!("{storage}/storageclasses"), false),
+            ("n", "get", http::Method::GET, format!("{storage}/volumeattachments/a"), true),
+            ("m", "get", http::Method::GET, format!("{storage}/volumeattachments/a"), false),
+            ("n", "get", http::Method::GET, format!("{storage}/volumeattachments/absent"), false),
+            ("n", "delete", http::Method::DELETE, format!("{storage}/volumeattachments/a"), false),
+            ("n", "patch", http::Method::PATCH, format!("{claims}/c/status"), true),
+            ("n", "update", http::Method::PUT, format!("{claims}/c/status"), true),
+            ("n", "get", http::Method::GET, format!("{claims}/c/status"), false),
+            ("n", "patch", http::Method::PATCH, format!("{claims}/other/status"), false),
+            ("m", "patch", http::Method::PATCH, format!("{claims}/c/status"), false),
+            ("n", "patch", http::Method::PATCH, format!("{claims}/c"), false),
+        ] {
+            let user = User::new(&format!("system:node:{node}"), &["system:nodes"]);
+            let info = RequestInfo::parse(&method, &path.parse().unwrap());
+            let attributes = AccessAttributes { user: &user, verb, info: &info, cache: &cache };
+            assert_eq!(allows(&attributes), expect, "{node} {verb} {path}");
         }
     }
 

@@ -72,9 +72,7 @@ fn of_version(definition: &Definition, version: &Version) -> Result<Resource, Sc
     for field in &version.selectable_fields {
         resource.fields.push(SelectableField::at_path(field.json_path.trim_start_matches('.')));
     }
-    if definition.is_terminating() {
-        resource.verbs.retain(|verb| verb != "create");
-    }
+    resource.is_terminating = definition.is_terminating();
     Ok(resource)
 }
 

@@ -162,7 +162,6 @@ fn state(
 ) -> Result<Arc<State>, OpenError> {
     let plugins = plugins(&config)?;
     let runs = |name: &str| config.admission_plugins.enables(name);
-    let initialization = runs("Initializers").then(Arc::<Initialization>::default);
     let usage_history =
         runs("InitialResources").then(|| Arc::new(UsageHistory::new(config.initial_resources)));
     let auditor = config.audit.map(open_audit).transpose()?;
@@ -180,7 +179,7 @@ fn state(
             in_flight: in_flight.clone(),
             metrics: metrics.clone(),
             namespaces: Box::new(NamespaceCreator(itself.clone())),
-            initialization,
+            initialization: runs("Initializers").then(Arc::<Initialization>::default),
             usage_history,
             toleration_seconds: config.options.toleration_seconds,
         },
@@ -203,6 +202,7 @@ fn state(
         flow_control: FlowControl::new(seats(config.max_in_flight), config.request_timeout),
         metrics,
         component_metrics: config.component_metrics,
+        encryption_health: config.encryption_health,
         request_timeout: config.request_timeout,
         features: config.features,
         event_lifetime: config.options.event_lifetime,

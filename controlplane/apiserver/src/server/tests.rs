@@ -43,6 +43,7 @@ mod resize;
 mod runtime_config;
 mod services;
 mod serving;
+mod terminating;
 mod upstream_metrics;
 mod webhook;
 mod webhook_faults;
@@ -205,6 +206,7 @@ async fn open_on(
         max_in_flight: in_flight::MAX_IN_FLIGHT,
         flags: [("listen".to_owned(), "0.0.0.0:6443".to_owned())].into(),
         component_metrics: None,
+        encryption_health: None,
         own_components: vec!["scheduler"],
         shutdown_delay: std::time::Duration::ZERO,
     };

@@ -1,11 +1,14 @@
 //! POST serviceaccounts/token: a token that expires, and becomes invalid when its bound object is deleted.
 
+mod audience;
+
 use coracle_kinds::{
     kind::by_resource,
     validate::{self, Cause},
 };
 use serde_json::{Value, json};
 
+use self::audience::TokenPod;
 use super::{body_of, parent};
 use crate::{
     admit::Operation,
@@ -36,6 +39,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let (mut request, warnings) = body_of(call)?;
     set_name(call, &mut request)?;
     let account = parent(call).await?;
+    check_uid(call, text(&request, "uid"), text(&account, "uid"))?;
     let mut request = call.admit_subresource(Operation::Create, request).await?;
     let mut seconds = request["spec"]["expirationSeconds"].as_i64().unwrap_or(DEFAULT_SECONDS);
     if !(MIN_SECONDS..=MAX_SECONDS).contains(&seconds) {
@@ -54,7 +58,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if audiences.is_empty() {
         audiences.clone_from(&tokens.audiences);
     }
-    let bound = bound(call, &request["spec"])?;
+    let bound = bound(call, &request["spec"]).await?;
     let claims = Claims {
         namespace: call.namespace(),
         name: text(&account, "name"),
@@ -70,7 +74,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     request["spec"]["expirationSeconds"] = seconds.into();
     request["status"] = json!({"token": token, "expirationTimestamp": until.to_string()});
     request["metadata"] = json!({
-        "name": account["metadata"]["name"], "namespace": call.namespace(),
+        "name": account["metadata"]["name"], "namespace": call.namespace(), "uid": account["metadata"]["uid"],
         "creationTimestamp": crate::write::now(),
     });
     Ok(reply::warned(reply::json(201, &request), &warnings))
@@ -89,6 +93,23 @@ fn set_name(call: &Call, request: &mut Value) -> Result<()> {
     Ok(())
 }
 
+/// Refuses a request for another account: one that had the name before.
+fn check_uid(call: &Call, asked: &str, own: &str) -> Result<()> {
+    if asked.is_empty() || asked == own {
+        return Ok(());
+    }
+    let name = &call.resource.name;
+    let why = format!(
+        "the UID in the token request ({asked}) does not match the UID of the service account ({own})"
+    );
+    let mut error = ApiError::conflict(&call.kind, name, &why);
+    // Upstream names the request, not the account.
+    error.message =
+        format!("Operation cannot be fulfilled on TokenRequest.authentication.k8s.io \"{name}\": {why}");
+    error.details = json!({"kind": "TokenRequest", "group": "authentication.k8s.io", "name": name});
+    Err(error)
+}
+
 /// The validity of a token of a pod with the default lifetime, if it is extended. Only tokens for this server are
 /// extended.
 fn extended(call: &Call, bound: &Value, audiences: &[String], seconds: i64) -> Option<i64> {
@@ -102,7 +123,7 @@ fn extended(call: &Call, bound: &Value, audiences: &[String], seconds: i64) -> O
 }
 
 /// The claims about the bound object. A node gets tokens for its own pods only, and for the audiences of their volumes.
-fn bound(call: &Call, spec: &Value) -> Result<Value> {
+async fn bound(call: &Call, spec: &Value) -> Result<Value> {
     let reference = &spec["boundObjectRef"];
     let forbidden = |why: String| ApiError::forbidden_object(&call.kind, &call.resource.name, why);
     let node = call.user.node();
@@ -148,34 +169,15 @@ fn bound(call: &Call, spec: &Value) -> Result<Value> {
                 "node requested token bound to a pod scheduled on a different node ({on})"
             )));
         }
-        if node.is_some()
-            && let Some(audience) = foreign_audience(&spec["audiences"], &object)
-        {
-            return Err(forbidden(format!("audience {audience:?} not found in pod spec volume")));
+        if node.is_some() {
+            let pod = TokenPod { namespace, name, pod: &object };
+            audience::check(call, &spec["audiences"], pod).await?;
         }
         if !on.is_empty() {
             claims["node"] = node_claim(call, on)?;
         }
     }
     Ok(claims)
-}
-
-/// The first requested audience that no volume of the pod has. An empty audience stands for the API server. Source:
-/// `validateNodeServiceAccountAudience` of the plugin NodeRestriction.
-fn foreign_audience(asked: &Value, pod: &Value) -> Option<String> {
-    let texts = |list: &Value| -> Vec<String> {
-        let list = list.as_array().into_iter().flatten();
-        list.map(|text| text.as_str().unwrap_or_default().to_owned()).collect()
-    };
-    let volumes = pod["spec"]["volumes"].as_array().into_iter().flatten();
-    let sources = volumes.flat_map(|volume| volume["projected"]["sources"].as_array().into_iter().flatten());
-    let tokens = sources.map(|source| &source["serviceAccountToken"]).filter(|token| token.is_object());
-    let known: Vec<&str> = tokens.map(|token| token["audience"].as_str().unwrap_or_default()).collect();
-    let mut asked = texts(asked);
-    if asked.is_empty() {
-        asked.push(String::new());
-    }
-    asked.into_iter().find(|audience| !known.contains(&audience.as_str()))
 }
 
 /// The node of a bound pod. Its uid is absent if the node is not registered.
@@ -186,28 +188,4 @@ fn node_claim(call: &Call, name: &str) -> Result<Value> {
         Some(node) => json!({"name": name, "uid": text(&node.part(&[&["metadata", "uid"]]), "uid")}),
         None => json!({"name": name}),
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_node_asks_for_the_audiences_of_its_pods_volumes() {
-        let source = |token: Value| json!({"projected": {"sources": [{"serviceAccountToken": token}]}});
-        let volumes =
-            json!([{"emptyDir": {}}, source(json!({"path": "t"})), source(json!({"audience": "vault"}))]);
-        let pod = json!({"spec": {"volumes": volumes}});
-        for (asked, expect) in [
-            (json!(null), None),
-            (json!([]), None),
-            (json!(["vault"]), None),
-            (json!(["vault", "cloud"]), Some("cloud")),
-            (json!([7]), None),
-        ] {
-            assert_eq!(foreign_audience(&asked, &pod).as_deref(), expect, "{asked}");
-        }
-        let bare = json!({"spec": {"volumes": []}});
-        assert_eq!(foreign_audience(&json!([]), &bare).as_deref(), Some(""));
-    }
 }

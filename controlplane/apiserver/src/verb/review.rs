@@ -4,6 +4,7 @@ use coracle_kinds::validate;
 use serde_json::{Value, json};
 
 use crate::{
+    admit::Operation,
     authn::User,
     authz::{AccessAttributes, RulesScope, Verdict, rbac::rule::Rule, selectors},
     call::Call,
@@ -25,7 +26,10 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let (mut review, warnings) = call.object()?;
     super::create::set_namespace(call, &mut review)?;
     remove_system_fields(&mut review);
+    let attributes = call.attributes(Operation::Create, "", None);
+    call.state.admission.mutate_review(&attributes, &mut review).await?;
     check(call, &review)?;
+    call.state.admission.validate_review(&attributes, &review).await?;
     review["status"] = match &*call.kind.kind {
         "SelfSubjectReview" => json!({"userInfo": user_info(&call.user)}),
         "SelfSubjectAccessReview" => access(call, &call.user, &review["spec"]).await,

@@ -48,6 +48,10 @@ const MAX_CACHED_SEEDS: usize = 1000;
 const MAX_WAITING: usize = 8;
 /// Interval of key checks. The first write after the interval requests the plugin's key id, in the background.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval of key checks after a failed check.
+const RETRY_INTERVAL: Duration = Duration::from_secs(10);
+/// Time of failed checks after which no value is encrypted, as upstream: the key may have been revoked meanwhile.
+const MAX_FAILING: Duration = Duration::from_secs(180);
 /// Maximum bytes of the key id in a response, as upstream.
 const MAX_KEY_ID: usize = 1 << 10;
 /// Maximum bytes of an encrypted seed, as upstream.
@@ -90,9 +94,23 @@ struct Shared {
     running: Mutex<HashMap<Encrypted, Vec<Caller>>>,
     /// Locked during a check of the plugin's key.
     renewing: tokio::sync::Mutex<()>,
-    /// Time of the last request for the plugin's key id.
-    checked: Mutex<Instant>,
+    checks: Mutex<Checks>,
     seeds: Mutex<Sources>,
+}
+
+/// The checks of the plugin's key.
+struct Checks {
+    /// Time of the last request for the plugin's key id.
+    requested: Instant,
+    /// The failure of the last check.
+    failure: Option<Failure>,
+}
+
+/// A failure of the plugin.
+struct Failure {
+    /// Time of the first failure since the last success.
+    since: Instant,
+    reason: String,
 }
 
 /// The seed for new values.
@@ -128,7 +146,7 @@ impl Kms {
             current: ArcSwap::default(),
             running: Mutex::default(),
             renewing: tokio::sync::Mutex::default(),
-            checked: Mutex::new(Instant::now()),
+            checks: Mutex::new(Checks { requested: Instant::now(), failure: None }),
             seeds: Mutex::default(),
         });
         let (calls, queue) = unbounded_channel();
@@ -158,6 +176,7 @@ impl Kms {
 
     pub(super) fn seal(&self, plain: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
         self.check_if_due();
+        self.check_expiry()?;
         let current = self.shared.current.load();
         let current = current.as_ref().as_ref().ok_or(Error::Cipher)?;
         let info: [u8; INFO_BYTES] = random()?;
@@ -226,13 +245,35 @@ impl Kms {
         source.map_err(|reason| failed(&self.settings, reason))
     }
 
+    /// The result of the last check. Starts the next check if it is due, and does not wait for it.
+    ///
+    /// # Errors
+    /// The reason of the failure.
+    pub(super) fn health(&self) -> Result<(), Error> {
+        self.check_if_due();
+        match &self.shared.checks().failure {
+            Some(failure) => Err(failed(&self.settings, failure.reason.clone())),
+            None => Ok(()),
+        }
+    }
+
     /// Starts a check of the plugin's key if a check is due. Does not wait.
     fn check_if_due(&self) {
-        let mut checked = self.shared.checked.lock().unwrap_or_else(PoisonError::into_inner);
-        if checked.elapsed() > CHECK_INTERVAL {
-            *checked = Instant::now();
+        let mut checks = self.shared.checks();
+        if checks.is_due() {
+            checks.requested = Instant::now();
             // If the thread has ended, the next decryption reports it.
             let _ = self.calls.send(Call::Check(None));
+        }
+    }
+
+    /// Checks that the current key may still encrypt.
+    fn check_expiry(&self) -> Result<(), Error> {
+        match &self.shared.checks().failure {
+            Some(Failure { since, reason }) if since.elapsed() > MAX_FAILING => {
+                Err(failed(&self.settings, format!("the current key has expired: {reason}")))
+            }
+            _ => Ok(()),
         }
     }
 
@@ -274,6 +315,7 @@ fn serve(shared: &Arc<Shared>, settings: KmsSettings, mut queue: UnboundedReceiv
 
 async fn check(shared: &Shared, client: &Client, done: Option<mpsc::Sender<Result<(), String>>>) {
     let outcome = renew(shared, client).await;
+    shared.checks().record(&outcome);
     match (done, outcome) {
         (Some(done), outcome) => drop(done.send(outcome)),
         (None, Err(reason)) => {
@@ -351,6 +393,10 @@ impl Shared {
         self.seeds.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn checks(&self) -> std::sync::MutexGuard<'_, Checks> {
+        self.checks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn running(&self) -> std::sync::MutexGuard<'_, HashMap<Encrypted, Vec<Caller>>> {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -361,6 +407,24 @@ impl Shared {
             seeds.clear();
         }
         seeds.insert(encrypted, source);
+    }
+}
+
+// === impl Checks ===
+
+impl Checks {
+    fn is_due(&self) -> bool {
+        let interval = if self.failure.is_some() { RETRY_INTERVAL } else { CHECK_INTERVAL };
+        self.requested.elapsed() > interval
+    }
+
+    /// Records the result of a check.
+    fn record(&mut self, outcome: &Result<(), String>) {
+        let before = self.failure.take();
+        if let Err(reason) = outcome {
+            let since = before.map_or_else(Instant::now, |before| before.since);
+            self.failure = Some(Failure { since, reason: reason.clone() });
+        }
     }
 }
 

@@ -52,6 +52,14 @@ enum Key {
 // === impl Provider ===
 
 impl Provider {
+    /// The key management service of the provider, if it has one.
+    pub(super) fn service(&self) -> Option<&Kms> {
+        match self {
+            Self::Kms(kms) => Some(kms),
+            Self::Identity | Self::Keys(..) => None,
+        }
+    }
+
     /// Encrypts the value and adds the prefix. `None` if the value is stored without encryption.
     pub(super) fn seal(&self, plain: &[u8], context: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         match self {

@@ -50,18 +50,27 @@ impl Admit for AlwaysPullImages {
         if !applies(attributes, object) {
             return Ok(());
         }
-        let wrong = containers(&object["spec"]).find(|one| one.value["imagePullPolicy"] != "Always");
-        match wrong {
+        match other_policy(&object["spec"]) {
             None => Ok(()),
-            Some(PodContainer { field, index, value: container }) => Err(forbidden(
+            Some((field, policy)) => Err(forbidden(
                 attributes,
-                format!(
-                    "spec.{field}[{index}].imagePullPolicy: Unsupported value: {}: supported values: \"Always\"",
-                    container["imagePullPolicy"]
-                ),
+                format!("{field}: Unsupported value: {policy}: supported values: \"Always\""),
             )),
         }
     }
+}
+
+/// The first field with another pull policy, and its value. A later plugin may have set it.
+fn other_policy(spec: &Value) -> Option<(String, &Value)> {
+    let of_containers = containers(spec).map(|PodContainer { field, index, value }| {
+        (format!("spec.{field}[{index}].imagePullPolicy"), &value["imagePullPolicy"])
+    });
+    let volumes = spec["volumes"].as_array().into_iter().flatten().enumerate();
+    let images = volumes.filter(|(_, volume)| volume["image"].is_object());
+    let of_images = images.map(|(index, volume)| {
+        (format!("spec.volumes[{index}].image.pullPolicy"), &volume["image"]["pullPolicy"])
+    });
+    of_containers.chain(of_images).find(|(_, policy)| **policy != "Always")
 }
 
 fn set(target: &mut Value, field: &str) {
@@ -85,4 +94,25 @@ fn applies(attributes: &Attributes<'_>, object: &Value) -> bool {
 
 fn images(pod: &Value) -> BTreeSet<&str> {
     containers(&pod["spec"]).filter_map(|container| container.value["image"].as_str()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn containers_and_image_volumes_are_checked() {
+        let (always, never) = (json!("Always"), json!("Never"));
+        let spec = |container: &Value, volume: &Value| {
+            json!({"containers": [{"imagePullPolicy": container}],
+                "volumes": [{"emptyDir": {}}, {"image": {"reference": "i", "pullPolicy": volume}}]})
+        };
+        assert_eq!(other_policy(&spec(&always, &always)), None);
+        let found = spec(&never, &always);
+        assert_eq!(other_policy(&found), Some(("spec.containers[0].imagePullPolicy".to_owned(), &never)));
+        let found = spec(&always, &never);
+        assert_eq!(other_policy(&found), Some(("spec.volumes[1].image.pullPolicy".to_owned(), &never)));
+    }
 }

@@ -3,28 +3,24 @@
 //!
 //! Source: `plugin/pkg/admission/podtolerationrestriction`.
 
-mod toleration;
-
 use async_trait::async_trait;
 use coracle_kinds::{kind::by_resource, strategy::qos_class, validate};
 use coracle_values::qos::QosClass;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use self::toleration::{Toleration, are_allowed, merged};
 use super::{forbidden, writes_pod};
 use crate::{
     admit::{
         Admission, Admit, Attributes,
         config::{PluginConfigs, expect},
+        toleration::{self, MAX_TOLERATIONS, Toleration, are_allowed, merged},
     },
     error::{ApiError, Result},
 };
 
 const DEFAULTS: &str = "scheduler.alpha.kubernetes.io/defaultTolerations";
 const WHITELIST: &str = "scheduler.alpha.kubernetes.io/tolerationsWhitelist";
-/// Maximum number of tolerations of a pod and of an annotation, because comparing two lists takes quadratic time.
-const MAX_TOLERATIONS: usize = 1000;
 
 /// The lists for namespaces without annotations.
 #[derive(Default)]

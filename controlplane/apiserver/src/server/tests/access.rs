@@ -201,6 +201,21 @@ async fn a_review_of_a_very_long_token_is_answered_without_authentication() {
 }
 
 #[tokio::test]
+async fn a_token_is_requested_for_the_account_with_this_uid() {
+    let server = Fixture::new().await;
+    let account = "/api/v1/namespaces/default/serviceaccounts/default";
+    let uid = server.get(account).await.body["metadata"]["uid"].clone();
+    let path = format!("{account}/token");
+    let made = server.post(&path, json!({"metadata": {"uid": uid}, "spec": {}})).await;
+    assert_eq!((made.code, &made.body["metadata"]["uid"]), (201, &uid), "{}", made.body);
+    let refused = server.post(&path, json!({"metadata": {"uid": "former"}, "spec": {}})).await;
+    assert_eq!((refused.code, &refused.body["reason"]), (409, &json!("Conflict")), "{}", refused.body);
+    let start = "Operation cannot be fulfilled on TokenRequest.authentication.k8s.io \"default\": the UID in the token \
+        request (former) does not match";
+    assert!(refused.body["message"].as_str().unwrap().starts_with(start), "{}", refused.body);
+}
+
+#[tokio::test]
 async fn a_review_of_a_token_names_only_audiences_of_the_token() {
     let server = Fixture::new().await;
     let path = "/api/v1/namespaces/default/serviceaccounts/default/token";

@@ -10,16 +10,20 @@ use crate::authn::service_account::Claims;
 /// A server whose audit policy has these rules. Its log is `audit.log` in its directory.
 pub(super) async fn with_rules(rules: &str) -> Fixture {
     let directory = tempfile::tempdir().unwrap();
-    let policy_file = directory.path().join("policy.yaml");
+    let audit = config_of(directory.path(), rules);
+    let api = open_with(directory.path(), |config| config.audit = Some(audit)).await;
+    Fixture { api, directory }
+}
+
+/// Writes a policy with these rules. The log is `audit.log` in the directory.
+pub(super) fn config_of(directory: &std::path::Path, rules: &str) -> AuditConfig {
+    let policy_file = directory.join("policy.yaml");
     let text =
         format!("apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\nrules: {rules}");
     fs::write(&policy_file, text).unwrap();
-    let path = directory.path().join("audit.log");
+    let path = directory.join("audit.log");
     let log = coracle_audit::LogOptions { path, max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
-    let audit =
-        AuditConfig { policy_file, log: Some(log), log_mode: coracle_audit::Mode::Blocking, webhook: None };
-    let api = open_with(directory.path(), |config| config.audit = Some(audit)).await;
-    Fixture { api, directory }
+    AuditConfig { policy_file, log: Some(log), log_mode: coracle_audit::Mode::Blocking, webhook: None }
 }
 
 /// The first `count` events of a path. Waits until the log has them.
@@ -33,6 +37,19 @@ pub(super) async fn events(server: &Fixture, path: &str, count: usize) -> Vec<Va
         (found.len() >= count).then_some(found)
     })
     .await
+}
+
+#[tokio::test]
+async fn requests_for_deprecated_versions_are_annotated() {
+    let server = with_rules("[{level: Metadata}]").await;
+    let endpoints = "/api/v1/namespaces/default/endpoints";
+    server.get(endpoints).await;
+    server.get(CONFIG_MAPS).await;
+    let deprecated = async |path: &str| {
+        events(&server, path, 1).await[0]["annotations"]["k8s.io/deprecated"].as_str().map(str::to_owned)
+    };
+    assert_eq!(deprecated(endpoints).await.as_deref(), Some("true"));
+    assert_eq!(deprecated(CONFIG_MAPS).await, None);
 }
 
 #[tokio::test]

@@ -114,6 +114,39 @@ async fn a_definition_is_served_until_it_is_deleted() {
 }
 
 #[tokio::test]
+async fn nothing_is_created_while_the_definition_is_being_deleted() {
+    let server = Fixture::new().await;
+    let path = established(&server, definition("foos", "Foo")).await;
+    let foo = |name: &str| json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": name}});
+    let mut kept = foo("a");
+    kept["metadata"]["finalizers"] = json!(["example.com/keep"]);
+    let made = server.post(FOOS, kept).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert_eq!(server.call("DELETE", &path, "application/json", None).await.code, 200);
+    let verbs = |body: &Value| body["resources"][0]["verbs"].clone();
+    let read_only = json!(["delete", "deletecollection", "get", "list", "watch"]);
+    let sorted = |verbs: Value| {
+        let mut verbs = verbs.as_array().cloned().unwrap_or_default();
+        verbs.sort_by_key(ToString::to_string);
+        Value::Array(verbs)
+    };
+    until(&server, "/apis/example.com/v1", |body| sorted(verbs(body)) == read_only).await;
+    let apply = "application/apply-patch+yaml";
+    for refused in [
+        server.post(FOOS, foo("b")).await,
+        server.call("PATCH", &format!("{FOOS}/b?fieldManager=m"), apply, Some(foo("b"))).await,
+    ] {
+        let message = "foos.example.com \"b\" is forbidden: create not allowed while custom resource definition \
+            is terminating";
+        assert_eq!((refused.code, &refused.body["message"]), (403, &json!(message)));
+    }
+    // The remaining object can be changed, which ends the deletion.
+    let released = server.merge(&format!("{FOOS}/a"), json!({"metadata": {"finalizers": null}})).await;
+    assert_eq!(released.code, 200, "{}", released.body);
+    until(&server, &path, |body| body["code"] == 404).await;
+}
+
+#[tokio::test]
 async fn documents_have_the_subresources_and_the_lists_of_a_custom_resource() {
     let server = Fixture::new().await;
     established(&server, definition("foos", "Foo")).await;

@@ -335,3 +335,38 @@ async fn a_node_reads_and_writes_its_own_pods_only() {
         assert_eq!(answer.code, expect, "{of}: {}", answer.body);
     }
 }
+
+#[tokio::test]
+async fn a_node_requests_tokens_for_an_audience_that_it_is_authorized_for() {
+    let server = Fixture::new().await;
+    let mut object = pod("p");
+    object["spec"]["nodeName"] = "n1".into();
+    let uid = server.post(PODS, object).await.body["metadata"]["uid"].clone();
+    let path = "/api/v1/namespaces/default/serviceaccounts/default/token";
+    let request = |audiences: Value| {
+        let bound = json!({"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": uid});
+        json!({"spec": {"audiences": audiences, "boundObjectRef": bound}})
+    };
+    let post = async |audiences: Value| server.send_as(node("n1"), "POST", path, request(audiences)).await;
+    assert_eq!(post(json!([])).await.code, 201);
+    let refused = post(json!(["registry"])).await;
+    let expect = "serviceaccounts \"default\" is forbidden: audience \"registry\" not found in pod spec volume, \
+        system:node:n1 is not authorized to request tokens for this audience";
+    assert_eq!((refused.code, &refused.body["message"]), (403, &json!(expect)));
+    let rule = json!({"apiGroups": [""], "resources": ["registry"], "resourceNames": ["default"],
+        "verbs": ["request-serviceaccounts-token-audience"]});
+    let rbac = "/apis/rbac.authorization.k8s.io/v1";
+    let role = json!({"metadata": {"name": "r"}, "rules": [rule]});
+    assert_eq!(server.post(&format!("{rbac}/clusterroles"), role).await.code, 201);
+    let subject = json!({"kind": "Group", "apiGroup": "rbac.authorization.k8s.io", "name": "system:nodes"});
+    let role = json!({"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "r"});
+    let binding = json!({"metadata": {"name": "b"}, "subjects": [subject], "roleRef": role});
+    assert_eq!(server.post(&format!("{rbac}/clusterrolebindings"), binding).await.code, 201);
+    let made = post(json!(["registry"])).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    assert_eq!(post(json!(["other"])).await.code, 403);
+    let refused = post(json!(["registry", "other"])).await;
+    assert_eq!(refused.code, 403);
+    let message = refused.body["message"].as_str().unwrap();
+    assert!(message.ends_with("node may only request 0 or 1 audiences"), "{message}");
+}

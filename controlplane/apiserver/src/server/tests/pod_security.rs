@@ -1,7 +1,7 @@
 //! Pod Security admission, through the API.
 
 use super::{
-    audit::{events, with_rules},
+    audit::{config_of, events, with_rules},
     *,
 };
 
@@ -178,6 +178,23 @@ async fn exemptions_come_from_the_configuration_alone() {
 }
 
 #[tokio::test]
+async fn the_reason_of_an_exemption_is_annotated() {
+    let server = with_exemptions("{usernames: [robot]}").await;
+    server.post("/api/v1/namespaces/default/serviceaccounts", json!({"metadata": {"name": "default"}})).await;
+    let file = server.directory.path().join("admission.yaml");
+    let audit = config_of(server.directory.path(), "[{level: Metadata}]");
+    let configure = |config: &mut ApiserverConfig| {
+        config.admission_file = Some(file);
+        config.audit = Some(audit);
+    };
+    let server = server.again_with(configure).await;
+    let request = Request::post(PODS).body(Full::from(privileged("p").to_string())).unwrap();
+    assert_eq!(server.send(User::new("robot", &["system:masters"]), request).await.code, 201);
+    let event = &events(&server, PODS, 1).await[0];
+    assert_eq!(event["annotations"]["pod-security.kubernetes.io/exempt"], "user");
+}
+
+#[tokio::test]
 async fn pods_of_exempt_namespaces_and_runtime_classes_are_not_checked() {
     let server = with_exemptions("{namespaces: [free], runtimeClasses: [kata]}").await;
     for name in ["free", "freed"] {
@@ -230,6 +247,13 @@ async fn audit_annotates_the_events_of_violations_only() {
         "template": {"metadata": {"labels": {"a": "b"}}, "spec": spec}}});
     let path = "/apis/apps/v1/namespaces/n/deployments";
     assert_eq!(server.post(path, deployment).await.code, 201);
-    let found = violation(&events(&server, path, 1).await[0]);
+    let event = &events(&server, path, 1).await[0];
+    let found = violation(event);
     assert!(is_restricted(&found), "{found:?}");
+    // Only pods have the enforced policy.
+    let enforced = |event: &Value| event["annotations"]["pod-security.kubernetes.io/enforce-policy"].clone();
+    assert_eq!(enforced(event), json!(null));
+    for event in events(&server, IN_N, 3).await {
+        assert_eq!(enforced(&event), "baseline:latest");
+    }
 }

@@ -194,6 +194,27 @@ async fn health_checks_have_upstreams_names_and_metrics() {
 }
 
 #[tokio::test]
+async fn key_management_services_have_a_health_check() {
+    let server = Fixture::new().await;
+    assert_eq!(server.get("/readyz/kms-providers").await.code, 404);
+    let failing = crate::EncryptionHealth(Arc::new(|| Err::<(), String>("down".to_owned())));
+    let server = with(|config| config.encryption_health = Some(failing)).await;
+    for (path, code) in [
+        ("/healthz/kms-providers", 500),
+        ("/livez/kms-providers", 404),
+        ("/readyz/kms-providers", 500),
+        ("/livez", 200),
+        ("/readyz", 500),
+        ("/readyz?exclude=kms-providers", 200),
+    ] {
+        assert_eq!(server.get(path).await.code, code, "{path}");
+    }
+    let paths = server.get("/").await.body["paths"].clone();
+    let has = |path: &str| paths.as_array().unwrap().iter().any(|one| one == path);
+    assert!(has("/readyz/kms-providers") && !has("/livez/kms-providers"), "{paths}");
+}
+
+#[tokio::test]
 async fn a_watch_over_a_web_socket_has_a_message_for_each_event() {
     use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
     use futures::StreamExt as _;

@@ -419,6 +419,51 @@ async fn subresources_with_objects_of_their_own_are_sent_to_webhooks() {
 }
 
 #[tokio::test]
+async fn reviews_are_sent_to_webhooks_of_their_group() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|request| {
+        let user = &request["object"]["spec"]["user"];
+        json!({"allowed": user != "eve", "status": {"code": 403, "message": "not her"}})
+    })
+    .await;
+    let rules = json!([{"operations": ["CREATE"], "apiGroups": ["authorization.k8s.io"], "apiVersions": ["v1"],
+        "resources": ["subjectaccessreviews"]}]);
+    configure(&server, "validating", webhook.configuration(json!({"rules": rules}))).await;
+    let reviews = "/apis/authorization.k8s.io/v1/subjectaccessreviews";
+    let ask = async |user: &str| {
+        let attributes = json!({"verb": "get", "resource": "pods"});
+        server.post(reviews, json!({"spec": {"user": user, "resourceAttributes": attributes}})).await
+    };
+    let refused = ask("eve").await;
+    let message = "admission webhook \"test.example.com\" denied the request: not her";
+    assert_eq!((refused.code, &refused.body["message"]), (403, &json!(message)), "{}", refused.body);
+    let asked = ask("ann").await;
+    assert_eq!((asked.code, &asked.body["status"]["allowed"]), (201, &json!(false)), "{}", asked.body);
+    let own = json!({"spec": {"resourceAttributes": {"verb": "get", "resource": "pods"}}});
+    let own = server.post("/apis/authorization.k8s.io/v1/selfsubjectaccessreviews", own).await;
+    assert_eq!((own.code, &own.body["status"]["allowed"]), (201, &json!(true)), "{}", own.body);
+    assert_eq!(webhook.requests().len(), 2);
+}
+
+#[tokio::test]
+async fn a_mutating_webhook_changes_a_review_before_it_is_answered() {
+    let server = Fixture::new().await;
+    let webhook = Webhook::start(|_request| {
+        let patch = json!([{"op": "add", "path": "/spec/groups", "value": ["system:masters"]}]);
+        json!({"allowed": true, "patchType": "JSONPatch", "patch": BASE64_STANDARD.encode(patch.to_string())})
+    })
+    .await;
+    let rules = json!([{"operations": ["CREATE"], "apiGroups": ["authorization.k8s.io"], "apiVersions": ["v1"],
+        "resources": ["*"]}]);
+    configure(&server, "mutating", webhook.configuration(json!({"rules": rules}))).await;
+    let attributes = json!({"verb": "get", "resource": "pods"});
+    let review = json!({"spec": {"user": "ann", "resourceAttributes": attributes}});
+    let answer = server.post("/apis/authorization.k8s.io/v1/subjectaccessreviews", review).await;
+    assert_eq!((answer.code, &answer.body["status"]["allowed"]), (201, &json!(true)), "{}", answer.body);
+    assert_eq!(answer.body["spec"]["groups"], json!(["system:masters"]));
+}
+
+#[tokio::test]
 async fn a_webhook_for_one_group_of_events_gets_those_of_the_other_group() {
     let server = Fixture::new().await;
     let webhook = Webhook::start(|_request| json!({"allowed": true})).await;

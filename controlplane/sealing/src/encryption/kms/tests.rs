@@ -135,6 +135,47 @@ fn a_plugin_that_is_absent_or_unhealthy_is_an_error() {
 }
 
 #[test]
+fn a_service_that_fails_is_unhealthy_and_its_key_expires() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("kms.sock");
+    let behaviour = plugin(&socket);
+    let kms = start(&socket).unwrap();
+    let check = |health: &str| {
+        behaviour.lock().unwrap().health = health.to_owned();
+        let (done, checked) = mpsc::channel();
+        kms.call(Call::Check(Some(done))).unwrap();
+        checked.recv().unwrap().is_ok()
+    };
+    kms.health().unwrap();
+    let sealed = kms.seal(b"value", b"name").unwrap();
+    assert!(!check("broken"));
+    assert!(kms.health().unwrap_err().to_string().contains("not healthy"));
+    // The key is used for some time, which further failures do not extend.
+    kms.seal(b"value", b"name").unwrap();
+    let long_ago = Instant::now().checked_sub(MAX_FAILING + Duration::from_secs(1)).unwrap();
+    kms.shared.checks().failure.as_mut().unwrap().since = long_ago;
+    assert!(!check("broken"));
+    assert!(kms.seal(b"value", b"name").unwrap_err().to_string().contains("has expired"));
+    let sealed = sealed.strip_prefix(kms.prefix()).unwrap();
+    assert_eq!(kms.open(sealed, b"name").unwrap(), b"value");
+    assert!(check("ok"));
+    kms.health().unwrap();
+    kms.seal(b"value", b"name").unwrap();
+}
+
+#[test]
+fn a_failed_check_is_soon_repeated() {
+    let ago = |time: Duration| Instant::now().checked_sub(time).unwrap();
+    let mut checks = Checks { requested: ago(RETRY_INTERVAL * 2), failure: None };
+    assert!(!checks.is_due());
+    checks.record(&Err("down".to_owned()));
+    assert!(checks.is_due());
+    checks.record(&Ok(()));
+    checks.requested = ago(CHECK_INTERVAL * 2);
+    assert!(checks.is_due());
+}
+
+#[test]
 fn garbage_is_an_error() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("kms.sock");

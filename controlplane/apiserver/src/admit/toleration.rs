@@ -4,6 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
+/// Maximum number of tolerations of a list that is compared with another one, because that takes quadratic time.
+pub(super) const MAX_TOLERATIONS: usize = 1000;
 /// The field names of a toleration.
 pub(super) const FIELDS: [&str; 5] = ["key", "operator", "value", "effect", "tolerationSeconds"];
 
