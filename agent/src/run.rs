@@ -84,9 +84,8 @@ async fn run_agent(
     let agent = node_agent(&config, &version, &client, &recorder, &network).await?;
     let server = Server::bind(&server_config(&config)).await.map_err(Error::Server)?;
     let checkpoint = open_checkpoint(&config).await?;
-    let (metrics, pods): (Arc<KubeletMetrics>, Pods) = Default::default();
-    metrics.show_features(Arc::clone(&config.feature_metrics));
-    agent.startup_metrics().into_iter().for_each(|metric| metrics.show(metric));
+    let pods = Pods::default();
+    let metrics = node_metrics(&config, &agent);
     let shared: Arc<dyn Runtime> = Arc::new(Measured::new(runtime.calls, Arc::clone(&metrics)));
     let (evictions, evicted) = pod::Evictions::new();
     let (devices, device_changes) = open_devices(&config, &agent, Arc::clone(&metrics));
@@ -138,6 +137,14 @@ async fn run_agent(
     tasks.spawn(server.run(completed(backend, &node), shutdown.clone()));
     end_tasks(tasks, &node, stopped(machine, &shutdown)).await;
     Ok(())
+}
+
+/// The kubelet's metrics, with those of the features and of the node's start.
+fn node_metrics(config: &AgentConfig, agent: &NodeAgent) -> Arc<KubeletMetrics> {
+    let metrics = Arc::<KubeletMetrics>::default();
+    metrics.show_features(Arc::clone(&config.feature_metrics));
+    agent.startup_metrics().into_iter().for_each(|metric| metrics.show(metric));
+    metrics
 }
 
 /// Makes the agent of the Node object, and reserves the overlay's device for it.

@@ -274,11 +274,12 @@ impl Model {
     /// Replaces the old version of a policy by the new one for these pods of this node.
     fn replace_version(&mut self, pods: &[String], tier: Tier, old: Option<u64>, new: Option<u64>) {
         for (uid, direction) in pods.iter().flat_map(|uid| DIRECTIONS.map(|direction| (uid, direction))) {
-            let mut policies = entry_policies(self.pods.get(uid), (tier, direction));
+            let stage = Stage { tier, direction };
+            let mut policies = entry_policies(self.pods.get(uid), stage);
             policies.retain(|number| Some(*number) != old);
             policies.extend(new.filter(|new| self.restricts(*new, uid, direction)));
             let policies = self.in_order(policies);
-            self.restrict(uid, (tier, direction), policies);
+            self.restrict(uid, stage, policies);
         }
         if let Some(old) = old {
             self.versions.remove(&old);

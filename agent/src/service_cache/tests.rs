@@ -316,7 +316,7 @@ async fn services_stay_for_hours_without_the_api_server_and_follow_the_pods_of_t
         for is_ready in [false, true] {
             let addresses = vec!["10.42.0.2".parse().unwrap()];
             cache.report_pod(&LocalPod { uid: "u", addresses, is_ready, is_attached: true });
-            let slices = cache.state(&key).expect("the service").1;
+            let slices = cache.state(&key).expect("the service").slices;
             assert_eq!(slices[0].endpoints[0].conditions.is_ready(), is_ready, "after {hours} hours");
         }
     }

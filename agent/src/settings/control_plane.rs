@@ -281,3 +281,8 @@ impl ControlPlaneSettings {
         sources.take(ranges::decide(self.cluster_cidr.clone(), self.service_cidr.clone(), masks))
     }
 }
+
+#[cfg(feature = "controlplane")]
+fn count(number: NonZero<u32>) -> usize {
+    usize::try_from(number.get()).unwrap_or(usize::MAX)
+}

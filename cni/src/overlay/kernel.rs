@@ -150,7 +150,8 @@ impl Kernel {
             match change {
                 Change::RemoveDevice(port) => {
                     if let Some(index) = self.indexes.remove(port) {
-                        result = result.and(self.send_one(change, (device::remove(index), 0)));
+                        result = result
+                            .and(self.send_one(change, Request { message: device::remove(index), flags: 0 }));
                     }
                 }
                 Change::MakeDevice(port, wanted) => {

@@ -380,6 +380,18 @@ mod tests {
         }
     }
 
+    /// The number of recorded waits of requests of the default schema.
+    fn waits_of_default(control: &FlowControl, executed: &str) -> u64 {
+        let families = control.times();
+        let waits = families.iter().find(|family| family.name().ends_with("_wait_duration_seconds"));
+        let is_wanted = |metric: &&prometheus::proto::Metric| {
+            let has = |value: &str| metric.get_label().iter().any(|label| label.value() == value);
+            has("global-default") && has(executed)
+        };
+        let metric = waits.unwrap().get_metric().iter().find(is_wanted).unwrap();
+        metric.get_histogram().get_sample_count()
+    }
+
     #[tokio::test(start_paused = true)]
     async fn a_request_without_a_seat_waits_then_is_refused_and_leaves_nothing() {
         let control = control();
@@ -426,16 +438,7 @@ mod tests {
         let counts = control.schemas();
         let default = counts.iter().find(|one| one.schema == "global-default").unwrap();
         assert_eq!(default.rejected[2], ("time-out", 1));
-        let times = |executed: &str| {
-            let families = control.times();
-            let waits = families.iter().find(|family| family.name().ends_with("_wait_duration_seconds"));
-            let is_wanted = |metric: &&prometheus::proto::Metric| {
-                let has = |value: &str| metric.get_label().iter().any(|label| label.value() == value);
-                has("global-default") && has(executed)
-            };
-            let metric = waits.unwrap().get_metric().iter().find(is_wanted).unwrap();
-            metric.get_histogram().get_sample_count()
-        };
+        let times = |executed: &str| waits_of_default(&control, executed);
         assert_eq!((times("true"), times("false")), (default.dispatched, 1));
         let is_shown = |schema: &str| {
             let families = control.times();

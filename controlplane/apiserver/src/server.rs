@@ -143,10 +143,7 @@ impl Apiserver {
         let (outcome, waited) = waits::measure(answer).await;
         let reply = outcome.unwrap_or_else(|error| reply::failure(&error));
         let reply = self.count_terminated(reply, &counted);
-        let reply = match &token {
-            Some(token) => self.note_token(reply, token, record.as_deref()),
-            None => reply,
-        };
+        let reply = self.note_token(reply, token.as_ref(), record.as_deref());
         self.state.metrics.answered(&counted, &reply, began.elapsed(), waited);
         let reply = match record {
             Some(record) => record.respond(reply, is_long).await,
@@ -179,11 +176,12 @@ impl Apiserver {
         self.state.features.response_compression && compression::is_wanted(info, headers)
     }
 
-    /// Counts and records the use of a token.
-    fn note_token(&self, reply: Reply, token: &NotedToken, record: Option<&Record>) -> Reply {
+    /// Counts and records the use of a token, if its uses are recorded.
+    fn note_token(&self, reply: Reply, token: Option<&NotedToken>, record: Option<&Record>) -> Reply {
         match token {
-            NotedToken::Legacy(token) => note_legacy_token(reply, token, record),
-            NotedToken::Extended(token) => {
+            None => reply,
+            Some(NotedToken::Legacy(token)) => note_legacy_token(reply, token, record),
+            Some(NotedToken::Extended(token)) => {
                 let is_stale = token.late > 0;
                 self.state.metrics.tokens.used(is_stale);
                 if let Some(record) = record.filter(|_| is_stale) {

@@ -81,7 +81,7 @@ fn packet(random: &mut SmallRng, states: &[State]) -> Packet {
     let port = if random.random_ratio(1, 8) { 81 } else { 80 };
     let is_udp = random.random_bool(0.5);
     let state = states.iter().find(|(key, _)| key.name == format!("s{number}"));
-    let service = state.and_then(|(_, state)| state.as_ref()).map(|(service, _)| &**service);
+    let service = state.and_then(|(_, state)| state.as_ref()).map(|state| &*state.service);
     let external = service.filter(|service| is_ipv4 && has_external_ip(service));
     if let Some(service) = external.filter(|_| random.random_bool(0.3)) {
         let to = SocketAddr::new(IpAddr::from([198, 51, 100, number]), 80);

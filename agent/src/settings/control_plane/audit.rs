@@ -1,12 +1,11 @@
 //! The settings of audit events.
 
-use std::num::NonZero;
 use std::time::Duration;
 
 use coracle_controlplane::{AuditConfig, AuditLogOptions, AuditMode as Mode, AuditWebhookConfig};
 
 use super::super::audit_mode::AuditMode;
-use super::ControlPlaneSettings;
+use super::{ControlPlaneSettings, count};
 
 impl ControlPlaneSettings {
     /// The audit, if there are a policy and a backend.
@@ -43,10 +42,6 @@ fn mode(mode: AuditMode) -> Mode {
         AuditMode::Blocking => Mode::Blocking,
         AuditMode::BlockingStrict => Mode::BlockingStrict,
     }
-}
-
-fn count(number: NonZero<u32>) -> usize {
-    usize::try_from(number.get()).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]

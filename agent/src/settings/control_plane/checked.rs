@@ -17,7 +17,7 @@ use super::super::ranges::Ranges;
 use super::super::sources::Sources;
 use super::super::value::{ByteSize, Fraction, GoDuration};
 use super::super::{Dirs, address_or_port};
-use super::ControlPlaneSettings;
+use super::{ControlPlaneSettings, count};
 
 /// Checked settings of the control plane.
 #[derive(Clone, Debug)]
