@@ -12,6 +12,7 @@
 //! over. Otherwise the pod moves to the back-off.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -55,7 +56,8 @@ enum QueueState {
 struct QueueOrder(std::cmp::Reverse<i32>, u64);
 
 struct Entry {
-    pod: Pod,
+    /// Shared with the attempt and the binding.
+    pod: Arc<Pod>,
     state: QueueState,
     serial_number: u64,
     /// Sequence number of the pod's addition or last refusal. Serial numbers come from the same sequence.
@@ -142,7 +144,8 @@ impl Queue {
     }
 
     /// Adds a pod or its newer version. If its requirements changed, the pod is ready immediately.
-    pub(crate) fn add(&mut self, pod: Pod) {
+    pub(crate) fn add(&mut self, pod: impl Into<Arc<Pod>>) {
+        let pod: Arc<Pod> = pod.into();
         let uid = pod.uid().to_owned();
         // The claims of a pod and its extended resources never change.
         if may_use_devices(&pod) {
@@ -189,7 +192,7 @@ impl Queue {
     }
 
     /// The next ready pod.
-    pub(crate) fn pop(&mut self, now: Instant) -> Option<Pod> {
+    pub(crate) fn pop(&mut self, now: Instant) -> Option<Arc<Pod>> {
         while let Some(due) = self.held_back.first_entry().filter(|due| due.key().0 <= now) {
             let uid = due.get().clone();
             self.put_ready(&uid, RESTED);
@@ -203,7 +206,7 @@ impl Queue {
     }
 
     /// Pops this pod, even before the end of its back-off. `None` if it is in flight or gated.
-    pub(crate) fn take(&mut self, uid: &str) -> Option<Pod> {
+    pub(crate) fn take(&mut self, uid: &str) -> Option<Arc<Pod>> {
         if matches!(self.entries.get(uid)?.state, QueueState::InFlight | QueueState::Gated) {
             return None;
         }
@@ -211,7 +214,7 @@ impl Queue {
         self.start(uid)
     }
 
-    fn start(&mut self, uid: &str) -> Option<Pod> {
+    fn start(&mut self, uid: &str) -> Option<Arc<Pod>> {
         let entry = self.entries.get_mut(uid)?;
         entry.state = QueueState::InFlight;
         let now = Instant::now();
@@ -279,7 +282,7 @@ impl Queue {
     }
 
     /// Sorts pods of the queue: higher priority first, then the older pod.
-    pub(crate) fn sort(&self, pods: &mut [Pod]) {
+    pub(crate) fn sort(&self, pods: &mut [Arc<Pod>]) {
         pods.sort_by_key(|pod| self.entries.get(pod.uid()).map(Entry::order));
     }
 
@@ -375,7 +378,7 @@ impl Queue {
     }
 
     /// A pod that was popped and is neither refused nor removed yet.
-    pub(crate) fn in_flight(&self, uid: &str) -> Option<&Pod> {
+    pub(crate) fn in_flight(&self, uid: &str) -> Option<&Arc<Pod>> {
         self.entries.get(uid).filter(|entry| entry.state == QueueState::InFlight).map(|entry| &entry.pod)
     }
 
@@ -469,6 +472,14 @@ mod tests {
         queue.add(pod("important", json!({"priority": 10})));
         let order = [pop(&mut queue, now), pop(&mut queue, now), pop(&mut queue, now), pop(&mut queue, now)];
         assert_eq!(order, ["important", "old", "young", ""]);
+    }
+
+    #[tokio::test]
+    async fn an_attempt_shares_the_pod_with_the_queue() {
+        let mut queue = empty();
+        queue.add(pod("p", json!({})));
+        let popped = queue.pop(Instant::now()).unwrap();
+        assert!(queue.in_flight("p").is_some_and(|kept| Arc::ptr_eq(kept, &popped)));
     }
 
     #[tokio::test]
@@ -722,9 +733,9 @@ mod tests {
         let all = ["ready", "refused", "retried", "urgent"];
         let in_backoff = all.map(|uid| queue.backoff_until(uid).is_some());
         assert_eq!(in_backoff, [false, true, true, false]);
-        let mut order: Vec<Pod> = all.iter().filter_map(|uid| queue.take(uid)).collect();
+        let mut order: Vec<Arc<Pod>> = all.iter().filter_map(|uid| queue.take(uid)).collect();
         queue.sort(&mut order);
-        let names: Vec<&str> = order.iter().map(ObjectExt::name).collect();
+        let names: Vec<&str> = order.iter().map(|pod| pod.name()).collect();
         assert_eq!(names, ["urgent", "refused", "retried", "ready"]);
         assert_eq!(queue.due(), None);
         assert!(queue.unschedulable.is_empty() && queue.take("ready").is_none());

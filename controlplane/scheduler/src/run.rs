@@ -49,7 +49,7 @@ const MAX_BINDINGS: usize = 32;
 
 /// The result of a binding.
 struct Bound {
-    pod: Pod,
+    pod: Arc<Pod>,
     node: String,
     reserved: Reserved,
     attempt: Option<Attempt>,
@@ -378,7 +378,7 @@ impl Scheduler {
         }
     }
 
-    fn schedule_alone(&mut self, pod: Pod, profile: &Profile) {
+    fn schedule_alone(&mut self, pod: Arc<Pod>, profile: &Profile) {
         // The change of a claim, or of the pod's status with the claim's name, makes the pod ready again.
         if !self.snapshot.devices.has_claims_of(&pod) {
             let why = self.snapshot.devices.of_pod(&pod).err().unwrap_or_default();
@@ -401,7 +401,7 @@ impl Scheduler {
     }
 
     /// Reserves the volumes and devices of a pod on a node, and starts the binding.
-    fn assume_and_bind(&mut self, pod: Pod, profile: &Profile, node: String) {
+    fn assume_and_bind(&mut self, pod: Arc<Pod>, profile: &Profile, node: String) {
         let start = Instant::now();
         let reserved = reserve(&pod, profile, &self.snapshot, &node);
         let (metrics, result) = (&self.config.metrics, AttemptResult::of(&reserved));
@@ -413,7 +413,7 @@ impl Scheduler {
     }
 
     /// Places a pod on its node and starts the binding.
-    fn assume(&mut self, pod: Pod, node: String, reserved: Reserved) {
+    fn assume(&mut self, pod: Arc<Pod>, node: String, reserved: Reserved) {
         let changes = self.snapshot.place(&pod, &node);
         self.changed(changes);
         self.assumed.insert(pod.uid().to_owned());

@@ -46,8 +46,8 @@ struct WaitingPods {
 
 /// The result of the calls for one pod. The error is the message of an extender.
 pub(super) enum ExtenderOutcome {
-    Nodes { pod: Pod, ranked: Ranked, advice: Result<ExtenderResult, String> },
-    Preemption { pod: Pod, refused: Unschedulable, found: Result<Vec<Preemption>, String> },
+    Nodes { pod: Arc<Pod>, ranked: Ranked, advice: Result<ExtenderResult, String> },
+    Preemption { pod: Arc<Pod>, refused: Unschedulable, found: Result<Vec<Preemption>, String> },
 }
 
 /// An event of the extenders.
@@ -164,7 +164,7 @@ impl Scheduler {
     }
 
     /// The pod if it was popped and is neither refused nor being bound. It may be deleted during a call of an extender.
-    fn undecided(&self, uid: &str) -> Option<Pod> {
+    fn undecided(&self, uid: &str) -> Option<Arc<Pod>> {
         self.queue.in_flight(uid).filter(|_| !self.assumed.contains(uid)).cloned()
     }
 
@@ -205,7 +205,13 @@ impl Scheduler {
         }
     }
 
-    fn apply_extender_result(&mut self, pod: Pod, profile: &Profile, ranked: Ranked, advice: ExtenderResult) {
+    fn apply_extender_result(
+        &mut self,
+        pod: Arc<Pod>,
+        profile: &Profile,
+        ranked: Ranked,
+        advice: ExtenderResult,
+    ) {
         let order = ranked.order(&advice);
         if order.is_empty() {
             return self.refused_by_extenders(pod, profile, ranked.unschedulable(advice));
@@ -218,7 +224,7 @@ impl Scheduler {
     }
 
     /// Handles a pod that no node can run. Extenders with a verb for preemption are asked about the victims.
-    fn refused_by_extenders(&mut self, pod: Pod, profile: &Profile, refused: Unschedulable) {
+    fn refused_by_extenders(&mut self, pod: Arc<Pod>, profile: &Profile, refused: Unschedulable) {
         let is_error = refused.found_by == FoundBy::Error;
         if is_error || !profile.preempts || !self.extender_calls.preempts(&pod) {
             self.preempt_or_refuse(&pod, profile, &refused);
