@@ -37,15 +37,12 @@ use crate::snapshot::Snapshot;
 use crate::volumes;
 use crate::volumes::bind::BindError;
 use crate::watch::stream;
+use binding::{MAX_BINDINGS, MAX_DECIDED};
 use coracle_events::{Event, Recorder, cause};
 use coracle_values::object::ObjectExt;
 use coracle_watch::{Config, Event as Watched};
 use extender_calls::ExtenderCalls;
 use limiter::SearchLimiter;
-
-/// Maximum number of concurrent binding requests. The store syncs concurrent writes together. More requests need more
-/// memory and, with a remote server, more connections.
-const MAX_BINDINGS: usize = 32;
 
 /// The result of a binding.
 struct Bound {
@@ -67,6 +64,8 @@ struct Scheduler {
     bindings: JoinSet<Bound>,
     /// Permits of concurrent binding requests.
     requests: Arc<Semaphore>,
+    /// Permits of decided pods whose binding needs nothing but a request.
+    decided: Arc<Semaphore>,
     /// Whether all permits are in use. While this is true, the recorder delays events.
     is_saturated: tokio::sync::watch::Sender<bool>,
     /// Permits of concurrent binding requests to extenders. A slow extender does not delay pods that no extender binds.
@@ -186,6 +185,7 @@ impl Scheduler {
             assumed: HashSet::new(),
             bindings: JoinSet::new(),
             requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
+            decided: Arc::new(Semaphore::new(MAX_DECIDED)),
             is_saturated,
             extender_requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
             marks: JoinSet::new(),
@@ -204,7 +204,8 @@ impl Scheduler {
         }
     }
 
-    /// The time at which the next pod can be scheduled. `None` until all kinds are listed.
+    /// The time at which the next pod can be scheduled. `None` until all kinds are listed, and while enough decided pods
+    /// wait for their bindings.
     fn due(&self) -> Option<Instant> {
         let kinds = [&self.pods, &self.nodes, &self.namespaces, &self.budgets];
         let (volumes, selectors) = (&self.snapshot.volumes, &self.snapshot.selectors);
@@ -212,7 +213,7 @@ impl Scheduler {
             && volumes.is_complete()
             && selectors.is_complete()
             && self.snapshot.devices.is_complete();
-        if listed { self.queue.next_attempt() } else { None }
+        if listed && self.may_decide() { self.queue.next_attempt() } else { None }
     }
 
     fn pod_event(&mut self, event: Watched<Pod>) {
@@ -422,17 +423,8 @@ impl Scheduler {
         if let Some(group) = pod.group() {
             self.report_group(&group, Verdict::scheduled());
         }
-        let binding = binding::Binding::new(self);
-        self.bindings.spawn(async move {
-            let result = binding.run(&pod, &node, &reserved).await;
-            Bound { pod, node, reserved, attempt, result }
-        });
+        self.start_binding(pod, node, reserved, attempt);
         self.update_saturation();
-    }
-
-    fn update_saturation(&self) {
-        let is_saturated = self.requests.available_permits() == 0;
-        self.is_saturated.send_if_modified(|value| std::mem::replace(value, is_saturated) != is_saturated);
     }
 
     fn bound(&mut self, Bound { pod, node, reserved, attempt, result }: Bound) {

@@ -105,6 +105,11 @@ impl ExtenderCalls {
         self.extenders.iter().any(|one| calls(one) && one.extender.is_interested(pod))
     }
 
+    /// Whether an extender binds the pod.
+    pub(super) fn binds(&self, pod: &Pod) -> bool {
+        self.extenders.iter().any(|one| one.extender.bind.is_some() && one.extender.is_interested(pod))
+    }
+
     fn preempts(&self, pod: &Pod) -> bool {
         self.extenders.iter().any(|one| one.extender.preempt.is_some() && one.extender.is_interested(pod))
     }

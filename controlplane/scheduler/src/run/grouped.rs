@@ -432,7 +432,9 @@ mod tests {
     async fn events_wait_only_while_all_permits_of_bindings_are_in_use() {
         let (scheduler, _) = scheduler(&[]);
         let permits = scheduler.requests.clone();
-        let all = permits.try_acquire_many_owned(u32::try_from(super::super::MAX_BINDINGS).unwrap()).unwrap();
+        let all = permits
+            .try_acquire_many_owned(u32::try_from(super::super::binding::MAX_BINDINGS).unwrap())
+            .unwrap();
         scheduler.update_saturation();
         assert!(*scheduler.is_saturated.borrow());
         drop(all);
