@@ -1,4 +1,4 @@
-//! The scheduling queue. Pods are ready (by priority and age), in back-off, or unschedulable until a change.
+//! The scheduling queue. Pods are ready (by priority, turn and age), in back-off, or unschedulable until a change.
 //!
 //! ```text
 //!            add                    pop
@@ -17,10 +17,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::config::QueueSort;
 use crate::devices::{DeviceChanges, may_use_devices, uses_any};
 use crate::hint::Changes;
 use crate::metrics::{Attempt, QueueLengths, QueueName, SchedulerMetrics};
 use crate::object::Pod;
+use crate::turn_queue::{QueueOrder, TurnQueue};
 use crate::volumes::{self, VolumeChanges};
 use coracle_values::object::ObjectExt;
 
@@ -48,12 +50,6 @@ enum QueueState {
     /// The pod was popped and is neither refused nor bound yet.
     InFlight,
 }
-
-/// Order of the ready pods: higher priority first, then the pod that was added or refused earlier, as upstream. A
-/// refused pod goes behind the waiting pods. Otherwise a few refused pods could be tried again and again before younger
-/// pods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct QueueOrder(std::cmp::Reverse<i32>, u64);
 
 struct Entry {
     /// Shared with the attempt and the binding.
@@ -102,7 +98,10 @@ pub(crate) struct Queue {
     first_backoff: Duration,
     longest_backoff: Duration,
     entries: HashMap<String, Entry>,
-    ready: BTreeMap<QueueOrder, String>,
+    /// The ready pods of a namespace: higher priority first, then the pod that was added or refused earlier, as upstream.
+    /// A refused pod goes behind the waiting pods. Otherwise a few refused pods could be tried again and again before
+    /// younger pods.
+    ready: TurnQueue,
     held_back: BTreeMap<(Instant, u64), String>,
     /// Unschedulable pods by the changes that may help them.
     unschedulable: HashMap<Changes, HashSet<String>>,
@@ -124,12 +123,17 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// An empty queue with the shortest and the longest back-off of refused pods.
-    pub(crate) fn new(first_backoff: Duration, longest_backoff: Duration, metrics: SchedulerMetrics) -> Self {
+    pub(crate) fn new(
+        first_backoff: Duration,
+        longest_backoff: Duration,
+        sort: QueueSort,
+        metrics: SchedulerMetrics,
+    ) -> Self {
         Self {
             first_backoff,
             longest_backoff,
             entries: HashMap::new(),
-            ready: BTreeMap::new(),
+            ready: TurnQueue::new(sort),
             held_back: BTreeMap::new(),
             unschedulable: HashMap::new(),
             retries: BTreeMap::new(),
@@ -201,7 +205,7 @@ impl Queue {
             let uid = due.remove();
             self.help(&uid, Changes::ALL, TIMEOUT, now);
         }
-        let (_, uid) = self.ready.pop_first()?;
+        let uid = self.ready.pop_first()?;
         self.start(&uid)
     }
 
@@ -414,19 +418,20 @@ impl Queue {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         let order = QueueOrder(entry.order().0, entry.position);
         entry.state = QueueState::Ready(order);
-        self.ready.insert(order, uid.to_owned());
+        self.ready.insert(entry.pod.namespace(), order, uid.to_owned());
         self.metrics.pod_queued(QueueName::Active, event);
     }
 
     fn remove_from_order(&mut self, uid: &str) {
-        match self.entries.get(uid).map(|entry| (entry.state, entry.helped_by)) {
-            Some((QueueState::Ready(order), _)) => drop(self.ready.remove(&order)),
-            Some((QueueState::HeldBack(due, serial_number), _)) => {
+        let Some(entry) = self.entries.get(uid) else { return };
+        match (entry.state, entry.helped_by) {
+            (QueueState::Ready(order), _) => self.ready.remove(entry.pod.namespace(), order),
+            (QueueState::HeldBack(due, serial_number), _) => {
                 drop(self.held_back.remove(&(due, serial_number)))
             }
-            Some((QueueState::Unschedulable, helped_by)) => self.remove_unschedulable(uid, helped_by),
-            Some((QueueState::Gated, _)) => self.gated = self.gated.saturating_sub(1),
-            Some((QueueState::InFlight, _)) | None => {}
+            (QueueState::Unschedulable, helped_by) => self.remove_unschedulable(uid, helped_by),
+            (QueueState::Gated, _) => self.gated = self.gated.saturating_sub(1),
+            (QueueState::InFlight, _) => {}
         }
     }
 
@@ -457,7 +462,8 @@ mod tests {
     use serde_json::json;
 
     fn empty() -> Queue {
-        Queue::new(Duration::from_secs(1), Duration::from_secs(10), SchedulerMetrics::default())
+        let (first, longest) = (Duration::from_secs(1), Duration::from_secs(10));
+        Queue::new(first, longest, QueueSort::Turns, SchedulerMetrics::default())
     }
 
     fn pop(queue: &mut Queue, now: Instant) -> String {
@@ -480,6 +486,22 @@ mod tests {
         queue.add(pod("p", json!({})));
         let popped = queue.pop(Instant::now()).unwrap();
         assert!(queue.in_flight("p").is_some_and(|kept| Arc::ptr_eq(kept, &popped)));
+    }
+
+    #[tokio::test]
+    async fn a_pod_of_another_namespace_does_not_wait_for_all_older_pods() {
+        let (mut queue, now) = (empty(), Instant::now());
+        for number in 0..100 {
+            queue.add(pod(&format!("p{number:02}"), json!({})));
+        }
+        let mut other = pod("other", json!({}));
+        other.metadata.namespace = Some("e".to_owned());
+        queue.add(other);
+        queue.remove("p00");
+        let order: Vec<String> = (0..100).map(|_| pop(&mut queue, now)).collect();
+        assert_eq!(order.iter().position(|name| name == "other"), Some(8), "after one turn of eight pods");
+        let others = order.iter().filter(|name| *name != "other");
+        assert!(others.is_sorted(), "the pods of a namespace keep their order");
     }
 
     #[tokio::test]

@@ -178,7 +178,12 @@ impl Scheduler {
         snapshot.devices.set_timeouts(&config.profiles);
         Self {
             client,
-            queue: Queue::new(config.first_backoff, config.longest_backoff, config.metrics.clone()),
+            queue: Queue::new(
+                config.first_backoff,
+                config.longest_backoff,
+                config.queue_sort(),
+                config.metrics.clone(),
+            ),
             config: Arc::new(config),
             recorder,
             snapshot,
