@@ -40,8 +40,8 @@ pub(crate) struct NodeInfo {
     /// By uid. The values are boxed, because the table has up to twice as many places as pods.
     pods: HashMap<Arc<str>, Box<Placed>>,
     /// Sizes of the node's images in bytes, by name. They are not part of the properties, because a new image helps no
-    /// refused pod.
-    pub(crate) images: HashMap<String, i64>,
+    /// refused pod. The nodes share the names.
+    pub(crate) images: HashMap<Arc<str>, i64>,
     pub(crate) requested: Resources,
     /// The sum of the requests that scores use. It includes assumed requests for containers without requests.
     pub(crate) weighed: Resources,
@@ -71,7 +71,7 @@ struct Nominated {
 /// The number of nodes that have each image.
 #[derive(Debug, Default)]
 pub(crate) struct Images {
-    counts: HashMap<String, usize>,
+    counts: HashMap<Arc<str>, usize>,
     nodes: usize,
 }
 
@@ -163,7 +163,12 @@ impl Images {
         self.counts.contains_key(image)
     }
 
-    fn replace(&mut self, old: &HashMap<String, i64>, new: &HashMap<String, i64>) {
+    /// The name of an image, shared with the nodes that have the image.
+    fn name(&self, name: &str) -> Arc<str> {
+        self.counts.get_key_value(name).map_or_else(|| name.into(), |(known, _)| known.clone())
+    }
+
+    fn replace(&mut self, old: &HashMap<Arc<str>, i64>, new: &HashMap<Arc<str>, i64>) {
         for name in old.keys() {
             if let Entry::Occupied(mut count) = self.counts.entry(name.clone()) {
                 *count.get_mut() -= 1;
@@ -231,14 +236,18 @@ impl Snapshot {
         if changed {
             self.touch(&properties.name);
         }
-        let info = self.nodes.entry(properties.name.clone()).or_default();
+        let all = &self.images;
         let images = node.status.images.iter().flatten();
         let images = images.flat_map(|image| {
             let size = image.size_bytes.unwrap_or_default();
-            image.names.iter().flatten().map(move |name| (name.clone(), size))
+            image.names.iter().flatten().map(move |name| (all.name(name), size))
         });
-        let old = std::mem::replace(&mut info.images, images.collect());
-        self.images.replace(&old, &info.images);
+        let images: HashMap<Arc<str>, i64> = images.collect();
+        let info = self.nodes.entry(properties.name.clone()).or_default();
+        if info.images != images {
+            let old = std::mem::replace(&mut info.images, images);
+            self.images.replace(&old, &info.images);
+        }
         self.images.nodes += usize::from(is_new);
         info.properties = Some(properties);
         changed
@@ -468,6 +477,21 @@ mod tests {
         let ((uid, place), info) = (snapshot.places.get_key_value("p").unwrap(), &snapshot.nodes["a"]);
         let (kept, _) = info.pods.get_key_value("p").unwrap();
         assert!(Arc::ptr_eq(uid, kept) && Arc::ptr_eq(place, &info.name));
+    }
+
+    #[test]
+    fn nodes_share_the_names_of_their_images() {
+        let mut snapshot = Snapshot::default();
+        let images = json!([{"names": ["x:1"], "sizeBytes": 5}]);
+        for name in ["a", "b"] {
+            snapshot.set_node(&node(name, json!({"/status/images": images})));
+        }
+        let name = |node: &str| snapshot.nodes[node].images.keys().next().unwrap().clone();
+        assert!(Arc::ptr_eq(&name("a"), &name("b")));
+        snapshot.set_node(&node("a", json!({})));
+        assert!(snapshot.images.has("x:1"));
+        snapshot.set_node(&node("b", json!({})));
+        assert!(!snapshot.images.has("x:1"));
     }
 
     #[test]
