@@ -166,7 +166,8 @@ pub(crate) struct ContainerStatus {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Node {
-    #[serde(deserialize_with = "scheduling_metadata")]
+    /// With the annotations: the snapshot reads one of them, and keeps no node object.
+    #[serde(deserialize_with = "without_managed_fields")]
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: NodeSpec,
     pub(crate) status: NodeStatus,

@@ -480,6 +480,15 @@ mod tests {
     }
 
     #[test]
+    fn the_size_of_the_disk_is_read_from_the_node_object() {
+        let metadata = json!({"name": "a", "annotations": {LOCAL_VOLUMES_DISK: "10Gi"}});
+        let mut snapshot = Snapshot::default();
+        snapshot.set_node(&serde_json::from_value(json!({"metadata": metadata})).unwrap());
+        let disk = snapshot.candidate("a").unwrap().properties.local_volumes_disk;
+        assert_eq!(disk, Quantity::parse("10Gi").ok());
+    }
+
+    #[test]
     fn nodes_share_the_names_of_their_images() {
         let mut snapshot = Snapshot::default();
         let images = json!([{"names": ["x:1"], "sizeBytes": 5}]);
