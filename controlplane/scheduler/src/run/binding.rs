@@ -1,9 +1,10 @@
-//! The binding of a pod: its volumes and devices first, then the request.
+//! The binding of a pod: its volumes and devices first, then the request; and its result.
 
 use std::sync::Arc;
 
 use kube::Client;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
 use super::report::record_wait;
 use super::{Bound, Scheduler};
@@ -12,12 +13,14 @@ use crate::config::{SchedulerConfig, VOLUME_TIMEOUT};
 use crate::consult;
 use crate::devices::{self, Devices, may_use_devices};
 use crate::extender::client::Remote;
-use crate::metrics::{Attempt, ExtensionPoint, SchedulerMetrics};
+use crate::hint::Changes;
+use crate::metrics::{Attempt, AttemptResult, ExtensionPoint, SchedulerMetrics};
 use crate::object::Pod;
 use crate::reserve::Reserved;
 use crate::volumes::bind::BindError;
 use crate::volumes::{self, Volumes};
-use coracle_events::Recorder;
+use coracle_events::{Event, Recorder, cause};
+use coracle_values::object::ObjectExt;
 
 /// Maximum number of concurrent binding requests. The store syncs concurrent writes together. More requests need more
 /// memory and, with a remote server, more connections.
@@ -119,6 +122,67 @@ impl Scheduler {
         if may_wait { None } else { self.decided.clone().try_acquire_owned().ok() }
     }
 
+    /// Handles an ended binding, and those that ended meanwhile. A turn of the scheduler's loop polls all its inputs, which
+    /// takes longer than the work for one binding.
+    pub(super) fn all_bound(&mut self, bound: Bound) {
+        self.bound(bound);
+        while let Some(Ok(bound)) = self.bindings.try_join_next() {
+            self.bound(bound);
+        }
+    }
+
+    pub(super) fn bound(&mut self, Bound { pod, node, reserved, attempt, result }: Bound) {
+        self.update_saturation();
+        if let Some(attempt) = attempt {
+            self.count_binding(&pod, &attempt, AttemptResult::of(&result));
+        }
+        let Err(error) = result else {
+            let message = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
+            return self.record(&pod, Event::normal("Scheduled", message));
+        };
+        self.snapshot.volumes.release(&reserved.volumes);
+        self.snapshot.devices.release(&reserved.devices);
+        // If the pod is not in `assumed` any more, the watch has delivered its state.
+        if !self.assumed.remove(pod.uid()) {
+            return;
+        }
+        self.snapshot.remove(pod.uid());
+        self.groups.forget(pod.uid());
+        let BindError::Request(error) = error else {
+            return self.pre_bind_failed(&pod, &node, &error);
+        };
+        if matches!(&error, kube::Error::Api(status) if status.is_not_found()) {
+            self.queue.remove(pod.uid());
+            self.groups.remove_pod(pod.uid());
+        } else {
+            tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
+            self.queue.failed(pod.uid(), Instant::now());
+            let message = format!("running Bind for node \"{node}\": {}", cause(&error));
+            if matches!(&error, kube::Error::Api(status) if status.is_conflict()) {
+                // After a conflict the pod may already have a node, so its condition is not changed.
+                self.record(&pod, Event::warning("FailedScheduling", message));
+            } else {
+                self.report_error(&pod, message);
+            }
+        }
+        self.queue.change(Changes::POD_GONE, Instant::now());
+    }
+
+    /// Queues a pod again after its volumes or devices were not bound, or after an extender failed to bind it.
+    fn pre_bind_failed(&mut self, pod: &Pod, node: &str, error: &BindError) {
+        tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
+        self.queue.failed(pod.uid(), Instant::now());
+        let message = match error {
+            BindError::Extender(_) => format!("running Bind for node \"{node}\": {error}"),
+            BindError::Devices(_) | BindError::DeviceConditions(_) => {
+                format!("running PreBind plugin \"DynamicResources\": {error}")
+            }
+            _ => format!("running PreBind plugin \"VolumeBinding\": {error}"),
+        };
+        self.report_error(pod, message);
+        self.queue.change(Changes::POD_GONE, Instant::now());
+    }
+
     pub(super) fn update_saturation(&self) {
         let is_saturated = self.requests.available_permits() == 0;
         self.is_saturated.send_if_modified(|value| std::mem::replace(value, is_saturated) != is_saturated);
@@ -149,6 +213,23 @@ mod tests {
         let bound = scheduler.bindings.join_next().await.unwrap().unwrap();
         scheduler.bound(bound);
         assert!(scheduler.may_decide());
+    }
+
+    #[tokio::test]
+    async fn bindings_that_ended_meanwhile_are_handled_together() {
+        let mut scheduler = scheduler_of_accepting_server();
+        scheduler.snapshot.set_node(&fixture::node("a", json!({})));
+        for name in ["p", "q", "r"] {
+            scheduler.queue.add(fixture::pod(name, json!({"containers": [{}]})));
+            scheduler.schedule_next();
+        }
+        let first = scheduler.bindings.join_next().await.unwrap().unwrap();
+        // The runtime of the test has one thread, so all tasks run while this one yields.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        scheduler.all_bound(first);
+        assert!(scheduler.bindings.is_empty());
     }
 
     #[tokio::test]
