@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::PodCondition;
 
 use crate::affinity_term::{Labels, PodTerms};
 use crate::object::Pod;
-use crate::request::{HostPort, assumed_of_placed, host_ports, of_pod};
+use crate::request::{HostPort, host_ports, of_placed};
 use crate::volumes::{Disks, claims_of, disks_of};
 
 /// A pod on its node: requests, ports and the fields that filters and scores of other pods read. It takes about 100
@@ -74,9 +74,10 @@ impl<T: PartialEq> Recent<T> {
 
 impl Placed {
     pub(crate) fn of(pod: &Pod) -> Self {
+        let (requests, assumed) = of_placed(pod);
         let common = Common {
-            requests: of_pod(pod),
-            assumed: assumed_of_placed(pod),
+            requests,
+            assumed,
             ports: host_ports(&pod.spec),
             namespace: pod.namespace().to_owned(),
             priority: pod.spec.priority.unwrap_or_default(),
