@@ -2,6 +2,7 @@
 
 use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::{Client, Error};
+use serde::Serialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
@@ -9,15 +10,41 @@ use crate::object::Pod;
 use crate::preempt::Victim;
 use coracle_values::object::ObjectExt;
 
+/// The body of a request that binds a pod.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Binding<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    metadata: BindingMetadata<'a>,
+    target: Target<'a>,
+}
+
+#[derive(Serialize)]
+struct BindingMetadata<'a> {
+    name: &'a str,
+    namespace: &'a str,
+    uid: &'a str,
+}
+
+/// The node of a binding.
+#[derive(Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Target<'a> {
+    api_version: &'static str,
+    kind: &'static str,
+    name: &'a str,
+}
+
 /// Binds a pod to a node.
 pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Error> {
     let api: Api<Pod> = Api::namespaced(client, pod.namespace());
-    let binding = json!({
-        "apiVersion": "v1",
-        "kind": "Binding",
-        "metadata": {"name": pod.name(), "namespace": pod.namespace(), "uid": pod.uid()},
-        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
-    });
+    let binding = Binding {
+        api_version: "v1",
+        kind: "Binding",
+        metadata: BindingMetadata { name: pod.name(), namespace: pod.namespace(), uid: pod.uid() },
+        target: Target { api_version: "v1", kind: "Node", name: node },
+    };
     // The response is a Status, which is not needed.
     api.create_subresource::<_, IgnoredAny>("binding", pod.name(), &PostParams::default(), &binding)
         .await
@@ -114,5 +141,35 @@ pub(crate) async fn evict(client: Client, victim: &Victim, scheduler: &str) -> R
     match deleted {
         Err(Error::Api(status)) if status.is_not_found() || status.is_conflict() => Ok(()),
         other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use kube::client::Body;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_binding_names_the_pod_and_the_node() {
+        let service = tower::service_fn(|request: Request<Body>| async move {
+            let path = request.uri().path().to_owned();
+            let body = request.into_body().collect_bytes().await.unwrap();
+            let body: serde_json::Value = serde_json::from_slice(&body).unwrap();
+            let expected = json!({
+                "apiVersion": "v1",
+                "kind": "Binding",
+                "metadata": {"name": "p", "namespace": "d", "uid": "p"},
+                "target": {"apiVersion": "v1", "kind": "Node", "name": "a"},
+            });
+            let is_same = path == "/api/v1/namespaces/d/pods/p/binding" && body == expected;
+            let answer = Response::builder().status(if is_same { 201_u16 } else { 500 });
+            Ok::<_, Infallible>(answer.body(Body::from(b"{}".to_vec())).unwrap())
+        });
+        let pod = crate::fixture::pod("p", json!({"containers": [{}]}));
+        assert!(bind(Client::new(service, ""), &pod, "a").await.is_ok());
     }
 }

@@ -65,6 +65,17 @@ pub(crate) struct Profile {
     /// The search ends when this percentage of the nodes fit, but not before [`MIN_FEASIBLE_NODES`] fit. 0 means
     /// upstream's percentage: 50, minus 1 for each 125 nodes, but at least 5.
     pub(crate) percentage: u8,
+    pub(crate) queue_sort: QueueSort,
+}
+
+/// Order of waiting pods of equal priority.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum QueueSort {
+    /// The namespaces take turns. The pods of one namespace are in the order of upstream.
+    #[default]
+    Turns,
+    /// The pod that was added or refused earlier is first, as in upstream's `PrioritySort`.
+    Time,
 }
 
 /// Default of [`Profile::device_timeout`], as upstream (`DynamicResourcesBindingTimeoutDefault`).
@@ -167,6 +178,7 @@ impl Default for Profile {
             device_timeout: DEVICE_TIMEOUT,
             volume_timeout: VOLUME_TIMEOUT,
             percentage: 0,
+            queue_sort: QueueSort::default(),
         }
     }
 }
@@ -198,6 +210,12 @@ impl SchedulerConfig {
         let failed = |reason: String| ConfigError { path: path.display().to_string(), reason };
         let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
         file::parse(&text).map_err(failed)
+    }
+
+    /// The order of waiting pods. All profiles share one queue, so it is upstream's order if one of them names it.
+    pub(crate) fn queue_sort(&self) -> QueueSort {
+        let by_time = self.profiles.iter().any(|profile| profile.queue_sort == QueueSort::Time);
+        if by_time { QueueSort::Time } else { QueueSort::Turns }
     }
 
     /// The profile of a scheduler name.

@@ -3,10 +3,11 @@
 mod search;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use self::search::{Search, refuse_unnamed, wanted_nodes};
+use self::search::{RefusedNodes, Search, refuse_unnamed, wanted_nodes};
 use crate::config::Profile;
 use crate::devices::{self, PodDevices};
 use crate::extender::result::ExtenderResult;
@@ -61,7 +62,7 @@ pub(crate) struct Filtered<'a> {
     pub(crate) fitting: Vec<Candidate<'a>>,
     /// The scores of these nodes that depend on no other node or pod.
     pub(crate) scores: Vec<NodeScores>,
-    refused: BTreeMap<&'a str, Refused>,
+    refused: RefusedNodes<'a>,
 }
 
 // === impl Prepared ===
@@ -144,7 +145,8 @@ pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Res
         RankedNode { name, score, pods: node.info.requested.pods }
     });
     let nodes = ranked.collect();
-    let refused = found.refused.into_iter().map(|(name, refused)| (name.to_owned(), refused)).collect();
+    let refused = found.refused.into_iter();
+    let refused = refused.map(|(name, refused)| (name.to_owned(), Arc::unwrap_or_clone(refused))).collect();
     Ok(Ranked { nodes, refused })
 }
 
@@ -238,7 +240,7 @@ fn filter_nodes<'a>(
         refused_by_nominated,
         fitting: Vec::with_capacity(wanted),
         scores: Vec::with_capacity(wanted),
-        refused: BTreeMap::new(),
+        refused: Vec::new(),
     };
     match &named {
         Some(named) => search.check_named(named, wanted)?,
@@ -254,7 +256,7 @@ fn filter_nodes<'a>(
 /// The part of the decision about a node that depends only on the pod and the node.
 fn node_outcome(pod: &Pod, profile: &Profile, needs: &PodRequirements, node: Candidate<'_>) -> NodeOutcome {
     match filter::refuse(pod, needs, profile, node) {
-        Some(refused) => Err(refused),
+        Some(refused) => Err(Arc::new(refused)),
         None => Ok(score::of_node(pod, profile, needs, node)),
     }
 }
@@ -407,7 +409,7 @@ impl Filtered<'_> {
 
     /// The refusals by the filters, if no node can run the pod.
     pub(crate) fn unschedulable(&self) -> Unschedulable {
-        let refused = self.refused.iter().map(|(name, refused)| (*name, refused));
+        let refused = self.refused.iter().map(|(name, refused)| (*name, refused.as_ref()));
         unschedulable(self.refused.len() + self.fitting.len(), refused)
     }
 }
@@ -476,6 +478,21 @@ mod tests {
         );
         let none = decide(&greedy, &Profile::default(), &mut fixture::snapshot(&[])).unwrap_err();
         assert_eq!(none.message, "no nodes available to schedule pods");
+    }
+
+    #[test]
+    fn equal_pods_share_the_refusals_of_nodes() {
+        let snapshot = fixture::snapshot(&[
+            fixture::node("a", json!({"/spec/unschedulable": true})),
+            fixture::node("b", json!({})),
+        ]);
+        let refused = |name: &str| {
+            let found =
+                filter(&fixture::pod(name, json!({})), &Profile::default(), &snapshot, HashMap::new());
+            let found = found.unwrap_or_else(|error| panic!("{error:?}"));
+            found.refused[0].1.clone()
+        };
+        assert!(Arc::ptr_eq(&refused("p"), &refused("q")));
     }
 
     #[test]

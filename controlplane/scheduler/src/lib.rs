@@ -40,6 +40,7 @@ mod selectors;
 mod simulate;
 mod snapshot;
 mod topology;
+mod turn_queue;
 mod volumes;
 mod watch;
 

@@ -4,6 +4,8 @@
 //! The decisions are the same as without these results. Upstream's opportunistic batching reuses the order of the nodes
 //! instead, and only while one pod fills its node.
 
+use std::sync::Arc;
+
 use k8s_openapi::api::core::v1::{NodeAffinity, Toleration};
 
 use crate::config::Profile;
@@ -58,7 +60,7 @@ pub(crate) struct PodSelection {
 
 /// The scores of a node, or the refusal by a filter. Only scores and filters that depend on nothing but the pod and the
 /// node.
-pub(crate) type NodeOutcome = Result<NodeScores, Refused>;
+pub(crate) type NodeOutcome = Result<NodeScores, Arc<Refused>>;
 
 // === impl Memo ===
 

@@ -1,6 +1,7 @@
 //! A pod on its node.
 
 use std::collections::VecDeque;
+use std::ops::Deref;
 use std::sync::{Arc, Weak};
 
 use coracle_values::object::{Key, ObjectExt};
@@ -9,56 +10,63 @@ use k8s_openapi::api::core::v1::PodCondition;
 
 use crate::affinity_term::{Labels, PodTerms};
 use crate::object::Pod;
-use crate::request::{HostPort, assumed_of_placed, host_ports, of_pod};
+use crate::request::{HostPort, host_ports, of_placed};
 use crate::volumes::{Disks, claims_of, disks_of};
 
-/// A pod on its node: requests, ports and the fields that filters and scores of other pods read.
+/// A pod on its node: requests, ports and the fields that filters and scores of other pods read. It takes about 100
+/// bytes beside its [`Common`] fields.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Placed {
-    pub(crate) requests: Resources,
-    /// The requests that scores use, with assumed amounts for containers without requests.
-    pub(crate) assumed: Resources,
-    pub(crate) ports: Vec<HostPort>,
-    pub(crate) namespace: String,
+    pub(crate) common: Arc<Common>,
     pub(crate) name: String,
-    pub(crate) priority: i32,
-    pub(crate) labels: Arc<Labels>,
     /// The time at which the node started the pod. `None` if it has not.
     pub(crate) started: Option<jiff::Timestamp>,
     /// Whether the pod is being deleted.
     pub(crate) terminating: bool,
     /// Whether it is being deleted as a victim of preemption.
     pub(crate) preempted: bool,
-    /// The pod's affinity and anti-affinity to other pods. `None` if it has none.
-    pub(crate) terms: Option<Arc<PodTerms>>,
     /// The claims that the pod uses.
     pub(crate) claims: Vec<Key>,
     /// Disks of the pod that other pods cannot use.
     pub(crate) disks: Disks,
 }
 
-/// Cache of the newest distinct labels of placed pods. Pods of one workload mostly have equal labels, so they share one
-/// map. A map of two labels takes 770 bytes.
-#[derive(Debug, Default)]
-pub(crate) struct RecentLabels(VecDeque<Weak<Labels>>);
+/// The fields of a placed pod that mostly are equal for all pods of a workload. Equal pods share them: they take 300
+/// bytes, and a map of two labels takes another 770 bytes.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Common {
+    pub(crate) requests: Resources,
+    /// The requests that scores use, with assumed amounts for containers without requests.
+    pub(crate) assumed: Resources,
+    pub(crate) ports: Vec<HostPort>,
+    pub(crate) namespace: String,
+    pub(crate) priority: i32,
+    pub(crate) labels: Labels,
+    /// The pod's affinity and anti-affinity to other pods. `None` if it has none.
+    terms: Option<PodTerms>,
+}
 
-/// Maximum number of earlier labels with which the labels of a new pod are compared.
+/// Cache of the newest distinct values, for values that mostly are equal to an earlier one.
+#[derive(Debug, Default)]
+pub(crate) struct Recent<T>(VecDeque<Weak<T>>);
+
+/// Maximum number of earlier values with which a new one is compared.
 const RECENT_MAX: usize = 32;
 
-// === impl RecentLabels ===
+// === impl Recent ===
 
-impl RecentLabels {
-    /// Replaces the labels by equal ones of an earlier pod, if there are any.
-    pub(crate) fn share(&mut self, labels: &mut Arc<Labels>) {
+impl<T: PartialEq> Recent<T> {
+    /// Replaces the value by an equal earlier one, if there is any.
+    pub(crate) fn share(&mut self, value: &mut Arc<T>) {
         self.0.retain(|known| known.strong_count() > 0);
-        if let Some(known) = self.0.iter().filter_map(Weak::upgrade).find(|known| *known == *labels) {
-            *labels = known;
+        if let Some(known) = self.0.iter().filter_map(Weak::upgrade).find(|known| *known == *value) {
+            *value = known;
             return;
         }
         if self.0.len() == RECENT_MAX {
             self.0.pop_front();
         }
-        self.0.push_back(Arc::downgrade(labels));
+        self.0.push_back(Arc::downgrade(value));
     }
 }
 
@@ -66,18 +74,22 @@ impl RecentLabels {
 
 impl Placed {
     pub(crate) fn of(pod: &Pod) -> Self {
-        Self {
-            requests: of_pod(pod),
-            assumed: assumed_of_placed(pod),
+        let (requests, assumed) = of_placed(pod);
+        let common = Common {
+            requests,
+            assumed,
             ports: host_ports(&pod.spec),
             namespace: pod.namespace().to_owned(),
-            name: pod.name().to_owned(),
             priority: pod.spec.priority.unwrap_or_default(),
-            labels: Arc::new(pod.metadata.labels.clone().unwrap_or_default()),
+            labels: pod.metadata.labels.clone().unwrap_or_default(),
+            terms: PodTerms::of(pod),
+        };
+        Self {
+            common: Arc::new(common),
+            name: pod.name().to_owned(),
             started: pod.status.start_time.as_ref().map(|time| time.0),
             terminating: pod.is_being_deleted(),
             preempted: is_preempted(pod),
-            terms: PodTerms::of(pod).map(Arc::new),
             claims: claims_of(pod).collect(),
             disks: disks_of(pod),
         }
@@ -85,7 +97,15 @@ impl Placed {
 
     /// The pod's affinity to other pods.
     pub(crate) fn terms(&self) -> Option<&PodTerms> {
-        self.terms.as_deref()
+        self.terms.as_ref()
+    }
+}
+
+impl Deref for Placed {
+    type Target = Common;
+
+    fn deref(&self) -> &Common {
+        &self.common
     }
 }
 
@@ -109,7 +129,7 @@ mod tests {
 
     #[test]
     fn equal_labels_of_pods_are_kept_once() {
-        let mut recent = RecentLabels::default();
+        let mut recent = Recent::default();
         let (mut one, mut two, mut other) = (labels("a"), labels("a"), labels("b"));
         for labels in [&mut one, &mut two, &mut other] {
             recent.share(labels);
@@ -122,7 +142,7 @@ mod tests {
 
     #[test]
     fn the_number_of_compared_labels_is_bounded() {
-        let mut recent = RecentLabels::default();
+        let mut recent = Recent::default();
         let mut all: Vec<Arc<Labels>> =
             (0..2 * RECENT_MAX).map(|number| labels(&number.to_string())).collect();
         all.iter_mut().for_each(|labels| recent.share(labels));

@@ -1,4 +1,4 @@
-//! The scheduling queue. Pods are ready (by priority and age), in back-off, or unschedulable until a change.
+//! The scheduling queue. Pods are ready (by priority, turn and age), in back-off, or unschedulable until a change.
 //!
 //! ```text
 //!            add                    pop
@@ -12,14 +12,17 @@
 //! over. Otherwise the pod moves to the back-off.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::config::QueueSort;
 use crate::devices::{DeviceChanges, may_use_devices, uses_any};
 use crate::hint::Changes;
 use crate::metrics::{Attempt, QueueLengths, QueueName, SchedulerMetrics};
 use crate::object::Pod;
+use crate::turn_queue::{QueueOrder, TurnQueue};
 use crate::volumes::{self, VolumeChanges};
 use coracle_values::object::ObjectExt;
 
@@ -48,14 +51,9 @@ enum QueueState {
     InFlight,
 }
 
-/// Order of the ready pods: higher priority first, then the pod that was added or refused earlier, as upstream. A
-/// refused pod goes behind the waiting pods. Otherwise a few refused pods could be tried again and again before younger
-/// pods.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct QueueOrder(std::cmp::Reverse<i32>, u64);
-
 struct Entry {
-    pod: Pod,
+    /// Shared with the attempt and the binding.
+    pod: Arc<Pod>,
     state: QueueState,
     serial_number: u64,
     /// Sequence number of the pod's addition or last refusal. Serial numbers come from the same sequence.
@@ -100,7 +98,10 @@ pub(crate) struct Queue {
     first_backoff: Duration,
     longest_backoff: Duration,
     entries: HashMap<String, Entry>,
-    ready: BTreeMap<QueueOrder, String>,
+    /// The ready pods of a namespace: higher priority first, then the pod that was added or refused earlier, as upstream.
+    /// A refused pod goes behind the waiting pods. Otherwise a few refused pods could be tried again and again before
+    /// younger pods.
+    ready: TurnQueue,
     held_back: BTreeMap<(Instant, u64), String>,
     /// Unschedulable pods by the changes that may help them.
     unschedulable: HashMap<Changes, HashSet<String>>,
@@ -122,12 +123,17 @@ pub(crate) struct Queue {
 
 impl Queue {
     /// An empty queue with the shortest and the longest back-off of refused pods.
-    pub(crate) fn new(first_backoff: Duration, longest_backoff: Duration, metrics: SchedulerMetrics) -> Self {
+    pub(crate) fn new(
+        first_backoff: Duration,
+        longest_backoff: Duration,
+        sort: QueueSort,
+        metrics: SchedulerMetrics,
+    ) -> Self {
         Self {
             first_backoff,
             longest_backoff,
             entries: HashMap::new(),
-            ready: BTreeMap::new(),
+            ready: TurnQueue::new(sort),
             held_back: BTreeMap::new(),
             unschedulable: HashMap::new(),
             retries: BTreeMap::new(),
@@ -142,7 +148,8 @@ impl Queue {
     }
 
     /// Adds a pod or its newer version. If its requirements changed, the pod is ready immediately.
-    pub(crate) fn add(&mut self, pod: Pod) {
+    pub(crate) fn add(&mut self, pod: impl Into<Arc<Pod>>) {
+        let pod: Arc<Pod> = pod.into();
         let uid = pod.uid().to_owned();
         // The claims of a pod and its extended resources never change.
         if may_use_devices(&pod) {
@@ -189,7 +196,7 @@ impl Queue {
     }
 
     /// The next ready pod.
-    pub(crate) fn pop(&mut self, now: Instant) -> Option<Pod> {
+    pub(crate) fn pop(&mut self, now: Instant) -> Option<Arc<Pod>> {
         while let Some(due) = self.held_back.first_entry().filter(|due| due.key().0 <= now) {
             let uid = due.get().clone();
             self.put_ready(&uid, RESTED);
@@ -198,12 +205,12 @@ impl Queue {
             let uid = due.remove();
             self.help(&uid, Changes::ALL, TIMEOUT, now);
         }
-        let (_, uid) = self.ready.pop_first()?;
+        let uid = self.ready.pop_first()?;
         self.start(&uid)
     }
 
     /// Pops this pod, even before the end of its back-off. `None` if it is in flight or gated.
-    pub(crate) fn take(&mut self, uid: &str) -> Option<Pod> {
+    pub(crate) fn take(&mut self, uid: &str) -> Option<Arc<Pod>> {
         if matches!(self.entries.get(uid)?.state, QueueState::InFlight | QueueState::Gated) {
             return None;
         }
@@ -211,7 +218,7 @@ impl Queue {
         self.start(uid)
     }
 
-    fn start(&mut self, uid: &str) -> Option<Pod> {
+    fn start(&mut self, uid: &str) -> Option<Arc<Pod>> {
         let entry = self.entries.get_mut(uid)?;
         entry.state = QueueState::InFlight;
         let now = Instant::now();
@@ -279,7 +286,7 @@ impl Queue {
     }
 
     /// Sorts pods of the queue: higher priority first, then the older pod.
-    pub(crate) fn sort(&self, pods: &mut [Pod]) {
+    pub(crate) fn sort(&self, pods: &mut [Arc<Pod>]) {
         pods.sort_by_key(|pod| self.entries.get(pod.uid()).map(Entry::order));
     }
 
@@ -375,7 +382,7 @@ impl Queue {
     }
 
     /// A pod that was popped and is neither refused nor removed yet.
-    pub(crate) fn in_flight(&self, uid: &str) -> Option<&Pod> {
+    pub(crate) fn in_flight(&self, uid: &str) -> Option<&Arc<Pod>> {
         self.entries.get(uid).filter(|entry| entry.state == QueueState::InFlight).map(|entry| &entry.pod)
     }
 
@@ -411,19 +418,20 @@ impl Queue {
         let Some(entry) = self.entries.get_mut(uid) else { return };
         let order = QueueOrder(entry.order().0, entry.position);
         entry.state = QueueState::Ready(order);
-        self.ready.insert(order, uid.to_owned());
+        self.ready.insert(entry.pod.namespace(), order, uid.to_owned());
         self.metrics.pod_queued(QueueName::Active, event);
     }
 
     fn remove_from_order(&mut self, uid: &str) {
-        match self.entries.get(uid).map(|entry| (entry.state, entry.helped_by)) {
-            Some((QueueState::Ready(order), _)) => drop(self.ready.remove(&order)),
-            Some((QueueState::HeldBack(due, serial_number), _)) => {
+        let Some(entry) = self.entries.get(uid) else { return };
+        match (entry.state, entry.helped_by) {
+            (QueueState::Ready(order), _) => self.ready.remove(entry.pod.namespace(), order),
+            (QueueState::HeldBack(due, serial_number), _) => {
                 drop(self.held_back.remove(&(due, serial_number)))
             }
-            Some((QueueState::Unschedulable, helped_by)) => self.remove_unschedulable(uid, helped_by),
-            Some((QueueState::Gated, _)) => self.gated = self.gated.saturating_sub(1),
-            Some((QueueState::InFlight, _)) | None => {}
+            (QueueState::Unschedulable, helped_by) => self.remove_unschedulable(uid, helped_by),
+            (QueueState::Gated, _) => self.gated = self.gated.saturating_sub(1),
+            (QueueState::InFlight, _) => {}
         }
     }
 
@@ -454,7 +462,8 @@ mod tests {
     use serde_json::json;
 
     fn empty() -> Queue {
-        Queue::new(Duration::from_secs(1), Duration::from_secs(10), SchedulerMetrics::default())
+        let (first, longest) = (Duration::from_secs(1), Duration::from_secs(10));
+        Queue::new(first, longest, QueueSort::Turns, SchedulerMetrics::default())
     }
 
     fn pop(queue: &mut Queue, now: Instant) -> String {
@@ -469,6 +478,30 @@ mod tests {
         queue.add(pod("important", json!({"priority": 10})));
         let order = [pop(&mut queue, now), pop(&mut queue, now), pop(&mut queue, now), pop(&mut queue, now)];
         assert_eq!(order, ["important", "old", "young", ""]);
+    }
+
+    #[tokio::test]
+    async fn an_attempt_shares_the_pod_with_the_queue() {
+        let mut queue = empty();
+        queue.add(pod("p", json!({})));
+        let popped = queue.pop(Instant::now()).unwrap();
+        assert!(queue.in_flight("p").is_some_and(|kept| Arc::ptr_eq(kept, &popped)));
+    }
+
+    #[tokio::test]
+    async fn a_pod_of_another_namespace_does_not_wait_for_all_older_pods() {
+        let (mut queue, now) = (empty(), Instant::now());
+        for number in 0..100 {
+            queue.add(pod(&format!("p{number:02}"), json!({})));
+        }
+        let mut other = pod("other", json!({}));
+        other.metadata.namespace = Some("e".to_owned());
+        queue.add(other);
+        queue.remove("p00");
+        let order: Vec<String> = (0..100).map(|_| pop(&mut queue, now)).collect();
+        assert_eq!(order.iter().position(|name| name == "other"), Some(8), "after one turn of eight pods");
+        let others = order.iter().filter(|name| *name != "other");
+        assert!(others.is_sorted(), "the pods of a namespace keep their order");
     }
 
     #[tokio::test]
@@ -722,9 +755,9 @@ mod tests {
         let all = ["ready", "refused", "retried", "urgent"];
         let in_backoff = all.map(|uid| queue.backoff_until(uid).is_some());
         assert_eq!(in_backoff, [false, true, true, false]);
-        let mut order: Vec<Pod> = all.iter().filter_map(|uid| queue.take(uid)).collect();
+        let mut order: Vec<Arc<Pod>> = all.iter().filter_map(|uid| queue.take(uid)).collect();
         queue.sort(&mut order);
-        let names: Vec<&str> = order.iter().map(ObjectExt::name).collect();
+        let names: Vec<&str> = order.iter().map(|pod| pod.name()).collect();
         assert_eq!(names, ["urgent", "refused", "retried", "ready"]);
         assert_eq!(queue.due(), None);
         assert!(queue.unschedulable.is_empty() && queue.take("ready").is_none());

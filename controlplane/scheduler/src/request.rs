@@ -51,9 +51,11 @@ pub(crate) struct PodRequirements {
 
 impl PodRequirements {
     pub(crate) fn of(pod: &Pod) -> Self {
+        let requests = of_pod(pod);
+        let assumed = if assumes_nothing(pod) { requests.clone() } else { assumed_of_pod(pod) };
         Self {
-            requests: of_pod(pod),
-            assumed: assumed_of_pod(pod),
+            requests,
+            assumed,
             ports: WantedPorts::of(host_ports(&pod.spec)),
             restarts_all: restarts_all(&pod.spec),
             of_classes: BTreeSet::new(),
@@ -88,6 +90,26 @@ pub(crate) fn amount(resources: &Resources, name: &str) -> i128 {
     }
 }
 
+/// The requests of a pod on a node, and those in scores.
+pub(crate) fn of_placed(pod: &Pod) -> (Resources, Resources) {
+    let requests = of_pod(pod);
+    let assumed = if assumes_nothing(pod) { requests.clone() } else { assumed_of_placed(pod) };
+    (requests, assumed)
+}
+
+/// Whether the requests of a pod in scores are its requests: each container requests all of [`ASSUMED`], and the pod as a
+/// whole requests nothing. A second sum would have the same result.
+fn assumes_nothing(pod: &Pod) -> bool {
+    let mut containers = pod.spec.containers.iter().chain(inits(&pod.spec));
+    pod.spec.resources.is_none() && containers.all(|one| requests_all(one.resources.as_ref(), &ASSUMED))
+}
+
+/// Whether requests have all of these resources.
+fn requests_all(resources: Option<&ResourceRequirements>, amounts: &[(&str, &str)]) -> bool {
+    let requests = resources.and_then(|resources| resources.requests.as_ref());
+    amounts.iter().all(|(name, _)| requests.is_some_and(|requests| requests.contains_key(*name)))
+}
+
 /// The requests of a pod in scores: a container that requests no CPU or no memory counts with an assumed amount. As in
 /// upstream's NodeResourcesFit, requests of the pod as a whole do not count.
 fn assumed_of_pod(pod: &Pod) -> Resources {
@@ -96,7 +118,7 @@ fn assumed_of_pod(pod: &Pod) -> Resources {
 
 /// The requests of a pod on a node in scores. With pod-level requests, an assumed amount applies only to resources that
 /// neither the pod nor a container requests, as in upstream's `getNonMissingContainerRequests`.
-pub(crate) fn assumed_of_placed(pod: &Pod) -> Resources {
+fn assumed_of_placed(pod: &Pod) -> Resources {
     let spec = &pod.spec;
     let has = |resources: Option<&ResourceRequirements>, name: &str| {
         let requests = resources.and_then(|resources| resources.requests.as_ref());
@@ -129,13 +151,7 @@ fn inits(spec: &PodSpec) -> impl Iterator<Item = &Container> {
 }
 
 fn assumed<'a>(container: &'a Container, amounts: &[(&str, &str)]) -> Cow<'a, ResourceRequirements> {
-    let has = |name: &str| {
-        let requests = container.resources.as_ref().and_then(|resources| resources.requests.as_ref());
-        requests.is_some_and(|requests| requests.contains_key(name))
-    };
-    if let Some(resources) =
-        container.resources.as_ref().filter(|_| amounts.iter().all(|(name, _)| has(name)))
-    {
+    if let Some(resources) = container.resources.as_ref().filter(|one| requests_all(Some(*one), amounts)) {
         return Cow::Borrowed(resources);
     }
     let mut resources = container.resources.clone().unwrap_or_default();
@@ -272,6 +288,24 @@ mod tests {
         let (new, placed) = (assumed_of_pod(&whole), assumed_of_placed(&whole));
         assert_eq!((new.cpu_millis, new.memory), (100, 201 * 1024 * 1024));
         assert_eq!((placed.cpu_millis, placed.memory), (2000, 1024 * 1024));
+    }
+
+    #[test]
+    fn the_requests_in_scores_are_summed_only_if_an_amount_is_assumed() {
+        let with = |requests: serde_json::Value| serde_json::json!({"resources": {"requests": requests}});
+        let all = with(serde_json::json!({"cpu": "1", "memory": "1Gi"}));
+        let some = with(serde_json::json!({"cpu": "1"}));
+        for (spec, expected) in [
+            (serde_json::json!({"containers": [all], "initContainers": [all]}), true),
+            (serde_json::json!({"containers": [all, some]}), false),
+            (serde_json::json!({"containers": [all], "initContainers": [{}]}), false),
+            (serde_json::json!({"containers": [all], "resources": {"requests": {"cpu": "3"}}}), false),
+        ] {
+            let pod = crate::fixture::pod("p", spec);
+            assert_eq!(assumes_nothing(&pod), expected);
+            assert_eq!(PodRequirements::of(&pod).assumed, assumed_of_pod(&pod));
+            assert_eq!(of_placed(&pod), (of_pod(&pod), assumed_of_placed(&pod)));
+        }
     }
 
     #[test]

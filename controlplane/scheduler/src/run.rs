@@ -13,7 +13,8 @@ mod test_scheduler;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-use futures::StreamExt;
+use futures::stream::BoxStream;
+use futures::{FutureExt, StreamExt};
 use kube::Client;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -37,19 +38,20 @@ use crate::snapshot::Snapshot;
 use crate::volumes;
 use crate::volumes::bind::BindError;
 use crate::watch::stream;
-use coracle_events::{Event, Recorder, cause};
+use binding::{MAX_BINDINGS, MAX_DECIDED};
+use coracle_events::{Event, Recorder};
 use coracle_values::object::ObjectExt;
 use coracle_watch::{Config, Event as Watched};
 use extender_calls::ExtenderCalls;
 use limiter::SearchLimiter;
 
-/// Maximum number of concurrent binding requests. The store syncs concurrent writes together. More requests need more
-/// memory and, with a remote server, more connections.
-const MAX_BINDINGS: usize = 32;
+/// Maximum number of events of pods that one turn of the scheduler's loop handles. A turn polls all inputs, which takes
+/// longer than some events.
+const EVENTS_PER_TURN: usize = 32;
 
 /// The result of a binding.
 struct Bound {
-    pod: Pod,
+    pod: Arc<Pod>,
     node: String,
     reserved: Reserved,
     attempt: Option<Attempt>,
@@ -67,6 +69,8 @@ struct Scheduler {
     bindings: JoinSet<Bound>,
     /// Permits of concurrent binding requests.
     requests: Arc<Semaphore>,
+    /// Permits of decided pods whose binding needs nothing but a request.
+    decided: Arc<Semaphore>,
     /// Whether all permits are in use. While this is true, the recorder delays events.
     is_saturated: tokio::sync::watch::Sender<bool>,
     /// Permits of concurrent binding requests to extenders. A slow extender does not delay pods that no extender binds.
@@ -124,7 +128,10 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
         // Cancel-safe: streams and sets keep the items that were not received.
         tokio::select! {
             () = shutdown.cancelled() => return,
-            Some(event) = pods.next() => scheduler.pod_event(event),
+            Some(event) = pods.next() => {
+                scheduler.pod_event(event);
+                scheduler.pending_pod_events(&mut pods);
+            }
             Some(event) = nodes.next() => scheduler.node_event(event),
             Some(event) = namespaces.next() => scheduler.namespace_event(event),
             Some(event) = budgets.next() => scheduler.budget_event(event),
@@ -137,7 +144,7 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
                 let changes = scheduler.snapshot.volumes.take_changes();
                 scheduler.queue.volumes_changed(&changes, Instant::now());
             }
-            Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.bound(bound),
+            Some(Ok(bound)) = scheduler.bindings.join_next() => scheduler.all_bound(bound),
             Some(done) = scheduler.marks.join_next() => scheduler.request_ended(done.ok().flatten()),
             change = scheduler.group_feed.next() => scheduler.group_change(change),
             Some(Ok((write, is_done))) = scheduler.group_writes.join_next() => {
@@ -179,13 +186,19 @@ impl Scheduler {
         snapshot.devices.set_timeouts(&config.profiles);
         Self {
             client,
-            queue: Queue::new(config.first_backoff, config.longest_backoff, config.metrics.clone()),
+            queue: Queue::new(
+                config.first_backoff,
+                config.longest_backoff,
+                config.queue_sort(),
+                config.metrics.clone(),
+            ),
             config: Arc::new(config),
             recorder,
             snapshot,
             assumed: HashSet::new(),
             bindings: JoinSet::new(),
             requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
+            decided: Arc::new(Semaphore::new(MAX_DECIDED)),
             is_saturated,
             extender_requests: Arc::new(Semaphore::new(MAX_BINDINGS)),
             marks: JoinSet::new(),
@@ -204,7 +217,8 @@ impl Scheduler {
         }
     }
 
-    /// The time at which the next pod can be scheduled. `None` until all kinds are listed.
+    /// The time at which the next pod can be scheduled. `None` until all kinds are listed, and while enough decided pods
+    /// wait for their bindings.
     fn due(&self) -> Option<Instant> {
         let kinds = [&self.pods, &self.nodes, &self.namespaces, &self.budgets];
         let (volumes, selectors) = (&self.snapshot.volumes, &self.snapshot.selectors);
@@ -212,7 +226,16 @@ impl Scheduler {
             && volumes.is_complete()
             && selectors.is_complete()
             && self.snapshot.devices.is_complete();
-        if listed { self.queue.next_attempt() } else { None }
+        if listed && self.may_decide() { self.queue.next_attempt() } else { None }
+    }
+
+    /// Handles the events of pods that can be received without waiting.
+    fn pending_pod_events(&mut self, pods: &mut BoxStream<'static, Watched<Pod>>) {
+        for _ in 1..EVENTS_PER_TURN {
+            // The next turn polls the stream again, so no wake-up is lost.
+            let Some(Some(event)) = pods.next().now_or_never() else { return };
+            self.pod_event(event);
+        }
     }
 
     fn pod_event(&mut self, event: Watched<Pod>) {
@@ -378,7 +401,7 @@ impl Scheduler {
         }
     }
 
-    fn schedule_alone(&mut self, pod: Pod, profile: &Profile) {
+    fn schedule_alone(&mut self, pod: Arc<Pod>, profile: &Profile) {
         // The change of a claim, or of the pod's status with the claim's name, makes the pod ready again.
         if !self.snapshot.devices.has_claims_of(&pod) {
             let why = self.snapshot.devices.of_pod(&pod).err().unwrap_or_default();
@@ -401,7 +424,7 @@ impl Scheduler {
     }
 
     /// Reserves the volumes and devices of a pod on a node, and starts the binding.
-    fn assume_and_bind(&mut self, pod: Pod, profile: &Profile, node: String) {
+    fn assume_and_bind(&mut self, pod: Arc<Pod>, profile: &Profile, node: String) {
         let start = Instant::now();
         let reserved = reserve(&pod, profile, &self.snapshot, &node);
         let (metrics, result) = (&self.config.metrics, AttemptResult::of(&reserved));
@@ -413,7 +436,7 @@ impl Scheduler {
     }
 
     /// Places a pod on its node and starts the binding.
-    fn assume(&mut self, pod: Pod, node: String, reserved: Reserved) {
+    fn assume(&mut self, pod: Arc<Pod>, node: String, reserved: Reserved) {
         let changes = self.snapshot.place(&pod, &node);
         self.changed(changes);
         self.assumed.insert(pod.uid().to_owned());
@@ -422,69 +445,8 @@ impl Scheduler {
         if let Some(group) = pod.group() {
             self.report_group(&group, Verdict::scheduled());
         }
-        let binding = binding::Binding::new(self);
-        self.bindings.spawn(async move {
-            let result = binding.run(&pod, &node, &reserved).await;
-            Bound { pod, node, reserved, attempt, result }
-        });
+        self.start_binding(pod, node, reserved, attempt);
         self.update_saturation();
-    }
-
-    fn update_saturation(&self) {
-        let is_saturated = self.requests.available_permits() == 0;
-        self.is_saturated.send_if_modified(|value| std::mem::replace(value, is_saturated) != is_saturated);
-    }
-
-    fn bound(&mut self, Bound { pod, node, reserved, attempt, result }: Bound) {
-        self.update_saturation();
-        if let Some(attempt) = attempt {
-            self.count_binding(&pod, &attempt, AttemptResult::of(&result));
-        }
-        let Err(error) = result else {
-            let message = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
-            return self.record(&pod, Event::normal("Scheduled", message));
-        };
-        self.snapshot.volumes.release(&reserved.volumes);
-        self.snapshot.devices.release(&reserved.devices);
-        // If the pod is not in `assumed` any more, the watch has delivered its state.
-        if !self.assumed.remove(pod.uid()) {
-            return;
-        }
-        self.snapshot.remove(pod.uid());
-        self.groups.forget(pod.uid());
-        let BindError::Request(error) = error else {
-            return self.pre_bind_failed(&pod, &node, &error);
-        };
-        if matches!(&error, kube::Error::Api(status) if status.is_not_found()) {
-            self.queue.remove(pod.uid());
-            self.groups.remove_pod(pod.uid());
-        } else {
-            tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
-            self.queue.failed(pod.uid(), Instant::now());
-            let message = format!("running Bind for node \"{node}\": {}", cause(&error));
-            if matches!(&error, kube::Error::Api(status) if status.is_conflict()) {
-                // After a conflict the pod may already have a node, so its condition is not changed.
-                self.record(&pod, Event::warning("FailedScheduling", message));
-            } else {
-                self.report_error(&pod, message);
-            }
-        }
-        self.queue.change(Changes::POD_GONE, Instant::now());
-    }
-
-    /// Queues a pod again after its volumes or devices were not bound, or after an extender failed to bind it.
-    fn pre_bind_failed(&mut self, pod: &Pod, node: &str, error: &BindError) {
-        tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
-        self.queue.failed(pod.uid(), Instant::now());
-        let message = match error {
-            BindError::Extender(_) => format!("running Bind for node \"{node}\": {error}"),
-            BindError::Devices(_) | BindError::DeviceConditions(_) => {
-                format!("running PreBind plugin \"DynamicResources\": {error}")
-            }
-            _ => format!("running PreBind plugin \"VolumeBinding\": {error}"),
-        };
-        self.report_error(pod, message);
-        self.queue.change(Changes::POD_GONE, Instant::now());
     }
 
     fn record(&self, pod: &Pod, event: Event) {
@@ -496,7 +458,6 @@ impl Scheduler {
 mod tests {
     use std::time::Duration;
 
-    use futures::FutureExt;
     use http::{Request, Response};
     use kube::client::Body;
     use serde_json::json;
@@ -524,6 +485,18 @@ mod tests {
         assert_eq!(names(Watched::InitApply(namespace("c"))), "ab");
         assert_eq!(names(Watched::InitDone), "bc");
         assert_eq!(names(Watched::Delete(namespace("b"))), "c");
+    }
+
+    #[tokio::test]
+    async fn one_turn_handles_the_events_that_are_ready_up_to_a_limit() {
+        let mut scheduler = test_scheduler::scheduler_of_accepting_server();
+        let pod = |number: usize| crate::fixture::pod(&format!("p{number}"), json!({"containers": [{}]}));
+        let events: Vec<_> = (0..=EVENTS_PER_TURN).map(|number| Watched::Apply(pod(number))).collect();
+        let mut pods = futures::stream::iter(events).chain(futures::stream::pending()).boxed();
+        scheduler.pending_pod_events(&mut pods);
+        assert_eq!(scheduler.queue.lengths().active, EVENTS_PER_TURN - 1);
+        scheduler.pending_pod_events(&mut pods);
+        assert_eq!(scheduler.queue.lengths().active, EVENTS_PER_TURN + 1);
     }
 
     #[tokio::test]

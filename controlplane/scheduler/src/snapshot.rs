@@ -4,6 +4,7 @@ use std::cell::RefCell;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::ops::Bound;
+use std::sync::Arc;
 
 use coracle_values::Quantity;
 use coracle_values::object::{Key, ObjectExt};
@@ -17,7 +18,7 @@ use crate::hint::Changes;
 use crate::memo::{Memo, NodeInput, NodeOutcome, NodeVersion, PodSelection};
 use crate::node_properties::NodeProperties;
 use crate::object::{Node, Pod};
-use crate::placed::{Placed, RecentLabels};
+use crate::placed::{Common, Placed, Recent};
 use crate::request::HostPort;
 use crate::selectors::Selectors;
 use crate::volumes::{ChosenVolume, Disks, NodeVolumes, VolumeUsage, Volumes};
@@ -31,15 +32,16 @@ const LOCAL_VOLUMES_DISK: &str = "coracle.dev/local-volumes-disk";
 pub(crate) struct NodeInfo {
     /// `None` if pods are bound to this node, but the Node object does not exist.
     properties: Option<NodeProperties>,
+    name: Arc<str>,
     /// Index into tables of results. Two nodes never have the same slot at the same time.
     slot: usize,
     /// Increases with each change. No two states of any nodes have the same generation.
     generation: u64,
-    /// The values are boxed, because the table has up to twice as many places as pods.
-    pods: HashMap<String, Box<Placed>>,
+    /// By uid. The values are boxed, because the table has up to twice as many places as pods.
+    pods: HashMap<Arc<str>, Box<Placed>>,
     /// Sizes of the node's images in bytes, by name. They are not part of the properties, because a new image helps no
-    /// refused pod.
-    pub(crate) images: HashMap<String, i64>,
+    /// refused pod. The nodes share the names.
+    pub(crate) images: HashMap<Arc<str>, i64>,
     pub(crate) requested: Resources,
     /// The sum of the requests that scores use. It includes assumed requests for containers without requests.
     pub(crate) weighed: Resources,
@@ -69,7 +71,7 @@ struct Nominated {
 /// The number of nodes that have each image.
 #[derive(Debug, Default)]
 pub(crate) struct Images {
-    counts: HashMap<String, usize>,
+    counts: HashMap<Arc<str>, usize>,
     nodes: usize,
 }
 
@@ -77,17 +79,17 @@ pub(crate) struct Images {
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
     nodes: BTreeMap<String, NodeInfo>,
-    /// The node of each pod, by uid.
-    places: HashMap<String, String>,
+    /// The node of each pod, by uid. The texts are shared with the node.
+    places: HashMap<Arc<str>, Arc<str>>,
     /// The uids of pods with affinity or anti-affinity to other pods.
-    with_terms: HashSet<String>,
+    with_terms: HashSet<Arc<str>>,
     /// Pods for which other pods are evicted, by uid.
     nominated: HashMap<String, Nominated>,
     /// The images of all nodes.
     pub(crate) images: Images,
     /// The name at which the next search starts, if searches do not check all nodes.
     pub(crate) search_start: RefCell<String>,
-    recent_labels: RecentLabels,
+    recent_pods: Recent<Common>,
     /// Disruption budgets.
     pub(crate) budgets: Budgets,
     /// The labels of each namespace.
@@ -125,10 +127,10 @@ impl NodeInfo {
         self.pods.values().map(Box::as_ref)
     }
 
-    fn put(&mut self, uid: &str, placed: Placed) {
+    fn put(&mut self, uid: Arc<str>, placed: Placed) {
         self.requested.add(&placed.requests);
         self.weighed.add(&placed.assumed);
-        self.pods.insert(uid.to_owned(), Box::new(placed));
+        self.pods.insert(uid, Box::new(placed));
     }
 
     fn take(&mut self, uid: &str) {
@@ -161,7 +163,12 @@ impl Images {
         self.counts.contains_key(image)
     }
 
-    fn replace(&mut self, old: &HashMap<String, i64>, new: &HashMap<String, i64>) {
+    /// The name of an image, shared with the nodes that have the image.
+    fn name(&self, name: &str) -> Arc<str> {
+        self.counts.get_key_value(name).map_or_else(|| name.into(), |(known, _)| known.clone())
+    }
+
+    fn replace(&mut self, old: &HashMap<Arc<str>, i64>, new: &HashMap<Arc<str>, i64>) {
         for name in old.keys() {
             if let Entry::Occupied(mut count) = self.counts.entry(name.clone()) {
                 *count.get_mut() -= 1;
@@ -204,8 +211,9 @@ impl Snapshot {
     /// The pods with affinity or anti-affinity to other pods.
     pub(crate) fn with_affinity(&self) -> impl Iterator<Item = PodWithAffinity<'_>> {
         self.with_terms.iter().filter_map(|uid| {
-            let info = self.nodes.get(self.places.get(uid)?)?;
-            let terms = info.pods.get(uid)?.terms.as_deref()?;
+            let node = self.places.get(uid)?;
+            let info = self.nodes.get(&**node)?;
+            let terms = info.pods.get(uid)?.terms()?;
             let node = Candidate { properties: info.properties.as_ref()?, info };
             Some(PodWithAffinity { uid, terms, node })
         })
@@ -228,14 +236,18 @@ impl Snapshot {
         if changed {
             self.touch(&properties.name);
         }
-        let info = self.nodes.entry(properties.name.clone()).or_default();
+        let all = &self.images;
         let images = node.status.images.iter().flatten();
         let images = images.flat_map(|image| {
             let size = image.size_bytes.unwrap_or_default();
-            image.names.iter().flatten().map(move |name| (name.clone(), size))
+            image.names.iter().flatten().map(move |name| (all.name(name), size))
         });
-        let old = std::mem::replace(&mut info.images, images.collect());
-        self.images.replace(&old, &info.images);
+        let images: HashMap<Arc<str>, i64> = images.collect();
+        let info = self.nodes.entry(properties.name.clone()).or_default();
+        if info.images != images {
+            let old = std::mem::replace(&mut info.images, images);
+            self.images.replace(&old, &info.images);
+        }
         self.images.nodes += usize::from(is_new);
         info.properties = Some(properties);
         changed
@@ -260,7 +272,7 @@ impl Snapshot {
         }
         // If no slot is free, the nodes use all slots below the number of nodes. So this number is the next slot.
         let slot = self.free_slots.pop().unwrap_or(self.nodes.len());
-        let info = NodeInfo { slot, generation: self.generation, ..NodeInfo::default() };
+        let info = NodeInfo { name: name.into(), slot, generation: self.generation, ..NodeInfo::default() };
         self.nodes.insert(name.to_owned(), info);
     }
 
@@ -289,7 +301,6 @@ impl Snapshot {
         if before.is_some_and(|before| **before == placed) {
             return Changes::default();
         }
-        self.recent_labels.share(&mut placed.labels);
         let is_new = before.is_none_or(|before| before.labels != placed.labels);
         let is_smaller = before.is_some_and(|before| before.requests.exceeds(&placed.requests));
         let mut changes = Changes::default();
@@ -299,6 +310,7 @@ impl Snapshot {
         if is_smaller {
             changes = changes | Changes::POD_GONE;
         }
+        self.recent_pods.share(&mut placed.common);
         self.remove(pod.uid());
         self.restore(pod.uid(), node, placed);
         changes
@@ -306,17 +318,18 @@ impl Snapshot {
 
     /// Adds a pod to its node again after it was removed.
     pub(crate) fn restore(&mut self, uid: &str, node: &str, placed: Placed) {
-        if placed.terms.is_some() {
-            self.with_terms.insert(uid.to_owned());
+        let uid: Arc<str> = uid.into();
+        if placed.terms().is_some() {
+            self.with_terms.insert(uid.clone());
         }
         for claim in &placed.claims {
             *self.claim_users.entry(claim.clone()).or_default() += 1;
         }
         self.touch(node);
         if let Some(info) = self.nodes.get_mut(node) {
+            self.places.insert(uid.clone(), info.name.clone());
             info.put(uid, placed);
         }
-        self.places.insert(uid.to_owned(), node.to_owned());
     }
 
     /// A pod on a node.
@@ -328,7 +341,7 @@ impl Snapshot {
     pub(crate) fn lower_priority_pods(&self, node: &str, priority: i32) -> Vec<(String, Placed)> {
         let pods = self.nodes.get(node).into_iter().flat_map(|info| &info.pods);
         let lower = pods.filter(|(_, placed)| placed.priority < priority);
-        lower.map(|(uid, placed)| (uid.clone(), Placed::clone(placed))).collect()
+        lower.map(|(uid, placed)| (uid.to_string(), Placed::clone(placed))).collect()
     }
 
     /// The use of claims and volumes for the volume filter of a node.
@@ -372,7 +385,8 @@ impl Snapshot {
     /// uids, so that the caller can remove them again.
     pub(crate) fn assume_nominated(&mut self, pod: &Pod, node: &str) -> Vec<String> {
         let others = self.nominated_beside(pod);
-        let others = others.filter(|(uid, other)| other.node == node && !self.places.contains_key(*uid));
+        let others =
+            others.filter(|(uid, other)| other.node == node && !self.places.contains_key(uid.as_str()));
         let others: Vec<(String, Placed)> =
             others.map(|(uid, other)| (uid.clone(), other.placed.clone())).collect();
         for (uid, placed) in &others {
@@ -385,7 +399,7 @@ impl Snapshot {
     pub(crate) fn remove(&mut self, uid: &str) -> bool {
         let Some(node) = self.places.remove(uid) else { return false };
         self.with_terms.remove(uid);
-        if let Some(info) = self.nodes.get_mut(&node) {
+        if let Some(info) = self.nodes.get_mut(&*node) {
             for claim in info.pods.get(uid).iter().flat_map(|placed| &placed.claims) {
                 if let Entry::Occupied(mut count) = self.claim_users.entry(claim.clone()) {
                     *count.get_mut() -= 1;
@@ -426,7 +440,7 @@ impl Snapshot {
 
     /// The uids of all pods on nodes.
     pub(crate) fn placed(&self) -> Vec<String> {
-        self.places.keys().cloned().collect()
+        self.places.keys().map(ToString::to_string).collect()
     }
 }
 
@@ -449,6 +463,44 @@ mod tests {
         assert!(snapshot.remove("p"));
         assert!(!snapshot.remove("p"));
         assert_eq!(requested(&snapshot), Resources::default());
+    }
+
+    #[test]
+    fn equal_pods_share_what_they_have_in_common() {
+        let mut snapshot = Snapshot::default();
+        snapshot.set_node(&node("a", json!({})));
+        for (name, priority) in [("p", 0), ("q", 0), ("r", 5)] {
+            snapshot.place(&pod(name, json!({"priority": priority, "containers": [{}]})), "a");
+        }
+        let common = |uid: &str| snapshot.placed_pod("a", uid).unwrap().common.clone();
+        assert!(Arc::ptr_eq(&common("p"), &common("q")) && !Arc::ptr_eq(&common("p"), &common("r")));
+        let ((uid, place), info) = (snapshot.places.get_key_value("p").unwrap(), &snapshot.nodes["a"]);
+        let (kept, _) = info.pods.get_key_value("p").unwrap();
+        assert!(Arc::ptr_eq(uid, kept) && Arc::ptr_eq(place, &info.name));
+    }
+
+    #[test]
+    fn the_size_of_the_disk_is_read_from_the_node_object() {
+        let metadata = json!({"name": "a", "annotations": {LOCAL_VOLUMES_DISK: "10Gi"}});
+        let mut snapshot = Snapshot::default();
+        snapshot.set_node(&serde_json::from_value(json!({"metadata": metadata})).unwrap());
+        let disk = snapshot.candidate("a").unwrap().properties.local_volumes_disk;
+        assert_eq!(disk, Quantity::parse("10Gi").ok());
+    }
+
+    #[test]
+    fn nodes_share_the_names_of_their_images() {
+        let mut snapshot = Snapshot::default();
+        let images = json!([{"names": ["x:1"], "sizeBytes": 5}]);
+        for name in ["a", "b"] {
+            snapshot.set_node(&node(name, json!({"/status/images": images})));
+        }
+        let name = |node: &str| snapshot.nodes[node].images.keys().next().unwrap().clone();
+        assert!(Arc::ptr_eq(&name("a"), &name("b")));
+        snapshot.set_node(&node("a", json!({})));
+        assert!(snapshot.images.has("x:1"));
+        snapshot.set_node(&node("b", json!({})));
+        assert!(!snapshot.images.has("x:1"));
     }
 
     #[test]

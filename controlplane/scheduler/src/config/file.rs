@@ -362,6 +362,7 @@ fn fit(file: ScoringStrategy) -> Result<Fit, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::QueueSort;
 
     fn with(rest: &str) -> Result<SchedulerConfig, String> {
         parse(&format!("apiVersion: {API}\nkind: {KIND}\n{rest}"))
@@ -473,7 +474,21 @@ profiles:
     args: {apiVersion: kubescheduler.config.k8s.io/v1, kind: VolumeBindingArgs, bindTimeoutSeconds: 600}
 ",
         );
-        assert_eq!(config, Ok(SchedulerConfig::default()));
+        let mut expected = SchedulerConfig::default();
+        expected.profiles[0].queue_sort = QueueSort::Time;
+        assert_eq!(config, Ok(expected));
+    }
+
+    #[test]
+    fn a_profile_that_names_upstreams_order_of_pods_has_it() {
+        let sort = |plugins: &str| {
+            with(&format!("profiles: [{{schedulerName: a}}, {{plugins: {{{plugins}}}}}]"))
+                .unwrap()
+                .queue_sort()
+        };
+        assert_eq!(sort("queueSort: {enabled: [{name: PrioritySort}]}"), QueueSort::Time);
+        assert_eq!(sort("multiPoint: {enabled: [{name: PrioritySort}]}"), QueueSort::Time);
+        assert_eq!(sort("multiPoint: {enabled: [{name: ImageLocality}]}"), QueueSort::Turns);
     }
 
     #[test]

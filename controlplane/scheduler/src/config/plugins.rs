@@ -2,7 +2,7 @@
 
 use serde::Deserialize;
 
-use super::{Profile, Weights};
+use super::{Profile, QueueSort, Weights};
 
 /// Maximum weight of a score, as upstream.
 const MAX_WEIGHT: i64 = i64::MAX / 100 / 64;
@@ -37,7 +37,9 @@ const SCORES: [&str; 8] = [
 /// The plugin for devices. Only its score can be disabled, not the whole plugin.
 const DEVICES: &str = "DynamicResources";
 /// Plugins that no profile can disable.
-const FIXED: [&str; 4] = ["SchedulingGates", "PrioritySort", "DefaultBinder", DEVICES];
+const FIXED: [&str; 4] = ["SchedulingGates", PRIORITY_SORT, "DefaultBinder", DEVICES];
+/// Upstream's order of waiting pods. A profile that names it has no turns of namespaces.
+const PRIORITY_SORT: &str = "PrioritySort";
 const PREEMPTION: &str = "DefaultPreemption";
 const GANGS: &str = "GangScheduling";
 
@@ -100,6 +102,10 @@ impl Plugins {
                 let default = Weights::default().of(name).copied();
                 set_weight(profile, name, weight.filter(|weight| *weight != 0).or(default))?;
             }
+        }
+        let mut sorts = self.multi_point.enabled.iter().chain(&self.queue_sort.enabled);
+        if sorts.any(|plugin| plugin.name == PRIORITY_SORT) {
+            profile.queue_sort = QueueSort::Time;
         }
         self.apply_filter(profile)?;
         self.apply_score(profile)?;

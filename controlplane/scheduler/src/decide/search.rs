@@ -1,6 +1,7 @@
 //! The search for the nodes that pass the filters.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
+use std::sync::Arc;
 
 use super::{Prepared, Unschedulable, filter_failed, node_outcome, refuse_by_others};
 use crate::config::{MIN_FEASIBLE_NODES, Profile};
@@ -13,6 +14,10 @@ use crate::snapshot::{Candidate, Snapshot};
 
 /// Reason for nodes that are not named in the pod's node affinity.
 const NOT_NAMED: &str = "node(s) didn't satisfy plugin(s) [NodeAffinity]";
+
+/// The nodes that cannot run a pod. Each node is in the list once. The refusals are shared with the results for equal pods:
+/// most pods find a node, and then no refusal is read.
+pub(super) type RefusedNodes<'a> = Vec<(&'a str, Arc<Refused>)>;
 
 /// A search for nodes that can run a pod.
 pub(super) struct Search<'s, 'a> {
@@ -28,7 +33,7 @@ pub(super) struct Search<'s, 'a> {
     pub(super) refused_by_nominated: HashMap<String, Refused>,
     pub(super) fitting: Vec<Candidate<'a>>,
     pub(super) scores: Vec<NodeScores>,
-    pub(super) refused: BTreeMap<&'a str, Refused>,
+    pub(super) refused: RefusedNodes<'a>,
 }
 
 /// The number of fitting nodes at which the search ends.
@@ -44,13 +49,12 @@ pub(super) fn wanted_nodes(percentage: u8, total: usize) -> usize {
 pub(super) fn refuse_unnamed<'a>(
     named: &BTreeSet<&str>,
     snapshot: &'a Snapshot,
-    refused: &mut BTreeMap<&'a str, Refused>,
+    refused: &mut RefusedNodes<'a>,
 ) {
     let names = snapshot.candidates().map(|node| node.properties.name.as_str());
-    for name in names.filter(|name| !named.contains(name)) {
-        let reasons = vec![NOT_NAMED.to_owned()];
-        refused.insert(name, Refused { reasons, resolvable: false, helped_by: Changes::NODE });
-    }
+    let reasons = vec![NOT_NAMED.to_owned()];
+    let refusal = Arc::new(Refused { reasons, resolvable: false, helped_by: Changes::NODE });
+    refused.extend(names.filter(|name| !named.contains(name)).map(|name| (name, refusal.clone())));
 }
 
 // === impl Search ===
@@ -95,7 +99,7 @@ impl<'a> Search<'_, 'a> {
         let is_known = !self.refused_by_nominated.is_empty();
         let known = if is_known { self.refused_by_nominated.remove(name) } else { None };
         let mut outcome = match known {
-            Some(refusal) => Err(refusal),
+            Some(refusal) => Err(Arc::new(refusal)),
             None => {
                 let compute = || node_outcome(pod, profile, &prepared.needs, node);
                 self.outcomes.get(node.info.version(), compute).clone()
@@ -104,7 +108,7 @@ impl<'a> Search<'_, 'a> {
         if outcome.is_ok() && self.reads_others {
             let refusal = refuse_by_others(profile, prepared, node, self.snapshot)
                 .map_err(|why| filter_failed(&why))?;
-            outcome = refusal.map_or(outcome, Err);
+            outcome = refusal.map_or(outcome, |refusal| Err(Arc::new(refusal)));
         }
         match outcome {
             Ok(found) => {
@@ -114,7 +118,7 @@ impl<'a> Search<'_, 'a> {
                     if self.reads_others { devices.score(&prepared.devices, node.properties) } else { 0 };
                 self.scores.push(NodeScores { devices, ..found });
             }
-            Err(refusal) => drop(self.refused.insert(name, refusal)),
+            Err(refusal) => self.refused.push((name, refusal)),
         }
         Ok(())
     }

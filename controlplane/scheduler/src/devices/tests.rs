@@ -279,7 +279,8 @@ fn a_fault_of_a_claim_fails_the_whole_gang() {
         "p" => pod("p", "c"),
         other => fixture::pod(other, json!({"containers": [{}]})),
     });
-    let outcome = place(&gang, &Profile::default(), &mut snapshot, 1, &|_uid| true);
+    let members: Vec<&Pod> = gang.iter().collect();
+    let outcome = place(&members, &Profile::default(), &mut snapshot, 1, &|_uid| true);
     let why = "running \"DynamicResources\" filter plugin: claim d/c: selector #0: CEL runtime error: ";
     let of_group = format!("failed to schedule other pod from a pod group: {why}");
     assert!(outcome.verdict.is_error() && outcome.verdict.message.starts_with(&of_group));

@@ -98,7 +98,7 @@ struct RemovedVictim {
 /// Places the pods of a gang in this order. The gang is scheduled if at least `needed` pods are placed, and at least
 /// one. The snapshot is restored. Reservations remain for the pods that must be bound.
 pub(crate) fn place(
-    pods: &[Pod],
+    pods: &[&Pod],
     profile: &Profile,
     snapshot: &mut Snapshot,
     needed: usize,

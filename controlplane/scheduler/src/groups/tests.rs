@@ -36,7 +36,8 @@ fn sorted(mut uids: Vec<String>) -> Vec<String> {
 }
 
 fn placed(pods: &[Pod], snapshot: &mut Snapshot, needed: usize) -> Outcome {
-    place(pods, &Profile::default(), snapshot, needed, &|uid| pods.iter().any(|pod| pod.uid() == uid))
+    let members: Vec<&Pod> = pods.iter().collect();
+    place(&members, &Profile::default(), snapshot, needed, &|uid| pods.iter().any(|pod| pod.uid() == uid))
 }
 
 /// For each pod, whether it is bound or refused.

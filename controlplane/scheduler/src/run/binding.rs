@@ -1,23 +1,34 @@
-//! The binding of a pod: its volumes and devices first, then the request.
+//! The binding of a pod: its volumes and devices first, then the request; and its result.
 
 use std::sync::Arc;
 
 use kube::Client;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Instant;
 
-use super::Scheduler;
 use super::report::record_wait;
+use super::{Bound, Scheduler};
 use crate::bind;
 use crate::config::{SchedulerConfig, VOLUME_TIMEOUT};
 use crate::consult;
-use crate::devices::{self, Devices};
+use crate::devices::{self, Devices, may_use_devices};
 use crate::extender::client::Remote;
-use crate::metrics::{ExtensionPoint, SchedulerMetrics};
+use crate::hint::Changes;
+use crate::metrics::{Attempt, AttemptResult, ExtensionPoint, SchedulerMetrics};
 use crate::object::Pod;
 use crate::reserve::Reserved;
 use crate::volumes::bind::BindError;
 use crate::volumes::{self, Volumes};
-use coracle_events::Recorder;
+use coracle_events::{Event, Recorder, cause};
+use coracle_values::object::ObjectExt;
+
+/// Maximum number of concurrent binding requests. The store syncs concurrent writes together. More requests need more
+/// memory and, with a remote server, more connections.
+pub(super) const MAX_BINDINGS: usize = 32;
+
+/// Maximum number of decided pods whose binding needs nothing but a request. So each ended request finds a decided pod,
+/// but most pods of a burst wait in the queue. There they need no task, and pods of a higher priority go first.
+pub(super) const MAX_DECIDED: usize = 2 * MAX_BINDINGS;
 
 /// The parts of the scheduler that a binding needs.
 pub(super) struct Binding {
@@ -74,5 +85,163 @@ impl Binding {
         // The semaphore is never closed. The wait for volumes and devices does not hold a permit.
         let _permit = self.requests.acquire().await;
         bind::bind(self.client.clone(), pod, node).await.map_err(BindError::Request)
+    }
+}
+
+// === impl Scheduler ===
+
+impl Scheduler {
+    /// Whether another pod may be decided.
+    pub(super) fn may_decide(&self) -> bool {
+        self.decided.available_permits() > 0
+    }
+
+    /// Starts the binding of a pod that is placed on its node.
+    pub(super) fn start_binding(
+        &mut self,
+        pod: Arc<Pod>,
+        node: String,
+        reserved: Reserved,
+        attempt: Option<Attempt>,
+    ) {
+        let (binding, permit) = (Binding::new(self), self.decided_permit(&pod));
+        self.bindings.spawn(async move {
+            let result = binding.run(&pod, &node, &reserved).await;
+            drop(permit);
+            Bound { pod, node, reserved, attempt, result }
+        });
+    }
+
+    /// The permit that a decided pod holds until it is bound. `None` if the binding may wait for volumes, devices or an
+    /// extender, because such a wait must not delay other pods. The pods of a gang are decided together, so some of them
+    /// may have no permit.
+    fn decided_permit(&self, pod: &Pod) -> Option<OwnedSemaphorePermit> {
+        let may_wait = volumes::claims_of(pod).next().is_some()
+            || may_use_devices(pod)
+            || self.extender_calls.binds(pod);
+        if may_wait { None } else { self.decided.clone().try_acquire_owned().ok() }
+    }
+
+    /// Handles an ended binding, and those that ended meanwhile. A turn of the scheduler's loop polls all its inputs, which
+    /// takes longer than the work for one binding.
+    pub(super) fn all_bound(&mut self, bound: Bound) {
+        self.bound(bound);
+        while let Some(Ok(bound)) = self.bindings.try_join_next() {
+            self.bound(bound);
+        }
+    }
+
+    pub(super) fn bound(&mut self, Bound { pod, node, reserved, attempt, result }: Bound) {
+        self.update_saturation();
+        if let Some(attempt) = attempt {
+            self.count_binding(&pod, &attempt, AttemptResult::of(&result));
+        }
+        let Err(error) = result else {
+            let message = format!("Successfully assigned {}/{} to {node}", pod.namespace(), pod.name());
+            return self.record(&pod, Event::normal("Scheduled", message));
+        };
+        self.snapshot.volumes.release(&reserved.volumes);
+        self.snapshot.devices.release(&reserved.devices);
+        // If the pod is not in `assumed` any more, the watch has delivered its state.
+        if !self.assumed.remove(pod.uid()) {
+            return;
+        }
+        self.snapshot.remove(pod.uid());
+        self.groups.forget(pod.uid());
+        let BindError::Request(error) = error else {
+            return self.pre_bind_failed(&pod, &node, &error);
+        };
+        if matches!(&error, kube::Error::Api(status) if status.is_not_found()) {
+            self.queue.remove(pod.uid());
+            self.groups.remove_pod(pod.uid());
+        } else {
+            tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
+            self.queue.failed(pod.uid(), Instant::now());
+            let message = format!("running Bind for node \"{node}\": {}", cause(&error));
+            if matches!(&error, kube::Error::Api(status) if status.is_conflict()) {
+                // After a conflict the pod may already have a node, so its condition is not changed.
+                self.record(&pod, Event::warning("FailedScheduling", message));
+            } else {
+                self.report_error(&pod, message);
+            }
+        }
+        self.queue.change(Changes::POD_GONE, Instant::now());
+    }
+
+    /// Queues a pod again after its volumes or devices were not bound, or after an extender failed to bind it.
+    fn pre_bind_failed(&mut self, pod: &Pod, node: &str, error: &BindError) {
+        tracing::warn!(pod = pod.name(), namespace = pod.namespace(), node, %error, "cannot bind a pod");
+        self.queue.failed(pod.uid(), Instant::now());
+        let message = match error {
+            BindError::Extender(_) => format!("running Bind for node \"{node}\": {error}"),
+            BindError::Devices(_) | BindError::DeviceConditions(_) => {
+                format!("running PreBind plugin \"DynamicResources\": {error}")
+            }
+            _ => format!("running PreBind plugin \"VolumeBinding\": {error}"),
+        };
+        self.report_error(pod, message);
+        self.queue.change(Changes::POD_GONE, Instant::now());
+    }
+
+    pub(super) fn update_saturation(&self) {
+        let is_saturated = self.requests.available_permits() == 0;
+        self.is_saturated.send_if_modified(|value| std::mem::replace(value, is_saturated) != is_saturated);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::test_scheduler::scheduler_of_accepting_server;
+    use super::*;
+    use crate::fixture;
+
+    #[tokio::test]
+    async fn decisions_do_not_run_far_ahead_of_bindings() {
+        let mut scheduler = scheduler_of_accepting_server();
+        scheduler.snapshot.set_node(&fixture::node("a", json!({"/status/allocatable/pods": "1000"})));
+        for number in 0..=MAX_DECIDED {
+            scheduler.queue.add(fixture::pod(&format!("p{number}"), json!({"containers": [{}]})));
+        }
+        for _ in 0..=MAX_DECIDED {
+            if scheduler.may_decide() {
+                scheduler.schedule_next();
+            }
+        }
+        assert_eq!((scheduler.bindings.len(), scheduler.queue.lengths().active), (MAX_DECIDED, 1));
+        let bound = scheduler.bindings.join_next().await.unwrap().unwrap();
+        scheduler.bound(bound);
+        assert!(scheduler.may_decide());
+    }
+
+    #[tokio::test]
+    async fn bindings_that_ended_meanwhile_are_handled_together() {
+        let mut scheduler = scheduler_of_accepting_server();
+        scheduler.snapshot.set_node(&fixture::node("a", json!({})));
+        for name in ["p", "q", "r"] {
+            scheduler.queue.add(fixture::pod(name, json!({"containers": [{}]})));
+            scheduler.schedule_next();
+        }
+        let first = scheduler.bindings.join_next().await.unwrap().unwrap();
+        // The runtime of the test has one thread, so all tasks run while this one yields.
+        for _ in 0..100 {
+            tokio::task::yield_now().await;
+        }
+        scheduler.all_bound(first);
+        assert!(scheduler.bindings.is_empty());
+    }
+
+    #[tokio::test]
+    async fn bindings_that_may_wait_do_not_delay_other_pods() {
+        let scheduler = scheduler_of_accepting_server();
+        let with_permit = |spec: serde_json::Value| {
+            let permit = scheduler.decided_permit(&fixture::pod("p", spec));
+            permit.is_some()
+        };
+        assert!(with_permit(json!({"containers": [{}]})));
+        let claim = json!({"name": "v", "persistentVolumeClaim": {"claimName": "c"}});
+        assert!(!with_permit(json!({"volumes": [claim]})));
+        assert!(!with_permit(json!({"resourceClaims": [{"name": "c", "resourceClaimName": "c"}]})));
     }
 }

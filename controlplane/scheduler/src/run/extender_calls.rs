@@ -3,7 +3,7 @@
 //! own pods.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use crate::extender::result::ExtenderResult;
 use crate::metrics::AttemptResult;
 use crate::object::Pod;
 use crate::preempt::{self, Preemption};
+use crate::turn_queue::{QueueOrder, TurnQueue};
 use coracle_events::Event;
 use coracle_values::object::ObjectExt;
 
@@ -29,7 +30,10 @@ const RETRY: Duration = Duration::from_secs(300);
 /// The extenders and the pods that wait for them.
 pub(super) struct ExtenderCalls {
     pub(super) extenders: Arc<[Remote]>,
-    waiting: WaitingPods,
+    /// Popped pods that wait for the extenders.
+    waiting: TurnQueue,
+    /// Number of pods that were added to the waiting ones.
+    pushed: u64,
     /// The call in flight.
     in_flight: JoinSet<ExtenderOutcome>,
     retries: JoinSet<String>,
@@ -37,17 +41,10 @@ pub(super) struct ExtenderCalls {
     retried: HashSet<String>,
 }
 
-/// The uids of popped pods that wait for the extenders: higher priority first, then in the order of the queue.
-#[derive(Default)]
-struct WaitingPods {
-    pods: BTreeMap<(Reverse<i32>, u64), String>,
-    pushed: u64,
-}
-
 /// The result of the calls for one pod. The error is the message of an extender.
 pub(super) enum ExtenderOutcome {
-    Nodes { pod: Pod, ranked: Ranked, advice: Result<ExtenderResult, String> },
-    Preemption { pod: Pod, refused: Unschedulable, found: Result<Vec<Preemption>, String> },
+    Nodes { pod: Arc<Pod>, ranked: Ranked, advice: Result<ExtenderResult, String> },
+    Preemption { pod: Arc<Pod>, refused: Unschedulable, found: Result<Vec<Preemption>, String> },
 }
 
 /// An event of the extenders.
@@ -58,19 +55,6 @@ pub(super) enum ExtenderEvent {
     Next,
 }
 
-// === impl WaitingPods ===
-
-impl WaitingPods {
-    fn push(&mut self, priority: i32, uid: &str) {
-        self.pushed += 1;
-        self.pods.insert((Reverse(priority), self.pushed), uid.to_owned());
-    }
-
-    fn pop(&mut self) -> Option<String> {
-        self.pods.pop_first().map(|(_, uid)| uid)
-    }
-}
-
 // === impl ExtenderCalls ===
 
 impl ExtenderCalls {
@@ -78,7 +62,8 @@ impl ExtenderCalls {
         let extenders = config.extenders.iter().cloned().map(Remote::new).collect::<Result<_, _>>()?;
         Ok(Self {
             extenders,
-            waiting: WaitingPods::default(),
+            waiting: TurnQueue::new(config.queue_sort()),
+            pushed: 0,
             in_flight: JoinSet::new(),
             retries: JoinSet::new(),
             retried: HashSet::new(),
@@ -87,7 +72,7 @@ impl ExtenderCalls {
 
     /// The next event. Cancel-safe.
     pub(super) async fn next(&mut self) -> ExtenderEvent {
-        if self.in_flight.is_empty() && !self.waiting.pods.is_empty() {
+        if self.in_flight.is_empty() && !self.waiting.is_empty() {
             // Lets the watches run between pods for which no node is found.
             tokio::task::yield_now().await;
             return ExtenderEvent::Next;
@@ -99,10 +84,22 @@ impl ExtenderCalls {
         }
     }
 
+    /// Adds a pod to those that wait for the extenders.
+    fn push(&mut self, pod: &Pod) {
+        self.pushed += 1;
+        let order = QueueOrder(Reverse(pod.spec.priority.unwrap_or_default()), self.pushed);
+        self.waiting.insert(pod.namespace(), order, pod.uid().to_owned());
+    }
+
     /// Whether an extender must be called before the pod is bound.
     pub(super) fn needs_extenders(&self, pod: &Pod) -> bool {
         let calls = |one: &Remote| one.extender.chooses() || one.extender.preempt.is_some();
         self.extenders.iter().any(|one| calls(one) && one.extender.is_interested(pod))
+    }
+
+    /// Whether an extender binds the pod.
+    pub(super) fn binds(&self, pod: &Pod) -> bool {
+        self.extenders.iter().any(|one| one.extender.bind.is_some() && one.extender.is_interested(pod))
     }
 
     fn preempts(&self, pod: &Pod) -> bool {
@@ -123,7 +120,7 @@ impl ExtenderCalls {
 impl Scheduler {
     /// Schedules a popped pod in which an extender is interested.
     pub(super) fn consult(&mut self, pod: &Pod) {
-        self.extender_calls.waiting.push(pod.spec.priority.unwrap_or_default(), pod.uid());
+        self.extender_calls.push(pod);
         self.consult_next();
     }
 
@@ -146,7 +143,7 @@ impl Scheduler {
         if !self.extender_calls.in_flight.is_empty() {
             return;
         }
-        let Some(uid) = self.extender_calls.waiting.pop() else { return };
+        let Some(uid) = self.extender_calls.waiting.pop_first() else { return };
         let Some(pod) = self.undecided(&uid) else { return };
         let config = self.config.clone();
         let Some(profile) = config.profile(pod.scheduler()) else { return };
@@ -164,7 +161,7 @@ impl Scheduler {
     }
 
     /// The pod if it was popped and is neither refused nor being bound. It may be deleted during a call of an extender.
-    fn undecided(&self, uid: &str) -> Option<Pod> {
+    fn undecided(&self, uid: &str) -> Option<Arc<Pod>> {
         self.queue.in_flight(uid).filter(|_| !self.assumed.contains(uid)).cloned()
     }
 
@@ -205,7 +202,13 @@ impl Scheduler {
         }
     }
 
-    fn apply_extender_result(&mut self, pod: Pod, profile: &Profile, ranked: Ranked, advice: ExtenderResult) {
+    fn apply_extender_result(
+        &mut self,
+        pod: Arc<Pod>,
+        profile: &Profile,
+        ranked: Ranked,
+        advice: ExtenderResult,
+    ) {
         let order = ranked.order(&advice);
         if order.is_empty() {
             return self.refused_by_extenders(pod, profile, ranked.unschedulable(advice));
@@ -218,7 +221,7 @@ impl Scheduler {
     }
 
     /// Handles a pod that no node can run. Extenders with a verb for preemption are asked about the victims.
-    fn refused_by_extenders(&mut self, pod: Pod, profile: &Profile, refused: Unschedulable) {
+    fn refused_by_extenders(&mut self, pod: Arc<Pod>, profile: &Profile, refused: Unschedulable) {
         let is_error = refused.found_by == FoundBy::Error;
         if is_error || !profile.preempts || !self.extender_calls.preempts(&pod) {
             self.preempt_or_refuse(&pod, profile, &refused);
@@ -244,15 +247,18 @@ impl Scheduler {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
+    use crate::fixture;
 
     #[test]
     fn extenders_get_the_waiting_pod_with_the_highest_priority_first() {
-        let mut waiting = WaitingPods::default();
+        let mut calls = ExtenderCalls::new(&SchedulerConfig::default()).unwrap();
         for (priority, uid) in [(0, "a"), (0, "b"), (1000, "urgent"), (-1, "last"), (0, "c")] {
-            waiting.push(priority, uid);
+            calls.push(&fixture::pod(uid, json!({"priority": priority})));
         }
-        let order: Vec<String> = std::iter::from_fn(|| waiting.pop()).collect();
+        let order: Vec<String> = std::iter::from_fn(|| calls.waiting.pop_first()).collect();
         assert_eq!(order, ["urgent", "a", "b", "c", "last"]);
     }
 }

@@ -1,6 +1,7 @@
 //! Pods of groups: gated pods, and the scheduling of all pods of a gang in one step.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use coracle_watch::Event;
 use tokio::time::Instant;
@@ -77,7 +78,7 @@ impl Scheduler {
     }
 
     /// Schedules a popped pod of a group.
-    pub(super) fn schedule_member(&mut self, pod: Pod, profile: &Profile, group: &Key) {
+    pub(super) fn schedule_member(&mut self, pod: Arc<Pod>, profile: &Profile, group: &Key) {
         match self.groups.policy(group) {
             Policy::Gated => self.gate(&pod),
             Policy::Basic => self.schedule_single(pod, profile),
@@ -93,7 +94,7 @@ impl Scheduler {
     }
 
     /// Schedules all waiting pods of a gang.
-    fn schedule_gang(&mut self, pod: Pod, profile: &Profile, group: &Key, needed: usize) {
+    fn schedule_gang(&mut self, pod: Arc<Pod>, profile: &Profile, group: &Key, needed: usize) {
         // A new pod does not shorten the back-off of its group, because each attempt costs as much as all pods of the
         // group.
         let delayed = self.groups.backoff_until(group).map(|until| until.max(self.gangs_delayed_until));
@@ -101,16 +102,17 @@ impl Scheduler {
             return self.queue.hold_back(pod.uid(), until);
         }
         let waiting = self.groups.waiting(group);
-        let mut pods: Vec<Pod> = waiting.iter().filter_map(|uid| self.queue.take(uid)).collect();
+        let mut pods: Vec<Arc<Pod>> = waiting.iter().filter_map(|uid| self.queue.take(uid)).collect();
         pods.push(pod);
         self.queue.sort(&mut pods);
-        if let Some(why) = self.unsupported(&pods) {
+        let members: Vec<&Pod> = pods.iter().map(Arc::as_ref).collect();
+        if let Some(why) = self.unsupported(&members) {
             return self.refuse_group(&pods, group, &why);
         }
-        let attempt = self.limited(&pods);
+        let attempt = self.limited(&members);
         let (groups, start) = (&self.groups, Instant::now());
         let is_member = |uid: &str| groups.is_member(uid, group);
-        let outcome = place(&pods, profile, &mut self.snapshot, needed, &is_member);
+        let outcome = place(&members, profile, &mut self.snapshot, needed, &is_member);
         tracing::debug!(
             group = group.name,
             namespace = group.namespace,
@@ -124,18 +126,18 @@ impl Scheduler {
     }
 
     /// The reason why the pods cannot be scheduled together.
-    fn unsupported(&self, pods: &[Pod]) -> Option<String> {
-        let schedulers: BTreeSet<&str> = pods.iter().map(Pod::scheduler).collect();
+    fn unsupported(&self, pods: &[&Pod]) -> Option<String> {
+        let schedulers: BTreeSet<&str> = pods.iter().map(|pod| pod.scheduler()).collect();
         if let [one, other, ..] = schedulers.into_iter().collect::<Vec<_>>()[..] {
             let why = "all pods in a single pod group should have the same .spec.schedulerName set";
             return Some(format!("{why}, got: {one:?} and {other:?}"));
         }
-        let needs = |pod: &Pod| self.extender_calls.needs_extenders(pod);
+        let needs = |pod: &&Pod| self.extender_calls.needs_extenders(pod);
         pods.iter().any(needs).then(|| EXTENDERS.to_owned())
     }
 
     /// Binds or refuses the pods of a gang. The back-off of refused pods starts at `backoff_start`.
-    fn apply(&mut self, pods: Vec<Pod>, group: &Key, outcome: Outcome, backoff_start: Instant) {
+    fn apply(&mut self, pods: Vec<Arc<Pod>>, group: &Key, outcome: Outcome, backoff_start: Instant) {
         let (mut is_released, mut backoff, is_error) = (false, None, outcome.verdict.is_error());
         for (pod, decision) in pods.into_iter().zip(outcome.decisions) {
             match decision {
@@ -180,7 +182,7 @@ impl Scheduler {
     }
 
     /// Refuses popped pods for a reason that only a change of the pods or the group resolves.
-    fn refuse_group(&mut self, pods: &[Pod], group: &Key, why: &str) {
+    fn refuse_group(&mut self, pods: &[Arc<Pod>], group: &Key, why: &str) {
         for pod in pods {
             self.queue.refused(pod.uid(), Changes::GROUP, Instant::now());
             if let Some(until) = self.queue.backoff_until(pod.uid()) {
@@ -221,7 +223,7 @@ impl Scheduler {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
-    use std::sync::{Arc, Mutex};
+    use std::sync::Mutex;
 
     use futures::FutureExt as _;
     use http::{Request, Response};
@@ -430,7 +432,9 @@ mod tests {
     async fn events_wait_only_while_all_permits_of_bindings_are_in_use() {
         let (scheduler, _) = scheduler(&[]);
         let permits = scheduler.requests.clone();
-        let all = permits.try_acquire_many_owned(u32::try_from(super::super::MAX_BINDINGS).unwrap()).unwrap();
+        let all = permits
+            .try_acquire_many_owned(u32::try_from(super::super::binding::MAX_BINDINGS).unwrap())
+            .unwrap();
         scheduler.update_saturation();
         assert!(*scheduler.is_saturated.borrow());
         drop(all);
@@ -443,8 +447,8 @@ mod tests {
         let (scheduler, _) = scheduler(&["a"]);
         let mut other = pod("q", Some("g"));
         other.spec.scheduler_name = Some("other".to_owned());
-        let why = scheduler.unsupported(&[pod("p", Some("g")), other]).unwrap();
+        let why = scheduler.unsupported(&[&pod("p", Some("g")), &other]).unwrap();
         assert!(why.ends_with(r#"got: "default-scheduler" and "other""#), "{why}");
-        assert_eq!(scheduler.unsupported(&[pod("p", Some("g"))]), None);
+        assert_eq!(scheduler.unsupported(&[&pod("p", Some("g"))]), None);
     }
 }

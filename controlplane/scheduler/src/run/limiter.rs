@@ -6,6 +6,7 @@
 //! throttled, its gangs wait too, because their pods may have claims.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -60,7 +61,7 @@ impl SearchLimiter {
     }
 
     /// Starts an attempt for these pods of one namespace. `None` if there is no pod.
-    fn start(&self, pods: &[Pod]) -> Option<LimitedAttempt> {
+    fn start(&self, pods: &[&Pod]) -> Option<LimitedAttempt> {
         let namespace = pods.first()?.namespace().to_owned();
         let pods = u32::try_from(pods.len()).unwrap_or(u32::MAX);
         Some(LimitedAttempt { namespace, pods, start: (self.clock)() })
@@ -100,14 +101,14 @@ impl Scheduler {
     }
 
     /// Schedules a popped pod without a gang, and records the attempt.
-    pub(super) fn schedule_single(&mut self, pod: Pod, profile: &Profile) {
-        let attempt = self.limited(std::slice::from_ref(&pod));
+    pub(super) fn schedule_single(&mut self, pod: Arc<Pod>, profile: &Profile) {
+        let attempt = self.limited(&[pod.as_ref()]);
         self.schedule_alone(pod, profile);
         self.finish_limited(attempt);
     }
 
     /// Starts an attempt for these pods of one namespace. `None` if no pod of them may take long.
-    pub(super) fn limited(&self, pods: &[Pod]) -> Option<LimitedAttempt> {
+    pub(super) fn limited(&self, pods: &[&Pod]) -> Option<LimitedAttempt> {
         let devices = &self.snapshot.devices;
         if !pods.iter().any(|pod| self.may_take_long(pod)) {
             return None;
@@ -200,8 +201,8 @@ mod tests {
     #[tokio::test]
     async fn a_gang_is_limited_if_devices_are_searched_for_one_of_its_pods() {
         let (scheduler, plain) = (scheduler(), fixture::pod("plain", json!({"containers": [{}]})));
-        assert!(scheduler.limited(&[plain.clone(), plain.clone()]).is_none());
-        let attempt = scheduler.limited(&[plain, with_claim("d")]).unwrap();
+        assert!(scheduler.limited(&[&plain, &plain]).is_none());
+        let attempt = scheduler.limited(&[&plain, &with_claim("d")]).unwrap();
         assert_eq!((attempt.namespace.as_str(), attempt.pods), ("d", 2));
     }
 
@@ -218,8 +219,8 @@ mod tests {
     #[tokio::test]
     async fn attempts_for_a_pod_with_many_terms_are_limited() {
         let mut scheduler = scheduler();
-        assert!(scheduler.limited(&[with_terms("d", MANY_TERMS - 1)]).is_none());
-        let attempt = scheduler.limited(&[with_terms("d", MANY_TERMS)]).unwrap();
+        assert!(scheduler.limited(&[&with_terms("d", MANY_TERMS - 1)]).is_none());
+        let attempt = scheduler.limited(&[&with_terms("d", MANY_TERMS)]).unwrap();
         scheduler.searches.charge(attempt, Instant::now() + Duration::from_secs(600));
         scheduler.queue.add(with_terms("d", MANY_TERMS));
         scheduler.schedule_next();
@@ -252,7 +253,7 @@ mod tests {
     #[tokio::test]
     async fn pods_with_claims_of_a_namespace_with_long_searches_wait_and_other_pods_do_not() {
         let mut scheduler = scheduler();
-        let attempt = scheduler.searches.start(&[with_claim("d")]).unwrap();
+        let attempt = scheduler.searches.start(&[&with_claim("d")]).unwrap();
         scheduler.searches.charge(attempt, Instant::now() + Duration::from_secs(600));
         scheduler.queue.add(with_claim("d"));
         scheduler.schedule_next();
