@@ -149,6 +149,18 @@ impl Sandbox {
         Err(Error::WrongState { what: "pod sandbox", id: self.id.clone(), state })
     }
 
+    /// The shim, for a container that is created or started. A sandbox whose stop has begun gets no more processes: it may
+    /// have lost its network, and the stop kills only the containers that it has found.
+    pub(crate) fn live_for_containers(&self) -> Result<LiveShim, Error> {
+        let state = match &*locked(&self.state) {
+            SandboxState::Ready(_) if self.stopping.load(Ordering::Relaxed) => "being stopped",
+            SandboxState::Ready(live) => return Ok(live.clone()),
+            SandboxState::Silent(_) => "silent: its shim does not answer",
+            SandboxState::NotReady => "not ready",
+        };
+        Err(Error::WrongState { what: "pod sandbox", id: self.id.clone(), state })
+    }
+
     /// Changes the state to `NotReady` and returns the shim. Of several callers only the first gets it.
     pub(crate) fn take_shim(&self) -> Option<Shim> {
         match std::mem::replace(&mut *locked(&self.state), SandboxState::NotReady) {
@@ -347,13 +359,16 @@ mod tests {
             |sandbox: &Sandbox| [sandbox.status().state, sandbox.item().state, sandbox.subject().state];
         let sandbox = Sandbox::new(record, ready());
         assert_eq!(state(&sandbox), [i32::from(cri::PodSandboxState::SandboxReady); 3]);
+        assert!(sandbox.live_for_containers().is_ok());
         assert!(sandbox.begin_stop());
+        assert!(sandbox.live_for_containers().is_err(), "a container that is created already does not start");
         // The end of the shim fails. Then the shim answers a new connection.
         let taken = sandbox.take_shim().unwrap();
         sandbox.restore_shim(taken);
         assert!(matches!(sandbox.answered(&shim, 0), SandboxState::Silent(_)));
         let not_ready = [i32::from(cri::PodSandboxState::SandboxNotready); 3];
         assert_eq!(state(&sandbox), not_ready);
+        assert!(sandbox.live_for_containers().is_err());
         // The next runtime finds the record, and the shim answers it.
         let record = sandbox.record_now();
         assert!(record.stopping && record.phase == SandboxPhase::Ready, "the stop is completed");

@@ -112,12 +112,7 @@ impl ContainerService {
     ) -> Result<(), Error> {
         let mut steps = Steps::begin();
         let ContainerRequest { id, mut config, origin } = request;
-        let live = sandbox.live().filter(|_| !sandbox.is_stopping());
-        let live = live.ok_or_else(|| Error::WrongState {
-            what: "pod sandbox",
-            id: sandbox.id.clone(),
-            state: "not ready",
-        })?;
+        let live = sandbox.live_for_containers()?;
         let pod = PodOf { sandbox, live: &live };
         let image = self.image_of(&config)?;
         let memory = ConfigMemory::take(&config, bytes_of_image(&image)).ok_or_else(too_large)?;
@@ -184,6 +179,8 @@ impl ContainerService {
         let container = create.container;
         // While this lock is held, the end of the container is not recorded. So it is recorded after the creation.
         let _exits_wait = container.starting.lock().await;
+        // A stop that began before this check may not have found the container. A later one waits for the lock.
+        pod.sandbox.live_for_containers()?;
         undo.push(Step::ShimContainer(pod.live.shim.clone(), container.id.clone()));
         let pid = self.create_in_shim(pod, create).await?;
         coracle_fault::point("create.made");

@@ -25,7 +25,9 @@ impl ContainerService {
         let _guard = self.transitions.hooks.nri.block_joins().await;
         let _exits_wait = container.starting.lock().await;
         startable(&container)?;
-        let shim = self.objects.tables.shim_of(&container)?;
+        // Checked with the lock: a stop that begins later waits for the lock, and then kills the container.
+        let sandbox = self.objects.tables.sandbox(&container.record.sandbox_id)?;
+        let shim = sandbox.live_for_containers()?.shim;
         self.transitions.hooks.start_container(&container).await?;
         // The time is taken before the start, because a short command can end before the shim's answer is read.
         let started_at = now();
