@@ -96,6 +96,10 @@ pub(crate) enum Report {
     },
     /// The node does not have the devices that the pod requests.
     Rejected(Verdict),
+    /// The stop of the sandbox with this id has failed.
+    NotStopped {
+        sandbox: String,
+    },
     /// The volumes, devices and cgroup of an ended pod are released.
     Released,
     /// The pod is removed; its worker ends.
@@ -243,7 +247,7 @@ impl Job {
             Action::StopPod { grace } => self.stop_pod(grace).await,
             Action::RemoveContainers(ids) => self.remove_containers(ids).await,
             Action::RemoveSandboxes(ids) => self.remove_sandboxes(ids).await,
-            Action::Release => self.release().await,
+            Action::Release { unstopped } => self.release(&unstopped).await,
             Action::Finish => self.finish().await,
             // The worker itself handles this action.
             Action::FailPod(_) => Ok(()),

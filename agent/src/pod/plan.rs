@@ -43,8 +43,9 @@ pub(crate) enum Action {
     RemoveContainers(Vec<String>),
     /// Remove stopped sandboxes without containers.
     RemoveSandboxes(Vec<String>),
-    /// The pod has ended but its object exists: unmount its volumes, remove its cgroup.
-    Release,
+    /// The pod has ended but its object exists: stop the sandboxes whose stop has failed, unmount its volumes, remove its
+    /// cgroup.
+    Release { unstopped: Vec<String> },
     /// Mark the pod as failed with this reason.
     FailPod(Verdict),
 }
@@ -112,7 +113,9 @@ pub(crate) fn plan(input: &PlanInput<'_>) -> Plan {
             let grace = input.state.evicted_grace().unwrap_or_else(own);
             plan.actions.push(Action::StopPod { grace });
         } else if !input.state.released {
-            plan.actions.push(Action::Release);
+            let ids = input.observed.sandboxes.iter().map(|sandbox| &sandbox.id);
+            let unstopped = ids.filter(|id| input.state.unstopped.contains(*id)).cloned().collect();
+            plan.actions.push(Action::Release { unstopped });
         }
         return plan;
     }

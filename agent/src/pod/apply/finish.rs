@@ -9,11 +9,15 @@ use crate::volume;
 
 impl Job {
     /// Releases claims, devices, volumes, cgroup, CPUs and memory of an ended pod. Its containers and logs stay readable
-    /// until its object is deleted.
-    pub(super) async fn release(&mut self) -> Result<(), Vec<ApplyError>> {
-        // The pod's sandbox has ended: another pod may get its addresses.
-        self.node.policies.release(&self.uid);
-        let errors = self.free().await;
+    /// until its object is deleted. `unstopped` has the ids of sandboxes whose stop has failed: their networks and shims
+    /// would otherwise stay as long as the object.
+    pub(super) async fn release(&mut self, unstopped: &[String]) -> Result<(), Vec<ApplyError>> {
+        let mut errors = self.stop_sandboxes(unstopped).await;
+        if errors.is_empty() {
+            // The pod's sandbox has ended: another pod may get its addresses.
+            self.node.policies.release(&self.uid);
+        }
+        errors.extend(self.free().await);
         if errors.is_empty() {
             self.report(Report::Released);
             return Ok(());

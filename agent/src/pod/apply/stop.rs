@@ -46,12 +46,8 @@ impl Job {
         let stopping = self.stop_containers(grace);
         let Some(stopped) = self.interrupt.run_until_cancelled(stopping).await else { return Ok(()) };
         let mut errors = stopped;
-        for sandbox in &self.observed.sandboxes {
-            let request = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.id.clone() };
-            if let Err(status) = self.node.runtime.stop_pod_sandbox(request).await {
-                errors.push(self.runtime_error("StopPodSandbox", &sandbox.id)(status));
-            }
-        }
+        let sandboxes: Vec<String> = self.observed.sandboxes.iter().map(|s| s.id.clone()).collect();
+        errors.extend(self.stop_sandboxes(&sandboxes).await);
         if errors.is_empty() {
             // The end of the pod is reported only after these steps: then the control plane may give its CPUs and
             // devices to another pod.
@@ -60,6 +56,19 @@ impl Job {
             self.node.devices.release(&self.uid).await;
         }
         if errors.is_empty() { Ok(()) } else { Err(errors) }
+    }
+
+    /// Stops sandboxes, and reports each failure to the worker: the runtime shows such a sandbox as not ready.
+    pub(super) async fn stop_sandboxes(&self, ids: &[String]) -> Vec<ApplyError> {
+        let mut errors = Vec::new();
+        for id in ids {
+            let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.clone() };
+            if let Err(error) = self.node.runtime.stop_pod_sandbox(request).await {
+                errors.push(self.runtime_error("StopPodSandbox", id)(error));
+                self.report(Report::NotStopped { sandbox: id.clone() });
+            }
+        }
+        errors
     }
 
     async fn stop_containers(&self, grace: i64) -> Vec<ApplyError> {
