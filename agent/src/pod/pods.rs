@@ -35,6 +35,8 @@ struct State {
     ports: HashMap<String, Vec<HostPort>>,
     /// The uids of pods that end because their objects or manifests are gone.
     orphans: HashSet<String>,
+    /// The uids of rejected static pods. They have no mirror pods.
+    rejected_statics: HashSet<String>,
     /// Statuses that the API server does not have yet, by uid.
     statuses: HashMap<String, PodStatus>,
     /// The number of pods with limits on their disk usage.
@@ -171,10 +173,16 @@ impl Pods {
         self.write().orphans.insert(uid.to_owned());
     }
 
+    /// Records that this node has rejected a static pod, until it is removed.
+    pub(crate) fn add_rejected_static(&self, uid: &str) {
+        self.write().rejected_statics.insert(uid.to_owned());
+    }
+
     /// Removes a pod.
     pub(crate) fn remove(&self, uid: &str) {
         let mut state = self.write();
         state.orphans.remove(uid);
+        state.rejected_statics.remove(uid);
         state.ports.remove(uid);
         state.statuses.remove(uid);
         if let Some(old) = state.by_uid.remove(uid) {
@@ -202,6 +210,10 @@ impl PodView for Pods {
 
     fn orphans(&self) -> HashSet<String> {
         self.read().orphans.clone()
+    }
+
+    fn rejected_statics(&self) -> usize {
+        self.read().rejected_statics.len()
     }
 
     fn status(&self, uid: &str) -> Option<PodStatus> {
@@ -374,9 +386,10 @@ mod tests {
         assert_eq!(sums(&pods), (1, 2000, 0, 3000));
         assert_eq!((PodView::pods(&pods).len(), pods.active()), (2, 1));
         ["a", "of-runtime"].iter().for_each(|uid| pods.add_orphan(uid));
-        assert_eq!(pods.orphans().len(), 2);
+        pods.add_rejected_static("b");
+        assert_eq!((pods.orphans().len(), pods.rejected_statics()), (2, 1));
         ["a", "b", "b", "of-runtime"].iter().for_each(|uid| pods.remove(uid));
-        assert!(pods.orphans().is_empty());
+        assert!(pods.orphans().is_empty() && pods.rejected_statics() == 0);
         assert_eq!(sums(&pods), (0, 0, 0, 0));
         assert!(pods.all().is_empty());
     }

@@ -269,6 +269,7 @@ impl Sync {
                 let (reason, message) = admit::rejection_event(&verdict);
                 self.node.metrics.rejected(reason);
                 if is_static(uid) {
+                    self.inputs.pods.add_rejected_static(uid);
                     // It has no mirror pod with the reason.
                     tracing::warn!(
                         uid,

@@ -43,6 +43,11 @@ pub trait PodView: Send + Sync + 'static {
         HashSet::new()
     }
 
+    /// Number of static pods that the node has rejected. They have no mirror pods.
+    fn rejected_statics(&self) -> usize {
+        0
+    }
+
     /// The pod's status on this node, if the API server does not have it yet.
     fn status(&self, _uid: &str) -> Option<PodStatus> {
         None

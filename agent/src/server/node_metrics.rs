@@ -100,7 +100,7 @@ pub(super) fn health() -> Response<Body> {
     exposition(current.text())
 }
 
-/// The pods that the node has to run. Each static pod has a mirror pod.
+/// The pods that the node has to run. Each admitted static pod has a mirror pod.
 fn desired(current: &mut Current, pods: &dyn PodView) {
     let all = pods.pods();
     let is_static = |pod: &&Arc<Pod>| pod.metadata.uid.as_deref().is_some_and(source::is_static);
@@ -116,7 +116,8 @@ fn desired(current: &mut Current, pods: &dyn PodView) {
     let help = "Current number of ephemeral containers in pods managed by this kubelet.";
     current.gauge("kubelet_managed_ephemeral_containers", help, [], [([], count(ephemeral))]);
     let help = "The number of mirror pods the kubelet will try to create (one per admitted static pod).";
-    current.gauge("kubelet_mirror_pods", help, [], [([], count(statics))]);
+    let mirrors = statics.saturating_sub(pods.rejected_statics());
+    current.gauge("kubelet_mirror_pods", help, [], [([], count(mirrors))]);
     current.gauge(
         "kubelet_desired_pods",
         "The number of pods the kubelet is being instructed to run. static is true if the pod is not from the apiserver.",
@@ -339,6 +340,20 @@ mod tests {
 
         fn orphans(&self) -> HashSet<String> {
             ["0123456789abcdef0123456789abcdef", "of-runtime"].map(str::to_owned).into()
+        }
+
+        fn rejected_statics(&self) -> usize {
+            1
+        }
+    }
+
+    #[test]
+    fn a_rejected_static_pod_has_no_mirror_pod() {
+        let mut current = Current::default();
+        desired(&mut current, &Orphans);
+        let text = current.text();
+        for line in ["kubelet_mirror_pods 0", "kubelet_desired_pods{static=\"true\"} 1"] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
     }
 
