@@ -182,7 +182,7 @@ impl ContainerService {
         undo: &mut Undo,
     ) -> Result<(), Error> {
         let container = create.container;
-        // While this lock is held, the end of the container is not recorded. So it is recorded after the creation.
+        // The lock delays the record of the container's end until the creation is recorded.
         let _exits_wait = container.starting.lock().await;
         undo.push(Step::ShimContainer(pod.live.shim.clone(), container.id.clone()));
         let pid = self.create_in_shim(pod, create).await?;
