@@ -114,8 +114,8 @@ pub fn filters_bridges() -> bool {
 }
 
 /// Enables IPv6 forwarding, and keeps the node's default route. With forwarding the kernel ignores router advertisements
-/// unless `accept_ra` is 2, and drops the default routes that it learned from them. So interfaces with such a route, or that may get
-/// one, are set to `accept_ra` = 2. Other interfaces are not changed: a pod must not be a router.
+/// unless `accept_ra` is 2, and drops the default routes that it learned from them. So interfaces with such a route, or
+/// that may get one, are set to `accept_ra` = 2. Other interfaces are not changed: a pod must not be a router.
 fn forward_v6() -> Result<(), Error> {
     let all = Path::new("/proc/sys/net/ipv6/conf");
     let forwarding = all.join("all/forwarding");
@@ -248,8 +248,7 @@ mod tests {
             route("eth0", [10, 1, 2, 4], [192, 0, 2, 1], [255; 4]),
         ]
         .concat();
-        let interfaces =
-            ["10.1.0.5", "10.1.2.4", "10.9.0.5"].map(|ip| on_link(&routes, ip.parse().unwrap()));
+        let interfaces = ["10.1.0.5", "10.1.2.4", "10.9.0.5"].map(|ip| on_link(&routes, ip.parse().unwrap()));
         assert_eq!(interfaces, [Some("br0"), Some("br1"), None]);
     }
 
