@@ -42,8 +42,8 @@ pub(crate) const POD_UID: &str = "io.kubernetes.pod.uid";
 #[derive(Debug)]
 pub(crate) struct Sandbox {
     pub(crate) id: String,
-    /// The record at the creation. Its `phase`, resources, overhead, transitions and `stopping` can change: the current
-    /// values are in `state`, `size`, `transitions` and `stopping`.
+    /// The record at the creation or recovery of the sandbox. Its `phase`, resources, overhead, transitions and `stopping`
+    /// can change later. Their current values are in `state`, `size`, `transitions` and `stopping`.
     pub(crate) record: SandboxRecord,
     state: Mutex<SandboxState>,
     size: Mutex<PodSize>,
