@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The measurements of scripts/bench, in their own network namespace. All started processes are ended."""
+"""The measurements of scripts/bench. They run in a network namespace of their own, and end all processes that they start."""
 import http.client, json, os, re, shutil, signal, ssl, statistics, subprocess, sys, tempfile, time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -113,7 +113,7 @@ class Cluster:
 
     def delete(self, name):
         self.kubectl("delete", "deployment", name)
-        # Only names, and with a pause: a list of 1,000 pods takes processor time too.
+        # Lists only names, with pauses, because a list of 1,000 pods takes processor time too.
         wait("the removal of the pods", 600, lambda: not self.kubectl("get", "pods", "-o", "name", "--chunk-size=0") or time.sleep(0.2))
 
     def stop(self):
@@ -348,7 +348,7 @@ class Host:
             try:
                 groups = open(f"/proc/{pid}/cgroup").read()
                 os.readlink(f"/proc/{pid}/exe")
-            except OSError:  # ended, or waits for its parent
+            except OSError:  # it has ended, or is a zombie
                 continue
             if f"/{self.cgroup}/" in groups:
                 found.append(int(pid))

@@ -56,7 +56,7 @@ pub enum Backend {
         vni: u32,
         /// The UDP port of all nodes.
         port: u16,
-        /// Nodes in one subnet route to each other without a tunnel.
+        /// Whether nodes in one subnet route to each other without a tunnel.
         direct_routing: bool,
     },
     /// Routes to the nodes' addresses, which must all be in one subnet.
@@ -162,9 +162,9 @@ pub struct Overlay {
     /// Whether the kernel's tables are as planned. False after an error or a foreign change.
     known: bool,
     uplinks: Vec<Uplink>,
-    /// A foreign change was notified, but [`foreign_change`](Self::foreign_change) was cancelled before the rest arrived.
+    /// Whether [`foreign_change`](Self::foreign_change) was cancelled between the first and the last related notification.
     notified: bool,
-    /// A notification concerned an uplink.
+    /// Whether a notification concerned an uplink.
     uplink_changed: bool,
     /// Locks of interface name and route protocol number.
     names: Option<NameLocks>,
@@ -373,7 +373,7 @@ impl Overlay {
         for name in devices.filter_map(|port| self.kernel.name(*port)) {
             let set = offload::set(name, on);
             set.map_err(|source| OverlayError::Change {
-                what: format!("checksum offload of {name}"),
+                what: format!("to change the checksum offload of {name}"),
                 source,
             })?;
         }
@@ -435,7 +435,8 @@ fn tunnel_name(interface: &str) -> String {
     format!("{interface}-udp")
 }
 
-/// Whether the kernel has VXLAN, which it may load. Without it, the backend `vxlan` uses a UDP tunnel. No device is made.
+/// Whether the kernel supports VXLAN. The check can load the kernel module, and makes no device. Without VXLAN the
+/// backend `vxlan` uses a UDP tunnel.
 ///
 /// # Errors
 /// When a netlink socket cannot be opened or used.

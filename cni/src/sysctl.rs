@@ -1,5 +1,5 @@
-//! Sysctls that a pod network needs. They are written only if they differ, because writing some of them has side
-//! effects (`ip_forward` resets per-interface settings).
+//! Sysctls that a pod network needs. Most are written only if they differ, because writing some of them has side effects
+//! (`ip_forward` resets per-interface settings).
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -113,9 +113,9 @@ pub fn filters_bridges() -> bool {
     Path::new("/proc/sys/net/bridge/bridge-nf-call-iptables").exists()
 }
 
-/// With forwarding enabled the kernel ignores router advertisements (`accept_ra` = 1), and drops the default routes
-/// that it learned from them. The node would lose its default route. So interfaces with such a route, or that may get
-/// one, are set to `accept_ra` = 2. Other interfaces are not changed: a pod must not be a router.
+/// Enables IPv6 forwarding, and keeps the node's default route. With forwarding the kernel ignores router advertisements
+/// unless `accept_ra` is 2, and drops the default routes that it learned from them. So interfaces with such a route, or
+/// that may get one, are set to `accept_ra` = 2. Other interfaces are not changed: a pod must not be a router.
 fn forward_v6() -> Result<(), Error> {
     let all = Path::new("/proc/sys/net/ipv6/conf");
     let forwarding = all.join("all/forwarding");
@@ -164,7 +164,7 @@ pub(crate) fn route_localnet(interface: &str, on: bool) -> Result<(), Error> {
     unless_absent(ensure(&path, if on { "1" } else { "0" }))
 }
 
-/// The interface that reaches an address without a router.
+/// The interface whose network has the address, so that no router is needed.
 pub(crate) fn interface_to(address: Ipv4Addr) -> Option<String> {
     on_link(&std::fs::read_to_string("/proc/thread-self/net/route").ok()?, address).map(str::to_owned)
 }
@@ -248,8 +248,8 @@ mod tests {
             route("eth0", [10, 1, 2, 4], [192, 0, 2, 1], [255; 4]),
         ]
         .concat();
-        let led = |ip: &str| on_link(&routes, ip.parse().unwrap());
-        assert_eq!((led("10.1.0.5"), led("10.1.2.4"), led("10.9.0.5")), (Some("br0"), Some("br1"), None));
+        let interfaces = ["10.1.0.5", "10.1.2.4", "10.9.0.5"].map(|ip| on_link(&routes, ip.parse().unwrap()));
+        assert_eq!(interfaces, [Some("br0"), Some("br1"), None]);
     }
 
     #[test]
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_that_cannot_be_raised_does_not_hinder_others() {
+    fn a_number_that_cannot_be_raised_does_not_prevent_others() {
         let dir = tempfile::tempdir().unwrap();
         // The kernel refuses a write to this sysctl, even by root.
         std::os::unix::fs::symlink("/proc/sys/kernel/ngroups_max", dir.path().join("fixed")).unwrap();

@@ -278,7 +278,7 @@ fn path_mtus_and_offload_faults_are_found() {
             run("nsenter", &[&[namespace.as_str()], &line.split(' ').collect::<Vec<_>>()[..]].concat());
         };
         assert_eq!(passing(overlay), [(1450, true), (1430, true)]);
-        // A link with a smaller MTU and without a message about it.
+        // A link with a smaller MTU, which drops larger packets without a message.
         there("ip link set eth0 mtu 1400");
         for (bytes, offloaded) in passing(overlay) {
             assert!(offloaded && (1320..=1354).contains(&bytes), "{bytes}");
@@ -311,15 +311,15 @@ fn path_mtus_and_offload_faults_are_found() {
 #[test]
 fn a_thousand_faultless_paths_have_no_false_positive() {
     in_a_namespace(async || {
-        let way = |number: u32| {
+        let path = |number: u32| {
             let to = std::net::Ipv4Addr::from_bits(0x7f01_0000 + number).into();
             coracle_cni::ProbePath { peer: format!("peer-{number}"), to, mtu: 1450 }
         };
-        let paths: Vec<_> = (0..1000).map(way).collect();
+        let paths: Vec<_> = (0..1000).map(path).collect();
         let found = examine(&paths).unwrap();
-        let well =
+        let faultless =
             found.iter().filter(|passes| **passes == ProbeResult { bytes: 1450, offloaded: true }).count();
-        assert_eq!(well, paths.len());
+        assert_eq!(faultless, paths.len());
     });
 }
 
@@ -554,7 +554,7 @@ fn a_foreign_device_with_the_same_vni_is_reported_and_its_removal_is_noticed() {
             let expected = "cannot make coracle.1: the interface flannel.1 has the VNI 1 on UDP port 8472; remove it, or \
                         give all nodes another --overlay-vni";
             assert_eq!(error.to_string(), expected);
-            assert!(ip("-d link show flannel.1").contains("vxlan id 1"), "what is another's is left alone");
+            assert!(ip("-d link show flannel.1").contains("vxlan id 1"), "a foreign device is not changed");
         }
         ip("link del flannel.1");
         tokio::time::timeout(LONG, overlay.foreign_change()).await.unwrap();

@@ -1,4 +1,4 @@
-//! Permits for long work. Owners share them: an owner with much work delays its own work, and not that of others.
+//! Permits for long work. Owners share them: an owner with much work delays only its own work.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -33,7 +33,7 @@ pub struct FairPermit<'a> {
     _further: Option<SemaphorePermit<'a>>,
     _first: Option<OwnedSemaphorePermit>,
     _own: Option<OwnedSemaphorePermit>,
-    /// The owner is not forgotten while it has a permit.
+    /// Keeps the owner in `FairPermits::owners` while it has a permit.
     _owner: Arc<Owner>,
 }
 
@@ -46,8 +46,9 @@ impl FairPermits {
         Self::with_further(most, each, most)
     }
 
-    /// As [`new`](Self::new), with a limit on `further` permits: those that owners have beside their first, of all owners
-    /// together. Use it if calls hold their permits for long: a few owners then cannot hold all permits.
+    /// As [`new`](Self::new), with a limit on the further permits of all owners together. A further permit is one that an
+    /// owner has in addition to its first. Use this limit if calls hold their permits for long, so that a few owners cannot
+    /// hold all permits.
     #[must_use]
     pub const fn with_further(most: usize, each: usize, further: usize) -> Self {
         Self {

@@ -42,8 +42,8 @@ pub(crate) const POD_UID: &str = "io.kubernetes.pod.uid";
 #[derive(Debug)]
 pub(crate) struct Sandbox {
     pub(crate) id: String,
-    /// Immutable except for `phase` (in [`SandboxState`]), resources and overhead (in `size`), the transitions, and
-    /// `stopping`.
+    /// The record at the creation or recovery of the sandbox. Its `phase`, resources, overhead, transitions and `stopping`
+    /// can change later. Their current values are in `state`, `size`, `transitions` and `stopping`.
     pub(crate) record: SandboxRecord,
     state: Mutex<SandboxState>,
     size: Mutex<PodSize>,
@@ -161,7 +161,7 @@ impl Sandbox {
         Err(Error::WrongState { what: "pod sandbox", id: self.id.clone(), state })
     }
 
-    /// Changes the state to `NotReady` and returns the shim. Of several callers only the first gets it.
+    /// Changes the state to `NotReady` and returns the shim. Only the first of several callers gets the shim.
     pub(crate) fn take_shim(&self) -> Option<Shim> {
         match std::mem::replace(&mut *locked(&self.state), SandboxState::NotReady) {
             SandboxState::Ready(live) => Some(live.shim),
@@ -170,7 +170,7 @@ impl Sandbox {
         }
     }
 
-    /// Stores the shim again if ending it failed, see [`take_shim`](Self::take_shim): the next stop retries.
+    /// Stores the shim again after [`take_shim`](Self::take_shim), if the shim could not be ended. The next stop retries.
     pub(crate) fn restore_shim(&self, shim: Shim) {
         *locked(&self.state) = SandboxState::Silent(shim);
     }

@@ -87,6 +87,7 @@ impl Shim {
     ///
     /// Creates `dir` and writes `config` to `dir/shim.pb` first. An empty `socket` means `dir/shim.sock`. The returned state
     /// has the pid of the pod's init, if there is one. On failure the process is killed.
+    ///
     /// # Errors
     /// [`ErrorKind::Spawn`] with the shim's error message, or the errors of [`Shim::reach`].
     pub async fn spawn(
@@ -186,7 +187,7 @@ impl Shim {
         self.inner.process.pidfd()
     }
 
-    /// While the guard lives, the pid of a shim that this process has started is not reused.
+    /// Prevents the reuse of the shim's pid while the guard lives. Only for a shim that this process has started.
     pub(crate) async fn keep_pid(&self) -> OwnedRwLockReadGuard<()> {
         self.inner.process.keep_pid().await
     }

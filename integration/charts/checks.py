@@ -1,4 +1,4 @@
-"""Checks: each prints its result; `failures` has the failed ones."""
+"""Checks: each check prints its result. `failures` has the texts of the failed checks."""
 import subprocess, time
 
 failures = []

@@ -38,11 +38,11 @@ class Cluster:
         self.serve(images)
 
     def start(self, *words):
-        """Creates the cluster, or starts its nodes that do not run."""
+        """Creates the cluster. If it exists, starts the nodes that do not run."""
         return self.coracle("create", self.name, "--kubeconfig", self.environment["KUBECONFIG"], *words)
 
     def serve(self, images):
-        """Starts a registry on the bridge, and fills it."""
+        """Starts a registry on the bridge, and copies the images into it."""
         address = f"{self.network}.1:5000"
         with open(self.work + "/registry.yml", "w") as file:
             json.dump({"version": 0.1, "log": {"level": "warn"}, "http": {"addr": address},
@@ -97,8 +97,8 @@ class Cluster:
         return [pid for _, pid in sorted(found)]
 
     def kill(self, node):
-        """Ends all processes of a node, as a power failure does. All are stopped first, so that none reacts to the end of
-        another one."""
+        """Kills all processes of a node, as a power failure does. First it stops all of them, so that no process reacts to
+        the end of another one."""
         count = 0
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in self.processes(node):

@@ -12,12 +12,12 @@ class Database(Part):
     upgrade_flags = ("--set", "maxConnections=80")
 
     def prepare(self):
-        self.seen = set()
+        self.logged = set()
 
     def acknowledged(self):
         """All rows that the writer's log has shown as acknowledged. A restart of the writer hides the earlier log."""
-        self.seen |= set(re.findall(r"^ack (\S+)$", self.kubectl("logs", "deploy/writer", "--tail=-1").stdout, re.M))
-        return set(self.seen)
+        self.logged |= set(re.findall(r"^ack (\S+)$", self.kubectl("logs", "deploy/writer", "--tail=-1").stdout, re.M))
+        return set(self.logged)
 
     def sql(self, text):
         return self.exec("database-0", "psql", "-At", "-c", text)
@@ -44,7 +44,7 @@ class Database(Part):
         check("the budget refuses an eviction", done.returncode != 0 and "disruption budget" in output(done), output(done))
 
     def back_up(self, step):
-        """Takes a backup by hand, beside those of the schedule, and restores it with `helm test`."""
+        """Starts a backup job in addition to those of the schedule, and restores the backup with `helm test`."""
         acknowledged = len(self.acknowledged())
         name = "by-hand-" + step.split()[-1]
         succeeds("a job is created from the CronJob", self.kubectl("create", "job", name, "--from=cronjob/backup"))

@@ -6,7 +6,7 @@ RULES = f"/apis/{GROUP}/v1/namespaces/{SPACE}"
 PODS, DRY = CORE + "/pods", CORE + "/pods?dryRun=All"
 SECURED = "/api/v1/namespaces/secured"
 MERGE = "application/merge-patch+json"
-# Names of users, and a group.
+# The impersonated user and group of a request. The administrator is not impersonated.
 NODE = ("system:node:n1", "system:nodes")
 USER = ("u", None)
 ADMIN = (None, None)
@@ -111,7 +111,7 @@ def requests():
     yield NODE, "DELETE", nodes + "/n1"
     yield NODE, "DELETE", PODS + "/e"
     yield NODE, "PATCH", PODS + "/e/status", {"status": {"phase": "Running"}}, MERGE
-    # A namespace that ends.
+    # A namespace that is being deleted.
     yield ADMIN, "DELETE", CORE
     yield ADMIN, "POST", CORE + "/configmaps", {"metadata": {"name": "late"}}
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": "e"}}

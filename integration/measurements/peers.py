@@ -1,4 +1,4 @@
-"""Programs, API clients and tables of the measurements beside Kubernetes' own components."""
+"""Programs, API clients and tables of the measurements that compare Coracle with Kubernetes' own components."""
 import concurrent.futures, ctypes, http.client, json, math, os, ssl, statistics, subprocess, sys, threading, time, types
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
@@ -55,7 +55,7 @@ def idle(programs, seconds):
 
 
 class Api:
-    """An API server: where it is, and requests to it on one connection for each thread."""
+    """An API server: its address, and requests to it on one connection for each thread."""
 
     def __init__(self, address, ca):
         self.address, self.ca, self.local = address, ca, threading.local()
@@ -110,7 +110,7 @@ class Api:
         return [LOAD, kind, "--server", self.address, "--ca", self.ca, "--token", TOKEN, *map(str, flags)]
 
     def requests(self, method, path, body=None, **flags):
-        """The report of the load generator about these requests. They must all succeed."""
+        """The report of the load generator about these requests. A failed request ends the measurement."""
         words = ["--method", method, "--path", path]
         if body is not None:
             words += ["--body", json.dumps(body)]

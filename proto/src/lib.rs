@@ -1,5 +1,5 @@
-//! Messages of CRI v1, of the shim's protocol and of NRI, generated from the .proto files. The only handwritten code
-//! prints bytes as text.
+//! Messages of CRI v1, NRI, ttrpc, the kubelet's plugin APIs, and Coracle's own protocols (shim and node). They are generated
+//! from the .proto files. The only handwritten code prints bytes as text.
 #![allow(missing_docs, unreachable_pub, reason = "generated; the .proto files carry the meaning")]
 #![allow(clippy::all, clippy::struct_excessive_bools, clippy::too_many_lines, clippy::too_many_arguments)]
 

@@ -9,13 +9,13 @@ use crate::message::Attributes;
 pub enum Verdict {
     /// Ends the evaluation of the base chain. Other base chains still see the packet.
     Accept,
-    /// The packet is discarded.
+    /// Discards the packet.
     Drop,
-    /// The evaluation returns to the calling chain.
+    /// Continues after the jump in the calling chain.
     Return,
-    /// The chain is evaluated, then the next rule.
+    /// Evaluates this chain, then the next rule.
     Jump(String),
-    /// The chain is evaluated instead of the next rules.
+    /// Evaluates this chain instead of the next rules.
     Goto(String),
 }
 

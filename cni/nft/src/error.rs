@@ -1,4 +1,4 @@
-//! Errors of tables that a part of the node owns and repairs.
+//! Errors of nftables tables that a component of the node owns and repairs.
 
 use std::io;
 

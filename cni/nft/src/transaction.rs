@@ -1,4 +1,4 @@
-//! A transaction about one table: tables, chains, sets, elements and rules.
+//! A transaction on one table: the table itself, its chains, sets, elements and rules.
 
 use std::time::Duration;
 
@@ -71,19 +71,19 @@ pub struct Transaction<'a> {
 // === impl Transaction ===
 
 impl<'a> Transaction<'a> {
-    /// An empty transaction about the table.
+    /// An empty transaction on a table of the family `inet`.
     #[must_use]
     pub fn new(table: &'a str) -> Self {
         Self::of_family(INET, table)
     }
 
-    /// An empty transaction about a table of another family than `inet`.
+    /// An empty transaction on a table of this family.
     #[must_use]
     pub fn of_family(family: u8, table: &'a str) -> Self {
         Self { family, table, batch: Batch::new(), sets: 0 }
     }
 
-    /// The messages.
+    /// The messages of the transaction.
     #[must_use]
     pub fn finish(self) -> Batch {
         self.batch
@@ -126,7 +126,7 @@ impl<'a> Transaction<'a> {
         self.batch.push(self.family, Verb::DeleteRule, &chain);
     }
 
-    /// Removes a chain. The kernel refuses it if the chain has rules or references.
+    /// Removes a chain. The kernel refuses to remove a chain with rules or references.
     pub fn delete_chain(&mut self, name: &str) {
         let chain = self.named().text(3, name);
         self.batch.push(self.family, Verb::DeleteChain, &chain);
@@ -162,7 +162,7 @@ impl<'a> Transaction<'a> {
         self.batch.push(self.family, Verb::NewSet, &set.number(10, self.sets));
     }
 
-    /// Removes a set. The kernel refuses it if the set has references.
+    /// Removes a set. The kernel refuses to remove a set with references.
     pub fn delete_set(&mut self, name: &str) {
         let set = self.named().text(2, name);
         self.batch.push(self.family, Verb::DeleteSet, &set);
@@ -222,7 +222,7 @@ impl<'a> Transaction<'a> {
         self.batch.push(self.family, Verb::NewRule, &rule);
     }
 
-    /// Makes an anonymous set, and returns the lookup in it.
+    /// Makes an anonymous set. Returns the expression that looks up in it.
     fn anonymous(&mut self, set: &AnonymousMap, into: Option<u32>) -> Attributes {
         const ANONYMOUS: u32 = 0x1;
         const CONSTANT: u32 = 0x2;

@@ -12,9 +12,9 @@ use crate::netns::Netns;
 use crate::route_socket::{Request, RouteSocket};
 use crate::sysctl;
 
-/// Held while a pair is made and IPv6 is disabled on its end on the host. The kernel does not wait for its lock of links
-/// (RTNL) in a write to `disable_ipv6`: it restarts the system call until the lock is free (`restart_syscall`). Beside a
-/// concurrent pair each write took a millisecond of processor time. Tasks wait for this lock without blocking their
+/// Held while a pair is made and IPv6 is disabled on its end on the host. A write to `disable_ipv6` does not wait for the
+/// kernel's lock of links (RTNL): the kernel restarts the system call until the lock is free (`restart_syscall`). While
+/// another pair was made, each write took a millisecond of processor time. Tasks wait for this lock without blocking their
 /// threads, so a process that holds RTNL for long blocks at most one thread of the runtime here.
 static MAKING: Mutex<()> = Mutex::const_new(());
 

@@ -30,7 +30,7 @@ const DUMP_ATTEMPTS: usize = 10;
 pub(crate) struct Kernel {
     socket: RouteSocket,
     names: BTreeMap<Port, String>,
-    /// Number of our routes (`rtm_protocol`).
+    /// Protocol number of our routes (`rtm_protocol`).
     protocol: RouteProtocol,
     indexes: BTreeMap<Port, u32>,
     /// The interfaces that the last call of [`uplinks`](Self::uplinks) found.
@@ -114,7 +114,7 @@ impl Kernel {
                 tables.devices.insert(port, device);
             }
         }
-        // Link-local addresses are made by the kernel and not used.
+        // The kernel makes link-local addresses, and the overlay does not use them.
         for InterfaceAddress { ip, index, .. } in self.addresses()? {
             if is_link_local(ip) {
                 continue;
@@ -282,7 +282,7 @@ impl Kernel {
         Some(Request { message, flags })
     }
 
-    /// Number of our routes (`rtm_protocol`).
+    /// Protocol number of our routes (`rtm_protocol`).
     pub(crate) fn protocol(&self) -> RouteProtocol {
         self.protocol
     }

@@ -19,7 +19,7 @@ pub(crate) struct List {
     pub(crate) plugins: Vec<Map<String, Value>>,
 }
 
-/// Values for plugins that declare the capability, by its name.
+/// Values of capabilities by name, for the plugins that declare them.
 pub(crate) type Capabilities = BTreeMap<String, Value>;
 
 // === impl List ===
@@ -55,7 +55,7 @@ impl List {
         Ok(list)
     }
 
-    /// A list, or a single plugin's configuration as a list of one.
+    /// Parses a list, or a single plugin's configuration as a list of one.
     pub(crate) fn parse(value: Value) -> Result<Self, String> {
         let Some(map) = value.as_object() else { return Err("it is not a JSON object".to_owned()) };
         let name = match map.get("name") {
@@ -101,7 +101,7 @@ impl List {
         self.plugins.iter().any(|plugin| declares(plugin.get("capabilities"), capability))
     }
 
-    /// Configuration for one plugin (section 3, "Deriving request configuration").
+    /// The request configuration for one plugin (CNI specification, section 3, "Deriving request configuration").
     pub(crate) fn derive(
         &self,
         plugin: &Map<String, Value>,
@@ -188,7 +188,7 @@ fn file_name(value: Option<&Value>, field: &str) -> Result<(), String> {
     }
 }
 
-/// A boolean. Older configurations have it as text.
+/// A boolean, or its text as in older configurations. Absent and null are false.
 fn flag(value: &Value, name: &str) -> Result<bool, String> {
     match value.get(name) {
         None | Some(Value::Null) => Ok(false),
@@ -199,7 +199,7 @@ fn flag(value: &Value, name: &str) -> Result<bool, String> {
     }
 }
 
-/// Files with one of the extensions, sorted by name. None if the directory does not exist.
+/// Files with one of the extensions, sorted by name. Empty if the directory does not exist.
 fn files(dir: &Path, extensions: &[&str]) -> Result<Vec<PathBuf>, Error> {
     let failed = |source| Error::File { action: "read", path: dir.to_owned(), source };
     let entries = match std::fs::read_dir(dir) {

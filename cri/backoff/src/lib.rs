@@ -23,8 +23,8 @@ impl Backoff {
         Self { first, max, next: first, has_jitter: false }
     }
 
-    /// Adds a random time of up to a half to each delay. After a restart of a server, its clients then do not all
-    /// retry at the same time.
+    /// Lengthens each delay by a random part, up to half of it. So the clients of a restarted server do not all retry at
+    /// the same time.
     #[must_use]
     pub const fn with_jitter(self) -> Self {
         Self { has_jitter: true, ..self }

@@ -35,7 +35,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 /// time to read the client's data.
 const IDLE_INTERVALS: u32 = 3;
 
-/// The socket of a connection. None before the connection has a stream, and after the stream's end.
+/// The socket of a connection. It has no descriptor before the connection has a stream, and after the stream's end.
 #[derive(Debug, Default)]
 pub(crate) struct Socket {
     descriptor: Mutex<Option<RawFd>>,
@@ -247,7 +247,7 @@ mod tests {
         assert_eq!(permit.socket.client(), ClientState::Connected, "there is no socket any more");
     }
 
-    /// Returns when the kernel has seen the client in this state.
+    /// Returns when the kernel reports the client in this state.
     async fn until(permit: &ConnectionPermit, state: ClientState) {
         let found = || match permit.socket.client() {
             client if client == state => Ok(()),

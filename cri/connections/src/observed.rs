@@ -6,7 +6,7 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-/// Gets the result of each operation of a stream, and returns the result that the caller gets.
+/// An observer of a stream. It gets the result of each operation, and returns the result for the caller.
 pub trait Observe: Unpin {
     /// Called after a read. `is_end` says whether the read found the end of the stream.
     fn on_read(

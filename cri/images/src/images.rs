@@ -270,8 +270,8 @@ impl Images {
                 (old.image.clone(), held::mark_used(old))
             })
         });
-        if let Some((image, noted)) = unchanged {
-            self.record_use(noted);
+        if let Some((image, last_use)) = unchanged {
+            self.record_use(last_use);
             return Ok(image);
         }
         let (records, known) = {

@@ -58,7 +58,7 @@ pub(crate) enum ImportError {
     Reference(#[from] InvalidReference),
     #[error("the archive has {0} images, so one name cannot be given to all of them; omit the name")]
     Several(usize),
-    #[error("layer {path}")]
+    #[error("cannot unpack layer {path}")]
     Unpack {
         path: String,
         #[source]

@@ -28,7 +28,7 @@ pub(crate) enum PullError {
     Registry(#[from] RegistryError),
     #[error(transparent)]
     Manifest(#[from] ManifestError),
-    #[error("layer {digest}")]
+    #[error("cannot unpack layer {digest}")]
     Unpack {
         digest: Box<Digest>,
         #[source]
@@ -52,7 +52,7 @@ pub(crate) enum PullError {
 /// Resources of a pull.
 pub(crate) struct Pull {
     images: Images,
-    /// Shares its [slots](crate::fetch_slots) with other pulls of the same owner.
+    /// Owner of the pull. The pulls of one owner share their [slots](crate::fetch_slots).
     owner: String,
     source: Source,
     registry: Registry,
@@ -75,7 +75,7 @@ impl Images {
         self.pull_for("", reference, login, progress).await
     }
 
-    /// [`pull`](Self::pull) on behalf of an owner. All pulls of one owner together do not get all slots for layers.
+    /// [`pull`](Self::pull) on behalf of an owner. The pulls of one owner never occupy all slots for layers.
     ///
     /// # Errors
     /// See [`ErrorKind`].
@@ -147,7 +147,7 @@ async fn pull(
 // === impl Pull ===
 
 impl Pull {
-    /// The image that a reference means, if it is in the store. Sends one request to the registry. The request also
+    /// The image of a reference, if it is in the store. Sends one request to the registry. The request also
     /// checks the credentials. If the request fails, the normal pull reports the error.
     async fn known(&self, reference: &Reference) -> Result<Option<Image>, PullError> {
         let repository = reference.repository();

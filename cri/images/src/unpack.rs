@@ -1,8 +1,8 @@
-//! Unpacks one layer into a directory that overlayfs can use as a lower one.
+//! Unpacks one layer into a directory that overlayfs can use as a lower directory.
 //!
-//! The stream is decompressed, hashed and written in one pass. Whiteouts become those of overlayfs (a 0/0 character
-//! device, the opaque attribute). A layer must not name paths outside its directory (see `root.rs`), set overlayfs'
-//! attributes, or exceed the limits.
+//! The stream is decompressed, hashed and written in one pass. Whiteouts become overlayfs whiteouts (a character device
+//! 0:0, or the opaque attribute). A layer must not name paths outside its directory (see `root.rs`), set attributes of
+//! overlayfs, or exceed the limits.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -47,7 +47,7 @@ const MAJOR_MAX: u32 = (1 << 12) - 1;
 const MINOR_MAX: u32 = (1 << 20) - 1;
 const BUFFER: usize = 128 * 1024;
 const BLOCK: u64 = 4096;
-/// Maximum bytes of names that are kept until the layer ends: about ten times what the largest images need.
+/// Maximum bytes of names that are kept until the layer ends. The largest images need about a tenth of them.
 const NAMES: u64 = 64 << 20;
 
 /// Result of unpacking a layer.
@@ -170,7 +170,7 @@ impl Writer {
         self.entries += 1;
         self.check_limits()?;
         self.write_entry(entry, archive)?;
-        // The limits also hold after the last entry.
+        // The entry may have added implied directories and names, and may be the last one.
         self.check_limits()
     }
 

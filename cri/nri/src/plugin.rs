@@ -54,7 +54,7 @@ pub(crate) struct Plugin {
     _child: Option<Child>,
 }
 
-/// Error of a plugin that joins.
+/// Why a plugin cannot join.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JoinError {
     #[error("the plugin did not register within {0:?}")]
@@ -87,7 +87,7 @@ impl Identity {
         Ok(Self { index: index.to_owned(), name: name.to_owned() })
     }
 
-    /// The full name, under which the plugin owns fields.
+    /// The full name: index and name. It identifies the owner of a field.
     pub(crate) fn full(&self) -> String {
         format!("{}-{}", self.index, self.name)
     }
@@ -266,7 +266,7 @@ impl Plugin {
         timeout(limit, all).await.map_err(late)?
     }
 
-    /// Calls a method that every plugin has.
+    /// Calls a method of the plugin, with the request timeout.
     pub(crate) async fn call<A: Message + Default>(
         &self,
         method: &str,
@@ -284,7 +284,7 @@ impl Plugin {
         self.connection.call(PLUGIN_SERVICE, method, request, limit).await
     }
 
-    /// Sends an event without a response. Plugins before NRI 0.10 receive it as a state change.
+    /// Sends an event whose response is empty. Plugins before NRI 0.10 receive it as a state change.
     pub(crate) async fn send(
         &self,
         event: Event,

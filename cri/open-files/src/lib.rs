@@ -15,13 +15,13 @@ use std::sync::OnceLock;
 
 use nix::sys::resource::{Resource, getrlimit, rlim_t, setrlimit};
 
-/// Directory of the descriptors of the process that uses it.
+/// Directory with the descriptors of the calling process.
 pub const DIRECTORY: &str = "/proc/self/fd";
 
 /// The soft limit with which this process was started.
 static ORIGINAL_LIMIT: OnceLock<rlim_t> = OnceLock::new();
 
-/// Raises the soft limit of this process to its hard limit. Children get the original limit by [`restore_limit`].
+/// Raises the soft limit of this process to its hard limit. Children get the original limit from [`restore_limit`].
 ///
 /// # Errors
 /// If the kernel refuses.
@@ -35,8 +35,8 @@ pub fn raise() -> io::Result<()> {
 /// First descriptor that is not a standard stream.
 const FIRST: RawFd = 3;
 
-/// Marks all inherited descriptors close-on-exec, so that no started program gets them: shims, hooks,
-/// plugins. Descriptors that the process opens itself are close-on-exec anyway. Needs Linux 5.11.
+/// Marks all inherited descriptors close-on-exec, so that started programs (shims, hooks, plugins) do not inherit
+/// them. Descriptors that the process opens itself are close-on-exec anyway. Needs Linux 5.11.
 ///
 /// # Errors
 /// The error of close_range(2).
@@ -44,8 +44,8 @@ pub fn mark_inherited_close_on_exec() -> io::Result<()> {
     close_range(FIRST, RawFd::MAX, libc::CLOSE_RANGE_CLOEXEC)
 }
 
-/// The descriptor in a path such as `/proc/self/fd/3`. `None` for any other path. A process needs this descriptor to
-/// open the path.
+/// The descriptor in a path such as `/proc/self/fd/3`. `None` for any other path. A process can open the path only while
+/// it has this descriptor.
 #[must_use]
 pub fn descriptor_of(path: &Path) -> Option<RawFd> {
     path.strip_prefix(DIRECTORY).ok()?.to_str()?.parse().ok()
@@ -54,8 +54,8 @@ pub fn descriptor_of(path: &Path) -> Option<RawFd> {
 /// Gives the calling thread a descriptor table of its own, which has the standard streams and `keep` only. A child that
 /// this thread forks then need not copy and close the other descriptors of the process. A node has several thousand.
 ///
-/// The thread must not use descriptors that it did not open itself. Waking an async task uses such a descriptor. The
-/// thread must do no other work and end after its work.
+/// The thread must not use any descriptor that it did not open itself. So it must not wake an async task, because that
+/// uses such a descriptor. The thread must end after this work, because other work may need the descriptors.
 ///
 /// # Errors
 /// The error of close_range(2). The thread may then still share the table of the process.

@@ -1,7 +1,7 @@
 //! Quantities: `500m`, `1Gi`, `1e3`. Exact to one nano unit; the text form is canonical.
 //!
-//! The rules are those of `apimachinery/pkg/api/resource`. The runtime reads quantities in annotations of pods and has no
-//! types of the API, so `coracle_values` has the functions for those types.
+//! The rules are those of `apimachinery/pkg/api/resource`. The runtime reads quantities in annotations of pods, and does not
+//! use the API's types. `coracle_values` has the functions for those types.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -9,7 +9,7 @@ use std::fmt;
 const NANO: i128 = 1_000_000_000;
 /// Largest amount with a binary suffix in nano units: upstream caps these at 2^63-1.
 const MAX_BINARY: i128 = i64::MAX as i128 * NANO;
-/// Largest other amount in nano units, 10^29 units. Upstream has no limit here; this limit fits into 128 bits.
+/// Largest other amount in nano units: 10^29 units, which fit into 128 bits. Upstream has no limit here.
 const MAX_DECIMAL: i128 = 10_i128.pow(38);
 /// Decimal suffixes with their exponents.
 const DECIMAL: [(&str, i32); 10] =
@@ -62,12 +62,12 @@ impl Quantity {
         Ok(Quantity { nanos: if negative { -nanos } else { nanos }, notation })
     }
 
-    /// The amount in thousandths, as CPU is counted. Rounded away from zero; saturates at the limits of 64 bits.
+    /// The amount in thousandths, the unit of CPU. Rounded away from zero; saturates at the limits of 64 bits.
     pub fn millis(self) -> i64 {
         divide(self.nanos, NANO / 1000)
     }
 
-    /// The amount in whole units, as bytes are counted. Rounded away from zero; saturates at the limits of 64 bits.
+    /// The amount in whole units, such as bytes. Rounded away from zero; saturates at the limits of 64 bits.
     pub fn value(self) -> i64 {
         divide(self.nanos, NANO)
     }
@@ -198,7 +198,7 @@ fn nanos(whole: &str, fraction: &str, scale: Scale) -> i128 {
     if significant.is_empty() {
         return 0;
     }
-    // 10^30 units are above each cap; 10^-40 units are less than one nano unit.
+    // At least 10^30 units are above both caps. An amount below 10^-40 units is less than one nano unit.
     if point > 30 {
         return cap;
     }

@@ -2,7 +2,8 @@
 //!
 //! The shim implements exec itself, because the container library's exec drops the seccomp profile and does not join a
 //! user namespace. An exec takes two forks. The first fork joins the container's cgroups and namespaces. The second
-//! fork is made with CLONE_PARENT, so it is a child of the shim. It is in the pid namespace and becomes the program.
+//! fork is made with CLONE_PARENT, so it is a child of the shim. It is in the container's pid namespace and executes the
+//! program.
 
 mod child;
 

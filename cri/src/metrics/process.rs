@@ -1,10 +1,10 @@
-//! Process metrics from /proc. A process that has ended meanwhile counts as empty.
+//! Process metrics from /proc. A process that ends before it is read counts as zero.
 
 use std::fs;
 use std::path::PathBuf;
 
-/// Maximum descriptors of a container that are examined. A container can have millions, and one response has the metrics
-/// of all containers of the node.
+/// Maximum descriptors of a container that are examined. A container can have millions of them, and one response has the
+/// metrics of all containers of the node.
 const MAX_EXAMINED: usize = 20_000;
 
 /// Open file descriptors.

@@ -37,7 +37,7 @@ impl Recovery {
         tokio::spawn(async move {
             for sandbox in sandboxes {
                 // This waits for a stop in progress. The stopped sandbox is then skipped.
-                let _stays = sandbox.ending.lock().await;
+                let _guard = sandbox.ending.lock().await;
                 if tables.strong_count() == 0 {
                     return;
                 }

@@ -1,7 +1,7 @@
 //! Pods with a silent shim: a shim that runs, but did not respond when the runtime started.
 //!
 //! Until the shim answers, its pod is not ready, can be stopped and removed, and its containers keep the recorded state.
-//! When the shim answers, the runtime applies what happened meanwhile.
+//! When the shim answers, the runtime applies the transitions that it missed.
 
 use std::sync::Arc;
 
@@ -32,7 +32,9 @@ impl ShimMonitor {
             let monitor = Self { state };
             match answer {
                 Ok(state) => monitor.shim_responded(&sandbox, &shim, state).await,
-                Err(error) => warn!(sandbox = sandbox.id, %error, "a shim that did not respond has ended"),
+                Err(error) => {
+                    warn!(sandbox = sandbox.id, %error, "cannot get the state of a shim that did not respond");
+                }
             }
             monitor.listen(sandbox, shim);
         });
@@ -106,7 +108,7 @@ impl ShimMonitor {
         true
     }
 
-    /// Applies the transitions of a container that happened meanwhile.
+    /// Applies the transitions of a container that the runtime missed.
     async fn apply_container(&self, container: &Container, found: &ContainerState) -> Result<(), Error> {
         let _guard = container.starting.lock().await;
         if found.pid > 0 {

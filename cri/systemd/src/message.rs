@@ -42,13 +42,13 @@ pub(crate) enum Incoming {
     Other,
 }
 
-/// Reads a message. `None` if the message ends early.
+/// A reader of a message. Its methods return `None` if the message ends early.
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
 }
 
-/// The header fields that are used.
+/// The header fields that the parser uses.
 #[derive(Default)]
 struct Fields {
     reply_to: u32,
@@ -290,7 +290,7 @@ fn length(length: usize) -> u32 {
 mod tests {
     use super::*;
 
-    /// A message as systemd sends it: header fields in its order, a sender, a body of any types.
+    /// A message as systemd sends it: header fields in systemd's order, and a body.
     fn incoming(kind: u8, fields: &[(u8, &str, &str)], reply_to: Option<u32>, body: &Writer) -> Vec<u8> {
         let mut out = Writer(vec![b'l', kind, 1, 1]);
         out.number(length(body.0.len())).number(7);

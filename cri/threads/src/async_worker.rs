@@ -1,9 +1,9 @@
-//! Long work of async tasks.
+//! Runs long work of async tasks.
 
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 /// Runs long or blocking work of an async task. Meanwhile the other tasks of the async worker run on another thread.
-/// Outside a runtime with several threads, the work just runs.
+/// Without a multi-threaded runtime there is no other thread, and the work delays the other tasks.
 pub fn off_worker<T>(work: impl FnOnce() -> T) -> T {
     let is_worker = Handle::try_current().is_ok_and(|own| own.runtime_flavor() == RuntimeFlavor::MultiThread);
     if is_worker { tokio::task::block_in_place(work) } else { work() }

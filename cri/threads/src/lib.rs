@@ -28,7 +28,7 @@ thread_local! {
     static HAS_OWN_NAMESPACES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Declares that the current thread has entered namespaces that the other threads of the process do not have. From now
+/// Declares that the current thread has entered namespaces that the other threads of the process are not in. From now
 /// on, all work that this thread submits runs on a new thread, which ends after the work. A new thread inherits the
 /// namespaces of this thread, but a waiting thread is not in them.
 pub fn declare_own_namespaces() {

@@ -1,4 +1,4 @@
-//! Fields of lines of a mountinfo (proc_pid_mountinfo(5)).
+//! Fields of a line of `/proc/PID/mountinfo` (proc_pid_mountinfo(5)).
 
 /// The controllers of a mounted cgroup hierarchy, by the type of its file system and the options of the mount. On v1
 /// the text has the controllers, separated by commas, or the name of the hierarchy. On v2 it is empty. `None` for

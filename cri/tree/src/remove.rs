@@ -19,7 +19,7 @@ use crate::DIRECTORY;
 /// Maximum number of open levels, each with a descriptor and a buffer. Real trees are rarely deeper. Each
 /// deeper directory costs a rename.
 const MAX_OPEN_LEVELS: usize = 32;
-/// Maximum passes without a rename: a file system may skip entries of a directory that changes.
+/// Maximum repetitions after passes without a rename. A file system may skip entries of a directory that changes.
 const IDLE_PASSES: u32 = 8;
 
 /// The state of a removal: the open levels. The first level is the top, and is always present.
@@ -88,7 +88,7 @@ fn remove_directory(at: impl AsFd, path: &Path, top: OwnedFd) -> Result<(), Errn
 // === impl Removal ===
 
 impl Removal {
-    /// Passes through the tree once.
+    /// Makes one pass through the tree.
     fn traverse(&mut self) -> Result<(), Errno> {
         while let Some(level) = self.levels.last_mut() {
             match level.dir.read() {

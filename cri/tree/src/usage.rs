@@ -20,8 +20,8 @@ pub struct Usage {
 }
 
 /// Bytes and inodes below a directory. A file with several names counts once: each name counts an equal part of the
-/// file. So no inode numbers have to be kept in memory; there may be millions. If some names of a file are outside the
-/// directory, their parts are not counted.
+/// file. So the walk keeps no inode numbers in memory, of which there may be millions. If some names of a file are
+/// outside the directory, their parts are not counted.
 ///
 /// If a process moves directories so that the walk does not end, or nests them too deeply, the directory counts at least
 /// all used bytes of its file system.
@@ -42,8 +42,9 @@ pub fn usage(dir: &Path) -> io::Result<Usage> {
     completed(walked, dir, Usage { bytes: whole_units(bytes), inodes: whole_units(inodes) })
 }
 
-/// The usage after a walk that found `known`. Some file systems store directories without blocks, so a
-/// process could hide its files behind directories that the walk finds again and again.
+/// The usage after a walk that counted `known`. If the walk ended with EAGAIN, the result has at least all used bytes of
+/// the file system. Otherwise a process could hide its files behind directories that the walk finds again and again:
+/// some file systems store directories without blocks.
 fn completed(walked: io::Result<()>, dir: &Path, known: Usage) -> io::Result<Usage> {
     match walked {
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {

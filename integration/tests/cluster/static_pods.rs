@@ -56,7 +56,7 @@ fn a_static_pod_has_a_mirror_pod_until_its_manifest_is_removed() {
         assert_eq!(cluster.kubectl(&["logs", NAME]).trim(), "first");
         assert_eq!(cluster.kubectl(&["exec", NAME, "--", "echo", "hello"]).trim(), "hello");
 
-        // The mirror pod is created again, and the container is the same.
+        // The node creates a deleted mirror pod again, and keeps the container.
         cluster.kubectl(&["delete", "pod", NAME, "--wait=false"]);
         let second = ready(&cluster, &mirror["metadata"]["uid"]);
         let container = |pod: &Value| pod["status"]["containerStatuses"][0]["containerID"].clone();
@@ -69,7 +69,7 @@ fn a_static_pod_has_a_mirror_pod_until_its_manifest_is_removed() {
         cluster.apply(&copy.to_string());
         eventually("the copy to be deleted", 30, || find(&cluster, "copy").is_null());
 
-        // The pod survives a restart of the node with its mirror pod.
+        // The pod and its mirror pod survive a restart of the node.
         cluster.stop();
         cluster.start();
         let third = ready(&cluster, &Value::Null);
@@ -105,7 +105,7 @@ fn run(cluster: &Cluster, name: &str, priority_class: Option<&str>) {
     eventually(&format!("{name} to run"), 120, || find(cluster, name)["status"]["phase"] == "Running");
 }
 
-/// Waits until the pod has ended for a critical pod.
+/// Waits until a critical pod has preempted the pod.
 fn preempted(cluster: &Cluster, name: &str) {
     let mut pod = Value::Null;
     eventually(&format!("{name} to be preempted"), 60, || {
@@ -152,7 +152,7 @@ fn critical_pods_preempt_other_pods_of_a_full_node() {
         assert_eq!(find(&cluster, NAME), Value::Null);
         assert_eq!(find(&cluster, "critical")["status"]["phase"], "Running");
 
-        // It preempts a pod of a user.
+        // The static pod preempts a pod that is not critical.
         cluster.kubectl(&["delete", "pod", "critical"]);
         run(&cluster, "second", None);
         write(manifest("echo again; exec sleep 100000"));

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::plugins::{Plugins, Sandbox, addresses, normalized};
 use crate::{network, outcome};
 
-/// Whether this kernel's bridges filter VLANs.
+/// Whether the kernel has CONFIG_BRIDGE_VLAN_FILTERING.
 fn filters() -> bool {
     let made =
         Command::new("ip").args(["link", "add", "probe0", "type", "bridge", "vlan_filtering", "1"]).status();
@@ -117,8 +117,8 @@ fn vlans_of_a_bridge_are_isolated_and_a_trunk_reaches_both() {
             (&plain, 11, false),
             (&one, 14, false),
         ] {
-            let seen = if wanted { from.reaches(to) } else { from.answered(to) };
-            assert_eq!(seen, wanted, "{} to {to}", from.id);
+            let reached = if wanted { from.reaches(to) } else { from.answered(to) };
+            assert_eq!(reached, wanted, "{} to {to}", from.id);
         }
 
         // A trunk: tagged packets belong to their VLAN, untagged packets to VLAN 1.
@@ -170,7 +170,7 @@ fn a_vlan_gateway_equals_the_references_field_by_field() {
     if !in_new_namespace(filters) {
         skip!("the kernel has no CONFIG_BRIDGE_VLAN_FILTERING");
     }
-    // Debian's version of the reference keeps the default VLAN and does not have the field.
+    // Debian's version of the reference always keeps the default VLAN, and does not know `preserveDefaultVlan`.
     for (plugin, ipam) in [
         (
             json!({"vlan": 100, "isGateway": true, "preserveDefaultVlan": true}),

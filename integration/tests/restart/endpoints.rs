@@ -70,7 +70,7 @@ fn run_in_pod(process: u32, script: &str) -> String {
     String::from_utf8(command.output().unwrap().stdout).unwrap()
 }
 
-/// The different answers to several requests, sorted.
+/// The distinct answers to 20 requests, sorted.
 fn answers(client: u32, address: &str) -> Vec<String> {
     let request = format!("printf 'GET / HTTP/1.0\\r\\n\\r\\n' | nc -w 5 {address} 80 | tail -1");
     let output = run_in_pod(client, &format!("for i in $(seq 20); do {request}; done"));
@@ -120,7 +120,7 @@ fn endpoints_that_fail_without_the_control_plane_take_no_traffic() {
             }
             std::thread::sleep(Duration::from_secs(20));
         }
-        // The API server learns of the last failure only later. Until then the node uses its own result of the probe.
+        // The node uses its own result of the probe before it can report the failure to the API server.
         fs::remove_file(&ready).unwrap();
         have("the other endpoint alone, again", &["two"]);
         nodes.start_plane();
@@ -133,7 +133,7 @@ fn endpoints_that_fail_without_the_control_plane_take_no_traffic() {
     });
 }
 
-/// Upstream's kube-proxy and CoreDNS go on using such a pod: only the endpoint slice controller removes it.
+/// Upstream's kube-proxy and CoreDNS use such a pod until the endpoint slice controller removes it.
 #[test]
 fn a_pod_that_is_killed_without_the_control_plane_takes_no_traffic() {
     on_a_machine(|machine| {

@@ -14,7 +14,7 @@ pub struct ImageHold {
     image: Image,
 }
 
-/// A use of an image that is not on the disk yet.
+/// The last use of an image, to be written to the disk.
 pub(super) struct ImageUse {
     id: Digest,
     /// Unix time in seconds.
@@ -39,15 +39,15 @@ impl Images {
         let entry = id_digest.and_then(|digest| table.entry_mut(&digest)).ok_or_else(unknown)?;
         entry.held += 1;
         let held = ImageHold { images: self.clone(), image: entry.image.clone() };
-        let noted = mark_used(entry);
+        let last_use = mark_used(entry);
         drop(table);
-        self.record_use(noted);
+        self.record_use(last_use);
         Ok(held)
     }
 
     /// Writes the time of use to the disk in the background.
-    pub(super) fn record_use(&self, noted: Option<ImageUse>) {
-        let Some(ImageUse { id, time }) = noted else { return };
+    pub(super) fn record_use(&self, last_use: Option<ImageUse>) {
+        let Some(ImageUse { id, time }) = last_use else { return };
         let records = self.inner.records.clone();
         // The task is not awaited, because it may wait for the journal of a busy file system.
         drop(self.inner.runtime.spawn_blocking(move || {
@@ -70,7 +70,7 @@ impl ImageHold {
 
 impl Drop for ImageHold {
     fn drop(&mut self) {
-        let (abandoned, noted) = {
+        let (abandoned, last_use) = {
             let mut table = self.images.table_mut();
             let Ok(id) = self.image.id.parse::<Digest>() else { return };
             let Some(entry) = table.entry_mut(&id) else { return };
@@ -78,7 +78,7 @@ impl Drop for ImageHold {
             (entry.held == 0 && entry.record.removed, mark_used(entry))
         };
         if !abandoned {
-            self.images.record_use(noted);
+            self.images.record_use(last_use);
         } else {
             let images = self.images.clone();
             self.images.inner.runtime.spawn(async move {
@@ -96,7 +96,7 @@ impl std::fmt::Debug for ImageHold {
     }
 }
 
-/// Marks an image as used. Returns the time to write to the disk, if it is due.
+/// Marks an image as used. Returns the use if it must be written to the disk.
 pub(super) fn mark_used(entry: &mut Entry) -> Option<ImageUse> {
     let time = now();
     entry.mark_used(time).then_some(ImageUse { id: entry.record.id, time })

@@ -107,8 +107,8 @@ impl Pull {
         Ok(lease)
     }
 
-    /// Fetches a layer. A layer that needs a large zstd window is fetched again. Only one such layer is fetched at a
-    /// time.
+    /// Fetches a layer. If the layer turns out to need a large zstd window, fetches it again with that window. Only one
+    /// such layer is fetched at a time.
     async fn fetch(
         &self,
         descriptor: &Descriptor,
@@ -198,7 +198,7 @@ impl Pull {
             };
             let fetched = self.fetch_once(layer, blob, Attempt { time_slice, spool, saved }, reported).await;
             let Err(error) = fetched else { return fetched };
-            // The reported progress of this layer is void.
+            // The next attempt reports the progress of this layer again.
             let back = std::mem::take(reported);
             self.progress.send_modify(|progress| progress.bytes_done -= back.min(progress.bytes_done));
             match error {
@@ -378,7 +378,7 @@ impl PieceReader {
         let unpacked =
             unpack_with_recipe(&mut self, &unpack_dir.files(), limits, &unpack_dir.recipe(), algorithm);
         let unpacked = unpacked.and_then(|unpacked| {
-            // The decoder may stop before the end of the hashed data.
+            // The decoder may stop before the end of the input. The digest is over all bytes.
             io::copy(&mut self, &mut io::sink()).map_err(UnpackError::Read)?;
             Ok(unpacked)
         });

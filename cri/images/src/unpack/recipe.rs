@@ -97,13 +97,13 @@ impl Recorder {
         self.output.finish()?.flush()
     }
 
-    /// Deletes the recipe, because it would not reproduce the archive.
+    /// Deletes a recipe that would not reproduce the archive.
     pub(super) fn discard(self) -> io::Result<()> {
         std::fs::remove_file(self.path)
     }
 }
 
-// Chunks and paths are far smaller than u32::MAX.
+/// The length as it is stored. Chunks and paths are far smaller than `u32::MAX`.
 fn length_of(bytes: &[u8]) -> [u8; 4] {
     u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes()
 }
@@ -121,7 +121,7 @@ impl<R: Read> RecordingReader<R> {
         self.content = content;
     }
 
-    /// Records the range of the file that has the content which was just read.
+    /// Records the range of the file whose content was just read.
     pub(super) fn record_content(&mut self, path: &PlainPath, offset: u64, length: u64) {
         if let Some(recorder) = self.recorder.as_mut().filter(|_| length > 0) {
             recorder.content(path, offset, length);
@@ -158,7 +158,7 @@ impl<R: Read> BufRead for RecordingReader<R> {
 // === impl Rebuilt ===
 
 impl Rebuilt {
-    /// Rebuilds the archive of the layer with this recipe and these files.
+    /// Opens the archive of the layer with this recipe and these files. Reads rebuild it.
     pub(crate) fn open(recipe: &Path, files: &Path) -> io::Result<Rebuilt> {
         let recipe = zstd::Decoder::new(File::open(recipe)?)?;
         Ok(Rebuilt { recipe, root: Root::open(files)?, raw_left: 0, file: None })

@@ -1,5 +1,5 @@
 //! Merges fields with several entries. Each function merges one plugin's entries into the adjustment of all
-//! plugins (`all`) and into the container for the next plugin (`seen`).
+//! plugins (`all`) and into the container for the next plugin (`adjusted`).
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -33,20 +33,20 @@ fn split<T>(requested: &BTreeMap<String, T>) -> (Vec<(&str, &T)>, HashSet<&str>)
 fn map<T: Clone + Default>(
     requested: &BTreeMap<String, T>,
     target: FieldClaims<'_, '_>,
-    seen: &mut BTreeMap<String, T>,
+    adjusted: &mut BTreeMap<String, T>,
     all: &mut BTreeMap<String, T>,
 ) -> Result<(), Conflict> {
     let FieldClaims { field, claims } = target;
     let (set, removed) = split(requested);
     for name in &removed {
         claims.clear_entry(field, name);
-        seen.remove(*name);
+        adjusted.remove(*name);
         all.remove(*name);
         all.insert(mark(name), T::default());
     }
     for (name, value) in set {
         claims.set_entry(field, name)?;
-        seen.insert(name.to_owned(), value.clone());
+        adjusted.insert(name.to_owned(), value.clone());
         all.insert(name.to_owned(), value.clone());
     }
     Ok(())
@@ -55,13 +55,13 @@ fn map<T: Clone + Default>(
 pub(super) fn annotations(
     requested: &BTreeMap<String, String>,
     claims: &mut Claims<'_>,
-    seen: &mut Container,
+    adjusted: &mut Container,
     all: &mut ContainerAdjustment,
 ) -> Result<(), Conflict> {
     map(
         requested,
         FieldClaims { field: Field::Annotations, claims },
-        &mut seen.annotations,
+        &mut adjusted.annotations,
         &mut all.annotations,
     )
 }
@@ -69,22 +69,22 @@ pub(super) fn annotations(
 pub(super) fn sysctls(
     requested: &BTreeMap<String, String>,
     claims: &mut Claims<'_>,
-    seen: &mut LinuxContainer,
+    adjusted: &mut LinuxContainer,
     all: &mut LinuxContainerAdjustment,
 ) -> Result<(), Conflict> {
-    map(requested, FieldClaims { field: Field::Sysctl, claims }, &mut seen.sysctl, &mut all.sysctl)
+    map(requested, FieldClaims { field: Field::Sysctl, claims }, &mut adjusted.sysctl, &mut all.sysctl)
 }
 
 pub(super) fn net_devices(
     requested: BTreeMap<String, LinuxNetDevice>,
     claims: &mut Claims<'_>,
-    seen: &mut LinuxContainer,
+    adjusted: &mut LinuxContainer,
     all: &mut LinuxContainerAdjustment,
 ) -> Result<(), Conflict> {
     map(
         &requested,
         FieldClaims { field: Field::LinuxNetDevices, claims },
-        &mut seen.net_devices,
+        &mut adjusted.net_devices,
         &mut all.net_devices,
     )
 }
@@ -94,7 +94,7 @@ fn list<T: Clone>(
     requested: Vec<T>,
     name: impl Fn(&T) -> &str,
     target: FieldClaims<'_, '_>,
-    seen: &mut Vec<T>,
+    adjusted: &mut Vec<T>,
     all: &mut Vec<T>,
 ) -> Result<(), Conflict> {
     let FieldClaims { field, claims } = target;
@@ -105,28 +105,28 @@ fn list<T: Clone>(
         claims.clear_entry(field, bare);
     }
     all.retain(|item| !removed.contains(unmark(name(item)).0));
-    seen.retain(|item| !removed.contains(name(item)) && !changed.contains(name(item)));
+    adjusted.retain(|item| !removed.contains(name(item)) && !changed.contains(name(item)));
     for item in &set {
         claims.set_entry(field, name(item))?;
     }
     // A removal stays in the list before the new entry, because the container itself may have the old entry.
     all.extend(removals);
     all.extend(set.iter().cloned());
-    seen.extend(set);
+    adjusted.extend(set);
     Ok(())
 }
 
 pub(super) fn mounts(
     requested: Vec<Mount>,
     claims: &mut Claims<'_>,
-    seen: &mut Container,
+    adjusted: &mut Container,
     all: &mut ContainerAdjustment,
 ) -> Result<(), Conflict> {
     list(
         requested,
         |mount| &mount.destination,
         FieldClaims { field: Field::Mounts, claims },
-        &mut seen.mounts,
+        &mut adjusted.mounts,
         &mut all.mounts,
     )
 }
@@ -134,14 +134,14 @@ pub(super) fn mounts(
 pub(super) fn devices(
     requested: Vec<LinuxDevice>,
     claims: &mut Claims<'_>,
-    seen: &mut LinuxContainer,
+    adjusted: &mut LinuxContainer,
     all: &mut LinuxContainerAdjustment,
 ) -> Result<(), Conflict> {
     list(
         requested,
         |device| &device.path,
         FieldClaims { field: Field::Devices, claims },
-        &mut seen.devices,
+        &mut adjusted.devices,
         &mut all.devices,
     )
 }
@@ -149,13 +149,13 @@ pub(super) fn devices(
 pub(super) fn env(
     requested: Vec<KeyValue>,
     claims: &mut Claims<'_>,
-    seen: &mut Container,
+    adjusted: &mut Container,
     all: &mut ContainerAdjustment,
 ) -> Result<(), Conflict> {
     let names: HashSet<String> = requested.iter().map(|entry| unmark(&entry.key).0.to_owned()).collect();
-    seen.env.retain(|entry| !names.contains(variable(entry)));
+    adjusted.env.retain(|entry| !names.contains(variable(entry)));
     let set = requested.iter().filter(|entry| !unmark(&entry.key).1);
-    seen.env.extend(set.map(|entry| format!("{}={}", entry.key, entry.value)));
+    adjusted.env.extend(set.map(|entry| format!("{}={}", entry.key, entry.value)));
     list(
         requested,
         |entry| &entry.key,
@@ -169,7 +169,7 @@ pub(super) fn env(
 pub(super) fn args(
     mut requested: Vec<String>,
     claims: &mut Claims<'_>,
-    seen: &mut Container,
+    adjusted: &mut Container,
     all: &mut ContainerAdjustment,
 ) -> Result<(), Conflict> {
     if requested.is_empty() {
@@ -180,7 +180,7 @@ pub(super) fn args(
         requested.remove(0);
     }
     claims.set(Field::Args)?;
-    seen.args.clone_from(&requested);
+    adjusted.args.clone_from(&requested);
     all.args = requested;
     Ok(())
 }
@@ -189,14 +189,14 @@ pub(super) fn args(
 pub(super) fn hooks(
     requested: &Hooks,
     claims: &mut Claims<'_>,
-    seen: &mut Container,
+    adjusted: &mut Container,
     all: &mut ContainerAdjustment,
 ) {
     if *requested == Hooks::default() {
         return;
     }
     claims.join(Field::OciHooks);
-    for target in [seen.hooks.get_or_insert_default(), all.hooks.get_or_insert_default()] {
+    for target in [adjusted.hooks.get_or_insert_default(), all.hooks.get_or_insert_default()] {
         target.prestart.extend(requested.prestart.iter().cloned());
         target.create_runtime.extend(requested.create_runtime.iter().cloned());
         target.create_container.extend(requested.create_container.iter().cloned());
@@ -210,7 +210,7 @@ pub(super) fn hooks(
 pub(super) fn namespaces(
     requested: Vec<LinuxNamespace>,
     claims: &mut Claims<'_>,
-    seen: &mut LinuxContainer,
+    adjusted: &mut LinuxContainer,
     all: &mut LinuxContainerAdjustment,
 ) -> Result<(), Conflict> {
     let mut types: HashMap<String, usize> = HashMap::new();
@@ -219,8 +219,8 @@ pub(super) fn namespaces(
         claims.set_entry(Field::Namespace, bare)?;
         types.insert(bare.to_owned(), at);
     }
-    seen.namespaces.retain(|namespace| !types.contains_key(&namespace.r#type));
-    seen.namespaces.extend(requested.iter().filter(|namespace| !unmark(&namespace.r#type).1).cloned());
+    adjusted.namespaces.retain(|namespace| !types.contains_key(&namespace.r#type));
+    adjusted.namespaces.extend(requested.iter().filter(|namespace| !unmark(&namespace.r#type).1).cloned());
     all.namespaces.extend(requested);
     Ok(())
 }

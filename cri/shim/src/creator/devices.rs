@@ -41,7 +41,8 @@ pub(super) enum Nodes {
     Bound,
 }
 
-/// The number of the file system that this mount has just made at /dev. `None` for another mount, or a bind mount.
+/// The device number (`st_dev`) of the file system that this mount has just made at /dev. `None` for a mount at another
+/// path, or a bind mount.
 pub(super) fn own_file_system(
     root: BorrowedFd<'_>,
     entry: &Mount,
@@ -53,8 +54,8 @@ pub(super) fn own_file_system(
     file_system(root, dev).map_err(DeviceError::Open)
 }
 
-/// Fills /dev, unless a bind mount or a volume covers it. `own` is the container's own file system at /dev, if it has
-/// one.
+/// Fills /dev, unless a bind mount or a volume covers it. `own` is the device number of the container's own file system
+/// at /dev, if it has one.
 pub(super) fn fill(
     root: BorrowedFd<'_>,
     spec: &Spec,
@@ -83,14 +84,14 @@ fn is_bind_mounted(mounts: &[Mount]) -> bool {
     mounts.iter().any(|mount| mount.destination() == Path::new("/dev") && is_bind(mount))
 }
 
-/// Whether a volume is mounted at /dev. The destination of a volume can lead there through `..` or a link of the image.
+/// Whether a volume is mounted at /dev. The destination of a volume can lead to /dev through `..` or a link of the image.
 /// The type of the file system is not sufficient: the host's /dev and /run are also a tmpfs.
 fn is_volume(root: BorrowedFd<'_>, dev: &Path, own: Option<libc::dev_t>) -> io::Result<bool> {
     let found = file_system(root, dev)?;
     Ok(found.is_some() && found != own && found != Some(fstat(root)?.st_dev))
 }
 
-/// The number of the file system of a directory. `None` if the directory is absent.
+/// The device number of the file system of a directory. `None` if the directory is absent.
 fn file_system(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<libc::dev_t>> {
     match kernel::open_plain_in_root(root, path, libc::O_PATH | libc::O_DIRECTORY) {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),

@@ -74,7 +74,7 @@ pub(super) fn restrict_devices_for_library(
 // === impl Cgroups ===
 
 impl<'a> Cgroups<'a> {
-    /// Makes the container's cgroup: in all v1 hierarchies, or, without any, in the v2 hierarchy.
+    /// Makes the container's cgroup in all v1 hierarchies, or in the v2 hierarchy if there is no v1 hierarchy.
     pub(super) fn make(hierarchies: &'a [Hierarchy], path: &'a str) -> Result<Self, LimitError> {
         let v1: Vec<&Hierarchy> = hierarchies.iter().filter(|h| !h.aliases().is_empty()).collect();
         let chosen = if v1.is_empty() { hierarchies.iter().collect() } else { v1 };
@@ -119,12 +119,12 @@ impl<'a> Cgroups<'a> {
         }
     }
 
-    /// The container's cgroup directory, in which its process is to be forked, on pure v2.
+    /// The container's cgroup directory on pure v2. The caller forks the container's process into it.
     pub(super) fn unified_directory(&self) -> Option<&Path> {
         self.unified().and(self.directories.first()).map(PathBuf::as_path)
     }
 
-    /// Moves this process into the cgroups. On v1 this does not wait.
+    /// Moves this process into the cgroups. On v1 it does not wait for an RCU grace period (see [`cgroup::enter`]).
     pub(super) fn enter(&self) -> Result<(), LimitError> {
         Ok(cgroup::enter(&self.directories)?)
     }
@@ -281,7 +281,7 @@ fn attach(cgroup: &Path, program: &[Instruction]) -> io::Result<()> {
     kernel::attach_device_program(&File::open(cgroup)?.into(), &loaded?)
 }
 
-/// A hint at the most likely cause when the kernel does not support such programs.
+/// A hint for the error message if the kernel seems not to support device programs.
 fn bpf_hint(error: &io::Error) -> &'static str {
     match error.raw_os_error().map(Errno::from_raw) {
         Some(Errno::ENOSYS | Errno::EINVAL) => ", which needs a kernel with CONFIG_CGROUP_BPF",

@@ -1,7 +1,7 @@
 //! Mounts an overlay with mount(2), for kernels whose overlayfs does not support `lowerdir+`.
 //!
-//! All options are one string of at most a page. So layers are named relative to their common directory. Then the
-//! limit depends on the number of layers, not on the length of the state directory's path.
+//! All options are one string of at most a page. Layers are named relative to their common directory, so the number of
+//! layers that fit does not depend on the length of the state directory's path.
 
 use std::io;
 use std::path::{Component, Path, PathBuf};
@@ -11,13 +11,13 @@ use nix::mount::MsFlags;
 
 use crate::selinux;
 
-/// Bytes of options that the kernel reads on every architecture, including the terminating NUL.
+/// Maximum bytes of options on every architecture, including the terminating NUL.
 const PAGE: usize = 4096;
 /// Avoids a flush of the upper file system at every unmount; since Linux 5.10.
 const VOLATILE: &str = ",volatile";
 
-/// Mounts the overlay at `target`. The caller must be single-threaded: the working directory is changed
-/// meanwhile.
+/// Mounts the overlay at `target`. The caller must be single-threaded, because the function changes the working
+/// directory until it returns.
 pub(super) fn mount(overlay: &Overlay, target: &Path, label: Option<&str>) -> io::Result<()> {
     let here = std::fs::File::open(".")?;
     let base = common(overlay);

@@ -1,4 +1,4 @@
-//! Exec: forks a process that joins the container. Its report ends when the program starts.
+//! Exec: forks a process that joins the container. The process reports to the shim until it executes the program.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,8 +16,8 @@ use crate::exec::{self, Exec};
 use crate::kernel::{self, Fork};
 use crate::report::{Message, Report, Reporter};
 
-/// Maximum execs of a pod whose program has not started. An exec that enters the cgroup of a frozen container does not
-/// continue, and the shim keeps descriptors for it.
+/// Maximum execs of a pod whose programs have not started. An exec freezes when it enters the cgroup of a frozen container,
+/// and the shim keeps descriptors for it.
 const MAX_STARTING: usize = 256;
 
 impl Shim {
@@ -147,7 +147,7 @@ impl Shim {
             let error = failed.or_else(|| without_pid.then(ended_early));
             self.exec_started(serial, error);
         } else if let Some(error) = failed {
-            // The first fork has not ended yet; no caller waits for it.
+            // The failure is known, so the reply does not wait for the end of the first fork.
             self.exec_started(serial, Some(error));
         }
     }

@@ -1,7 +1,7 @@
 //! RestorePod: creates a sandbox and its containers from a checkpoint. StartContainer then restores the processes.
 //!
 //! Everything except the processes is created as by RunPodSandbox and CreateContainer. The whole request is validated before
-//! anything is created. The sandbox's name is claimed as by RunPodSandbox: the CRI does not require either call to be
+//! anything is created. The sandbox's name is claimed as by RunPodSandbox, because the CRI requires neither call to be
 //! idempotent.
 
 use std::collections::BTreeSet;

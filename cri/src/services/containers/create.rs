@@ -177,7 +177,7 @@ impl ContainerService {
         undo: &mut Undo,
     ) -> Result<(), Error> {
         let container = create.container;
-        // While this lock is held, the end of the container is not recorded. So it is recorded after the creation.
+        // The lock delays the record of the container's end until the creation is recorded.
         let _exits_wait = container.starting.lock().await;
         // A stop that began before this check may not have found the container. A later one waits for the lock.
         pod.sandbox.live_for_containers()?;

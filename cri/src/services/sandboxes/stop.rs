@@ -54,13 +54,14 @@ impl SandboxService {
         if let Some(shim) = sandbox.take_shim() {
             if let Err(source) = if is_silent { shim.kill_shim().await } else { shim.shutdown().await } {
                 sandbox.restore_shim(shim);
-                // Again, because the first record may have failed: the next runtime must not take the pod for ready.
+                // Again, because the first record may have failed. The next runtime must not report the pod as ready.
                 self.record_begin(sandbox);
                 errors.push(Error::Shim { doing: "end the pod's shim", source });
                 errors.extend(disconnected.err());
                 return first(errors);
             }
-            // Containers that could not be killed before ended with the shim, or are recorded as lost.
+            // The containers have ended with the shim. If it did not report an end, `record_stop` records the container as
+            // lost. So these errors do not fail the stop.
             for error in errors.drain(..) {
                 warn!(
                     sandbox = sandbox.id,

@@ -13,7 +13,7 @@ const UNLIMITED: u64 = 1 << 62;
 const BLOCK_WEIGHTS: std::ops::RangeInclusive<u64> = 10..=1000;
 
 /// Whether systemd manages the cgroups of a hierarchy. `controllers` has its comma-separated controllers or its name,
-/// and is empty for v2. systemd always manages v2: it finds a unit's processes there, even if v1 is mounted, too.
+/// and is empty for v2. systemd always manages v2: it finds a unit's processes there, even beside v1.
 pub fn manages(controllers: &str) -> bool {
     let is_its_own = |name: &str| MANAGED.contains(&name) || name == "name=systemd";
     controllers.is_empty() || controllers.split(',').any(is_its_own)
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_unknown_to_systemd_are_omitted() {
+    fn hierarchies_of_other_controllers_are_not_managed() {
         for its_own in ["", "name=systemd", "cpu,cpuacct", "memory", "devices", "blkio", "pids"] {
             assert!(manages(its_own), "{its_own}");
         }
