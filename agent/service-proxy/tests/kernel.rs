@@ -375,7 +375,7 @@ fn short_connections_succeed_while_endpoints_change() {
     });
 }
 
-/// The client has few ports, so that it uses each one again while the kernel still tracks the port's last connection. That
+/// The client has few ports. So it uses each port again while the kernel still tracks the last connection of the port. That
 /// connection may have led to a former endpoint.
 #[test]
 fn clients_that_use_up_their_ports_reach_the_current_endpoint() {
