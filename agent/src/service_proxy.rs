@@ -178,8 +178,8 @@ impl ServiceProxy {
         }
     }
 
-    /// Whether the stored services are programmed, see [`ServiceCache::take_stored`]. False if the agent cannot find
-    /// out whether the kernel has the table.
+    /// Whether the stored services are programmed, see [`ServiceCache::take_stored`]. They are not if the agent cannot
+    /// determine whether the kernel has the table.
     async fn takes_stored(&self, services: &ServiceCache) -> bool {
         let (table, view, services) = (self.config.table.clone(), self.view.clone(), services.clone());
         let decide = move || {

@@ -212,7 +212,7 @@ fn node_ports_and_affinity() {
         let first = answers("192.0.2.1:30080", 20);
         assert_eq!(first.len(), 1);
         proxy.replace(node(), [state("s", spec("ClientIP"), &both, 8080)]).unwrap();
-        assert_eq!(answers("192.0.2.1:30080", 20), first, "clients are remembered across restarts");
+        assert_eq!(answers("192.0.2.1:30080", 20), first, "clients keep their endpoint after a restart");
         proxy.change([state("s", spec("None"), &both, 8080)]).unwrap();
         assert_eq!(answers("192.0.2.1:30080", 40), ["a", "b"]);
         assert_eq!(answers("10.43.0.5:80", 40), ["a", "b"]);
