@@ -24,13 +24,16 @@ use tokio::time::Instant;
 use crate::deadline::until;
 use crate::service_cache::ServiceCache;
 
-/// Class of the services, and type of the condition in their status. The condition's message is the name of the node.
-/// The controller of the address pool writes it.
+/// Class of the services.
 const CLASS: &str = "coracle.dev/address-pool";
+/// Type of the condition of a service that names the announcing node in its message. The controller of the address pool
+/// writes the condition.
 const ANNOUNCED: &str = "coracle.dev/Announced";
+/// Reason of the condition [`ANNOUNCED`] if its message is the name of a node.
 const CHOSEN: &str = "NodeChosen";
-/// Lifetime of an address, and interval of its renewal.
+/// Lifetime of an address in the kernel. A renewal extends it.
 const LIFETIME: Duration = Duration::from_secs(60);
+/// Interval of the renewals of an address.
 const RENEWAL: Duration = Duration::from_secs(20);
 /// Minimum time between two checks of announcements of other machines (`DEFEND_INTERVAL` in RFC 5227).
 const MIN_CHECK_INTERVAL: Duration = Duration::from_secs(10);
@@ -56,7 +59,7 @@ pub(crate) struct AddressAnnouncer {
 // === impl AddressAnnouncer ===
 
 impl AddressAnnouncer {
-    /// `ranges` have the addresses that services may take. Without a range they may take all.
+    /// `ranges` contain the addresses that services may take. Without a range, services may take all addresses.
     pub(crate) fn new(node_name: &str, ranges: &[IpNetwork], services: ServiceCache) -> Self {
         Self {
             node_name: node_name.to_owned(),
@@ -91,7 +94,7 @@ impl AddressAnnouncer {
             // After a change of another service, the loop must neither visit all addresses nor delay the renewal.
             loop {
                 // Cancel-safe: changed keys stay in the subscription until they are returned.
-                let is_other = tokio::select! {
+                let is_changed = tokio::select! {
                     changed = changes.next() => self.read_services(changed),
                     () = until(renewal) => true,
                     announced = next_conflicts(&mut self.conflicts, self.next_check) => {
@@ -104,7 +107,7 @@ impl AddressAnnouncer {
                         true
                     }
                 };
-                if is_other {
+                if is_changed {
                     break;
                 }
             }
@@ -121,13 +124,13 @@ impl AddressAnnouncer {
 
     /// Reads services again. Returns whether addresses of this node changed.
     fn read_services(&mut self, changed: impl IntoIterator<Item = Key>) -> bool {
-        let mut is_other = false;
+        let mut is_changed = false;
         for key in changed {
             let state = self.services.state(&key);
             let addresses = state.map(|state| self.announced(&state.service)).unwrap_or_default();
-            is_other |= assign(&mut self.assigned, key, addresses);
+            is_changed |= assign(&mut self.assigned, key, addresses);
         }
-        is_other
+        is_changed
     }
 
     /// Adds or renews the assigned addresses, and removes the others.
@@ -165,7 +168,7 @@ impl AddressAnnouncer {
         close(std::mem::replace(&mut self.conflicts, monitor));
     }
 
-    /// Checks addresses that another machine announced. Returns whether the addresses must be held again.
+    /// Checks addresses that another machine announced. Returns whether the caller must call [`hold`](Self::hold) again.
     async fn check(&mut self, announced: io::Result<BTreeSet<IpAddr>>) -> bool {
         let announced = match announced {
             Ok(announced) => announced,
@@ -187,8 +190,8 @@ impl AddressAnnouncer {
         true
     }
 
-    /// Reads the services of these addresses from the API server. Addresses that it does not confirm become yielded.
-    /// The others are no longer yielded.
+    /// Reads the services of these addresses from the API server. The node yields the addresses that it does not confirm.
+    /// Confirmed addresses are no longer yielded.
     async fn confirm(&mut self, addresses: &BTreeSet<IpAddr>) {
         let of_service = |(key, own): (&Key, &BTreeSet<IpAddr>)| (key.clone(), own & addresses);
         let concerned: Vec<_> = self.assigned.iter().map(of_service).collect();
@@ -235,15 +238,15 @@ fn wanted(assigned: &BTreeMap<Key, BTreeSet<IpAddr>>) -> BTreeSet<IpAddr> {
     assigned.values().flatten().copied().take(ADDRESSES_MAX).collect()
 }
 
-/// Sets the addresses of a service. Returns whether it had others.
+/// Sets the addresses of a service. Returns whether they changed.
 fn assign(all: &mut BTreeMap<Key, BTreeSet<IpAddr>>, key: Key, addresses: BTreeSet<IpAddr>) -> bool {
     let has_some = !addresses.is_empty();
-    let is_other = all.get(&key).map_or(has_some, |before| *before != addresses);
+    let is_changed = all.get(&key).map_or(has_some, |before| *before != addresses);
     match has_some {
         true => drop(all.insert(key, addresses)),
         false => drop(all.remove(&key)),
     }
-    is_other
+    is_changed
 }
 
 /// The addresses of a service that the control plane assigned to this node.

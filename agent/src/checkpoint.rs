@@ -344,7 +344,7 @@ impl Checkpoint {
         }
     }
 
-    /// Writes due records now. True if a write failed and stays due.
+    /// Writes due records now. Returns whether a write failed and stays due.
     pub(crate) fn flush(&self) -> bool {
         let _disk = self.shared.disk.lock().unwrap_or_else(PoisonError::into_inner);
         let mut state = self.state();

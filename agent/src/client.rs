@@ -66,10 +66,12 @@ pub(crate) fn silent() -> kube::Client {
     kube::Client::new(service, "default")
 }
 
-/// A client of an API server that answers the first request for each list with `items` of the path, and is away
+/// A client of an API server that answers the first request for each list with `items` of the path, and is unreachable
 /// afterwards. Watches end at once, because the resource version has expired, and no further list is answered.
 #[cfg(test)]
-pub(crate) fn away_after_lists(items: impl Fn(&str) -> serde_json::Value + Send + 'static) -> kube::Client {
+pub(crate) fn unreachable_after_lists(
+    items: impl Fn(&str) -> serde_json::Value + Send + 'static,
+) -> kube::Client {
     use serde_json::json;
     let mut listed = std::collections::HashSet::new();
     let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
@@ -82,7 +84,7 @@ pub(crate) fn away_after_lists(items: impl Fn(&str) -> serde_json::Value + Send 
             let list = || json!({"metadata": {"resourceVersion": "7"}, "items": items(uri.path())});
             listed.insert(uri.to_string()).then(|| (200, list()))
         };
-        let response = answer.ok_or_else(|| std::io::Error::other("the API server is away"));
+        let response = answer.ok_or_else(|| std::io::Error::other("the API server is unreachable"));
         let response = response.and_then(|(code, body): (u16, serde_json::Value)| {
             let body = kube::client::Body::from(body.to_string().into_bytes());
             http::Response::builder().status(code).body(body).map_err(std::io::Error::other)

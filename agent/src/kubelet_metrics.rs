@@ -111,7 +111,7 @@ const EXIT_REASONS: [&str; 8] = [
 /// The value of a label for all other reasons and codes.
 const OTHER: &str = "other";
 
-/// Counters and durations of the events on this node.
+/// Counters and durations of the operations on this node.
 pub struct KubeletMetrics {
     registry: Registry,
     operations: Operations,
@@ -126,7 +126,7 @@ pub struct KubeletMetrics {
     pub(crate) pods: PodMetrics,
     rejections: IntCounterVec,
     collected_images: IntCounterVec,
-    /// Image volumes of containers that were created or not: requested, mounted and failed.
+    /// Numbers of image volumes: requested, mounted and failed. A volume counts as mounted if its container was created.
     image_volumes: [IntCounter; 3],
     managers: ManagerMetrics,
     devices: DeviceMetrics,
@@ -406,7 +406,7 @@ impl KubeletMetrics {
         }
     }
 
-    /// Counts the start of a pod's worker, this long after the pod was received.
+    /// Counts the start of a pod's worker. `after` is the time since the pod was received.
     pub(crate) fn worker_started(&self, after: Duration) {
         self.starts.workers.observe(after.as_secs_f64());
     }
@@ -416,7 +416,7 @@ impl KubeletMetrics {
         self.syncs.with_label_values(&[operation]).observe(took.as_secs_f64());
     }
 
-    /// Counts a pod that runs, this long after it was received.
+    /// Counts a pod that runs. `after` is the time since the pod was received.
     pub(crate) fn pod_runs(&self, after: Duration) {
         self.starts.pods.observe(after.as_secs_f64());
     }

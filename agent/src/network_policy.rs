@@ -1,10 +1,10 @@
 //! Runs the enforcement of network policies: watches policies, and pods and namespaces while there are policies.
 //!
-//! The table is replaced when everything was listed, after a foreign change and after a failed transaction. Any other
-//! change commits only its difference. Until the first replacement, the table of the previous run stays as it is.
-//! Containers of a pod start after its policies are in the kernel, see [`PolicyGate`](policy_gate::PolicyGate). If the
-//! API server does not answer, containers start in pods whose policies are in the table of the previous run. Without
-//! such a table, as after a boot, the stored policies are enforced.
+//! The table is replaced after the first complete lists, after a change by another process and after a failed
+//! transaction. Any other change commits only its difference. Until the first replacement, the table of the previous run
+//! stays as it is. Containers of a pod start after its policies are in the kernel, see
+//! [`PolicyGate`](policy_gate::PolicyGate). If the API server does not answer, containers start in pods whose policies are
+//! in the table of the previous run. Without such a table, as after a boot, the stored policies are enforced.
 
 mod admission;
 mod checks;
@@ -50,7 +50,7 @@ pub(crate) struct NetworkPolicies {
     policies: Listing<Key>,
     cluster: ClusterPolicies,
     peers: Option<Peers>,
-    /// While policies have nodes as peers.
+    /// The watch of the nodes. `None` unless policies have nodes as peers.
     nodes: Option<Nodes>,
     checks: Checks,
     record: PolicyRecord,
@@ -129,7 +129,7 @@ impl NetworkPolicies {
                 Some(events) = next(pods) => self.apply_pod_events(events),
                 Some(events) = next(namespaces) => self.apply_namespace_events(events),
                 Some(events) = next(nodes) => self.apply_node_events(events),
-                Some(news) = self.cluster.next() => self.apply_cluster_events(news),
+                Some(events) = self.cluster.next() => self.apply_cluster_events(events),
                 Some(request) = self.requests.recv() => self.serve(request),
                 () = until(retry) => {}
                 () = self.checks.next() => {}
@@ -214,7 +214,8 @@ impl NetworkPolicies {
         policies.or_else(peers).or_else(nodes)
     }
 
-    /// Writes the changes of the model to the table, or replaces it. Returns the effect of changes.
+    /// Writes the changes of the model to the table, or replaces the table. Returns the effect of the changes. `None` after
+    /// a replacement.
     async fn write_table(&mut self, table: &mut Option<Table>) -> Result<Option<Effect>, TableError> {
         if table.as_ref().is_some_and(|table| table.enforcer.must_replace(&self.model.lock())) {
             *table = None;
@@ -364,9 +365,9 @@ impl NetworkPolicies {
         }
     }
 
-    fn apply_cluster_events(&mut self, news: ClusterPolicyEvents) {
+    fn apply_cluster_events(&mut self, events: ClusterPolicyEvents) {
         let were_complete = self.cluster.are_complete();
-        self.are_namespaces_new |= self.cluster.apply(news, &mut self.model.lock());
+        self.are_namespaces_new |= self.cluster.apply(events, &mut self.model.lock());
         if !were_complete && self.cluster.are_complete() {
             self.record.change();
         }
@@ -442,7 +443,8 @@ async fn replace(mut enforcer: Enforcer, model: SharedModel) -> Result<Enforcer,
     replaced.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
-/// Returns after a change by another process, or false when notifications are not available any more.
+/// Returns true after a change by another process, or after the notifications failed. In both cases the table must be
+/// replaced.
 async fn foreign_change(table: Option<&mut Table>, name: &str) -> bool {
     let Some(table) = table else { return std::future::pending().await };
     let author = table.enforcer.author();
@@ -520,7 +522,8 @@ mod tests {
         namespaces
     }
 
-    /// Which pods start while the API server does not answer. The file is the record of the namespaces with policies.
+    /// Whether each pod starts while the API server does not answer. `namespaces` is the path of the record of the
+    /// namespaces with policies.
     fn admitted(namespaces: &std::path::Path, pods: &[(Pod, IpAddr)]) -> Vec<bool> {
         paused_runtime().block_on(async {
             let client = client::silent();
@@ -661,7 +664,7 @@ mod tests {
         in_new_namespace(|| {
             let dir = tempfile::tempdir().unwrap();
             paused_runtime().block_on(async {
-                let client = client::away_after_lists(|path| match path.rsplit('/').next() {
+                let client = client::unreachable_after_lists(|path| match path.rsplit('/').next() {
                     Some("networkpolicies") => json!([policy()]),
                     _ => json!([]),
                 });

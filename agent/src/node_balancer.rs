@@ -55,7 +55,7 @@ pub(crate) struct NodeBalancer {
 #[derive(Debug, Default)]
 struct Checks {
     services: BTreeMap<Key, Check>,
-    /// The services with refused ports. All services are not visited at the end of each transaction.
+    /// The services with refused ports. So the end of a transaction does not visit all services.
     refused: BTreeSet<Key>,
     /// Sockets of the node, listed once for all services of one transaction.
     sockets: Sockets,
@@ -155,7 +155,7 @@ impl NodeBalancer {
         checks.sockets = Sockets::default();
     }
 
-    /// Returns when refused services should be checked again. Cancel safe.
+    /// Waits until refused services are due for another check. Cancel safe.
     pub(crate) async fn retry_is_due(&self) {
         let due = self.lock().retry;
         until(due).await;
@@ -246,7 +246,7 @@ fn ingress(service: &Service) -> impl Iterator<Item = &LoadBalancerIngress> {
     balancer.and_then(|balancer| balancer.ingress.as_ref()).into_iter().flatten()
 }
 
-/// Whether an entry may be the address of a node. Other addresses are virtual ones of other load balancers.
+/// Whether an entry may be the address of a node. Other entries are virtual addresses of other load balancers.
 fn is_of_node(entry: &LoadBalancerIngress) -> bool {
     entry.ip_mode.as_deref() == Some("Proxy")
 }

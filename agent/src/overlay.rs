@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! watch of all Nodes ─► peers ─┐                        ┌─► kernel (coracle_cni::Overlay)
-//! podCIDRs of our own ─────────┼─► apply ───────────────┼─► pod network: MTU, ranges without masquerading
-//! netlink ─► our addresses ────┘                        └─► state ─► status, annotations
+//! podCIDRs of this node ───────┼─► apply ───────────────┼─► pod network: MTU, ranges without masquerading
+//! netlink ─► own addresses ────┘                        └─► state ─► status, annotations
 //! ```
 //! Until the Nodes are listed once, the kernel's tables stay as an earlier agent left them. So pods of other nodes
 //! stay reachable while the control plane is unreachable.
@@ -23,11 +23,11 @@ pub(crate) use run::OverlayAgent;
 /// State of the overlay that the Node object reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct State {
-    /// Whether pods of other nodes are reachable at all. None before the first try, and without an overlay.
+    /// Whether pods of other nodes are reachable at all. `None` before the first attempt, and without an overlay.
     pub(crate) reached: Option<Result<(), String>>,
     /// Faults, a sentence each.
     pub(crate) impaired: Vec<String>,
-    /// The data that other nodes need of this node.
+    /// The data of this node that other nodes need.
     pub(crate) announced: Option<Announcement>,
 }
 

@@ -76,7 +76,7 @@ impl ProxyState {
         self.metrics.failed();
     }
 
-    /// False if a change waits for longer than [`TIMEOUT`]. A proxy that starts is healthy.
+    /// Whether no change has waited for longer than [`TIMEOUT`]. A proxy that starts is healthy.
     pub(crate) fn is_healthy(&self) -> bool {
         self.times().pending.is_none_or(|since| since.elapsed() < TIMEOUT)
     }

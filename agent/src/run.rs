@@ -139,7 +139,7 @@ async fn run_agent(
     Ok(())
 }
 
-/// The kubelet's metrics, with those of the features and of the node's start.
+/// The kubelet's metrics, with those of the feature gates and of the node's startup.
 fn node_metrics(config: &AgentConfig, agent: &NodeAgent) -> Arc<KubeletMetrics> {
     let metrics = Arc::<KubeletMetrics>::default();
     metrics.show_features(Arc::clone(&config.feature_metrics));
@@ -147,7 +147,7 @@ fn node_metrics(config: &AgentConfig, agent: &NodeAgent) -> Arc<KubeletMetrics> 
     metrics
 }
 
-/// Makes the agent of the Node object, and reserves the overlay's device for it.
+/// Creates the [`NodeAgent`], and reserves the overlay's device for it.
 async fn node_agent(
     config: &AgentConfig,
     version: &VersionResponse,

@@ -46,8 +46,9 @@ const PROXY_NAME: &str = "service.kubernetes.io/service-proxy-name";
 
 /// Delay before changes are stored, so that a burst is written once.
 const STORE_AFTER: Duration = Duration::from_secs(1);
-/// Maximum wait for the first list: with stored services, and without.
+/// Maximum wait for the first list if the checkpoint has services.
 const WITH_COPY: Duration = Duration::from_secs(2);
+/// Maximum wait for the first list if the checkpoint has no services.
 const WITHOUT_COPY: Duration = Duration::from_secs(5);
 
 /// The cache; cheap to clone.
@@ -75,7 +76,7 @@ struct Shared {
     has_stored: watch::Sender<bool>,
 }
 
-/// Progress of the watch.
+/// Progress of the watches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Progress {
     /// Whether all services were listed once.

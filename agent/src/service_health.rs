@@ -143,9 +143,9 @@ impl ServiceHealth {
 /// The port at which load balancers check the service on a node.
 fn health_port(service: &Service) -> Option<u16> {
     let spec = service.spec.as_ref()?;
-    let is_asked = spec.type_.as_deref() == Some("LoadBalancer")
+    let has_check = spec.type_.as_deref() == Some("LoadBalancer")
         && spec.external_traffic_policy.as_deref() == Some("Local");
-    u16::try_from(spec.health_check_node_port.filter(|_| is_asked)?).ok().filter(|port| *port != 0)
+    u16::try_from(spec.health_check_node_port.filter(|_| has_check)?).ok().filter(|port| *port != 0)
 }
 
 // === impl LocalEndpoints ===

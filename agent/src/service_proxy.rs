@@ -65,7 +65,7 @@ pub(crate) struct NodeProperties {
 
 /// Why the table must be replaced.
 enum Replace {
-    /// The properties of the node, or the ranges of services.
+    /// The properties of the node or the ranges of services have changed.
     ViewChanged,
     ForeignChange,
     Failed,
@@ -151,7 +151,8 @@ impl ServiceProxy {
         }
     }
 
-    /// Waits until the services are known: until the first lists, or until stored services are used. False if the agent ends.
+    /// Waits until the services are known: until the first lists, or until stored services are used. Returns false if the
+    /// agent ends.
     async fn wait_for_services(&self, services: &ServiceCache, node: &NodeProperties) -> bool {
         let (mut progress, mut object) = (services.changes(), node.object.clone());
         let listed = async {
@@ -177,8 +178,8 @@ impl ServiceProxy {
         }
     }
 
-    /// Whether the stored services are programmed, see [`ServiceCache::take_stored`]. False if the agent cannot find
-    /// out whether the kernel has the table.
+    /// Whether the stored services are programmed, see [`ServiceCache::take_stored`]. They are not if the agent cannot
+    /// determine whether the kernel has the table.
     async fn takes_stored(&self, services: &ServiceCache) -> bool {
         let (table, view, services) = (self.config.table.clone(), self.view.clone(), services.clone());
         let decide = move || {
@@ -189,7 +190,7 @@ impl ServiceProxy {
         decided.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
-    /// The properties of the node now.
+    /// The view with the current properties of the node.
     fn current_view(&mut self, node: &mut NodeProperties) -> NodeView {
         let mut view = self.view.clone();
         node.update(&mut view);
@@ -207,7 +208,7 @@ impl ServiceProxy {
         }
     }
 
-    /// The part of [`reader`](Self::reader) after the read of the cache.
+    /// The second part of [`reader`](Self::reader). It gets a state that was read from the cache.
     fn permit(&self) -> impl Fn(State) -> State + Send + use<> {
         let (balancer, ignored_ips) = (Arc::clone(&self.balancer), Arc::clone(&self.ignored_ips));
         let addresses = self.view.addresses.clone();
@@ -324,7 +325,7 @@ impl NodeProperties {
 // === impl Change ===
 
 impl Change {
-    /// `are_small` tells whether there are few services and their programs in the table are small.
+    /// `are_small` is true if there are few services and their programs in the table are small.
     fn of(changed: BTreeSet<Key>, are_small: bool, read: impl Fn(&Key) -> Option<ServiceState>) -> Self {
         if !are_small {
             return Self::Long(changed);

@@ -9,7 +9,7 @@ use tokio::net::{TcpStream, UdpSocket};
 
 use crate::cache::Question;
 
-/// Size of UDP messages that never need fragments (DNS flag day 2020).
+/// Maximum size in bytes of a UDP message that needs no fragmentation (DNS flag day 2020).
 pub(crate) const UDP_PAYLOAD: u16 = 1232;
 /// An exchange fails after it has received this number of datagrams that do not answer its query.
 const SKIPPED_MAX: usize = 16;

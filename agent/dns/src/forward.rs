@@ -1,4 +1,4 @@
-//! Names outside the cluster: forwards queries to other servers, and caches their answers.
+//! Forwarder for names outside the cluster: sends queries to other servers, and caches their answers.
 //!
 //! Concurrent equal questions share one query. So a flood of questions multiplies neither the queries nor the chance of
 //! a forged answer. An expired answer is used while the servers are slow or down (RFC 8767). A frequently used answer
@@ -126,7 +126,7 @@ impl Upstream {
         }
     }
 
-    /// Starts a query, or joins the pending one. `None` above the limit.
+    /// Starts a query, or joins the pending one. `None` if the limit of pending queries is reached.
     fn query(self: &Arc<Self>, question: &Question) -> Option<Outcome> {
         let mut pending = self.pending();
         if let Some(outcome) = pending.get(question) {
@@ -172,7 +172,7 @@ impl Upstream {
                     server.metrics.failed();
                 }
                 Err(_elapsed) => {
-                    tracing::debug!(server = %server.address, "no response of a DNS server");
+                    tracing::debug!(server = %server.address, "a DNS server did not respond");
                     if server.timed_out(sent_at) {
                         server.metrics.failed();
                     }

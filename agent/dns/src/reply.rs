@@ -1,4 +1,4 @@
-//! Queries and their replies: immediate answers, forwarding, and the form of messages.
+//! Replies to queries: answers from the zone, forwarding, and the encoding of messages.
 
 use std::sync::Arc;
 
@@ -10,12 +10,12 @@ use crate::exchange::UDP_PAYLOAD;
 use crate::forward::Upstream;
 use crate::zone::Zone;
 
-/// Smallest size of UDP messages that all clients accept.
+/// Maximum size in bytes of a UDP message without EDNS (RFC 1035, section 2.3.4). All clients accept it.
 const UDP_MIN: u16 = 512;
 
 /// The decision about a query.
 pub(crate) enum Reply {
-    /// This reply.
+    /// The reply is complete.
     Now(Message),
     /// The query must be forwarded to upstream servers.
     Forward(Pending),
@@ -169,10 +169,10 @@ pub(crate) fn udp_size(query: &[u8]) -> u16 {
     theirs.map_or(UDP_MIN, |edns| edns.max_payload()).clamp(UDP_MIN, UDP_PAYLOAD)
 }
 
-/// Encodes the message. A message of more than `most` bytes is sent truncated: with the flag TC and without
+/// Encodes the message. A message of more than `limit` bytes is sent truncated: with the flag TC and without
 /// records.
-pub(crate) fn encode(message: &Message, most: u16) -> Option<Vec<u8>> {
-    let bytes = message.to_vec().ok().filter(|bytes| bytes.len() <= usize::from(most));
+pub(crate) fn encode(message: &Message, limit: u16) -> Option<Vec<u8>> {
+    let bytes = message.to_vec().ok().filter(|bytes| bytes.len() <= usize::from(limit));
     bytes.or_else(|| message.truncate().to_vec().ok())
 }
 

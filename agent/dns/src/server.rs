@@ -23,7 +23,7 @@ use crate::reply::{Reply, encode, reply, udp_size};
 use crate::tcp;
 use crate::zone::Zone;
 
-/// Largest query that is read.
+/// Maximum bytes of a query.
 const QUERY_MAX: usize = 4096;
 /// Maximum queries that wait for other servers: in total, and of each client. Waiting queries have no descriptors.
 const FORWARDS: (usize, usize) = (1024, 128);
@@ -162,7 +162,7 @@ impl Server {
     fn answer_udp(&self, socket: &Arc<UdpSocket>, client: SocketAddr, query: &[u8]) {
         let began = Instant::now();
         let (socket, size) = (Arc::clone(socket), query.len());
-        let udp_query = UdpQuery { socket, client, size, most: udp_size(query), began };
+        let udp_query = UdpQuery { socket, client, size, max_reply: udp_size(query), began };
         match reply(query, &self.zone, &self.upstream) {
             Reply::Nothing => {}
             Reply::Now(message) => udp_query.answer(&self.upstream, &message),
@@ -248,19 +248,19 @@ struct UdpQuery {
     /// Bytes of the query.
     size: usize,
     /// Maximum bytes of the reply.
-    most: u16,
+    max_reply: u16,
     began: Instant,
 }
 
 // === impl UdpQuery ===
 
 impl UdpQuery {
-    /// Sends the reply. It is dropped while the kernel's buffer is full: replies that cannot be delivered to one client
-    /// must not delay others, and clients repeat queries.
+    /// Sends the reply. While the kernel's buffer is full, the reply is dropped: replies that one client does not receive
+    /// must not delay other clients, and clients repeat queries.
     fn answer(&self, upstream: &Upstream, message: &Message) {
         let received = received(message, self.client.ip(), false);
         upstream.metrics.record_response(received, message.metadata.response_code, self.began.elapsed());
-        let Some(reply) = encode(message, self.most) else { return };
+        let Some(reply) = encode(message, self.max_reply) else { return };
         upstream.metrics.record_sizes(false, self.size, reply.len());
         if let Err(error) = self.socket.try_send_to(&reply, self.client) {
             tracing::debug!(%error, client = %self.client, "cannot send a DNS reply");
@@ -268,7 +268,7 @@ impl UdpQuery {
     }
 }
 
-/// The query of a reply, for the metrics.
+/// Properties of the query that the reply answers, for the metrics.
 fn received(reply: &Message, client: IpAddr, is_tcp: bool) -> ReceivedQuery {
     let kind = reply.queries.first().map(|query| query.query_type);
     ReceivedQuery { is_tcp, is_ipv4: client.is_ipv4(), kind }

@@ -24,7 +24,7 @@ const FIRST_BACKOFF: Duration = Duration::from_secs(2);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 /// Time without queries to a server that forwards them back to this node.
 const LOOP_BACKOFF: Duration = Duration::from_secs(300);
-/// Port of DNS.
+/// Port of DNS servers in `resolv.conf`.
 const PORT: u16 = 53;
 
 /// A domain whose names are resolved by its own servers instead of the host's.
@@ -218,7 +218,7 @@ impl Servers {
 // === impl Host ===
 
 impl Host {
-    /// Sets the servers of a file that was modified at this time. Known servers keep their health.
+    /// Sets the servers of a `resolv.conf` and the modification time of the file. Known servers keep their health.
     fn replace(&mut self, addresses: Vec<SocketAddr>, modified: Option<SystemTime>) {
         let known = |address| self.all.iter().find(|server| server.address == address).cloned();
         let all = addresses.into_iter().map(|one| known(one).unwrap_or_else(|| Server::new(one)));
@@ -242,7 +242,7 @@ fn read(path: &std::path::Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The servers of a `resolv.conf` without our own addresses.
+/// The servers of a `resolv.conf` without this node's own addresses.
 fn parse(text: &str, own: &[IpAddr]) -> Vec<SocketAddr> {
     let server = |line: &str| {
         let mut words = line.split_whitespace();

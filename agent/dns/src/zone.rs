@@ -1,4 +1,4 @@
-//! Names of the cluster, answered from the tables of services and slices. Pure.
+//! The cluster's DNS zone: answers from the tables of services and slices. It does no I/O.
 
 mod names;
 
@@ -22,7 +22,7 @@ const VERSION: &str = "1.1.0";
 /// Maximum records of an answer, so that it fits into a message over TCP (64 KiB).
 const RECORDS_MAX: usize = 1000;
 
-/// The names of a cluster.
+/// The DNS zone of a cluster.
 #[derive(Clone)]
 pub struct Zone {
     domain: Name,
@@ -52,7 +52,7 @@ impl Zone {
         Some(Self { domain, tables, addresses })
     }
 
-    /// The answer. `None` if the name does not belong to the cluster.
+    /// The answer for a name and a record type. `None` if the name does not belong to the cluster.
     pub(crate) fn answer(&self, name: &Name, kind: RecordType) -> Option<Answer> {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
         let lower = name.to_lowercase();
@@ -116,7 +116,7 @@ impl Zone {
 struct Lookup<'a> {
     zone: &'a Zone,
     tables: &'a Tables,
-    /// The name as the client wrote it: answers repeat it.
+    /// The name in the spelling of the client. Answers repeat this spelling.
     name: &'a Name,
     kind: RecordType,
 }
@@ -151,7 +151,7 @@ impl Lookup<'_> {
             Owner::Version | Owner::Branch => Answer::default(),
             Owner::Server => self.addresses(self.zone.addresses.iter().copied()),
             Owner::Namespace(namespace) if self.tables.has_namespace(namespace) => Answer::default(),
-            // As in CoreDNS, any address has a name in a namespace that exists.
+            // As in CoreDNS, any address has a name in each namespace, unless the namespace is known not to exist.
             Owner::Pod { address, namespace } if !self.tables.lacks_namespace(namespace) => {
                 self.addresses([*address])
             }

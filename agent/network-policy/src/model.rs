@@ -1,4 +1,4 @@
-//! The table's content from policies, namespaces and pods. Pure.
+//! Computes the table's content from policies, namespaces and pods. Pure.
 //!
 //! In each tier, a pod belongs to the group of all policies that select it. The pod's packets pass the chain of this
 //! group. The chains and sets of a policy exist while a pod of this node needs them. Equal selectors share one set.
@@ -91,7 +91,7 @@ struct Version {
     rank: Option<Rank>,
     rules: Rules,
     /// Number of groups with this policy.
-    users: usize,
+    refcount: usize,
     built: Built,
 }
 
@@ -99,7 +99,7 @@ struct Version {
 struct Group {
     number: u64,
     /// Number of pods in this group.
-    users: usize,
+    refcount: usize,
 }
 
 // === impl PodEntry ===
@@ -241,7 +241,7 @@ impl Model {
         self.policies_in.entry(namespace.clone()).or_default().insert(number);
         self.policies.insert(key, number);
         let version =
-            Version { namespace: namespace.clone(), rank: None, rules, users: 0, built: Built::default() };
+            Version { namespace: namespace.clone(), rank: None, rules, refcount: 0, built: Built::default() };
         self.versions.insert(number, version);
         self.exchange(&namespace, old, Some(number));
     }
@@ -286,7 +286,7 @@ impl Model {
         }
     }
 
-    /// Whether a policy restricts a pod. The pod is in the policy's namespace, if the policy has one.
+    /// Whether a policy restricts a pod. The pod must be in the policy's namespace, if the policy has one.
     fn restricts(&self, policy: u64, uid: &str, direction: Direction) -> bool {
         let (Some(entry), Some(version)) = (self.pods.get(uid), self.versions.get(&policy)) else {
             return false;
@@ -383,7 +383,7 @@ impl Model {
 
     fn use_group(&mut self, key: GroupKey) -> u64 {
         if let Some(group) = self.groups.get_mut(&key) {
-            group.users += 1;
+            group.refcount += 1;
             return group.number;
         }
         let number = self.next_number();
@@ -396,14 +396,14 @@ impl Model {
         }
         lines.extend((tier == Tier::Namespaced).then(|| line(RuleAction::Drop)));
         self.program.add_chain(Chain::Group(number), Lines { tier, direction, lines });
-        self.groups.insert(key, Group { number, users: 1 });
+        self.groups.insert(key, Group { number, refcount: 1 });
         number
     }
 
     fn release_group(&mut self, key: &GroupKey) {
         let Some(group) = self.groups.get_mut(key) else { return };
-        group.users -= 1;
-        if group.users > 0 {
+        group.refcount -= 1;
+        if group.refcount > 0 {
             return;
         }
         self.program.remove_chain(Chain::Group(group.number));
@@ -416,8 +416,8 @@ impl Model {
     /// Builds a policy for its first group. Returns the number in the names of its chains.
     fn use_version(&mut self, number: u64, tier: Tier) -> u64 {
         let Some(version) = self.versions.get_mut(&number) else { return number };
-        version.users += 1;
-        if version.users == 1 {
+        version.refcount += 1;
+        if version.refcount == 1 {
             let (namespace, rules) = (version.namespace.clone(), version.rules.clone());
             let built = self.build(tier, &namespace, &rules);
             if let Some(version) = self.versions.get_mut(&number) {
@@ -429,8 +429,8 @@ impl Model {
 
     fn release_version(&mut self, number: u64) {
         let Some(version) = self.versions.get_mut(&number) else { return };
-        version.users -= 1;
-        if version.users == 0 {
+        version.refcount -= 1;
+        if version.refcount == 0 {
             let built = std::mem::take(&mut version.built);
             self.dismantle(built);
         }
@@ -441,7 +441,7 @@ fn entry_policies(entry: Option<&PodEntry>, stage: Stage) -> Vec<u64> {
     entry.and_then(|entry| entry.policies.get(&stage)).cloned().unwrap_or_default()
 }
 
-/// The elements for a pod's address in a tier and direction in which the pod has policies. NetworkPolicies never forbid
+/// The elements of a pod's address in a tier and direction in which policies select the pod. NetworkPolicies never forbid
 /// packets of a pod to itself. Such packets reach the table only through a service; policies of administrators apply to
 /// them.
 fn claims(stage: Stage, ip: IpAddr, group: Option<u64>) -> Vec<(Set, ElementKey, Option<u64>)> {

@@ -253,8 +253,8 @@ impl Program {
 
 impl Changes {
     /// Whether the change may forbid a connection that was allowed. It may if the policies of a pod changed, or if a
-    /// NetworkPolicy lost a peer. Other changes only allow more. The caller checks whether policies of
-    /// other tiers exist: then every change may forbid connections.
+    /// NetworkPolicy lost a peer. Other changes only allow more. The caller checks whether policies of other tiers exist:
+    /// then every change may forbid connections.
     pub(crate) fn may_forbid(&self) -> bool {
         let has_no_peers = |set: &Set| {
             matches!(set, Set::Isolated(Tier::Namespaced, ..) | Set::Itself(..) | Set::Enforced(_))

@@ -50,7 +50,7 @@ pub(crate) struct Rules {
     pub(crate) egress: Option<Vec<Rule>>,
 }
 
-/// Peers and ports of packets, and what happens to these packets.
+/// A rule: the packets of some peers and ports, and the action on these packets.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Rule {
     pub(crate) action: Action,
@@ -147,7 +147,8 @@ impl Rules {
     }
 
     /// Whether the policy restricts the direction for a pod. `namespace` has the labels of the pod's namespace. A policy
-    /// without a selector of namespaces restricts only pods of its own namespace. The caller checks this namespace.
+    /// without a namespace selector restricts only pods of its own namespace. For such a policy, the caller passes only
+    /// pods of this namespace.
     pub(crate) fn restricts(&self, direction: Direction, pod: &PodFacts, namespace: Option<&Labels>) -> bool {
         let is_in = match &self.subject.namespaces {
             Namespaces::Own => true,

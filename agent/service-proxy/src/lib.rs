@@ -1,7 +1,7 @@
 //! The service proxy: Services and EndpointSlices as nftables chains, sets and verdict maps.
 //!
-//! `plan` turns one service and its slices into a [`program::Program`]: chains that choose an endpoint, and elements of
-//! the maps that lead to them. It is pure. [`Proxy`] compares the new program of each changed service with the applied
+//! `plan` turns one service and its slices into a [`program::Program`]: chains that choose an endpoint, and map elements
+//! that jump to these chains. `plan` is pure. [`Proxy`] compares the new program of each changed service with the applied
 //! one, and commits the difference as one transaction. The behaviour is that of kube-proxy's nftables mode
 //! (`pkg/proxy/nftables`).
 //!

@@ -23,7 +23,7 @@ const SMALL_MAX: usize = 64;
 /// The key and the state of a service. `None` if the service does not exist.
 pub type State = (Key, Option<ServiceState>);
 
-/// A service in the order of claims.
+/// A service that claims map keys. The oldest service is first.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Owner {
     /// Unix time in seconds.
@@ -46,7 +46,7 @@ pub struct Proxy {
     stale: Changed,
 }
 
-/// Changes of a transaction, in the order that the kernel requires.
+/// The changes of one transaction.
 #[derive(Default)]
 struct Difference {
     /// New or changed chains.
@@ -64,7 +64,7 @@ struct Difference {
 // === impl Proxy ===
 
 impl Proxy {
-    /// A proxy with this table. Nothing is changed before the first [`replace`](Self::replace).
+    /// A proxy with this table. The kernel is not changed before the first [`replace`](Self::replace).
     ///
     /// # Errors
     /// When the kernel has no nftables.
@@ -151,8 +151,8 @@ impl Proxy {
         Ok(())
     }
 
-    /// Applies changed services in one transaction. If the result is true, [`delete_stale_flows`](Self::delete_stale_flows)
-    /// must follow.
+    /// Applies changed services in one transaction. If the result is true, the caller must then call
+    /// [`delete_stale_flows`](Self::delete_stale_flows).
     ///
     /// # Errors
     /// When the kernel rejects the transaction; the table must be replaced then.
@@ -167,7 +167,7 @@ impl Proxy {
     }
 
     /// Deletes conntrack entries that lead to former endpoints. If a changed port may have such entries, this takes
-    /// milliseconds: the kernel goes through all its entries.
+    /// milliseconds, because the kernel visits all conntrack entries.
     pub fn delete_stale_flows(&mut self) {
         if let Err(error) = flows::delete_stale(&mut self.channel, &std::mem::take(&mut self.stale)) {
             tracing::warn!(
@@ -180,7 +180,7 @@ impl Proxy {
     /// Removes the table.
     ///
     /// # Errors
-    /// When the kernel rejects it.
+    /// When the kernel rejects the transaction.
     pub fn remove(table: &str) -> Result<(), TableError> {
         let mut transaction = Transaction::new(table);
         transaction.delete_table();
@@ -192,7 +192,7 @@ impl Proxy {
     /// Returns the netlink port that identifies this change in notifications.
     ///
     /// # Errors
-    /// When the kernel rejects it; the table is unchanged then.
+    /// When the kernel rejects the transaction; the table is unchanged then.
     pub fn replace_by_guard(table: &str, node: &NodeView) -> Result<u32, TableError> {
         let mut transaction = Transaction::new(table);
         transaction.delete_table();

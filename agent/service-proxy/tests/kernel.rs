@@ -212,7 +212,7 @@ fn node_ports_and_affinity() {
         let first = answers("192.0.2.1:30080", 20);
         assert_eq!(first.len(), 1);
         proxy.replace(node(), [state("s", spec("ClientIP"), &both, 8080)]).unwrap();
-        assert_eq!(answers("192.0.2.1:30080", 20), first, "clients are remembered across restarts");
+        assert_eq!(answers("192.0.2.1:30080", 20), first, "clients keep their endpoint after a restart");
         proxy.change([state("s", spec("None"), &both, 8080)]).unwrap();
         assert_eq!(answers("192.0.2.1:30080", 40), ["a", "b"]);
         assert_eq!(answers("10.43.0.5:80", 40), ["a", "b"]);
@@ -375,7 +375,7 @@ fn short_connections_succeed_while_endpoints_change() {
     });
 }
 
-/// The client has few ports, so that it uses each one again while the kernel still tracks the port's last connection. That
+/// The client has few ports. So it uses each port again while the kernel still tracks the last connection of the port. That
 /// connection may have led to a former endpoint.
 #[test]
 fn clients_that_use_up_their_ports_reach_the_current_endpoint() {

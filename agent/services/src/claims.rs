@@ -1,4 +1,4 @@
-//! Services by address.
+//! Index of the services that claim an address.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! Services and EndpointSlices of a cluster as indexed tables, for the service proxy, cluster DNS and environments of
-//! containers. Pure: the agent's watches feed the tables.
+//! Services and EndpointSlices of a cluster as indexed tables, for the service proxy, cluster DNS and the environment
+//! variables of containers. Pure: the agent's watches feed the tables.
 //!
 //! Start at [`Tables`]. Invariants:
 //! - a change touches only the entries of the changed object;

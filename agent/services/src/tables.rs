@@ -1,4 +1,4 @@
-//! Services and slices by namespace and service, and by address.
+//! Indexes of services by namespace, of slices by service, and of services by their addresses.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::net::IpAddr;
@@ -52,7 +52,7 @@ pub fn cluster_ips(service: &Service) -> impl Iterator<Item = IpAddr> {
 }
 
 /// Whether the readiness of pods decides which endpoints of the service take traffic. This requires a selector and no
-/// `publishNotReadyAddresses`. For other services the slices decide alone.
+/// `publishNotReadyAddresses`. For other services only the slices decide.
 fn follows_readiness(service: &Service) -> bool {
     let spec = service.spec.as_ref();
     spec.is_some_and(|spec| {
@@ -61,7 +61,7 @@ fn follows_readiness(service: &Service) -> bool {
     })
 }
 
-/// Whether a service is headless: its specification says that it has no cluster IP.
+/// Whether a service is headless: its `clusterIP` is `None`.
 #[must_use]
 pub fn is_headless(service: &Service) -> bool {
     service.spec.as_ref().is_some_and(|spec| spec.cluster_ip.as_deref() == Some("None"))
@@ -82,7 +82,7 @@ impl Tables {
         self.services.get(namespace).into_iter().flat_map(BTreeMap::values).cloned().collect()
     }
 
-    /// A service.
+    /// The service of this name.
     #[must_use]
     pub fn get(&self, namespace: &str, name: &str) -> Option<&Arc<Service>> {
         self.services.get(namespace)?.get(name)
@@ -228,14 +228,14 @@ impl Tables {
         Some(service)
     }
 
-    /// Adds services of an earlier run, unless a list of services was received. The first list replaces them.
+    /// Adds the stored services of an earlier run, unless a list of services was received. The first list replaces them.
     pub fn put_stored(&mut self, all: impl IntoIterator<Item = Arc<Service>>) {
         if !self.services_listed {
             all.into_iter().for_each(|service| drop(self.put_service(service)));
         }
     }
 
-    /// Adds or replaces slices of an earlier run, unless a list of slices was received. The first list replaces them.
+    /// Adds or replaces stored slices of an earlier run, unless a list of slices was received. The first list replaces them.
     /// Returns the services whose slices changed.
     pub fn put_stored_slices(&mut self, all: impl IntoIterator<Item = Arc<EndpointSlice>>) -> BTreeSet<Key> {
         let mut changed = BTreeSet::new();

@@ -1,6 +1,6 @@
 //! Choice of CPUs for a request: whole NUMA nodes, sockets, caches and cores first. Pure.
 //!
-//! Source: `takeByTopologyNUMAPacked` of `pkg/kubelet/cm/cpumanager/cpu_assignment.go`. [`distribute`] has
+//! Source: `takeByTopologyNUMAPacked` of `pkg/kubelet/cm/cpumanager/cpu_assignment.go`. [`distribute`] implements
 //! `takeByTopologyNUMADistributed`.
 
 mod distribute;
@@ -106,8 +106,8 @@ impl<'a> Accumulator<'a> {
         of_part.map(|(number, _)| *number).collect()
     }
 
-    /// Parts with free CPUs. Parts with the fewest free CPUs are first. `within` restricts them to parts of another
-    /// part.
+    /// Parts with free CPUs. Parts with the fewest free CPUs are first. `within` restricts the result to
+    /// the parts of one larger part.
     fn sorted(&self, level: Level, within: Option<Part>) -> Vec<u32> {
         let is_within = |cpu: &&Cpu| within.is_none_or(|part| cpu.part(part.level) == part.number);
         let parts: BTreeSet<u32> = self.free.values().filter(is_within).map(|cpu| cpu.part(level)).collect();
@@ -208,8 +208,8 @@ impl<'a> Accumulator<'a> {
         }
     }
 
-    /// Takes the rest of a request from one cache, from the fewest cores that could satisfy it. Takes nothing if their
-    /// number of free CPUs differs from the request. Only an odd request may leave one thread of a core free.
+    /// Takes the rest of a request from one cache, from the fewest cores that could satisfy it. Takes nothing if the number
+    /// of free CPUs of these cores differs from the request. Only an odd request may leave one thread of a core free.
     fn take_from_cache(&mut self, cache: u32) {
         let per_core = self.topology.per_part(Level::Core).max(1);
         let cores: BTreeSet<u32> =

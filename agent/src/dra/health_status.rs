@@ -1,4 +1,4 @@
-//! The health of the devices of pods, in the status of their containers. Source: `UpdateAllocatedResourcesStatus` of
+//! Reports the health of a pod's devices in the status of its containers. Source: `UpdateAllocatedResourcesStatus` of
 //! `pkg/kubelet/cm/dra`.
 
 use std::collections::{BTreeMap, BTreeSet};

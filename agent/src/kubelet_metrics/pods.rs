@@ -11,12 +11,12 @@ const CONTAINERS: [f64; 5] = [1.0, 2.0, 4.0, 8.0, 16.0];
 /// Bounds in seconds of the write of a status.
 const STATUS_WRITES: [f64; 11] = [0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 20.0, 30.0, 45.0, 60.0];
 
-/// Histograms of new pods and of their statuses.
+/// Metrics of new pods, of the writes of their statuses, of orphans and of restarts.
 pub(crate) struct PodMetrics {
     containers: Histogram,
     status_writes: Histogram,
     orphans: IntCounter,
-    /// By whether the pods are static.
+    /// Restarted pods, by whether they are static.
     restarts: IntCounterVec,
 }
 

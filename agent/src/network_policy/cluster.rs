@@ -86,18 +86,18 @@ impl ClusterPolicies {
     pub(super) async fn next(&mut self) -> Option<ClusterPolicyEvents> {
         let [first, second, third] = &mut self.kinds;
         tokio::select! {
-            news = first.next() => news,
-            news = second.next() => news,
-            news = third.next() => news,
+            events = first.next() => events,
+            events = second.next() => events,
+            events = third.next() => events,
         }
     }
 
     /// Changes the model by the events. Returns whether policies may have changed.
-    pub(super) fn apply(&mut self, news: ClusterPolicyEvents, model: &mut Model) -> bool {
+    pub(super) fn apply(&mut self, events: ClusterPolicyEvents, model: &mut Model) -> bool {
         let Self { client, recorder, kinds } = self;
-        let (ClusterPolicyEvents::Definition(kind, _) | ClusterPolicyEvents::Objects(kind, _)) = &news;
+        let (ClusterPolicyEvents::Definition(kind, _) | ClusterPolicyEvents::Objects(kind, _)) = &events;
         let Some(followed) = kinds.iter_mut().find(|followed| followed.kind == *kind) else { return false };
-        match news {
+        match events {
             ClusterPolicyEvents::Definition(_, events) => {
                 events.into_iter().for_each(|event| followed.apply_definition_event(event, client, model));
             }

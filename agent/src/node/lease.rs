@@ -16,14 +16,14 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 const NAMESPACE: &str = "kube-node-lease";
-/// Delay after a failure: shorter than the period, because four missed renewals make the node NotReady.
+/// Delay after a failure: shorter than the renewal interval, because four missed renewals make the node NotReady.
 const RETRY: Duration = Duration::from_secs(2);
 
 /// Notifications of the task that renews the lease, so that other tasks need no timer.
 #[derive(Clone, Debug)]
 pub(super) struct Heartbeats {
-    /// Once in each renewal interval, a quarter of the lease duration, also while the lease cannot be renewed. Then a
-    /// notification may be late by the timeout of a request.
+    /// Once in each renewal interval, which is a quarter of the lease duration, also while the lease cannot be renewed.
+    /// While renewals fail, a notification may be late by the timeout of a request.
     pub(super) intervals: watch::Sender<()>,
     /// Renewals of the lease, for tasks that send requests to the API server.
     pub(super) renewals: watch::Sender<()>,
@@ -39,7 +39,7 @@ pub(super) async fn keep(
 ) {
     let api: Api<Lease> = Api::namespaced(client, NAMESPACE);
     let mut failing = false;
-    let often = Duration::from_secs(seconds.into()) / 4;
+    let interval = Duration::from_secs(seconds.into()) / 4;
     let mut last_interval = Instant::now();
     loop {
         // An error means that the agent is stopping.
@@ -47,14 +47,14 @@ pub(super) async fn keep(
         let wait = match renew(&api, &name, seconds, owner.as_deref()).await {
             Ok(()) => {
                 failing = false;
-                often
+                interval
             }
             Err(error) => {
                 // The failure is logged once per outage.
                 if !std::mem::replace(&mut failing, true) {
                     tracing::warn!(error = chain(&error), "cannot renew the node's lease, retrying");
                 }
-                RETRY.min(often)
+                RETRY.min(interval)
             }
         };
         tokio::time::sleep(wait).await;
@@ -62,7 +62,7 @@ pub(super) async fn keep(
             beats.renewals.send_replace(());
         }
         // Retries are more frequent than the renewal interval, so not every retry begins an interval.
-        if !failing || last_interval.elapsed() >= often {
+        if !failing || last_interval.elapsed() >= interval {
             last_interval = Instant::now();
             beats.intervals.send_replace(());
         }

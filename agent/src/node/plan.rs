@@ -20,10 +20,12 @@ use super::pressure::Pressure;
 use super::properties::MachineProperties;
 use crate::overlay::{self, State};
 
-/// Condition types of the overlay. The reasons show that a condition of the first type is ours.
+/// Condition type of the overlay. Other network providers also write conditions of this type. The condition belongs to
+/// this agent only if its reason is [`IS_UP`] or [`FAILED`].
 const UNAVAILABLE: &str = "NetworkUnavailable";
 const IS_UP: &str = "OverlayIsUp";
 const FAILED: &str = "OverlayFailed";
+/// Condition type for faults of the paths to other nodes. Only this agent writes it.
 const IMPAIRED: &str = "PodNetworkImpaired";
 
 /// Features that a node must declare before pods on it can use them, sorted. They are resizes of pod-level resources
@@ -116,21 +118,21 @@ pub(super) fn metadata_patch(
     config: &NodeConfig,
     properties: &MachineProperties,
     announced: Option<&Announcement>,
-    seen: &Node,
+    observed: &Node,
 ) -> Option<Value> {
     let mut patch = serde_json::Map::new();
-    let held = seen.metadata.labels.clone().unwrap_or_default();
+    let held = observed.metadata.labels.clone().unwrap_or_default();
     let missing: BTreeMap<_, _> =
         labels(config).into_iter().filter(|(key, value)| held.get(key) != Some(value)).collect();
     if !missing.is_empty() {
         patch.insert("labels".to_owned(), json!(missing));
     }
-    let held = seen.metadata.annotations.clone().unwrap_or_default();
+    let held = observed.metadata.annotations.clone().unwrap_or_default();
     let mut missing: BTreeMap<_, _> = match announced {
         Some(Announcement { kind, ends }) => overlay::annotations(*kind, ends, &held),
         // The annotations are removed together with the conditions. The reasons of the conditions show that
         // this agent wrote both: flannel uses the same annotations.
-        None if !stale(config, seen.status.as_ref()).is_empty() => overlay::without_annotations(&held),
+        None if !stale(config, observed.status.as_ref()).is_empty() => overlay::without_annotations(&held),
         None => BTreeMap::new(),
     };
     for (name, value) in local_volumes(config, properties) {
@@ -149,9 +151,9 @@ pub(super) fn status_patch(
     config: &NodeConfig,
     properties: &MachineProperties,
     current_state: &CurrentState,
-    seen: &Node,
+    observed: &Node,
 ) -> Option<Value> {
-    let held = seen.status.clone().unwrap_or_default();
+    let held = observed.status.clone().unwrap_or_default();
     let (want, stale) = (status(config, properties, current_state, &held), stale(config, Some(&held)));
     let mut patch = serde_json::Map::new();
     // The value is replaced as a whole if it differs. A null removes fields that a merge would keep.

@@ -82,7 +82,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
     }
 }
 
-/// The watch failed. It restarts by itself.
+/// The error of a failed watch. The watch restarts by itself.
 fn watch_error(error: &coracle_watch::Error) -> kube::Error {
     kube::Error::Service(chain(error).into())
 }
@@ -213,8 +213,8 @@ fn current_state(agent: &NodeAgent) -> CurrentState {
     }
 }
 
-/// Compares what is available now with the thresholds, and returns the conditions. Only the eviction of pods ends
-/// conditions: it knows whether the minimum is reclaimed.
+/// Measures the resources of the node, and returns the conditions of pressure. This function never ends a condition. Only
+/// the eviction task does, because it knows whether the minimum is reclaimed.
 fn pressure(agent: &NodeAgent) -> Pressure {
     let thresholds = &agent.config.eviction;
     let disk = DiskLevels::read(&agent.config.state_dir, thresholds).shortage(thresholds, false).is_some();

@@ -42,7 +42,7 @@ pub(super) struct Startup {
     progress: Mutex<Progress>,
 }
 
-/// Times of the first events.
+/// Progress of the startup.
 #[derive(Debug, Default)]
 struct Progress {
     attempted: Option<Instant>,

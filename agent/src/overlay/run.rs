@@ -58,7 +58,7 @@ struct Nodes {
     complete: bool,
     known: Announced,
     listed: BTreeMap<String, Result<Peer, String>>,
-    /// Peers that were added or changed and are not tested since.
+    /// Peers that were added or changed, and have not been tested since.
     changed: BTreeSet<String>,
 }
 
@@ -81,7 +81,7 @@ struct PathTests {
     rounds: Rounds,
 }
 
-/// Time of the next try after a failure.
+/// Time of the next attempt after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Retry {
     at: Instant,
@@ -350,7 +350,7 @@ impl PathTests {
 // === impl Nodes ===
 
 impl Nodes {
-    /// Applies an event. True if the peers changed.
+    /// Applies an event. Returns whether the peers changed.
     fn apply_event(&mut self, own: &str, event: Result<Event<Node>, coracle_watch::Error>) -> bool {
         let of = |node: &Node| annotation::peer(node).filter(|_| node.name_any() != own);
         match event {
@@ -362,9 +362,9 @@ impl Nodes {
                 let listed = std::mem::take(&mut self.listed);
                 let known = self.known.peers.keys().chain(self.known.invalid.keys());
                 let gone: Vec<String> = known.filter(|name| !listed.contains_key(*name)).cloned().collect();
-                let there = listed.into_iter().map(|(name, peer)| (name, Some(peer)));
+                let present = listed.into_iter().map(|(name, peer)| (name, Some(peer)));
                 let mut changed = !std::mem::replace(&mut self.complete, true);
-                for (name, announced) in gone.into_iter().map(|name| (name, None)).chain(there) {
+                for (name, announced) in gone.into_iter().map(|name| (name, None)).chain(present) {
                     changed |= self.set(name, announced);
                 }
                 return changed;
@@ -398,7 +398,7 @@ impl Announced {
     }
 }
 
-/// Sets or removes a value. True if it changed.
+/// Sets or removes a value. Returns whether it changed.
 fn put<T: PartialEq>(map: &mut BTreeMap<String, T>, name: &str, value: Option<T>) -> bool {
     let differs = map.get(name) != value.as_ref();
     match value {

@@ -36,7 +36,7 @@ struct PeerResult {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Offload {
-    /// As the devices are created.
+    /// On, the default of new devices.
     #[default]
     On,
     /// Off: packets with offload were lost.

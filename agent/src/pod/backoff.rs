@@ -37,7 +37,7 @@ impl KeyedBackoff {
         Self { first: SignedDuration::from_secs(1), most: SignedDuration::from_secs(120), ..Self::default() }
     }
 
-    /// The end of the wait after the event (an exit, a failed try). None if it is over.
+    /// The end of the wait after the event (an exit or a failed attempt). `None` if the wait has ended.
     pub(crate) fn until(&self, key: &str, event: Timestamp, now: Timestamp) -> Option<Timestamp> {
         let entry = self.entries.get(key)?;
         if entry.forgotten(event) {

@@ -96,15 +96,15 @@ pub(crate) struct Eviction {
     node: Arc<NodeContext>,
     /// Changes once in each renewal interval of the lease.
     heartbeats: watch::Receiver<()>,
-    /// Whether the node was low on disk space in the round before.
+    /// Whether the node was low on disk space in the previous round.
     was_short: bool,
     /// When the next round for a lack of disk space is due.
     disk_due: Instant,
     /// When the next round for a disk that fills up quickly is due.
     early_due: Instant,
-    /// When the first ordinary eviction for the current shortage of the disk may happen.
+    /// Time from which an ordinary eviction for the current shortage of the disk is permitted, see [`Pace::Ordinary`].
     ordinary_due: Instant,
-    /// The resource of the machine that was short in the round before.
+    /// The resource of the machine that was short in the previous round.
     machine_short: Option<MachineResource>,
     /// Thresholds of memory and process IDs.
     machine: Crossed<MachineResource>,
@@ -114,9 +114,9 @@ pub(crate) struct Eviction {
     measurement: Measurement<MeasuredPods>,
     /// How fast the disk fills up.
     trend: DiskTrend,
-    /// The amounts of the round before.
+    /// The amounts of the previous round.
     levels: MachineLevels,
-    /// Whether available memory or process IDs were only slightly above a threshold in the round before, and were
+    /// Whether available memory or process IDs were only slightly above a threshold in the previous round, and were
     /// falling.
     is_near: bool,
     /// The uids of pods that were evicted because the node was short of a resource.
@@ -470,7 +470,7 @@ impl Eviction {
         pod.metadata.uid.as_deref().is_none_or(|uid| self.evicted.contains(uid))
     }
 
-    /// Requests the eviction of a pod because the node is short of a resource. It was measured at the time `at`.
+    /// Requests the eviction of a pod because the node is short of a resource. `at` is the time of the measurement.
     fn evict(&mut self, pod: &Pod, evicted: Evicted, at: Instant) {
         self.unrelieved_machine = UnrelievedPressure::default();
         self.unrelieved_disk = UnrelievedPressure::default();

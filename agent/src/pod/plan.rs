@@ -284,7 +284,7 @@ fn redefined(shape: &Shape<'_>, observed: &ObservedContainer) -> bool {
     wanted.is_some_and(|wanted| observed.has_other_image(wanted))
 }
 
-/// Plans the init containers in their order. True if the main containers can start.
+/// Plans the init containers in their order. Returns whether the main containers can start.
 fn inits(
     input: &PlanInput<'_>,
     shape: &Shape<'_>,

@@ -69,7 +69,8 @@ impl Pods {
         self.read().by_uid.values().map(|entry| Arc::clone(&entry.pod)).collect()
     }
 
-    /// Resources of all pods that have not ended, without the pod with this uid. Of the resources, CPU and memory only.
+    /// Requests of CPU and memory, and host ports, of all pods that have not ended, except the pod with this uid. The amounts
+    /// of other resources are left out, see [`other_resources_used`](Self::other_resources_used).
     pub(crate) fn used_by_others(&self, uid: &str) -> UsedResources {
         let state = self.read();
         let own = state.by_uid.get(uid).and_then(|entry| entry.share.requested);
@@ -86,7 +87,7 @@ impl Pods {
         }
     }
 
-    /// Amounts of the other resources `names` that all pods request, without ended pods and the pod with this uid.
+    /// Requests of the resources `names` of all pods that have not ended, except the pod with this uid.
     pub(crate) fn other_resources_used(
         &self,
         uid: &str,
@@ -130,7 +131,7 @@ impl Pods {
         let share = Share::of(pod);
         let ports: Vec<HostPort> = if has_ended(pod) { Vec::new() } else { host_ports(pod).collect() };
         let mut state = self.write();
-        let was_over = state.by_uid.get(uid).is_some_and(|old| old.share.requested.is_none());
+        let was_released = state.by_uid.get(uid).is_some_and(|old| old.share.requested.is_none());
         state.add(&share);
         let entry = Entry { pod: Arc::clone(pod), share };
         if let Some(old) = state.by_uid.insert(uid.to_owned(), entry) {
@@ -141,13 +142,13 @@ impl Pods {
         } else {
             state.ports.insert(uid.to_owned(), ports);
         }
-        if was_over {
+        if was_released {
             state.release(uid);
         }
     }
 
-    /// Removes the requests of a pod that this node has rejected, before the API server has its final status. Other pods
-    /// must not be rejected for want of its requests.
+    /// Removes the requests of a pod that this node has rejected, before the API server has its final status. Otherwise
+    /// other pods could be rejected because of requests that use no resources.
     pub(crate) fn release(&self, uid: &str) {
         self.write().release(uid);
     }

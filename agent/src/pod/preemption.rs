@@ -1,7 +1,7 @@
 //! Selection of the pods that end so that a critical pod fits on the node. Pure.
 //!
-//! Source: `pkg/kubelet/preemption/preemption.go`. Of one group, as few pods as possible end. Upstream's groups are the
-//! classes only. Here pods of the lowest priority end first, and of these the lowest class.
+//! Source: `pkg/kubelet/preemption/preemption.go`. As few pods of a group as possible end. Upstream's groups are the QoS
+//! classes. Here the pods of the lowest priority end first, and among these the pods of the lowest class.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -39,7 +39,7 @@ struct Candidate {
 /// The pods that must end so that the critical pod fits. Empty if the pods that are ending already release enough.
 ///
 /// # Errors
-/// The amounts that are missing even if all pods end that the pod may preempt.
+/// The amounts that are missing even after the end of all pods that the pod may preempt.
 pub(crate) fn select(
     preemptor: &Pod,
     others: &OtherPods,

@@ -134,7 +134,8 @@ enum WakeRequest {
     All,
 }
 
-/// Wakes workers by container events, and all of them after a gap in the stream.
+/// Wakes a pod's worker on a container event. Wakes all workers after each subscription, because events before it are
+/// lost.
 async fn follow_events(node: Arc<NodeContext>, woken: mpsc::UnboundedSender<WakeRequest>) {
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
     loop {
@@ -183,11 +184,12 @@ impl Sync {
         }
     }
 
-    /// Sets the desired version of a pod, from the API server or (`from_api` is false) from the checkpoint.
+    /// Sets the desired version of a pod. `from_api` is false for a version from the checkpoint, and true for a version from
+    /// the API server or from a manifest.
     fn set_desired(&mut self, pod: &Arc<Pod>, from_api: bool) {
         let Some(uid) = pod.metadata.uid.clone() else { return };
         if self.finished.contains(&uid) {
-            // A late event of an object that is being deleted.
+            // This is a late event of a pod that has ended.
             return;
         }
         if self.handles.contains_key(&uid) {

@@ -29,7 +29,7 @@ const SINGLE_NODE: &str = "usage-single-node";
 /// Key with the name of the node that has joined. The control plane writes it.
 const USED_BY: &str = "used-by-node";
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-/// Timeout of the controller's signature of cluster-info, which normally takes milliseconds.
+/// Maximum wait for the signature of cluster-info by the controller. It normally takes milliseconds.
 const SIGNATURE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Flags of `coracle token`.
@@ -104,7 +104,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
 
 /// A client with the credentials of a kubeconfig.
 pub(super) async fn client(path: &Path) -> anyhow::Result<Client> {
-    // If this user is not permitted to search the directory, the read reports another error.
+    // If this user may not search the directory, `read_from` below reports that error.
     anyhow::ensure!(
         path.try_exists().unwrap_or(true),
         "there is no kubeconfig {}: run this command where the control plane runs, or use --kubeconfig",
@@ -202,7 +202,7 @@ async fn published(client: &Client, token: &Token) -> anyhow::Result<PublishedCl
         }
         let text = data.get("kubeconfig").context("kube-public/cluster-info contains no kubeconfig")?;
         let parsed =
-            Kubeconfig::from_yaml(text).context("kube-public/cluster-info contains no kubeconfig")?;
+            Kubeconfig::from_yaml(text).context("kube-public/cluster-info has an invalid kubeconfig")?;
         let cluster = parsed
             .clusters
             .into_iter()

@@ -27,7 +27,7 @@ use super::{Events, Host, ImageChanges, RuntimeError};
 const MESSAGE_MAX: usize = 16 << 20;
 /// Timeout of a connection attempt, at the start and after a restart of the runtime.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time within which a runtime that does not support events ends the call. A server in Go sends no response headers
+/// Maximum time in which a runtime without support for events refuses the call. A server in Go sends no response headers
 /// before the first event, so a call that is still pending after this time counts as successful.
 const EVENTS_REFUSED_WITHIN: Duration = Duration::from_millis(500);
 
@@ -87,7 +87,7 @@ impl Remote {
         let path = path.ok_or_else(|| ConnectError::Endpoint(endpoint.to_owned()))?;
         let socket = path.clone();
         let connector = tower::service_fn(move |_: http::Uri| open(socket.clone()));
-        // The URL is used only as the authority of the requests.
+        // The URL only sets the authority of the requests. The connector ignores it.
         let channel = Endpoint::from_static("http://localhost")
             .connect_timeout(CONNECT_TIMEOUT)
             .connect_with_connector(connector)

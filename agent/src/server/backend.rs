@@ -76,7 +76,7 @@ pub struct PodDiskUsage {
     pub time: Timestamp,
 }
 
-/// The sources of responses.
+/// The state from which handlers make their responses.
 #[derive(Clone)]
 pub struct Backend {
     /// Pods.
@@ -95,7 +95,7 @@ pub struct Backend {
     pub logs: Arc<LogWatches>,
     /// Ends of containers whose logs are followed.
     pub ends: Arc<ContainerEnds>,
-    /// Counters and durations of the events on this node.
+    /// Counters and durations of the operations on this node.
     pub metrics: Arc<KubeletMetrics>,
     /// Usage of the volumes of claims.
     pub claims: ClaimUsage,
@@ -105,7 +105,7 @@ pub struct Backend {
     pub network: Option<PodNetwork>,
     /// Properties of the machine.
     pub properties: Arc<MachineProperties>,
-    /// The state directory, whose file system is the node's.
+    /// The state directory. Its file system is the node's file system (`nodefs`).
     pub state_dir: PathBuf,
     /// The directory of container logs, with a subdirectory for each pod.
     pub log_dir: PathBuf,

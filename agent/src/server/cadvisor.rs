@@ -11,7 +11,7 @@ use coracle_proto::cri::{
 use http::Response;
 
 use super::backend::Backend;
-use super::respond::{Refused, apart};
+use super::respond::{Refused, on_blocking_thread};
 use super::stats::exposition;
 use crate::kubelet_metrics::Current;
 use crate::node::MachineProperties;
@@ -37,7 +37,7 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
     match descriptors.and_then(|descriptors| Ok((descriptors.descriptors, pods?.pod_metrics, stats?.stats))) {
         Ok((descriptors, pods, stats)) => {
             let mut text = machine(&backend.properties);
-            apart(move || {
+            on_blocking_thread(move || {
                 text.push_str(&render(&descriptors, &pods, &cpu_seconds(&stats)));
                 exposition(text)
             })

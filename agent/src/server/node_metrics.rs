@@ -12,7 +12,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{NodeSystemInfo, Pod, PodStatus};
 
 use super::backend::{Backend, PodView};
-use super::respond::apart;
+use super::respond::on_blocking_thread;
 use super::stats::exposition;
 use crate::join::Renewal;
 use crate::kubelet_metrics::{Current, plugin};
@@ -20,8 +20,9 @@ use crate::runtime::{Body, Runtime, RuntimeError};
 use crate::source;
 use crate::volume::{ClaimName, FileSystem};
 
-/// Label of containers, and its values in the order of [`running`].
+/// Label with the state of containers.
 const STATE: &str = "container_state";
+/// Values of the label [`STATE`], in the order of [`Running::containers`].
 const STATES: [(ContainerState, &str); 4] = [
     (ContainerState::ContainerCreated, "created"),
     (ContainerState::ContainerRunning, "running"),
@@ -59,7 +60,7 @@ pub(super) async fn metrics(backend: &Backend) -> Response<Body> {
     claims(&mut current, backend.claims.of(backend.pods.pods()).await);
     dropped_packets(&mut current, backend).await;
     let (metrics, dns) = (Arc::clone(&backend.metrics), backend.dns.clone());
-    apart(move || {
+    on_blocking_thread(move || {
         let mut text = metrics.text(&current);
         if let Some(dns) = &dns {
             text.push_str(&dns.render());
@@ -100,7 +101,7 @@ pub(super) fn health() -> Response<Body> {
     exposition(current.text())
 }
 
-/// The pods that the node has to run. Each admitted static pod has a mirror pod.
+/// Numbers of desired and active pods. Each admitted static pod has a mirror pod.
 fn desired(current: &mut Current, pods: &dyn PodView) {
     let all = pods.pods();
     let is_static = |pod: &&Arc<Pod>| pod.metadata.uid.as_deref().is_some_and(source::is_static);
@@ -133,7 +134,7 @@ fn desired(current: &mut Current, pods: &dyn PodView) {
     );
 }
 
-/// The pods by the phase of their work, by whether they are in the API or in a manifest, and by whether they are static.
+/// Numbers of pods by lifecycle phase, by origin (desired, orphan or only in the runtime), and by whether they are static.
 fn working(current: &mut Current, pods: &dyn PodView) {
     const ORIGINS: [[&str; 2]; 5] = [
         ["desired", ""],

@@ -29,7 +29,9 @@ pub(super) fn json(value: &serde_json::Value) -> Response<Body> {
 }
 
 /// Makes a large response on a thread for blocking calls, because its encoding takes long.
-pub(super) async fn apart(make: impl FnOnce() -> Response<Body> + Send + 'static) -> Response<Body> {
+pub(super) async fn on_blocking_thread(
+    make: impl FnOnce() -> Response<Body> + Send + 'static,
+) -> Response<Body> {
     match tokio::task::spawn_blocking(make).await {
         Ok(response) => response,
         Err(error) => Refused(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).answer(),

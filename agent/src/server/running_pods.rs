@@ -11,13 +11,13 @@ use serde_json::{Value, json};
 
 use super::backend::Backend;
 use super::pod_list;
-use super::respond::{Refused, apart};
+use super::respond::{Refused, on_blocking_thread};
 use crate::runtime::{Body, Runtime, RuntimeError};
 
 pub(super) async fn answer(backend: &Backend) -> Response<Body> {
     match listed(&*backend.runtime).await {
         Ok((sandboxes, containers)) => {
-            apart(move || pod_list(running(sandboxes, containers).into_iter())).await
+            on_blocking_thread(move || pod_list(running(sandboxes, containers).into_iter())).await
         }
         Err(error) => Refused::by_runtime(&error).answer(),
     }

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use super::backend::Backend;
 use super::node_usage::NodeUsage;
 use super::pod_usage::{self, ContainerUsage, PodUsage};
-use super::respond::{apart, typed};
+use super::respond::{on_blocking_thread, typed};
 use crate::runtime::Body;
 
 /// Nanoseconds of a millisecond, the unit of timestamps in the format.
@@ -137,7 +137,7 @@ pub(super) async fn resource_metrics(backend: &Backend) -> Response<Body> {
     let now = i64::try_from(Timestamp::now().as_nanosecond()).unwrap_or_default();
     match pod_usage::read(&*backend.runtime).await {
         Ok(pods) => {
-            apart(move || {
+            on_blocking_thread(move || {
                 let mut text = of_node(&NodeUsage::now(), now);
                 text.push_str(&of_pods(&pods));
                 text.push_str(&plain(SCRAPE_ERROR, Sample { value: 0.0, at: 0 }));

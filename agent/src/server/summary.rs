@@ -20,7 +20,7 @@ use serde_json::{Map, Value, json};
 use super::backend::{Backend, PodDiskUsage};
 use super::node_usage::{Interface, NodeUsage};
 use super::pod_usage::{self, ContainerUsage, PodUsage};
-use super::respond::{Refused, apart, json as json_response};
+use super::respond::{Refused, json as json_response, on_blocking_thread};
 use crate::cgroup::Cgroups;
 use crate::cgroup::usage::CgroupUsage;
 use crate::runtime::Body;
@@ -83,7 +83,7 @@ pub(super) async fn answer(backend: &Backend, is_brief: bool) -> Response<Body> 
         }
     }
     let cgroups = backend.cgroups.clone();
-    apart(move || {
+    on_blocking_thread(move || {
         read.read_kernel(cgroups.as_ref());
         let mut summary = read.summary();
         if is_brief {

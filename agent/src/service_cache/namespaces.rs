@@ -16,9 +16,9 @@ type Metadata = PartialObjectMeta<Namespace>;
 // === impl ServiceCache ===
 
 impl ServiceCache {
-    /// Keeps the names of all namespaces in the tables, until dropped. Begins after the first list of services: a node may
-    /// lack the right to read namespaces, and pods do not wait for them. An API server that refuses them is asked every
-    /// five minutes. Until the first list, only namespaces with services are known.
+    /// Keeps the names of all namespaces in the tables, until dropped. The watch begins after the first list of services,
+    /// because pods wait for services and not for namespaces. A node may lack the right to read namespaces. Then the watch
+    /// is retried every five minutes. Until the first list, only namespaces with services are known.
     pub(crate) async fn watch_namespaces(self) {
         let mut progress = self.changes();
         if progress.wait_for(|progress| progress.listed).await.is_err() {

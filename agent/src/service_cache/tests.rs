@@ -298,7 +298,7 @@ async fn a_pod_of_this_node_that_is_not_ready_leaves_its_services_at_once() {
 #[tokio::test(start_paused = true)]
 async fn services_stay_for_hours_without_the_api_server_and_follow_the_pods_of_this_node() {
     let dir = tempfile::tempdir().unwrap();
-    let client = crate::client::away_after_lists(|path| match path.rsplit('/').next() {
+    let client = crate::client::unreachable_after_lists(|path| match path.rsplit('/').next() {
         Some("services") => json!([{"metadata": {"namespace": "ns", "name": "web"},
             "spec": {"selector": {"app": "web"}, "clusterIP": "10.43.0.1"}}]),
         Some("endpointslices") => json!([{"metadata": {"namespace": "ns", "name": "s",

@@ -1,4 +1,4 @@
-//! The modes of the backends of audit events. Names are those of kube-apiserver.
+//! Modes of the audit backends, with the names of kube-apiserver.
 
 use clap::ValueEnum;
 

@@ -29,7 +29,7 @@ pub(crate) trait Table: Sized {
     /// All settings in the order of their declaration.
     const FIELDS: &'static [Field];
 
-    /// Takes each value from its first source. Returns `None` if a value is invalid; `resolver` has the problems then.
+    /// Takes each value from the source with the highest precedence. Returns `None` if a value is invalid; `resolver` has the problems then.
     fn resolve(resolver: &mut Resolver<'_>) -> Option<Self>;
 }
 

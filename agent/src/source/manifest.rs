@@ -1,5 +1,5 @@
-//! A manifest of a static pod: decoded, with defaults, validated, and made a pod of this node. Source: `applyDefaults`
-//! and `tryDecodeSinglePod` of `pkg/kubelet/config/common.go`.
+//! Reads the manifest of a static pod: decodes it, sets defaults, validates it, and assigns it to this node. Source:
+//! `applyDefaults` and `tryDecodeSinglePod` of `pkg/kubelet/config/common.go`.
 
 mod references;
 mod yaml;
@@ -56,7 +56,7 @@ pub(super) enum ManifestError {
     Reference(&'static str),
 }
 
-/// Where a manifest is.
+/// The location of a manifest.
 struct Place<'a> {
     path: &'a Path,
     node: &'a str,
@@ -106,7 +106,8 @@ fn static_pod(bytes: &[u8], place: &Place<'_>, seen: Timestamp) -> Result<Pod, M
     if let Some(what) = references::first(&pod) {
         return Err(ManifestError::Reference(what));
     }
-    // As text, because the binary contains the code that reads a pod from text, and would contain it a second time.
+    // Parse the text form: the binary already contains the code that reads pods from text. A conversion of the value would
+    // add this code a second time.
     serde_json::from_str(&pod.to_string()).map_err(|error| ManifestError::Decode(error.to_string()))
 }
 

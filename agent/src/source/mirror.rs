@@ -62,8 +62,8 @@ pub(super) fn is_mirror(pod: &Pod) -> bool {
 
 impl MirrorPods {
     /// Adds a static pod. Its mirror pod is created after [`admit`](Self::admit).
-    pub(crate) fn want(&self, pod: &Arc<Pod>) {
-        self.change(|state| state.want(pod));
+    pub(crate) fn add_static_pod(&self, pod: &Arc<Pod>) {
+        self.change(|state| state.add_static_pod(pod));
     }
 
     /// Called when the node has admitted a static pod. As upstream, a rejected static pod has no mirror pod, unless an
@@ -73,8 +73,8 @@ impl MirrorPods {
     }
 
     /// Removes a static pod that has ended.
-    pub(crate) fn forget(&self, uid: &str) {
-        self.change(|state| state.forget(uid));
+    pub(crate) fn remove_static_pod(&self, uid: &str) {
+        self.change(|state| state.remove_static_pod(uid));
     }
 
     /// Sets the status of a static pod.
@@ -82,12 +82,12 @@ impl MirrorPods {
         self.change(|state| state.report(uid, status));
     }
 
-    /// Whether the API has the final status of a static pod, or shows no pod for it.
+    /// Whether the API has the final status of a static pod, or will have no mirror pod for it.
     pub(crate) fn is_end_reported(&self, uid: &str) -> bool {
         self.lock().is_end_reported(uid)
     }
 
-    /// Called when all static pods and all mirror pods are known. Before it nothing is written.
+    /// Called when all static pods and all mirror pods are known. Before this call nothing is written.
     pub(crate) fn complete(&self) {
         self.change(|state| state.is_complete = true);
     }
@@ -288,7 +288,7 @@ mod tests {
             tokio::spawn(async move { mirrors.run(&client, &health, receiver).await })
         };
         let static_pod = pod(json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": UID}}));
-        mirrors.want(&Arc::new(static_pod));
+        mirrors.add_static_pod(&Arc::new(static_pod));
         mirrors.admit(UID);
         mirrors.report(UID, PodStatus { phase: Some("Running".to_owned()), ..PodStatus::default() });
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -301,7 +301,7 @@ mod tests {
         mirrors.remove("m1");
         assert_eq!(requests.recv().await.unwrap(), format!("POST {path}"));
         assert_eq!(requests.recv().await.unwrap(), format!("PATCH {path}/web-n1/status"));
-        mirrors.forget(UID);
+        mirrors.remove_static_pod(UID);
         assert_eq!(requests.recv().await.unwrap(), format!("DELETE {path}/web-n1"));
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert!(requests.try_recv().is_err());
@@ -350,7 +350,9 @@ mod tests {
             pod(json!({"metadata": {"namespace": "n", "name": name, "uid": uid, "annotations": {MIRROR: UID},
                 "ownerReferences": own}}))
         };
-        mirrors.want(&Arc::new(pod(json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": UID}}))));
+        mirrors.add_static_pod(&Arc::new(pod(
+            json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": UID}}),
+        )));
         mirrors.admit(UID);
         mirrors.observe(&mirror("web-n1", "m"));
         (0..40)
@@ -383,7 +385,9 @@ mod tests {
         });
         let (client, health) = (Client::new(service, "default"), ApiHealth::default());
         let mirrors = MirrorPods::default();
-        mirrors.want(&Arc::new(pod(json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": UID}}))));
+        mirrors.add_static_pod(&Arc::new(pod(
+            json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": UID}}),
+        )));
         mirrors.admit(UID);
         mirrors.report(UID, PodStatus { phase: Some("Running".to_owned()), ..PodStatus::default() });
         mirrors.observe(&pod(json!({"metadata": {"namespace": "n", "name": "web-n1", "uid": "m",

@@ -1,7 +1,7 @@
 //! State files of the CPU manager and the memory manager, with the kubelet's names, format and checks.
 //!
 //! A state of another policy prevents the start, as upstream: running containers may hold resources that the new policy
-//! does not know. A state of the same policy without resources of containers is not checked but replaced. The checksum
+//! does not know. A state of the same policy without resources of containers is replaced without a check. The checksum
 //! is 0, which the kubelet accepts. A file is replaced atomically, so it is never incomplete.
 
 use std::io;

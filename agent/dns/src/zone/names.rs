@@ -72,7 +72,7 @@ pub(super) fn parse(name: &Name, labels: u8) -> Owner<'_> {
     }
 }
 
-/// An address with dashes for dots or colons.
+/// Parses an address with dashes instead of dots or colons.
 fn parse_dashed_address(text: &str) -> Option<IpAddr> {
     let v4: Result<Ipv4Addr, _> = text.replace('-', ".").parse();
     let v6 = || text.replace('-', ":").parse::<Ipv6Addr>();

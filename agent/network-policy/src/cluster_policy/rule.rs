@@ -1,4 +1,4 @@
-//! Parses one rule of a policy of the whole cluster.
+//! Parser of one rule of a policy of the whole cluster.
 
 use coracle_values::label_selector::LabelSelector;
 use ipnetwork::IpNetwork;
@@ -123,8 +123,8 @@ fn rule_of(value: &Value, direction: Direction, problems: &mut Vec<String>) -> R
     for protocol in raw.protocols.iter().flatten() {
         protocol.add_to(&mut ports)?;
     }
-    if direction == Direction::Ingress && peers.iter().any(Peer::is_of_egress) {
-        return Err("nodes, networks and domainNames are peers of egress rules".to_owned());
+    if direction == Direction::Ingress && peers.iter().any(Peer::is_egress_only) {
+        return Err("nodes, networks and domainNames are valid only in egress rules".to_owned());
     }
     let peers = peers_of(&peers, action, problems)?;
     Ok(Rule { action, peers: Some(peers), ports: Some(ports).filter(|ports| *ports != PortList::default()) })
@@ -177,8 +177,8 @@ fn add_range(ports: &mut PortList, protocol: u8, first: u16, last: u16) -> Resul
 // === impl Peer ===
 
 impl Peer {
-    /// Whether this peer is valid in egress rules only. In an ingress rule it is an unknown field.
-    fn is_of_egress(&self) -> bool {
+    /// Whether this peer is valid only in egress rules. The schema of ingress rules does not have its field.
+    fn is_egress_only(&self) -> bool {
         match self {
             Self::Namespaces(_) | Self::Pods(_) => false,
             Self::Nodes(_) | Self::Networks(_) | Self::DomainNames(_) => true,

@@ -179,7 +179,7 @@ impl Model {
 /// Whether a rule of a policy gets a line for each pair of a peer and a condition, instead of a chain for its ports. With
 /// each change, the kernel validates all paths through the chains of the table. So a chain costs more than a few lines.
 /// Several single ports are an anonymous set. It is not repeated, because each set makes every transaction slower. A
-/// named port has a condition for each family, and a peer would make pairs that match nothing.
+/// named port has one condition for each IP family. A pair with a peer of the other family would match nothing.
 fn needs_no_chain(peers: &[Option<Peer>], conditions: &[Ports]) -> bool {
     match (peers, conditions) {
         ([] | [None], _) | (_, []) => true,

@@ -102,7 +102,7 @@ impl Model {
 
 impl Version {
     fn of_cluster(rank: Rank, rules: Rules) -> Self {
-        Self { namespace: String::new(), rank: Some(rank), rules, users: 0, built: Built::default() }
+        Self { namespace: String::new(), rank: Some(rank), rules, refcount: 0, built: Built::default() }
     }
 
     pub(super) fn tier(&self) -> Tier {

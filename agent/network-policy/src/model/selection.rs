@@ -1,4 +1,4 @@
-//! Selections: the addresses, or one named port, of the pods that a selector matches. Equal ones are shared.
+//! Selections: the addresses, or one named port, of the pods that a selector matches. Equal selections are shared.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -32,7 +32,7 @@ pub(super) struct Selected {
     selection: Selection,
     /// Key of the selection: equal selections have equal text.
     text: String,
-    users: usize,
+    refcount: usize,
 }
 
 /// All selections in use.
@@ -100,12 +100,12 @@ impl Selections {
 // === impl Model ===
 
 impl Model {
-    /// Adds a user of the selection. For the first user, this makes the sets of the selection.
+    /// Adds a reference to the selection. The first reference creates the sets of the selection.
     pub(super) fn use_selection(&mut self, selection: Selection) -> u64 {
         let text = format!("{selection:?}");
         if let Some(number) = self.selections.numbers.get(&text).copied() {
             if let Some(selected) = self.selections.all.get_mut(&number) {
-                selected.users += 1;
+                selected.refcount += 1;
             }
             return number;
         }
@@ -121,18 +121,18 @@ impl Model {
             }
         };
         self.selections.numbers.insert(text.clone(), number);
-        let selected = Selected { number, selection, text, users: 1 };
+        let selected = Selected { number, selection, text, refcount: 1 };
         selected.sets().into_iter().for_each(|set| self.program.add_set(set, Vec::new()));
         self.selections.all.insert(number, selected);
         pods.iter().for_each(|uid| self.select_by(uid, number));
         number
     }
 
-    /// Removes a user of the selection. After the last user, this removes the sets of the selection.
+    /// Removes a reference to the selection. The removal of the last reference removes the sets of the selection.
     pub(super) fn release_selection(&mut self, number: u64) {
         let Some(selected) = self.selections.all.get_mut(&number) else { return };
-        selected.users -= 1;
-        if selected.users > 0 {
+        selected.refcount -= 1;
+        if selected.refcount > 0 {
             return;
         }
         let Some(selected) = self.selections.all.remove(&number) else { return };

@@ -138,7 +138,7 @@ impl Kernel {
     }
 }
 
-/// The objects of a cluster, and what its policies mean: a direct reading of the API's documentation.
+/// The objects of a cluster, and the meaning of its policies, implemented directly from the API's documentation.
 #[derive(Clone, Default)]
 struct Cluster {
     namespaces: BTreeMap<String, Labels>,
@@ -499,7 +499,7 @@ fn any_cluster_rules(field: &'static str) -> impl Strategy<Value = Vec<Value>> {
     let peers = prop::collection::vec(any_cluster_peer(field == "to"), 1..3);
     let rule = (action, peers, prop::collection::vec(port, 0..3));
     let rule = rule.prop_map(move |(action, peers, mut ports)| {
-        // Schemas refuse named ports of nodes and networks.
+        // The schemas of the kinds refuse named ports in rules with nodes or networks as peers.
         if peers.iter().any(|peer| peer.get("nodes").or(peer.get("networks")).is_some()) {
             ports.retain(|port| port.get("namedPort").is_none());
         }

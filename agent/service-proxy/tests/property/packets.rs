@@ -16,7 +16,7 @@ use nix::sys::socket::{
 use rand::RngExt as _;
 use rand::rngs::SmallRng;
 
-/// The kernel's entries of connections.
+/// The kernel's list of conntrack entries.
 const ENTRIES: &str = "/proc/thread-self/net/nf_conntrack";
 /// Milliseconds for an expected rejection to reach its socket.
 const REJECTION: u16 = 2_000;
@@ -57,7 +57,7 @@ pub(super) fn add_links() {
     }
 }
 
-/// Whether the kernel shows its entries of connections (`CONFIG_NF_CONNTRACK_PROCFS`). Call this after the first table.
+/// Whether the kernel lists its conntrack entries (`CONFIG_NF_CONNTRACK_PROCFS`). Valid only after the first table exists.
 pub(super) fn are_entries_visible() -> bool {
     std::path::Path::new(ENTRIES).exists()
 }
@@ -180,7 +180,7 @@ impl Packet {
         }
     }
 
-    /// A socket, and its own port.
+    /// A bound socket, and its local port.
     fn socket(&self) -> (OwnedFd, u16) {
         let family = if self.to.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
         let kind = if self.is_udp { SockType::Datagram } else { SockType::Stream };

@@ -36,8 +36,8 @@ pub(crate) struct UsedResources {
     /// Number of the pods.
     pub(crate) pods: usize,
     pub(crate) requested: Amount,
-    /// Amounts of other resources, see [`other_requests`](super::other_requests). Only names that the pod to admit
-    /// requests.
+    /// Amounts of other resources, see [`other_requests`](super::other_requests). Contains only resources that the pod to
+    /// admit requests.
     pub(crate) others: BTreeMap<String, i128>,
     pub(crate) ports: Vec<HostPort>,
 }
@@ -83,7 +83,7 @@ const REASONS: [&str; 18] = [
     "UnsupportedField",
 ];
 
-/// Reason and message of a rejection's event, as of `rejectPod` in pkg/kubelet.
+/// Reason and message of a rejection's event, as in `rejectPod` of `pkg/kubelet/kubelet.go`.
 pub(crate) fn rejection_event(verdict: &Verdict) -> (&'static str, &str) {
     let other = if verdict.reason.starts_with(OUT_OF) { OUT_OF_EXTENDED } else { "FailedAdmission" };
     let reason = REASONS.into_iter().find(|reason| *reason == verdict.reason).unwrap_or(other);

@@ -19,9 +19,9 @@ use super::target::USER_AGENT;
 use crate::event_recorder::MESSAGE_MAX;
 use crate::resolver;
 
-/// Maximum bytes that are read of a response.
+/// Maximum bytes that are read of a response's body.
 const BODY_BYTES: usize = 10 * 1024;
-/// Maximum bytes of a response that are in memory, for example of its header. A pod can have 1,500 probes at the same
+/// Size of the read buffer in bytes. A longer header of a response is an error. A pod can have 1,500 probes at the same
 /// time.
 const BUFFER_BYTES: usize = 32 * 1024;
 /// Maximum requests of one probe, redirects included.
@@ -178,8 +178,8 @@ impl Answer {
         }
     }
 
-    /// The outcome of a probe. As upstream, a failure shows the body, but only if the pod itself sent it. For another
-    /// host, the author of the spec may lack the permission to read from it.
+    /// The outcome of a probe. As upstream, a redirect that is not followed shows the body, but only if the pod itself
+    /// sent it. The author of the spec may lack the permission to read from another host.
     pub(super) fn outcome(&self) -> Outcome {
         if let (Ok(()), 300.., Some(body)) = (self.success(), self.status.as_u16(), &self.body) {
             return Outcome::Warning(format!("Probe terminated redirects, Response body: {body}"));
@@ -194,7 +194,7 @@ impl Answer {
         }
     }
 
-    /// The Location of a redirect.
+    /// The `Location` header, if the response is a redirect.
     fn redirect(&self) -> Option<&str> {
         let redirects = matches!(self.status.as_u16(), 301 | 302 | 303 | 307 | 308);
         self.location.as_deref().filter(|_| redirects)

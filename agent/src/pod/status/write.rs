@@ -109,7 +109,7 @@ impl StatusWriter {
                 Some(done) = busy.join_next() => match done {
                     Ok(uid) => {
                         in_flight.remove(&uid);
-                        self.shared.pending().delivered(&uid);
+                        self.shared.pending().write_ended(&uid);
                     }
                     Err(error) => tracing::error!(%error, "a status writer panicked"),
                 },

@@ -53,7 +53,7 @@ impl Sync {
             self.end_pod(uid, &pod);
             if waits {
                 // It has no worker whose end would remove the mirror pod.
-                self.node.statuses.mirrors().forget(uid);
+                self.node.statuses.mirrors().remove_static_pod(uid);
             }
         }
     }
@@ -63,7 +63,7 @@ impl Sync {
         if !is_static(uid) {
             return;
         }
-        self.node.statuses.mirrors().forget(uid);
+        self.node.statuses.mirrors().remove_static_pod(uid);
         if self.static_pods.contains_key(uid) && !self.finished.contains(uid) {
             self.node.metrics.pods.static_pod_restarted();
         }
@@ -80,7 +80,7 @@ impl Sync {
         if others.any(|(_, handle)| Key::of(&handle.desired.borrow().pod().metadata) == key) {
             return;
         }
-        self.node.statuses.mirrors().want(pod);
+        self.node.statuses.mirrors().add_static_pod(pod);
         self.set_desired(pod, true);
     }
 }

@@ -139,7 +139,7 @@ impl Reader {
         }
     }
 
-    /// Sends lines when the client has read earlier ones. False if it has disconnected.
+    /// Sends lines when the client has read earlier ones. Returns false if the client has disconnected.
     async fn send(&mut self, lines: Vec<u8>, sender: &mpsc::Sender<Bytes>) -> bool {
         loop {
             // Cancel-safe: nothing is sent before there is room.

@@ -8,7 +8,7 @@ use super::super::audit_mode::AuditMode;
 use super::{ControlPlaneSettings, count};
 
 impl ControlPlaneSettings {
-    /// The audit, if there are a policy and a backend.
+    /// The configuration of audit events. `None` without a policy and a backend.
     pub(super) fn audit(&self) -> anyhow::Result<Option<AuditConfig>> {
         let log = self.audit_log_path.clone().map(|path| AuditLogOptions {
             path,

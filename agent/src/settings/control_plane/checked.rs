@@ -86,7 +86,7 @@ impl ControlPlaneSettings {
         let (ca_file, certificate, key) = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
         let etcd = sources.take(etcd(self.etcd_servers, self.etcd_prefix, ca_file, certificate, key))?;
         let controllers = sources.take(selected(self.controllers))?;
-        let request_timeout = sources.take(at_least_a_second(self.request_timeout))?;
+        let request_timeout = sources.take(checked_request_timeout(self.request_timeout))?;
         let token_clean_up_period =
             sources.take(clean_up_period(self.legacy_service_account_token_clean_up_period))?;
         let reload = self.encryption_provider_config_automatic_reload;
@@ -393,18 +393,20 @@ fn transport_security(directives: &[String]) -> anyhow::Result<String> {
     Ok(directives.join("; "))
 }
 
-/// As upstream, at most every fiftieth request.
+/// Checks the probability of GOAWAY. As upstream, it is at most 0.02.
 fn goaway_chance(Fraction(chance): Fraction) -> anyhow::Result<f64> {
     anyhow::ensure!(chance <= 0.02, "goaway-chance {chance} must be at most 0.02");
     Ok(chance)
 }
 
-fn at_least_a_second(GoDuration(timeout): GoDuration) -> anyhow::Result<Duration> {
+/// Checks the request timeout.
+fn checked_request_timeout(GoDuration(timeout): GoDuration) -> anyhow::Result<Duration> {
     anyhow::ensure!(timeout >= Duration::from_secs(1), "request-timeout {timeout:?} must be at least 1s");
     Ok(timeout)
 }
 
-/// As upstream, the period must not be 0. The controller counts in days.
+/// Checks the clean-up period. As upstream, it must not be 0. The controller compares dates, so fractions of a second are
+/// useless.
 fn clean_up_period(GoDuration(period): GoDuration) -> anyhow::Result<Duration> {
     anyhow::ensure!(
         period >= Duration::from_secs(1),
@@ -497,7 +499,7 @@ mod tests {
 
     #[test]
     fn a_request_has_at_least_a_second() {
-        assert!(at_least_a_second(GoDuration(Duration::ZERO)).is_err());
+        assert!(checked_request_timeout(GoDuration(Duration::ZERO)).is_err());
         assert_eq!(at_least_a_second(GoDuration(Duration::from_secs(90))).unwrap(), Duration::from_secs(90));
     }
 }

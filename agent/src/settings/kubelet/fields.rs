@@ -11,7 +11,7 @@ pub(super) struct KubeletField {
     pub(super) support: Support,
 }
 
-/// The setting that a field of KubeletConfiguration corresponds to.
+/// How the agent treats a field of KubeletConfiguration.
 pub(super) enum Support {
     /// It is the setting of this table with this name.
     Setting(&'static str, &'static str),

@@ -15,7 +15,7 @@ use super::MIRROR;
 #[derive(Debug, Default)]
 pub(super) struct State {
     /// By uid of the static pod.
-    wanted: BTreeMap<String, Wanted>,
+    static_pods: BTreeMap<String, StaticPod>,
     /// By uid of the mirror pod.
     mirrors: BTreeMap<String, Mirror>,
     /// Whether all static pods and all mirror pods are known.
@@ -24,7 +24,7 @@ pub(super) struct State {
 
 /// A static pod.
 #[derive(Debug)]
-struct Wanted {
+struct StaticPod {
     pod: Arc<Pod>,
     /// Whether the node has admitted the pod. No mirror pod is created before that.
     is_admitted: bool,
@@ -68,44 +68,44 @@ pub(super) enum Action {
 // === impl State ===
 
 impl State {
-    pub(super) fn want(&mut self, pod: &Arc<Pod>) {
+    pub(super) fn add_static_pod(&mut self, pod: &Arc<Pod>) {
         let uid = pod.metadata.uid.clone().unwrap_or_default();
-        let new = || Wanted { pod: Arc::clone(pod), is_admitted: false, status: None, reported: None };
-        self.wanted.entry(uid).or_insert_with(new);
+        let new = || StaticPod { pod: Arc::clone(pod), is_admitted: false, status: None, reported: None };
+        self.static_pods.entry(uid).or_insert_with(new);
     }
 
     pub(super) fn admit(&mut self, uid: &str) {
-        if let Some(wanted) = self.wanted.get_mut(uid) {
-            wanted.is_admitted = true;
+        if let Some(static_pod) = self.static_pods.get_mut(uid) {
+            static_pod.is_admitted = true;
         }
     }
 
-    pub(super) fn forget(&mut self, uid: &str) {
-        self.wanted.remove(uid);
+    pub(super) fn remove_static_pod(&mut self, uid: &str) {
+        self.static_pods.remove(uid);
     }
 
     pub(super) fn report(&mut self, uid: &str, status: PodStatus) {
-        if let Some(wanted) = self.wanted.get_mut(uid) {
-            wanted.status = Some(Box::new(status));
+        if let Some(static_pod) = self.static_pods.get_mut(uid) {
+            static_pod.status = Some(Box::new(status));
         }
     }
 
     /// Records that the mirror pod with the uid `mirror` has the status. The watch delivers it later: a report before that
     /// must start from this status.
     pub(super) fn reported(&mut self, uid: &str, mirror: &str, status: &PodStatus) {
-        if let Some(wanted) = self.wanted.get_mut(uid) {
-            wanted.reported = Some((mirror.to_owned(), Box::new(status.clone())));
+        if let Some(static_pod) = self.static_pods.get_mut(uid) {
+            static_pod.reported = Some((mirror.to_owned(), Box::new(status.clone())));
         }
         if let Some(mirror) = self.mirrors.get_mut(mirror) {
             mirror.status = mirror.with_own_fields(status);
         }
     }
 
-    /// Whether a mirror pod has the final status of the static pod, or none will be created.
+    /// Whether a mirror pod has the final status of the static pod, or no mirror pod will be created.
     pub(super) fn is_end_reported(&self, uid: &str) -> bool {
-        let Some(wanted) = self.wanted.get(uid) else { return false };
-        let phase = wanted.reported.as_ref().and_then(|(_, status)| status.phase.as_deref());
-        !wanted.is_admitted || matches!(phase, Some("Failed" | "Succeeded"))
+        let Some(static_pod) = self.static_pods.get(uid) else { return false };
+        let phase = static_pod.reported.as_ref().and_then(|(_, status)| status.phase.as_deref());
+        !static_pod.is_admitted || matches!(phase, Some("Failed" | "Succeeded"))
     }
 
     pub(super) fn replace(&mut self, mirrors: impl Iterator<Item = Mirror>) {
@@ -134,14 +134,14 @@ impl State {
                 deletions.push(Action::Delete { uid: mirror.uid.clone(), key: mirror.key.clone() });
             }
         }
-        for (uid, wanted) in &self.wanted {
+        for (uid, desired) in &self.static_pods {
             match current.get(uid.as_str()) {
-                Some(mirror) => actions.extend(wanted.report(uid, mirror)),
-                None if !wanted.is_admitted => {}
+                Some(mirror) => actions.extend(desired.report(uid, mirror)),
+                None if !desired.is_admitted => {}
                 // The name is taken until the old mirror pod is deleted.
-                None if self.mirrors.values().any(|mirror| mirror.key == Key::of(&wanted.pod.metadata)) => {}
+                None if self.mirrors.values().any(|mirror| mirror.key == Key::of(&desired.pod.metadata)) => {}
                 None => {
-                    let pod = Box::new(mirror_pod(&wanted.pod, uid, owner));
+                    let pod = Box::new(mirror_pod(&desired.pod, uid, owner));
                     actions.push(Action::Create { uid: uid.clone(), pod });
                 }
             }
@@ -152,16 +152,16 @@ impl State {
 
     /// Whether the mirror pod shows a static pod of this node.
     fn is_current(&self, mirror: &Mirror, owner: &Owner) -> bool {
-        let is_shown = |wanted: &Wanted| mirror.key == Key::of(&wanted.pod.metadata);
+        let is_shown = |static_pod: &StaticPod| mirror.key == Key::of(&static_pod.pod.metadata);
         !mirror.is_deleted
             && mirror.owner.as_ref() == Some(owner)
-            && self.wanted.get(&mirror.hash).is_some_and(is_shown)
+            && self.static_pods.get(&mirror.hash).is_some_and(is_shown)
     }
 }
 
-// === impl Wanted ===
+// === impl StaticPod ===
 
-impl Wanted {
+impl StaticPod {
     /// The request that gives the mirror pod the newest status. None if it has it.
     fn report(&self, uid: &str, mirror: &Mirror) -> Option<Action> {
         let status = self.status.as_ref()?;
@@ -287,7 +287,7 @@ mod tests {
     fn state(pods: &[(&str, &str)]) -> State {
         let mut state = State { is_complete: true, ..State::default() };
         for (name, uid) in pods {
-            state.want(&static_pod(name, uid));
+            state.add_static_pod(&static_pod(name, uid));
             state.admit(uid);
         }
         state
@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn a_rejected_static_pod_gets_no_mirror_pod_and_keeps_an_existing_one() {
         let mut state = State { is_complete: true, ..State::default() };
-        state.want(&static_pod("web-n1", "h1"));
+        state.add_static_pod(&static_pod("web-n1", "h1"));
         let failed = PodStatus { phase: Some("Failed".to_owned()), ..PodStatus::default() };
         state.report("h1", failed);
         assert_eq!(keys(&state), Vec::<String>::new());
@@ -369,7 +369,7 @@ mod tests {
     fn the_mirror_pod_of_an_ended_static_pod_is_deleted() {
         let mut state = state(&[("web-n1", "h1")]);
         observe(&mut state, "m1", "h1", |_| {});
-        state.forget("h1");
+        state.remove_static_pod("h1");
         assert_eq!(keys(&state), ["delete/m1"]);
     }
 

@@ -1,5 +1,5 @@
-//! The statuses that wait to be sent. A status that only shows the progress of a pod's start waits longer than others,
-//! because a later one probably replaces it. Pure: the caller passes the time.
+//! Pod statuses that wait to be sent to the API server. A status that only shows the progress of a pod's start waits
+//! longer than others, because a later one probably replaces it. Pure: the caller passes the time.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use super::Update;
 const DELAY: Duration = Duration::from_secs(2);
 /// Condition that becomes true during a start.
 const HAS_SANDBOX: &str = "PodReadyToStartContainers";
-/// Reasons of containers that have not failed and not run.
+/// Waiting reasons of containers that have neither run nor failed.
 const STARTING: [&str; 2] = ["ContainerCreating", "PodInitializing"];
 
 /// At most one status of each pod. The cost of an operation does not depend on the number of waiting pods.
@@ -55,7 +55,7 @@ impl Waiting {
     /// Removes the statuses that are due, except for pods with a write in flight.
     pub(super) fn take_due(&mut self, in_flight: &HashSet<String>, now: Instant) -> Vec<Update> {
         while let Some((_, uid)) = self.later.pop_front_if(|(due, _)| *due <= now) {
-            // An entry of `later` whose status was sent in the meantime may end the delay of a later status early.
+            // `later` keeps the uid of a status that was sent early. The uid may end the delay of a newer status early.
             if let Some(entry) = self.entries.get_mut(&uid).filter(|entry| !entry.is_due) {
                 entry.is_due = true;
                 self.due.push_back(uid);
@@ -66,8 +66,8 @@ impl Waiting {
         free.filter_map(|uid| self.entries.remove(&uid)).map(|entry| entry.update).collect()
     }
 
-    /// Makes a due status of the pod available again. It was skipped while another write of the pod was in flight.
-    pub(super) fn delivered(&mut self, uid: &str) {
+    /// Called after a write of the pod. A due status that waited for this write can be sent.
+    pub(super) fn write_ended(&mut self, uid: &str) {
         if self.entries.get(uid).is_some_and(|entry| entry.is_due) {
             self.due.push_back(uid.to_owned());
         }
@@ -193,7 +193,7 @@ mod tests {
         pending.put(update("a", starting(None), running()), now);
         assert!(pending.take_due(&busy, now).is_empty());
         pending.put(update("a", running(), starting(None)), now);
-        pending.delivered("a");
+        pending.write_ended("a");
         assert_eq!(pending.take_due(&HashSet::new(), now).len(), 1);
     }
 

@@ -1,4 +1,4 @@
-//! The rights with which files in directories of users are changed.
+//! File access with the rights of a directory's owner: for changes of files in the directories of users.
 
 use std::fmt;
 use std::fs::{self, Metadata};
@@ -14,8 +14,8 @@ use rustix::thread::set_thread_groups;
 /// Maximum number of links in a path, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// Gives this thread the rights of a user for files, until the value is dropped. Root's capabilities for files are
-/// absent meanwhile: capabilities(7), "Effect of user ID changes on capabilities".
+/// Gives this thread the rights of a user for files, until the value is dropped. During this time the thread lacks root's
+/// capabilities for files: capabilities(7), "Effect of user ID changes on capabilities".
 pub(super) struct Rights {
     user: Uid,
     former: (Uid, Gid),
@@ -45,7 +45,7 @@ impl Rights {
         let former = (setfsuid(Uid::from_raw(u32::MAX)), setfsgid(group));
         setfsuid(user);
         let taken = Self { user, former, former_groups };
-        // The calls report no errors. A change to an invalid user changes nothing and returns the current one.
+        // The calls above report no errors. A call with an invalid user id changes nothing and returns the current id.
         if setfsuid(Uid::from_raw(u32::MAX)) == user && setfsgid(Gid::from_raw(u32::MAX)) == group {
             Ok(Some(taken))
         } else {
@@ -75,7 +75,8 @@ fn denies_setgroups() -> bool {
     fs::read("/proc/self/setgroups").is_ok_and(|setting| setting.trim_ascii() == b"deny")
 }
 
-/// The first part of a path that does not belong to root. Its owner can replace everything below it.
+/// Metadata of the first part of a path that does not belong to root. The owner of this part can replace everything below
+/// it.
 fn first_owner(path: &Path, links: usize) -> io::Result<Option<Metadata>> {
     let mut walked = PathBuf::new();
     let mut parts = path.components();
