@@ -62,7 +62,7 @@ pub use component_pages::ComponentPages;
 pub use config::{Certificate, ServerConfig, ServerError};
 pub use container_ends::ContainerEnds;
 pub use log_watches::LogWatches;
-use respond::{apart, json, text, typed};
+use respond::{on_blocking_thread, json, text, typed};
 
 /// The kubelet API, listening but not serving yet.
 pub struct Server {
@@ -269,7 +269,7 @@ async fn handle(backend: &Backend, route: Route, request: Request<Incoming>) -> 
         Route::MetricsCadvisor => cadvisor::metrics(backend).await,
         Route::MetricsProbes => {
             let view = Arc::clone(&backend.pods);
-            apart(move || stats::exposition(view.probes())).await
+            on_blocking_thread(move || stats::exposition(view.probes())).await
         }
         Route::MetricsSlis => node_metrics::health(),
     }
@@ -291,7 +291,7 @@ fn healthz(query: &str) -> &'static str {
 
 async fn pods(backend: &Backend) -> Response<Body> {
     let view = Arc::clone(&backend.pods);
-    apart(move || {
+    on_blocking_thread(move || {
         let shown = |pod: Arc<Pod>| {
             let status = pod.metadata.uid.as_deref().and_then(|uid| view.status(uid));
             let status = status.or_else(|| pod.status.clone());

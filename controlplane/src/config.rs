@@ -37,7 +37,7 @@ pub struct ControlPlaneConfig {
     pub state_dir: PathBuf,
     /// The address on which the API server listens.
     pub listen: SocketAddr,
-    /// The address by which nodes and pods reach the API server; `None` uses the machine's own.
+    /// The address by which nodes and pods reach the API server; `None` uses the machine's own address.
     pub advertise: Option<IpAddr>,
     /// Additional names and addresses by which clients reach the API server.
     pub serving_names: Vec<String>,

@@ -9,7 +9,7 @@
 //!
 //! Controllers and scheduler also run for an API server of another program (`clients`).
 //!
-//! Invariants: if `start` fails, nothing runs. After it returned, the API server accepts requests.
+//! Invariants: if `start` fails, nothing runs. When `start` returns, the API server accepts requests.
 
 mod backup;
 mod clients;

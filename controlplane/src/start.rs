@@ -305,7 +305,7 @@ fn local_server(bound: SocketAddr) -> String {
     format!("https://{}", SocketAddr::new(ip, bound.port()))
 }
 
-/// The source address that this machine would use to reach other machines; no packet is sent. The address family of
+/// The source address that this machine would use to reach other machines. No packet is sent. The address family of
 /// services is preferred, because the API server is a service. Without a default route, the first usable address of an
 /// interface is returned. If no interface has one, the loopback address is returned.
 fn own_address(listen: IpAddr, config: &ControlPlaneConfig) -> IpAddr {
@@ -347,7 +347,7 @@ fn interface_address(all: &[IpAddr], reserved: &[IpNetwork], v6_first: bool) -> 
     all.iter().copied().filter(is_usable).min_by_key(|ip| ip.is_ipv6() != v6_first)
 }
 
-/// The addresses of all interfaces that are up, except of bridges and tunnels: those are usually of a pod network.
+/// The addresses of all interfaces that are up, except bridges and tunnels, which usually belong to a pod network.
 fn interface_addresses() -> Vec<IpAddr> {
     let all = match nix::ifaddrs::getifaddrs() {
         Ok(all) => all,

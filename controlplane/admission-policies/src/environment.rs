@@ -142,7 +142,7 @@ fn compiled(source: &str, environment: &Environment) -> Result<Program, String> 
     Program::compile(source, environment).map_err(|error| format!("compilation failed: {error}"))
 }
 
-/// The variables of all expressions of a policy for objects of this type. `params` is None without a `paramKind`.
+/// The environment of a policy's expressions for objects of this type. `params` is `None` without a `paramKind`.
 pub(crate) fn typed(object: Type, params: Option<Type>) -> Environment {
     base(object, params).variable("authorizer", AUTHORIZER).with_shared()
 }

@@ -1,7 +1,7 @@
 //! Admission policies and match conditions in CEL.
 //!
-//! Start at [`ValidatingPolicy`], [`MutatingPolicy`] and [`Conditions`]: each is compiled once and evaluated for each
-//! request, which is an [`Input`].
+//! Start reading at [`ValidatingPolicy`], [`MutatingPolicy`] and [`Conditions`]. Each of them is compiled once, and
+//! evaluated for each request. An [`Input`] contains the variables of a request.
 //!
 //! | part | module | upstream (`apiserver/pkg/admission/plugin`) |
 //! |---|---|---|

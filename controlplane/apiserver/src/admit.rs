@@ -170,7 +170,8 @@ pub(crate) trait Admit: Send + Sync {
     }
 }
 
-/// Creates missing namespaces through the write pipeline. A trait, because the write pipeline depends on admission.
+/// Creates missing namespaces through the write pipeline. This is a trait, because the write pipeline depends on
+/// admission.
 #[async_trait]
 pub(crate) trait CreateNamespace: Send + Sync {
     /// Creates a namespace. It is not an error if the namespace exists.
@@ -359,8 +360,8 @@ impl Admission {
         Ok(())
     }
 
-    /// After a webhook has changed the object: runs the local plugins again, and policies with `reinvocationPolicy:
-    /// IfNeeded`.
+    /// Runs the local plugins, and the policies with `reinvocationPolicy: IfNeeded`, again after a webhook has changed
+    /// the object.
     async fn reinvoke(&self, attributes: &Attributes<'_>, object: &mut Value) -> Result<()> {
         for member in self.plugins.all() {
             member.plugin.reinvoke(self, attributes, object).await?;

@@ -98,12 +98,12 @@ impl UsedAllocations<'_> {
 /// stores the service holds a clone, so that a disconnect of the client does not release the permit before the commit.
 pub(crate) type Allocating = Option<Arc<Permit>>;
 
-/// The lock within this server, and the guard against other servers: the commit fails if another server has allocated
+/// The lock within this server, and the guard against other servers. The commit fails if another server has allocated
 /// meanwhile.
 pub(crate) struct Permit {
     _lock: OwnedMutexGuard<()>,
     /// Revision of the guard at the start of the allocation; 0 if it does not exist.
-    seen: u64,
+    guard_revision: u64,
 }
 
 // === impl Permit ===
@@ -111,7 +111,8 @@ pub(crate) struct Permit {
 impl Permit {
     /// The guard for the commit that stores the allocation.
     pub(crate) fn guard(&self) -> Guard {
-        let expect = if self.seen == 0 { Expect::Absent } else { Expect::Revision(self.seen) };
+        let expect =
+            if self.guard_revision == 0 { Expect::Absent } else { Expect::Revision(self.guard_revision) };
         Guard { key: ALLOCATIONS.into(), expect }
     }
 }
@@ -173,7 +174,7 @@ impl Allocator {
 
     async fn acquire(&self) -> Permit {
         let lock = self.lock.clone().lock_owned().await;
-        Permit { _lock: lock, seen: self.cache.allocations() }
+        Permit { _lock: lock, guard_revision: self.cache.allocations() }
     }
 
     fn assign(&self, kind: &Resource, object: &mut Value, old: Option<&Value>) -> Result<()> {

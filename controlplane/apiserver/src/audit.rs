@@ -1,7 +1,7 @@
 //! Audit of requests: creates events according to the policy, and sends them to the log and the webhook.
 //!
-//! The event of a response is queued before the client gets the response; backends in a blocking mode have it then. A
-//! long-running response is recorded at its start and at its end.
+//! The event of a response is queued before the client gets the response. The response waits for backends in a blocking
+//! mode. A long-running response is recorded at its start and at its end.
 
 mod annotations;
 mod backends;
@@ -345,7 +345,8 @@ impl Record {
         }
     }
 
-    /// Writes the event of a stage, unless the policy omits it. Returns false if the event must be stored, and is not.
+    /// Writes the event of a stage, unless the policy omits it. Returns false if a backend in the mode
+    /// `blocking-strict` does not have the event.
     async fn emit(&self, stage: Stage) -> bool {
         let queued = || {
             if stage == Stage::ResponseComplete {

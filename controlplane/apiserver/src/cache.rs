@@ -73,7 +73,7 @@ pub(crate) struct Cache {
     quota_guards: [AtomicU64; QUOTA_GUARDS],
     /// Number of [`Stored::Resync`] events.
     resyncs: AtomicU64,
-    /// Notified by changes above the usual limits of a history.
+    /// Notified when a history exceeds its usual limits.
     bursts: Notify,
     /// The usage of quotas by the objects. Lock order: this lock before the lock of a collection.
     pub(crate) quotas: Ledger,
@@ -342,9 +342,9 @@ impl Cache {
 
     /// Waits until a condition holds. It is evaluated after each applied revision.
     pub(crate) async fn until(&self, holds: impl Fn() -> bool) {
-        let mut seen = self.revision.subscribe();
+        let mut revisions = self.revision.subscribe();
         // An error means that the cache was dropped.
-        let _ = seen.wait_for(|_| holds()).await;
+        let _ = revisions.wait_for(|_| holds()).await;
     }
 
     /// The collection of a resource. All versions of the resource share one collection.

@@ -34,8 +34,8 @@ impl ClientUpgrade {
     }
 
     /// Serves the connection in a task until `serve` returns or the server shuts down. The task also ends if the
-    /// connection is evicted, or if its watch has lost because of the limit on unread bytes. `serve` can be cancelled at
-    /// any time.
+    /// connection is evicted, or if the reader of its watch is evicted because of the limit on unread bytes. `serve`
+    /// can be cancelled at any time.
     pub(crate) fn serve<F>(
         self,
         shutdown: CancellationToken,
@@ -44,7 +44,7 @@ impl ClientUpgrade {
         F: Future<Output = ()> + Send + 'static,
     {
         tokio::spawn(async move {
-            let lost = self.reader().map(|reader| reader.lost());
+            let reader_evicted = self.reader().map(|reader| reader.evicted());
             let Self { on, permit, running: _running } = self;
             let connection = match on.await {
                 Ok(connection) => connection,
@@ -56,9 +56,9 @@ impl ClientUpgrade {
                     None => std::future::pending().await,
                 }
             };
-            let lost = async {
-                match &lost {
-                    Some(lost) => lost.cancelled().await,
+            let reader_evicted = async {
+                match &reader_evicted {
+                    Some(token) => token.cancelled().await,
                     None => std::future::pending().await,
                 }
             };
@@ -67,7 +67,7 @@ impl ClientUpgrade {
                 () = serve(connection) => {}
                 () = shutdown.cancelled() => {}
                 () = evicted => {}
-                () = lost => {}
+                () = reader_evicted => {}
             }
         });
     }

@@ -86,7 +86,7 @@ pub struct ApiserverConfig {
     pub component_metrics: Option<ComponentMetrics>,
     /// The state of the key management services that encrypt the store. `None` without such services.
     pub encryption_health: Option<EncryptionHealth>,
-    /// Which of `controller-manager` and `scheduler` run in this process, for the component statuses.
+    /// The components (`controller-manager`, `scheduler`) that run in this process, for the component statuses.
     pub own_components: Vec<&'static str>,
     /// Time for which the server still accepts requests after a shutdown begins. Load balancers switch to another server
     /// during this time.

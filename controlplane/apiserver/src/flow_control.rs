@@ -217,8 +217,8 @@ impl FlowControl {
         Ok(seats)
     }
 
-    /// Counts the time of a request in its queue. `executed` says whether it got its seats. Requests of exempt levels
-    /// have no queue, and are not counted.
+    /// Counts the time of a request in its queue. `executed` is true if the request got its seats. Requests of exempt
+    /// levels have no queue, and are not counted.
     fn waited(&self, row: &Row, began: Instant, executed: bool) {
         if !row.is_exempt {
             self.times.waited(&row.counts, row.labels(), executed, began.elapsed());

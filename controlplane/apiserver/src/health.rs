@@ -11,7 +11,8 @@ use crate::{
 /// The name of a check and its function, which returns the reason of a failure.
 type Check = (&'static str, fn(&State) -> Result<(), String>);
 
-/// A store that refuses writes recovers on its own and answers reads, so it does not fail `/livez`.
+/// The checks of `/livez` and `/healthz`. A store that refuses writes recovers on its own and still serves reads, so it
+/// does not fail `/livez`.
 const ALIVE: &[Check] = &[("ping", passed), ("log", passed), ("etcd", passed)];
 /// Upstream's names of the steps of the server's start. Requests are accepted after these steps, so their checks always
 /// pass.

@@ -1,7 +1,8 @@
-//! Places for functions that may take seconds, and limits on the requests that wait for one.
+//! Slots for functions that may take seconds, and limits on the requests that wait for a slot.
 //!
-//! Each owner of requests gets at most a part of the places, and has one request in the queue for them. Its other requests wait
-//! until it leaves that queue. So the owners take turns, and an owner with many waiting requests does not delay others.
+//! Each owner of requests gets at most a part of the slots, and has one request in the queue for a slot. The owner's
+//! other requests wait until that request leaves the queue. So the owners take turns, and an owner with many waiting
+//! requests does not delay others.
 //!
 //! A waiting request holds its objects in memory, and may hold no seats. So the number of waiting requests is limited, too.
 
@@ -19,17 +20,18 @@ use crate::{
     waits,
 };
 
-/// Maximum number of concurrent functions that may take seconds, and of those of one owner.
+/// Maximum number of concurrent functions that may take seconds: of all owners, and of one owner.
 const CONCURRENCY: [u32; 2] = [2, 1];
-/// Maximum number of requests that wait for a place, and of those of one owner.
+/// Maximum number of requests that wait for a slot: of all owners, and of one owner.
 const MAX_WAITING: [usize; 2] = [256, 32];
-/// Maximum waiting requests of one owner, as a multiple of those that may still wait. So a few owners leave some for others.
+/// Maximum waiting requests of one owner, as a multiple of the requests that may still wait. So a few owners cannot use
+/// up the limit of all owners.
 const PER_FREE: usize = 3;
 
-/// The places, and the requests that wait for one.
+/// The slots, and the requests that wait for a slot.
 pub(crate) struct LongWork {
-    places: LargeRequests,
-    /// Maximum number of waiting requests, and of those of one owner.
+    slots: LargeRequests,
+    /// Maximum number of waiting requests: of all owners, and of one owner.
     max_waiting: [usize; 2],
     waiting: Mutex<Waiting>,
 }
@@ -42,7 +44,7 @@ struct Waiting {
 }
 
 /// A waiting request. Dropping it ends the count.
-struct WaitingPlace<'a> {
+struct WaitingRequest<'a> {
     work: &'a LongWork,
     owner: &'a str,
 }
@@ -56,28 +58,28 @@ impl LongWork {
 
     fn with_max_waiting(max_waiting: [usize; 2]) -> Self {
         let [all, own] = CONCURRENCY;
-        let places = LargeRequests::with_budget(all, own);
-        Self { places, max_waiting, waiting: Mutex::default() }
+        let slots = LargeRequests::with_budget(all, own);
+        Self { slots, max_waiting, waiting: Mutex::default() }
     }
 
-    /// Waits for a place for a function of an owner. A request that waits for a long time gives its seats back.
+    /// Waits for a slot for a function of an owner. A request that waits for a long time gives its seats back.
     ///
     /// # Errors
     /// Too many requests wait. The client may retry.
     pub(crate) async fn enter(&self, owner: &str) -> Result<LargeRequestPermit> {
-        let mut place = pin!(self.places.enter_units(owner, 1));
-        if let Some(permit) = place.as_mut().now_or_never() {
+        let mut slot = pin!(self.slots.enter_units(owner, 1));
+        if let Some(permit) = slot.as_mut().now_or_never() {
             return Ok(permit);
         }
         let _waiting = self.wait(owner)?;
-        Ok(waits::without_seats(place).await)
+        Ok(waits::without_seats(slot).await)
     }
 
     /// Counts a waiting request, or refuses it. The empty owner has no limit: it stands for members of `system:masters`,
     /// and for tasks of this server.
-    fn wait<'a>(&'a self, owner: &'a str) -> Result<WaitingPlace<'a>> {
+    fn wait<'a>(&'a self, owner: &'a str) -> Result<WaitingRequest<'a>> {
         if owner.is_empty() {
-            return Ok(WaitingPlace { work: self, owner });
+            return Ok(WaitingRequest { work: self, owner });
         }
         let mut waiting = self.lock();
         let [all, of_owner] = self.max_waiting;
@@ -89,25 +91,26 @@ impl LongWork {
         }
         waiting.total += 1;
         waiting.owners.insert(owner.to_owned(), own + 1);
-        Ok(WaitingPlace { work: self, owner })
+        Ok(WaitingRequest { work: self, owner })
     }
 
     fn lock(&self) -> MutexGuard<'_, Waiting> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes the place of an owner, and all that its requests may wait for. Further requests of the owner are refused.
+    /// Takes the slot of an owner, and starts all waits that the owner may have. Further requests of the owner are
+    /// refused.
     #[cfg(test)]
     pub(crate) async fn occupy<'a>(&'a self, owner: &'a str) -> impl Sized {
-        let place = self.places.enter_units(owner, 1).await;
-        let waiting: Vec<WaitingPlace<'a>> = std::iter::from_fn(|| self.wait(owner).ok()).collect();
-        (place, waiting)
+        let slot = self.slots.enter_units(owner, 1).await;
+        let waiting: Vec<WaitingRequest<'a>> = std::iter::from_fn(|| self.wait(owner).ok()).collect();
+        (slot, waiting)
     }
 }
 
-// === impl WaitingPlace ===
+// === impl WaitingRequest ===
 
-impl Drop for WaitingPlace<'_> {
+impl Drop for WaitingRequest<'_> {
     fn drop(&mut self) {
         if self.owner.is_empty() {
             return;
@@ -131,14 +134,14 @@ mod tests {
 
     type Entering<'a> = BoxFuture<'a, Result<LargeRequestPermit>>;
 
-    /// A request that waits for a place.
+    /// A request that waits for a slot.
     fn waiting<'a>(work: &'a LongWork, owner: &'a str) -> Entering<'a> {
         let mut entering: Entering<'a> = Box::pin(work.enter(owner));
         assert!((&mut entering).now_or_never().is_none(), "{owner} does not wait");
         entering
     }
 
-    /// The permit, if the request has got its place.
+    /// The permit, if the request has its slot.
     fn entered(entering: &mut Entering<'_>) -> Option<LargeRequestPermit> {
         entering.now_or_never()?.ok()
     }
@@ -146,7 +149,7 @@ mod tests {
     #[tokio::test]
     async fn the_waiting_requests_of_one_owner_and_of_all_are_limited() {
         let work = LongWork::with_max_waiting([8, 3]);
-        let places = [work.enter("eve").await, work.enter("bob").await];
+        let slots = [work.enter("eve").await, work.enter("bob").await];
         let mut held: Vec<Entering<'_>> = (0..3).map(|_| waiting(&work, "eve")).collect();
         let code = |owner: &'static str| {
             let refused = work.enter(owner).now_or_never()?.err()?;
@@ -159,7 +162,7 @@ mod tests {
         held.push(waiting(&work, ""));
         drop(held.remove(0));
         held.push(waiting(&work, "max"));
-        drop((held, places));
+        drop((held, slots));
         assert!(work.enter("eve").now_or_never().is_some());
         let counts = work.lock();
         assert!(counts.total == 0 && counts.owners.is_empty());

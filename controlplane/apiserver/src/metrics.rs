@@ -197,8 +197,8 @@ impl Metrics {
             #[expect(clippy::cast_precision_loss, reason = "a response has less than 2^53 bytes")]
             self.sizes.with_label_values(&request.sli_labels()).observe(size as f64);
         }
-        // As upstream, only allowed requests are counted: a client without rights must not cause alerts on deprecated
-        // APIs.
+        // As upstream, only allowed requests are counted. A client without permissions must not cause alerts on
+        // deprecated APIs.
         let is_refused = matches!(reply.status().as_u16(), 401 | 403);
         if request.is_deprecated && !is_refused {
             self.deprecated.with_label_values(&request.deprecated_labels()).set(1);

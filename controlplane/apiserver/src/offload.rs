@@ -1,11 +1,12 @@
 //! Runs CPU-heavy work on untrusted bytes outside of the async workers, with bounded concurrency.
 //!
 //! Parsing a request of three megabytes takes tens of milliseconds and many times its size in memory. At most
-//! [`CONCURRENCY`] such functions run at a time. Functions that may take seconds have places of their own, of which one user
-//! gets one.
+//! [`CONCURRENCY`] such functions run at a time. Functions that may take seconds have separate slots. One user gets one
+//! of these slots.
 //!
-//! The node has few threads (`agent/src/role.rs`). If very many functions waited on a thread, no thread would be left for
-//! other tasks. So few functions wait on a thread, and long functions wait without one.
+//! The node has few threads (`agent/src/role.rs`). If very many functions waited on a thread, no thread would be left
+//! for other tasks. So the number of functions that wait on a thread is limited, and long functions wait without a
+//! thread.
 
 use std::cell::Cell;
 use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
@@ -47,7 +48,7 @@ struct OffloadPermit;
 /// Marks the thread of a long function.
 struct Marked;
 
-/// Runs a function; a heavy one waits for a permit. A nested call uses the permit of the outer call.
+/// Runs a function. A heavy function waits for a permit. A nested call uses the permit of the outer call.
 pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
     if !must_leave_worker(is_heavy) || !GATE.enter() {
         return work();
@@ -58,17 +59,17 @@ pub(crate) fn run<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
     })
 }
 
-/// Runs a function; one that may take seconds waits for a place. Each owner of requests has one long function at a time, so one
-/// user does not delay the long functions of others. A request that waits for a place for a long time gives its seats back:
-/// the places are a limit, too.
+/// Runs a function. A function that may take seconds waits for a slot. Each owner of requests has one long function at
+/// a time, so one user does not delay the long functions of others. A request that waits for a slot for a long time
+/// gives its seats back, because the slots are a limit, too.
 ///
 /// # Errors
-/// Too many requests of the owner, or of all owners, wait for a place. The function did not run.
+/// Too many requests of the owner, or of all owners, wait for a slot. The function did not run.
 pub(crate) async fn run_long<T>(is_long: bool, work: impl FnOnce() -> T) -> Result<T> {
     if !must_leave_worker(is_long) {
         return Ok(work());
     }
-    let _place = LONG.enter(&request_owner::current()).await?;
+    let _slot = LONG.enter(&request_owner::current()).await?;
     Ok(tokio::task::block_in_place(|| {
         IS_OFFLOADED.set(true);
         let _marked = Marked;

@@ -157,7 +157,7 @@ impl Apiserver {
         if is_local { reply } else { self.for_network(reply, running, unauthenticated) }
     }
 
-    /// Counts a request that this server has terminated, if the reply is marked so.
+    /// Counts the request as terminated if the reply has the mark [`metrics::Terminated`].
     fn count_terminated(&self, mut reply: Reply, counted: &metrics::Request) -> Reply {
         if reply.extensions_mut().remove::<metrics::Terminated>().is_some() {
             self.state.metrics.serving.terminated(counted, reply.status().as_u16());
@@ -194,8 +194,8 @@ impl Apiserver {
         }
     }
 
-    /// Adds what only responses to the network have: the header for browsers, and the count of a long-running request.
-    /// Responses to other requests, and errors instead of a stream, also get a time limit. They keep the memory of a
+    /// Completes a response to the network. Adds the header for browsers, and counts a long-running request until its
+    /// end. All other responses, and errors in place of a stream, get a time limit. They also hold the memory of a
     /// request whose client is not known.
     fn for_network(
         &self,

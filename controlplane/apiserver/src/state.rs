@@ -75,7 +75,7 @@ pub(crate) struct State {
     pub(crate) goaway_chance: f64,
     /// The ranges of external IPs that nodes permit. `None` if the server does not know them.
     pub(crate) external_ips: Option<Vec<IpNetwork>>,
-    /// The header of responses to the network.
+    /// Value of the header `Strict-Transport-Security` of responses to the network. `None` if the header is not sent.
     pub(crate) transport_security: Option<HeaderValue>,
     /// URL of the keys of service account tokens in the discovery document.
     pub(crate) keys_url: Option<String>,

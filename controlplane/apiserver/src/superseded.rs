@@ -128,7 +128,7 @@ impl SupersededObjects {
         let unread = responses.open.values().next().map_or(0, |one| one.reader.bytes_of_all());
         let ended = responses.end(bytes.saturating_sub(unread), self.counted());
         drop(responses);
-        ended.iter().for_each(|reader| reader.lost().cancel());
+        ended.iter().for_each(|reader| reader.evicted().cancel());
     }
 }
 
@@ -292,8 +292,8 @@ mod tests {
         }
     }
 
-    fn has_lost((reader, _): &Opened) -> bool {
-        reader.lost().is_cancelled()
+    fn is_evicted((reader, _): &Opened) -> bool {
+        reader.evicted().is_cancelled()
     }
 
     #[test]
@@ -301,20 +301,20 @@ mod tests {
         let server = Server::default();
         let mut of_eve = vec![server.open("eve", 30), server.open("eve", 30)];
         let mut objects = server.supersede(40);
-        // Other owners do not lose: readers of current objects, and a large list that began later.
+        // The readers of other owners are not evicted: readers of current objects, and a large list that began later.
         let mut others: Vec<Opened> = (0..100).map(|_| server.open("nodes", 100)).collect();
         others.push(server.open("bob", 100));
         of_eve.push(server.open("eve", 30));
         objects.extend(server.supersede(24));
-        assert!(!of_eve.iter().any(has_lost), "within the limit");
+        assert!(!of_eve.iter().any(is_evicted), "within the limit");
         objects.extend(server.supersede(1));
-        assert_eq!(of_eve.iter().map(has_lost).collect::<Vec<_>>(), [true, false, false]);
+        assert_eq!(of_eve.iter().map(is_evicted).collect::<Vec<_>>(), [true, false, false]);
         objects.extend(server.supersede(10));
-        assert_eq!(of_eve.iter().map(has_lost).collect::<Vec<_>>(), [true, false, false], "one is ending");
+        assert_eq!(of_eve.iter().map(is_evicted).collect::<Vec<_>>(), [true, false, false], "one is ending");
         objects.truncate(45);
         drop(of_eve.remove(0));
-        assert_eq!(of_eve.iter().map(has_lost).collect::<Vec<_>>(), [false; 2], "enough is released");
-        assert!(!others.iter().any(has_lost));
+        assert_eq!(of_eve.iter().map(is_evicted).collect::<Vec<_>>(), [false; 2], "enough is released");
+        assert!(!others.iter().any(is_evicted));
         drop((of_eve, others, objects));
         assert_eq!((server.superseded.bytes(), server.superseded.responses()), (0, 0));
     }
@@ -325,8 +325,8 @@ mod tests {
         let mut of_eve: Vec<Opened> = (0..3).map(|_| server.open("eve", 30)).collect();
         let objects = server.supersede(65);
         for _ in 0..3 {
-            let lost: Vec<bool> = of_eve.iter().map(has_lost).collect();
-            assert_eq!(lost.iter().filter(|lost| **lost).count(), 1, "{lost:?}");
+            let evicted: Vec<bool> = of_eve.iter().map(is_evicted).collect();
+            assert_eq!(evicted.iter().filter(|evicted| **evicted).count(), 1, "{evicted:?}");
             // The other responses refer to the same objects, so nothing is released.
             drop(of_eve.remove(0));
         }
@@ -341,11 +341,11 @@ mod tests {
         let mut objects = server.supersede(60);
         let bob = server.open("bob", 100);
         objects.extend(server.supersede(68));
-        assert!(!has_lost(&master) && !has_lost(&bob), "both are within their limits");
+        assert!(!is_evicted(&master) && !is_evicted(&bob), "both are within their limits");
         objects.extend(server.supersede(1));
-        assert!(!has_lost(&master) && has_lost(&bob), "his response may refer to the objects");
+        assert!(!is_evicted(&master) && is_evicted(&bob), "his response may refer to the objects");
         drop(bob);
-        assert!(has_lost(&master), "only this response remains");
+        assert!(is_evicted(&master), "only this response remains");
         drop((master, objects));
         assert_eq!((server.superseded.bytes(), server.superseded.responses()), (0, 0));
     }
@@ -356,12 +356,12 @@ mod tests {
         let users: Vec<Opened> = (0..32).map(|number| server.open(&format!("user-{number}"), 16)).collect();
         let protected = [server.open_by_master(300), server.open("system:kube-scheduler", 300)];
         let mut objects = server.supersede(192);
-        assert!(users.iter().any(has_lost));
+        assert!(users.iter().any(is_evicted));
         for user in users {
             // Each user has kept six objects.
             objects.truncate(objects.len() - 6);
             drop(user);
-            assert!(!protected.iter().any(has_lost));
+            assert!(!protected.iter().any(is_evicted));
         }
         assert!(objects.is_empty());
     }
@@ -373,9 +373,9 @@ mod tests {
         let watch = server.unread.reader("eve");
         let queued = watch.hold(bytes::Bytes::from(vec![0_u8; 20 * MEBIBYTE])).unwrap();
         let mut objects = server.supersede(84);
-        assert!(!has_lost(&list));
+        assert!(!is_evicted(&list));
         objects.extend(server.supersede(1));
-        assert!(has_lost(&list));
+        assert!(is_evicted(&list));
         drop((queued, objects));
     }
 }

@@ -1,10 +1,9 @@
 //! Memory of events and responses that clients have not read yet.
 //!
 //! A client that does not read keeps the queued events of its watch in memory, and the piece of the response that is
-//! being sent. Each watch has a limit, but there can be many users, and each can have thousands of watches. So all users
-//! share a limit. Above this limit, the server ends the largest response of the owner with the most unread bytes. The
-//! reader of an ended response is called lost. The server closes the connection only if the connection still holds the
-//! bytes.
+//! being sent. Each watch has a limit, but there can be many users, and each can have thousands of watches. So all
+//! users share a limit. Above this limit, the server evicts a reader: it ends the largest response of the owner with
+//! the most unread bytes. The server closes the connection only if the connection still holds the bytes.
 //!
 //! Bytes that several responses share count once: one service account may have watches on every node of a cluster.
 //!
@@ -76,7 +75,7 @@ pub(crate) struct Reader {
     /// Whether any bytes were counted for this reader. If so, [`Unread`] may have an entry for the owner.
     has_counted: AtomicBool,
     /// Cancelled when the response must end.
-    lost: CancellationToken,
+    evicted: CancellationToken,
 }
 
 #[derive(Default)]
@@ -92,7 +91,7 @@ struct Unread {
     /// An owner stays until its readers are dropped: each event of a watch is unread for a short time, and would
     /// otherwise add and remove the owner.
     owners: HashMap<Arc<str>, Owner>,
-    /// Bytes that lost readers still hold.
+    /// Bytes that evicted readers still hold.
     ending: usize,
 }
 
@@ -101,7 +100,7 @@ struct Unread {
 struct ClassBytes {
     /// Number of bytes. Bytes that owners of this class share count once.
     bytes: usize,
-    /// Bytes that lost readers still hold.
+    /// Bytes that evicted readers still hold.
     ending: usize,
     /// Number of owners with references to bytes.
     owners_of: HashMap<Identity, usize>,
@@ -111,12 +110,12 @@ struct ClassBytes {
 struct Owner {
     /// Number of bytes. Bytes that readers of this owner share count once.
     bytes: usize,
-    /// Bytes that lost readers still hold.
+    /// Bytes that evicted readers still hold.
     ending: usize,
     /// Number of references to bytes.
     references: HashMap<Identity, usize>,
     readers: HashMap<u64, Holding>,
-    /// The readers that have not lost: bytes and number.
+    /// The readers that are not evicted: bytes and number.
     remaining: BTreeSet<(usize, u64)>,
 }
 
@@ -124,8 +123,8 @@ struct Owner {
 struct Holding {
     bytes: usize,
     references: usize,
-    lost: CancellationToken,
-    has_lost: bool,
+    evicted: CancellationToken,
+    is_evicted: bool,
 }
 
 /// The memory of a list. It counts until this value is dropped. Short lists do not count.
@@ -199,9 +198,9 @@ impl UnreadBytes {
 
     fn add_reader(self: &Arc<Self>, owner: &str, is_of_masters: bool) -> Arc<Reader> {
         let number = self.next_reader.fetch_add(1, Ordering::Relaxed);
-        let (class, owner, lost) = (Class::of(owner), owner.into(), CancellationToken::new());
+        let (class, owner, evicted) = (Class::of(owner), owner.into(), CancellationToken::new());
         let has_counted = AtomicBool::new(false);
-        Arc::new(Reader { all: self.clone(), is_of_masters, class, owner, number, has_counted, lost })
+        Arc::new(Reader { all: self.clone(), is_of_masters, class, owner, number, has_counted, evicted })
     }
 
     /// Number of bytes that count now.
@@ -218,27 +217,28 @@ impl UnreadBytes {
 // === impl Reader ===
 
 impl Reader {
-    /// Counts bytes. The caller keeps them in memory, and removes them later. Above the limit, owners with the most
-    /// bytes lose readers. Returns false if this reader is among them, or has lost before; the bytes do not count then.
+    /// Counts bytes. The caller keeps them in memory, and removes them later. Above the limit, readers of the owners
+    /// with the most bytes are evicted. Returns false if this reader is evicted now or was evicted before. The bytes do
+    /// not count then.
     pub(crate) fn add(&self, bytes: &Bytes) -> bool {
         self.count(identity(bytes).into())
     }
 
     /// Like [`Self::add`], for an event in a queue and the object that it keeps in memory. If the result is false, the
-    /// reader has lost, and its watch ends. This releases the bytes of the reader, so other watches can continue.
+    /// reader is evicted, and its watch ends. This releases the bytes of the reader, so other watches can continue.
     pub(crate) fn add_event(&self, object: Option<&Bytes>) -> bool {
         let is_within = self.count(Piece::event(object));
         if !is_within {
-            self.lose();
+            self.evict();
         }
         is_within
     }
 
-    /// Ends the response, unless it has lost before.
-    fn lose(&self) {
-        let lost = self.all.lock().end(&self.owner, self.number);
-        if let Some(lost) = lost {
-            lost.cancel();
+    /// Ends the response, unless the reader was evicted before.
+    fn evict(&self) {
+        let evicted = self.all.lock().end(&self.owner, self.number);
+        if let Some(evicted) = evicted {
+            evicted.cancel();
         }
     }
 
@@ -247,7 +247,7 @@ impl Reader {
             self.all.of_masters.fetch_add(counted(piece.shared), Ordering::Relaxed);
             return true;
         }
-        if self.lost.is_cancelled() {
+        if self.evicted.is_cancelled() {
             return false;
         }
         self.has_counted.store(true, Ordering::Relaxed);
@@ -255,8 +255,8 @@ impl Reader {
         if !unread.add(self, piece) {
             return false;
         }
-        let (mut lost, mut is_kept) = (Vec::new(), true);
-        // A large piece may need the memory of many small pieces, so several readers may have to lose.
+        let (mut evicted, mut is_kept) = (Vec::new(), true);
+        // A large piece may need the memory of many small pieces, so several readers may have to be evicted.
         while let Some((owner, number)) = unread.next_to_end() {
             if number == self.number {
                 unread.remove(self, piece);
@@ -264,10 +264,10 @@ impl Reader {
                 break;
             }
             let Some(token) = unread.end(&owner, number) else { break };
-            lost.push(token);
+            evicted.push(token);
         }
         drop(unread);
-        lost.iter().for_each(CancellationToken::cancel);
+        evicted.iter().for_each(CancellationToken::cancel);
         is_kept
     }
 
@@ -318,8 +318,8 @@ impl Reader {
     }
 
     /// Cancelled when the response must end, because others need the memory.
-    pub(crate) fn lost(&self) -> CancellationToken {
-        self.lost.clone()
+    pub(crate) fn evicted(&self) -> CancellationToken {
+        self.evicted.clone()
     }
 
     /// The owner: a user, or all service accounts of a namespace.
@@ -358,13 +358,13 @@ impl Drop for Reader {
 // === impl Unread ===
 
 impl Unread {
-    /// Counts bytes of a reader. Returns false if it has lost.
+    /// Counts bytes of a reader. Returns false if the reader is evicted.
     fn add(&mut self, reader: &Reader, piece: Piece) -> bool {
         let (identity, counted) = (piece.shared, counted(piece.shared));
         let owner = self.owners.entry(reader.owner.clone()).or_default();
-        let new = || Holding { bytes: 0, references: 0, lost: reader.lost.clone(), has_lost: false };
+        let new = || Holding { bytes: 0, references: 0, evicted: reader.evicted.clone(), is_evicted: false };
         let holding = owner.readers.entry(reader.number).or_insert_with(new);
-        if holding.has_lost {
+        if holding.is_evicted {
             return false;
         }
         owner.remaining.remove(&(holding.bytes, reader.number));
@@ -401,7 +401,7 @@ impl Unread {
         holding.bytes -= piece.bytes();
         holding.references -= 1;
         let (after, is_last) = (holding.bytes, holding.references == 0);
-        if holding.has_lost {
+        if holding.is_evicted {
             owner.ending -= piece.bytes();
             class.ending -= piece.bytes();
             self.ending -= piece.bytes();
@@ -438,14 +438,14 @@ impl Unread {
         }
     }
 
-    /// Bytes of a class above its share. Readers that have lost do not count.
+    /// Bytes of a class above its share. Evicted readers do not count.
     fn excess(&self, class: Class) -> usize {
         let of_class = &self.classes[class as usize];
         of_class.bytes.saturating_sub(of_class.ending).saturating_sub(class.share())
     }
 
-    /// The reader with the most bytes of the owner with the most bytes. If readers are equal, the newest one. Readers that
-    /// have lost do not count. `None` within the limit.
+    /// The reader with the most bytes of the owner with the most bytes. If readers are equal, the newest one. Evicted
+    /// readers do not count. `None` within the limit.
     fn next_to_end(&self) -> Option<(Arc<str>, u64)> {
         if self.bytes.saturating_sub(self.ending) <= MAX_BYTES {
             return None;
@@ -459,17 +459,18 @@ impl Unread {
         owner.remaining.last().map(|(_, number)| (name.clone(), *number))
     }
 
-    /// Makes a reader lose. Returns the token that ends its response. `None` if it has lost before, or holds no bytes.
+    /// Evicts a reader. Returns the token that ends its response. `None` if the reader was evicted before, or holds no
+    /// bytes.
     fn end(&mut self, owner: &str, number: u64) -> Option<CancellationToken> {
         let class = Class::of(owner);
         let owner = self.owners.get_mut(owner)?;
-        let holding = owner.readers.get_mut(&number).filter(|holding| !holding.has_lost)?;
-        holding.has_lost = true;
+        let holding = owner.readers.get_mut(&number).filter(|holding| !holding.is_evicted)?;
+        holding.is_evicted = true;
         owner.remaining.remove(&(holding.bytes, number));
         owner.ending += holding.bytes;
         self.classes[class as usize].ending += holding.bytes;
         self.ending += holding.bytes;
-        Some(holding.lost.clone())
+        Some(holding.evicted.clone())
     }
 }
 
@@ -558,15 +559,15 @@ mod tests {
         let of_eve = [small.hold(large(10)).unwrap(), largest.hold(large(20)).unwrap()];
         // A single response of another owner is larger.
         let of_ann = ann.hold(large(25)).unwrap();
-        let has_lost = |reader: &Arc<Reader>| reader.lost().is_cancelled();
+        let is_evicted = |reader: &Arc<Reader>| reader.evicted().is_cancelled();
         let first = bob.hold(large(10)).unwrap();
-        assert_eq!([&small, &largest, &ann, &bob].map(has_lost), [false, true, false, false]);
+        assert_eq!([&small, &largest, &ann, &bob].map(is_evicted), [false, true, false, false]);
         assert!(largest.hold(large(1)).is_none());
         let second = bob.hold(large(15)).unwrap();
         assert_eq!(
-            [&small, &ann, &bob].map(has_lost),
+            [&small, &ann, &bob].map(is_evicted),
             [false; 3],
-            "the bytes of a reader that has lost are released soon"
+            "the bytes of an evicted reader are released soon"
         );
         assert!(bob.hold(large(30)).is_none(), "now this owner has the most");
         drop((of_eve, of_ann, first, second));
@@ -574,13 +575,13 @@ mod tests {
     }
 
     #[test]
-    fn as_many_small_responses_lose_as_a_large_one_needs() {
+    fn as_many_small_responses_are_evicted_as_a_large_one_needs() {
         let unread = Arc::<UnreadBytes>::default();
         let small: Vec<_> = (0..63).map(|_| unread.reader("eve")).collect();
         let of_eve: Vec<Bytes> = small.iter().map(|reader| reader.hold(large(1)).unwrap()).collect();
         let of_bob = unread.reader("bob").hold(large(20)).unwrap();
-        let has_lost: Vec<bool> = small.iter().map(|reader| reader.lost().is_cancelled()).collect();
-        assert_eq!(has_lost, [[false; 44].as_slice(), &[true; 19]].concat(), "the newest ones lose");
+        let is_evicted: Vec<bool> = small.iter().map(|reader| reader.evicted().is_cancelled()).collect();
+        assert_eq!(is_evicted, [[false; 44].as_slice(), &[true; 19]].concat(), "the newest ones are evicted");
         drop((of_eve, of_bob));
         assert!(is_released(&unread.lock()));
     }
@@ -590,12 +591,12 @@ mod tests {
         let unread = Arc::<UnreadBytes>::default();
         let users: Vec<_> = (0..64).map(|number| unread.reader(&format!("user-{number}"))).collect();
         let of_users: Vec<Bytes> = users.iter().map(|user| user.hold(large(1)).unwrap()).collect();
-        let count = || users.iter().filter(|user| user.lost().is_cancelled()).count();
+        let count = || users.iter().filter(|user| user.evicted().is_cancelled()).count();
         let components = ["system:kube-scheduler", "system:serviceaccount:kube-system:dns", "system:node:a"]
             .map(|name| unread.reader(name));
         let held: Vec<Bytes> = components.iter().map(|reader| reader.hold(large(16)).unwrap()).collect();
         assert_eq!(count(), 48, "the users keep their own share");
-        assert!(!components.iter().any(|reader| reader.lost().is_cancelled()));
+        assert!(!components.iter().any(|reader| reader.evicted().is_cancelled()));
         assert!(components[2].hold(large(1)).is_none(), "the nodes are above their share");
         drop((of_users, held));
         assert!(is_released(&unread.lock()));
@@ -659,10 +660,10 @@ mod tests {
         assert_eq!(unread.bytes(), MAX_BYTES);
         watches[0].remove_event(None);
         assert!(watches[1].add_event(None));
-        assert!(!list.lost().is_cancelled(), "as many bytes as before");
+        assert!(!list.evicted().is_cancelled(), "as many bytes as before");
         assert!(watches[0].add_event(None));
-        assert!(list.lost().is_cancelled(), "one event above the limit");
-        assert!(!watches.iter().any(|watch| watch.lost().is_cancelled()));
+        assert!(list.evicted().is_cancelled(), "one event above the limit");
+        assert!(!watches.iter().any(|watch| watch.evicted().is_cancelled()));
         drop(held);
     }
 

@@ -13,7 +13,7 @@ use crate::policy::{Level, Stage};
 pub struct Event {
     kind: &'static str,
     api_version: &'static str,
-    /// How much is recorded.
+    /// The level of detail of the record.
     pub level: Level,
     /// Id of the request. All events of the request have this id.
     #[serde(rename = "auditID")]

@@ -124,7 +124,8 @@ impl Log {
         self.write_reserved(line, memory.map(LineMemory)).await;
     }
 
-    /// Queues a line as [`Log::write`] does. The receiver gets whether the line was written; an error means that it was not.
+    /// Queues a line as [`Log::write`] does. The receiver gets true if the line was written. False or an error means
+    /// that it was not.
     pub async fn submit(&self, line: String) -> oneshot::Receiver<bool> {
         let (done, written) = oneshot::channel();
         // The semaphore is never closed, and the thread ends only after the last sender is dropped.

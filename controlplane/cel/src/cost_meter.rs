@@ -3,7 +3,7 @@
 use crate::eval_error::{EvalError, Evaluated};
 use crate::value::Value;
 
-/// The cost until now, and the limit at which the evaluation ends.
+/// The cost so far, and the limit at which the evaluation ends.
 pub(crate) struct CostMeter {
     cost: u64,
     limit: u64,
@@ -14,7 +14,7 @@ impl CostMeter {
         CostMeter { cost: 0, limit }
     }
 
-    /// The cost until now.
+    /// The cost so far.
     pub(crate) fn cost(&self) -> u64 {
         self.cost
     }
@@ -25,7 +25,7 @@ impl CostMeter {
         if self.cost > self.limit { Err(EvalError::CostLimit) } else { Ok(()) }
     }
 
-    /// The rest of the cost limit.
+    /// The cost that remains until the limit.
     pub(crate) fn left(&self) -> u64 {
         self.limit.saturating_sub(self.cost)
     }

@@ -33,7 +33,7 @@ impl<'a, 'v> Evaluator<'a, 'v> {
         Evaluator { variables, session, scopes: Vec::new(), meter: CostMeter::new(limit) }
     }
 
-    /// The cost until now.
+    /// The cost so far.
     pub(crate) fn cost(&self) -> u64 {
         self.meter.cost()
     }

@@ -22,8 +22,8 @@ impl Subject {
     /// Reads a subject.
     ///
     /// # Errors
-    /// The subject is ambiguous, or has attributes of other types. Of two common names, some programs use the first
-    /// one and some the last one. Programs also read several values in one part in different ways.
+    /// The subject is ambiguous, or has an attribute other than common name and organization. Programs disagree on
+    /// which of two common names they use, and on how they read several values in one part.
     pub fn read(name: &X509Name<'_>) -> Result<Self, String> {
         let (mut common_names, mut organizations) = (Vec::new(), Vec::new());
         for part in name.iter() {

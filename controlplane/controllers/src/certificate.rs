@@ -106,7 +106,7 @@ impl RequestedCertificate {
             return Err(format!("certificates of the group {ADMINISTRATORS} are not signed on request"));
         }
         if SERVERS.contains(&self.common_name.as_str()) {
-            return Err(format!("the name {} is the API server's", self.common_name));
+            return Err(format!("the name {} is a name of the API server", self.common_name));
         }
         if self.organizations.len() > 1 {
             return Err("subjects of more than one organization are not supported".to_owned());

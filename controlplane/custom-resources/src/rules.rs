@@ -169,7 +169,8 @@ impl<'a> Part<'a> {
 
 struct Run<'a> {
     budget: u64,
-    /// Whether only the cost is wanted. It then includes the [preparation] of each evaluation, as upstream's cost does not.
+    /// Whether only the cost is wanted. The cost then includes the [preparation] of each evaluation. Upstream's cost
+    /// does not include it.
     is_trial: bool,
     violations: &'a mut Violations,
 }

@@ -115,32 +115,32 @@ impl Violations {
         }
     }
 
-    /// Adds: a required value is missing.
+    /// Reports that a required value is missing.
     pub fn required(&mut self, path: &Path, detail: &str) {
         self.add("FieldValueRequired", path, with("Required value".to_owned(), detail));
     }
 
-    /// Adds: a value is invalid.
+    /// Reports that a value is invalid.
     pub fn invalid(&mut self, path: &Path, value: &Value, detail: &str) {
         self.add("FieldValueInvalid", path, with(format!("Invalid value: {}", quoted(value)), detail));
     }
 
-    /// Adds: an object or a list is invalid. Its value is left out of the message.
+    /// Reports that an object or a list is invalid. The message does not contain its value.
     pub fn invalid_whole(&mut self, path: &Path, detail: &str) {
         self.add("FieldValueInvalid", path, with("Invalid value".to_owned(), detail));
     }
 
-    /// Adds: a value has another type than its schema.
+    /// Reports that a value has another type than its schema.
     pub fn type_invalid(&mut self, path: &Path, value: &Value, detail: &str) {
         self.add("FieldValueTypeInvalid", path, with(format!("Invalid value: {}", quoted(value)), detail));
     }
 
-    /// Adds: a value is forbidden here.
+    /// Reports that a value is forbidden here.
     pub fn forbidden(&mut self, path: &Path, detail: &str) {
         self.add("FieldValueForbidden", path, with("Forbidden".to_owned(), detail));
     }
 
-    /// Adds: a value is not one of the supported values.
+    /// Reports that a value is not one of the supported values.
     pub fn unsupported(&mut self, path: &Path, value: &Value, supported: &[String]) {
         let mut left = MAX_QUOTED;
         let mut known: Vec<String> = Vec::new();
@@ -157,23 +157,24 @@ impl Violations {
         self.add("FieldValueNotSupported", path, message);
     }
 
-    /// Adds: a value is duplicate.
+    /// Reports that a value is duplicate.
     pub fn duplicate(&mut self, path: &Path, value: &Value) {
         self.add("FieldValueDuplicate", path, format!("Duplicate value: {}", quoted(value)));
     }
 
-    /// Adds: a text is too long.
+    /// Reports that a text is too long.
     pub fn too_long(&mut self, path: &Path, max: i64) {
         self.add("FieldValueTooLong", path, format!("Too long: may not be more than {max} bytes"));
     }
 
-    /// Adds: a list or an object has too many elements.
+    /// Reports that a list or an object has too many elements.
     pub fn too_many(&mut self, path: &Path, actual: usize, max: i64) {
         let unit = if max == 1 { "item" } else { "items" };
         self.add("FieldValueTooMany", path, format!("Too many: {actual}: must have at most {max} {unit}"));
     }
 
-    /// Adds one violation with all problems of a name's format, joined as in upstream. Adds none without problems.
+    /// Reports all problems of a name's format in one violation, joined as in upstream. Without problems, it reports
+    /// nothing.
     pub fn format(&mut self, path: &Path, value: &str, problems: &[String]) {
         if !problems.is_empty() {
             self.invalid(path, &value.into(), &problems.join(","));

@@ -1,8 +1,8 @@
 //! Estimated work of the pruning, defaulting and validation of an object. The caller must not do heavy work on an async
 //! worker.
 //!
-//! The estimate is an upper bound. It does not include rules in CEL. Of the formatting of messages it includes the texts of
-//! the schema. It stops as soon as an object is heavy.
+//! The estimate is an upper bound. It does not include rules in CEL. For messages it includes only the texts of the
+//! schema. It stops as soon as an object is heavy.
 
 use serde_json::{Map, Value};
 
@@ -14,8 +14,8 @@ const MAX_LIGHT: usize = 1_000_000;
 /// Cost of rules in CEL that corresponds to [`MAX_LIGHT`]. A unit of cost is about 50 nanoseconds.
 pub(crate) const MAX_LIGHT_COST: u64 = 20_000;
 
-/// Work of reading a value above which the cost of its rules is not tried. One step of an expression, such as a match with a
-/// pattern, may process the whole value.
+/// Maximum work of reading a value for which an async worker may try the cost of the rules. One step of an expression,
+/// such as a match with a pattern, may process the whole value.
 const MAX_TRIED: usize = 32 << 10;
 
 /// Work of one value and one node of the schema, without the texts of the value.

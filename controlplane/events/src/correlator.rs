@@ -1,8 +1,8 @@
 //! Limits on the events about one object, with upstream's figures (`EventCorrelator`). The module does no I/O.
 //!
 //! A component may send 25 events about one object at once, then one event every 5 minutes. If 10 events differ only in
-//! their message, with less than 10 minutes between two of them, further such events count as repeats of one combined
-//! event.
+//! their message, events with further messages count as repeats of one combined event. The count restarts after 10
+//! minutes without such an event.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, Hash, RandomState};
@@ -13,7 +13,7 @@ use jiff::Timestamp;
 
 use crate::event::Record;
 
-/// Events about one object: 25 at once, and one more after 300 seconds.
+/// Limit on the events about one object: 25 at once, then one every 300 seconds.
 const RATE: Rate = Rate { per_second: 1.0 / 300.0, burst: 25.0 };
 /// Maximum number of different messages of similar events. Events with further messages are combined into one event.
 const SIMILAR_MAX: usize = 10;

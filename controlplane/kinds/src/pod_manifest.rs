@@ -1,7 +1,7 @@
 //! The rules for new pods without the table of kinds, for manifests of static pods.
 //!
-//! The table refers to the rules of all kinds and to CEL. The node alone needs only those of pods, and the linker leaves out
-//! the others as long as the node uses this module only.
+//! The table refers to the rules of all kinds and to CEL. A node needs only the rules of pods. The linker omits all
+//! other rules while the node uses only this module.
 
 use serde_json::Value;
 

@@ -4,8 +4,9 @@
 //! Built-in rows ([`crate::Kind`]) and custom resources are both converted to a [`Resource`]. The API server uses only
 //! that type. One `Resource` is one version of one resource. [`Resources`] is an immutable set of them with indexes.
 //!
-//! A custom resource: implement [`Strategy`], call [`Resource::new`] for each served version, set its public fields,
-//! and set [`Resource::storage`] of all versions but the stored one. Several versions need a [`Convert`].
+//! To add a custom resource, implement [`Strategy`], and call [`Resource::new`] for each served version. Set its public
+//! fields, and set [`Resource::storage`] of all versions except the stored version. Several versions need a
+//! [`Convert`].
 
 mod convert;
 mod field;

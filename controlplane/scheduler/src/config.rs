@@ -52,7 +52,7 @@ pub(crate) struct Profile {
     pub(crate) without_filters: BTreeSet<&'static str>,
     /// Whether preemption is enabled.
     pub(crate) preempts: bool,
-    /// Whether pods of a group wait for it and are scheduled together.
+    /// Whether the pods of a group wait until the group is complete, and are scheduled together.
     pub(crate) gangs: bool,
     pub(crate) spread: SpreadDefaults,
     pub(crate) affinity: AffinityArgs,

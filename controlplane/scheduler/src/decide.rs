@@ -352,7 +352,7 @@ pub(crate) fn refused_beside_nominated(
     found
 }
 
-/// Which checks upstream skips. Upstream decides this before it adds the nominated pods to the node.
+/// The checks that upstream skips. Upstream decides this before it adds the nominated pods to the node.
 #[derive(Clone, Copy)]
 struct Skipped {
     /// The affinity filter.

@@ -51,15 +51,15 @@ pub(crate) struct NodeInput {
     affinity: Option<NodeAffinity>,
 }
 
-/// A selection of the pods of a namespace, for their number on each node.
+/// A selection of pods of a namespace. The result is the number of these pods on each node.
 #[derive(Debug)]
 pub(crate) struct PodSelection {
     pub(crate) namespace: String,
     pub(crate) selector: LabelSelector,
 }
 
-/// The scores of a node, or the refusal by a filter. Only scores and filters that depend on nothing but the pod and the
-/// node.
+/// The scores of a node, or the refusal by a filter. It includes only the scores and filters that depend on the pod and
+/// the node alone.
 pub(crate) type NodeOutcome = Result<NodeScores, Arc<Refused>>;
 
 // === impl Memo ===

@@ -19,7 +19,7 @@ use crate::volumes::{Disks, claims_of, disks_of};
 pub(crate) struct Placed {
     pub(crate) common: Arc<Common>,
     pub(crate) name: String,
-    /// The time at which the node started the pod. `None` if it has not.
+    /// The time at which the node started the pod. `None` if the node has not started it.
     pub(crate) started: Option<jiff::Timestamp>,
     /// Whether the pod is being deleted.
     pub(crate) terminating: bool,

@@ -33,7 +33,7 @@ const MAX_UNSCHEDULABLE: Duration = Duration::from_secs(300);
 const ADDED: &str = "UnschedulablePodAdd";
 const UPDATED: &str = "UnschedulablePodUpdate";
 const FAILED: &str = "ScheduleAttemptFailure";
-const RESTED: &str = "BackoffComplete";
+const BACKOFF_ENDED: &str = "BackoffComplete";
 const TIMEOUT: &str = "UnschedulableTimeout";
 const ACTIVATED: &str = "ForceActivate";
 const CLAIM_CHANGED: &str = "resource.k8s.io/ResourceClaimUpdate";
@@ -199,7 +199,7 @@ impl Queue {
     pub(crate) fn pop(&mut self, now: Instant) -> Option<Arc<Pod>> {
         while let Some(due) = self.held_back.first_entry().filter(|due| due.key().0 <= now) {
             let uid = due.get().clone();
-            self.put_ready(&uid, RESTED);
+            self.put_ready(&uid, BACKOFF_ENDED);
         }
         while let Some(due) = self.retries.first_entry().filter(|due| due.key().0 <= now) {
             let uid = due.remove();

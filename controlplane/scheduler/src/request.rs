@@ -12,7 +12,8 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
 use crate::object::{Container, ContainerStatus, Pod, PodSpec};
 
-/// Assumed requests of a container without requests. They affect only scores, so that such pods spread too.
+/// Assumed requests of a container without requests. They affect only scores, so that pods without requests spread,
+/// too.
 const ASSUMED: [(&str, &str); 2] = [("cpu", "100m"), ("memory", "200Mi")];
 
 /// A host port that a pod uses.
@@ -90,7 +91,7 @@ pub(crate) fn amount(resources: &Resources, name: &str) -> i128 {
     }
 }
 
-/// The requests of a pod on a node, and those in scores.
+/// The requests of a pod on a node, and its requests in scores.
 pub(crate) fn of_placed(pod: &Pod) -> (Resources, Resources) {
     let requests = of_pod(pod);
     let assumed = if assumes_nothing(pod) { requests.clone() } else { assumed_of_placed(pod) };
@@ -188,7 +189,7 @@ fn sum<'a>(
         .requests()
 }
 
-/// The statuses by the names of their containers. Of several with one name, the first is used.
+/// The statuses by the names of their containers. If several statuses have one name, the first status is used.
 fn by_name(statuses: &[ContainerStatus]) -> HashMap<&str, &ContainerStatus> {
     let mut named = HashMap::with_capacity(statuses.len());
     for status in statuses {

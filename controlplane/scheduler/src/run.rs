@@ -99,7 +99,8 @@ struct Scheduler {
 #[derive(Default)]
 struct Listing {
     complete: bool,
-    seen: HashSet<String>,
+    /// The uids or names of the objects in the list that is being received.
+    listed: HashSet<String>,
 }
 
 /// Schedules pods until `shutdown` is cancelled. Failed watches are retried forever.
@@ -240,19 +241,19 @@ impl Scheduler {
 
     fn pod_event(&mut self, event: Watched<Pod>) {
         match event {
-            Watched::Init => self.pods.seen.clear(),
+            Watched::Init => self.pods.listed.clear(),
             Watched::InitApply(pod) => {
-                self.pods.seen.insert(pod.uid().to_owned());
+                self.pods.listed.insert(pod.uid().to_owned());
                 self.update_pod(pod);
             }
             Watched::Apply(pod) => self.update_pod(pod),
             Watched::Delete(pod) => self.remove_pod(pod.uid()),
             Watched::InitDone => {
                 self.pods.complete = true;
-                let seen = std::mem::take(&mut self.pods.seen);
+                let listed = std::mem::take(&mut self.pods.listed);
                 let known = self.snapshot.placed().into_iter().chain(self.queue.uids());
                 let known = known.chain(self.groups.uids().cloned());
-                for uid in known.filter(|uid| !seen.contains(uid)).collect::<Vec<_>>() {
+                for uid in known.filter(|uid| !listed.contains(uid)).collect::<Vec<_>>() {
                     // The pod was deleted. This also applies to a pod that is being bound, because it existed when it
                     // was queued.
                     self.remove_pod(&uid);
@@ -314,18 +315,18 @@ impl Scheduler {
 
     fn node_event(&mut self, event: Watched<Node>) {
         match event {
-            Watched::Init => self.nodes.seen.clear(),
+            Watched::Init => self.nodes.listed.clear(),
             Watched::InitApply(node) => {
-                self.nodes.seen.extend(node.metadata.name.clone());
-                self.node_seen(&node);
+                self.nodes.listed.extend(node.metadata.name.clone());
+                self.update_node(&node);
             }
-            Watched::Apply(node) => self.node_seen(&node),
-            Watched::Delete(node) => self.node_gone(&node.metadata.name.unwrap_or_default()),
+            Watched::Apply(node) => self.update_node(&node),
+            Watched::Delete(node) => self.remove_node(&node.metadata.name.unwrap_or_default()),
             Watched::InitDone => {
                 self.nodes.complete = true;
-                let seen = std::mem::take(&mut self.nodes.seen);
-                for name in self.snapshot.node_names().iter().filter(|name| !seen.contains(*name)) {
-                    self.node_gone(name);
+                let listed = std::mem::take(&mut self.nodes.listed);
+                for name in self.snapshot.node_names().iter().filter(|name| !listed.contains(*name)) {
+                    self.remove_node(name);
                 }
             }
         }
@@ -376,12 +377,12 @@ impl Scheduler {
         }
     }
 
-    fn node_gone(&mut self, name: &str) {
+    fn remove_node(&mut self, name: &str) {
         self.snapshot.remove_node(name);
         self.queue.change(Changes::NODE_GONE, Instant::now());
     }
 
-    fn node_seen(&mut self, node: &Node) {
+    fn update_node(&mut self, node: &Node) {
         if self.snapshot.set_node(node) {
             self.queue.change(Changes::NODE, Instant::now());
         }

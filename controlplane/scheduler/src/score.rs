@@ -19,7 +19,7 @@ pub(crate) struct Inputs<'a> {
     pub(crate) topology: &'a Topology,
     pub(crate) snapshot: &'a Snapshot,
     pub(crate) nodes: &'a [Candidate<'a>],
-    /// The scores of each node that depend on no other node.
+    /// For each node, the scores that do not depend on other nodes.
     pub(crate) own: &'a [NodeScores],
 }
 

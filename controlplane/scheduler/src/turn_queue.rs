@@ -89,7 +89,7 @@ impl TurnQueue {
         uid
     }
 
-    /// The namespace whose turn a pod uses. Without turns, all pods use that of one namespace.
+    /// The namespace whose turn a pod uses. Without turns, all pods use the turn of one namespace.
     fn turn_holder<'n>(&self, namespace: &'n str) -> &'n str {
         match self.sort {
             QueueSort::Turns => namespace,

@@ -84,10 +84,10 @@ pub enum Error {
         /// The key file.
         path: PathBuf,
     },
-    /// The bytes have no prefix of a sealed value.
+    /// The value does not start with the prefix of a sealed value.
     #[error("cannot decrypt: the value is not encrypted")]
     NotSealed,
-    /// The value was changed, or its context or key is not the one with which it was sealed.
+    /// The value was changed, or was sealed with another context or key.
     #[error("cannot decrypt with the key \"{id}\": the value is damaged, or belongs to another object")]
     Damaged {
         /// The key's id.

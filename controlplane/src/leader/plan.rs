@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use k8s_openapi::api::coordination::v1::LeaseSpec;
 
-/// A lease, and when the candidate first saw it in this state. Clocks of servers differ, so the times in the lease are
-/// not compared with the candidate's clock.
+/// A lease, and the time at which the candidate first observed this state. Clocks of servers differ, so the times in
+/// the lease are not compared with the candidate's clock.
 pub(super) struct Observation {
     pub(super) spec: LeaseSpec,
     since: Instant,

@@ -21,8 +21,8 @@ pub trait Store: Send + Sync + 'static {
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>>;
 
     /// Returns every commit under `prefix` after the revision `after`, in order. If another call of this store returns
-    /// a revision, the watch also reaches that revision. It then has sent a commit or an [`Event::Progress`] of that or
-    /// a later revision.
+    /// a revision, the watch also reaches that revision: it sends a commit or an [`Event::Progress`] of that revision
+    /// or a later one.
     fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> BoxFuture<'a, Result<Watch, Error>>;
 
     /// Removes the history up to `revision`. The newest version of every entry stays.

@@ -25,7 +25,7 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// A lazy connection: it connects with the first call, and again after a failure.
+    /// Creates a lazy connection. The first call connects, and so does the first call after a failure.
     pub(crate) fn new(endpoint: &str) -> Self {
         // An abstract address begins with a zero byte.
         let path = match endpoint.strip_prefix('@') {
@@ -42,7 +42,7 @@ impl Client {
         Self { endpoint: endpoint.to_owned(), signer }
     }
 
-    /// The signer's maximum validity of tokens.
+    /// Maximum validity of the signer's tokens, in seconds.
     pub(crate) async fn max_seconds(&self) -> Result<i64, Error> {
         let mut signer = self.signer.clone();
         let metadata = self.limited("Metadata", signer.metadata(v1::MetadataRequest {})).await?;

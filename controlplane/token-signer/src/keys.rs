@@ -39,7 +39,7 @@ pub(crate) struct Key {
     public: Vec<u8>,
     /// The parts of the JSON web key.
     parts: [(&'static str, String); 2],
-    /// Whether the key is for old tokens only.
+    /// Whether the key is not published, because it verifies only legacy tokens (`exclude_from_oidc_discovery`).
     pub(crate) is_excluded: bool,
 }
 

@@ -102,7 +102,7 @@ impl PodSecurity {
         Ok(())
     }
 
-    /// Whether the request is not checked. Annotates its audit record with the reason.
+    /// Whether the request is exempt from the checks. If so, annotates its audit record with the reason.
     fn is_exempt(&self, attributes: &Attributes<'_>, runtime_class: Option<&str>) -> bool {
         let Some(reason) = self.exemption(attributes, runtime_class.unwrap_or_default()) else {
             return false;

@@ -66,7 +66,7 @@ struct Policies<P> {
     current: RwLock<Current<P>>,
 }
 
-/// The newest revisions of the objects of a kind of policy.
+/// The newest revisions of the policies of one kind, and of their bindings.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Revisions {
     policies: u64,

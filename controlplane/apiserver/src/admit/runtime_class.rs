@@ -69,7 +69,7 @@ fn class(admission: &Admission, attributes: &Attributes<'_>, pod: &Value) -> Res
     found.map(Some).ok_or_else(|| ApiError::forbidden_object(attributes.kind, attributes.name, why()))
 }
 
-/// Checks that the overhead of a pod is that of its class, which is null if the pod names none.
+/// Checks that a pod has the overhead of its class. `class` is null if the pod names none.
 fn check_overhead(class: &Value, own: &Value) -> std::result::Result<(), &'static str> {
     match &class["overhead"] {
         Value::Null if own.is_null() => Ok(()),

@@ -50,7 +50,7 @@ struct Hooks {
     parsed: RwLock<(u64, Arc<[Hook]>)>,
 }
 
-/// The object of a request, and the kind as which a webhook gets it.
+/// The object of a request, and the version of the resource that the webhook receives.
 #[derive(Clone, Copy)]
 struct HookObject<'a> {
     kind: &'a Resource,
@@ -86,7 +86,7 @@ impl Admit for MutatingWebhooks {
         if *object == before {
             return Ok(());
         }
-        // Earlier plugins process what the webhooks have added.
+        // The earlier plugins process the changes of the webhooks.
         admission.reinvoke(attributes, object).await?;
         for (index, hook, left) in called {
             if hook.reinvoke && *object != left {
@@ -151,7 +151,7 @@ fn is_exempt(attributes: &Attributes<'_>) -> bool {
 /// The resource in the version that a webhook's rules select. `None` if the request does not match the webhook.
 ///
 /// # Errors
-/// A match condition failed and the failure policy is `Fail`, or the cost budget of the request is exhausted. Or too many
+/// A match condition failed and the failure policy is `Fail`, the cost budget of the request is exhausted, or too many
 /// requests wait for a long function.
 async fn matching(
     admission: &Admission,
@@ -242,8 +242,8 @@ async fn change(
     Ok(Effect::Patched { patch: verdict.patch, changed })
 }
 
-/// The object after a webhook's patch, with defaults. As with the patch of a client and the first defaulting, long work waits
-/// for a place. The inner error is one of the patch.
+/// The object after a webhook's patch, with defaults. Long work waits for a slot, as for the patch of a client and for
+/// the first defaulting. The inner error means that the patch is invalid.
 ///
 /// # Errors
 /// Too many requests wait for a long function.
@@ -431,7 +431,7 @@ mod tests {
     };
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn the_long_defaulting_of_a_patched_object_needs_a_place() {
+    async fn the_long_defaulting_of_a_patched_object_needs_a_slot() {
         let kind = with_spec(&json!({"type": "array", "items": {"type": "object", "properties": {
             "a": {"type": "string", "default": "b".repeat(1000)}}}}));
         let (user, warnings) = (User::new("patched-eve", &[]), Warnings::default());

@@ -46,7 +46,7 @@ enum Webhook {
 /// The result of a backend in a blocking mode. `None` in the batch mode.
 type Outcome = Option<oneshot::Receiver<bool>>;
 
-/// Whether a backend has an event in time. In the batch mode it counts as stored.
+/// Whether a backend stores an event before the deadline. In the batch mode the event counts as stored.
 async fn is_stored(outcome: Outcome, deadline: Instant) -> bool {
     match outcome {
         None => true,
@@ -112,7 +112,8 @@ impl Backends {
     /// Sends an event of an owner's request to the backends, and waits for those in a blocking mode. Returns false if a
     /// backend in the mode [`Mode::BlockingStrict`] does not have the event.
     ///
-    /// Calls `queued` when the event is sent even if this future is dropped. Before this call it is sent to no backend.
+    /// Calls `queued` as soon as the event is sent even if this future is dropped. If the future is dropped earlier, no
+    /// backend gets the event.
     pub(super) async fn write(&self, line: String, owner: &Arc<str>, queued: impl FnOnce()) -> bool {
         let deadline = Instant::now() + MAX_WAIT;
         let blocking = match &self.webhook {

@@ -21,7 +21,8 @@ use crate::{
 
 /// Maximum KiB of the events that are being sent. One owner gets half of it.
 const MAX_KIB: u32 = 32 << 10;
-/// Maximum KiB of events without objects, of requests whose clients have disconnected. One owner gets half of it.
+/// Maximum KiB of shortened events, which have no objects. They are for requests whose clients have disconnected. One
+/// owner gets half of it.
 const MAX_SHORTENED_KIB: u32 = 16 << 10;
 
 /// Sends each event at once.
@@ -79,8 +80,8 @@ impl BlockingWebhook {
         tokio::task::unconstrained(self.shortened.enter_units(owner, units)).now_or_never()
     }
 
-    /// Sends an event, which is one line of JSON. Without memory the event is lost. The receiver gets whether the server has
-    /// accepted the event; an error means that it has not.
+    /// Sends an event, which is one line of JSON. If `memory` is `None`, the event is lost. The receiver gets true if
+    /// the server has accepted the event. False or an error means that it has not.
     pub(super) fn send(
         &self,
         line: &str,
@@ -89,7 +90,7 @@ impl BlockingWebhook {
     ) -> oneshot::Receiver<bool> {
         let (done, sent) = oneshot::channel();
         let Some(memory) = memory else {
-            lose(&self.lost, "the events that are being sent use all memory for them");
+            lose(&self.lost, "the memory for events in flight is used up");
             return sent;
         };
         let (remote, lost, body) = (self.remote.clone(), self.lost.clone(), webhook::list(line.trim_end()));

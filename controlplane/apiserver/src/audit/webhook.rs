@@ -33,7 +33,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub struct AuditWebhookConfig {
     /// Kubeconfig file of the server.
     pub file: PathBuf,
-    /// When the server gets the events. The other settings are for the batch mode.
+    /// Whether requests wait for the server. The other settings are for the batch mode.
     pub mode: Mode,
     /// Maximum number of queued events.
     pub buffer: usize,
@@ -73,7 +73,7 @@ pub(super) fn remote(file: &Path) -> Result<Remote, String> {
     Remote::read(file, TIMEOUT).map_err(|reason| format!("{}: {reason}", file.display()))
 }
 
-/// The list of events that are encoded already, with commas between them.
+/// The EventList of encoded events that are separated by commas.
 pub(super) fn list(events: &str) -> String {
     format!(r#"{{"kind":"EventList","apiVersion":"audit.k8s.io/v1","metadata":{{}},"items":[{events}]}}"#)
 }

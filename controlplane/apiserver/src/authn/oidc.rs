@@ -212,7 +212,7 @@ impl Signed<'_> {
 // === impl Refusal ===
 
 impl Refusal {
-    /// Whether the token is valid perhaps, but not signed with this key.
+    /// Whether the refusal depends on the key: another key may verify the token.
     fn is_of_key(&self) -> bool {
         match self {
             Self::UnknownKey => true,

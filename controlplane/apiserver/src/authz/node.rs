@@ -23,7 +23,7 @@ const POLICY_GROUP: &str = "policy.networking.k8s.io";
 const CLUSTER_POLICIES: [&str; 3] =
     ["clusternetworkpolicies", "adminnetworkpolicies", "baselineadminnetworkpolicies"];
 
-/// Allows what a node needs for its pods.
+/// Allows the requests that a node needs for its pods.
 pub(super) struct Nodes;
 
 impl Authorizer for Nodes {

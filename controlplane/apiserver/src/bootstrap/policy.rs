@@ -366,7 +366,8 @@ mod tests {
         let more = served(&["api/all=true".to_owned()]);
         assert!(more.iter().any(|one| one["metadata"]["name"] == migrator));
         assert_eq!((view(&all), view(&more)), (false, true));
-        // The node authorizer decides about nodes. If the binding had a subject, each node would have the rights of all nodes.
+        // The node authorizer decides about nodes. If the binding had a subject, each node would have the permissions
+        // of all nodes.
         assert!(of("ClusterRoleBinding", "system:node")["subjects"].is_null());
     }
 }

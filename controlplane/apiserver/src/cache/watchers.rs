@@ -134,8 +134,8 @@ impl Watcher {
         (Self { scope, bookmarks, sent: 0, after: 0, events, link, reader, _cut: cut.drop_guard() }, received)
     }
 
-    /// Queues an event, if the watch has begun. Returns false if the queue is full, or if the reader has lost because of
-    /// the limit on unread bytes. The collection then removes the watcher.
+    /// Queues an event, if the watch has begun. Returns false if the queue is full, or if the reader is evicted because
+    /// of the limit on unread bytes. The collection then removes the watcher.
     pub(super) fn send(&mut self, event: Event, revision: u64) -> bool {
         if revision <= self.after {
             return true;
@@ -181,7 +181,7 @@ impl Drop for Events {
 // === impl Queued ===
 
 impl Queued {
-    /// Counts the event as unread. `None` if its reader has lost because of the limit on unread bytes.
+    /// Counts the event as unread. `None` if its reader is evicted because of the limit on unread bytes.
     fn new(event: Event, reader: Option<&Arc<Reader>>) -> Option<Self> {
         let is_within = reader.is_none_or(|reader| reader.add_event(event.stored()));
         is_within.then(|| Self { event, reader: reader.cloned() })
@@ -558,8 +558,8 @@ mod tests {
                 watcher.send(Event::Bookmark(revision), revision + 1);
             }
         }
-        assert!(readers.iter().any(|reader| reader.lost().is_cancelled()), "watches of the user end");
-        assert!(!others.iter().any(|(reader, _)| reader.lost().is_cancelled()), "those of others do not");
+        assert!(readers.iter().any(|reader| reader.evicted().is_cancelled()), "watches of the user end");
+        assert!(!others.iter().any(|(reader, _)| reader.evicted().is_cancelled()), "those of others do not");
         drop((watches, others, readers));
         assert_eq!((unread.bytes(), Arc::strong_count(&unread)), (0, 1));
     }

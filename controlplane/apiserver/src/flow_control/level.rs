@@ -20,9 +20,9 @@ use super::note::Note;
 
 /// Maximum number of waiting requests of all levels. Each one keeps its headers in memory.
 const MAX_WAITING: usize = 2000;
-/// Maximum waiting requests of one level, as a multiple of the free places. One level therefore gets at most three
-/// quarters of the places, and a flood leaves places for the requests of nodes and controllers.
-const PER_FREE_PLACE: usize = 3;
+/// Maximum waiting requests of one level, as a multiple of the free slots of [`MAX_WAITING`]. So one level gets at most
+/// three quarters of the slots, and a flood leaves slots for the requests of nodes and controllers.
+const PER_FREE_SLOT: usize = 3;
 /// Assumed seat time of a request when it starts, in microseconds.
 const ESTIMATE: u64 = 3000;
 
@@ -245,7 +245,7 @@ impl Levels {
         let free = MAX_WAITING.saturating_sub(self.waiting);
         let fits = self.fits(id, width);
         let Some(level) = self.levels.get_mut(&id) else { return (ticket, Admitted::Running) };
-        let is_full = level.waiting >= free * PER_FREE_PLACE;
+        let is_full = level.waiting >= free * PER_FREE_SLOT;
         let hand = level.hand(flow);
         if let Some(queue) = hand {
             ticket.queue = queue;

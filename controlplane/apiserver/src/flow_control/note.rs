@@ -1,4 +1,4 @@
-//! What a page below `/debug/api_priority_and_fairness` tells about one request.
+//! The description of one request on the pages below `/debug/api_priority_and_fairness`.
 
 use std::sync::OnceLock;
 

@@ -164,15 +164,15 @@ impl Running {
     /// short-lived response. It also applies to the first events of a watch, and to the last events after its end.
     /// After the limit, the response ends: its HTTP/2 stream, or else its connection. The connection also ends if it
     /// still holds large frames of the stream. A response that the client reads slowly gives its seats back earlier. A
-    /// response also ends if its reader has lost because of the limit on unread bytes (`unread_bytes`).
+    /// response also ends if its reader is evicted because of the limit on unread bytes (`unread_bytes`).
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
         let mut limited = response.extensions_mut().remove::<ShortLived>();
         let long = response.extensions_mut().remove::<LongRunning>();
         let cut = response.extensions_mut().remove::<WatchEnd>();
         let first = response.extensions_mut().remove::<FirstEvents>();
         let reader = response.extensions_mut().remove::<Arc<Reader>>();
-        let lost = long.as_ref().and_then(LongRunning::reader).or_else(|| reader.clone());
-        let lost = lost.map(|reader| reader.lost());
+        let evicted = long.as_ref().and_then(LongRunning::reader).or_else(|| reader.clone());
+        let evicted = evicted.map(|reader| reader.evicted());
         let begins = match (&limited, cut) {
             _ if response.body().is_end_stream() => None,
             (_, Some(WatchEnd(cut))) => Some(cut),
@@ -198,10 +198,10 @@ impl Running {
                 sleep(limit.saturating_sub(SLOW_CLIENT)).await;
             };
             self.activity.end_response_after(async move {
-                match lost {
+                match evicted {
                     // The response ends: the rest of the wait is not needed.
-                    Some(lost) => {
-                        let _late = lost.run_until_cancelled_owned(late).await;
+                    Some(evicted) => {
+                        let _late = evicted.run_until_cancelled_owned(late).await;
                     }
                     None => late.await,
                 }
@@ -477,7 +477,7 @@ mod tests {
             });
             let piece = received.await.unwrap();
             let held = is_held.then_some(piece);
-            reader.lost().cancel();
+            reader.evicted().cancel();
             assert_eq!(timeout(MINUTE / 2, activity.response_timeout()).await.is_ok(), is_held);
             assert_eq!(unread.bytes() > 0, is_held);
             drop(held);

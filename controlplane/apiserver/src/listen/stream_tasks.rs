@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_response_that_has_lost_ends_and_other_streams_of_its_connection_do_not() {
+    async fn an_evicted_response_ends_and_other_streams_of_its_connection_do_not() {
         let (client, connection) = tokio::io::duplex(1 << 20);
         let (unread, events) = (Arc::<UnreadBytes>::default(), Arc::<Notify>::default());
         let reader = unread.reader("eve");
@@ -105,7 +105,7 @@ mod tests {
         assert!(watch.frame().await.unwrap().is_ok());
         let list = sender.send_request(get("/list")).await.unwrap().into_body();
         until_yielding("unread bytes of the list", 10, || unread.bytes() > 0).await;
-        reader.lost().cancel();
+        reader.evicted().cancel();
         until_yielding("the end of the list", 10, || unread.bytes() == 0).await;
         assert!(list.collect().await.is_err());
         events.notify_one();

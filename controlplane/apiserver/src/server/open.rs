@@ -1,4 +1,4 @@
-//! Opens a server: makes the services from the configuration, then the default objects, and starts the controllers.
+//! Opens a server: creates the services from the configuration, then the default objects, and starts the controllers.
 
 use std::{
     sync::{Arc, Weak},

@@ -119,7 +119,7 @@ where
 }
 
 /// Waits for the permit of a request with a large body or object. Other requests need none. The permit counts for the
-/// authenticated user: with the names of impersonated users, one user could take the parts of many.
+/// authenticated user. Otherwise one user could use the shares of many impersonated users.
 pub(super) async fn permit_of(call: &Call, seats: &mut Option<Seats>) -> Option<LargeRequestPermit> {
     let bytes = processed_bytes(call);
     if bytes <= MIN_OFFLOADED_BYTES {

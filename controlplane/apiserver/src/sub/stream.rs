@@ -177,7 +177,7 @@ fn query_of(options: &Value) -> String {
     words.finish()
 }
 
-/// The query of a log for the kubelet, which has the container in the path.
+/// The query of a log request to the kubelet, without the container. The path of that request names the container.
 fn log_query(query: &str) -> String {
     let mut words = form_urlencoded::Serializer::new(String::new());
     let kept = form_urlencoded::parse(query.as_bytes()).filter(|(key, _)| key != "container");
@@ -256,7 +256,7 @@ pub(crate) fn check_switch(asked: &HeaderMap, status: StatusCode) -> Result<()> 
     if status != StatusCode::SWITCHING_PROTOCOLS || asked.contains_key(header::UPGRADE) {
         return Ok(());
     }
-    Err(ApiError::internal("the server switched to another protocol without being asked"))
+    Err(ApiError::internal("the server switched to another protocol, but the request has no Upgrade header"))
 }
 
 /// Whether a response is a redirect, which the client would follow with its credentials.
@@ -264,7 +264,8 @@ pub(crate) fn is_redirect<T>(answer: &Response<T>) -> bool {
     answer.status().is_redirection() && answer.headers().contains_key(header::LOCATION)
 }
 
-/// Refuses a kubelet's response that would lead the client elsewhere. The API server itself follows no redirect.
+/// Refuses a kubelet's response that switches to another protocol unasked, or that redirects the client. The API server
+/// itself follows no redirect.
 fn check_answer<T>(asked: &HeaderMap, answer: &Response<T>) -> Result<()> {
     check_switch(asked, answer.status())?;
     if is_redirect(answer) {

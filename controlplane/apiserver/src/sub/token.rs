@@ -30,7 +30,7 @@ const MAX_SECONDS: i64 = 1 << 32;
 const EXTENDABLE_SECONDS: i64 = 3607;
 const EXTENDED_SECONDS: i64 = 365 * 24 * 3600;
 
-/// The fields of a bound object that decide on a token. The other fields are not parsed.
+/// The fields of a bound object that a token request is checked against. The other fields are not parsed.
 const BOUND_FIELDS: [&[&str]; 4] =
     [&["metadata", "uid"], &["spec", "serviceAccountName"], &["spec", "nodeName"], &["spec", "volumes"]];
 
@@ -93,7 +93,7 @@ fn set_name(call: &Call, request: &mut Value) -> Result<()> {
     Ok(())
 }
 
-/// Refuses a request for another account: one that had the name before.
+/// Refuses a request for an earlier account with the same name.
 fn check_uid(call: &Call, asked: &str, own: &str) -> Result<()> {
     if asked.is_empty() || asked == own {
         return Ok(());

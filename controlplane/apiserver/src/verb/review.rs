@@ -16,8 +16,8 @@ use crate::{
 
 /// Maximum number of audiences of a token review.
 const MAX_AUDIENCES: usize = 32;
-/// Maximum bytes of the token of a review, as of the headers of an HTTP/2 request. The authenticators decode tokens on the
-/// async workers.
+/// Maximum bytes of the token of a review. It equals the limit on the headers of an HTTP/2 request. The authenticators
+/// decode tokens on the async workers.
 const MAX_TOKEN_BYTES: usize = 64 << 10;
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
@@ -153,7 +153,7 @@ async fn access(call: &Call, user: &User, spec: &Value) -> Value {
     status
 }
 
-/// The rules that the user has in a namespace. The list is incomplete if an authorizer cannot list what it allows.
+/// The rules that the user has in a namespace. The list is incomplete if an authorizer cannot list its rules.
 fn rules(call: &Call, namespace: &str) -> Value {
     let scope = RulesScope { user: &call.user, namespace, cache: &call.state.cache };
     let found = call.state.authorizers.rules(&scope);

@@ -333,7 +333,7 @@ fn subscribe(
 /// Ends the stream at its time limit and when the server stops.
 fn limited<S: Stream>(call: &Call, lines: S) -> impl Stream<Item = S::Item> + use<S> {
     let asked = call.info.query.number("timeoutSeconds").filter(|seconds| *seconds > 0);
-    let limit = asked.map_or_else(|| unasked_limit(call.state.min_watch), Duration::from_secs);
+    let limit = asked.map_or_else(|| default_limit(call.state.min_watch), Duration::from_secs);
     let shutdown = call.state.shutdown.clone();
     lines.take_until(PolledWhenWoken::new(Box::pin(async move {
         tokio::select! {
@@ -346,7 +346,7 @@ fn limited<S: Stream>(call: &Call, lines: S) -> impl Stream<Item = S::Item> + us
 
 /// Duration of a watch without `timeoutSeconds`: the minimum plus a random time of up to the minimum. Clients therefore
 /// reconnect at different times.
-fn unasked_limit(min: Duration) -> Duration {
+fn default_limit(min: Duration) -> Duration {
     match min.as_secs() {
         0 => Duration::MAX,
         seconds => min + Duration::from_secs(rand::rng().random_range(0..seconds)),
@@ -410,7 +410,8 @@ impl Writer {
         Ok(vec![self.held(line)?])
     }
 
-    /// Counts a large piece until it is sent. An error if the reader has lost because of the limit on unread bytes.
+    /// Counts a large piece until it is sent. Returns an error if the reader is evicted because of the limit on unread
+    /// bytes.
     fn held(&self, piece: Bytes) -> Result<Bytes> {
         match &self.reader {
             Some(reader) => reader.hold(piece).ok_or_else(ApiError::too_many_requests),
@@ -552,7 +553,7 @@ mod tests {
         assert_eq!(events.by_ref().count(), 2001);
         assert_eq!(unread.bytes(), 0);
         let others = [(); 7].map(|()| unread.reader("eve").hold(Bytes::from(vec![0_u8; 9 << 20])).unwrap());
-        // Above the limit the largest response loses first.
+        // Above the limit, the reader of the largest response is evicted first.
         let many = (0..100).map(|_| initial_events(first(), Some(&unread.reader("eve"))));
         let many = many.collect::<Result<Vec<_>>>().unwrap();
         drop((others, many));
@@ -615,10 +616,10 @@ mod tests {
     #[test]
     fn a_watch_ends_after_once_to_twice_the_minimum() {
         for _ in 0..100 {
-            let limit = unasked_limit(Duration::from_secs(10));
+            let limit = default_limit(Duration::from_secs(10));
             assert!((10..20).contains(&limit.as_secs()), "{limit:?}");
         }
-        assert_eq!(unasked_limit(Duration::from_secs(1)), Duration::from_secs(1));
-        assert_eq!(unasked_limit(Duration::ZERO), Duration::MAX);
+        assert_eq!(default_limit(Duration::from_secs(1)), Duration::from_secs(1));
+        assert_eq!(default_limit(Duration::ZERO), Duration::MAX);
     }
 }

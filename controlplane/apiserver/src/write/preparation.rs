@@ -1,4 +1,5 @@
-//! Preparation of a written object: its defaults, and the strategy of the written part. Long defaulting waits for a place.
+//! Preparation of a written object: its defaults, and the strategy of the written part. Long defaulting waits for a
+//! slot.
 
 use coracle_kinds::{Resource, defaults, strategy};
 use serde_json::Value;
@@ -48,7 +49,7 @@ fn apply(kind: &Resource, part: Part, old: &Value, new: &mut Value) {
     kind.strategy().canonical(new);
 }
 
-/// Sets `managedFields` that are computed already; null removes them.
+/// Sets `managedFields` to entries that are already computed. Null removes the field.
 pub(super) fn put_managed_fields(object: &mut Value, entries: Option<Value>) {
     if let Some(metadata) = metadata_mut(object) {
         keep(metadata, "managedFields", &entries.unwrap_or_default());
@@ -63,7 +64,7 @@ mod tests {
     use crate::{custom_resources::with_spec, request_owner};
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_long_preparation_after_admission_needs_a_place() {
+    async fn a_long_preparation_after_admission_needs_a_slot() {
         let kind = with_spec(&json!({"type": "array", "items": {"type": "object", "properties": {
             "a": {"type": "string", "default": "b".repeat(1000)}}}}));
         let object = |items: usize| {

@@ -6,24 +6,24 @@ use serde_json::{Map, Value as Json};
 use super::{Key, Value};
 use crate::duration;
 
-/// Maximum size of a result as JSON, in bytes of memory: objects have at most three megabytes of text.
+/// Maximum size of a result as JSON, in bytes of memory. Objects have at most three megabytes of text.
 const MAX_JSON: usize = 64 << 20;
 
 /// Memory of a JSON value without its text, in bytes.
 const NODE_SIZE: usize = 32;
 
-/// Maximum depth of a result as JSON: below the limit of the decoder of stored objects.
+/// Maximum depth of a result as JSON. It is below the depth limit of the decoder for stored objects.
 const MAX_JSON_DEPTH: usize = 100;
 
 impl Value<'_> {
-    /// The value as JSON. `None` if the JSON is larger or deeper than allowed: a value can share one part many times, and
-    /// JSON has a copy for each.
+    /// The value as JSON. `None` if the JSON is larger or deeper than allowed. A value can refer to the same part many
+    /// times; JSON has a copy for each reference.
     pub fn to_limited_json(&self) -> Option<Json> {
         self.weigh(&mut MAX_JSON.clone(), 0)?;
         Some(self.to_json())
     }
 
-    /// Subtracts the size of the value as JSON from `left`. None if the value is too large or too deep.
+    /// Subtracts the size of the value as JSON from `left`. `None` if the value is too large or too deep.
     pub(crate) fn weigh(&self, left: &mut usize, depth: usize) -> Option<()> {
         *left = left.checked_sub(NODE_SIZE)?;
         if depth > MAX_JSON_DEPTH {

@@ -1,5 +1,5 @@
-//! Reserved names and addresses: no node gets a certificate for them. With a certificate for a reserved name, a node
-//! could pose as the API server or a service to every client that trusts the cluster's CA.
+//! Reserved names and addresses. No node gets a certificate for them, because the node could then pose as the API
+//! server or a service to every client that trusts the cluster's CA.
 //!
 //! A node on the control plane's machine does have the API server's address. If both run in one process, the node gets
 //! its certificate without a request. If they are two processes, the control plane's configuration has the node's
@@ -62,6 +62,6 @@ impl<'a> Reserved<'a> {
         }
         let shared = self.own_node == Some(node);
         let found = !shared && self.addresses.iter().any(|own| own.to_canonical() == address);
-        found.then(|| format!("{address} is the API server's"))
+        found.then(|| format!("{address} is an address of the API server"))
     }
 }

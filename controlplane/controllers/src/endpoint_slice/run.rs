@@ -142,14 +142,14 @@ pub(crate) struct Identity {
 
 /// The annotations of slices.
 pub(crate) enum Annotations {
-    /// Written slices have the time of the change that caused the write. `None` if it is unknown. Other annotations
-    /// stay.
+    /// Each written slice gets the time of the change that caused the write. `None` if the time is unknown. Other
+    /// annotations stay.
     Trigger(Option<String>),
     /// All slices have exactly these annotations.
     Exact(BTreeMap<String, String>),
 }
 
-/// The labels or annotations that slices have from their service or Endpoints: all, up to [`MAX_COPIED_BYTES`].
+/// Copies the labels or annotations of a service or of Endpoints for its slices, up to [`MAX_COPIED_BYTES`].
 pub(crate) fn copied<'a>(
     all: impl IntoIterator<Item = (&'a String, &'a String)>,
 ) -> BTreeMap<String, String> {
@@ -226,7 +226,8 @@ pub(crate) async fn apply(
     Ok(())
 }
 
-/// The merge patch of labels or annotations: the desired ones, and null for those to remove. `None` if all are current.
+/// The merge patch of labels or annotations. It has the desired entries, and null for each entry to remove. `None` if
+/// all are current.
 fn patch_of(known: Option<&BTreeMap<String, String>>, desired: &BTreeMap<String, String>) -> Option<Value> {
     if known.into_iter().flatten().eq(desired) {
         return None;

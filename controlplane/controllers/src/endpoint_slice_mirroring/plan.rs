@@ -25,8 +25,8 @@ pub(crate) fn is_mirrored(endpoints: &Endpoints, service: &Service) -> bool {
     !skips && !is_lock && service.spec.selector.as_ref().is_none_or(|selector| selector.is_empty())
 }
 
-/// The annotations that slices copy: all but the time of the last change and the content that `kubectl apply` keeps, as
-/// upstream.
+/// The annotations that slices copy. As upstream, the time of the last change and the content that `kubectl apply`
+/// stores are excluded.
 pub(crate) fn annotations(endpoints: &Endpoints) -> impl Iterator<Item = (&String, &String)> {
     let all = endpoints.metadata.annotations.iter().flatten();
     all.filter(|(name, _)| ![trigger_time::ANNOTATION, LAST_APPLIED].contains(&name.as_str()))

@@ -1,4 +1,4 @@
-//! Scopes: which pods and claims a quota covers.
+//! The scopes of a quota. They select the pods and claims that the quota covers.
 
 use std::fmt;
 
@@ -68,7 +68,7 @@ impl ScopeSelector {
         }
     }
 
-    /// Whether the selector chooses one of the values, or their absence.
+    /// Whether the selector matches one of the values, or the absence of values.
     fn selects(&self, values: &[&str]) -> bool {
         let named = |value: &&str| self.values.iter().any(|known| known == value);
         match self.operator.as_str() {

@@ -1,4 +1,4 @@
-//! Object metadata.
+//! Validation of object metadata.
 
 use std::collections::HashSet;
 

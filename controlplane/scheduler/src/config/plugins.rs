@@ -38,7 +38,7 @@ const SCORES: [&str; 8] = [
 const DEVICES: &str = "DynamicResources";
 /// Plugins that no profile can disable.
 const FIXED: [&str; 4] = ["SchedulingGates", PRIORITY_SORT, "DefaultBinder", DEVICES];
-/// Upstream's order of waiting pods. A profile that names it has no turns of namespaces.
+/// Upstream's order of waiting pods. If a profile names it, the namespaces do not take turns.
 const PRIORITY_SORT: &str = "PrioritySort";
 const PREEMPTION: &str = "DefaultPreemption";
 const GANGS: &str = "GangScheduling";

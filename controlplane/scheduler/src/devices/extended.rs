@@ -136,7 +136,7 @@ impl State {
         let others = pod.spec.containers.iter().map(|container| ContainerRequests::of(container, false));
         let containers: Vec<ContainerRequests> = inits.chain(others).collect();
         let (mut requests, mut mapped) = (BTreeMap::new(), 0);
-        // A pod with more mappings gets no claim.
+        // A pod with more than [`MAPPINGS_MAX`] mappings gets no claim, so the remaining resources are skipped.
         for name in &of_classes {
             if mapped > MAPPINGS_MAX {
                 break;

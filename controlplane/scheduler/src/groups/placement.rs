@@ -34,7 +34,7 @@ enum Placement {
     /// A node can run the pod.
     Fits(String, Reserved),
     /// A node can run the pod after these victims are deleted.
-    MadeRoom { node: String, victims: Vec<Victim>, message: String },
+    FitsAfterPreemption { node: String, victims: Vec<Victim>, message: String },
     /// No node can run the pod, for this reason.
     Refused(String),
     /// A filter or a reservation failed with this error.
@@ -123,7 +123,7 @@ pub(crate) fn place(
         GangFit::Failed
     } else if count < needed.max(1) {
         GangFit::Never
-    } else if places.iter().any(|place| matches!(place, Placement::MadeRoom { .. })) {
+    } else if places.iter().any(|place| matches!(place, Placement::FitsAfterPreemption { .. })) {
         GangFit::AfterPreemption
     } else {
         GangFit::Now
@@ -161,10 +161,10 @@ fn settle(place: Placement, fit: GangFit, verdict: &Verdict, snapshot: &Snapshot
         (_, GangFit::Failed) => refuse(&verdict.message, None),
         (Placement::Fits(node, reserved), GangFit::Now) => Decision::Bind(node, reserved),
         (Placement::Fits(node, _), GangFit::AfterPreemption) => refuse(WAITS_FOR_PREEMPTION, Some(node)),
-        (Placement::MadeRoom { node, victims, message }, GangFit::AfterPreemption) => {
+        (Placement::FitsAfterPreemption { node, victims, message }, GangFit::AfterPreemption) => {
             Decision::Refuse { message, nominated: Some(node), victims }
         }
-        (Placement::Fits(..) | Placement::MadeRoom { .. }, _) => refuse(NO_QUORUM, None),
+        (Placement::Fits(..) | Placement::FitsAfterPreemption { .. }, _) => refuse(NO_QUORUM, None),
         (Placement::Refused(message), _) => refuse(&message, None),
     }
 }
@@ -205,7 +205,7 @@ impl<'a> Attempt<'a> {
             Err(refused) => refused,
         };
         self.helped_by = self.helped_by | refused.helped_by;
-        let place = self.make_room(pod, refused);
+        let place = self.preempt_for(pod, refused);
         if let Placement::Refused(message) = &place {
             self.refused = Some((pod, message.clone()));
         }
@@ -219,7 +219,7 @@ impl<'a> Attempt<'a> {
     }
 
     /// Removes victims of lower priority for a pod that no node can run.
-    fn make_room(&mut self, pod: &Pod, refused: Unschedulable) -> Placement {
+    fn preempt_for(&mut self, pod: &Pod, refused: Unschedulable) -> Placement {
         let devices = self.snapshot.devices.outcome(pod);
         if !self.profile.preempts {
             return Placement::Refused(with_outcome(&refused, devices, ""));
@@ -244,7 +244,7 @@ impl<'a> Attempt<'a> {
             }
         }
         self.assume(pod, &node);
-        Placement::MadeRoom { node, victims, message: refused.message }
+        Placement::FitsAfterPreemption { node, victims, message: refused.message }
     }
 
     /// The nominated node of a pod whose victims are still terminating there.

@@ -1,4 +1,4 @@
-//! The binding of a pod: its volumes and devices first, then the request; and its result.
+//! The binding of a pod: first its volumes and devices, then the request. Also handles the result of the binding.
 
 use std::sync::Arc;
 

@@ -32,7 +32,7 @@ pub(super) struct ExtenderCalls {
     pub(super) extenders: Arc<[Remote]>,
     /// Popped pods that wait for the extenders.
     waiting: TurnQueue,
-    /// Number of pods that were added to the waiting ones.
+    /// Number of pods that were added to `waiting` so far.
     pushed: u64,
     /// The call in flight.
     in_flight: JoinSet<ExtenderOutcome>,

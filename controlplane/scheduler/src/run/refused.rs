@@ -318,7 +318,7 @@ mod tests {
         let refused = scheduler.queue.pop(Instant::now()).unwrap();
         scheduler.schedule_alone(refused, &Profile::default());
         assert_eq!(scheduler.queue.due(), None);
-        scheduler.node_gone("b");
+        scheduler.remove_node("b");
         assert!(scheduler.queue.due().is_some(), "one domain is left");
     }
 

@@ -20,9 +20,9 @@ use crate::{Error, private_file};
 
 /// Maximum bytes of the file.
 const MAX_FILE_BYTES: u64 = 1 << 20;
-/// Default of a plugin's timeout, as upstream.
+/// Default timeout of a plugin, as upstream.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Maximum of a plugin's timeout.
+/// Maximum timeout of a plugin, in seconds.
 const MAX_TIMEOUT_SECONDS: u64 = 60;
 
 #[derive(Deserialize)]
@@ -116,8 +116,8 @@ pub(super) fn load(path: &Path, former: &[Rule]) -> Result<Vec<Rule>, Error> {
     Ok(rules)
 }
 
-/// The plugin with these settings. Resources share it, and a reload reuses it. `known`: the providers of the former
-/// file and of the entries above. `names`: the names of the plugins above.
+/// Returns the plugin with these settings, or starts it. Resources share a plugin, and a reload reuses it. `known` has
+/// the providers of the former file and of the earlier entries. `names` has the names of the earlier plugins.
 fn kms(
     settings: KmsSettings,
     known: &mut Vec<Arc<Provider>>,
@@ -181,7 +181,7 @@ impl Keys {
             let field = format!("{}.keys[{index}]", scheme.name());
             if entry.name.is_empty() || entry.name.contains(':') || !names.insert(entry.name.clone()) {
                 return Err(format!(
-                    "{field}.name: {:?} is empty, has a colon or is a duplicate",
+                    "{field}.name: {:?} is empty, contains a colon or is a duplicate",
                     entry.name
                 ));
             }
@@ -209,7 +209,7 @@ impl KmsEntry {
             ));
         }
         if self.name.is_empty() || self.name.contains(':') {
-            return Err(format!("kms.name: {:?} must not be empty and have no colon", self.name));
+            return Err(format!("kms.name: {:?} must not be empty and must not contain a colon", self.name));
         }
         let socket =
             self.endpoint.strip_prefix("unix://").map(PathBuf::from).filter(|path| path.is_absolute());

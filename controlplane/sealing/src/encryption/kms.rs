@@ -50,7 +50,7 @@ const MAX_WAITING: usize = 8;
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval of key checks after a failed check.
 const RETRY_INTERVAL: Duration = Duration::from_secs(10);
-/// Time of failed checks after which no value is encrypted, as upstream: the key may have been revoked meanwhile.
+/// Duration of failed checks after which no value is encrypted, as upstream. The key may have been revoked meanwhile.
 const MAX_FAILING: Duration = Duration::from_secs(180);
 /// Maximum bytes of the key id in a response, as upstream.
 const MAX_KEY_ID: usize = 1 << 10;

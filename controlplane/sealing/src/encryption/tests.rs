@@ -82,7 +82,7 @@ fn the_first_provider_writes_and_all_read() {
         }
     }
     assert_eq!(all.open(SECRET, b"{}").unwrap(), None);
-    // A file that is invalid changes nothing.
+    // An invalid file changes nothing.
     of(&["{}".to_owned()]);
     assert!(all.reload().is_err());
     assert!(all.is_current(SECRET, written.last().unwrap()));

@@ -108,8 +108,8 @@ fn end(journal: &mut impl BufRead) -> io::Result<End> {
                 }
             }
             Ok(None) => return Ok(End::Damaged(at)),
-            // Zeros and the end of the file are a valid end of the journal. But if the last entry has a wrong length,
-            // it may include later batches: then the journal is damaged.
+            // Zeros and the end of the file are a valid end of the journal. But an entry with a wrong length may
+            // include later batches. Then the journal is damaged.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                 let includes_batches = data.windows(MAGIC.len()).any(|bytes| bytes == MAGIC);
                 return Ok(match (includes_batches, at > whole) {

@@ -38,7 +38,7 @@ struct Limit {
     buckets: Mutex<Buckets>,
 }
 
-/// Which requests share a bucket.
+/// The requests that share a bucket.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq)]
 enum Scope {
     Server,

@@ -1,5 +1,5 @@
-//! Default and allowed tolerations of the pods of a namespace. They are set by annotations of the namespace, otherwise
-//! by the plugin's configuration.
+//! Default and allowed tolerations of the pods of a namespace. Annotations of the namespace set them, otherwise the
+//! plugin's configuration.
 //!
 //! Source: `plugin/pkg/admission/podtolerationrestriction`.
 

@@ -87,7 +87,7 @@ fn cannot_change(attributes: &Attributes<'_>) -> bool {
     is_exempt(attributes) || attributes.operation == Operation::Delete
 }
 
-/// Applies a policy for each of its bindings and parameters. Returns whether a match condition held.
+/// Applies a policy for each of its bindings and parameters. Returns whether the match conditions held at least once.
 async fn apply(
     admission: &Admission,
     bound: &Bound<MutatingPolicy>,
@@ -134,8 +134,8 @@ struct Invocation<'a> {
 }
 
 impl Invocation<'_> {
-    /// Applies the mutations in order. The outer error is an error of a conversion, or of too many waiting
-    /// requests. The inner one is an error of the policy.
+    /// Applies the mutations in order. The outer error means that a conversion failed, or that too many requests wait.
+    /// The inner error is an error of the policy.
     async fn run(
         &self,
         admission: &Admission,

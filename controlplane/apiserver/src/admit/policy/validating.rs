@@ -170,7 +170,7 @@ fn count(admission: &Admission, policy: &str, binding: &Binding, outcome: &Outco
     }
 }
 
-/// The kind of a failure. As upstream, only its message shows it.
+/// The kind of a failure. As upstream, it is read from the message.
 fn failure_kind(message: &str) -> FailureKind {
     const BUDGET: &str = "validation failed due to running out of cost budget";
     if message.starts_with("expression '") && message.contains("': compilation failed: ") {

@@ -1,8 +1,8 @@
 //! Groups that an issuer keeps at another endpoint: distributed claims (OpenID Connect Core 1.0, section 5.6.2).
 //!
-//! The endpoint returns a second token with the claim. Unlike upstream, the issuer of the first token must have signed it, and
-//! its subject, if it has one, must be that of the first token. With any other issuer, an endpoint could give any groups to a
-//! user.
+//! The endpoint returns a second token with the claim. Unlike upstream, the issuer of the first token must have signed
+//! the second token. If the second token has a subject, it must equal the subject of the first token. Otherwise an
+//! endpoint could give any groups to a user.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -23,9 +23,9 @@ const MAX_TOKEN: usize = 256 << 10;
 const MAX_VALUES: usize = 4096;
 /// Maximum concurrent requests for the claims of one issuer's tokens. One owner of requests gets half of them.
 const MAX_CONCURRENT: usize = 16;
-/// Maximum requests that wait for one of these. One owner gets a quarter of them.
+/// Maximum requests that wait for their turn. One owner gets a quarter of them.
 const MAX_WAITING: usize = 256;
-/// Timeout of a request for a claim, with its wait.
+/// Timeout of a request for a claim, including the wait for its turn.
 const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Reason why a distributed claim is not available.
@@ -59,7 +59,7 @@ pub(super) enum DistributedError {
     TooManyValues,
 }
 
-/// Where a claim is.
+/// The endpoint that has a claim, and the token for access.
 #[derive(Debug, Default, Deserialize, PartialEq, Eq)]
 #[serde(default)]
 pub(super) struct Source {

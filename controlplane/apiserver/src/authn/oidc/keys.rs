@@ -131,8 +131,8 @@ impl Keys {
         }
     }
 
-    /// The keys that the issuer has beside those that were tried. For a token without a key id: only its signature shows that
-    /// the issuer has replaced the key.
+    /// Returns the keys of the issuer that were not tried yet. This is for a token without a key id, because only its
+    /// signature shows that the issuer has replaced the key.
     pub(super) async fn newer(&self, wanted: Wanted<'_>, tried: &[Jwk]) -> Vec<Jwk> {
         let mut fetched = self.fetched.lock().await;
         if self.known(wanted) == tried && !is_recent(*fetched) {
@@ -168,7 +168,10 @@ impl Keys {
     async fn fetch(&self) -> Result<Vec<Jwk>, String> {
         let document = self.get(&self.discovery).await?;
         if document["issuer"] != self.issuer.as_str() {
-            return Err(format!("{} is the document of the issuer {}", self.discovery, document["issuer"]));
+            return Err(format!(
+                "{} is the discovery document of the issuer {}",
+                self.discovery, document["issuer"]
+            ));
         }
         parse(&self.get(key_set_url(&document)?).await?)
     }
@@ -180,7 +183,7 @@ impl Keys {
     }
 }
 
-/// Whether the last fetch was a short time ago.
+/// Whether the last fetch was less than [`MIN_FETCH_INTERVAL`] ago.
 fn is_recent(fetched: Option<Instant>) -> bool {
     fetched.is_some_and(|last| last.elapsed() < MIN_FETCH_INTERVAL)
 }

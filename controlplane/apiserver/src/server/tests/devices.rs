@@ -1,4 +1,4 @@
-//! Rights to devices: admin access by a label of the namespace, and rights to parts of a claim's status.
+//! Permissions for devices: admin access by a label of the namespace, and permissions for parts of a claim's status.
 
 use super::*;
 
@@ -41,7 +41,7 @@ async fn admin_access_to_devices_needs_the_label_of_the_namespace() {
     assert_eq!(server.post(TEMPLATES, template).await.code, 201);
     let allocated = server.merge(&of_plain, status).await;
     assert_eq!(allocated.code, 200, "{}", allocated.body);
-    // Claims that exist can still be changed without the label.
+    // Existing claims can still be changed without the label.
     assert_eq!(server.merge(namespace, labelled(Value::Null)).await.code, 200);
     let marked = json!({"metadata": {"labels": {"a": "b"}}});
     for path in [format!("{CLAIMS}/admin"), of_plain] {
@@ -57,7 +57,7 @@ async fn merge_status(server: &Fixture, user: &User, status: Value) -> Answer {
     server.send(user.clone(), request.body(Full::new(body.into())).unwrap()).await
 }
 
-/// Gives a user a right in all namespaces.
+/// Grants a user a permission in all namespaces.
 async fn grant(server: &Fixture, user: &User, verb: &str, subresource: &str, name: Option<&str>) {
     const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
     let role = format!("{}-{subresource}", user.name.replace(':', "-"));
@@ -73,7 +73,7 @@ async fn grant(server: &Fixture, user: &User, verb: &str, subresource: &str, nam
 }
 
 #[tokio::test]
-async fn parts_of_the_status_of_a_claim_need_rights_of_their_own() {
+async fn parts_of_the_status_of_a_claim_need_their_own_permissions() {
     let server = Fixture::new().await;
     let made = server.post(CLAIMS, json!({"metadata": {"name": "c"}, "spec": spec(false)})).await;
     assert_eq!(made.code, 201, "{}", made.body);
@@ -83,7 +83,8 @@ async fn parts_of_the_status_of_a_claim_need_rights_of_their_own() {
     driver.extra.insert("authentication.kubernetes.io/node-name".to_owned(), node("m"));
     grant(&server, &scheduler, "patch", "status", None).await;
     grant(&server, &driver, "patch", "status", None).await;
-    // A claim without an allocation loses `status.devices`: the right to write this field is checked only with an allocation.
+    // The server removes `status.devices` from a claim without an allocation. The permission to write this field is
+    // checked only with an allocation.
     let early = json!({"devices": [{"driver": "other.example.com", "pool": "p", "device": "d"}]});
     let early = merge_status(&server, &driver, early).await;
     assert_eq!((early.code, &early.body["status"]["devices"]), (200, &Value::Null), "{}", early.body);
@@ -101,7 +102,7 @@ async fn parts_of_the_status_of_a_claim_need_rights_of_their_own() {
     grant(&server, &scheduler, "patch", "binding", None).await;
     let allocated = merge_status(&server, &scheduler, json!({"allocation": allocation})).await;
     assert_eq!(allocated.code, 200, "{}", allocated.body);
-    // The driver's account has the right for the claims of the node on which it runs.
+    // The driver's service account has the permission for the claims of the driver's own node.
     grant(&server, &driver, "associated-node:patch", "driver", Some("d.example.com")).await;
     let devices = json!({"devices": [{"driver": "d.example.com", "pool": "p", "device": "d"}]});
     let refused = merge_status(&server, &driver, devices.clone()).await;

@@ -20,7 +20,7 @@ const CAPABILITIES: &[&str] = &[
     "SYS_CHROOT",
 ];
 
-/// Each version adds the sysctls of its row.
+/// The allowed sysctls. Each version adds the sysctls of its row.
 const SYSCTLS: &[(u32, &[&str])] = &[
     (
         0,
@@ -91,7 +91,7 @@ pub(super) fn host_ports(pod: &Pod<'_>) -> Option<Violation> {
     violation("hostPort", detail)
 }
 
-/// A probe or hook with `host` makes the node connect to any address.
+/// Checks the field `host` of probes and lifecycle hooks. With `host`, the node connects to any address.
 pub(super) fn host_probes(pod: &Pod<'_>) -> Option<Violation> {
     let mut hosts = SortedTexts::new();
     let names = pod.named(|container| {
