@@ -21,7 +21,7 @@ use futures::StreamExt as _;
 use http::{HeaderMap, HeaderValue, Uri, header};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, BodyStream, StreamBody};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value, json, value::to_raw_value};
 
 use crate::{
     authn::User,
@@ -272,7 +272,7 @@ impl Record {
         }
         if is_recorded {
             self.omit_managed_fields(&mut object);
-            event.request_object = Some(object);
+            event.request_object = to_raw_value(&object).ok();
         }
     }
 
@@ -329,7 +329,7 @@ impl Record {
         }
         if self.decision.level == Level::RequestResponse && event.object_ref.is_some() {
             self.omit_managed_fields(&mut object);
-            event.response_object = Some(object);
+            event.response_object = to_raw_value(&object).ok();
         }
     }
 
