@@ -21,7 +21,7 @@ use futures::StreamExt as _;
 use http::{HeaderMap, HeaderValue, Uri, header};
 use http_body::Frame;
 use http_body_util::{BodyExt as _, BodyStream, StreamBody};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value, json, value::to_raw_value};
 
 use crate::{
     authn::User,
@@ -118,7 +118,8 @@ impl Auditor {
     /// Starts the record of a request. `None` if the policy records nothing about it.
     ///
     /// # Errors
-    /// A backend in the mode `blocking-strict` does not have the first event. The request must not run.
+    /// A backend in the mode `blocking-strict` does not have the first event, or too many requests wait for a backend. The
+    /// request must not run.
     pub(crate) async fn begin(
         self: &Arc<Self>,
         request: &Received<'_>,
@@ -140,6 +141,10 @@ impl Auditor {
         if decision.level == Level::None {
             return Ok(None);
         }
+        // The memory of requests of unknown clients is limited.
+        let is_known = request.user.is_some_and(|user| !user.is_anonymous());
+        let waits = is_known && !decision.omit_stages.contains(&Stage::RequestReceived);
+        let _place = if waits { self.backends.enter(&request.owner)? } else { None };
         let (event, owner) = (Mutex::new(event(&decision, request)), request.owner.clone());
         let (annotated, is_complete) = (AtomicUsize::new(0), AtomicBool::new(false));
         let auditor = self.clone();
@@ -267,7 +272,7 @@ impl Record {
         }
         if is_recorded {
             self.omit_managed_fields(&mut object);
-            event.request_object = Some(object);
+            event.request_object = to_raw_value(&object).ok();
         }
     }
 
@@ -324,7 +329,7 @@ impl Record {
         }
         if self.decision.level == Level::RequestResponse && event.object_ref.is_some() {
             self.omit_managed_fields(&mut object);
-            event.response_object = Some(object);
+            event.response_object = to_raw_value(&object).ok();
         }
     }
 

@@ -286,7 +286,8 @@ impl Apiserver {
         let Some(auditor) = &self.state.auditor else { return (caller, None) };
         let begun = {
             let user = caller.as_ref().ok();
-            let owner = user.map_or_else(
+            // As one owner, anonymous clients could delay the probes of others.
+            let owner = user.filter(|user| !user.is_anonymous()).map_or_else(
                 || request_seats::source(&parts.extensions),
                 |user| in_flight::queued_owner(user).into(),
             );

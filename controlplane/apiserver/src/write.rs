@@ -75,10 +75,7 @@ pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Re
     let is_named = !text(&object, "name").is_empty();
     let base = text(&object, if is_named { "name" } else { "generateName" }).to_owned();
     let attributes = Attributes { is_prefix: !is_named, ..call.attributes(Operation::Create, &base, None) };
-    if kind.is_terminating {
-        let why = "create not allowed while custom resource definition is terminating";
-        return Err(ApiError::forbidden_object(kind, &base, why));
-    }
+    check_definition(call, &base)?;
     let identity = Identity::of(&object);
     call.state.admission.mutate(&attributes, &mut object).await?;
     identity.check(kind, &object)?;
@@ -153,6 +150,7 @@ async fn commit_new(
         return other(ApiError::bad_request("resourceVersion should not be set on objects to be created"));
     }
     let charged = quota::charge(call, name, object, None).await.map_err(Failed::Other)?;
+    check_definition(call, name).map_err(Failed::Other)?;
     let namespace = if kind.namespaced { text(object, "namespace") } else { "" };
     if call.dry_run().map_err(Failed::Other)? {
         if call.state.cache.get(kind, namespace, name).is_some() {
@@ -167,6 +165,20 @@ async fn commit_new(
         Err(Failed::Conflict) => other(taken(kind, object)),
         Err(failed) => Err(failed),
     }
+}
+
+/// Refuses a new custom resource if its definition is being deleted or does not exist any more. Unlike upstream, the check is
+/// repeated before the commit: a slow body or webhook may delay the request until the other objects are deleted. The new object
+/// would then stay in the store, and a later definition of that name would have it.
+fn check_definition(call: &Call, name: &str) -> Result<()> {
+    let kind = &call.kind;
+    let registry = call.state.registry.load();
+    let current = registry.find_stored(&kind.group, &kind.plural);
+    if kind.is_built_in() || current.is_some_and(|current| !current.is_terminating) {
+        return Ok(());
+    }
+    let why = "create not allowed while custom resource definition is terminating";
+    Err(ApiError::forbidden_object(kind, name, why))
 }
 
 /// The error if another object has the name of a new object.

@@ -16,6 +16,7 @@ use super::{
     blocking::BlockingWebhook,
     webhook::{AuditWebhook, AuditWebhookConfig},
 };
+use crate::{error::ApiError, webhook_connections::WebhookPermit};
 
 /// Maximum time that a request waits at one stage for backends in a blocking mode.
 const MAX_WAIT: Duration = Duration::from_secs(30);
@@ -102,6 +103,24 @@ impl Backends {
     /// Counts a request that is refused because its first event was not stored.
     pub(super) fn count_refused(&self) {
         self.refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Counts a request of an owner that waits for another server before it runs. The empty owner has no limit: it stands for
+    /// members of `system:masters`.
+    ///
+    /// # Errors
+    /// Too many requests wait. The client may retry.
+    pub(super) fn enter(&self, owner: &Arc<str>) -> Result<Option<WebhookPermit>, ApiError> {
+        let Some(Webhook::Blocking(webhook)) = &self.webhook else { return Ok(None) };
+        if owner.is_empty() {
+            return Ok(None);
+        }
+        let place = webhook.enter(owner);
+        if place.is_none() {
+            self.count_refused();
+            return Err(ApiError::too_many_requests());
+        }
+        Ok(place)
     }
 
     /// Whether requests wait for another server.

@@ -1,5 +1,6 @@
 //! The webhook backend in a blocking mode: each event is a request of its own. The number of calls and the bytes of their
-//! events are limited, and the owners of requests share both fairly.
+//! events are limited, and the owners of requests share both fairly. So is the number of requests that wait before they run:
+//! the limit on requests in flight does not apply to them yet.
 
 use std::{
     path::Path,
@@ -17,6 +18,7 @@ use crate::{
     large_requests::{LargeRequestPermit, LargeRequests},
     remote::Remote,
     request_owner,
+    webhook_connections::{WebhookConnections, WebhookPermit},
 };
 
 /// Maximum KiB of the events that are being sent. One owner gets half of it.
@@ -24,18 +26,26 @@ const MAX_KIB: u32 = 32 << 10;
 /// Maximum KiB of shortened events, which have no objects. They are for requests whose clients have disconnected. One
 /// owner gets half of it.
 const MAX_SHORTENED_KIB: u32 = 16 << 10;
+/// Minimum KiB for which an event counts. So the events of one owner, and those of all, are fewer than the calls that may wait
+/// for the server ([`Remote`]). Otherwise very many small events of an owner would use up these places, and its further
+/// events would be lost.
+const MIN_KIB: u32 = 32;
+/// Maximum number of requests that wait before they run. One owner gets at most as many places as are still free.
+const MAX_WAITING: usize = 1024;
 
 /// Sends each event at once.
 pub(super) struct BlockingWebhook {
     remote: Arc<Remote>,
     memory: LargeRequests,
     shortened: LargeRequests,
+    /// The requests that wait before they run. They hold their places; no request waits for a place.
+    waiting: WebhookConnections,
     lost: Arc<AtomicU64>,
 }
 
-/// KiB of memory that a line takes, at most `most`.
+/// KiB of memory for which a line counts, at most `most`.
 fn kib(line: &str, most: u32) -> u32 {
-    u32::try_from(line.len().div_ceil(1024)).map_or(most, |kib| kib.clamp(1, most))
+    u32::try_from(line.len().div_ceil(1024)).map_or(most, |kib| kib.clamp(MIN_KIB, most))
 }
 
 /// Counts a lost event.
@@ -56,7 +66,13 @@ impl BlockingWebhook {
         let remote = Arc::new(webhook::remote(file)?);
         let [memory, shortened] =
             [MAX_KIB, MAX_SHORTENED_KIB].map(|kib| LargeRequests::with_budget(kib, kib / 2));
-        Ok(Self { remote, memory, shortened, lost })
+        let waiting = WebhookConnections::of_one_host(MAX_WAITING, 0);
+        Ok(Self { remote, memory, shortened, waiting, lost })
+    }
+
+    /// The place of a request of an owner that waits before it runs. `None` if too many wait.
+    pub(super) fn enter(&self, owner: &Arc<str>) -> Option<WebhookPermit> {
+        self.waiting.acquire("", owner.clone()).now_or_never().flatten()
     }
 
     /// Waits for memory for an event of an owner's request. `None` if the deadline passes.
@@ -140,5 +156,32 @@ mod tests {
         let memory = webhook.reserve_shortened("{}", "eve");
         assert_eq!(webhook.send("{}\n", memory, &"eve".into()).await, Ok(true));
         assert_eq!((lost.load(Ordering::Relaxed), hook.count()), (1, 1));
+    }
+
+    #[tokio::test]
+    async fn an_owner_with_very_many_small_events_loses_none() {
+        let hook = Hook::start(|_| (200, String::new())).await;
+        let lost = Arc::<AtomicU64>::default();
+        let webhook = BlockingWebhook::new(&hook.file(), lost.clone()).unwrap();
+        let eve: Arc<str> = "eve".into();
+        let memory = std::iter::from_fn(|| webhook.reserve_now("{}", &eve));
+        let events: Vec<_> = memory.map(|memory| webhook.send("{}\n", Some(memory), &eve)).collect();
+        assert_eq!(events.len(), 512);
+        for event in events {
+            assert_eq!(event.await, Ok(true));
+        }
+        assert_eq!((lost.load(Ordering::Relaxed), hook.count()), (0, 512));
+    }
+
+    #[tokio::test]
+    async fn requests_that_wait_before_they_run_are_limited() {
+        let hook = Hook::start(|_| (200, String::new())).await;
+        let webhook = BlockingWebhook::new(&hook.file(), Arc::default()).unwrap();
+        let enter = |owner: &str| webhook.enter(&owner.into());
+        let held: Vec<_> = std::iter::from_fn(|| enter("eve")).collect();
+        assert_eq!(held.len(), MAX_WAITING / 2);
+        assert!(enter("bob").is_some());
+        drop(held);
+        assert!(enter("eve").is_some());
     }
 }

@@ -33,7 +33,7 @@ pub(super) struct Issuers(Vec<Arc<Issuer>>);
 /// One issuer with its keys. The first token causes the first fetch of the keys.
 struct Issuer {
     config: IssuerConfig,
-    keys: Keys,
+    keys: Arc<Keys>,
     /// The client for distributed claims. `None` if the groups are not a claim.
     endpoints: Option<Endpoints>,
 }
@@ -90,7 +90,7 @@ impl Issuers {
         let issuer = |config: IssuerConfig| {
             let has_claim = matches!(config.groups, Some(Mapping::Claim(_)));
             let endpoints = has_claim.then(|| Endpoints::new(&config)).transpose()?;
-            Ok(Arc::new(Issuer { keys: Keys::new(&config)?, endpoints, config }))
+            Ok(Arc::new(Issuer { keys: Arc::new(Keys::new(&config)?), endpoints, config }))
         };
         configs.into_iter().map(issuer).collect::<Result<Vec<_>, String>>().map(Self)
     }

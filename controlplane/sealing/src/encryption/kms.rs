@@ -314,6 +314,10 @@ fn serve(shared: &Arc<Shared>, settings: KmsSettings, mut queue: UnboundedReceiv
 }
 
 async fn check(shared: &Shared, client: &Client, done: Option<mpsc::Sender<Result<(), String>>>) {
+    // If the plugin responds slower than checks are due, waiting checks would accumulate.
+    if done.is_none() && shared.renewing.try_lock().is_err() {
+        return;
+    }
     let outcome = renew(shared, client).await;
     shared.checks().record(&outcome);
     match (done, outcome) {

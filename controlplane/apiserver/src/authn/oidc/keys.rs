@@ -11,10 +11,13 @@ use jsonwebtoken::{
 use reqwest::{Client, redirect};
 use rustls_pki_types::{CertificateDer, pem::PemObject as _};
 use serde_json::Value;
-use tokio::{sync::Mutex, time::Instant};
+use tokio::{
+    sync::{Mutex, OwnedMutexGuard},
+    time::Instant,
+};
 
 use super::config::IssuerConfig;
-use crate::resolver::HttpLookups;
+use crate::{request_owner, resolver::HttpLookups};
 
 /// Maximum bytes of a document of the issuer.
 const MAX_DOCUMENT: usize = 1 << 20;
@@ -38,7 +41,7 @@ pub(super) struct Keys {
     /// Time at which the current keys were fetched.
     renewed: ArcSwap<Option<Instant>>,
     /// Time of the last fetch: its start while it runs, then its end. Locked during a fetch, so that only one runs.
-    fetched: Mutex<Option<Instant>>,
+    fetched: Arc<Mutex<Option<Instant>>>,
 }
 
 /// Describes the keys that may have signed a token.
@@ -103,28 +106,28 @@ impl Keys {
             discovery: base,
             current: ArcSwap::default(),
             renewed: ArcSwap::default(),
-            fetched: Mutex::default(),
+            fetched: Arc::default(),
         })
     }
 
     /// The keys that may have signed a token.
-    pub(super) async fn find(&self, wanted: Wanted<'_>) -> Result<Vec<Jwk>, String> {
+    pub(super) async fn find(self: &Arc<Self>, wanted: Wanted<'_>) -> Result<Vec<Jwk>, String> {
         let keys = self.known(wanted);
         if !keys.is_empty() && !self.is_old() {
             return Ok(keys);
         }
-        let mut fetched = match self.fetched.try_lock() {
+        let fetched = match self.fetched.clone().try_lock_owned() {
             Ok(fetched) => fetched,
             // Another request is fetching the keys. Use the old keys until it has finished.
             Err(_) if !keys.is_empty() => return Ok(keys),
-            Err(_) => self.fetched.lock().await,
+            Err(_) => self.fetched.clone().lock_owned().await,
         };
         // Another request may have fetched the keys meanwhile.
         let keys = self.known(wanted);
         if (!keys.is_empty() && !self.is_old()) || is_recent(*fetched) {
             return Ok(keys);
         }
-        match self.renew(&mut fetched).await {
+        match self.renew(fetched).await {
             Ok(()) => Ok(self.known(wanted)),
             Err(_) if !keys.is_empty() => Ok(keys),
             Err(reason) => Err(reason),
@@ -133,27 +136,34 @@ impl Keys {
 
     /// Returns the keys of the issuer that were not tried yet. This is for a token without a key id, because only its
     /// signature shows that the issuer has replaced the key.
-    pub(super) async fn newer(&self, wanted: Wanted<'_>, tried: &[Jwk]) -> Vec<Jwk> {
-        let mut fetched = self.fetched.lock().await;
+    pub(super) async fn newer(self: &Arc<Self>, wanted: Wanted<'_>, tried: &[Jwk]) -> Vec<Jwk> {
+        let fetched = self.fetched.clone().lock_owned().await;
         if self.known(wanted) == tried && !is_recent(*fetched) {
             // The reason of a failure is logged.
-            let _ = self.renew(&mut fetched).await;
+            let _ = self.renew(fetched).await;
         }
-        drop(fetched);
         self.known(wanted).into_iter().filter(|key| !tried.contains(key)).collect()
     }
 
     /// Fetches the keys. `fetched` is the locked time of the last fetch.
-    async fn renew(&self, fetched: &mut Option<Instant>) -> Result<(), String> {
+    ///
+    /// The fetch continues if the request that has caused it ends. Otherwise a client without credentials could start each
+    /// fetch and cancel it, so that no token of a new key is accepted.
+    async fn renew(self: &Arc<Self>, mut fetched: OwnedMutexGuard<Option<Instant>>) -> Result<(), String> {
         *fetched = Some(Instant::now());
-        let renewed = self.fetch().await.inspect_err(|reason| {
-            tracing::warn!(issuer = self.issuer, reason, "cannot fetch the keys of the token issuer");
-        });
-        // The fetch may have taken longer than the interval. Requests that waited for it do not fetch again.
-        *fetched = Some(Instant::now());
-        self.current.store(Arc::new(renewed?));
-        self.renewed.store(Arc::new(Some(Instant::now())));
-        Ok(())
+        let keys = self.clone();
+        let fetch = async move {
+            let renewed = keys.fetch().await.inspect_err(|reason| {
+                tracing::warn!(issuer = keys.issuer, reason, "cannot fetch the keys of the token issuer");
+            });
+            // The fetch may have taken longer than the interval. Requests that waited for it do not fetch again.
+            *fetched = Some(Instant::now());
+            keys.current.store(Arc::new(renewed?));
+            keys.renewed.store(Arc::new(Some(Instant::now())));
+            Ok::<(), String>(())
+        };
+        let fetch = tokio::spawn(request_owner::scope(request_owner::current(), fetch));
+        fetch.await.unwrap_or_else(|failed| Err(failed.to_string()))
     }
 
     fn is_old(&self) -> bool {

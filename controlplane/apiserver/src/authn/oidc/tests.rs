@@ -355,7 +355,7 @@ async fn a_token_without_key_id_is_verified_with_each_key_up_to_a_limit() {
 #[tokio::test]
 async fn a_key_that_replaces_another_one_is_found_for_tokens_without_key_id() {
     let server = Server::start().await;
-    let keys = Keys::new(&server.issuers().0[0].config).unwrap();
+    let keys = Arc::new(Keys::new(&server.issuers().0[0].config).unwrap());
     let without_id = Wanted::new(None, Some(Algorithm::ES256));
     let old = keys.find(without_id).await.unwrap();
     assert_eq!(old.len(), 1);
@@ -390,10 +390,21 @@ async fn requests_that_waited_for_a_silent_issuer_do_not_ask_it_again() {
         silent.local_addr().unwrap()
     );
     let config = AuthenticationConfig::parse(&config).unwrap().issuers.pop().unwrap();
-    let keys = Keys::new(&config).unwrap();
+    let keys = Arc::new(Keys::new(&config).unwrap());
     let (first, second) = tokio::join!(keys.find(wanted("a")), keys.find(wanted("b")));
     assert!(first.is_err());
     assert!(second.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_client_that_disconnects_does_not_end_the_fetch_of_the_keys() {
+    let server = Server::start().await;
+    let keys = Arc::new(Keys::new(&server.issuers().0[0].config).unwrap());
+    let mut cancelled = Box::pin(keys.find(wanted("unknown")));
+    assert!(futures::poll!(cancelled.as_mut()).is_pending());
+    drop(cancelled);
+    assert_eq!(keys.find(wanted("one")).await.unwrap().len(), 1);
+    assert_eq!(server.fetches.load(Ordering::Relaxed), 1);
 }
 
 #[tokio::test]
@@ -405,7 +416,7 @@ async fn look_ups_of_an_issuer_have_the_limits_of_other_look_ups() {
         silent.local_addr().unwrap().port()
     );
     let config = AuthenticationConfig::parse(&config).unwrap().issuers.pop().unwrap();
-    let keys = Keys::new(&config).unwrap();
+    let keys = Arc::new(Keys::new(&config).unwrap());
     let places = crate::resolver::occupy().await;
     let mut find = Box::pin(keys.find(wanted("a")));
     let begun = tokio::time::timeout(std::time::Duration::from_millis(300), async {

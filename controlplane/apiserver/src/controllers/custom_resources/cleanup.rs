@@ -9,7 +9,7 @@ use coracle_kinds::Resource;
 use serde_json::json;
 
 use super::stored::{check_exists, edit};
-use crate::cache::{Scope, Watcher, prefix_of};
+use crate::cache::{Event, Object, Scope, Watcher, prefix_of};
 use crate::call::Call;
 use crate::error::{ApiError, Result};
 use crate::state::State;
@@ -75,25 +75,31 @@ async fn delete_all(state: &Arc<State>, definition: &Definition, resource: &Arc<
     let (watcher, mut events) = Watcher::new(scope, false);
     let objects = collection.lock().watch_from_now(watcher, state.cache.revision());
     for object in &objects {
-        let namespace =
-            object.key.split('/').rev().nth(1).filter(|_| resource.namespaced).unwrap_or_default();
-        let place = json!({"metadata": {"namespace": namespace}});
-        let call = Call::internal(state, resource.clone(), &place);
-        let known = object.part(&[&["metadata", "uid"]]);
-        let options = delete::Options::of_uid(write::text(&known, "uid"));
-        match delete::one(&call, object.name(), &options).await {
-            Err(error) if error.reason != "NotFound" => return Err(error),
-            _ => {}
-        }
+        delete_object(state, resource, object).await?;
     }
     loop {
         if is_empty(state, resource)? {
             return Ok(());
         }
         check_exists(state, &definition.metadata)?;
-        if events.recv().await.is_none() {
-            return Err(ApiError::internal("the objects cannot be watched"));
+        match events.recv().await {
+            // A request that began before the deletion of the definition, or at another server, has created it.
+            Some(Event::Added(object)) => delete_object(state, resource, &object).await?,
+            Some(_) => {}
+            None => return Err(ApiError::internal("the objects cannot be watched")),
         }
+    }
+}
+
+async fn delete_object(state: &Arc<State>, resource: &Arc<Resource>, object: &Object) -> Result<()> {
+    let namespace = object.key.split('/').rev().nth(1).filter(|_| resource.namespaced).unwrap_or_default();
+    let place = json!({"metadata": {"namespace": namespace}});
+    let call = Call::internal(state, resource.clone(), &place);
+    let known = object.part(&[&["metadata", "uid"]]);
+    let options = delete::Options::of_uid(write::text(&known, "uid"));
+    match delete::one(&call, object.name(), &options).await {
+        Err(error) if error.reason != "NotFound" => Err(error),
+        _ => Ok(()),
     }
 }
 

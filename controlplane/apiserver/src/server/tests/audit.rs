@@ -3,9 +3,39 @@
 use std::{fs, time::Duration};
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use coracle_connections::{Connections, Limits};
+use tokio::{net::TcpListener, task::JoinSet};
 
 use super::*;
-use crate::authn::service_account::Claims;
+use crate::{audit::AuditWebhookConfig, authn::service_account::Claims};
+
+/// A server that records the requests of one user in the mode `blocking`. The webhook accepts connections, and never answers.
+struct WithSilentWebhook {
+    api: Apiserver,
+    webhook: TcpListener,
+    _directory: tempfile::TempDir,
+}
+
+impl WithSilentWebhook {
+    async fn start(user: &str) -> Self {
+        let webhook = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let directory = tempfile::tempdir().unwrap();
+        let [file, policy_file] = ["webhook", "policy.yaml"].map(|name| directory.path().join(name));
+        let cluster = json!({"server": format!("http://{}", webhook.local_addr().unwrap())});
+        let content = json!({"clusters": [{"name": "c", "cluster": cluster}], "current-context": "x",
+            "contexts": [{"name": "x", "context": {"cluster": "c"}}]});
+        fs::write(&file, content.to_string()).unwrap();
+        let rules = json!([{"level": "Metadata", "users": [user]}]);
+        let policy = json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": rules});
+        fs::write(&policy_file, policy.to_string()).unwrap();
+        let mode = coracle_audit::Mode::Blocking;
+        let config = AuditWebhookConfig { file, mode, buffer: 1, batch: 1, wait: Duration::ZERO };
+        let log_mode = coracle_audit::Mode::Batch;
+        let audit = AuditConfig { policy_file, log: None, log_mode, webhook: Some(config) };
+        let api = open_with(directory.path(), |config| config.audit = Some(audit)).await;
+        Self { api, webhook, _directory: directory }
+    }
+}
 
 /// A server whose audit policy has these rules. Its log is `audit.log` in its directory.
 pub(super) async fn with_rules(rules: &str) -> Fixture {
@@ -114,6 +144,47 @@ async fn a_strict_log_that_cannot_be_written_refuses_requests_before_they_run() 
     assert_eq!(of("unrecorded").await.code, 200);
     // A refused request has no event of its response.
     assert_eq!(server.api.state.auditor.as_ref().unwrap().counts(), [1, 0, 1, 1]);
+}
+
+#[tokio::test]
+async fn requests_of_one_user_that_wait_for_a_blocking_webhook_are_limited() {
+    let server = WithSilentWebhook::start("eve").await;
+    let (mut requests, own) = (JoinSet::new(), 512);
+    for _ in 0..own + 20 {
+        let api = server.api.clone();
+        requests.spawn(async move {
+            let request = Request::get("/version").body(Full::<Bytes>::default()).unwrap();
+            api.handle(request, Some(User::new("eve", &[]))).await.status().as_u16()
+        });
+    }
+    for _ in 0..20 {
+        assert_eq!(requests.join_next().await.unwrap().unwrap(), 429);
+    }
+    assert_eq!(requests.len(), own);
+    assert_eq!(server.api.state.auditor.as_ref().unwrap().counts()[3], 20);
+}
+
+#[tokio::test]
+async fn anonymous_clients_of_one_source_leave_calls_of_a_blocking_webhook_for_others() {
+    let server = WithSilentWebhook::start("system:anonymous").await;
+    let limits = Limits { total: 8, per_source: 4, unauthenticated: 8, unauthenticated_per_source: 4 };
+    let port = Connections::new(limits);
+    let [eve, bob] = [1, 2].map(|host| Arc::new(port.admit(IpAddr::from([10, 0, 0, host])).unwrap()));
+    let mut requests = JoinSet::new();
+    let mut send = |permit: &Arc<ConnectionPermit>| {
+        let request = Request::get("/livez").extension(permit.clone());
+        let request = request.body(Full::<Bytes>::default()).unwrap();
+        let api = server.api.clone();
+        requests.spawn(async move { api.handle(request, None).await });
+    };
+    (0..60).for_each(|_| send(&eve));
+    let mut calls = Vec::new();
+    for _ in 0..50 {
+        calls.push(server.webhook.accept().await.unwrap());
+    }
+    send(&bob);
+    let call = tokio::time::timeout(Duration::from_secs(5), server.webhook.accept()).await;
+    assert!(call.is_ok(), "a client of another source waits");
 }
 
 #[tokio::test]

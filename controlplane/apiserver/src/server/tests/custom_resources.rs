@@ -1,11 +1,15 @@
 //! Definitions, and the resources that they define.
 
+use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use coracle_store::{Backup, Entry, Health, Page, Range, Watch, Write};
+use coracle_store::{Backup, Entry, Expect, Health, Page, Range, Tier, Watch, Write};
 use futures::future::BoxFuture;
+use http_body::Frame;
+use http_body_util::StreamBody;
 
 use super::*;
+use crate::cache::{encode, key_of};
 
 const DEFINITIONS: &str = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
 const FOOS: &str = "/apis/example.com/v1/namespaces/default/foos";
@@ -141,6 +145,50 @@ async fn nothing_is_created_while_the_definition_is_being_deleted() {
         assert_eq!((refused.code, &refused.body["message"]), (403, &json!(message)));
     }
     // The remaining object can be changed, which ends the deletion.
+    let released = server.merge(&format!("{FOOS}/a"), json!({"metadata": {"finalizers": null}})).await;
+    assert_eq!(released.code, 200, "{}", released.body);
+    until(&server, &path, |body| body["code"] == 404).await;
+}
+
+#[tokio::test]
+async fn a_request_that_began_before_the_deletion_of_a_definition_creates_nothing() {
+    let server = Fixture::new().await;
+    let path = established(&server, definition("foos", "Foo")).await;
+    let foo = json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": "a"}});
+    let (send, sent) = tokio::sync::oneshot::channel::<()>();
+    let body = futures::stream::once(async move {
+        let _ = sent.await;
+        Ok::<_, Infallible>(Frame::data(Bytes::from(foo.to_string())))
+    });
+    let request = Request::post(FOOS).header("content-type", "application/json");
+    let request = request.body(StreamBody::new(body)).unwrap();
+    let mut late = Box::pin(server.api.handle(request, Some(User::new("ann", &["system:masters"]))));
+    assert!(futures::poll!(late.as_mut()).is_pending());
+    assert_eq!(server.call("DELETE", &path, "application/json", None).await.code, 200);
+    until(&server, &path, |body| body["code"] == 404).await;
+    send.send(()).unwrap();
+    assert_eq!(late.await.status(), 403);
+    established(&server, definition("foos", "Foo")).await;
+    assert_eq!(server.get(FOOS).await.body["items"], json!([]));
+}
+
+#[tokio::test]
+async fn an_object_that_appears_during_the_deletion_of_a_definition_is_deleted() {
+    let server = Fixture::new().await;
+    let path = established(&server, definition("foos", "Foo")).await;
+    let foo = |metadata: Value| json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": metadata});
+    let kept = foo(json!({"name": "a", "finalizers": ["example.com/keep"]}));
+    assert_eq!(server.post(FOOS, kept).await.code, 201);
+    assert_eq!(server.call("DELETE", &path, "application/json", None).await.code, 200);
+    let is_deleted = |body: &Value| !body["metadata"]["deletionTimestamp"].is_null();
+    until(&server, &format!("{FOOS}/a"), is_deleted).await;
+    // Another server has not received the deletion of the definition yet.
+    let state = &server.api.state;
+    let kind = state.registry.load().find_stored("example.com", "foos").cloned().unwrap();
+    let late = foo(json!({"name": "b", "namespace": "default", "uid": "late"}));
+    let (key, value) = (key_of(&kind, "default", "b").into(), Some(encode(&kind, &late)));
+    let write = Write { key, expect: Expect::Absent, value, tier: Tier::Durable, guard: None };
+    state.store.write(write).await.unwrap();
     let released = server.merge(&format!("{FOOS}/a"), json!({"metadata": {"finalizers": null}})).await;
     assert_eq!(released.code, 200, "{}", released.body);
     until(&server, &path, |body| body["code"] == 404).await;

@@ -17,6 +17,8 @@ pub(crate) struct Behaviour {
     pub(crate) key_id: String,
     pub(crate) health: String,
     pub(crate) decrypts: usize,
+    /// Number of requests for the key id.
+    pub(crate) statuses: usize,
     /// Whether decryptions get no answer.
     pub(crate) hangs: bool,
     pub(crate) waiting: usize,
@@ -32,7 +34,8 @@ fn flip(bytes: &[u8]) -> Vec<u8> {
 #[tonic::async_trait]
 impl KeyManagementService for Plugin {
     async fn status(&self, _: Request<v2::StatusRequest>) -> Result<Response<v2::StatusResponse>, Status> {
-        let behaviour = self.0.lock().unwrap();
+        let mut behaviour = self.0.lock().unwrap();
+        behaviour.statuses += 1;
         let (key_id, healthz) = (behaviour.key_id.clone(), behaviour.health.clone());
         Ok(Response::new(v2::StatusResponse { version: "v2".to_owned(), healthz, key_id }))
     }
@@ -173,6 +176,25 @@ fn a_failed_check_is_soon_repeated() {
     checks.record(&Ok(()));
     checks.requested = ago(CHECK_INTERVAL * 2);
     assert!(checks.is_due());
+}
+
+#[test]
+fn due_checks_do_not_wait_for_a_slow_one() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("kms.sock");
+    let behaviour = plugin(&socket);
+    let sealed = start(&socket).unwrap().seal(b"value", b"name").unwrap();
+    let kms = start(&socket).unwrap();
+    let before = behaviour.lock().unwrap().statuses;
+    let slow = kms.shared.renewing.blocking_lock();
+    (0..5).for_each(|_| kms.call(Call::Check(None)).unwrap());
+    // The thread handles messages in their order. So the checks have begun when the plugin has decrypted the other seed.
+    assert_eq!(kms.open(&sealed[kms.prefix().len()..], b"name").unwrap(), b"value");
+    drop(slow);
+    let (done, checked) = mpsc::channel();
+    kms.call(Call::Check(Some(done))).unwrap();
+    checked.recv().unwrap().unwrap();
+    assert_eq!(behaviour.lock().unwrap().statuses, before + 1);
 }
 
 #[test]
