@@ -70,7 +70,8 @@ struct Sender {
 /// # Errors
 /// The file cannot be used.
 pub(super) fn remote(file: &Path) -> Result<Remote, String> {
-    Remote::read(file, TIMEOUT).map_err(|reason| format!("{}: {reason}", file.display()))
+    let remote = Remote::read(file, TIMEOUT).map_err(|reason| format!("{}: {reason}", file.display()))?;
+    Ok(remote.with_connection_retries())
 }
 
 /// The list of events that are encoded already, with commas between them.
