@@ -186,6 +186,9 @@ settings! {
     audit_webhook_batch_max_size: NonZero<u32> = default "400", "COUNT";
     /// Maximum time that an audit event waits until its batch is full. For the mode batch.
     audit_webhook_batch_max_wait: GoDuration = default "30s", "DURATION";
+    /// Time before a failed request to the server is repeated. Each of four repetitions waits one and a half times as
+    /// long as the one before. All attempts together take at most 30s.
+    audit_webhook_initial_backoff: Option<GoDuration> = unset "500ms, and three repetitions", "DURATION";
     /// Configuration of the scheduler: a file of kind KubeSchedulerConfiguration, as for kube-scheduler.
     scheduler_config: Option<PathBuf> = unset "", "FILE";
     /// Further names or addresses of the API server for its certificate.
@@ -253,6 +256,9 @@ settings! {
     goaway_chance: Fraction = default "0", "FRACTION";
     /// Directives of the header Strict-Transport-Security, which browsers read: max-age=SECONDS, includeSubDomains, preload.
     strict_transport_security_directives: Vec<String> = default "", "DIRECTIVE";
+    /// Regular expressions of the origins whose web pages may read responses (CORS). Each must contain ^ or // before the
+    /// host, and $ or : after it.
+    cors_allowed_origins: Vec<String> = default "", "REGEX";
     /// Maximum read-only API requests in flight. The priority levels share the sum of this number and
     /// max-mutating-requests-inflight.
     max_requests_inflight: NonZero<u32> = default "400", "COUNT";

@@ -9,7 +9,7 @@ mod blocking;
 mod webhook;
 
 use std::net::IpAddr;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -51,10 +51,20 @@ const MAX_RESPONSE: usize = 3 << 20;
 /// Annotation of an event with an omitted object, as in upstream's truncating backend.
 const TRUNCATED: &str = "audit.k8s.io/truncated";
 
+/// The levels with their names in metrics.
+const LEVELS: [(Level, &str); 4] = [
+    (Level::None, "None"),
+    (Level::Metadata, "Metadata"),
+    (Level::Request, "Request"),
+    (Level::RequestResponse, "RequestResponse"),
+];
+
 /// Creates and sends audit events.
 pub(crate) struct Auditor {
     policy: Policy,
     backends: Backends,
+    /// Number of requests of each level.
+    levels: [AtomicU64; LEVELS.len()],
 }
 
 /// The record of one request.
@@ -98,7 +108,19 @@ impl Auditor {
         log_mode: Mode,
         webhook: Option<AuditWebhookConfig>,
     ) -> Result<Arc<Self>, String> {
-        Ok(Arc::new(Self { policy, backends: Backends::new(log, log_mode, webhook)? }))
+        let (backends, levels) = (Backends::new(log, log_mode, webhook)?, Default::default());
+        Ok(Arc::new(Self { policy, backends, levels }))
+    }
+
+    /// Number of requests of each level, with the name of the level.
+    pub(crate) fn levels(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        LEVELS.into_iter().zip(&self.levels).map(|((_, name), count)| (name, count.load(Ordering::Relaxed)))
+    }
+
+    fn count_level(&self, level: Level) {
+        if let Some(at) = LEVELS.iter().position(|(known, _)| *known == level) {
+            self.levels[at].fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// Numbers of all events, of events that the webhook did not receive, of events that the log did not receive, and of
@@ -138,6 +160,7 @@ impl Auditor {
                 name: &resource.name,
             }),
         });
+        self.count_level(decision.level);
         if decision.level == Level::None {
             return Ok(None);
         }

@@ -147,6 +147,8 @@ pub struct ServerOptions {
     pub priority_and_fairness: bool,
     /// Value of the header `Strict-Transport-Security`; empty for none.
     pub strict_transport_security: String,
+    /// Regular expressions of the origins whose web pages may read responses; empty for none.
+    pub allowed_origins: Vec<String>,
     /// Probability that a request asks its HTTP/2 client to connect again, so that clients spread over several servers; 0 for
     /// never.
     pub goaway_chance: f64,
@@ -171,6 +173,7 @@ impl Default for ServerOptions {
             min_watch: Duration::from_secs(1800),
             priority_and_fairness: true,
             strict_transport_security: String::new(),
+            allowed_origins: Vec::new(),
             goaway_chance: 0.0,
             external_ips: None,
         }
@@ -260,6 +263,9 @@ pub enum OpenError {
     /// The header `Strict-Transport-Security` has invalid bytes.
     #[error("cannot use the directives of Strict-Transport-Security")]
     TransportSecurity(#[source] http::header::InvalidHeaderValue),
+    /// A regular expression of an allowed origin is invalid.
+    #[error("cannot use the allowed origins (cors-allowed-origins)")]
+    AllowedOrigins(#[source] regex::Error),
     /// The audit policy cannot be read.
     #[error("cannot read the audit policy {path}")]
     AuditPolicyFile {

@@ -16,7 +16,7 @@
 //! | request | `call`: one request, with the services (`state`) |
 //! | services | `admit`, `aggregation`, `allocate`, `audit`, `authn`, `authz`, `custom_resources`, `flow_control`, `in_flight`, `initialization`, `metrics`, `usage_history` |
 //! | storage | `registry`, `convert`, `cache` |
-//! | values | `error`, `media`, `object_meta`, `pod_references`, `request`, `web_socket` |
+//! | values | `browsers`, `error`, `media`, `object_meta`, `pod_references`, `request`, `web_socket` |
 //!
 //! Invariants:
 //! - Rules of single kinds are in `coracle-kinds` only; verbs are generic over its resources.
@@ -34,6 +34,7 @@ mod backup;
 mod body;
 mod bootstrap;
 mod bounded_file;
+mod browsers;
 mod bundle_verifier;
 mod cache;
 mod call;

@@ -262,7 +262,7 @@ where
     B::Error: Display,
 {
     let response = match request {
-        Ok(request) => Box::pin(server.handle(request, None)).await,
+        Ok(request) => Box::pin(server.handle_network(request)).await,
         Err(error) => client::refusal(&error),
     };
     running.until_sent(response)

@@ -358,7 +358,16 @@ fn audit(auditor: &Auditor) -> Vec<MetricFamily> {
         &[],
     );
     rejected.with_label_values::<&str>(&[]).inc_by(refused);
-    [all.collect(), errors.collect(), rejected.collect()].into_iter().flatten().collect()
+    let levels = counter(
+        "apiserver_audit_level_total",
+        "Counter of policy levels for audit events (1 per request).",
+        &["level"],
+    );
+    for (level, count) in auditor.levels() {
+        levels.with_label_values(&[level]).inc_by(count);
+    }
+    let families = [all.collect(), errors.collect(), rejected.collect(), levels.collect()];
+    families.into_iter().flatten().collect()
 }
 
 fn certificate_lifetimes() -> HistogramVec {

@@ -5,6 +5,9 @@ use serde_json::Value;
 /// Annotation of mirror pods. A kubelet creates one for each pod of its static manifests.
 pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 
+/// Types of volumes that name a secret in `secretRef`.
+const WITH_SECRET_REF: [&str; 7] = ["cephfs", "cinder", "flexVolume", "iscsi", "rbd", "scaleIO", "storageos"];
+
 fn list<'a>(value: &'a Value, field: &str) -> impl Iterator<Item = &'a Value> {
     value[field].as_array().into_iter().flatten()
 }
@@ -20,6 +23,14 @@ fn sources(pod: &Value) -> impl Iterator<Item = &Value> {
         .flat_map(|volume| std::iter::once(volume).chain(list(&volume["projected"], "sources")))
 }
 
+/// Names of the secrets with which a node mounts volumes of other types. Source: upstream's `VisitPodSecretNames`.
+fn mount_secrets(pod: &Value) -> impl Iterator<Item = &Value> {
+    list(&pod["spec"], "volumes").flat_map(|volume| {
+        let names = WITH_SECRET_REF.into_iter().map(move |field| &volume[field]["secretRef"]["name"]);
+        names.chain([&volume["azureFile"]["secretName"], &volume["csi"]["nodePublishSecretRef"]["name"]])
+    })
+}
+
 /// Whether the pod is a mirror pod.
 pub(crate) fn is_mirror(pod: &Value) -> bool {
     !pod["metadata"]["annotations"][MIRROR].is_null()
@@ -31,6 +42,7 @@ pub(crate) fn secrets_of(pod: &Value) -> Vec<&str> {
         sources(pod).flat_map(|source| [&source["secret"]["secretName"], &source["secret"]["name"]]);
     let pulls = list(&pod["spec"], "imagePullSecrets").map(|pull| &pull["name"]);
     volumes
+        .chain(mount_secrets(pod))
         .chain(pulls)
         .chain(environment(pod, "secretRef", "secretKeyRef"))
         .filter_map(Value::as_str)
@@ -92,13 +104,17 @@ mod tests {
                 {"secret": {"secretName": "a"}},
                 {"projected": {"sources": [{"configMap": {"name": "kube-root-ca.crt"}}, {"secret": {"name": "b"}}]}},
                 {"configMap": {"name": "c"}},
+                {"cephfs": {"monitors": ["m"], "secretRef": {"name": "h"}}},
+                {"scaleIO": {"secretRef": {"name": "i"}}},
+                {"azureFile": {"secretName": "j"}},
+                {"csi": {"driver": "x", "nodePublishSecretRef": {"name": "k"}}},
             ],
             "imagePullSecrets": [{"name": "d"}],
             "containers": [{"envFrom": [{"secretRef": {"name": "e"}}],
                 "env": [{"valueFrom": {"configMapKeyRef": {"name": "f"}}}]}],
             "initContainers": [{"env": [{"valueFrom": {"secretKeyRef": {"name": "g"}}}]}],
         }});
-        assert_eq!(secrets_of(&pod), ["a", "b", "d", "e", "g"]);
+        assert_eq!(secrets_of(&pod), ["a", "b", "h", "i", "j", "k", "d", "e", "g"]);
         assert_eq!(config_maps_of(&pod), ["kube-root-ca.crt", "c", "f"]);
     }
 

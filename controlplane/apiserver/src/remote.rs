@@ -40,6 +40,8 @@ pub(crate) struct Remote {
     timeout: Duration,
     /// The back-off before each retry.
     backoffs: Vec<Duration>,
+    /// Whether a failed connection is tried again.
+    retries_connections: bool,
 }
 
 /// Credential in the header `Authorization`.
@@ -76,7 +78,14 @@ impl Remote {
             .map_err(|error| error.to_string())?;
         let calls = WebhookConnections::of_one_host(MAX_CONCURRENT_CALLS, MAX_WAITING_CALLS);
         let backoffs = BACKOFFS.to_vec();
-        Ok(Self { http, url: parsed.url, credential: parsed.credential, calls, timeout, backoffs })
+        let (url, credential) = (parsed.url, parsed.credential);
+        Ok(Self { http, url, credential, calls, timeout, backoffs, retries_connections: false })
+    }
+
+    /// Also retries calls whose connection failed. Without this, such a call fails at once, as upstream, so that requests
+    /// do not wait for a webhook that is down.
+    pub(crate) fn with_connection_retries(self) -> Self {
+        Self { retries_connections: true, ..self }
     }
 
     /// Uses four retries. Each back-off is one and a half times the previous one, as upstream. The total timeout does not
@@ -123,7 +132,10 @@ impl Remote {
     }
 
     async fn attempt(&self, text: bytes::Bytes) -> Result<Vec<u8>, Failure> {
-        let failed = |error: reqwest::Error| Failure { reason: chain(&error), is_temporary: true };
+        let failed = |error: reqwest::Error| Failure {
+            reason: chain(&error),
+            is_temporary: self.retries_connections || !error.is_connect(),
+        };
         let mut request = self
             .http
             .post(&self.url)

@@ -211,7 +211,7 @@ impl Apiserver {
         if let Some(running) = running {
             reply.extensions_mut().insert(running);
         }
-        if let Some(directives) = &self.state.transport_security {
+        if let Some(directives) = &self.state.browsers.transport_security {
             reply.headers_mut().insert(header::STRICT_TRANSPORT_SECURITY, directives.clone());
         }
         reply
@@ -486,6 +486,7 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
     }
 }
 
+mod cross_origin;
 mod open;
 mod reload;
 mod request_seats;

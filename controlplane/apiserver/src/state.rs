@@ -3,7 +3,6 @@
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use coracle_store::Store;
-use http::HeaderValue;
 use ipnetwork::IpNetwork;
 use tokio_util::sync::CancellationToken;
 
@@ -14,6 +13,7 @@ use crate::{
     audit::Auditor,
     authn::{Authenticators, User},
     authz::Authorizers,
+    browsers::Browsers,
     cache::{ByteLimits, Cache},
     component_pages::ComponentPages,
     config::{EncryptionHealth, KubeletTls, ServerFeatures},
@@ -75,8 +75,8 @@ pub(crate) struct State {
     pub(crate) goaway_chance: f64,
     /// The ranges of external IPs that nodes permit. `None` if the server does not know them.
     pub(crate) external_ips: Option<Vec<IpNetwork>>,
-    /// Value of the header `Strict-Transport-Security` of responses to the network. `None` if the header is not sent.
-    pub(crate) transport_security: Option<HeaderValue>,
+    /// The settings for browsers.
+    pub(crate) browsers: Browsers,
     /// URL of the keys of service account tokens in the discovery document.
     pub(crate) keys_url: Option<String>,
     /// The parts of the control plane that run in this process.

@@ -54,10 +54,11 @@ impl fmt::Debug for Encryption {
 }
 
 impl Encryption {
-    /// Reads the file. Lets each key management service encrypt a seed.
+    /// Reads the file. Lets each key management service encrypt a seed. A service that does not respond is no error;
+    /// [`Encryption::health`] reports it.
     ///
     /// # Errors
-    /// The file cannot be read, it is invalid, or a service does not respond.
+    /// The file cannot be read, or it is invalid.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let rules = config::load(path, &[])?;
         Ok(Self { path: path.to_owned(), rules: ArcSwap::from_pointee(rules) })
@@ -72,9 +73,10 @@ impl Encryption {
     /// Reads the file again. Later writes use the first provider of each resource in the new configuration.
     ///
     /// # Errors
-    /// The errors of [`Encryption::load`]. After an error the current providers are kept.
+    /// The errors of [`Encryption::load`], or a service has failed. After an error the current providers are kept.
     pub fn reload(&self) -> Result<(), Error> {
         let rules = config::load(&self.path, &self.rules.load())?;
+        check_services(&rules)?;
         self.rules.store(Arc::new(rules));
         Ok(())
     }
@@ -85,15 +87,24 @@ impl Encryption {
         self.rules.load().iter().flat_map(|rule| &rule.providers).any(|provider| provider.service().is_some())
     }
 
-    /// The results of the last checks of the key management services. Starts the next checks if they are due, and does
-    /// not wait for them.
+    /// The results of the last checks of the key management services. Starts the next checks if they are due, and waits
+    /// only for those of services that have failed.
     ///
     /// # Errors
     /// The first failure of a service.
     pub fn health(&self) -> Result<(), Error> {
+        check_services(&self.rules.load())
+    }
+
+    /// Checks that values of this key can be encrypted. Waits for the check of a service without a usable key, if that
+    /// check is due.
+    ///
+    /// # Errors
+    /// The key management service has no usable key.
+    pub fn ready(&self, key: &str) -> Result<(), Error> {
         let rules = self.rules.load();
-        let mut services = rules.iter().flat_map(|rule| &rule.providers).filter_map(|one| one.service());
-        services.try_for_each(Kms::health)
+        let first = rules.iter().find(|rule| rule.covers(key)).and_then(|rule| rule.providers.first());
+        first.and_then(|provider| provider.service()).map_or(Ok(()), Kms::ready)
     }
 
     /// Whether the configuration names the resource of this key.
@@ -139,6 +150,12 @@ impl Encryption {
         let first = rules.iter().find(|rule| rule.covers(key)).and_then(|rule| rule.providers.first());
         first.is_none_or(|provider| provider.is_current(stored))
     }
+}
+
+/// The first failure of a key management service in the rules.
+fn check_services(rules: &[Rule]) -> Result<(), Error> {
+    let mut services = rules.iter().flat_map(|rule| &rule.providers).filter_map(|one| one.service());
+    services.try_for_each(Kms::health)
 }
 
 /// Whether the bytes have the prefix of an encrypted value of any provider.

@@ -102,15 +102,26 @@ impl EntryCodec {
         }
     }
 
-    /// The entry with the current encryption. `None` if the stored entry already has it.
+    /// The entry with the current encryption. `None` if the stored entry already has it, or if a key management service
+    /// does not respond.
     pub(crate) fn resealed(&self, key: &str, bytes: &[u8]) -> Result<Option<Vec<u8>>, Error> {
         let Some((revisions, value)) = split(bytes) else { return Ok(None) };
         if self.is_current(key, value) {
             return Ok(None);
         }
         let Some(entry) = self.decode(key, bytes)? else { return Ok(None) };
-        let failed = |source| Error::Sealed { key: key.to_owned(), source };
-        self.encode(key, revisions, &entry.value).map(Some).map_err(failed)
+        match self.encode(key, revisions, &entry.value) {
+            Ok(bytes) => Ok(Some(bytes)),
+            // A key management service may start later. The value keeps its encryption until its next write.
+            Err(coracle_sealing::Error::Kms { .. }) => Ok(None),
+            Err(source) => Err(Error::Sealed { key: key.to_owned(), source }),
+        }
+    }
+
+    /// Checks that a value of this key can be encrypted. May wait for a key management service.
+    pub(crate) fn ready(&self, key: &str) -> Result<(), Error> {
+        let Some(encryption) = self.encryption(key) else { return Ok(()) };
+        encryption.ready(key).map_err(|source| Error::Sealed { key: key.to_owned(), source })
     }
 
     /// Whether values of this key may be stored with an earlier encryption.
@@ -158,6 +169,25 @@ fn split(bytes: &[u8]) -> Option<(Revisions, &[u8])> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_stays_as_it_is_while_the_key_management_service_does_not_respond() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("encryption.yaml");
+        let text = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n\
+            - resources: [secrets]\n  providers: [{kms: {apiVersion: v2, name: p, endpoint: 'unix:///absent/s'}}]\n";
+        std::fs::write(&file, text).unwrap();
+        std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
+        let keys = Keys::load_or_create(&directory.path().join("keys")).unwrap();
+        let encryption = Some(Arc::new(Encryption::load(&file).unwrap()));
+        let codec = EntryCodec(Some(Sealing { keys, prefixes: vec!["/secrets/".to_owned()], encryption }));
+        let mut plain = [0_u8; 16].to_vec();
+        plain.extend(b"{}");
+        assert!(!codec.is_current_entry("/secrets/n/a", &plain));
+        assert_eq!(codec.resealed("/secrets/n/a", &plain).unwrap(), None);
+        assert!(matches!(codec.ready("/secrets/n/a"), Err(Error::Sealed { .. })));
+        codec.ready("/pods/n/a").unwrap();
+    }
 
     #[test]
     fn only_encrypted_values_may_wait_and_only_with_providers() {

@@ -22,7 +22,8 @@ use futures::future::BoxFuture;
 use tokio::sync::oneshot;
 
 use crate::{
-    Backup, BackupHead, Entry, Error, Health, Page, Range, Sealing, Store, Watch, Write, codec::EntryCodec,
+    Backup, BackupHead, Entry, Error, Health, Page, Range, Sealing, Store, Tier, Watch, Write,
+    codec::EntryCodec,
 };
 use engine::Engine;
 pub use restore::restore;
@@ -167,6 +168,10 @@ impl Store for Embedded {
 
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>> {
         Box::pin(async move {
+            // The writer must not wait for a key management service, and a value that it cannot encrypt fails its batch.
+            if write.tier == Tier::Durable && write.value.is_some() {
+                self.shared.codec.ready(&write.key)?;
+            }
             let (done, outcome) = oneshot::channel();
             let jobs = self.jobs.as_ref().ok_or(Error::Closed)?;
             jobs.send(Job { write, done }).map_err(|_closed| Error::Closed)?;

@@ -262,6 +262,7 @@ impl Shared {
     }
 
     fn sealed(&self, key: &str, value: &[u8]) -> Result<Vec<u8>, Error> {
+        self.codec.ready(key)?;
         let sealed = self.codec.seal(key, value);
         let sealed = sealed.map_err(|source| Error::Sealed { key: key.to_owned(), source })?;
         Ok(sealed.unwrap_or_else(|| value.to_vec()))

@@ -22,6 +22,7 @@ impl ControlPlaneSettings {
             buffer: count(self.audit_webhook_batch_buffer_size),
             batch: count(self.audit_webhook_batch_max_size),
             wait: self.audit_webhook_batch_max_wait.0,
+            backoff: self.audit_webhook_initial_backoff.map(|backoff| backoff.0),
         });
         let log_mode = mode(self.audit_log_mode);
         match (self.audit_policy_file.clone(), log.is_some(), webhook.is_some()) {
@@ -71,6 +72,12 @@ mod tests {
         let set = ["--audit-log-mode", "blocking-strict", "--audit-webhook-mode", "blocking"];
         assert_eq!(modes(&set), (Mode::BlockingStrict, Mode::Blocking));
         assert_eq!(modes(&["--audit-log-mode", "batch"]).0, Mode::Batch);
+        let backoff = |words: &[&str]| {
+            let config = of(&[&both[..], words].concat()).unwrap().unwrap();
+            config.webhook.unwrap().backoff
+        };
+        assert_eq!(backoff(&[]), None);
+        assert_eq!(backoff(&["--audit-webhook-initial-backoff", "2s"]), Some(Duration::from_secs(2)));
         assert!(of(&["--audit-log-path", "/l"]).is_err(), "no policy");
         assert!(of(&[]).unwrap().is_none());
     }

@@ -250,6 +250,7 @@ impl ControlPlaneSettings {
             min_watch: Duration::from_secs(self.min_request_timeout.into()),
             priority_and_fairness: self.enable_priority_and_fairness,
             strict_transport_security: transport_security(&self.strict_transport_security_directives)?,
+            allowed_origins: allowed_origins(&self.cors_allowed_origins)?,
             goaway_chance: goaway_chance(self.goaway_chance)?,
             // A setting of the node, see `Settings::external_ips`.
             external_ips: None,
@@ -393,6 +394,18 @@ fn transport_security(directives: &[String]) -> anyhow::Result<String> {
     Ok(directives.join("; "))
 }
 
+/// As upstream, each expression must have a mark of the start and of the end of the host (CVE-2022-1996).
+fn allowed_origins(expressions: &[String]) -> anyhow::Result<Vec<String>> {
+    for expression in expressions {
+        let has = |marks: [&str; 2]| marks.iter().any(|mark| expression.contains(*mark));
+        anyhow::ensure!(
+            has(["^", "//"]) && has(["$", ":"]),
+            "cors-allowed-origins {expression:?} must contain ^ or // before the host, and $ or : after it"
+        );
+    }
+    Ok(expressions.to_vec())
+}
+
 /// Checks the probability of GOAWAY. As upstream, it is at most 0.02.
 fn goaway_chance(Fraction(chance): Fraction) -> anyhow::Result<f64> {
     anyhow::ensure!(chance <= 0.02, "goaway-chance {chance} must be at most 0.02");
@@ -488,6 +501,16 @@ mod tests {
         );
         for invalid in ["", "max-age", "max-age=x", "max-age=9\r\nx: y", "preload=1"] {
             assert!(of(&[invalid]).is_err(), "{invalid}");
+        }
+    }
+
+    #[test]
+    fn expressions_of_origins_have_a_start_and_an_end() {
+        let of = |expression: &str| allowed_origins(&[expression.to_owned()]);
+        assert_eq!(of("//a.example(:|$)").unwrap(), ["//a.example(:|$)"]);
+        assert!(of("^https://a.example$").is_ok());
+        for open in ["", "a.example", "^a.example", "a.example$"] {
+            assert!(of(open).is_err(), "{open}");
         }
     }
 

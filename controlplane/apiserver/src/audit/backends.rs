@@ -81,7 +81,7 @@ impl Backends {
             match config.mode {
                 Mode::Batch => AuditWebhook::start(config, lost).map(Webhook::Batch),
                 Mode::Blocking | Mode::BlockingStrict => {
-                    BlockingWebhook::new(&config.file, lost).map(Webhook::Blocking)
+                    BlockingWebhook::new(&config.file, config.backoff, lost).map(Webhook::Blocking)
                 }
             }
         };
@@ -248,6 +248,7 @@ mod tests {
             buffer: 10,
             batch: 10,
             wait: Duration::from_secs(3600),
+            backoff: None,
         };
         Backends::new(None, Mode::Batch, Some(config)).unwrap()
     }

@@ -8,6 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use futures::FutureExt as _;
@@ -62,8 +63,8 @@ impl BlockingWebhook {
     ///
     /// # Errors
     /// The file cannot be used.
-    pub(super) fn new(file: &Path, lost: Arc<AtomicU64>) -> Result<Self, String> {
-        let remote = Arc::new(webhook::remote(file)?);
+    pub(super) fn new(file: &Path, backoff: Option<Duration>, lost: Arc<AtomicU64>) -> Result<Self, String> {
+        let remote = Arc::new(webhook::remote(file, backoff)?);
         let [memory, shortened] =
             [MAX_KIB, MAX_SHORTENED_KIB].map(|kib| LargeRequests::with_budget(kib, kib / 2));
         let waiting = WebhookConnections::of_one_host(MAX_WAITING, 0);
@@ -141,7 +142,7 @@ mod tests {
     async fn the_events_of_one_owner_leave_memory_for_others() {
         let hook = Hook::start(|_| (200, String::new())).await;
         let lost = Arc::<AtomicU64>::default();
-        let webhook = BlockingWebhook::new(&hook.file(), lost.clone()).unwrap();
+        let webhook = BlockingWebhook::new(&hook.file(), None, lost.clone()).unwrap();
         let large = "x".repeat(6 << 20);
         let held: Vec<_> = std::iter::from_fn(|| webhook.reserve_now(&large, "eve")).collect();
         assert_eq!(held.len(), 2);

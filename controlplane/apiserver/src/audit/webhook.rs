@@ -41,6 +41,8 @@ pub struct AuditWebhookConfig {
     pub batch: usize,
     /// Maximum time that an event waits for its batch to fill.
     pub wait: Duration,
+    /// The back-off before the first retry, in all modes. `None` for the default back-offs.
+    pub backoff: Option<Duration>,
 }
 
 /// The sending half of the queue.
@@ -69,8 +71,13 @@ struct Sender {
 ///
 /// # Errors
 /// The file cannot be used.
-pub(super) fn remote(file: &Path) -> Result<Remote, String> {
-    Remote::read(file, TIMEOUT).map_err(|reason| format!("{}: {reason}", file.display()))
+pub(super) fn remote(file: &Path, backoff: Option<Duration>) -> Result<Remote, String> {
+    let remote = Remote::read(file, TIMEOUT).map_err(|reason| format!("{}: {reason}", file.display()))?;
+    let remote = remote.with_connection_retries();
+    Ok(match backoff {
+        Some(first) => remote.with_retry_backoff(first),
+        None => remote,
+    })
 }
 
 /// The EventList of encoded events that are separated by commas.
@@ -86,7 +93,7 @@ impl AuditWebhook {
     /// # Errors
     /// The kubeconfig file cannot be used.
     pub(super) fn start(config: AuditWebhookConfig, lost: Arc<AtomicU64>) -> Result<Self, String> {
-        let remote = remote(&config.file)?;
+        let remote = remote(&config.file, config.backoff)?;
         let (queue, receiver) = mpsc::channel(config.buffer.max(1));
         let waiting = Arc::<AtomicUsize>::default();
         let sender = Sender { remote, config, queue: receiver, waiting: waiting.clone(), lost: lost.clone() };
@@ -170,7 +177,7 @@ mod tests {
 
     fn start(hook: &Hook, buffer: usize, batch: usize) -> (AuditWebhook, Arc<AtomicU64>) {
         let (mode, wait) = (Mode::Batch, Duration::from_secs(3600));
-        let config = AuditWebhookConfig { file: hook.file(), mode, buffer, batch, wait };
+        let config = AuditWebhookConfig { file: hook.file(), mode, buffer, batch, wait, backoff: None };
         let lost = Arc::<AtomicU64>::default();
         (AuditWebhook::start(config, lost.clone()).unwrap(), lost)
     }
@@ -191,6 +198,14 @@ mod tests {
             (&"EventList".into(), &"9".into())
         );
         assert_eq!((lost.load(Ordering::Relaxed), webhook.waiting.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_failed_request_is_repeated_four_times_after_a_configured_back_off() {
+        let hook = Hook::start(|_| (500, String::new())).await;
+        let remote = remote(&hook.file(), Some(Duration::from_millis(1))).unwrap();
+        remote.post_text("{}".into()).await.unwrap_err();
+        assert_eq!(hook.count(), 5);
     }
 
     #[tokio::test]

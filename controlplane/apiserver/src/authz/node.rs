@@ -5,6 +5,7 @@
 
 use coracle_kinds::kind::by_resource;
 use coracle_values::field_selector::{self, FieldRequirement};
+use serde_json::Value;
 
 use super::{AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules};
 use crate::{
@@ -90,7 +91,9 @@ fn allows(attributes: &AccessAttributes<'_>) -> bool {
             verb == "create"
         }
         ("", "secrets", "") => {
-            READ_VERBS.contains(&verb) && needed(attributes, resource, node, ReferenceKind::Secret)
+            READ_VERBS.contains(&verb)
+                && (needed(attributes, resource, node, ReferenceKind::Secret)
+                    || needed_by_volume(attributes, resource, node))
         }
         ("", "configmaps", "") => {
             READ_VERBS.contains(&verb) && needed(attributes, resource, node, ReferenceKind::ConfigMap)
@@ -205,6 +208,51 @@ fn needed(
         && pods.is_some_and(|pods| pods.lock().references().needed(node, kind, &resource.namespace, &wanted))
 }
 
+/// Whether a pod on the node uses a claim whose volume is mounted with the named secret. The secret may be in another
+/// namespace. The volume must name the claim, so the author of a claim cannot choose the volume.
+fn needed_by_volume(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str) -> bool {
+    let wanted = attributes.info.object_name();
+    let of = |plural| by_resource("", "v1", plural);
+    let (Some(claims), Some(volumes)) = (of("persistentvolumeclaims"), of("persistentvolumes")) else {
+        return false;
+    };
+    if wanted.is_empty() || resource.namespace.is_empty() {
+        return false;
+    }
+    let Some(pods) = of("pods").and_then(|pods| attributes.cache.of(pods).ok()) else { return false };
+    let used = pods.lock().references().claims_of(node);
+    used.iter().any(|(namespace, name)| {
+        let claim = attributes.cache.get(claims, namespace, name);
+        let claim = claim.map(|claim| claim.part(&[&["spec", "volumeName"]])).unwrap_or_default();
+        let volume = claim["spec"]["volumeName"].as_str().filter(|name| !name.is_empty());
+        let volume = volume.and_then(|volume| attributes.cache.get(volumes, "", volume));
+        let volume = volume.map(|volume| volume.part(&[&["spec"]])).unwrap_or_default();
+        let owner = &volume["spec"]["claimRef"];
+        owner["namespace"] == **namespace
+            && owner["name"] == **name
+            && is_mounted_with(&volume["spec"], &resource.namespace, &wanted)
+    })
+}
+
+/// Whether a node needs the secret to mount the volume. Source: upstream's `VisitPVSecretNames`.
+fn is_mounted_with(spec: &Value, namespace: &str, name: &str) -> bool {
+    let of_claim = spec["claimRef"]["namespace"].as_str().unwrap_or_default();
+    let is_wanted = |found: &Value, found_namespace: &Value, default: &str| {
+        let found_namespace = found_namespace.as_str().filter(|text| !text.is_empty()).unwrap_or(default);
+        found == name && found_namespace == namespace
+    };
+    let refers =
+        |reference: &Value, default: &str| is_wanted(&reference["name"], &reference["namespace"], default);
+    let azure = &spec["azureFile"];
+    let of_csi = ["nodePublishSecretRef", "nodeStageSecretRef", "nodeExpandSecretRef"];
+    is_wanted(&azure["secretName"], &azure["secretNamespace"], of_claim)
+        || ["cephfs", "flexVolume", "iscsi", "rbd", "scaleIO"]
+            .iter()
+            .any(|kind| refers(&spec[*kind]["secretRef"], of_claim))
+        || ["cinder", "storageos"].iter().any(|kind| refers(&spec[*kind]["secretRef"], ""))
+        || of_csi.iter().any(|field| refers(&spec["csi"][*field], ""))
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -311,6 +359,53 @@ mod tests {
             let info = RequestInfo::parse(&method, &path.parse().unwrap());
             let attributes = AccessAttributes { user: &user, verb, info: &info, cache: &cache };
             assert_eq!(allows(&attributes), expect, "{node} {verb} {path}");
+        }
+    }
+
+    #[test]
+    fn a_node_reads_the_secrets_with_which_it_mounts_the_volumes_of_its_pods() {
+        let cache = Cache::new(0);
+        let of = |plural| by_resource("", "v1", plural).unwrap();
+        let volume = |name: &str| json!({"persistentVolumeClaim": {"claimName": name}, "name": name});
+        let pod = json!({"metadata": {"name": "p", "namespace": "ns"}, "spec": {"nodeName": "n",
+            "volumes": [volume("c"), volume("old"), volume("foreign"), volume("unbound")]}});
+        let claim = |volume: &str| json!({"spec": {"volumeName": volume}});
+        let bound = |name: &str| json!({"namespace": "ns", "name": name});
+        let secret = |name: &str| json!({"namespace": "storage", "name": name});
+        let driver = json!({"spec": {"claimRef": bound("c"), "csi": {"nodeStageSecretRef": secret("stage"),
+            "controllerPublishSecretRef": secret("controller")}}});
+        let old = json!({"spec": {"claimRef": bound("old"), "rbd": {"secretRef": {"name": "rbd"}}}});
+        // The volume belongs to another claim.
+        let foreign =
+            json!({"spec": {"claimRef": bound("other"), "csi": {"nodePublishSecretRef": secret("f")}}});
+        for (revision, plural, namespace, name, object) in [
+            (1, "pods", "ns", "p", &pod),
+            (2, "persistentvolumeclaims", "ns", "c", &claim("v")),
+            (3, "persistentvolumeclaims", "ns", "old", &claim("w")),
+            (4, "persistentvolumeclaims", "ns", "foreign", &claim("x")),
+            (5, "persistentvolumeclaims", "ns", "unbound", &json!({"spec": {}})),
+            (6, "persistentvolumes", "", "v", &driver),
+            (7, "persistentvolumes", "", "w", &old),
+            (8, "persistentvolumes", "", "x", &foreign),
+        ] {
+            let kind = of(plural);
+            let (key, value) = (key_of(kind, namespace, name).into(), Some(encode(kind, object)));
+            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+        }
+        for (node, secret, expect) in [
+            ("n", "storage/secrets/stage", true),
+            ("m", "storage/secrets/stage", false),
+            ("n", "ns/secrets/stage", false),
+            ("n", "storage/secrets/controller", false),
+            ("n", "storage/secrets/f", false),
+            ("n", "ns/secrets/rbd", true),
+            ("n", "storage/secrets/rbd", false),
+        ] {
+            let user = User::new(&format!("system:node:{node}"), &["system:nodes"]);
+            let uri = format!("/api/v1/namespaces/{secret}").parse().unwrap();
+            let info = RequestInfo::parse(&http::Method::GET, &uri);
+            let attributes = AccessAttributes { user: &user, verb: "get", info: &info, cache: &cache };
+            assert_eq!(allows(&attributes), expect, "{node} {secret}");
         }
     }
 

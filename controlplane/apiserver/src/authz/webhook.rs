@@ -126,14 +126,22 @@ impl Authorizer for Webhook {
 
 /// The decision in a response.
 fn decision(status: &Value) -> Result<Decision, String> {
-    let allowed = status["allowed"].as_bool().ok_or("the response has no status.allowed")?;
-    let denied = status["denied"].as_bool().unwrap_or(false);
+    if !status.is_object() {
+        return Err("the response has no status".to_owned());
+    }
+    // Webhooks may omit a field that is false.
+    let flag = |field: &str| match &status[field] {
+        Value::Null => Ok(false),
+        Value::Bool(flag) => Ok(*flag),
+        _ => Err(format!("status.{field} of the response is not a boolean")),
+    };
+    let (allowed, denied) = (flag("allowed")?, flag("denied")?);
     let reason = status["reason"].as_str().unwrap_or_default();
     let reason = reason[..reason.floor_char_boundary(MAX_REASON)].to_owned();
     let verdict = match (allowed, denied) {
-        (true, true) => return Err("the response sets both allowed and denied".to_owned()),
         (true, false) => Verdict::Allow,
-        (false, true) => Verdict::Deny,
+        // As upstream, a contradiction is a denial, also without a failure policy that denies.
+        (_, true) => Verdict::Deny,
         (false, false) => Verdict::NoOpinion,
     };
     Ok(Decision { verdict, reason: reason.into() })
@@ -248,7 +256,7 @@ mod tests {
             "",
             "{}",
             r#"{"status": {"allowed": "true"}}"#,
-            r#"{"status": {"allowed": true, "denied": true}}"#,
+            r#"{"status": {"allowed": false, "denied": "true"}}"#,
         ] {
             let hook = Hook::start(move |_| (200, text.to_owned())).await;
             assert_eq!(
@@ -262,6 +270,15 @@ mod tests {
                 "{text}"
             );
         }
+    }
+
+    #[test]
+    fn a_denial_takes_precedence_and_absent_fields_are_false() {
+        let verdict = |status: Value| decision(&status).unwrap().verdict;
+        assert_eq!(verdict(json!({"allowed": true, "denied": true})), Verdict::Deny);
+        assert_eq!(verdict(json!({"denied": true})), Verdict::Deny);
+        assert_eq!(verdict(json!({"reason": "no opinion"})), Verdict::NoOpinion);
+        assert_eq!(verdict(json!({"allowed": true, "denied": null})), Verdict::Allow);
     }
 
     #[tokio::test]

@@ -67,6 +67,13 @@ impl References {
         self.nodes.get(node).is_some_and(|node| node.names.contains_key(&wanted))
     }
 
+    /// Namespaces and names of the PersistentVolumeClaims of the pods on a node.
+    pub(crate) fn claims_of(&self, node: &str) -> Vec<(Box<str>, Box<str>)> {
+        let names = self.nodes.get(node).into_iter().flat_map(|node| node.names.keys());
+        let claims = names.filter(|name| name.kind == ReferenceKind::Claim);
+        claims.map(|claim| (claim.namespace.clone(), claim.name.clone())).collect()
+    }
+
     /// The keys of the pods that are bound to a node, in order.
     pub(super) fn pods_of(&self, node: &str) -> impl Iterator<Item = &Arc<str>> {
         self.nodes.get(node).into_iter().flat_map(|node| &node.pods)

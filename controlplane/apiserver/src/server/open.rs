@@ -27,6 +27,7 @@ use crate::{
     },
     authz::Authorizers,
     bootstrap,
+    browsers::{AllowedOrigins, Browsers},
     cache::Cache,
     component_pages::ComponentPages,
     config::{ApiserverConfig, OpenError, ServerOptions, open_audit},
@@ -168,7 +169,7 @@ fn state(
     let Services { store, cache, authorizers, authenticators } = services;
     let registry = Arc::new(Registry::new(&config.runtime_config));
     let in_flight = Arc::new(in_flight(&config.options, config.max_in_flight));
-    let transport_security = transport_security(&config.options.strict_transport_security)?;
+    let browsers = browsers(&config.options)?;
     let (metrics, byte_limits) = (Arc::new(Metrics::new()), config.options.byte_limits());
     Ok(Arc::new_cyclic(|itself| State {
         admission: Admission {
@@ -213,7 +214,7 @@ fn state(
         priority_and_fairness: config.options.priority_and_fairness,
         goaway_chance: config.options.goaway_chance,
         external_ips: config.options.external_ips,
-        transport_security,
+        browsers,
         keys_url: config.options.keys_url,
         usage: Samples::default(),
         own_components: config.own_components,
@@ -230,10 +231,14 @@ fn in_flight(options: &ServerOptions, max: [usize; 2]) -> InFlight {
     }
 }
 
-/// The header of responses to the network, if there are directives.
-fn transport_security(directives: &str) -> Result<Option<HeaderValue>, OpenError> {
-    let header = Some(directives).filter(|directives| !directives.is_empty()).map(HeaderValue::from_str);
-    header.transpose().map_err(OpenError::TransportSecurity)
+/// The settings for browsers.
+fn browsers(options: &ServerOptions) -> Result<Browsers, OpenError> {
+    let directives = Some(options.strict_transport_security.as_str());
+    let header = directives.filter(|directives| !directives.is_empty()).map(HeaderValue::from_str);
+    Ok(Browsers {
+        transport_security: header.transpose().map_err(OpenError::TransportSecurity)?,
+        origins: AllowedOrigins::new(&options.allowed_origins).map_err(OpenError::AllowedOrigins)?,
+    })
 }
 
 /// Serves the kind InitializerConfiguration, if the plugin Initializers runs.

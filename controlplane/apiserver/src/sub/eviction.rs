@@ -47,10 +47,22 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     if text(&eviction, "name") != call.resource.name {
         return Err(ApiError::bad_request("name in URL does not match name in Eviction object"));
     }
+    check_dry_runs(call.info.query.all("dryRun"), &eviction["deleteOptions"]["dryRun"])?;
     let eviction = call.admit_subresource(Operation::Create, eviction).await?;
     let options = delete::options_from(call, &eviction["deleteOptions"])?.or_dry_run(is_dry_run);
     evict(call, &options).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))
+}
+
+/// Checks that the query and the body do not differ, if both request a dry run. Source: `propagateDryRun`.
+fn check_dry_runs(query: &[String], body: &Value) -> Result<()> {
+    let body: Vec<&str> = body.as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if query.is_empty() || body.is_empty() || body == query {
+        return Ok(());
+    }
+    let (query, body) = (query.join(" "), body.join(" "));
+    let why = format!("Non-matching dry-run options in request and content: [{query}] and [{body}]");
+    Err(ApiError::without_reason(why))
 }
 
 async fn evict(call: &Call, options: &delete::Options) -> Result<()> {

@@ -102,6 +102,8 @@ struct Shared {
 struct Checks {
     /// Time of the last request for the plugin's key id.
     requested: Instant,
+    /// Whether the last request has no result yet.
+    is_running: bool,
     /// The failure of the last check.
     failure: Option<Failure>,
 }
@@ -137,16 +139,17 @@ enum Call {
 // === impl Kms ===
 
 impl Kms {
-    /// Starts the thread, and makes the first seed.
+    /// Starts the thread, and makes the first seed. If the plugin does not respond or is not healthy, values cannot be
+    /// encrypted until a later check succeeds. As upstream, this is no error: the plugin may start later.
     ///
     /// # Errors
-    /// The plugin does not respond, or is not healthy.
+    /// The thread cannot be started.
     pub(super) fn start(settings: KmsSettings) -> Result<Self, Error> {
         let shared = Arc::new(Shared {
             current: ArcSwap::default(),
             running: Mutex::default(),
             renewing: tokio::sync::Mutex::default(),
-            checks: Mutex::new(Checks { requested: Instant::now(), failure: None }),
+            checks: Mutex::new(Checks { requested: Instant::now(), is_running: true, failure: None }),
             seeds: Mutex::default(),
         });
         let (calls, queue) = unbounded_channel();
@@ -161,8 +164,11 @@ impl Kms {
         kms.call(Call::Check(Some(done)))?;
         // The wait needs no timeout: the thread limits the duration of the call.
         let outcome = off_worker(|| checked.recv());
-        let outcome = outcome.unwrap_or_else(|_ended| Err("its thread has ended".to_owned()));
-        outcome.map_err(|reason| failed(&kms.settings, reason))?;
+        let outcome = outcome.map_err(|_ended| failed(&kms.settings, "its thread has ended".to_owned()))?;
+        if let Err(reason) = outcome {
+            let name = &kms.settings.name;
+            tracing::warn!(name, reason, "a key management service failed; its key cannot encrypt yet");
+        }
         Ok(kms)
     }
 
@@ -176,7 +182,7 @@ impl Kms {
 
     pub(super) fn seal(&self, plain: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
         self.check_if_due();
-        self.check_expiry()?;
+        self.check_usable()?;
         let current = self.shared.current.load();
         let current = current.as_ref().as_ref().ok_or(Error::Cipher)?;
         let info: [u8; INFO_BYTES] = random()?;
@@ -245,31 +251,60 @@ impl Kms {
         source.map_err(|reason| failed(&self.settings, reason))
     }
 
-    /// The result of the last check. Starts the next check if it is due, and does not wait for it.
+    /// The result of the last check. Starts the next check if it is due. After a failure it waits for that check,
+    /// because the failure may be old: without requests there are no checks.
     ///
     /// # Errors
     /// The reason of the failure.
     pub(super) fn health(&self) -> Result<(), Error> {
-        self.check_if_due();
+        let has_failed = self.shared.checks().failure.is_some();
+        if has_failed {
+            self.wait_for_due_check();
+        } else {
+            self.check_if_due();
+        }
         match &self.shared.checks().failure {
             Some(failure) => Err(failed(&self.settings, failure.reason.clone())),
             None => Ok(()),
         }
     }
 
+    /// Checks that values can be encrypted. If not, waits for the next check of the plugin's key, if it is due.
+    ///
+    /// # Errors
+    /// The plugin has had no key yet, or its key has expired.
+    pub(super) fn ready(&self) -> Result<(), Error> {
+        if self.check_usable().is_err() {
+            self.wait_for_due_check();
+        }
+        self.check_usable()
+    }
+
     /// Starts a check of the plugin's key if a check is due. Does not wait.
     fn check_if_due(&self) {
-        let mut checks = self.shared.checks();
-        if checks.is_due() {
-            checks.requested = Instant::now();
+        if self.shared.checks().begin_if_due() {
             // If the thread has ended, the next decryption reports it.
             let _ = self.calls.send(Call::Check(None));
         }
     }
 
-    /// Checks that the current key may still encrypt.
-    fn check_expiry(&self) -> Result<(), Error> {
+    /// Starts a check of the plugin's key if a check is due, and waits for its result.
+    fn wait_for_due_check(&self) {
+        if !self.shared.checks().begin_if_due() {
+            return;
+        }
+        let (done, checked) = mpsc::channel();
+        if self.calls.send(Call::Check(Some(done))).is_ok() {
+            // The wait needs no timeout: the thread limits the duration of the call. The thread records the result.
+            let _ = off_worker(|| checked.recv());
+        }
+    }
+
+    /// Checks that there is a key, and that it may still encrypt.
+    fn check_usable(&self) -> Result<(), Error> {
+        let has_key = self.shared.current.load().is_some();
         match &self.shared.checks().failure {
+            Some(Failure { reason, .. }) if !has_key => Err(failed(&self.settings, reason.clone())),
             Some(Failure { since, reason }) if since.elapsed() > MAX_FAILING => {
                 Err(failed(&self.settings, format!("the current key has expired: {reason}")))
             }
@@ -417,13 +452,20 @@ impl Shared {
 // === impl Checks ===
 
 impl Checks {
-    fn is_due(&self) -> bool {
+    /// Whether a check is due. If so, it counts as requested.
+    fn begin_if_due(&mut self) -> bool {
         let interval = if self.failure.is_some() { RETRY_INTERVAL } else { CHECK_INTERVAL };
-        self.requested.elapsed() > interval
+        let is_due = !self.is_running && self.requested.elapsed() > interval;
+        if is_due {
+            self.requested = Instant::now();
+            self.is_running = true;
+        }
+        is_due
     }
 
     /// Records the result of a check.
     fn record(&mut self, outcome: &Result<(), String>) {
+        self.is_running = false;
         let before = self.failure.take();
         if let Err(reason) = outcome {
             let since = before.map_or_else(Instant::now, |before| before.since);

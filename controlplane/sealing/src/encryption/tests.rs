@@ -110,6 +110,24 @@ fn a_reload_keeps_the_plugin() {
 }
 
 #[test]
+fn a_plugin_that_does_not_respond_is_no_error_at_the_start_and_one_of_a_reload() {
+    let directory = tempfile::tempdir().unwrap();
+    let kms = "{kms: {apiVersion: v2, name: p, endpoint: 'unix:///absent/kms.sock'}}";
+    let path = write(directory.path(), &format!("[{{resources: [secrets], providers: [{kms}]}}]"));
+    let all = Encryption::load(&path).unwrap();
+    assert!(matches!(all.health(), Err(Error::Kms { .. })));
+    assert!(matches!(all.ready(SECRET), Err(Error::Kms { .. })));
+    assert!(matches!(all.seal(SECRET, b"value"), Err(Error::Kms { .. })));
+    all.ready("/pods/n/p").unwrap();
+    write(directory.path(), "[{resources: [secrets], providers: [{identity: {}}]}]");
+    all.reload().unwrap();
+    all.health().unwrap();
+    write(directory.path(), &format!("[{{resources: [secrets], providers: [{kms}]}}]"));
+    assert!(matches!(all.reload(), Err(Error::Kms { .. })));
+    assert_eq!(all.seal(SECRET, b"value").unwrap(), None, "the current providers are kept");
+}
+
+#[test]
 fn the_error_of_an_invalid_file_names_the_field_and_no_secret() {
     let one = |providers: &str| format!("[{{resources: [secrets], providers: [{providers}]}}]");
     for (resources, field) in [

@@ -89,6 +89,25 @@ struct Volume {
     projected: Option<Projected>,
     persistent_volume_claim: Option<Named>,
     ephemeral: Option<IgnoredAny>,
+    azure_file: Option<Box<Mount>>,
+    cephfs: Option<Box<Mount>>,
+    cinder: Option<Box<Mount>>,
+    csi: Option<Box<Mount>>,
+    flex_volume: Option<Box<Mount>>,
+    iscsi: Option<Box<Mount>>,
+    rbd: Option<Box<Mount>>,
+    #[serde(rename = "scaleIO")]
+    scale_io: Option<Box<Mount>>,
+    storageos: Option<Box<Mount>>,
+}
+
+/// A volume that a node mounts with a secret. Its type determines the field with the name.
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Mount {
+    secret_name: Option<String>,
+    secret_ref: Option<Named>,
+    node_publish_secret_ref: Option<Named>,
 }
 
 #[derive(Default, Deserialize)]
@@ -154,6 +173,14 @@ impl Names {
             names.add(volume.secret, volume.config_map);
             for source in volume.projected.into_iter().flat_map(|projected| projected.sources) {
                 names.add(source.secret, source.config_map);
+            }
+            let mounts = [volume.azure_file, volume.cephfs, volume.cinder, volume.csi, volume.flex_volume];
+            let others = [volume.iscsi, volume.rbd, volume.scale_io, volume.storageos];
+            for mount in mounts.into_iter().chain(others).flatten() {
+                let Mount { secret_name, secret_ref, node_publish_secret_ref } = *mount;
+                names.secrets.extend(secret_name);
+                names.add(secret_ref, None);
+                names.add(node_publish_secret_ref, None);
             }
             match (volume.persistent_volume_claim.and_then(|claim| claim.claim_name), volume.ephemeral) {
                 (Some(name), _) => names.claims.push(name),
@@ -221,6 +248,11 @@ mod tests {
             {"name": "4", "persistentVolumeClaim": {"claimName": "i"}},
             {"name": "5", "ephemeral": {"volumeClaimTemplate": {}}},
             {"name": "6", "emptyDir": {}},
+            {"name": "7", "azureFile": {"secretName": "u"}},
+            {"name": "8", "csi": {"driver": "x", "nodePublishSecretRef": {"name": "v"}}},
+            {"name": "9", "flexVolume": {"driver": "x", "secretRef": {"name": "w"}}},
+            {"name": "10", "scaleIO": {"secretRef": {"name": "x"}}, "storageos": {"secretRef": {"name": "y"}}},
+            {"name": "11", "cephfs": {"secretRef": {"name": "z"}}, "rbd": {"image": "i"}},
         ]);
         let whole = json!({"metadata": {"name": "p"}, "spec": {
             "nodeName": "n", "serviceAccountName": "s", "imagePullSecrets": [{"name": "j"}, {}], "volumes": volumes,

@@ -83,6 +83,19 @@ async fn requests_for_deprecated_versions_are_annotated() {
 }
 
 #[tokio::test]
+async fn requests_are_counted_by_their_level() {
+    let server = with_rules("[{level: Request, users: [ann]}, {level: Metadata, users: [bob]}]").await;
+    for user in ["ann", "ann", "bob"] {
+        server.get_as(User::new(user, &["system:masters"]), CONFIG_MAPS).await;
+    }
+    let metrics = server.get("/metrics").await.body;
+    for (level, count) in [("Metadata", 1), ("Request", 2), ("RequestResponse", 0)] {
+        let line = format!("apiserver_audit_level_total{{level=\"{level}\"}} {count}\n");
+        assert!(metrics.as_str().unwrap().contains(&line), "{line}");
+    }
+}
+
+#[tokio::test]
 async fn an_event_has_the_request_its_decision_and_its_result() {
     let rules = "[{level: RequestResponse, resources: [{resources: [configmaps]}], omitManagedFields: true}, {level: Metadata}]";
     let server = with_rules(rules).await;

@@ -33,6 +33,24 @@ async fn always_allow_is_not_for_anonymous_requests() {
 }
 
 #[tokio::test]
+async fn a_page_of_an_allowed_origin_may_read_responses() {
+    let origins = vec![r"^https://a\.example$".to_owned()];
+    let server = with(|config| config.options.allowed_origins = origins).await;
+    let send = async |method: &str, origin: &str| {
+        let request = Request::builder().method(method).uri("/version").header("origin", origin);
+        let request = request.body(Full::<Bytes>::default()).unwrap();
+        let answer = server.api.handle_network(request).await;
+        let allowed = answer.headers().get("access-control-allow-origin");
+        (answer.status().as_u16(), allowed.map(|origin| origin.to_str().unwrap().to_owned()))
+    };
+    let own = "https://a.example";
+    assert_eq!(send("OPTIONS", own).await, (204, Some(own.to_owned())));
+    assert_eq!(send("GET", own).await, (200, Some(own.to_owned())));
+    assert_eq!(send("GET", "https://a.example.evil").await, (200, None));
+    assert_ne!(send("OPTIONS", "https://b.example").await.0, 204);
+}
+
+#[tokio::test]
 async fn a_changed_authorization_configuration_takes_effect() {
     let hook = Hook::start(|_| (200, json!({"status": {"allowed": true}}).to_string())).await;
     let files = tempfile::tempdir().unwrap();

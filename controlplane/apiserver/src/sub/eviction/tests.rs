@@ -28,6 +28,19 @@ fn error(pod: &Value, budgets: &[Value]) -> (u16, String) {
 }
 
 #[test]
+fn dry_runs_of_query_and_body_must_be_equal() {
+    let check = |query: &[&str], body: Value| {
+        let query: Vec<String> = query.iter().map(|one| (*one).to_owned()).collect();
+        check_dry_runs(&query, &body).map_err(|error| (error.code, error.message))
+    };
+    assert_eq!(check(&["All"], Value::Null), Ok(()));
+    assert_eq!(check(&[], json!(["All"])), Ok(()));
+    assert_eq!(check(&["All"], json!(["All"])), Ok(()));
+    let message = "Non-matching dry-run options in request and content: [All] and [All All]".to_owned();
+    assert_eq!(check(&["All"], json!(["All", "All"])), Err((500, message)));
+}
+
+#[test]
 fn pods_that_do_not_run_or_have_no_budget_are_deleted() {
     let none = [budget(0)];
     for phase in ["Succeeded", "Failed"] {

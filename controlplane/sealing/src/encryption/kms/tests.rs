@@ -124,17 +124,37 @@ fn seeds_are_decrypted_once_and_keys_rotate() {
     assert_eq!(kms.open(old, b"name").unwrap(), b"value");
 }
 
+/// Makes the next check due.
+fn make_due(kms: &Kms) {
+    let long_ago = Instant::now().checked_sub(CHECK_INTERVAL * 2).unwrap();
+    kms.shared.checks().requested = long_ago;
+}
+
 #[test]
-fn a_plugin_that_is_absent_or_unhealthy_is_an_error() {
+fn a_plugin_that_is_absent_or_unhealthy_at_the_start_may_recover() {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("kms.sock");
-    assert!(matches!(start(&socket), Err(Error::Kms { .. })));
+    let kms = start(&socket).unwrap();
+    assert!(matches!(kms.seal(b"value", b"name"), Err(Error::Kms { .. })));
+    assert!(kms.health().is_err() && kms.ready().is_err());
     let behaviour = plugin(&socket);
-    behaviour.lock().unwrap().health = "broken".to_owned();
-    assert!(start(&socket).err().unwrap().to_string().contains("not healthy"));
-    behaviour.lock().unwrap().health = "ok".to_owned();
-    behaviour.lock().unwrap().key_id = "x".repeat(MAX_KEY_ID + 1);
-    assert!(start(&socket).is_err());
+    for (health, key_id, error) in
+        [("broken", "1".to_owned(), "not healthy"), ("ok", "x".repeat(MAX_KEY_ID + 1), "the id of its key")]
+    {
+        let mut behaviour = behaviour.lock().unwrap();
+        (behaviour.health, behaviour.key_id) = (health.to_owned(), key_id);
+        drop(behaviour);
+        make_due(&kms);
+        assert!(kms.ready().unwrap_err().to_string().contains(error));
+        assert!(start(&socket).unwrap().health().unwrap_err().to_string().contains(error));
+    }
+    behaviour.lock().unwrap().key_id = "1".to_owned();
+    assert!(kms.ready().is_err(), "no check is due");
+    make_due(&kms);
+    kms.ready().unwrap();
+    kms.health().unwrap();
+    let sealed = kms.seal(b"value", b"name").unwrap();
+    assert_eq!(kms.open(&sealed[kms.prefix().len()..], b"name").unwrap(), b"value");
 }
 
 #[test]
@@ -161,21 +181,31 @@ fn a_service_that_fails_is_unhealthy_and_its_key_expires() {
     assert!(kms.seal(b"value", b"name").unwrap_err().to_string().contains("has expired"));
     let sealed = sealed.strip_prefix(kms.prefix()).unwrap();
     assert_eq!(kms.open(sealed, b"name").unwrap(), b"value");
-    assert!(check("ok"));
-    kms.health().unwrap();
+    assert!(kms.ready().is_err());
+    // The first request after the retry interval gets the result of a new check.
+    behaviour.lock().unwrap().health = "ok".to_owned();
+    make_due(&kms);
+    kms.ready().unwrap();
     kms.seal(b"value", b"name").unwrap();
+    assert!(!check("broken"));
+    behaviour.lock().unwrap().health = "ok".to_owned();
+    make_due(&kms);
+    kms.health().unwrap();
 }
 
 #[test]
 fn a_failed_check_is_soon_repeated() {
     let ago = |time: Duration| Instant::now().checked_sub(time).unwrap();
-    let mut checks = Checks { requested: ago(RETRY_INTERVAL * 2), failure: None };
-    assert!(!checks.is_due());
+    let mut checks = Checks { requested: ago(RETRY_INTERVAL * 2), is_running: false, failure: None };
+    assert!(!checks.begin_if_due());
     checks.record(&Err("down".to_owned()));
-    assert!(checks.is_due());
-    checks.record(&Ok(()));
+    assert!(checks.begin_if_due());
     checks.requested = ago(CHECK_INTERVAL * 2);
-    assert!(checks.is_due());
+    assert!(!checks.begin_if_due(), "a check runs");
+    checks.record(&Ok(()));
+    assert!(checks.begin_if_due());
+    checks.record(&Ok(()));
+    assert!(!checks.begin_if_due(), "the last check is new");
 }
 
 #[test]

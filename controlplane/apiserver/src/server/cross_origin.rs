@@ -1,0 +1,34 @@
+//! Requests of web pages from other origins (CORS).
+
+use bytes::Bytes;
+use http::{Method, Request, Response, StatusCode};
+
+use super::Apiserver;
+use crate::{
+    browsers,
+    reply::{self, Body, Reply},
+};
+
+impl Apiserver {
+    /// Handles a request from the network. If its page has an allowed origin, the page may read the response.
+    pub(crate) async fn handle_network<B>(&self, request: Request<B>) -> Response<Body>
+    where
+        B: http_body::Body<Data = Bytes> + Send + 'static,
+        B::Error: std::fmt::Display,
+    {
+        let origin = self.state.browsers.origins.of(request.headers());
+        // A browser sends a preflight request without credentials, so it is not authenticated.
+        let is_preflight = origin.is_some() && *request.method() == Method::OPTIONS;
+        let mut reply = if is_preflight { self.preflight() } else { self.handle(request, None).await };
+        if let Some(origin) = origin {
+            browsers::allow(reply.headers_mut(), origin);
+        }
+        reply
+    }
+
+    fn preflight(&self) -> Reply {
+        let mut reply = Reply::new(reply::full(""));
+        *reply.status_mut() = StatusCode::NO_CONTENT;
+        self.for_network(reply, None, None)
+    }
+}
