@@ -62,7 +62,7 @@ pub use component_pages::ComponentPages;
 pub use config::{Certificate, ServerConfig, ServerError};
 pub use container_ends::ContainerEnds;
 pub use log_watches::LogWatches;
-use respond::{on_blocking_thread, json, text, typed};
+use respond::{json, on_blocking_thread, text, typed};
 
 /// The kubelet API, listening but not serving yet.
 pub struct Server {

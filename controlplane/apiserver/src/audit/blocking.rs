@@ -163,7 +163,7 @@ mod tests {
     async fn an_owner_with_very_many_small_events_loses_none() {
         let hook = Hook::start(|_| (200, String::new())).await;
         let lost = Arc::<AtomicU64>::default();
-        let webhook = BlockingWebhook::new(&hook.file(), lost.clone()).unwrap();
+        let webhook = BlockingWebhook::new(&hook.file(), None, lost.clone()).unwrap();
         let eve: Arc<str> = "eve".into();
         let memory = std::iter::from_fn(|| webhook.reserve_now("{}", &eve));
         let events: Vec<_> = memory.map(|memory| webhook.send("{}\n", Some(memory), &eve)).collect();
@@ -177,7 +177,7 @@ mod tests {
     #[tokio::test]
     async fn requests_that_wait_before_they_run_are_limited() {
         let hook = Hook::start(|_| (200, String::new())).await;
-        let webhook = BlockingWebhook::new(&hook.file(), Arc::default()).unwrap();
+        let webhook = BlockingWebhook::new(&hook.file(), None, Arc::default()).unwrap();
         let enter = |owner: &str| webhook.enter(&owner.into());
         let held: Vec<_> = std::iter::from_fn(|| enter("eve")).collect();
         assert_eq!(held.len(), MAX_WAITING / 2);

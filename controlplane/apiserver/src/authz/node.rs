@@ -90,11 +90,7 @@ fn allows(attributes: &AccessAttributes<'_>) -> bool {
         | ("authorization.k8s.io", "localsubjectaccessreviews" | "subjectaccessreviews", "") => {
             verb == "create"
         }
-        ("", "secrets", "") => {
-            READ_VERBS.contains(&verb)
-                && (needed(attributes, resource, node, ReferenceKind::Secret)
-                    || needed_by_volume(attributes, resource, node))
-        }
+        ("", "secrets", "") => READ_VERBS.contains(&verb) && needed_secret(attributes, resource, node),
         ("", "configmaps", "") => {
             READ_VERBS.contains(&verb) && needed(attributes, resource, node, ReferenceKind::ConfigMap)
         }
@@ -206,6 +202,11 @@ fn needed(
     !wanted.is_empty()
         && !resource.namespace.is_empty()
         && pods.is_some_and(|pods| pods.lock().references().needed(node, kind, &resource.namespace, &wanted))
+}
+
+/// Whether a pod of the node, or a volume of such a pod, names the secret.
+fn needed_secret(attributes: &AccessAttributes<'_>, resource: &ResourceInfo, node: &str) -> bool {
+    needed(attributes, resource, node, ReferenceKind::Secret) || needed_by_volume(attributes, resource, node)
 }
 
 /// Whether a pod on the node uses a claim whose volume is mounted with the named secret. The secret may be in another
