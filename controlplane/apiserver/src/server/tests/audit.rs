@@ -29,7 +29,8 @@ impl WithSilentWebhook {
         let policy = json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": rules});
         fs::write(&policy_file, policy.to_string()).unwrap();
         let mode = coracle_audit::Mode::Blocking;
-        let config = AuditWebhookConfig { file, mode, buffer: 1, batch: 1, wait: Duration::ZERO, backoff: None };
+        let config =
+            AuditWebhookConfig { file, mode, buffer: 1, batch: 1, wait: Duration::ZERO, backoff: None };
         let log_mode = coracle_audit::Mode::Batch;
         let audit = AuditConfig { policy_file, log: None, log_mode, webhook: Some(config) };
         let api = open_with(directory.path(), |config| config.audit = Some(audit)).await;
