@@ -32,7 +32,7 @@ use crate::{
     object_meta::metadata_mut,
     reply::{Body, Reply},
     request::{RequestInfo, ResourceInfo},
-    server::ShortLived,
+    short_lived::ShortLived,
 };
 
 use backends::Backends;

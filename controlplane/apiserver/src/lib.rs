@@ -85,6 +85,7 @@ mod request_owner;
 mod resolver;
 mod server;
 mod service_range;
+mod short_lived;
 mod socket_body;
 mod state;
 mod stored;

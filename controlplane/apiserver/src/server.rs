@@ -28,11 +28,12 @@ use crate::{
     reply::{self, Reply},
     request::RequestInfo,
     request_body, request_owner,
+    short_lived::ShortLived,
     state::State,
     waits,
     warnings::Warnings,
 };
-pub(crate) use request_seats::{SLOW_CLIENT, ShortLived};
+pub(crate) use request_seats::SLOW_CLIENT;
 
 /// The API server.
 #[derive(Clone)]

@@ -21,7 +21,8 @@ use super::stream_tasks::stream_end;
 use crate::{
     metrics::LongRunning,
     reply::Body,
-    server::{SLOW_CLIENT, ShortLived},
+    server::SLOW_CLIENT,
+    short_lived::ShortLived,
     unread_bytes::{MIN_HELD_BYTES, Reader},
     verb::watch::{FirstEvents, WatchEnd},
 };

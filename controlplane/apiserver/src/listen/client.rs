@@ -12,7 +12,8 @@ use crate::{
     error::{ApiError, Result},
     in_flight::InFlight,
     reply::{self, Reply},
-    server::{PeerAddress, ShortLived},
+    server::PeerAddress,
+    short_lived::ShortLived,
 };
 
 /// Bytes that a request takes besides its header until it is authenticated: for its stream, its task and its handler.

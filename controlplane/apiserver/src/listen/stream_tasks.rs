@@ -49,7 +49,7 @@ mod tests {
     use super::super::{activity::Activity, builder};
     use crate::{
         reply::{Body, full},
-        server::ShortLived,
+        short_lived::ShortLived,
         unread_bytes::{Reader, UnreadBytes},
     };
 

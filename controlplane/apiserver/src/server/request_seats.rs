@@ -18,7 +18,7 @@ use crate::{
     call::Call,
     error::Result,
     flow_control::Seats,
-    in_flight::{self, BodyMemory, InFlight, Permit},
+    in_flight::{self, BodyMemory, InFlight},
     large_requests::{LargeRequestPermit, LargeRequests},
     media::Form,
     offload::MIN_OFFLOADED_BYTES,
@@ -34,15 +34,6 @@ pub(crate) const SLOW_CLIENT: Duration = Duration::from_millis(500);
 /// Maximum time for which a large request keeps its permit. A webhook may delay the request for longer. It must not delay
 /// the large requests of others: the webhook itself may wait for one of them.
 const MAX_PERMIT_TIME: Duration = Duration::from_secs(5);
-
-/// Marks a response that must be delivered within the request timeout. Its request counts as in flight until then.
-#[derive(Clone, Default)]
-pub(crate) struct ShortLived {
-    _permit: Option<Arc<Permit>>,
-    seats: Option<Arc<Seats>>,
-    /// The memory of a request whose client is not known.
-    _unauthenticated: Option<Arc<BodyMemory>>,
-}
 
 /// The user and the attributes of a request, which determine its priority level.
 #[derive(Clone, Copy)]
@@ -175,30 +166,6 @@ pub(super) async fn run(
     }
     drop(permit);
     request.await
-}
-
-// === impl ShortLived ===
-
-impl ShortLived {
-    /// The response of a request with seats.
-    pub(crate) fn with_seats(seats: Seats) -> Self {
-        Self { seats: Some(Arc::new(seats)), ..Self::default() }
-    }
-
-    /// Adds the memory of a request whose client is not known.
-    pub(super) fn with_unauthenticated(self, memory: Option<Arc<BodyMemory>>) -> Self {
-        Self { _unauthenticated: memory, ..self }
-    }
-
-    /// Adds the permit of the request in flight.
-    pub(super) fn with_permit(self, permit: Option<Permit>) -> Self {
-        Self { _permit: permit.map(Arc::new), ..self }
-    }
-
-    /// Takes the seats. The last copy that is dropped releases them.
-    pub(crate) fn take_seats(&mut self) -> Option<Arc<Seats>> {
-        self.seats.take()
-    }
 }
 
 #[cfg(test)]

@@ -1,0 +1,41 @@
+//! Responses that must be delivered within the request timeout, and what their requests hold until then.
+
+use std::sync::Arc;
+
+use crate::{
+    flow_control::Seats,
+    in_flight::{BodyMemory, Permit},
+};
+
+/// Marks a response that must be delivered within the request timeout. Its request counts as in flight until then.
+#[derive(Clone, Default)]
+pub(crate) struct ShortLived {
+    _permit: Option<Arc<Permit>>,
+    seats: Option<Arc<Seats>>,
+    /// The memory of a request whose client is not known.
+    _unauthenticated: Option<Arc<BodyMemory>>,
+}
+
+// === impl ShortLived ===
+
+impl ShortLived {
+    /// The response of a request with seats.
+    pub(crate) fn with_seats(seats: Seats) -> Self {
+        Self { seats: Some(Arc::new(seats)), ..Self::default() }
+    }
+
+    /// Adds the memory of a request whose client is not known.
+    pub(crate) fn with_unauthenticated(self, memory: Option<Arc<BodyMemory>>) -> Self {
+        Self { _unauthenticated: memory, ..self }
+    }
+
+    /// Adds the permit of the request in flight.
+    pub(crate) fn with_permit(self, permit: Option<Permit>) -> Self {
+        Self { _permit: permit.map(Arc::new), ..self }
+    }
+
+    /// Takes the seats. The last copy that is dropped releases them.
+    pub(crate) fn take_seats(&mut self) -> Option<Arc<Seats>> {
+        self.seats.take()
+    }
+}
