@@ -255,7 +255,7 @@ const FORBIDDEN: &[(&str, &str)] = &[
     ("get secrets -A", "cannot list resource \"secrets\""),
     ("get pod POD", "cannot get resource \"pods\""),
     ("patch pod POD --subresource=status --type=merge -p {\"status\":{\"phase\":\"Failed\"}}", "forbidden"),
-    ("delete pod POD", "can only touch pods with spec.nodeName set to itself"),
+    ("delete pod POD", "can only delete pods with spec.nodeName set to itself"),
     ("label node node-2 a=b", "is not allowed to modify node \"node-2\""),
     (
         "patch node node-2 --subresource=status -p {\"status\":{\"phase\":\"x\"}}",
