@@ -135,20 +135,14 @@ impl NetworkPolicies {
                 () = self.checks.next() => {}
                 () = self.record.is_due() => self.write_record(),
                 Some(Ok(Some(found))) = earlier.join_next() => self.use_earlier(found),
-                _ = foreign_change(self.earlier_table.as_mut(), &self.table) => {
+                () = foreign_change(self.earlier_table.as_mut(), &self.table) => {
                     // If the table was removed, the stored policies are used next.
                     self.earlier_table = None;
                     earlier.spawn(Earlier::find(self.record.path().to_owned(), self.table.clone()));
                 }
-                changed = foreign_change(table.as_mut(), &self.table) => {
+                () = foreign_change(table.as_mut(), &self.table) => {
                     table = None;
-                    if changed {
-                        tracing::info!(
-                            table = self.table,
-                            "the table of network policies was changed by another process, repairing it"
-                        );
-                        backoff.before_repair().await;
-                    }
+                    backoff.before_repair().await;
                 }
             }
         }
@@ -443,20 +437,16 @@ async fn replace(mut enforcer: Enforcer, model: SharedModel) -> Result<Enforcer,
     replaced.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
-/// Returns true after a change by another process, or after the notifications failed. In both cases the table must be
-/// replaced.
-async fn foreign_change(table: Option<&mut Table>, name: &str) -> bool {
+/// Waits for a change by another process, or for a failure of the notifications. The table must then be replaced.
+async fn foreign_change(table: Option<&mut Table>, name: &str) {
     let Some(table) = table else { return std::future::pending().await };
     let author = table.enforcer.author();
     match table.monitor.foreign_change(name, author).await {
-        Ok(()) => true,
-        Err(error) => {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "notifications of firewall changes failed, replacing the table of network policies"
-            );
-            true
-        }
+        Ok(()) => tracing::info!(table = name, "another process has changed the table of network policies"),
+        Err(error) => tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            "notifications of firewall changes failed, replacing the table of network policies"
+        ),
     }
 }
 
