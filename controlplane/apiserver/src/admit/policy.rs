@@ -81,10 +81,10 @@ struct Current<P> {
 /// The groups of reviews.
 const REVIEWS: [&str; 2] = ["authentication.k8s.io", "authorization.k8s.io"];
 
-/// Whether a request is for a policy, a webhook configuration or a review. Policies do not apply to it, so that a broken
-/// policy can be repaired and does not stop other components.
-fn is_exempt(attributes: &Attributes<'_>) -> bool {
-    attributes.kind.group == GROUP || REVIEWS.contains(&&*attributes.kind.group)
+/// Whether a resource is a policy, a webhook configuration or a review. Policies do not apply to it, so that a broken
+/// policy can be repaired and does not stop other components. They apply to custom resources of the same groups.
+fn is_exempt(kind: &Resource) -> bool {
+    kind.is_built_in() && (kind.group == GROUP || REVIEWS.contains(&&*kind.group))
 }
 
 // === impl Policies ===
@@ -254,6 +254,15 @@ mod tests {
             policies.replace(of, &bound);
             assert_eq!(revisions(), expect, "{of:?}");
         }
+    }
+
+    #[test]
+    fn policies_apply_to_custom_resources_in_the_group_of_reviews() {
+        let review = by_resource(REVIEWS[0], "v1", "tokenreviews").unwrap();
+        assert!(is_exempt(review));
+        let mut custom = crate::custom_resources::with_spec(&serde_json::json!({"type": "object"}));
+        custom.group = REVIEWS[0].into();
+        assert!(!is_exempt(&custom));
     }
 
     #[test]

@@ -36,12 +36,21 @@ pub(super) fn migrate(path: &Path, engine: &Engine, codec: &Arc<EntryCodec>) -> 
     let copy = sibling(path, ".sealing");
     // The engine holds the store's lock, so an existing copy is from a crash.
     remove(&copy).map_err(|source| Error::Open { path: copy.clone(), source })?;
-    let mut outdated = 0_usize;
+    let (mut outdated, mut delayed) = (0_usize, 0_usize);
     for prefix in codec.prefixes() {
         engine.scan(prefix, prefix, |key, bytes| {
-            outdated += usize::from(codec.resealed(key, bytes)?.is_some());
+            match codec.resealed(key, bytes)? {
+                Some(_) => outdated += 1,
+                None => delayed += usize::from(!codec.is_current_entry(key, bytes)),
+            }
             Ok(())
         })?;
+    }
+    if delayed > 0 {
+        tracing::warn!(
+            entries = delayed,
+            "entries keep their former encryption, because a key management service failed; keep their former key"
+        );
     }
     if outdated == 0 {
         return Ok(false);

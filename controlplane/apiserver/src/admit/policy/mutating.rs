@@ -84,7 +84,7 @@ impl Admit for MutatingPolicies {
 }
 
 fn cannot_change(attributes: &Attributes<'_>) -> bool {
-    is_exempt(attributes) || attributes.operation == Operation::Delete
+    is_exempt(attributes.kind) || attributes.operation == Operation::Delete
 }
 
 /// Applies a policy for each of its bindings and parameters. Returns whether the match conditions held at least once.

@@ -44,7 +44,7 @@ impl Admit for ValidatingPolicies {
         object: &Value,
     ) -> Result<()> {
         let policies = self.0.current(admission);
-        if policies.is_empty() || is_exempt(attributes) {
+        if policies.is_empty() || is_exempt(attributes.kind) {
             return Ok(());
         }
         let mut first = None;
