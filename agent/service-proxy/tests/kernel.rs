@@ -344,6 +344,17 @@ fn the_oldest_service_keeps_an_address_that_another_claims() {
     });
 }
 
+/// Two addresses of this machine on which servers listen at port 8080. Each server is a thread.
+fn listening_endpoints(serve: fn(&'static str, &TcpListener)) -> [&'static str; 2] {
+    let endpoints = ["10.42.0.2", "10.42.0.3"];
+    for address in endpoints {
+        ip(&format!("addr replace {address}/32 dev lo"));
+        let listener = TcpListener::bind((address, 8080)).unwrap();
+        std::thread::spawn(move || serve(address, &listener));
+    }
+    endpoints
+}
+
 /// Number of connections that the test opens and closes. `CORACLE_SHORT_CONNECTIONS` sets it, for example to a million.
 fn short_connections() -> usize {
     std::env::var("CORACLE_SHORT_CONNECTIONS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_000)
@@ -353,12 +364,7 @@ fn short_connections() -> usize {
 fn short_connections_succeed_while_endpoints_change() {
     on_a_node(|| {
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
-        let endpoints = ["10.42.0.2", "10.42.0.3"];
-        for address in endpoints {
-            ip(&format!("addr replace {address}/32 dev lo"));
-            let listener = TcpListener::bind((address, 8080)).unwrap();
-            std::thread::spawn(move || listener.incoming().for_each(drop));
-        }
+        let endpoints = listening_endpoints(|_address, listener| listener.incoming().for_each(drop));
         let with = |endpoints: &[&str]| [state("s", tcp("10.43.0.5"), endpoints, 8080)];
         proxy.replace(node(), with(&endpoints)).unwrap();
         // Entries of ended connections expire soon, so that their number depends on the rate, and not on the duration.
@@ -382,18 +388,13 @@ fn clients_that_use_up_their_ports_reach_the_current_endpoint() {
     const CONNECTIONS: usize = 4000;
     on_a_node(|| {
         let mut proxy = Proxy::open(TABLE, node()).unwrap();
-        let endpoints = ["10.42.0.2", "10.42.0.3"];
-        for address in endpoints {
-            ip(&format!("addr replace {address}/32 dev lo"));
-            let listener = TcpListener::bind((address, 8080)).unwrap();
-            // The server closes first, so that the waiting time of the connection (TIME_WAIT) is on its side.
-            std::thread::spawn(move || {
-                // The client may have closed the connection.
-                for mut stream in listener.incoming().flatten() {
-                    stream.write_all(address.as_bytes()).ok();
-                }
-            });
-        }
+        let endpoints = listening_endpoints(|address, listener| {
+            // The server closes first, so that the waiting time of the connection (TIME_WAIT) is on its side. The client
+            // may have closed the connection.
+            for mut stream in listener.incoming().flatten() {
+                stream.write_all(address.as_bytes()).ok();
+            }
+        });
         let with = |endpoint: &str| [state("s", tcp("10.43.0.5"), &[endpoint], 8080)];
         proxy.replace(node(), with(endpoints[0])).unwrap();
         std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40063").unwrap();
