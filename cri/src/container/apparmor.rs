@@ -193,6 +193,9 @@ fn profile(includes: IncludeFiles, runtime: &str) -> String {
 profile {OWN_PROFILE} flags=(attach_disconnected,mediate_deleted) {{
 {base}
   network,
+    # The seccomp profile cannot refuse these sockets to programs that use socketcall(2).
+  deny network alg,
+  deny network vsock,
   capability,
   file,
   umount,
@@ -286,6 +289,7 @@ mod tests {
         assert!(whole.contains("signal (receive) peer=\"my runtime\",\n"));
         for text in [bare, whole] {
             assert!(text.contains("\n  deny mount,\n") && text.ends_with("rwklx,\n}\n"));
+            assert!(text.contains("\n  deny network alg,\n  deny network vsock,\n"), "{text}");
         }
     }
 }

@@ -86,12 +86,19 @@ const PERSONALITIES: [u64; 5] = [0x0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 /// All namespace flags of `clone`.
 const CLONE_NAMESPACES: u64 = 0x7e02_0000;
 
-/// All address families except AF_ALG (38) and AF_VSOCK (40). Three conditions are necessary, because libseccomp
-/// combines conditions on one argument by "or" and so cannot exclude two values.
-const SOCKETS: [(u64, LinuxSeccompOperator); 3] = [
-    (38, LinuxSeccompOperator::ScmpCmpLt),
-    (39, LinuxSeccompOperator::ScmpCmpEq),
-    (40, LinuxSeccompOperator::ScmpCmpGt),
+/// Allowed address families of `socket`, as masks and values of the first argument: all families below 64 except AF_ALG
+/// (38) and AF_VSOCK (40). The kernel has fewer than 64 families. It uses the lower half of the argument only, so the
+/// masks leave the upper half out: comparisons of the whole argument would allow AF_ALG with a bit in the upper half.
+/// libseccomp combines conditions on one argument by "or", so it cannot exclude two values.
+const SOCKETS: [(u64, u64); 8] = [
+    (0xffff_ffe0, 0),
+    (0xffff_fffc, 32),
+    (0xffff_fffe, 36),
+    (0xffff_ffff, 39),
+    (0xffff_ffff, 41),
+    (0xffff_fffe, 42),
+    (0xffff_fffc, 44),
+    (0xffff_fff0, 48),
 ];
 
 const ENOSYS: u32 = 38;
@@ -120,8 +127,8 @@ pub(crate) fn default_profile(capabilities: &[String]) -> Result<LinuxSeccomp, O
     names.sort_unstable();
     names.dedup();
     let mut calls = vec![allow(names, None)];
-    for (value, op) in SOCKETS {
-        calls.push(allow(vec!["socket".to_owned()], Some(argument(0, value, op)?)));
+    for (mask, value) in SOCKETS {
+        calls.push(allow(vec!["socket".to_owned()], Some(masked(0, mask, value)?)));
     }
     for value in PERSONALITIES {
         let equal = argument(0, value, LinuxSeccompOperator::ScmpCmpEq)?;
@@ -129,12 +136,7 @@ pub(crate) fn default_profile(capabilities: &[String]) -> Result<LinuxSeccomp, O
     }
     if !admin {
         let index = usize::from(cfg!(target_arch = "s390x"));
-        let flags = LinuxSeccompArgBuilder::default()
-            .index(index)
-            .value(CLONE_NAMESPACES)
-            .value_two(0u64)
-            .op(LinuxSeccompOperator::ScmpCmpMaskedEq)
-            .build()?;
+        let flags = masked(index, CLONE_NAMESPACES, 0)?;
         calls.push(allow(vec!["clone".to_owned()], Some(flags)));
         // The flags of clone3 are behind a pointer, which a filter cannot read: ENOSYS makes libraries fall back to clone.
         let mut clone3 = LinuxSyscall::default();
@@ -163,12 +165,7 @@ fn allow(names: Vec<String>, argument: Option<LinuxSeccompArg>) -> LinuxSyscall 
 
 /// A rule that refuses a request of `ioctl`. The kernel uses the lower half of the argument only.
 fn refuse_request(request: u64) -> Result<LinuxSyscall, OciSpecError> {
-    let argument = LinuxSeccompArgBuilder::default()
-        .index(1usize)
-        .value(u64::from(u32::MAX))
-        .value_two(request)
-        .op(LinuxSeccompOperator::ScmpCmpMaskedEq)
-        .build()?;
+    let argument = masked(1, u32::MAX.into(), request)?;
     let mut call = LinuxSyscall::default();
     call.set_names(vec!["ioctl".to_owned()]);
     call.set_action(LinuxSeccompAction::ScmpActErrno);
@@ -179,6 +176,12 @@ fn refuse_request(request: u64) -> Result<LinuxSyscall, OciSpecError> {
 
 fn argument(index: usize, value: u64, op: LinuxSeccompOperator) -> Result<LinuxSeccompArg, OciSpecError> {
     LinuxSeccompArgBuilder::default().index(index).value(value).op(op).build()
+}
+
+/// The condition that the masked bits of an argument have this value.
+fn masked(index: usize, mask: u64, value: u64) -> Result<LinuxSeccompArg, OciSpecError> {
+    let op = LinuxSeccompOperator::ScmpCmpMaskedEq;
+    LinuxSeccompArgBuilder::default().index(index).value(mask).value_two(value).op(op).build()
 }
 
 fn architectures() -> Vec<Arch> {

@@ -83,12 +83,28 @@ fn the_default_allows_its_calls_and_refuses_others() {
 fn conditions_on_arguments_hold() {
     let program = default_program();
     let (socket, clone) = (41, 56);
-    for (family, answer) in [(1, ALLOW), (2, ALLOW), (38, errno(1)), (39, ALLOW), (40, errno(1)), (41, ALLOW)]
-    {
-        assert_eq!(decide(&program, X86_64, socket, family), answer, "socket of family {family}");
-    }
+    assert_eq!(decide(&program, X86_64, socket, 1), ALLOW, "a unix socket");
     assert_eq!(decide(&program, X86_64, clone, 0x0001_0000), ALLOW, "a thread");
     assert_eq!(decide(&program, X86_64, clone, 0x1000_0000), errno(1), "a user namespace");
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn cve_2026_31431_the_default_refuses_sockets_of_the_crypto_api_and_of_virtual_machines() {
+    let program = default_program();
+    for (architecture, socket) in [(X86_64, 41), (I386, 359), (X86_64, 0x4000_0000 + 41)] {
+        for family in 0..64 {
+            let answer = if matches!(family, 38 | 40) { errno(libc::EPERM) } else { ALLOW };
+            // The kernel ignores the upper half.
+            for family in [family, family | 1 << 32, family | 0xffff_ffff << 32] {
+                assert_eq!(
+                    decide(&program, architecture, socket, family),
+                    answer,
+                    "socket of family {family:#x}"
+                );
+            }
+        }
+    }
 }
 
 #[test]
