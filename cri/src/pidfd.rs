@@ -133,6 +133,22 @@ pub(crate) fn command_line(pid: i32) -> Vec<u8> {
     if read.is_ok() { line } else { Vec::new() }
 }
 
+/// Whether a process has the user, the user namespace and the pid namespace of this process, as the node's own programs
+/// have. Any process can have the command line of such a program.
+pub(crate) fn is_of_node(pid: i32) -> bool {
+    let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
+    let status = String::from_utf8_lossy(&status);
+    // The first number is the real user. For a program with the set-user-id bit, it is the user who has started the
+    // program.
+    let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
+    let user = users.split_whitespace().next().and_then(|user| user.parse::<u32>().ok());
+    let is_shared = |name: &str| {
+        let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/{name}")).ok();
+        namespace("self").is_some_and(|own| namespace(&pid.to_string()) == Some(own))
+    };
+    user == Some(nix::unistd::getuid().as_raw()) && ["user", "pid"].into_iter().all(is_shared)
+}
+
 /// Whether a process has not ended. A zombie has ended.
 pub(crate) fn is_alive(pidfd: &OwnedFd) -> bool {
     let mut ended = [PollFd::new(pidfd.as_fd(), PollFlags::POLLIN)];

@@ -99,13 +99,15 @@ pub(super) fn running_criu(build_dir: &Path) -> Vec<i32> {
     pids.filter(|pid| has_working_directory(*pid, build_dir)).collect()
 }
 
-/// Recognises CRIU by its command line. A process that has ended has no command line.
+/// Recognises CRIU by its command line and its user. Processes of containers and of other users do not count: with the
+/// command line of CRIU, they would keep a container frozen. A process that has ended has no command line.
 fn has_working_directory(pid: i32, build_dir: &Path) -> bool {
     // The directory is one of the first arguments, so the part of the command line that is read contains it.
     let line = pidfd::command_line(pid);
     let mut words = line.split(|byte| *byte == 0);
     let wanted = build_dir.as_os_str().as_bytes();
-    words.next().is_some_and(|program| program.ends_with(b"criu")) && words.any(|word| word == wanted)
+    let is_named = words.next().is_some_and(|program| program.ends_with(b"criu"));
+    is_named && words.any(|word| word == wanted) && pidfd::is_of_node(pid)
 }
 
 /// Returns when no CRIU works in a directory.
@@ -198,6 +200,7 @@ fn errors(log: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read as _;
     use std::time::Duration;
 
     use super::*;
@@ -249,6 +252,27 @@ mod tests {
         end.await.expect("its end");
         assert_eq!(running_criu(dir.path()), Vec::<i32>::new());
         child.wait().expect("its end");
+    }
+
+    #[test]
+    fn processes_of_containers_and_of_other_users_are_not_taken_for_criu() {
+        let dir = tempfile::tempdir().expect("directory");
+        let program = dir.path().join("criu");
+        std::os::unix::fs::symlink("/bin/sh", &program).expect("link");
+        let mut of_container = Command::new("unshare");
+        of_container.args(["--pid", "--fork", "--kill-child"]).arg(&program);
+        let mut of_user = Command::new("/bin/sh");
+        of_user.arg0("/sbin/criu").uid(65534);
+        for mut command in [of_container, of_user] {
+            command.args(["-c", "echo; read x"]).arg(dir.path());
+            command.stdin(Stdio::piped()).stdout(Stdio::piped());
+            let mut child = command.spawn().expect("it starts");
+            child.stdout.take().expect("output").read_exact(&mut [0]).expect("it runs");
+            let found = running_criu(dir.path());
+            drop(child.stdin.take());
+            child.wait().expect("its end");
+            assert_eq!(found, Vec::<i32>::new(), "{command:?}");
+        }
     }
 
     #[test]

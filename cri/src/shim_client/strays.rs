@@ -42,23 +42,11 @@ fn find(parent: &Path, known: &HashSet<String>) -> Vec<(i32, PathBuf)> {
     let stray = |pid| {
         let dir = process::shim_directory(&pidfd::command_line(pid))?;
         let is_known = dir.file_name().and_then(OsStr::to_str).is_some_and(|name| known.contains(name));
-        let is_stray = !is_known && dir.parent() == Some(parent) && is_of_node(pid) && has_same(pid, parent);
+        let is_stray =
+            !is_known && dir.parent() == Some(parent) && pidfd::is_of_node(pid) && has_same(pid, parent);
         is_stray.then_some((pid, dir))
     };
     process::all().filter_map(stray).collect()
-}
-
-/// Whether a process has the user and the user namespace of this process, as shims have. Any process can have the
-/// command line of a shim.
-fn is_of_node(pid: i32) -> bool {
-    let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
-    let status = String::from_utf8_lossy(&status);
-    // The first number is the real user. For a program with the set-user-id bit, it is the user who has started the
-    // program.
-    let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
-    let user = users.split_whitespace().next().and_then(|user| user.parse::<u32>().ok());
-    let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/user")).ok();
-    user == Some(nix::unistd::getuid().as_raw()) && namespace("self") == namespace(&pid.to_string())
 }
 
 /// Whether the process sees the same directory at this path. A node in a container may use the same paths.
