@@ -18,6 +18,7 @@ mod eviction;
 mod images;
 mod lease;
 mod network;
+mod overlay_changes;
 mod plan;
 mod pressure;
 mod properties;

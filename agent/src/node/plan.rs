@@ -27,6 +27,8 @@ const IS_UP: &str = "OverlayIsUp";
 const FAILED: &str = "OverlayFailed";
 /// Condition type for faults of the paths to other nodes. Only this agent writes it.
 const IMPAIRED: &str = "PodNetworkImpaired";
+/// Maximum faults in the message of the condition `PodNetworkImpaired`.
+const FAULTS_MAX: usize = 20;
 
 /// Features that a node must declare before pods on it can use them, sorted. They are resizes of pod-level resources
 /// and of init containers, and restarts of all containers.
@@ -325,9 +327,18 @@ fn overlay_conditions(state: &State) -> Vec<(&'static str, Verdict)> {
             reason: "NothingFound",
             message: "the paths to other nodes have no known fault".to_owned(),
         },
-        found => Verdict { is: true, reason: "PeersNotReached", message: found.join("; ") },
+        found => Verdict { is: true, reason: "PeersNotReached", message: fault_message(found) },
     };
     vec![(UNAVAILABLE, unavailable), (IMPAIRED, impaired)]
+}
+
+/// The message about faults. The paths to all other nodes can have faults at the same time.
+fn fault_message(faults: &[String]) -> String {
+    let shown = faults.iter().take(FAULTS_MAX).cloned().collect::<Vec<_>>().join("; ");
+    match faults.len().saturating_sub(FAULTS_MAX) {
+        0 => shown,
+        more => format!("{shown}; and {more} more faults"),
+    }
 }
 
 /// Conditions of the overlay that are left after it was disabled. `NetworkUnavailable` may belong to another network
@@ -410,6 +421,16 @@ mod tests {
     fn a_status_that_differs_in_times_only_is_not_written() {
         let node = node(&config(), &properties(), &current_state(Ok(()), 1));
         assert_eq!(status_patch(&config(), &properties(), &current_state(Ok(()), 99), &node), None);
+    }
+
+    #[test]
+    fn the_condition_of_the_overlay_names_few_faults() {
+        let faults: Vec<String> = (0..5000).map(|number| format!("n{number}: no packets reach it")).collect();
+        assert_eq!(fault_message(&faults[..2]), "n0: no packets reach it; n1: no packets reach it");
+        let state = State { reached: Some(Ok(())), impaired: faults, announced: None };
+        let messages: Vec<String> =
+            overlay_conditions(&state).into_iter().map(|(_, verdict)| verdict.message).collect();
+        assert!(messages[1].ends_with("n19: no packets reach it; and 4980 more faults"), "{}", messages[1]);
     }
 
     #[test]

@@ -19,6 +19,7 @@ use super::devices::DeviceChanges;
 use super::disk::DiskLevels;
 use super::events::{self, NodeEvent};
 use super::network::is_ready;
+use super::overlay_changes::OverlayChanges;
 use super::plan::{self, CurrentState};
 use super::pressure::{MachineLevels, Pressure};
 use crate::event_recorder::Level;
@@ -49,8 +50,8 @@ pub(super) async fn keep(agent: &NodeAgent) {
     agent.recorder.node(Level::Normal, "Starting", "Starting kubelet.");
     let mut changes = watch_object(api.clone(), &agent.config.name);
     let (mut images, mut ips) = (agent.images.subscribe(), agent.ips.subscribe());
-    let (mut overlay, mut devices) =
-        (agent.overlay_state.subscribe(), DeviceChanges::new(agent.devices.subscribe()));
+    let mut overlay = OverlayChanges::new(agent.overlay_state.subscribe());
+    let mut devices = DeviceChanges::new(agent.devices.subscribe());
     let (mut renewals, mut network) = (agent.renewals.subscribe(), agent.network_status.subscribe());
     let mut pressure = agent.pressure.subscribe();
     let mut is_shutting_down = false;
@@ -69,7 +70,7 @@ pub(super) async fn keep(agent: &NodeAgent) {
             _ = images.changed() => update(agent, &api).await,
             () = devices.changed() => update(agent, &api).await,
             _ = ips.changed() => update(agent, &api).await,
-            _ = overlay.changed() => update(agent, &api).await,
+            () = overlay.changed() => update(agent, &api).await,
             () = agent.config.machine_shutdown.cancelled(), if !is_shutting_down => {
                 is_shutting_down = true;
                 update(agent, &api).await

@@ -5,11 +5,15 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use coracle_cni::{End, Mac, Peer, PeerKind};
+use coracle_events::printable;
 use k8s_openapi::api::core::v1::Node;
 use serde::{Deserialize, Serialize};
 
 const MANAGED: &str = "flannel.alpha.coreos.com/kube-subnet-manager";
 const BACKEND: &str = "flannel.alpha.coreos.com/backend-type";
+
+/// Maximum bytes of an invalid value in an error. All other nodes have the error in their status.
+const SHOWN_MAX: usize = 64;
 
 /// The annotations of one family of node addresses.
 struct Family {
@@ -50,7 +54,7 @@ pub(super) fn peer(node: &Node) -> Option<Result<Peer, String>> {
         "vxlan" => PeerKind::Vxlan,
         "host-gw" => PeerKind::HostGw,
         "udp" => PeerKind::Udp,
-        other => return Some(Err(format!("its backend {other:?} is not vxlan, host-gw or udp"))),
+        other => return Some(Err(format!("its backend {:?} is not vxlan, host-gw or udp", shown(other)))),
     };
     let ends = [V4, V6].iter().filter_map(|family| end(family, annotations).transpose());
     let ends: Result<Vec<End>, String> = ends.collect();
@@ -60,15 +64,22 @@ pub(super) fn peer(node: &Node) -> Option<Result<Peer, String>> {
 
 fn end(family: &Family, annotations: &BTreeMap<String, String>) -> Result<Option<End>, String> {
     let Some(text) = annotations.get(family.ip) else { return Ok(None) };
-    let ip =
-        text.parse().map_err(|_error| format!("its annotation {} is not an address: {text:?}", family.ip))?;
+    let ip = text
+        .parse()
+        .map_err(|_error| format!("its annotation {} is not an address: {:?}", family.ip, shown(text)))?;
     let vtep = match annotations.get(family.data).map(String::as_str) {
         None | Some("null" | "") => None,
-        Some(text) => {
-            Some(vtep(text).ok_or_else(|| format!("its annotation {} is invalid: {text:?}", family.data))?)
-        }
+        Some(text) => Some(
+            vtep(text)
+                .ok_or_else(|| format!("its annotation {} is invalid: {:?}", family.data, shown(text)))?,
+        ),
     };
     Ok(Some(End { ip, vtep }))
+}
+
+/// An invalid value, shortened for an error.
+fn shown(value: &str) -> String {
+    printable(value, SHOWN_MAX)
 }
 
 fn vtep(text: &str) -> Option<(u32, Mac)> {
@@ -157,6 +168,17 @@ mod tests {
         for data in ["{", r#"{"VNI":1,"VtepMAC":"3e:1b"}"#, r#"{"VNI":1,"VtepMAC":"3e:1b:6c:9d:2a:01:02"}"#] {
             let written = wrong(&[(BACKEND, "vxlan"), (V4.ip, "192.0.2.7"), (V4.data, data)]);
             assert!(written.contains("backend-data"), "{written}");
+        }
+    }
+
+    #[test]
+    fn errors_show_the_beginning_of_an_invalid_annotation() {
+        let long = "\u{1}".repeat(200_000);
+        let (long, backend, ip) = (long.as_str(), (BACKEND, "vxlan"), (V4.ip, "192.0.2.7"));
+        for pairs in [vec![(BACKEND, long)], vec![backend, (V4.ip, long)], vec![backend, ip, (V4.data, long)]]
+        {
+            let error = peer(&node(&pairs)).unwrap().unwrap_err();
+            assert!(error.len() < 500, "{} bytes", error.len());
         }
     }
 
