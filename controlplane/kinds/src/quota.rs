@@ -242,7 +242,8 @@ mod tests {
         let (quota, pods) =
             (quota(json!({"hard": {"pods": "9", "count/pods": "9"}})), by_kind("v1", "Pod").unwrap());
         let mut one = pod(json!({}));
-        let used = |pod: &Value, now: &str| quota.usage(pods, pod, now.parse().unwrap()).len();
+        let time = |text: &str| -> Timestamp { text.parse().unwrap() };
+        let used = |pod: &Value, now: &str| quota.usage(pods, pod, time(now)).len();
         one["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:10Z".into();
         assert_eq!(
             (grace_end(&one), used(&one, "2027-01-01T00:00:00Z")),
@@ -250,7 +251,7 @@ mod tests {
             "without a grace period"
         );
         one["metadata"]["deletionGracePeriodSeconds"] = 5.into();
-        assert_eq!(grace_end(&one), Some("2026-01-01T00:00:15Z".parse().unwrap()));
+        assert_eq!(grace_end(&one), Some(time("2026-01-01T00:00:15Z")));
         assert_eq!((used(&one, "2026-01-01T00:00:15Z"), used(&one, "2026-01-01T00:00:16Z")), (2, 1));
         one["metadata"]["deletionGracePeriodSeconds"] = i64::MAX.into();
         assert_eq!(grace_end(&one), Some(Timestamp::MAX));

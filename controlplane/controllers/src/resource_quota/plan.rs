@@ -115,7 +115,8 @@ mod tests {
         let object =
             quota(json!({"hard": {"pods": "2", "requests.cpu": "1", "count/things.example.com": "5"}}));
         let limits = limits(&object);
-        let mut count = Count::at("2026-01-01T00:01:00Z".parse().unwrap());
+        let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
+        let mut count = Count::at(now);
         let pods = counted(&object, &limits, &kind("", "Pod", "pods")).unwrap();
         let pod = |phase: &str| {
             json!({"metadata": {"name": "p"}, "status": {"phase": phase},
@@ -132,7 +133,7 @@ mod tests {
             deleted["metadata"]["deletionGracePeriodSeconds"] = 30.into();
             count.add(&limits, &pods, &deleted);
         }
-        assert_eq!(count.next_change, Some("2026-01-01T00:01:00Z".parse().unwrap()));
+        assert_eq!(count.next_change, Some(now));
         let things = counted(&object, &limits, &kind("example.com", "Thing", "things")).unwrap();
         count.add(&limits, &things, &json!({}));
         let expect = json!({"pods": "4", "requests.cpu": "1", "count/things.example.com": "1"});

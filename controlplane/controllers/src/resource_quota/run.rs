@@ -165,8 +165,8 @@ mod tests {
     #[test]
     fn a_pod_has_the_same_grace_period_in_both_forms() {
         let metadata = json!({"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30});
-        for (phase, expect) in [("Running", Some("2026-01-01T00:01:00Z".parse().unwrap())), ("Failed", None)]
-        {
+        let end: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
+        for (phase, expect) in [("Running", Some(end)), ("Failed", None)] {
             let pod = json!({"metadata": metadata, "status": {"phase": phase}});
             assert_eq!(coracle_kinds::quota::grace_end(&pod), expect);
             assert_eq!(grace_end(&serde_json::from_value(pod).unwrap()), expect);

@@ -1,6 +1,6 @@
 //! A plugin in this process, on a unix socket.
 
-use std::{path::Path, sync::Arc, sync::Mutex};
+use std::{path::Path, sync::Arc, sync::Mutex, time::Instant};
 
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
