@@ -484,13 +484,55 @@ impl Drop for Record {
         }
         let event = self.event.get_mut().unwrap_or_else(PoisonError::into_inner);
         event.reach(stage);
+        // As upstream: the event of a response has a status, although the client has got none.
+        event.response_status.get_or_insert_with(
+            || json!({"metadata": {}, "status": "Success", "message": "Connection closed early", "code": 200}),
+        );
         self.auditor.backends.write_late(event, &self.owner);
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use coracle_audit::LogOptions;
+    use http::Method;
+
     use super::*;
+
+    #[tokio::test]
+    async fn the_event_of_a_client_that_disconnects_before_the_response_has_a_status() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit.log");
+        let options =
+            LogOptions { path: path.clone(), max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
+        let policy = "apiVersion: audit.k8s.io/v1\nkind: Policy\nomitStages: [RequestReceived]\n\
+            rules: [{level: Metadata}]";
+        let policy = Policy::parse(policy).unwrap();
+        let log = Log::open(options).unwrap();
+        let auditor = Auditor::new(policy, Some(log), Mode::Batch, None).unwrap();
+        let (headers, uri) = (HeaderMap::new(), Uri::from_static("/version"));
+        let info = RequestInfo::parse(&Method::GET, &uri);
+        let request = Received {
+            user: None,
+            info: &info,
+            uri: &uri,
+            headers: &headers,
+            peer: None,
+            owner: "eve".into(),
+        };
+        drop(auditor.begin(&request).await.ok().flatten().unwrap());
+        let event = coracle_testing::until("the log has the event", 10, || {
+            serde_json::from_str::<Value>(&std::fs::read_to_string(&path).unwrap()).ok()
+        });
+        let event = event.await;
+        assert_eq!(
+            (&event["stage"], &event["responseStatus"]["code"]),
+            (&json!("ResponseComplete"), &json!(200))
+        );
+        assert_eq!(event["responseStatus"]["message"], "Connection closed early");
+    }
 
     #[test]
     fn a_user_agent_with_other_bytes_than_ascii_is_recorded() {

@@ -34,6 +34,8 @@ pub(crate) struct Expected<'a> {
     rules: Rules<'a>,
     /// Whether `metadata.initializers` is a known field.
     initializers: bool,
+    /// Another accepted API version, whose fields are the same.
+    alias: Option<&'a str>,
 }
 
 /// The rules for the fields of a body.
@@ -52,7 +54,8 @@ impl<'a> Expected<'a> {
     /// An object of a resource.
     pub(crate) fn of(resource: &'a Resource) -> Self {
         let rules = Rules::Resource(resource);
-        Self { api_version: resource.api_version(), kind: &resource.kind, rules, initializers: false }
+        let (api_version, kind) = (resource.api_version(), &*resource.kind);
+        Self { api_version, kind, rules, initializers: false, alias: None }
     }
 
     /// The configuration of a server-side apply.
@@ -62,7 +65,12 @@ impl<'a> Expected<'a> {
 
     /// A body with a built-in definition.
     pub(crate) fn defined(api_version: &'a str, kind: &'a str, definition: &'a str) -> Self {
-        Self { api_version, kind, rules: Rules::Definition(definition), initializers: false }
+        Self { api_version, kind, rules: Rules::Definition(definition), initializers: false, alias: None }
+    }
+
+    /// Also accepts another API version, whose fields are the same.
+    pub(crate) fn or_version(self, alias: Option<&'a str>) -> Self {
+        Self { alias, ..self }
     }
 
     /// Whether the body must have apiVersion and kind. Upstream requires them for custom resources.
@@ -214,14 +222,18 @@ pub(crate) fn check(
             )));
         }
     }
-    for (field, what, expected) in
-        [("apiVersion", "API version", expected.api_version), ("kind", "kind", expected.kind)]
-    {
+    for (field, what, expected, alias) in [
+        ("apiVersion", "API version", expected.api_version, expected.alias),
+        ("kind", "kind", expected.kind, None),
+    ] {
         match object.get(field).and_then(Value::as_str).unwrap_or_default() {
             "" => {
                 object.insert(field.to_owned(), expected.into());
             }
             found if found == expected => {}
+            found if alias == Some(found) => {
+                object.insert(field.to_owned(), expected.into());
+            }
             found => {
                 return Err(ApiError::bad_request(format!(
                     "the {what} in the data ({found}) does not match the expected {what} ({expected})"

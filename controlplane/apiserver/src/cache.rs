@@ -9,6 +9,7 @@ mod change;
 mod collection;
 mod conversions;
 mod fields;
+mod grace_ends;
 mod ledger;
 mod namespace_bytes;
 mod object;

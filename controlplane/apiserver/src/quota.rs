@@ -3,6 +3,7 @@
 //! | part | module |
 //! |---|---|
 //! | the use of each quota by the objects in the cache | `cache/ledger.rs` |
+//! | the times at which pods that are being deleted stop counting | `cache/grace_ends.rs` |
 //! | the locks of namespaces | `quota_locks.rs` |
 //! | the controller that writes the status of a quota when its use changes | `controllers/quota_status.rs` |
 //!
@@ -19,6 +20,7 @@ use coracle_kinds::{
     initializers::is_pending,
     quota::{Uncovered, growth, is_terminating, missing_requests, uncovered, whole_usage},
 };
+use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::{
@@ -85,7 +87,9 @@ fn is_charged(kind: &Resource, object: &Value, update: Option<Update<'_>>) -> bo
 fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result<bool> {
     let kind = &*call.kind;
     let forbidden = |why: String| Err(ApiError::forbidden_object(kind, name, why));
-    let ledger = call.state.cache.quotas.lock();
+    let mut ledger = call.state.cache.quotas.lock();
+    ledger.advance(&call.state.cache, Timestamp::now());
+    let now = ledger.now();
     let mut uses = false;
     for account in ledger.accounts(call.namespace()) {
         let quota = &account.quota;
@@ -97,8 +101,8 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
         {
             return forbidden(format!("failed quota: {}: {missing}", quota.name));
         }
-        let before = old.map(|old| quota.usage(kind, old)).unwrap_or_default();
-        let requested = growth(&quota.usage(kind, object), &before);
+        let before = old.map(|old| quota.usage(kind, old, now)).unwrap_or_default();
+        let requested = growth(&quota.usage(kind, object, now), &before);
         uses |= !requested.is_empty();
         if let Some(why) = quota.exceeded(&account.used, &requested) {
             return forbidden(why);
@@ -109,10 +113,10 @@ fn check(call: &Call, name: &str, object: &Value, old: Option<&Value>) -> Result
         return Ok(uses);
     }
     // As upstream, an amount that no quota of the namespace limits also counts as growth.
-    let before = old.map(|old| whole_usage(kind, old)).unwrap_or_default();
-    let grows = uses || !growth(&whole_usage(kind, object), &before).is_empty();
+    let before = old.map(|old| whole_usage(kind, old, now)).unwrap_or_default();
+    let grows = uses || !growth(&whole_usage(kind, object, now), &before).is_empty();
     let quotas = ledger.accounts(call.namespace()).map(|account| &account.quota);
-    match uncovered(limited, quotas, kind, object).filter(|_| grows) {
+    match uncovered(limited, quotas, kind, object, now).filter(|_| grows) {
         None => Ok(uses),
         Some(Uncovered::Amounts(why)) => forbidden(why),
         Some(Uncovered::Scopes(why)) => Err(ApiError::without_reason(why)),

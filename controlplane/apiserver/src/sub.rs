@@ -28,7 +28,10 @@ pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
     let sub = call.kind.subresource(name).ok_or_else(ApiError::no_resource)?;
     let api_version = sub.api_version();
     let schema = coracle_kinds::kind::schema_of(&api_version, &sub.kind).ok_or_else(ApiError::no_resource)?;
-    let (mut object, warnings) = call.decode(&Expected::defined(&api_version, &sub.kind, schema))?;
+    // As upstream, clients may evict with the version that preceded v1.
+    let alias = (sub.kind == "Eviction").then_some("policy/v1beta1");
+    let expected = Expected::defined(&api_version, &sub.kind, schema).or_version(alias);
+    let (mut object, warnings) = call.decode(&expected)?;
     set_namespace(call, &mut object)?;
     Ok((object, warnings))
 }

@@ -9,6 +9,7 @@ mod usage;
 use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_values::Quantity;
+use jiff::Timestamp;
 use serde_json::{Map, Value};
 
 pub use self::limited::{LimitedResource, Uncovered, uncovered};
@@ -70,12 +71,12 @@ impl Quota {
         self.scopes.iter().filter(|scope| scope.matches(kind, object)).map(ScopeSelector::name)
     }
 
-    /// The usage of this quota by an object.
-    pub fn usage(&self, kind: &Resource, object: &Value) -> Usage {
+    /// The usage of this quota by an object at a time.
+    pub fn usage(&self, kind: &Resource, object: &Value, now: Timestamp) -> Usage {
         if !self.covers(kind, object) {
             return Usage::new();
         }
-        let mut usage = usage::of(kind, object);
+        let mut usage = usage::of(kind, object, now);
         usage.retain(|name, amount| self.limits(name) && *amount != 0);
         usage
     }
@@ -137,9 +138,15 @@ pub fn reads_object(kind: &Resource) -> bool {
     usage::reads_object(kind)
 }
 
-/// The usage of an object, by the resource names of quotas. It includes names that no quota limits.
-pub fn whole_usage(kind: &Resource, object: &Value) -> Usage {
-    usage::of(kind, object)
+/// The usage of an object at a time, by the resource names of quotas. It includes names that no quota limits.
+pub fn whole_usage(kind: &Resource, object: &Value, now: Timestamp) -> Usage {
+    usage::of(kind, object, now)
+}
+
+/// The time after which a pod that is being deleted counts only for `count/pods`, although it still exists. `None` if its
+/// usage does not change with the time.
+pub fn grace_end(pod: &Value) -> Option<Timestamp> {
+    usage::grace_end(pod)
 }
 
 /// The growth of a usage. Amounts that do not grow are omitted.
@@ -183,6 +190,8 @@ mod tests {
     use super::*;
     use crate::kind::by_kind;
 
+    const NOW: Timestamp = Timestamp::UNIX_EPOCH;
+
     fn quota(spec: Value) -> Quota {
         Quota::read(&json!({"metadata": {"name": "q"}, "spec": spec}))
     }
@@ -200,7 +209,7 @@ mod tests {
             quota(json!({"hard": {"pods": "1", "requests.memory": "100Mi"}})),
             by_kind("v1", "Pod").unwrap(),
         );
-        let one = quota.usage(pods, &pod(json!({})));
+        let one = quota.usage(pods, &pod(json!({})), NOW);
         assert_eq!(quota.exceeded(&Usage::new(), &one), None);
         assert_eq!(
             quota.exceeded(&one, &one).unwrap(),
@@ -215,7 +224,7 @@ mod tests {
         let hard = json!({"hard": {"pods": "9", "count/pods": "9", "cpu": "9", "limits.cpu": "9", "requests.x.io/gpu": "9"}});
         let (quota, pods) = (quota(hard), by_kind("v1", "Pod").unwrap());
         let mut one = pod(json!({}));
-        let usage: Vec<(String, i128)> = quota.usage(pods, &one).into_iter().collect();
+        let usage: Vec<(String, i128)> = quota.usage(pods, &one, NOW).into_iter().collect();
         let expect = [
             ("count/pods", 1000),
             ("cpu", 250),
@@ -225,7 +234,29 @@ mod tests {
         ];
         assert_eq!(usage, expect.map(|(name, amount)| (name.to_owned(), amount)));
         one["status"] = json!({"phase": "Succeeded"});
-        assert_eq!(quota.usage(pods, &one), Usage::from([("count/pods".to_owned(), 1000)]));
+        assert_eq!(quota.usage(pods, &one, NOW), Usage::from([("count/pods".to_owned(), 1000)]));
+    }
+
+    #[test]
+    fn a_pod_whose_grace_period_is_over_counts_only_as_an_object() {
+        let (quota, pods) =
+            (quota(json!({"hard": {"pods": "9", "count/pods": "9"}})), by_kind("v1", "Pod").unwrap());
+        let mut one = pod(json!({}));
+        let time = |text: &str| -> Timestamp { text.parse().unwrap() };
+        let used = |pod: &Value, now: &str| quota.usage(pods, pod, time(now)).len();
+        one["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:10Z".into();
+        assert_eq!(
+            (grace_end(&one), used(&one, "2027-01-01T00:00:00Z")),
+            (None, 2),
+            "without a grace period"
+        );
+        one["metadata"]["deletionGracePeriodSeconds"] = 5.into();
+        assert_eq!(grace_end(&one), Some(time("2026-01-01T00:00:15Z")));
+        assert_eq!((used(&one, "2026-01-01T00:00:15Z"), used(&one, "2026-01-01T00:00:16Z")), (2, 1));
+        one["metadata"]["deletionGracePeriodSeconds"] = i64::MAX.into();
+        assert_eq!(grace_end(&one), Some(Timestamp::MAX));
+        one["status"] = json!({"phase": "Failed"});
+        assert_eq!(grace_end(&one), None);
     }
 
     #[test]
@@ -275,7 +306,7 @@ mod tests {
     #[test]
     fn other_kinds_are_counted() {
         let all = |api_version: &str, name: &str, object: Value| {
-            let usage = usage::of(by_kind(api_version, name).unwrap(), &object);
+            let usage = usage::of(by_kind(api_version, name).unwrap(), &object, NOW);
             usage
                 .into_iter()
                 .map(|(name, amount)| format!("{name}={}", amount / 1000))
@@ -320,7 +351,7 @@ mod tests {
         ]);
         let mut claim = json!({"metadata": {"name": "c"}, "spec": {"devices": {"requests": requests}}});
         let used = |claim: &Value| {
-            let usage = quota.usage(kind, claim);
+            let usage = quota.usage(kind, claim, NOW);
             limited.map(|name| usage.get(name).copied().unwrap_or(0))
         };
         assert_eq!(used(&claim), [5000, 5000]);

@@ -1,6 +1,7 @@
 //! The backends of audit events: the log and the webhook, each with its mode. A request waits at most [`MAX_WAIT`] for them.
 
 use std::{
+    cell::LazyCell,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -179,29 +180,28 @@ impl Backends {
     }
 
     /// Sends the event of a request whose client has disconnected. The number of these events is not limited by
-    /// requests in flight. While the memory of a backend is used up, the event is sent without its objects; above a second
-    /// limit it is lost and counted.
+    /// requests in flight. While the memory of a backend is used up, this backend gets the event without its objects; above
+    /// a second limit the event is lost and counted, as upstream does in the mode `batch`.
     pub(super) fn write_late(&self, event: &mut Event, owner: &Arc<str>) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let mut line = event.line();
+        let line = event.line();
+        let short = LazyCell::new(|| shortened(event));
         self.events.fetch_add(1, Ordering::Relaxed);
         match &self.webhook {
             Some(Webhook::Batch(webhook)) => webhook.send(&line),
             Some(Webhook::Blocking(webhook)) => {
-                let memory = webhook.reserve_now(&line, owner).or_else(|| {
-                    line = shortened(event);
-                    webhook.reserve_shortened(&line, owner)
-                });
+                let whole = webhook.reserve_now(&line, owner);
+                let sent = if whole.is_some() { &line } else { &*short };
+                let memory = whole.or_else(|| webhook.reserve_shortened(sent, owner));
                 // Nothing waits for the result.
-                drop(webhook.send(&line, memory, owner));
+                drop(webhook.send(sent, memory, owner));
             }
             None => {}
         }
         let Some(log) = self.log.clone() else { return };
-        let memory = log.memory(&line).or_else(|| {
-            line = shortened(event);
-            log.memory_of_shortened(&line)
-        });
+        let whole = log.memory(&line);
+        let line = if whole.is_some() { line } else { short.clone() };
+        let memory = whole.or_else(|| log.memory_of_shortened(&line));
         if memory.is_some() {
             runtime.spawn(async move { log.write_reserved(line, memory).await });
         } else if self.lost_by_log.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
@@ -231,7 +231,8 @@ impl Backends {
 mod tests {
     use std::{path::PathBuf, sync::atomic::AtomicBool};
 
-    use coracle_audit::LogOptions;
+    use coracle_audit::{Level, LogOptions};
+    use serde_json::{Value, json, value::to_raw_value};
 
     use super::*;
     use crate::remote::tests::Hook;
@@ -284,6 +285,30 @@ mod tests {
             assert_eq!(is_accepted(&backends).await, expected, "{mode:?}");
             assert_eq!(backends.counts(), [1, 1, 0, 0], "{mode:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_late_event_lacks_its_objects_only_in_the_backend_without_memory() {
+        let hook = Hook::start(|_| (200, String::new())).await;
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("audit.log");
+        let backends = Backends { log: Some(log(path.to_str().unwrap())), ..to(&hook, Mode::Blocking) };
+        let Some(Webhook::Blocking(webhook)) = &backends.webhook else { panic!("no webhook") };
+        let large = "x".repeat(1 << 20);
+        let held: Vec<_> = std::iter::from_fn(|| webhook.reserve_now(&large, "eve")).collect();
+        let mut event = Event::received(Level::Request, "a".to_owned());
+        event.request_object = to_raw_value(&json!({"k": "v"})).ok();
+        backends.write_late(&mut event, &"eve".into());
+        drop(held);
+        backends.flush().await;
+        let sent = hook.bodies.lock().unwrap()[0]["items"][0].clone();
+        assert_eq!((&sent["requestObject"], &sent["annotations"][TRUNCATED]), (&Value::Null, &json!("true")));
+        let logged = coracle_testing::until("the log has the event", 10, || {
+            serde_json::from_str::<Value>(&std::fs::read_to_string(&path).unwrap()).ok()
+        });
+        let logged = logged.await;
+        assert_eq!((&logged["requestObject"]["k"], logged.get("annotations")), (&json!("v"), None));
+        assert_eq!(backends.counts(), [1, 0, 0, 0]);
     }
 
     #[tokio::test]

@@ -4,32 +4,37 @@
 
 use std::path::Path;
 
-use serde::Deserialize;
-use serde_json::Value;
+use serde::{Deserialize, de::DeserializeOwned};
+use serde_json::{Map, Value};
 
 use super::{AccessAttributes, Authorizer, Deciding, Decision, RulesScope, UserRules, rbac::rule::Rule};
 use crate::{authn::User, bounded_file};
 
 /// Maximum bytes of the file.
 const LIMIT: u64 = 4 << 20;
+/// Bytes from which on a line is too long, as upstream: `bufio.MaxScanTokenSize`.
+const LINE_LIMIT: usize = 64 << 10;
+/// Maximum number of characters of a line in an error.
+const SHOWN: usize = 200;
+/// Versions of policies.
+const V0: &str = "abac.authorization.kubernetes.io/v0";
+const V1BETA1: &str = "abac.authorization.kubernetes.io/v1beta1";
+/// Fields of a line in the version v0, and of a spec in the version v1beta1.
+const OLD_FIELDS: &[&str] = &["apiVersion", "kind", "user", "group", "readonly", "resource", "namespace"];
+const LINE_FIELDS: &[&str] = &["apiVersion", "kind", "spec"];
+const SPEC_FIELDS: &[&str] =
+    &["user", "group", "readonly", "apiGroup", "resource", "namespace", "nonResourcePath"];
 const AUTHENTICATED: &str = "system:authenticated";
 
 /// The policies of a file.
 #[derive(Debug)]
 pub(super) struct Abac(Vec<Policy>);
 
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct Line {
-    api_version: String,
-    kind: String,
-    spec: Policy,
-}
-
-/// A line without a version. Source: `k8s.io/kubernetes/pkg/apis/abac/v0`.
+/// A policy in the version v0, which is also that of lines without a version. Source:
+/// `k8s.io/kubernetes/pkg/apis/abac/v0`.
 #[derive(Default, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-struct OldLine {
+#[serde(default)]
+struct OldPolicy {
     user: String,
     group: String,
     readonly: bool,
@@ -38,7 +43,7 @@ struct OldLine {
 }
 
 #[derive(Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", deny_unknown_fields, default)]
+#[serde(rename_all = "camelCase", default)]
 struct Policy {
     user: String,
     group: String,
@@ -62,13 +67,28 @@ impl Abac {
 
     fn parse(text: &str) -> Result<Self, String> {
         let mut policies = Vec::new();
+        let mut unversioned = 0_usize;
         for (index, line) in text.lines().enumerate() {
+            let number = index + 1;
+            if line.len() >= LINE_LIMIT {
+                return Err(format!("line {number}: it has {LINE_LIMIT} bytes or more"));
+            }
             let line = line.trim();
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let policy = Policy::parse(line).map_err(|reason| format!("line {}: {reason}", index + 1))?;
-            policies.push(policy);
+            let shown = || line.chars().take(SHOWN).collect::<String>();
+            let parsed =
+                Parsed::of(line).map_err(|reason| format!("line {number}: {}: {reason}", shown()))?;
+            unversioned += usize::from(parsed.is_unversioned);
+            if !parsed.unknown.is_empty() {
+                let fields = parsed.unknown.join(" ");
+                tracing::warn!(line = number, fields, "ignoring unknown fields of an ABAC policy");
+            }
+            policies.push(parsed.policy);
+        }
+        if unversioned > 0 {
+            tracing::warn!(lines = unversioned, "ABAC policies have no version");
         }
         Ok(Self(policies))
     }
@@ -91,11 +111,80 @@ impl Authorizer for Abac {
     }
 }
 
-// === impl OldLine ===
+/// A line with a policy.
+struct Parsed {
+    policy: Policy,
+    /// Whether version or kind are missing.
+    is_unversioned: bool,
+    /// Names of fields that have no effect.
+    unknown: Vec<String>,
+}
 
-impl From<OldLine> for Policy {
+// === impl Parsed ===
+
+impl Parsed {
+    /// Parses a line. As upstream, unknown fields have no effect, and a line without a version has the version v0.
+    fn of(line: &str) -> Result<Self, String> {
+        let value: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
+        if value.is_null() {
+            // Upstream takes it for a policy without fields, which allows everything.
+            return Err("it is not an object".to_owned());
+        }
+        let mut fields = object(value)?;
+        let (version, kind) = (text(&fields, "apiVersion")?, text(&fields, "kind")?);
+        let is_unversioned = version.is_empty() || kind.is_empty();
+        match (&*version, &*kind) {
+            ("" | V0, "" | "Policy") => {
+                let unknown = unknown(&fields, OLD_FIELDS);
+                let old: OldPolicy = decode(fields)?;
+                Ok(Self { policy: old.into(), is_unversioned, unknown })
+            }
+            (V1BETA1, "Policy") => {
+                let mut unknown = unknown(&fields, LINE_FIELDS);
+                let spec = object(fields.remove("spec").unwrap_or_default())?;
+                unknown.extend(self::unknown(&spec, SPEC_FIELDS));
+                let policy: Policy = decode(spec)?;
+                Ok(Self { policy: policy.with_wildcard(), is_unversioned, unknown })
+            }
+            _ => Err(format!("expected a Policy of {V1BETA1}, found {kind:?} of {version:?}")),
+        }
+    }
+}
+
+/// The fields of an object, without those that are null: as in Go, they count as absent. So does a spec that is null.
+fn object(value: Value) -> Result<Map<String, Value>, String> {
+    match value {
+        Value::Object(mut fields) => {
+            fields.retain(|_name, value| !value.is_null());
+            Ok(fields)
+        }
+        Value::Null => Ok(Map::new()),
+        _ => Err("it is not an object".to_owned()),
+    }
+}
+
+fn text(fields: &Map<String, Value>, name: &str) -> Result<String, String> {
+    match fields.get(name) {
+        None => Ok(String::new()),
+        Some(Value::String(text)) => Ok(text.clone()),
+        Some(_) => Err(format!("{name} is not a string")),
+    }
+}
+
+/// Names of the fields that are not among the known ones.
+fn unknown(fields: &Map<String, Value>, known: &[&str]) -> Vec<String> {
+    fields.keys().filter(|name| !known.contains(&name.as_str())).cloned().collect()
+}
+
+fn decode<T: DeserializeOwned>(fields: Map<String, Value>) -> Result<T, String> {
+    serde_json::from_value(Value::Object(fields)).map_err(|error| error.to_string())
+}
+
+// === impl OldPolicy ===
+
+impl From<OldPolicy> for Policy {
     /// An absent field matches everything, and the policy applies to all API groups.
-    fn from(old: OldLine) -> Self {
+    fn from(old: OldPolicy) -> Self {
         let or_all = |text: String| if text.is_empty() { "*".to_owned() } else { text };
         let names_nothing = old.namespace.is_empty() && old.resource.is_empty();
         let is_for_all = old.user.is_empty() && old.group.is_empty();
@@ -115,22 +204,6 @@ impl From<OldLine> for Policy {
 // === impl Policy ===
 
 impl Policy {
-    fn parse(line: &str) -> Result<Self, String> {
-        let value: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
-        if value.is_object() && value.get("apiVersion").is_none() && value.get("kind").is_none() {
-            let old: OldLine = serde_json::from_value(value).map_err(|error| error.to_string())?;
-            return Ok(old.into());
-        }
-        let line: Line = serde_json::from_value(value).map_err(|error| error.to_string())?;
-        if line.api_version != "abac.authorization.kubernetes.io/v1beta1" || line.kind != "Policy" {
-            return Err(format!(
-                "expected a Policy of abac.authorization.kubernetes.io/v1beta1, found {:?} of {:?}",
-                line.kind, line.api_version
-            ));
-        }
-        Ok(line.spec.with_wildcard())
-    }
-
     /// The policy with its user wildcard restricted to authenticated users.
     fn with_wildcard(mut self) -> Self {
         if self.user == "*" || self.group == "*" {
@@ -182,9 +255,9 @@ impl Policy {
                     && is(&self.resource, &path.resource)
                     && is(&self.api_group, &path.group)
             }
-            None => match self.non_resource_path.strip_suffix('*') {
-                Some(start) => attributes.info.path.starts_with(start),
-                None => self.non_resource_path == attributes.info.path,
+            None => match self.non_resource_path.ends_with('*') {
+                true => attributes.info.path.starts_with(self.non_resource_path.trim_end_matches('*')),
+                false => self.non_resource_path == attributes.info.path,
             },
         }
     }
@@ -308,10 +381,48 @@ mod tests {
 
     #[test]
     fn a_line_that_is_not_a_policy_is_refused_with_its_number() {
-        for line in
-            [r#"{"usr": "ann"}"#, r#"{"kind": "Policy"}"#, "[]", "x", &format!("{HEAD}{{\"usr\": \"a\"}}}}")]
-        {
-            assert!(Abac::parse(&format!("\n{line}")).unwrap_err().starts_with("line 2: "), "{line}");
+        let v1beta1 =
+            r#"{"apiVersion": "abac.authorization.kubernetes.io/v1beta1", "spec": {"user": "ann"}}"#;
+        for line in [
+            "[]",
+            "null",
+            "x",
+            r#"{"user": 3}"#,
+            r#"{"user": "ann"} {}"#,
+            r#"{"kind": "Other"}"#,
+            r#"{"apiVersion": "v1", "kind": "Policy"}"#,
+            r#"{"apiVersion": 1}"#,
+            v1beta1,
+            &format!("{HEAD}[]}}"),
+            &format!("{HEAD}{{\"readonly\": \"yes\"}}}}"),
+        ] {
+            let error = Abac::parse(&format!("\n{line}")).unwrap_err();
+            assert!(error.starts_with(&format!("line 2: {line}: ")), "{error}");
         }
+        let long = format!("# {}", "x".repeat(LINE_LIMIT));
+        assert!(Abac::parse(&format!("\n\n{long}")).unwrap_err().starts_with("line 3: it has "));
+    }
+
+    #[test]
+    fn unknown_fields_have_no_effect_and_versions_are_as_upstream() {
+        let (ann, pods) = (User::new("ann", &[]), "/api/v1/namespaces/a/pods");
+        for (line, expected) in [
+            (r#"{"user": "ann", "nonResourcePath": "/x", "usr": "bob"}"#.to_owned(), true),
+            (r#"{"kind": "Policy", "user": "ann"}"#.to_owned(), true),
+            (format!(r#"{{"apiVersion": "{V0}", "kind": "Policy", "user": "ann"}}"#), true),
+            (format!(r#"{{"apiVersion": "{V0}", "user": "ann", "namespace": null}}"#), true),
+            (
+                format!(r#"{HEAD}{{"user": "ann", "namespace": "a", "resource": "pods", "other": {{}}}}}}"#),
+                true,
+            ),
+            (format!("{HEAD}{{}}}}"), false),
+            (format!("{HEAD}null}}"), false),
+        ] {
+            assert_eq!(line_allows(&line, &ann, Method::POST, pods), expected, "{line}");
+        }
+        let parsed = Parsed::of(r#"{"user": "ann", "readOnly": true}"#).unwrap();
+        assert_eq!((parsed.is_unversioned, parsed.unknown), (true, vec!["readOnly".to_owned()]));
+        let parsed = Parsed::of(&format!(r#"{HEAD}{{"user": "ann", "usr": 1}}, "x": 1}}"#)).unwrap();
+        assert_eq!((parsed.is_unversioned, parsed.unknown), (false, vec!["x".to_owned(), "usr".to_owned()]));
     }
 }

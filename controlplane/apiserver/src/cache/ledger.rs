@@ -8,12 +8,19 @@ use std::{
 
 use coracle_kinds::{
     Resource,
-    quota::{Quota, Usage, reads_object},
+    kind::by_resource,
+    quota::{Quota, Usage, grace_end, reads_object},
 };
+use jiff::Timestamp;
 use serde_json::Value;
 use tokio::sync::Notify;
 
+use super::grace_ends::GraceEnds;
 use crate::cache::{Cache, Change, Fields, Object, prefix_of};
+
+/// The fields of a pod that [`grace_end`] reads.
+const GRACE_FIELDS: &[&[&str]] =
+    &[&["metadata", "deletionTimestamp"], &["metadata", "deletionGracePeriodSeconds"], &["status", "phase"]];
 
 /// The accounts of all quotas.
 #[derive(Default)]
@@ -28,6 +35,10 @@ pub(crate) struct Accounts {
     /// Namespace and name of quotas whose status may differ from their account.
     changed: BTreeSet<(String, String)>,
     notify: Arc<Notify>,
+    /// The time of all usages in the accounts. It never decreases. Pods whose grace period ended before it do not count.
+    now: Timestamp,
+    /// Pods whose usage changes after `now`.
+    grace_ends: GraceEnds,
 }
 
 /// One quota and its usage by the objects of its namespace.
@@ -46,7 +57,7 @@ impl Ledger {
         self.accounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notified when an account changes.
+    /// Notified when an account changes, and when [`Accounts::next_change`] becomes earlier.
     pub(crate) fn notify(&self) -> Arc<Notify> {
         self.lock().notify.clone()
     }
@@ -84,10 +95,45 @@ impl Accounts {
     /// Reopens the accounts of all quotas of the cache.
     pub(crate) fn load(&mut self, cache: &Cache) {
         self.namespaces.clear();
-        let Some(kind) = coracle_kinds::kind::by_resource("", "v1", "resourcequotas") else { return };
+        self.grace_ends = GraceEnds::default();
+        self.now = Timestamp::now().max(self.now);
+        let Some(kind) = by_resource("", "v1", "resourcequotas") else { return };
         for quota in cache.list(kind, "") {
-            if let Some((namespace, name)) = namespace_and_name(&quota) {
+            if let Some((namespace, name)) = namespace_and_name(&quota.key) {
                 self.open(cache, namespace, name, &quota);
+            }
+        }
+    }
+
+    /// The time of the accounts.
+    pub(crate) fn now(&self) -> Timestamp {
+        self.now
+    }
+
+    /// The time after which the usage of a pod changes, although the pod does not change.
+    pub(crate) fn next_change(&self) -> Option<Timestamp> {
+        self.grace_ends.first()
+    }
+
+    /// Advances the time of the accounts. Pods whose grace period has ended meanwhile count no more.
+    pub(crate) fn advance(&mut self, cache: &Cache, now: Timestamp) {
+        let (before, now) = (self.now, now.max(self.now));
+        self.now = now;
+        if self.next_change().is_none_or(|end| end >= now) {
+            return;
+        }
+        let Some(kind) = by_resource("", "v1", "pods") else { return };
+        while let Some(key) = self.grace_ends.pop_before(now) {
+            let Some((namespace, name)) = namespace_and_name(&key) else { continue };
+            let Some(pod) = cache.get(kind, namespace, name).map(|pod| pod.value()) else { continue };
+            let Some(accounts) = self.namespaces.get_mut(namespace) else { continue };
+            let used = accounts.iter_mut().filter_map(|(name, account)| {
+                let of = |time: Timestamp| account.quota.usage(kind, &pod, time);
+                let (old, new) = (of(before), of(now));
+                account.replace(old, new).then(|| name.clone())
+            });
+            for name in used.collect::<Vec<String>>() {
+                self.mark(namespace, &name);
             }
         }
     }
@@ -97,7 +143,8 @@ impl Accounts {
         let mut changed = Vec::new();
         for (namespace, accounts) in &mut self.namespaces {
             for (name, account) in accounts.iter_mut().filter(|(_, account)| account.quota.tracks(kind)) {
-                account.used = count(cache, namespace, &account.quota);
+                let scope = NamespaceAt { cache, namespace, now: self.now };
+                account.used = count(&scope, &account.quota, &mut self.grace_ends);
                 changed.push((namespace.clone(), name.clone()));
             }
         }
@@ -111,14 +158,18 @@ impl Accounts {
         if !kind.namespaced {
             return;
         }
-        let Some((namespace, name)) = namespace_and_name(&change.new) else { return };
+        let Some((namespace, name)) = namespace_and_name(&change.new.key) else { return };
         let is_quota = kind.is("", "ResourceQuota");
+        let now = self.now;
         let is_same = || kind.is("", "Pod") && !change.deleted && has_same_use(change) == Some(true);
         if let Some(accounts) = self.namespaces.get_mut(namespace).filter(|_| !is_same()) {
             let used = accounts.iter_mut().filter(|(_, account)| account.quota.tracks(kind));
             let changed: Vec<String> = used
-                .filter_map(|(name, account)| account.apply(kind, change).then(|| name.clone()))
+                .filter_map(|(name, account)| account.apply(kind, change, now).then(|| name.clone()))
                 .collect();
+            if kind.is("", "Pod") {
+                self.observe_grace(change);
+            }
             for name in changed {
                 self.mark(namespace, &name);
             }
@@ -130,13 +181,23 @@ impl Accounts {
         }
     }
 
+    /// Applies a change of a pod in a namespace with quotas to the pods whose usage changes with the time.
+    fn observe_grace(&mut self, change: &Change) {
+        let end = (!change.deleted).then(|| grace_end(&change.new.part(GRACE_FIELDS))).flatten();
+        let is_first = self.grace_ends.set(&change.new.key, end.filter(|end| *end >= self.now));
+        if is_first {
+            self.notify.notify_one();
+        }
+    }
+
     /// Opens the account of a new or changed quota.
     fn open(&mut self, cache: &Cache, namespace: &str, name: &str, object: &Object) {
         let spec = object.spec().to_owned();
         let accounts = self.namespaces.entry(namespace.to_owned()).or_default();
         if accounts.get(name).is_none_or(|known| known.spec != spec) {
             let quota = Quota::read(&object.value());
-            let used = count(cache, namespace, &quota);
+            let scope = NamespaceAt { cache, namespace, now: self.now };
+            let used = count(&scope, &quota, &mut self.grace_ends);
             accounts.insert(name.to_owned(), Account { quota, used, spec });
         }
         self.mark(namespace, name);
@@ -147,6 +208,9 @@ impl Accounts {
             accounts.remove(name);
             if accounts.is_empty() {
                 self.namespaces.remove(namespace);
+                if let Some(pods) = by_resource("", "v1", "pods") {
+                    self.grace_ends.remove_under(&prefix_of(pods, namespace));
+                }
             }
         }
     }
@@ -155,12 +219,17 @@ impl Accounts {
 // === impl Account ===
 
 impl Account {
-    /// Applies a change. Returns whether the usage changed.
-    fn apply(&mut self, kind: &Resource, change: &Change) -> bool {
+    /// Applies a change at the time of the accounts. Returns whether the usage changed.
+    fn apply(&mut self, kind: &Resource, change: &Change, now: Timestamp) -> bool {
         let (quota, reads) = (&self.quota, reads_object(kind));
-        let of = |object: &Object| quota.usage(kind, &if reads { object.value() } else { Value::Null });
+        let of = |object: &Object| quota.usage(kind, &if reads { object.value() } else { Value::Null }, now);
         let before = change.old.as_deref().map(of).unwrap_or_default();
         let after = if change.deleted { Usage::new() } else { of(&change.new) };
+        self.replace(before, after)
+    }
+
+    /// Replaces a part of the usage. Returns whether the usage changed.
+    fn replace(&mut self, before: Usage, after: Usage) -> bool {
         if before == after {
             return false;
         }
@@ -174,9 +243,9 @@ impl Account {
     }
 }
 
-/// Whether a change of a pod cannot change its usage: a binding, or a change of the metadata or of conditions. Such
-/// pods are not parsed. The usage of a pod depends on conditions and metadata only while the pod has conditions of a
-/// resize. `None` for a new pod.
+/// Whether a change of a pod cannot change its usage: a binding, or a change of conditions or of the metadata without the
+/// fields of a deletion. Such pods are not parsed. The usage of a pod depends on conditions and other metadata only while the
+/// pod has conditions of a resize. `None` for a new pod.
 fn has_same_use(change: &Change) -> Option<bool> {
     let (old, new) = (change.old.as_deref()?.fields()?, change.new.fields()?);
     let (old_spec, new_spec) = (old.object("spec")?, new.object("spec")?);
@@ -184,25 +253,42 @@ fn has_same_use(change: &Change) -> Option<bool> {
     let is_resized = |fields: &Fields<'_>| {
         fields.text("conditions").is_some_and(|conditions| conditions.contains("PodResize"))
     };
-    let is_same = old_spec.equal_except(&new_spec, "nodeName")
+    let (old_meta, new_meta) = (old.object("metadata")?, new.object("metadata")?);
+    let has_same_deletion = ["deletionTimestamp", "deletionGracePeriodSeconds"]
+        .into_iter()
+        .all(|name| old_meta.text(name) == new_meta.text(name));
+    let is_same = has_same_deletion
+        && old_spec.equal_except(&new_spec, "nodeName")
         && old_status.equal_except(&new_status, "conditions")
         && !is_resized(&old_status)
         && !is_resized(&new_status);
     Some(is_same)
 }
 
-/// The usage of a quota by all objects of the namespace.
-fn count(cache: &Cache, namespace: &str, quota: &Quota) -> Usage {
+/// The objects to count: those of a namespace, at a time.
+struct NamespaceAt<'a> {
+    cache: &'a Cache,
+    namespace: &'a str,
+    now: Timestamp,
+}
+
+/// The usage of a quota by all objects of the namespace. Adds the pods whose usage changes later to `grace_ends`.
+fn count(scope: &NamespaceAt<'_>, quota: &Quota, grace_ends: &mut GraceEnds) -> Usage {
     let mut used = Usage::new();
-    for collection in cache.all() {
+    for collection in scope.cache.all() {
         let objects = collection.lock();
         let kind = objects.kind();
         if !quota.tracks(kind) {
             continue;
         }
-        let reads = reads_object(kind);
-        for object in objects.under(&prefix_of(kind, namespace)) {
-            let usage = quota.usage(kind, &if reads { object.value() } else { Value::Null });
+        let (reads, is_pod) = (reads_object(kind), kind.is("", "Pod"));
+        for object in objects.under(&prefix_of(kind, scope.namespace)) {
+            let value = if reads { object.value() } else { Value::Null };
+            if is_pod {
+                let end = grace_end(&value).filter(|end| *end >= scope.now);
+                grace_ends.set(&object.key, end);
+            }
+            let usage = quota.usage(kind, &value, scope.now);
             for (name, amount) in usage {
                 *used.entry(name).or_default() += amount;
             }
@@ -211,9 +297,9 @@ fn count(cache: &Cache, namespace: &str, quota: &Quota) -> Usage {
     used
 }
 
-/// Namespace and name of a namespaced object.
-fn namespace_and_name(object: &Object) -> Option<(&str, &str)> {
-    let mut parts = object.key.rsplit('/');
+/// Namespace and name in the key of a namespaced object.
+fn namespace_and_name(key: &str) -> Option<(&str, &str)> {
+    let mut parts = key.rsplit('/');
     let name = parts.next()?;
     Some((parts.next()?, name))
 }
@@ -253,5 +339,50 @@ mod tests {
         pod["status"]["conditions"] = json!([{"type": "PodResizePending", "status": "True"}]);
         apply("Pod", 6, pod);
         assert_eq!(parses::so_far(), before + 4);
+    }
+
+    #[test]
+    fn a_pod_stops_counting_when_its_grace_period_is_over() {
+        let cache = Cache::new(1);
+        let apply = |name: &str, revision: u64, object: Option<Value>| {
+            let kind = by_kind("v1", name).unwrap();
+            let key = key_of(kind, "ns", if name == "Pod" { "p" } else { "q" }).into();
+            let value = object.map(|object| encode(kind, &object));
+            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+        };
+        let used = || cache.quotas.lock().account("ns", "q").and_then(|one| one.used.get("pods").copied());
+        let next = || cache.quotas.lock().next_change();
+        let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"pods": "5"}}});
+        apply("ResourceQuota", 2, Some(quota.clone()));
+        let mut pod = json!({"metadata": {"name": "p"}, "spec": {"containers": [{"name": "c"}]},
+            "status": {"phase": "Running"}});
+        apply("Pod", 3, Some(pod.clone()));
+        assert_eq!((used(), next()), (Some(1000), None));
+        pod["metadata"]["deletionTimestamp"] = "2100-01-01T00:00:30Z".into();
+        pod["metadata"]["deletionGracePeriodSeconds"] = 30.into();
+        apply("Pod", 4, Some(pod.clone()));
+        let end: Timestamp = "2100-01-01T00:01:00Z".parse().unwrap();
+        assert_eq!((used(), next()), (Some(1000), Some(end)));
+        cache.quotas.lock().advance(&cache, end);
+        assert_eq!((used(), next()), (Some(1000), Some(end)));
+        cache.quotas.lock().take_changed();
+        let later: Timestamp = "2100-01-01T00:01:01Z".parse().unwrap();
+        cache.quotas.lock().advance(&cache, later);
+        assert_eq!((used(), next()), (Some(0), None));
+        assert_eq!(cache.quotas.lock().take_changed().len(), 1);
+        // An earlier time does not change the accounts, and the end of the pod does not count it a second time.
+        cache.quotas.lock().advance(&cache, end);
+        pod["metadata"]["labels"] = json!({"a": "b"});
+        apply("Pod", 5, Some(pod.clone()));
+        apply("Pod", 6, None);
+        assert_eq!((used(), next()), (Some(0), None));
+        // Of a namespace without quotas no time is kept.
+        pod["metadata"]["deletionGracePeriodSeconds"] = 3600.into();
+        apply("Pod", 7, Some(pod));
+        assert!(next().is_some());
+        apply("ResourceQuota", 8, None);
+        assert_eq!(next(), None);
+        apply("ResourceQuota", 9, Some(quota));
+        assert_eq!((used(), next().is_some()), (Some(1000), true));
     }
 }

@@ -7,6 +7,7 @@ use std::{
 
 use coracle_kinds::kind::by_resource;
 use coracle_store::Expect;
+use jiff::Timestamp;
 
 use crate::{
     error::ApiError,
@@ -24,14 +25,21 @@ pub(crate) async fn write_statuses(state: Weak<State>) {
     else {
         return;
     };
+    let mut next_change = None;
     loop {
         // A notification without a waiting task is kept, so no change is missed.
         tokio::select! {
             () = notify.notified() => {}
+            () = pass(next_change) => {}
             () = shutdown.cancelled() => return,
         }
         let Some(state) = state.upgrade() else { return };
-        let changed = state.cache.quotas.lock().take_changed();
+        let changed = {
+            let mut accounts = state.cache.quotas.lock();
+            accounts.advance(&state.cache, Timestamp::now());
+            next_change = accounts.next_change();
+            accounts.take_changed()
+        };
         for (namespace, name) in changed {
             let Err(error) = write_status(&state, &namespace, &name).await else { continue };
             tracing::warn!(namespace, name, error = %error, "cannot write the status of a quota");
@@ -39,6 +47,14 @@ pub(crate) async fn write_statuses(state: Weak<State>) {
             state.cache.quotas.lock().mark(&namespace, &name);
         }
     }
+}
+
+/// Waits until the time has passed. Without a time there is no end.
+async fn pass(time: Option<Timestamp>) {
+    let Some(time) = time else { return std::future::pending().await };
+    let left = Duration::try_from(time.duration_since(Timestamp::now())).unwrap_or_default();
+    // At the time itself nothing has changed yet.
+    tokio::time::sleep(left + Duration::from_millis(1)).await;
 }
 
 async fn write_status(state: &Arc<State>, namespace: &str, name: &str) -> Result<(), ApiError> {

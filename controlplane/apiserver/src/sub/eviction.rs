@@ -49,7 +49,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     }
     check_dry_runs(call.info.query.all("dryRun"), &eviction["deleteOptions"]["dryRun"])?;
     let eviction = call.admit_subresource(Operation::Create, eviction).await?;
-    let options = delete::options_from(call, &eviction["deleteOptions"])?.or_dry_run(is_dry_run);
+    let options = delete::options_from(&eviction["deleteOptions"])?.or_dry_run(is_dry_run);
     evict(call, &options).await?;
     Ok(reply::warned(reply::success(201, Value::Null), &warnings))
 }

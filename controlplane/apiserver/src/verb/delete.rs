@@ -21,6 +21,8 @@ use crate::{
 
 const FOREGROUND: &str = "foregroundDeletion";
 const ORPHAN: &str = "orphan";
+/// The option of an unsafe deletion, which upstream does not support by default.
+const IGNORE_READ_ERROR: &str = "ignoreStoreReadErrorWithClusterBreakingPotential";
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
 
 /// The options of a deletion, from the body and the query.
@@ -170,7 +172,7 @@ pub(crate) async fn admit(call: &Call, name: &str, old: &Value, options: &Option
 /// The options of the request. If it has a body, the query is ignored, as upstream.
 pub(crate) fn options(call: &Call) -> Result<Options> {
     if call.body.is_empty() {
-        return options_from(call, &query_options(call)?);
+        return options_from(&query_options(call)?);
     }
     let mut parsed = call.parse()?;
     if parsed.value.is_null() {
@@ -186,9 +188,11 @@ pub(crate) fn options(call: &Call) -> Result<Options> {
         }
         object.insert("apiVersion".into(), "v1".into());
         object.insert("kind".into(), "DeleteOptions".into());
+        // As upstream without the feature gate AllowUnsafeMalformedObjectDeletion.
+        object.remove(IGNORE_READ_ERROR);
     }
     let expected = Expected::defined("v1", "DeleteOptions", DELETE_OPTIONS);
-    options_from(call, &body::check(parsed, &expected, call.validation()?)?.0)
+    options_from(&body::check(parsed, &expected, call.validation()?)?.0)
 }
 
 /// The parameters of the query in the form of DeleteOptions. Source: `Convert_url_Values_To_v1_DeleteOptions`.
@@ -218,34 +222,50 @@ fn query_options(call: &Call) -> Result<Value> {
     Ok(tree)
 }
 
-/// The options of a DeleteOptions tree.
-pub(crate) fn options_from(call: &Call, tree: &Value) -> Result<Options> {
-    let propagation = &tree["propagationPolicy"];
-    let orphan = tree["orphanDependents"].as_bool();
-    if !propagation.is_null() && orphan.is_some() {
-        return Err(call.invalid_parameter(|causes| {
-            let detail = "orphanDependents and deletionPropagation cannot be both set";
-            causes.invalid(&Path::root("propagationPolicy"), propagation, detail);
-        }));
+/// Validates a DeleteOptions tree. Source: `ValidateDeleteOptions`.
+fn validate(tree: &Value) -> Causes {
+    let mut causes = Causes::default();
+    let (propagation, path) = (&tree["propagationPolicy"], Path::root("propagationPolicy"));
+    if !propagation.is_null() && !tree["orphanDependents"].is_null() {
+        let detail = "orphanDependents and deletionPropagation cannot be both set";
+        causes.invalid(&path, propagation, detail);
     }
-    let propagation = match propagation.as_str() {
+    if !matches!(propagation.as_str(), None | Some("Background" | "Foreground" | "Orphan")) {
+        causes.unsupported(&path, propagation, &["Foreground", "Background", "Orphan", "nil"]);
+    }
+    let dry_run = tree["dryRun"].as_array().map_or(&[][..], Vec::as_slice);
+    if dry_run.iter().any(|value| value != "All") {
+        causes.unsupported(&Path::root("dryRun"), &tree["dryRun"], &["All"]);
+    }
+    if tree[IGNORE_READ_ERROR] == true {
+        let is_set = |field: &str| match field {
+            "dryRun" => !dry_run.is_empty(),
+            field => !tree[field].is_null(),
+        };
+        let others =
+            ["dryRun", "propagationPolicy", "orphanDependents", "gracePeriodSeconds", "preconditions"];
+        for field in others.into_iter().filter(|field| is_set(field)) {
+            let detail = format!("cannot be set together with .{field}");
+            causes.invalid(&Path::root(IGNORE_READ_ERROR), &true.into(), &detail);
+        }
+    }
+    causes
+}
+
+/// The options of a DeleteOptions tree.
+pub(crate) fn options_from(tree: &Value) -> Result<Options> {
+    let causes = validate(tree);
+    if !causes.is_empty() {
+        return Err(ApiError::invalid_parameters("DeleteOptions", "meta.k8s.io", &causes.into_list()));
+    }
+    let orphan = tree["orphanDependents"].as_bool();
+    let propagation = match tree["propagationPolicy"].as_str() {
         Some("Background") => Some(Propagation::Background),
         Some("Foreground") => Some(Propagation::Foreground),
         Some("Orphan") => Some(Propagation::Orphan),
-        None => orphan.map(|orphan| if orphan { Propagation::Orphan } else { Propagation::Background }),
-        Some(other) => {
-            return Err(call.invalid_parameter(|causes| {
-                let known = &["Foreground", "Background", "Orphan", "nil"];
-                causes.unsupported(&Path::root("propagationPolicy"), &other.into(), known);
-            }));
-        }
+        _ => orphan.map(|orphan| if orphan { Propagation::Orphan } else { Propagation::Background }),
     };
     let dry_run = &tree["dryRun"];
-    if dry_run.as_array().into_iter().flatten().any(|value| value != "All") {
-        let mut causes = Causes::default();
-        causes.unsupported(&Path::root("dryRun"), dry_run, &["All"]);
-        return Err(ApiError::invalid_parameters("DeleteOptions", "meta.k8s.io", &causes.into_list()));
-    }
     let text = |value: &Value| value.as_str().map(str::to_owned);
     Ok(Options {
         grace: tree["gracePeriodSeconds"].as_i64(),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use coracle_kinds::Resource;
 use coracle_kinds::kind::by_resource;
-use coracle_kinds::quota::{Quota, Usage};
+use coracle_kinds::quota::{Quota, Usage, grace_end};
+use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::api_kind::{ApiKind, Discovered};
@@ -42,14 +43,36 @@ pub(super) fn counted(object: &ResourceQuota, quota: &Quota, kind: &ApiKind) -> 
     (!has_scopes && quota.limits(&name)).then_some(Counted::Number(name))
 }
 
-/// Adds the usage of one object.
-pub(super) fn add(used: &mut Usage, quota: &Quota, counted: &Counted, object: &Value) {
-    let more = match counted {
-        Counted::BuiltIn(kind) => quota.usage(kind, object),
-        Counted::Number(name) => Usage::from([(name.clone(), ONE)]),
-    };
-    for (name, amount) in more {
-        *used.entry(name).or_default() += amount;
+/// A count of the objects of a namespace.
+pub(super) struct Count {
+    pub(super) used: Usage,
+    /// The time of the count.
+    now: Timestamp,
+    /// The time after which the usage of a counted pod changes, although the pod does not change.
+    pub(super) next_change: Option<Timestamp>,
+}
+
+impl Count {
+    /// An empty count.
+    pub(super) fn at(now: Timestamp) -> Self {
+        Self { used: Usage::new(), now, next_change: None }
+    }
+
+    /// Adds the usage of one object.
+    pub(super) fn add(&mut self, quota: &Quota, counted: &Counted, object: &Value) {
+        let more = match counted {
+            Counted::BuiltIn(kind) => {
+                if kind.is("", "Pod") {
+                    let end = grace_end(object).filter(|end| *end >= self.now);
+                    self.next_change = self.next_change.into_iter().chain(end).min();
+                }
+                quota.usage(kind, object, self.now)
+            }
+            Counted::Number(name) => Usage::from([(name.clone(), ONE)]),
+        };
+        for (name, amount) in more {
+            *self.used.entry(name).or_default() += amount;
+        }
     }
 }
 
@@ -92,19 +115,29 @@ mod tests {
         let object =
             quota(json!({"hard": {"pods": "2", "requests.cpu": "1", "count/things.example.com": "5"}}));
         let limits = limits(&object);
-        let mut used = Usage::new();
+        let now: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
+        let mut count = Count::at(now);
         let pods = counted(&object, &limits, &kind("", "Pod", "pods")).unwrap();
         let pod = |phase: &str| {
             json!({"metadata": {"name": "p"}, "status": {"phase": phase},
                 "spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "250m"}}}]}})
         };
         for phase in ["Running", "Pending", "Succeeded"] {
-            add(&mut used, &limits, &pods, &pod(phase));
+            count.add(&limits, &pods, &pod(phase));
         }
+        assert_eq!(count.next_change, None);
+        // The grace periods of the first two are over, those of the others are not.
+        for second in ["10", "29", "31", "30"] {
+            let mut deleted = pod("Running");
+            deleted["metadata"]["deletionTimestamp"] = format!("2026-01-01T00:00:{second}Z").into();
+            deleted["metadata"]["deletionGracePeriodSeconds"] = 30.into();
+            count.add(&limits, &pods, &deleted);
+        }
+        assert_eq!(count.next_change, Some(now));
         let things = counted(&object, &limits, &kind("example.com", "Thing", "things")).unwrap();
-        add(&mut used, &limits, &things, &json!({}));
-        let expect = json!({"pods": "2", "requests.cpu": "500m", "count/things.example.com": "1"});
-        assert_eq!(limits.status(&used)["used"], expect);
+        count.add(&limits, &things, &json!({}));
+        let expect = json!({"pods": "4", "requests.cpu": "1", "count/things.example.com": "1"});
+        assert_eq!(limits.status(&count.used)["used"], expect);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_kinds::quota::Usage;
+use jiff::{SignedDuration, Timestamp};
 use kube::Api;
 use kube::api::ListParams;
 use kube::core::DynamicObject;
@@ -15,7 +15,7 @@ use crate::cache::Cache;
 use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, Object, ObjectExt, Pod, ResourceQuota};
-use crate::queue::{Next, Queue};
+use crate::queue::{Next, Queue, until};
 use crate::write::{Part, status_patch};
 
 /// Time after which a quota is counted again, as upstream.
@@ -25,8 +25,8 @@ const DELAY: Duration = Duration::from_secs(1);
 /// Maximum number of objects in a page of a list.
 const PAGE: u32 = 500;
 
-/// Queues new quotas and those with a changed spec, and the quotas of deleted objects and of pods that have ended. Kinds that
-/// are not listed here are counted again after [`RESYNC`].
+/// Queues new quotas and those with a changed spec, and the quotas of deleted objects and of pods that have ended or are over
+/// their grace period. Kinds that are not listed here are counted again after [`RESYNC`].
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let caches = &context.caches;
     let own = queue.clone();
@@ -41,6 +41,15 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
         let new = change.new.map(|new| &**new);
         if let Some(old) = change.old.filter(|old| frees(old, new)) {
             queue_all(&quotas, old.namespace(), &own);
+        }
+        let end = new.and_then(grace_end);
+        if let (Some(new), Some(end)) = (new, end)
+            && change.old.and_then(|old| grace_end(old)) != Some(end)
+        {
+            let delay = until(end, Timestamp::now()).unwrap_or_default().max(DELAY);
+            for quota in quotas.in_namespace(new.namespace()) {
+                own.add_after(quota.key(), delay);
+            }
         }
     });
     let quotas = &caches.resource_quotas;
@@ -59,6 +68,17 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 /// Whether a changed pod may use less than before: it is deleted, or it has ended.
 fn frees(old: &Pod, new: Option<&Pod>) -> bool {
     new.is_none_or(|new| new.finished() && !old.finished())
+}
+
+/// The time after which a pod that is being deleted does not count. The same as `coracle_kinds::quota::grace_end`, for typed
+/// pods.
+fn grace_end(pod: &Pod) -> Option<Timestamp> {
+    if pod.finished() {
+        return None;
+    }
+    let deletion = pod.metadata.deletion_timestamp.as_ref()?.0;
+    let grace = SignedDuration::from_secs(pod.metadata.deletion_grace_period_seconds?);
+    Some(deletion.checked_add(grace).unwrap_or(Timestamp::MAX))
 }
 
 fn queue_of_deleted<K: Object>(
@@ -86,14 +106,14 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let cache = &context.caches.resource_quotas;
     let Some(object) = cache.get(&key) else { return Ok(Next::Wait) };
     let quota = plan::limits(&object);
-    let mut used = Usage::new();
+    let mut count = plan::Count::at(Timestamp::now());
     let found = context.kinds().await?;
     for kind in &found.kinds {
         let Some(counted) = plan::counted(&object, &quota, kind) else { continue };
-        let count = |object: &Value| plan::add(&mut used, &quota, &counted, object);
-        for_each(context, kind, &key.namespace, count).await?;
+        let add = |object: &Value| count.add(&quota, &counted, object);
+        for_each(context, kind, &key.namespace, add).await?;
     }
-    let mut status = quota.status(&used);
+    let mut status = quota.status(&count.used);
     plan::keep_unknown(&mut status, &object.status, &found);
     if let Some(mut patch) = status_patch(&*object, &object.status, &status) {
         // The API server may have added the usage of new objects since the start of the count. The write then fails, and
@@ -101,7 +121,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         patch["metadata"]["resourceVersion"] = json!(object.metadata.resource_version);
         context.writer(cache).merge(&key, Part::Status, patch).await?;
     }
-    Ok(Next::After(RESYNC))
+    let next = count.next_change.map(|end| until(end, Timestamp::now()).unwrap_or_default().max(DELAY));
+    Ok(Next::After(next.unwrap_or(RESYNC).min(RESYNC)))
 }
 
 /// Reads all objects of a kind in a namespace, in pages.
@@ -139,5 +160,16 @@ mod tests {
         let (running, failed) = (pod("Running"), pod("Failed"));
         assert!(frees(&running, None) && frees(&running, Some(&failed)));
         assert!(!frees(&running, Some(&pod("Running"))) && !frees(&failed, Some(&failed)));
+    }
+
+    #[test]
+    fn a_pod_has_the_same_grace_period_in_both_forms() {
+        let metadata = json!({"deletionTimestamp": "2026-01-01T00:00:30Z", "deletionGracePeriodSeconds": 30});
+        let end: Timestamp = "2026-01-01T00:01:00Z".parse().unwrap();
+        for (phase, expect) in [("Running", Some(end)), ("Failed", None)] {
+            let pod = json!({"metadata": metadata, "status": {"phase": phase}});
+            assert_eq!(coracle_kinds::quota::grace_end(&pod), expect);
+            assert_eq!(grace_end(&serde_json::from_value(pod).unwrap()), expect);
+        }
     }
 }

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -59,12 +60,13 @@ pub fn uncovered<'a>(
     quotas: impl Iterator<Item = &'a Quota>,
     kind: &Resource,
     object: &Value,
+    now: Timestamp,
 ) -> Option<Uncovered> {
     let quotas: Vec<&Quota> = quotas.collect();
     let is_covered = |name: &str| {
         quotas.iter().any(|quota| quota.limits(name) && quota.tracks(kind) && quota.covers(kind, object))
     };
-    let usage = usage::of(kind, object);
+    let usage = usage::of(kind, object, now);
     let names = usage.iter().filter(|(_, amount)| **amount > 0).map(|(name, _)| name.as_str());
     let names = names.filter(|&name| limited.iter().any(|one| one.limits(kind, name)) && !is_covered(name));
     let names: Vec<&str> = names.collect();
@@ -89,7 +91,8 @@ mod tests {
     fn reason(limited: Value, quotas: &[Value], kind: &str, object: &Value) -> Option<String> {
         let limited: Vec<LimitedResource> = serde_json::from_value(limited).unwrap();
         let quotas: Vec<Quota> = quotas.iter().map(|spec| Quota::read(&json!({"spec": spec}))).collect();
-        match uncovered(&limited, quotas.iter(), by_kind("v1", kind).unwrap(), object)? {
+        let kind = by_kind("v1", kind).unwrap();
+        match uncovered(&limited, quotas.iter(), kind, object, Timestamp::UNIX_EPOCH)? {
             Uncovered::Amounts(why) | Uncovered::Scopes(why) => Some(why),
         }
     }

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use coracle_values::{Quantity, pod_resources};
+use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use crate::Resource;
@@ -16,15 +17,15 @@ const ALL_DEVICES: i128 = 32;
 pub(super) const PLAIN_COUNTS: &[&str] =
     &["configmaps", "replicationcontrollers", "resourcequotas", "secrets"];
 
-/// The usage of an object, by the resource names of quotas, in thousandths.
-pub(super) fn of(kind: &Resource, object: &Value) -> Usage {
+/// The usage of an object at a time, by the resource names of quotas, in thousandths.
+pub(super) fn of(kind: &Resource, object: &Value, now: Timestamp) -> Usage {
     let mut usage = Usage::new();
     if !is_counted(kind) {
         return usage;
     }
     usage.insert(format!("count/{}", kind.qualified_resource()), 1000);
     match (&*kind.group, &*kind.plural) {
-        ("", "pods") => pod(&mut usage, object),
+        ("", "pods") => pod(&mut usage, object, now),
         ("", "services") => service(&mut usage, &object["spec"]),
         ("", "persistentvolumeclaims") => claim(&mut usage, object),
         ("resource.k8s.io", "resourceclaims") => devices(&mut usage, object),
@@ -49,8 +50,25 @@ pub(super) fn is_counted(kind: &Resource) -> bool {
     kind.namespaced && kind.is_stored() && !is_event
 }
 
-fn pod(usage: &mut Usage, pod: &Value) {
-    if matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed")) {
+/// The end of the grace period of a pod that is being deleted, as upstream computes it for quotas: one grace period after
+/// the deletion timestamp. Afterwards the pod counts only for `count/pods`, because its node may be lost. `None` for
+/// other pods, and for pods that have ended. Source: `QuotaV1Pod`.
+pub(super) fn grace_end(pod: &Value) -> Option<Timestamp> {
+    if has_ended(pod) {
+        return None;
+    }
+    let metadata = &pod["metadata"];
+    let deletion: Timestamp = metadata["deletionTimestamp"].as_str()?.parse().ok()?;
+    let grace = SignedDuration::from_secs(metadata["deletionGracePeriodSeconds"].as_i64()?);
+    Some(deletion.checked_add(grace).unwrap_or(Timestamp::MAX))
+}
+
+fn has_ended(pod: &Value) -> bool {
+    matches!(pod["status"]["phase"].as_str(), Some("Succeeded" | "Failed"))
+}
+
+fn pod(usage: &mut Usage, pod: &Value, now: Timestamp) {
+    if has_ended(pod) || grace_end(pod).is_some_and(|end| now > end) {
         return;
     }
     usage.insert("pods".to_owned(), 1000);

@@ -8,13 +8,14 @@
 //! A thread with its own runtime calls the plugin, because values are encrypted and decrypted in synchronous code. Calls
 //! run concurrently. While an async worker waits for a call, another worker runs its other tasks.
 
+mod checks;
 mod client;
 
 use std::{
     collections::HashMap,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError, mpsc},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use arc_swap::ArcSwap;
@@ -25,6 +26,7 @@ use tokio::sync::{Semaphore, mpsc::UnboundedReceiver, mpsc::UnboundedSender, mps
 
 use super::gcm::{self, random};
 use crate::Error;
+use checks::{Checks, Failure};
 use client::Client;
 
 #[allow(
@@ -98,23 +100,6 @@ struct Shared {
     seeds: Mutex<Sources>,
 }
 
-/// The checks of the plugin's key.
-struct Checks {
-    /// Time of the last request for the plugin's key id.
-    requested: Instant,
-    /// Whether the last request has no result yet.
-    is_running: bool,
-    /// The failure of the last check.
-    failure: Option<Failure>,
-}
-
-/// A failure of the plugin.
-struct Failure {
-    /// Time of the first failure since the last success.
-    since: Instant,
-    reason: String,
-}
-
 /// The seed for new values.
 struct Current {
     key_id: String,
@@ -149,7 +134,7 @@ impl Kms {
             current: ArcSwap::default(),
             running: Mutex::default(),
             renewing: tokio::sync::Mutex::default(),
-            checks: Mutex::new(Checks { requested: Instant::now(), is_running: true, failure: None }),
+            checks: Mutex::new(Checks::running()),
             seeds: Mutex::default(),
         });
         let (calls, queue) = unbounded_channel();
@@ -258,10 +243,9 @@ impl Kms {
     /// The reason of the failure.
     pub(super) fn health(&self) -> Result<(), Error> {
         let has_failed = self.shared.checks().failure.is_some();
-        if has_failed {
-            self.wait_for_due_check();
-        } else {
-            self.check_if_due();
+        // Only one caller waits, so health checks do not take the places of requests.
+        if self.check_if_due() && has_failed {
+            self.wait_for_check();
         }
         match &self.shared.checks().failure {
             Some(failure) => Err(failed(&self.settings, failure.reason.clone())),
@@ -269,35 +253,36 @@ impl Kms {
         }
     }
 
-    /// Checks that values can be encrypted. If not, waits for the next check of the plugin's key, if it is due.
+    /// Checks that values can be encrypted. If not, starts a check of the plugin's key if it is due, and waits for the
+    /// running check. So the first requests after a time without requests do not get the failure from before that time.
     ///
     /// # Errors
     /// The plugin has had no key yet, or its key has expired.
     pub(super) fn ready(&self) -> Result<(), Error> {
         if self.check_usable().is_err() {
-            self.wait_for_due_check();
+            self.check_if_due();
+            self.wait_for_check();
         }
         self.check_usable()
     }
 
-    /// Starts a check of the plugin's key if a check is due. Does not wait.
-    fn check_if_due(&self) {
-        if self.shared.checks().begin_if_due() {
-            // If the thread has ended, the next decryption reports it.
-            let _ = self.calls.send(Call::Check(None));
+    /// Starts a check of the plugin's key if a check is due. Does not wait. Returns whether this call started it.
+    fn check_if_due(&self) -> bool {
+        let is_due = self.shared.checks().begin_if_due();
+        if is_due && self.calls.send(Call::Check(None)).is_err() {
+            self.shared.checks().record(&Err("its thread has ended".to_owned()));
         }
+        is_due
     }
 
-    /// Starts a check of the plugin's key if a check is due, and waits for its result.
-    fn wait_for_due_check(&self) {
-        if !self.shared.checks().begin_if_due() {
-            return;
-        }
-        let (done, checked) = mpsc::channel();
-        if self.calls.send(Call::Check(Some(done))).is_ok() {
-            // The wait needs no timeout: the thread limits the duration of the call. The thread records the result.
-            let _ = off_worker(|| checked.recv());
-        }
+    /// Waits for the end of the running check. Returns at once if no check runs, or if too many callers wait for the
+    /// plugin.
+    fn wait_for_check(&self) {
+        let Ok(_permit) = self.waiting.try_acquire() else { return };
+        let Some(ended) = self.shared.checks().join() else { return };
+        // The wait needs no timeout: the thread limits the duration of the call. No message is sent: the result is an
+        // error when the sender is dropped.
+        let _ = off_worker(|| ended.recv());
     }
 
     /// Checks that there is a key, and that it may still encrypt.
@@ -446,31 +431,6 @@ impl Shared {
             seeds.clear();
         }
         seeds.insert(encrypted, source);
-    }
-}
-
-// === impl Checks ===
-
-impl Checks {
-    /// Whether a check is due. If so, it counts as requested.
-    fn begin_if_due(&mut self) -> bool {
-        let interval = if self.failure.is_some() { RETRY_INTERVAL } else { CHECK_INTERVAL };
-        let is_due = !self.is_running && self.requested.elapsed() > interval;
-        if is_due {
-            self.requested = Instant::now();
-            self.is_running = true;
-        }
-        is_due
-    }
-
-    /// Records the result of a check.
-    fn record(&mut self, outcome: &Result<(), String>) {
-        self.is_running = false;
-        let before = self.failure.take();
-        if let Err(reason) = outcome {
-            let since = before.map_or_else(Instant::now, |before| before.since);
-            self.failure = Some(Failure { since, reason: reason.clone() });
-        }
     }
 }
 

@@ -154,3 +154,44 @@ async fn a_budget_has_columns_and_is_validated() {
     let wrong = json!({"status": {"disruptionsAllowed": -1}});
     assert_eq!(server.merge(&format!("{BUDGETS}/b/status"), wrong).await.code, 422);
 }
+
+#[tokio::test]
+async fn the_options_of_an_eviction_are_validated_as_those_of_a_deletion() {
+    let server = Fixture::new().await;
+    server.running("p").await;
+    let ignore = "ignoreStoreReadErrorWithClusterBreakingPotential";
+    for (options, fields) in [
+        (json!({"dryRun": ["Some"]}), vec!["dryRun"]),
+        (json!({"propagationPolicy": "x"}), vec!["propagationPolicy"]),
+        (
+            json!({"propagationPolicy": "x", "orphanDependents": true}),
+            vec!["propagationPolicy", "propagationPolicy"],
+        ),
+        (
+            json!({(ignore): true, "gracePeriodSeconds": 0, "preconditions": {"uid": "u"}}),
+            vec![ignore, ignore],
+        ),
+    ] {
+        let refused = server.evict("p", options).await;
+        assert_eq!(refused.code, 422, "{}", refused.body);
+        let details = &refused.body["details"];
+        assert_eq!((&details["kind"], &details["group"]), (&json!("DeleteOptions"), &json!("meta.k8s.io")));
+        let causes = details["causes"].as_array().unwrap();
+        assert_eq!(causes.iter().map(|cause| &cause["field"]).collect::<Vec<_>>(), fields);
+    }
+    // A deletion has the option only with a feature gate that is off.
+    let options = json!({(ignore): true, "dryRun": ["All"]});
+    assert_eq!(server.delete(&format!("{PODS}/p"), options).await.code, 200);
+    let path = format!("{PODS}/p/eviction?fieldValidation=Strict");
+    let eviction = |version: &str, options: Value| json!({"apiVersion": version, "kind": "Eviction", "metadata": {"name": "p"}, "deleteOptions": options});
+    let unknown = eviction("policy/v1", json!({"gracePeriod": 3}));
+    let refused = server.post(&path, unknown).await;
+    assert!(
+        refused.body["message"].as_str().unwrap().contains("deleteOptions.gracePeriod"),
+        "{}",
+        refused.body
+    );
+    assert_eq!(server.post(&path, eviction("policy/v2", Value::Null)).await.code, 400);
+    let evicted = server.post(&path, eviction("policy/v1beta1", json!({(ignore): false}))).await;
+    assert_eq!(evicted.code, 201, "{}", evicted.body);
+}

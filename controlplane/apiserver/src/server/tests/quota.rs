@@ -81,6 +81,23 @@ async fn an_object_that_no_quota_counts_does_not_wait_for_others() {
 }
 
 #[tokio::test]
+async fn a_pod_whose_node_is_lost_is_not_charged_after_its_grace_period() {
+    let server = Fixture::new().await;
+    server.quota("q", json!({"hard": {"pods": "1", "count/pods": "5"}})).await;
+    let mut bound = pod("p");
+    bound["spec"]["nodeName"] = "lost".into();
+    assert_eq!(server.post(PODS, bound).await.code, 201);
+    server.until_used("q", "pods", "1").await;
+    assert_eq!(server.post(PODS, pod("q")).await.code, 403);
+    let deleted = server.delete(&format!("{PODS}/p"), json!({"gracePeriodSeconds": 1})).await;
+    assert_eq!(deleted.code, 200, "{}", deleted.body);
+    // No request and no other change of an object triggers the count.
+    server.until_used("q", "pods", "0").await;
+    assert_eq!(server.get(&format!("{QUOTAS}/q")).await.body["status"]["used"]["count/pods"], "1");
+    assert_eq!(server.post(PODS, pod("q")).await.code, 201);
+}
+
+#[tokio::test]
 async fn pods_are_charged_for_their_requests_in_their_scope() {
     let server = Fixture::new().await;
     server.quota("all", json!({"hard": {"requests.cpu": "1", "pods": "5"}})).await;

@@ -1,6 +1,6 @@
 //! A plugin in this process, on a unix socket.
 
-use std::{path::Path, sync::Arc, sync::Mutex};
+use std::{path::Path, sync::Arc, sync::Mutex, time::Instant};
 
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -193,10 +193,37 @@ fn a_service_that_fails_is_unhealthy_and_its_key_expires() {
     kms.health().unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn writes_during_the_check_after_a_failure_wait_for_its_result() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("kms.sock");
+    let kms = Arc::new(start(&socket).unwrap());
+    assert!(kms.ready().is_err(), "there is no plugin");
+    plugin(&socket);
+    make_due(&kms);
+    let slow = kms.shared.renewing.lock().await;
+    kms.shared.checks().begin_if_due();
+    kms.call(Call::Check(Some(mpsc::channel().0))).unwrap();
+    let writes: Vec<_> = (0..MAX_WAITING)
+        .map(|_| {
+            let kms = kms.clone();
+            tokio::spawn(async move { kms.ready().and_then(|()| kms.seal(b"value", b"name")) })
+        })
+        .collect();
+    let are_waiting = || kms.shared.checks().callers.len() == MAX_WAITING;
+    coracle_testing::until("the writes wait", 10, are_waiting).await;
+    assert!(kms.ready().is_err(), "all places are taken");
+    drop(slow);
+    for write in writes {
+        write.await.unwrap().unwrap();
+    }
+    kms.health().unwrap();
+}
+
 #[test]
 fn a_failed_check_is_soon_repeated() {
     let ago = |time: Duration| Instant::now().checked_sub(time).unwrap();
-    let mut checks = Checks { requested: ago(RETRY_INTERVAL * 2), is_running: false, failure: None };
+    let mut checks = Checks { requested: ago(RETRY_INTERVAL * 2), is_running: false, ..Checks::running() };
     assert!(!checks.begin_if_due());
     checks.record(&Err("down".to_owned()));
     assert!(checks.begin_if_due());

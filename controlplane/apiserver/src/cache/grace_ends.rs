@@ -1,0 +1,77 @@
+//! The times at which pods that are being deleted stop counting for quotas, although they still exist.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+    sync::Arc,
+};
+
+use jiff::Timestamp;
+
+/// The end of the grace period of each pod that is being deleted, in namespaces with quotas.
+#[derive(Default)]
+pub(super) struct GraceEnds {
+    by_time: BTreeSet<(Timestamp, Arc<str>)>,
+    /// By the key of the pod in the store.
+    by_pod: BTreeMap<Arc<str>, Timestamp>,
+}
+
+// === impl GraceEnds ===
+
+impl GraceEnds {
+    /// Sets or removes the time of a pod. Returns whether it is the first of all times.
+    pub(super) fn set(&mut self, pod: &Arc<str>, end: Option<Timestamp>) -> bool {
+        if let Some(known) = self.by_pod.remove(pod) {
+            self.by_time.remove(&(known, pod.clone()));
+        }
+        let Some(end) = end else { return false };
+        self.by_pod.insert(pod.clone(), end);
+        self.by_time.insert((end, pod.clone()));
+        self.first() == Some(end)
+    }
+
+    /// The first of all times.
+    pub(super) fn first(&self) -> Option<Timestamp> {
+        self.by_time.first().map(|(end, _pod)| *end)
+    }
+
+    /// Removes a pod whose time is before `now`, and returns its key.
+    pub(super) fn pop_before(&mut self, now: Timestamp) -> Option<Arc<str>> {
+        if self.first()? >= now {
+            return None;
+        }
+        let (_end, pod) = self.by_time.pop_first()?;
+        self.by_pod.remove(&pod);
+        Some(pod)
+    }
+
+    /// Removes the pods whose keys have this prefix.
+    pub(super) fn remove_under(&mut self, prefix: &str) {
+        let range = self.by_pod.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        let pods: Vec<Arc<str>> =
+            range.map(|(pod, _end)| pod.clone()).take_while(|pod| pod.starts_with(prefix)).collect();
+        for pod in pods {
+            self.set(&pod, None);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_has_one_time_until_it_is_removed() {
+        let (mut ends, pod) = (GraceEnds::default(), |name: &str| Arc::<str>::from(name));
+        let time = |second: i64| Timestamp::from_second(second).unwrap();
+        assert!(ends.set(&pod("/pods/a/x"), Some(time(9))));
+        assert!(!ends.set(&pod("/pods/a/y"), Some(time(10))));
+        assert!(ends.set(&pod("/pods/b/z"), Some(time(3))));
+        ends.set(&pod("/pods/a/x"), Some(time(20)));
+        ends.remove_under("/pods/b/");
+        assert_eq!((ends.first(), ends.pop_before(time(10))), (Some(time(10)), None));
+        assert_eq!(ends.pop_before(time(30)), Some(pod("/pods/a/y")));
+        ends.set(&pod("/pods/a/x"), None);
+        assert!(ends.first().is_none() && ends.by_pod.is_empty());
+    }
+}
