@@ -5,7 +5,7 @@ use std::{
     future::Future,
     io::ErrorKind,
     sync::{
-        Mutex, PoisonError,
+        Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -22,7 +22,8 @@ use super::{
     EtcdTls,
     api::{
         CompactionRequest, CompactionResponse, LeaseGrantRequest, LeaseGrantResponse, RangeRequest,
-        RangeResponse, TxnRequest, TxnResponse, kv_client::KvClient, lease_client::LeaseClient,
+        RangeResponse, RequestOp, TxnRequest, TxnResponse, kv_client::KvClient, lease_client::LeaseClient,
+        request_op,
     },
 };
 use crate::{Error, Health};
@@ -46,8 +47,21 @@ pub(super) struct Connection {
     health: Mutex<Health>,
     /// Time at which requests began to fail. `None` if the last request succeeded.
     failing_since: Mutex<Option<Instant>>,
-    /// The revision that every watch must reach.
+    /// The revision that every watch must reach. etcd has confirmed it.
     expected: watch::Sender<u64>,
+    /// The reason why etcd is not used any more: its revision has fallen.
+    replaced: OnceLock<String>,
+}
+
+/// The effect of a request on the database.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Effect {
+    /// The request may be repeated, and does not show whether the database accepts writes.
+    Repeatable,
+    /// A transaction that only deletes. A full database accepts it.
+    Deletion,
+    /// A transaction that needs space.
+    Growth,
 }
 
 // === impl Connection ===
@@ -66,6 +80,7 @@ impl Connection {
             health: Mutex::new(Health::Good),
             failing_since: Mutex::new(None),
             expected: watch::Sender::new(0),
+            replaced: OnceLock::new(),
         })
     }
 
@@ -74,31 +89,36 @@ impl Connection {
             let request = request.clone();
             async move { KvClient::new(channel).max_decoding_message_size(MAX_RESPONSE).range(request).await }
         };
-        self.call(true, call).await
+        self.call(Effect::Repeatable, call).await
     }
 
     pub(super) async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Error> {
+        let is_put = |one: &RequestOp| matches!(one.request, Some(request_op::Request::RequestPut(_)));
+        let effect = if request.success.iter().any(is_put) { Effect::Growth } else { Effect::Deletion };
         let call = |channel| {
             let request = request.clone();
             async move { KvClient::new(channel).txn(request).await }
         };
-        self.call(false, call).await
+        self.call(effect, call).await
     }
 
     pub(super) async fn compact(&self, request: CompactionRequest) -> Result<CompactionResponse, Error> {
-        self.call(true, |channel| async move { KvClient::new(channel).compact(request).await }).await
+        let call = |channel: Channel| async move { KvClient::new(channel).compact(request).await };
+        self.call(Effect::Repeatable, call).await
     }
 
     pub(super) async fn grant(&self, request: LeaseGrantRequest) -> Result<LeaseGrantResponse, Error> {
-        self.call(true, |channel| async move { LeaseClient::new(channel).lease_grant(request).await }).await
+        let call = |channel: Channel| async move { LeaseClient::new(channel).lease_grant(request).await };
+        self.call(Effect::Repeatable, call).await
     }
 
     /// Sends a request to the current member. If the member does not respond, tries the other members. This needs a
-    /// request that was not sent yet, or that may be repeated (`is_repeatable`).
-    async fn call<T, F>(&self, is_repeatable: bool, call: impl Fn(Channel) -> F) -> Result<T, Error>
+    /// request that was not sent yet, or that may be repeated.
+    async fn call<T, F>(&self, effect: Effect, call: impl Fn(Channel) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
+        self.check_data()?;
         let mut last = None;
         for _ in &self.channels {
             let (index, channel) = self.channel();
@@ -106,9 +126,9 @@ impl Connection {
             let outcome = outcome.unwrap_or_else(|_elapsed| Err(Status::unavailable("request timed out")));
             match outcome {
                 Ok(response) => {
-                    // A full database still serves reads. So a successful read does not mean that the database accepts
-                    // writes.
-                    if !is_repeatable || !matches!(self.health(), Health::Full { .. }) {
+                    // A full database still serves reads and deletions. So their success does not mean that the
+                    // database accepts writes.
+                    if effect == Effect::Growth || !matches!(self.health(), Health::Full { .. }) {
                         self.record(Health::Good);
                     }
                     return Ok(response.into_inner());
@@ -120,7 +140,7 @@ impl Connection {
                         return Err(self.refused(&status));
                     }
                     self.advance(index);
-                    let may_repeat = is_repeatable || is_unsent(&status);
+                    let may_repeat = effect == Effect::Repeatable || is_unsent(&status);
                     last = Some(status);
                     if !may_repeat {
                         break;
@@ -166,6 +186,13 @@ impl Connection {
 
     /// Records the state that a request or a watch found. Changes are logged.
     pub(super) fn record(&self, found: Health) {
+        // A store that must not be used does not become healthy again.
+        if self.replaced.get().is_none() {
+            self.set_health(found);
+        }
+    }
+
+    fn set_health(&self, found: Health) {
         let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
         if *health == found {
             return;
@@ -193,6 +220,36 @@ impl Connection {
             *expected = revision.max(*expected);
             is_newer
         });
+    }
+
+    /// The newest revision that etcd has confirmed.
+    pub(super) fn confirmed(&self) -> u64 {
+        *self.expected.borrow()
+    }
+
+    /// Checks the revision of a linearizable read, which began when etcd had confirmed `confirmed`. A lower revision means
+    /// that etcd has other data, such as an older snapshot. The cache and the clients know later revisions, so they would
+    /// miss commits. Therefore etcd is not used any more, until the process is started again.
+    pub(super) fn check_revision(&self, confirmed: u64, found: u64) -> Result<(), Error> {
+        if found >= confirmed {
+            return Ok(());
+        }
+        let detail = format!(
+            "its revision has fallen from {confirmed} to {found}, so its data was replaced; restart all control planes"
+        );
+        if self.replaced.set(detail.clone()).is_ok() {
+            tracing::error!(confirmed, found, "the data of etcd was replaced; restart all control planes");
+            self.set_health(Health::Failed(detail));
+        }
+        self.check_data()
+    }
+
+    /// Refuses requests if the data of etcd was replaced.
+    fn check_data(&self) -> Result<(), Error> {
+        match self.replaced.get() {
+            Some(detail) => Err(Error::Unavailable { detail: detail.clone() }),
+            None => Ok(()),
+        }
     }
 
     /// The revision that every watch must reach.
@@ -313,5 +370,18 @@ mod tests {
         assert!(connection.unreachable_for().is_some());
         connection.record(Health::Full { free: 0 });
         assert_eq!(connection.unreachable_for(), None, "a full database serves reads");
+    }
+
+    #[tokio::test]
+    async fn after_a_revision_that_has_fallen_etcd_is_not_used() {
+        let connection = Connection::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
+        connection.check_revision(5, 5).unwrap();
+        assert_eq!(connection.health(), Health::Good);
+        assert!(matches!(connection.check_revision(5, 4), Err(Error::Unavailable { .. })));
+        connection.record(Health::Good);
+        assert!(matches!(connection.health(), Health::Failed(text) if text.contains("restart")));
+        assert!(connection.unreachable_for().is_some());
+        let refused = connection.txn(TxnRequest::default()).await.unwrap_err().to_string();
+        assert!(refused.contains("from 5 to 4"), "{refused}");
     }
 }

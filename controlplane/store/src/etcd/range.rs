@@ -43,8 +43,10 @@ impl Shared {
         // A linearizable read of the count, without entries.
         let key = self.keys.prefix.clone().into_bytes();
         let request = RangeRequest { key, count_only: true, ..RangeRequest::default() };
+        let confirmed = self.connection.confirmed();
         let response = self.connection.range(request).await?;
         let revision = revision_of(response.header.as_ref());
+        self.connection.check_revision(confirmed, revision)?;
         self.connection.expect_progress(revision);
         Ok(revision)
     }
