@@ -127,8 +127,8 @@ async fn connect(config: &EtcdConfig, sealing: Option<Sealing>) -> Result<Etcd, 
         .as_ref()
         .map(|files| EtcdIdentity { certificate: files.certificate.clone(), key: files.key.clone() });
     let tls = config.ca_file.clone().map(|authority| EtcdTls { authority, identity });
-    let options =
-        EtcdOptions { servers: config.servers.clone(), prefix: config.prefix.clone(), tls, sealing };
+    let (servers, prefix) = (config.servers.clone(), config.prefix.clone());
+    let options = EtcdOptions { servers, prefix, tls, sealing, compaction: config.compaction };
     Etcd::connect(options).await.map_err(OpenStoreError::Store)
 }
 

@@ -105,7 +105,8 @@ impl Server {
     }
 
     fn options(&self, prefix: &str) -> EtcdOptions {
-        EtcdOptions { servers: vec![self.url()], prefix: prefix.to_owned(), tls: None, sealing: None }
+        let (servers, prefix) = (vec![self.url()], prefix.to_owned());
+        EtcdOptions { servers, prefix, tls: None, sealing: None, compaction: None }
     }
 
     async fn store(&self, prefix: &str) -> Etcd {
