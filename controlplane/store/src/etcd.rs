@@ -4,6 +4,7 @@
 //! watch follows etcd and resumes after a disconnection. Another task compacts the history. In each interval, one of
 //! the servers that share the prefix does this.
 
+mod channels;
 mod compaction;
 mod connection;
 mod follow;

@@ -15,7 +15,7 @@ use coracle_error_chain::chain;
 use tokio::sync::watch;
 use tonic::{
     Code, Response, Status,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    transport::{Channel, Endpoint},
 };
 
 use super::{
@@ -25,23 +25,18 @@ use super::{
         RangeResponse, RequestOp, TxnRequest, TxnResponse, kv_client::KvClient, lease_client::LeaseClient,
         request_op,
     },
+    channels::Channels,
 };
 use crate::{Error, Health};
 
 /// Maximum duration of a request. etcd's own timeout is seven seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
-/// Maximum duration of connecting.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Interval of pings, which detect a member behind a broken network.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum time for the response to a ping.
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum size of a response in bytes: a page of the largest objects that etcd accepts.
 const MAX_RESPONSE: usize = 1 << 30;
 
 /// The members of etcd.
 pub(super) struct Connection {
-    channels: Vec<Channel>,
+    channels: Channels,
     /// Index of the channel in use.
     current: AtomicUsize,
     health: Mutex<Health>,
@@ -68,14 +63,8 @@ enum Effect {
 
 impl Connection {
     pub(super) fn new(servers: &[String], tls: Option<&EtcdTls>) -> Result<Self, Error> {
-        let tls = tls.map(client_tls).transpose()?;
-        let channels = servers.iter().map(|server| channel(server, tls.as_ref()));
-        let channels = channels.collect::<Result<Vec<_>, _>>()?;
-        if channels.is_empty() {
-            return Err(Error::Endpoint { what: "servers".to_owned(), detail: "none are given".to_owned() });
-        }
         Ok(Self {
-            channels,
+            channels: Channels::new(servers, tls)?,
             current: AtomicUsize::new(0),
             health: Mutex::new(Health::Good),
             failing_since: Mutex::new(None),
@@ -120,7 +109,7 @@ impl Connection {
     {
         self.check_data()?;
         let mut last = None;
-        for _ in &self.channels {
+        for _ in 0..self.channels.all().len() {
             let (index, channel) = self.channel();
             let outcome = tokio::time::timeout(REQUEST_TIMEOUT, call(channel)).await;
             let outcome = outcome.unwrap_or_else(|_elapsed| Err(Status::unavailable("request timed out")));
@@ -168,16 +157,18 @@ impl Connection {
 
     /// The member that is used, with its index.
     pub(super) fn channel(&self) -> (usize, Channel) {
-        let index = self.current.load(Ordering::Relaxed) % self.channels.len();
-        let channel = self.channels.get(index).or(self.channels.first());
+        let channels = self.channels.all();
+        let index = self.current.load(Ordering::Relaxed) % channels.len();
+        let channel = channels.get(index).or(channels.first());
         // The constructor refuses an empty list.
         (index, channel.cloned().unwrap_or_else(|| Endpoint::from_static("http://localhost").connect_lazy()))
     }
 
-    /// Replaces a member that does not respond by the next member.
+    /// Replaces a member that does not respond by the next member. An expired certificate can be the cause.
     pub(super) fn advance(&self, from: usize) {
-        let next = (from + 1) % self.channels.len();
+        let next = (from + 1) % self.channels.all().len();
         let _ = self.current.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
+        self.channels.reload_if_due();
     }
 
     pub(super) fn health(&self) -> Health {
@@ -256,44 +247,6 @@ impl Connection {
     pub(super) fn expected(&self) -> watch::Receiver<u64> {
         self.expected.subscribe()
     }
-}
-
-fn client_tls(tls: &EtcdTls) -> Result<ClientTlsConfig, Error> {
-    let read = |path: &std::path::Path| {
-        std::fs::read(path).map_err(|error| Error::Endpoint {
-            what: format!("file {}", path.display()),
-            detail: error.to_string(),
-        })
-    };
-    let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&tls.authority)?));
-    Ok(match &tls.identity {
-        Some(files) => config.identity(Identity::from_pem(read(&files.certificate)?, read(&files.key)?)),
-        None => config,
-    })
-}
-
-/// A connection that is established at its first use, and again after a failure.
-fn channel(server: &str, tls: Option<&ClientTlsConfig>) -> Result<Channel, Error> {
-    let failed = |error: &tonic::transport::Error| Error::Endpoint {
-        what: format!("server {server}"),
-        detail: chain(error),
-    };
-    let endpoint = Endpoint::from_shared(server.to_owned()).map_err(|error| failed(&error))?;
-    let endpoint = endpoint
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT);
-    let is_tls = endpoint.uri().scheme_str() == Some("https");
-    let endpoint = match tls {
-        Some(tls) if is_tls => endpoint.tls_config(tls.clone()).map_err(|error| failed(&error))?,
-        None if is_tls => {
-            let detail = "an https URL needs the certificate of etcd's authority".to_owned();
-            return Err(Error::Endpoint { what: format!("server {server}"), detail });
-        }
-        _ => endpoint,
-    };
-    Ok(endpoint.connect_lazy())
 }
 
 /// The store's error for a status of etcd. Source of the texts: etcd's `api/v3rpc/rpctypes/error.go`.
