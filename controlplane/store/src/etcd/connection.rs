@@ -14,7 +14,7 @@ use std::{
 use coracle_error_chain::chain;
 use tokio::sync::watch;
 use tonic::{
-    Code, Response, Status,
+    Code, ConnectError, Response, Status,
     transport::{Channel, Endpoint},
 };
 
@@ -265,6 +265,9 @@ pub(super) fn classify(status: &Status) -> Error {
 fn is_unsent(status: &Status) -> bool {
     let mut source = status.source();
     while let Some(error) = source {
+        if error.is::<ConnectError>() {
+            return true;
+        }
         if let Some(io) = error.downcast_ref::<std::io::Error>() {
             return matches!(
                 io.kind(),
@@ -302,6 +305,14 @@ mod tests {
         assert!(matches!(large, Error::TooLarge));
         let leader = of(Code::Unavailable, "etcdserver: leader changed");
         assert!(matches!(leader, Error::Unavailable { detail } if detail.contains("leader changed")));
+    }
+
+    #[test]
+    fn a_write_is_repeated_only_if_no_connection_was_made() {
+        let of = |error| is_unsent(&Status::from_error(error));
+        assert!(of(Box::new(ConnectError("timed out".into()))));
+        let established = std::io::Error::from(ErrorKind::TimedOut);
+        assert!(!of(Box::new(established)) && !is_unsent(&Status::unavailable("leader changed")));
     }
 
     #[tokio::test]
