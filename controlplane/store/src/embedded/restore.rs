@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     Error, Sealing,
-    backup::{BackupSummary, MAX_REVISION, Reader, invalid},
+    backup::{BackupSummary, Reader, invalid},
     codec::EntryCodec,
 };
 
@@ -34,6 +34,8 @@ const REPLACED: &str = ".replaced";
 const RESTORED: &str = ".restored";
 /// Maximum size of that file in bytes: the digits of a revision.
 const MAX_RESTORED_BYTES: u64 = 20;
+/// Maximum revision in that file: half of all revisions. It is far above the maximum in a backup.
+const MAX_RESTORED: u64 = u64::MAX / 2;
 /// Name of the lock file in the store's directory.
 const LOCK: &str = "lock";
 /// Minimum size of a batch in bytes, except of the last one.
@@ -126,7 +128,7 @@ fn newest_restored(path: &Path) -> Result<u64, Error> {
     let failed = |source| Error::Open { path: file.clone(), source };
     match read {
         Ok(text) => {
-            let revision = text.trim().parse::<u64>().ok().filter(|revision| *revision <= MAX_REVISION);
+            let revision = text.trim().parse::<u64>().ok().filter(|revision| *revision <= MAX_RESTORED);
             revision.ok_or_else(|| failed(io::Error::new(io::ErrorKind::InvalidData, "it is not a revision")))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(0),
