@@ -177,14 +177,9 @@ impl Connection {
 
     /// Records the state that a request or a watch found. Changes are logged.
     pub(super) fn record(&self, found: Health) {
-        // A store that must not be used does not become healthy again.
-        if self.replaced.get().is_none() {
-            self.set_health(found);
-        }
-    }
-
-    fn set_health(&self, found: Health) {
         let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        // An etcd that must not be used does not become healthy again.
+        let found = self.replaced.get().map_or(found, |detail| Health::Failed(detail.clone()));
         if *health == found {
             return;
         }
@@ -230,7 +225,7 @@ impl Connection {
         );
         if self.replaced.set(detail.clone()).is_ok() {
             tracing::error!(confirmed, found, "the data of etcd was replaced; restart all control planes");
-            self.set_health(Health::Failed(detail));
+            self.record(Health::Failed(detail));
         }
         self.check_data()
     }
