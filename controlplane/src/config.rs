@@ -28,6 +28,8 @@ pub struct EtcdConfig {
     pub ca_file: Option<PathBuf>,
     /// The client certificate and its key.
     pub identity: Option<CertificateFiles>,
+    /// Interval of compactions of etcd's history; `None` if another program compacts it.
+    pub compaction: Option<Duration>,
 }
 
 /// Configuration of the control plane.

@@ -9,7 +9,7 @@ use std::{
 
 use coracle_sealing::{Encryption, Keys};
 use coracle_store::{
-    Embedded, EmbeddedOptions, Error as StoreError, Etcd, EtcdIdentity, EtcdOptions, EtcdTls, Expect,
+    Embedded, EmbeddedOptions, Entry, Error as StoreError, Etcd, EtcdIdentity, EtcdOptions, EtcdTls, Expect,
     Sealing, Store, Tier, Write,
 };
 
@@ -24,6 +24,9 @@ pub(crate) const KEY_FILE: &str = "sealing.key";
 const SECRETS: &str = "/secrets/";
 /// The key of the authority's fingerprint in etcd. It has no `/`, so no object has this key.
 const AUTHORITY: &str = "authority";
+/// The key of a value in etcd that is encrypted with the key file. A server that cannot decrypt it has another key file,
+/// so it could not read the Secrets of the other servers, and they could not read its Secrets.
+const KEY_CHECK: &str = "sealing-check";
 
 /// The store cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -55,6 +58,12 @@ pub enum OpenStoreError {
          of one of its servers, or use another --etcd-prefix"
     )]
     OtherCluster,
+    /// This server and the cluster in etcd have different encryption keys.
+    #[error(
+        "the Secrets of the cluster in etcd are encrypted with another key: copy sealing.key from the state directory of \
+         one of its servers"
+    )]
+    OtherKeys(#[source] StoreError),
 }
 
 /// An open store.
@@ -100,7 +109,7 @@ pub(crate) async fn open(config: &ControlPlaneConfig) -> Result<Opened, OpenStor
 
 /// The encryption of Secrets with these keys, and of the resources that the configuration names.
 pub(crate) fn sealing(keys: Keys, encryption: Option<Arc<Encryption>>) -> Sealing {
-    Sealing { keys, prefixes: vec![SECRETS.to_owned()], encryption }
+    Sealing { keys, prefixes: vec![SECRETS.to_owned(), KEY_CHECK.to_owned()], encryption }
 }
 
 /// Locks the state directory, so that only one process writes certificates and key files into it.
@@ -127,32 +136,150 @@ async fn connect(config: &EtcdConfig, sealing: Option<Sealing>) -> Result<Etcd, 
         .as_ref()
         .map(|files| EtcdIdentity { certificate: files.certificate.clone(), key: files.key.clone() });
     let tls = config.ca_file.clone().map(|authority| EtcdTls { authority, identity });
-    let options =
-        EtcdOptions { servers: config.servers.clone(), prefix: config.prefix.clone(), tls, sealing };
+    let (servers, prefix) = (config.servers.clone(), config.prefix.clone());
+    let options = EtcdOptions { servers, prefix, tls, sealing, compaction: config.compaction };
     Etcd::connect(options).await.map_err(OpenStoreError::Store)
 }
 
-/// Checks that the cluster in a shared store has this server's authority. The first server records its own.
-pub(crate) async fn check_authority(store: &dyn Store, pki: &Pki) -> Result<(), OpenStoreError> {
+/// Checks that the cluster in a shared store has this server's authority and encryption keys. The first server records its
+/// own.
+pub(crate) async fn check_cluster(store: &dyn Store, pki: &Pki) -> Result<(), OpenStoreError> {
     if !store.is_shared() {
         return Ok(());
     }
     let own = pki.fingerprint().map_err(OpenStoreError::Pki)?;
-    let first = Write {
-        key: AUTHORITY.into(),
-        expect: Expect::Absent,
-        value: Some(own.clone().into()),
-        tier: Tier::Durable,
-        guard: None,
-    };
-    match store.write(first).await {
-        Ok(_) => return Ok(()),
-        Err(StoreError::Conflict { .. }) => {}
-        Err(error) => return Err(OpenStoreError::Store(error)),
+    let found = recorded(store, AUTHORITY, &own).await.map_err(OpenStoreError::Store)?;
+    if found.value != own.as_bytes() {
+        return Err(OpenStoreError::OtherCluster);
     }
-    let found = store.get(AUTHORITY).await.map_err(OpenStoreError::Store)?;
-    match found.is_some_and(|entry| entry.value == own.as_bytes()) {
-        true => Ok(()),
-        false => Err(OpenStoreError::OtherCluster),
+    let found = recorded(store, KEY_CHECK, KEY_CHECK).await.map_err(|error| match error {
+        StoreError::Sealed { .. } => OpenStoreError::OtherKeys(error),
+        other => OpenStoreError::Store(other),
+    })?;
+    // After a rotation the value needs the new key, before the administrator removes the old one.
+    if !store.is_current(KEY_CHECK).await.map_err(OpenStoreError::Store)? {
+        let expect = Expect::Revision(found.modified);
+        match store.write(record(KEY_CHECK, KEY_CHECK, expect)).await {
+            // After a conflict another server has done the same.
+            Ok(_) | Err(StoreError::Conflict { .. }) => {}
+            Err(error) => tracing::warn!(%error, "cannot encrypt the check of the keys with the first key"),
+        }
+    }
+    Ok(())
+}
+
+/// The entry with this key. Creates it with the value of this server if it is missing. A full store accepts no write, so
+/// an existing entry is not written.
+async fn recorded(store: &dyn Store, key: &'static str, own: &str) -> Result<Entry, StoreError> {
+    if let Some(found) = store.get(key).await? {
+        return Ok(found);
+    }
+    let revision = match store.write(record(key, own, Expect::Absent)).await {
+        Ok(revision) => revision,
+        // Another server was faster.
+        Err(StoreError::Conflict { at, .. }) => at,
+        Err(error) => return Err(error),
+    };
+    let found = store.get(key).await?;
+    found.ok_or(StoreError::Conflict { found: None, at: revision })
+}
+
+fn record(key: &'static str, value: &str, expect: Expect) -> Write {
+    Write { key: key.into(), expect, value: Some(value.to_owned().into()), tier: Tier::Durable, guard: None }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use coracle_store::{Backup, Health, Page, Range, Watch};
+    use futures::future::BoxFuture;
+
+    use super::*;
+
+    /// A store that other servers share.
+    struct SharedStore {
+        store: Embedded,
+        is_full: AtomicBool,
+        has_other_keys: AtomicBool,
+    }
+
+    impl Store for SharedStore {
+        fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, StoreError>> {
+            if key == KEY_CHECK && self.has_other_keys.load(Ordering::SeqCst) {
+                let source = coracle_sealing::Error::UnknownProvider;
+                let error = StoreError::Sealed { key: key.to_owned(), source };
+                return Box::pin(async { Err(error) });
+            }
+            Store::get(&self.store, key)
+        }
+
+        fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, StoreError>> {
+            Store::list(&self.store, range)
+        }
+
+        fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, StoreError>> {
+            if self.is_full.load(Ordering::SeqCst) {
+                return Box::pin(async { Err(StoreError::Quota) });
+            }
+            self.store.write(write)
+        }
+
+        fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> BoxFuture<'a, Result<Watch, StoreError>> {
+            self.store.watch(prefix, after)
+        }
+
+        fn compact(&self, revision: u64) -> BoxFuture<'_, Result<(), StoreError>> {
+            self.store.compact(revision)
+        }
+
+        fn revision(&self) -> BoxFuture<'_, Result<u64, StoreError>> {
+            self.store.revision()
+        }
+
+        fn health(&self) -> Health {
+            self.store.health()
+        }
+
+        fn is_shared(&self) -> bool {
+            true
+        }
+
+        fn is_current<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, StoreError>> {
+            self.store.is_current(key)
+        }
+
+        fn backup(&self) -> Result<Backup, StoreError> {
+            self.store.backup()
+        }
+    }
+
+    #[tokio::test]
+    async fn a_server_needs_the_authority_and_the_keys_of_the_cluster_but_no_space() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        let pki = |name: &str| Pki::open(&path(name)).unwrap();
+        let options = |name: &str| {
+            let keys = Keys::load_or_create(&path(name)).unwrap();
+            EmbeddedOptions { sealing: Some(sealing(keys, None)), ..EmbeddedOptions::default() }
+        };
+        let store = SharedStore {
+            store: Embedded::open(&path("store"), options("keys")).unwrap(),
+            is_full: AtomicBool::new(false),
+            has_other_keys: AtomicBool::new(false),
+        };
+        check_cluster(&store, &pki("pki")).await.unwrap();
+        assert!(store.is_current(KEY_CHECK).await.unwrap());
+        store.is_full.store(true, Ordering::SeqCst);
+        check_cluster(&store, &pki("pki")).await.unwrap();
+        let other = check_cluster(&store, &pki("other")).await;
+        assert!(matches!(other, Err(OpenStoreError::OtherCluster)), "{other:?}");
+        store.has_other_keys.store(true, Ordering::SeqCst);
+        let other = check_cluster(&store, &pki("pki")).await;
+        assert!(matches!(other, Err(OpenStoreError::OtherKeys(_))), "{other:?}");
+        drop(store);
+        // The keys of another server do not decrypt the check.
+        let refused = Embedded::open(&path("store"), options("foreign")).err().unwrap();
+        assert!(matches!(refused, StoreError::Sealed { .. }), "{refused}");
     }
 }

@@ -100,10 +100,14 @@ pub(crate) fn restore(arguments: RestoreArguments, log: Flags<LogSettings>) -> a
         plane.encryption.as_ref().map(|file| file.path.as_path()),
         &file,
     )?;
+    let replaced = plane.dirs.state.join("store.replaced");
+    // A restore without a store replaces none.
+    let former = match replaced.exists() {
+        true => format!("; the former store is {}", replaced.display()),
+        false => String::new(),
+    };
     super::print(&format!(
-        "{} objects of revision {} are restored; the former store is {}\n",
-        restored.entries,
-        restored.revision,
-        plane.dirs.state.join("store.replaced").display()
+        "{} objects of revision {} are restored{former}\n",
+        restored.entries, restored.revision
     ))
 }

@@ -139,6 +139,8 @@ settings! {
     etcd_keyfile: Option<PathBuf> = unset "", "FILE";
     /// Prefix of the keys in etcd. Clusters that share an etcd have different prefixes.
     etcd_prefix: String = default "/coracle", "PREFIX";
+    /// Interval of compactions of etcd's history, which one of the control planes makes. 0 if another program compacts it.
+    etcd_compaction_interval: GoDuration = default "5m", "DURATION";
     /// Time after which another control plane on the same etcd takes over controllers and scheduler; whole seconds.
     leader_elect_lease_duration: GoDuration = default "15s", "DURATION";
     /// Time after which controllers and scheduler stop if their lease cannot be renewed.

@@ -43,11 +43,22 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
         tracing::warn!(%error, "cannot restore the service of the API server");
     }
     cluster_dns(state).await?;
-    addresses::publish(state).await?;
-    if state.store.is_shared() {
-        tokio::spawn(addresses::keep(state.clone()));
-    }
+    publish_address(state).await?;
     upkeep::start(state, range.is_ok())
+}
+
+/// Writes the address of this server. With a shared store a failure does not end the start, because it is repeated: an
+/// etcd whose database is full refuses the registration, but not the deletions that make space.
+async fn publish_address(state: &Arc<State>) -> Result<()> {
+    let published = addresses::publish(state).await;
+    if !state.store.is_shared() {
+        return published;
+    }
+    if let Err(error) = published {
+        tracing::warn!(%error, "cannot register the address of this server yet");
+    }
+    tokio::spawn(addresses::keep(state.clone()));
+    Ok(())
 }
 
 /// Creates the missing default namespaces. An error of one namespace does not prevent the creation of the others.

@@ -21,9 +21,12 @@ const MAGIC: &[u8; 16] = b"coracle backup\r\n";
 const VERSION: u32 = 1;
 /// Approximate size of one chunk of a backup, in bytes.
 const CHUNK_BYTES: usize = 64 << 10;
-/// Maximum size of a key and of a value in bytes. A larger length in a backup shows that the backup is damaged.
-const MAX_KEY: usize = 64 << 10;
+/// Maximum size of a key and of a value in bytes. A larger length in a backup shows that the backup is damaged. The
+/// engine ends the process for a longer or an empty key.
+const MAX_KEY: usize = (64 << 10) - 1;
 const MAX_VALUE: usize = 64 << 20;
+/// Maximum revision in a backup. With a greater one the revisions of the restored store would overflow.
+pub(crate) const MAX_REVISION: u64 = 1 << 62;
 
 /// Revisions of a store at a backup.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -139,6 +142,9 @@ impl<R: BufRead> Reader<R> {
         }
         let revision = u64::from_be_bytes(reader.array()?);
         reader.head = BackupHead { revision, reserved: u64::from_be_bytes(reader.array()?) };
+        if revision.max(reader.head.reserved) > MAX_REVISION {
+            return Err(invalid("it is damaged: its revision is too large"));
+        }
         Ok(reader)
     }
 
@@ -148,7 +154,11 @@ impl<R: BufRead> Reader<R> {
         match tag {
             1 => {
                 self.entries += 1;
-                Ok(Some((self.sized(MAX_KEY)?, self.sized(MAX_VALUE)?)))
+                let key = self.sized(MAX_KEY)?;
+                if key.is_empty() {
+                    return Err(invalid("it is damaged: an entry has no key"));
+                }
+                Ok(Some((key, self.sized(MAX_VALUE)?)))
             }
             0 => self.end().map(|()| None),
             _ => Err(invalid("it is damaged: an entry has an unknown type")),
@@ -210,7 +220,8 @@ pub fn verify_backup(source: impl BufRead) -> Result<BackupSummary, Error> {
     Ok(reader.summary())
 }
 
-fn invalid(detail: impl Into<String>) -> Error {
+/// The error of a backup that cannot be restored.
+pub(crate) fn invalid(detail: impl Into<String>) -> Error {
     Error::Backup { detail: detail.into() }
 }
 
@@ -251,5 +262,18 @@ mod tests {
             assert!(verify_backup(&bytes[..at]).is_err(), "cut at {at}");
         }
         assert!(verify_backup(&[&bytes[..], b"x"].concat()[..]).is_err());
+    }
+
+    #[test]
+    fn a_backup_with_a_key_or_a_revision_that_no_store_has_is_refused() {
+        let written = |revision: u64, reserved: u64, key: &[u8]| {
+            let record = Ok((key.into(), vec![0_u8; 16].into()));
+            let backup = Backup::new(BackupHead { revision, reserved }, std::iter::once(record));
+            let bytes: Vec<u8> = backup.flat_map(|chunk| chunk.unwrap().to_vec()).collect();
+            verify_backup(&bytes[..]).is_ok()
+        };
+        assert!(written(7, 9, &[b'k'; MAX_KEY]));
+        assert!(!written(7, 9, &[b'k'; MAX_KEY + 1]) && !written(7, 9, b""));
+        assert!(!written(7, u64::MAX, b"k") && !written(u64::MAX, 9, b"k"));
     }
 }

@@ -82,6 +82,8 @@ impl Embedded {
     pub fn open(path: &Path, options: EmbeddedOptions) -> Result<Self, Error> {
         let failed = |source| Error::Open { path: path.to_owned(), source };
         make_directory(path).map_err(failed)?;
+        // The files beside the store are on the store's disk, also if the path is a symbolic link.
+        let path = &path.canonicalize().map_err(failed)?;
         let codec = Arc::new(EntryCodec(options.sealing));
         remove_leftovers(path).map_err(failed)?;
         let mut engine = Engine::open(path, codec.clone())?;
@@ -93,7 +95,10 @@ impl Embedded {
                 // The replaced store may have the values in plain text.
                 migrate::remove(&migrate::sibling(path, ".sealing")).map_err(failed)?;
             }
-            Err(error @ (Error::Sealed { .. } | Error::Read { .. })) => return Err(error),
+            // After an error of the last kind the replaced store is open.
+            Err(error @ (Error::Sealed { .. } | Error::Read { .. } | Error::Sync { .. })) => {
+                return Err(error);
+            }
             // The disk has no space for the copy, or the file system cannot exchange directories. The entries stay
             // readable.
             Err(error) => tracing::warn!(%error, "cannot encrypt the entries of an earlier version"),
@@ -133,8 +138,10 @@ impl Embedded {
     }
 }
 
-/// Removes the files of an interrupted restore beside the store.
+/// Removes the files of an interrupted restore beside the store. A restore that is running holds the store's lock. It
+/// would lose its files, and then replace the store by an incomplete one.
 fn remove_leftovers(path: &Path) -> std::io::Result<()> {
+    let Ok(_lock) = restore::lock(path) else { return Ok(()) };
     let remains = migrate::sibling(path, restore::RESTORING);
     if remains.exists() {
         tracing::warn!(path = %remains.display(), "repaired: removed the remains of an interrupted restore");

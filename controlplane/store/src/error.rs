@@ -78,6 +78,15 @@ pub enum Error {
         #[source]
         source: std::io::Error,
     },
+    /// The store was replaced, but the replacement may not survive a power failure.
+    #[error("cannot sync the directory of the store at {path}")]
+    Sync {
+        /// The store's directory.
+        path: PathBuf,
+        /// The cause.
+        #[source]
+        source: std::io::Error,
+    },
     /// The disk failed. The store refuses writes until the disk accepts them again.
     #[error("the store cannot write to its disk: {detail}")]
     Disk {

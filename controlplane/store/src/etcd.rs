@@ -4,6 +4,7 @@
 //! watch follows etcd and resumes after a disconnection. Another task compacts the history. In each interval, one of
 //! the servers that share the prefix does this.
 
+mod channels;
 mod compaction;
 mod connection;
 mod follow;
@@ -33,8 +34,6 @@ mod api {
     tonic::include_proto!("etcdserverpb");
 }
 
-/// Interval of compactions of the history, as in kube-apiserver.
-const COMPACTION_INTERVAL: Duration = Duration::from_secs(300);
 /// Maximum time that a starting server waits for etcd.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// Delay between attempts to reach etcd at the start.
@@ -51,6 +50,8 @@ pub struct EtcdOptions {
     pub tls: Option<EtcdTls>,
     /// The encryption of values in etcd. `None` means no encryption.
     pub sealing: Option<Sealing>,
+    /// Interval of compactions of the history. `None` means that another program compacts it.
+    pub compaction: Option<Duration>,
 }
 
 /// TLS files of the connection to etcd, in PEM.
@@ -74,7 +75,7 @@ pub struct EtcdIdentity {
 /// A store in etcd.
 pub struct Etcd {
     shared: Arc<Shared>,
-    compaction: JoinHandle<()>,
+    compaction: Option<JoinHandle<()>>,
 }
 
 /// The part of the store that its tasks share.
@@ -137,14 +138,17 @@ impl Etcd {
             leases: Leases::default(),
         });
         shared.wait().await?;
-        let compaction = tokio::spawn(compaction::run(shared.clone(), COMPACTION_INTERVAL));
+        let compaction = options.compaction;
+        let compaction = compaction.map(|interval| tokio::spawn(compaction::run(shared.clone(), interval)));
         Ok(Self { shared, compaction })
     }
 }
 
 impl Drop for Etcd {
     fn drop(&mut self) {
-        self.compaction.abort();
+        if let Some(compaction) = &self.compaction {
+            compaction.abort();
+        }
     }
 }
 

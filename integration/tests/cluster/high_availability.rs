@@ -74,12 +74,25 @@ impl Plane {
     }
 
     pub(crate) fn start(&mut self) {
+        self.spawn();
+        eventually("the API server", 30, || self.succeeds(&["get", "--raw", "/readyz"]));
+    }
+
+    /// Starts the control plane, which must end with an error. Returns its log.
+    fn fails(&mut self) -> String {
+        self.spawn();
+        let mut process = self.process.take().unwrap();
+        let status = eventually("the start to fail", 30, || process.0.try_wait().unwrap());
+        assert!(!status.success());
+        fs::read_to_string(self.state.with_extension("log")).unwrap()
+    }
+
+    fn spawn(&mut self) {
         let mut command = Command::new(Machine::coracle());
         command.arg("controlplane").args(self.flags).arg("--state-dir").arg(&self.state);
         command.arg("--run-dir").arg(self.state.with_extension("run"));
         command.arg("--listen").arg(&self.address);
         self.process = Some(Process::start(&mut command, &self.state.with_extension("log")));
-        eventually("the API server", 30, || self.succeeds(&["get", "--raw", "/readyz"]));
     }
 
     pub(crate) fn end(&mut self, signal: Signal) {
@@ -116,10 +129,14 @@ fn two_control_planes_share_an_etcd_and_either_may_die() {
         let mut one = Plane::new(machine, "one", "127.0.0.1:6443", &ELECTION);
         one.start();
         let mut two = Plane::new(machine, "two", "127.0.0.2:6443", &ELECTION);
-        for name in ["pki", "sealing.key"] {
-            let copied = Command::new("cp").arg("-a").arg(one.state.join(name)).arg(&two.state).status();
+        let copy = |name: &str, to: &Path| {
+            let copied = Command::new("cp").arg("-a").arg(one.state.join(name)).arg(to).status();
             assert!(copied.unwrap().success());
-        }
+        };
+        copy("pki", &two.state);
+        let log = two.fails();
+        assert!(log.contains("encrypted with another key"), "{log}");
+        copy("sealing.key", &two.state);
         two.start();
         let endpoints = ["get", "endpoints", "kubernetes", "-o", "jsonpath={.subsets[*].addresses[*].ip}"];
         assert_eq!(one.kubectl.kubectl(&endpoints), "127.0.0.1 127.0.0.2");

@@ -80,11 +80,10 @@ impl ControlPlaneSettings {
         let options = sources.take(self.options())?;
         let serving_tls = sources.take(self.serving_tls())?;
         let autoscaler = sources.take(self.autoscaler())?;
+        let etcd = sources.take(self.etcd())?;
         let request_header = self.request_header();
         let (admission_plugins, initial_resources) = (self.admission_plugins(), self.initial_resources());
         let load_balancer_pool = sources.take(ranges.check_pool(self.load_balancer_pool))?;
-        let (ca_file, certificate, key) = (self.etcd_cafile, self.etcd_certfile, self.etcd_keyfile);
-        let etcd = sources.take(etcd(self.etcd_servers, self.etcd_prefix, ca_file, certificate, key))?;
         let controllers = sources.take(selected(self.controllers))?;
         let request_timeout = sources.take(checked_request_timeout(self.request_timeout))?;
         let token_clean_up_period =
@@ -156,6 +155,15 @@ impl ControlPlaneSettings {
         };
         check_election(&election)?;
         Ok(election)
+    }
+
+    /// The connection to etcd, if there are servers.
+    fn etcd(&self) -> anyhow::Result<Option<EtcdConfig>> {
+        let compaction = compaction_interval(self.etcd_compaction_interval.0)?;
+        let (servers, prefix) = (self.etcd_servers.clone(), self.etcd_prefix.clone());
+        let (ca_file, certificate) = (self.etcd_cafile.clone(), self.etcd_certfile.clone());
+        let checked = etcd(servers, prefix, ca_file, certificate, self.etcd_keyfile.clone())?;
+        Ok(checked.map(|etcd| EtcdConfig { compaction, ..etcd }))
     }
 
     /// The issuer of the oidc settings, if any of them is given.
@@ -357,7 +365,15 @@ fn etcd(
         (None, None) => None,
         _ => anyhow::bail!("etcd-certfile and etcd-keyfile must be given together"),
     };
-    Ok(Some(EtcdConfig { servers, prefix, ca_file, identity }))
+    Ok(Some(EtcdConfig { servers, prefix, ca_file, identity, compaction: None }))
+}
+
+/// The interval of compactions; `None` for 0. With a shorter interval, a server that loses etcd for a moment would list
+/// everything again.
+fn compaction_interval(interval: Duration) -> anyhow::Result<Option<Duration>> {
+    let is_long = interval.is_zero() || interval >= Duration::from_secs(10);
+    anyhow::ensure!(is_long, "etcd-compaction-interval {interval:?} must be 0 or at least 10s");
+    Ok(Some(interval).filter(|interval| !interval.is_zero()))
 }
 
 fn check_election(election: &LeaderElection) -> anyhow::Result<()> {
@@ -452,6 +468,13 @@ mod tests {
         }
         let error = of("http://a:1,http://root:secret@b:1", (None, None, None)).unwrap_err().to_string();
         assert!(error.contains("must not contain a user") && !error.contains("secret"), "{error}");
+    }
+
+    #[test]
+    fn an_interval_of_compactions_is_zero_or_ten_seconds() {
+        let of = |seconds| compaction_interval(Duration::from_secs(seconds)).ok();
+        assert_eq!(of(0), Some(None));
+        assert_eq!((of(9), of(10)), (None, Some(Some(Duration::from_secs(10)))));
     }
 
     #[test]

@@ -245,6 +245,8 @@ async fn a_store_of_an_earlier_version_is_encrypted_and_a_second_key_takes_over(
     let store = Embedded::open(&path, sealed(&keys)).unwrap();
     assert!(!has(dir.path(), "hush-hush"), "a plain value is left on disk");
     assert!(!sibling(&path, ".sealing").exists());
+    let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
+    assert_eq!(mode & 0o777, 0o700, "the copy is as private as the store");
     assert!(store.revision().await.unwrap() > plain);
     let entry = store.get("/secrets/ns/7").await.unwrap().unwrap();
     assert_eq!((entry.value.as_ref(), entry.modified), (b"hush-hush".as_slice(), revisions[7]));
@@ -261,6 +263,23 @@ async fn a_store_of_an_earlier_version_is_encrypted_and_a_second_key_takes_over(
     drop(store);
     fs::copy(dir.path().join("second"), &keys).unwrap();
     assert_eq!(all(&Embedded::open(&path, sealed(&keys)).unwrap()).await.len(), 301);
+}
+
+#[tokio::test]
+async fn a_store_behind_a_symbolic_link_is_encrypted_where_it_is() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, link) = (dir.path().join("disk"), dir.path().join("link"));
+    fs::create_dir(&disk).unwrap();
+    drop(open(&disk.join("store")));
+    std::os::unix::fs::symlink(disk.join("store"), &link).unwrap();
+    let store = open(&link);
+    store.write(put("/secrets/ns/a", Expect::Absent, "hush-hush", Tier::Durable)).await.unwrap();
+    drop(store);
+    assert!(has(&disk, "hush-hush"));
+    let store = Embedded::open(&link, sealed(&dir.path().join("key"))).unwrap();
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(!has(&disk, "hush-hush"), "a plain value is left on disk");
+    assert_eq!(all(&store).await.len(), 1);
 }
 
 #[tokio::test]

@@ -14,7 +14,10 @@ use std::{
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 
-use super::engine::{Engine, Undo};
+use super::{
+    engine::{Engine, Undo},
+    make_directory,
+};
 use crate::{Error, codec::EntryCodec};
 
 /// Minimum size of a batch of the copy in bytes, except of the last one.
@@ -32,6 +35,7 @@ pub(super) fn sibling(path: &Path, suffix: &str) -> PathBuf {
 ///
 /// # Errors
 /// An entry is encrypted with an unknown key, or the copy cannot be written. The store is then unchanged.
+/// [`Error::Sync`] means that the store was replaced, so `engine` must not be used.
 pub(super) fn migrate(path: &Path, engine: &Engine, codec: &Arc<EntryCodec>) -> Result<bool, Error> {
     let copy = sibling(path, ".sealing");
     // The engine holds the store's lock, so an existing copy is from a crash.
@@ -56,11 +60,13 @@ pub(super) fn migrate(path: &Path, engine: &Engine, codec: &Arc<EntryCodec>) -> 
         return Ok(false);
     }
     let failed = |source| Error::Open { path: copy.clone(), source };
-    fs::create_dir(&copy).map_err(failed)?;
+    // The copy becomes the store, so it is private as well.
+    make_directory(&copy).map_err(failed)?;
     let copied = fill(path, engine, &copy, codec)
         .and_then(|()| exchange(path, &copy).map_err(failed))
         .inspect_err(|_| drop(remove(&copy)));
     copied?;
+    sync_parent(path).map_err(|source| Error::Sync { path: path.to_owned(), source })?;
     tracing::info!(entries = outdated, "entries encrypted");
     Ok(true)
 }
@@ -92,10 +98,15 @@ fn fill(path: &Path, engine: &Engine, copy: &Path, codec: &Arc<EntryCodec>) -> R
     new.restore(&batch).map_err(failed)
 }
 
-/// Replaces the store by another directory in one step.
+/// Replaces the store by another directory in one step. After an error nothing is replaced. The caller must call
+/// [`sync_parent`] next.
 pub(super) fn exchange(path: &Path, copy: &Path) -> io::Result<()> {
-    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(copy)?.sync_all()?;
-    renameat_with(CWD, copy, CWD, path, RenameFlags::EXCHANGE)?;
+    Ok(renameat_with(CWD, copy, CWD, path, RenameFlags::EXCHANGE)?)
+}
+
+/// Syncs the names of the store and of the files beside it.
+pub(super) fn sync_parent(path: &Path) -> io::Result<()> {
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(parent)?.sync_all()
 }

@@ -277,3 +277,75 @@ async fn a_restore_replaces_the_store_or_leaves_it_alone() {
     assert_eq!(restored(&path, &bytes).unwrap().entries, 1);
     assert_eq!(open(&path).list(Range::default()).await.unwrap().entries.len(), 1);
 }
+
+#[tokio::test]
+async fn two_restores_of_one_backup_do_not_use_a_revision_twice() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("store");
+    let store = open(&path);
+    store.write(put("/a", Expect::Absent, "old", Tier::Durable)).await.unwrap();
+    let bytes: Vec<u8> = store.backup().unwrap().flat_map(|chunk| chunk.unwrap().to_vec()).collect();
+    drop(store);
+    restored(&path, &bytes).unwrap();
+    let store = open(&path);
+    let seen = store.write(put("/b", Expect::Absent, "new", Tier::Durable)).await.unwrap();
+    drop(store);
+    // The file with the revision helps also if the store is damaged.
+    std::fs::write(path.join("version"), "damaged").unwrap();
+    restored(&path, &bytes).unwrap();
+    let store = open(&path);
+    assert!(store.revision().await.unwrap() > seen);
+    assert!(matches!(store.watch("", seen).await, Err(Error::Compacted { .. })));
+    drop(store);
+    std::fs::write(dir.path().join("store.restored"), "damaged").unwrap();
+    assert!(matches!(restored(&path, &bytes), Err(Error::Open { .. })));
+}
+
+#[test]
+fn a_start_during_a_restore_does_not_remove_its_files() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, copy) = (dir.path().join("store"), dir.path().join("store.restoring"));
+    drop(open(&path));
+    let lock = super::restore::lock(&path).unwrap();
+    assert!(lock.is_some());
+    std::fs::create_dir(&copy).unwrap();
+    assert!(matches!(Embedded::open(&path, EmbeddedOptions::default()), Err(Error::Locked { .. })));
+    assert!(copy.exists());
+    drop(lock);
+    drop(open(&path));
+    assert!(!copy.exists());
+}
+
+#[tokio::test]
+async fn a_restore_without_a_store_keeps_the_store_that_was_replaced_before() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, replaced) = (dir.path().join("store"), dir.path().join("store.replaced"));
+    let store = open(&path);
+    let bytes: Vec<u8> = store.backup().unwrap().flat_map(|chunk| chunk.unwrap().to_vec()).collect();
+    store.write(put("/a", Expect::Absent, "kept", Tier::Durable)).await.unwrap();
+    drop(store);
+    std::fs::rename(&path, &replaced).unwrap();
+    assert!(restored(&path, &bytes[1..]).is_err());
+    restored(&path, &bytes).unwrap();
+    assert!(open(&path).get("/a").await.unwrap().is_none());
+    assert!(open(&replaced).get("/a").await.unwrap().is_some());
+    assert!(!dir.path().join("store.restoring").exists());
+}
+
+#[test]
+fn an_entry_with_a_revision_above_the_newest_one_is_not_restored() {
+    let dir = tempfile::tempdir().unwrap();
+    let restore_of = |created: u64, modified: u64| {
+        let value = [created.to_be_bytes(), modified.to_be_bytes()].concat();
+        let record = Ok((b"/a".as_slice().into(), value.into()));
+        let backup =
+            crate::Backup::new(crate::BackupHead { revision: 7, reserved: 9 }, std::iter::once(record));
+        let bytes: Vec<u8> = backup.flat_map(|chunk| chunk.unwrap().to_vec()).collect();
+        restored(&dir.path().join("store"), &bytes)
+    };
+    for (created, modified) in [(8, 8), (7, 6), (1, u64::MAX)] {
+        let refused = restore_of(created, modified);
+        assert!(matches!(refused, Err(Error::Backup { .. })), "{created} {modified}: {refused:?}");
+    }
+    assert_eq!(restore_of(7, 7).unwrap().entries, 1);
+}

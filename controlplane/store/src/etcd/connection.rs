@@ -5,7 +5,7 @@ use std::{
     future::Future,
     io::ErrorKind,
     sync::{
-        Mutex, PoisonError,
+        Mutex, OnceLock, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -14,58 +14,62 @@ use std::{
 use coracle_error_chain::chain;
 use tokio::sync::watch;
 use tonic::{
-    Code, Response, Status,
-    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
+    Code, ConnectError, Response, Status,
+    transport::{Channel, Endpoint},
 };
 
 use super::{
     EtcdTls,
     api::{
         CompactionRequest, CompactionResponse, LeaseGrantRequest, LeaseGrantResponse, RangeRequest,
-        RangeResponse, TxnRequest, TxnResponse, kv_client::KvClient, lease_client::LeaseClient,
+        RangeResponse, RequestOp, TxnRequest, TxnResponse, kv_client::KvClient, lease_client::LeaseClient,
+        request_op,
     },
+    channels::Channels,
 };
 use crate::{Error, Health};
 
 /// Maximum duration of a request. etcd's own timeout is seven seconds.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(8);
-/// Maximum duration of connecting.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
-/// Interval of pings, which detect a member behind a broken network.
-const PING_INTERVAL: Duration = Duration::from_secs(10);
-/// Maximum time for the response to a ping.
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum size of a response in bytes: a page of the largest objects that etcd accepts.
 const MAX_RESPONSE: usize = 1 << 30;
 
 /// The members of etcd.
 pub(super) struct Connection {
-    channels: Vec<Channel>,
+    channels: Channels,
     /// Index of the channel in use.
     current: AtomicUsize,
     health: Mutex<Health>,
     /// Time at which requests began to fail. `None` if the last request succeeded.
     failing_since: Mutex<Option<Instant>>,
-    /// The revision that every watch must reach.
+    /// The revision that every watch must reach. etcd has confirmed it.
     expected: watch::Sender<u64>,
+    /// The reason why etcd is not used any more: its revision has fallen.
+    replaced: OnceLock<String>,
+}
+
+/// The effect of a request on the database.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Effect {
+    /// The request may be repeated, and does not show whether the database accepts writes.
+    Repeatable,
+    /// A transaction that only deletes. A full database accepts it.
+    Deletion,
+    /// A transaction that needs space.
+    Growth,
 }
 
 // === impl Connection ===
 
 impl Connection {
     pub(super) fn new(servers: &[String], tls: Option<&EtcdTls>) -> Result<Self, Error> {
-        let tls = tls.map(client_tls).transpose()?;
-        let channels = servers.iter().map(|server| channel(server, tls.as_ref()));
-        let channels = channels.collect::<Result<Vec<_>, _>>()?;
-        if channels.is_empty() {
-            return Err(Error::Endpoint { what: "servers".to_owned(), detail: "none are given".to_owned() });
-        }
         Ok(Self {
-            channels,
+            channels: Channels::new(servers, tls)?,
             current: AtomicUsize::new(0),
             health: Mutex::new(Health::Good),
             failing_since: Mutex::new(None),
             expected: watch::Sender::new(0),
+            replaced: OnceLock::new(),
         })
     }
 
@@ -74,41 +78,46 @@ impl Connection {
             let request = request.clone();
             async move { KvClient::new(channel).max_decoding_message_size(MAX_RESPONSE).range(request).await }
         };
-        self.call(true, call).await
+        self.call(Effect::Repeatable, call).await
     }
 
     pub(super) async fn txn(&self, request: TxnRequest) -> Result<TxnResponse, Error> {
+        let is_put = |one: &RequestOp| matches!(one.request, Some(request_op::Request::RequestPut(_)));
+        let effect = if request.success.iter().any(is_put) { Effect::Growth } else { Effect::Deletion };
         let call = |channel| {
             let request = request.clone();
             async move { KvClient::new(channel).txn(request).await }
         };
-        self.call(false, call).await
+        self.call(effect, call).await
     }
 
     pub(super) async fn compact(&self, request: CompactionRequest) -> Result<CompactionResponse, Error> {
-        self.call(true, |channel| async move { KvClient::new(channel).compact(request).await }).await
+        let call = |channel: Channel| async move { KvClient::new(channel).compact(request).await };
+        self.call(Effect::Repeatable, call).await
     }
 
     pub(super) async fn grant(&self, request: LeaseGrantRequest) -> Result<LeaseGrantResponse, Error> {
-        self.call(true, |channel| async move { LeaseClient::new(channel).lease_grant(request).await }).await
+        let call = |channel: Channel| async move { LeaseClient::new(channel).lease_grant(request).await };
+        self.call(Effect::Repeatable, call).await
     }
 
     /// Sends a request to the current member. If the member does not respond, tries the other members. This needs a
-    /// request that was not sent yet, or that may be repeated (`is_repeatable`).
-    async fn call<T, F>(&self, is_repeatable: bool, call: impl Fn(Channel) -> F) -> Result<T, Error>
+    /// request that was not sent yet, or that may be repeated.
+    async fn call<T, F>(&self, effect: Effect, call: impl Fn(Channel) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<Response<T>, Status>>,
     {
+        self.check_data()?;
         let mut last = None;
-        for _ in &self.channels {
+        for _ in 0..self.channels.all().len() {
             let (index, channel) = self.channel();
             let outcome = tokio::time::timeout(REQUEST_TIMEOUT, call(channel)).await;
             let outcome = outcome.unwrap_or_else(|_elapsed| Err(Status::unavailable("request timed out")));
             match outcome {
                 Ok(response) => {
-                    // A full database still serves reads. So a successful read does not mean that the database accepts
-                    // writes.
-                    if !is_repeatable || !matches!(self.health(), Health::Full { .. }) {
+                    // A full database still serves reads and deletions. So their success does not mean that the
+                    // database accepts writes.
+                    if effect == Effect::Growth || !matches!(self.health(), Health::Full { .. }) {
                         self.record(Health::Good);
                     }
                     return Ok(response.into_inner());
@@ -120,7 +129,7 @@ impl Connection {
                         return Err(self.refused(&status));
                     }
                     self.advance(index);
-                    let may_repeat = is_repeatable || is_unsent(&status);
+                    let may_repeat = effect == Effect::Repeatable || is_unsent(&status);
                     last = Some(status);
                     if !may_repeat {
                         break;
@@ -148,16 +157,18 @@ impl Connection {
 
     /// The member that is used, with its index.
     pub(super) fn channel(&self) -> (usize, Channel) {
-        let index = self.current.load(Ordering::Relaxed) % self.channels.len();
-        let channel = self.channels.get(index).or(self.channels.first());
+        let channels = self.channels.all();
+        let index = self.current.load(Ordering::Relaxed) % channels.len();
+        let channel = channels.get(index).or(channels.first());
         // The constructor refuses an empty list.
         (index, channel.cloned().unwrap_or_else(|| Endpoint::from_static("http://localhost").connect_lazy()))
     }
 
-    /// Replaces a member that does not respond by the next member.
+    /// Replaces a member that does not respond by the next member. An expired certificate can be the cause.
     pub(super) fn advance(&self, from: usize) {
-        let next = (from + 1) % self.channels.len();
+        let next = (from + 1) % self.channels.all().len();
         let _ = self.current.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
+        self.channels.reload_if_due();
     }
 
     pub(super) fn health(&self) -> Health {
@@ -167,6 +178,8 @@ impl Connection {
     /// Records the state that a request or a watch found. Changes are logged.
     pub(super) fn record(&self, found: Health) {
         let mut health = self.health.lock().unwrap_or_else(PoisonError::into_inner);
+        // An etcd that must not be used does not become healthy again.
+        let found = self.replaced.get().map_or(found, |detail| Health::Failed(detail.clone()));
         if *health == found {
             return;
         }
@@ -195,48 +208,40 @@ impl Connection {
         });
     }
 
+    /// The newest revision that etcd has confirmed.
+    pub(super) fn confirmed(&self) -> u64 {
+        *self.expected.borrow()
+    }
+
+    /// Checks the revision of a linearizable read, which began when etcd had confirmed `confirmed`. A lower revision means
+    /// that etcd has other data, such as an older snapshot. The cache and the clients know later revisions, so they would
+    /// miss commits. Therefore etcd is not used any more, until the process is started again.
+    pub(super) fn check_revision(&self, confirmed: u64, found: u64) -> Result<(), Error> {
+        if found >= confirmed {
+            return Ok(());
+        }
+        let detail = format!(
+            "its revision has fallen from {confirmed} to {found}, so its data was replaced; restart all control planes"
+        );
+        if self.replaced.set(detail.clone()).is_ok() {
+            tracing::error!(confirmed, found, "the data of etcd was replaced; restart all control planes");
+            self.record(Health::Failed(detail));
+        }
+        self.check_data()
+    }
+
+    /// Refuses requests if the data of etcd was replaced.
+    fn check_data(&self) -> Result<(), Error> {
+        match self.replaced.get() {
+            Some(detail) => Err(Error::Unavailable { detail: detail.clone() }),
+            None => Ok(()),
+        }
+    }
+
     /// The revision that every watch must reach.
     pub(super) fn expected(&self) -> watch::Receiver<u64> {
         self.expected.subscribe()
     }
-}
-
-fn client_tls(tls: &EtcdTls) -> Result<ClientTlsConfig, Error> {
-    let read = |path: &std::path::Path| {
-        std::fs::read(path).map_err(|error| Error::Endpoint {
-            what: format!("file {}", path.display()),
-            detail: error.to_string(),
-        })
-    };
-    let config = ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(&tls.authority)?));
-    Ok(match &tls.identity {
-        Some(files) => config.identity(Identity::from_pem(read(&files.certificate)?, read(&files.key)?)),
-        None => config,
-    })
-}
-
-/// A connection that is established at its first use, and again after a failure.
-fn channel(server: &str, tls: Option<&ClientTlsConfig>) -> Result<Channel, Error> {
-    let failed = |error: &tonic::transport::Error| Error::Endpoint {
-        what: format!("server {server}"),
-        detail: chain(error),
-    };
-    let endpoint = Endpoint::from_shared(server.to_owned()).map_err(|error| failed(&error))?;
-    let endpoint = endpoint
-        .connect_timeout(CONNECT_TIMEOUT)
-        .tcp_nodelay(true)
-        .http2_keep_alive_interval(PING_INTERVAL)
-        .keep_alive_timeout(PING_TIMEOUT);
-    let is_tls = endpoint.uri().scheme_str() == Some("https");
-    let endpoint = match tls {
-        Some(tls) if is_tls => endpoint.tls_config(tls.clone()).map_err(|error| failed(&error))?,
-        None if is_tls => {
-            let detail = "an https URL needs the certificate of etcd's authority".to_owned();
-            return Err(Error::Endpoint { what: format!("server {server}"), detail });
-        }
-        _ => endpoint,
-    };
-    Ok(endpoint.connect_lazy())
 }
 
 /// The store's error for a status of etcd. Source of the texts: etcd's `api/v3rpc/rpctypes/error.go`.
@@ -255,6 +260,9 @@ pub(super) fn classify(status: &Status) -> Error {
 fn is_unsent(status: &Status) -> bool {
     let mut source = status.source();
     while let Some(error) = source {
+        if error.is::<ConnectError>() {
+            return true;
+        }
         if let Some(io) = error.downcast_ref::<std::io::Error>() {
             return matches!(
                 io.kind(),
@@ -294,6 +302,14 @@ mod tests {
         assert!(matches!(leader, Error::Unavailable { detail } if detail.contains("leader changed")));
     }
 
+    #[test]
+    fn a_write_is_repeated_only_if_no_connection_was_made() {
+        let of = |error| is_unsent(&Status::from_error(error));
+        assert!(of(Box::new(ConnectError("timed out".into()))));
+        let established = std::io::Error::from(ErrorKind::TimedOut);
+        assert!(!of(Box::new(established)) && !is_unsent(&Status::unavailable("leader changed")));
+    }
+
     #[tokio::test]
     async fn an_https_server_needs_an_authority() {
         let error = Connection::new(&["https://127.0.0.1:2379".to_owned()], None).err().unwrap();
@@ -313,5 +329,18 @@ mod tests {
         assert!(connection.unreachable_for().is_some());
         connection.record(Health::Full { free: 0 });
         assert_eq!(connection.unreachable_for(), None, "a full database serves reads");
+    }
+
+    #[tokio::test]
+    async fn after_a_revision_that_has_fallen_etcd_is_not_used() {
+        let connection = Connection::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
+        connection.check_revision(5, 5).unwrap();
+        assert_eq!(connection.health(), Health::Good);
+        assert!(matches!(connection.check_revision(5, 4), Err(Error::Unavailable { .. })));
+        connection.record(Health::Good);
+        assert!(matches!(connection.health(), Health::Failed(text) if text.contains("restart")));
+        assert!(connection.unreachable_for().is_some());
+        let refused = connection.txn(TxnRequest::default()).await.unwrap_err().to_string();
+        assert!(refused.contains("from 5 to 4"), "{refused}");
     }
 }

@@ -98,6 +98,12 @@ impl Follower {
     }
 
     async fn follow(&mut self, client: WatchClient<tonic::transport::Channel>) -> End {
+        // A watch that begins above etcd's revision gets no events until etcd reaches it, and then lacks commits.
+        let newest = self.shared.revision().await;
+        let checked = newest.and_then(|newest| self.shared.connection.check_revision(self.sent, newest));
+        if let Err(error) = checked {
+            return End::Failed(error);
+        }
         let (requests, stream) = mpsc::channel(4);
         let mut responses = match self.open(client, &requests, ReceiverStream::new(stream)).await {
             Ok(responses) => responses,

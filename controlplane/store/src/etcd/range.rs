@@ -15,8 +15,12 @@ pub(super) struct Unreadable {
     pub(super) error: Error,
 }
 
-/// Maximum number of entries in one response of etcd. A response with more entries could take gigabytes.
-const PAGE_ENTRIES: usize = 500;
+/// Number of entries in the first response of etcd for a list, and the maximum number in a later one.
+const FIRST_PAGE_ENTRIES: usize = 64;
+const MAX_PAGE_ENTRIES: usize = 500;
+/// Size of the values above which the next response has fewer entries, in bytes. Hundreds of large objects would take
+/// longer than the timeout of a request.
+const LARGE_PAGE_BYTES: usize = 16 << 20;
 /// Maximum attempts to list. A new attempt is needed if the revision of the list is compacted during the list.
 const ATTEMPTS: usize = 3;
 
@@ -43,8 +47,10 @@ impl Shared {
         // A linearizable read of the count, without entries.
         let key = self.keys.prefix.clone().into_bytes();
         let request = RangeRequest { key, count_only: true, ..RangeRequest::default() };
+        let confirmed = self.connection.confirmed();
         let response = self.connection.range(request).await?;
         let revision = revision_of(response.header.as_ref());
+        self.connection.check_revision(confirmed, revision)?;
         self.connection.expect_progress(revision);
         Ok(revision)
     }
@@ -78,8 +84,9 @@ impl Shared {
         let end = Keys::end_of(self.keys.outer(&range.prefix));
         let (mut name, mut revision) = (self.keys.outer(start), 0);
         let (mut entries, mut unreadable) = (Vec::new(), Vec::new());
+        let mut size = FIRST_PAGE_ENTRIES;
         loop {
-            let count = PAGE_ENTRIES.min(limit - entries.len());
+            let count = size.min(limit - entries.len());
             let response = self.connection.range(RangeRequest {
                 key: name,
                 range_end: end.clone(),
@@ -91,6 +98,7 @@ impl Shared {
             if revision == 0 {
                 revision = revision_of(response.header.as_ref());
             }
+            size = next_size(size, response.kvs.iter().map(|kv| kv.value.len()).sum());
             name = response.kvs.last().map_or_else(Vec::new, |kv| kv.key.clone());
             name.push(0);
             self.read(response.kvs, &mut entries, &mut unreadable);
@@ -146,5 +154,23 @@ impl Shared {
             Err(Error::Compacted { .. }) => Ok(()),
             outcome => outcome.map(|_| ()),
         }
+    }
+}
+
+/// The number of entries in the next response after one with values of this many bytes.
+fn next_size(size: usize, bytes: usize) -> usize {
+    if bytes > LARGE_PAGE_BYTES { (size / 2).max(1) } else { (size * 2).min(MAX_PAGE_ENTRIES) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn responses_grow_to_the_maximum_and_shrink_after_large_values() {
+        assert_eq!(next_size(FIRST_PAGE_ENTRIES, 0), 2 * FIRST_PAGE_ENTRIES);
+        assert_eq!(next_size(MAX_PAGE_ENTRIES, LARGE_PAGE_BYTES), MAX_PAGE_ENTRIES);
+        assert_eq!(next_size(MAX_PAGE_ENTRIES, LARGE_PAGE_BYTES + 1), MAX_PAGE_ENTRIES / 2);
+        assert_eq!(next_size(1, usize::MAX), 1);
     }
 }

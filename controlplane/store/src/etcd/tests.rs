@@ -105,7 +105,8 @@ impl Server {
     }
 
     fn options(&self, prefix: &str) -> EtcdOptions {
-        EtcdOptions { servers: vec![self.url()], prefix: prefix.to_owned(), tls: None, sealing: None }
+        let (servers, prefix) = (vec![self.url()], prefix.to_owned());
+        EtcdOptions { servers, prefix, tls: None, sealing: None, compaction: None }
     }
 
     async fn store(&self, prefix: &str) -> Etcd {
@@ -230,6 +231,26 @@ async fn a_full_etcd_serves_reads_and_deletions() {
     let deletion = Write { value: None, ..put(&key, Expect::Revision(revision), "", Tier::Durable) };
     store.write(deletion).await.unwrap();
     assert!(store.get(&key).await.unwrap().is_none());
+    assert!(matches!(store.health(), Health::Full { .. }), "a deletion does not show that there is space");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_etcd_whose_data_was_replaced_is_not_used() {
+    let Some(mut server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
+    let store = server.store("p").await;
+    let mut watch = store.watch("", store.revision().await.unwrap()).await.unwrap();
+    let mut last = store.write(put("/a", Expect::Absent, "1", Tier::Durable)).await.unwrap();
+    for n in 0..5 {
+        last = store.write(put("/a", Expect::Revision(last), &n.to_string(), Tier::Durable)).await.unwrap();
+    }
+    until(&mut watch, last).await;
+    server.kill();
+    std::fs::remove_dir_all(server.dir.path().join("data")).unwrap();
+    server.resume(&Server::built());
+    let is_refused = async || matches!(store.health(), Health::Failed(text) if text.contains("was replaced"));
+    eventually_async("the watch to notice the other data", 30, is_refused).await;
+    let refused = store.write(put("/b", Expect::Absent, "1", Tier::Durable)).await.unwrap_err();
+    assert!(matches!(refused, Error::Unavailable { .. }), "{refused:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -382,6 +382,8 @@ type Stored<'a, T> = BoxFuture<'a, std::result::Result<T, coracle_store::Error>>
 pub(super) struct Breakable {
     pub(super) store: Embedded,
     pub(super) is_broken: Arc<AtomicBool>,
+    /// Whether all writes except deletions are refused.
+    pub(super) is_full: Arc<AtomicBool>,
     /// Whether the store reports that other servers write to it.
     pub(super) is_shared: bool,
 }
@@ -400,6 +402,9 @@ impl Store for Breakable {
     }
 
     fn write(&self, write: Write) -> Stored<'_, u64> {
+        if write.value.is_some() && self.is_full.load(Ordering::SeqCst) {
+            return Box::pin(async { Err(coracle_store::Error::Quota) });
+        }
         self.store.write(write)
     }
 
@@ -437,7 +442,7 @@ async fn a_definition_whose_objects_cannot_be_loaded_is_served_later() {
     let directory = tempfile::tempdir().unwrap();
     let store = Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap();
     let is_broken = Arc::new(AtomicBool::new(true));
-    let store = Breakable { store, is_broken: is_broken.clone(), is_shared: false };
+    let store = Breakable { store, is_broken: is_broken.clone(), is_full: Arc::default(), is_shared: false };
     let api = open_on(Arc::new(store), directory.path(), |_config| {}).await;
     let server = Fixture { api, directory };
     let created = server.post(DEFINITIONS, definition("foos", "Foo")).await;

@@ -51,7 +51,8 @@ async fn a_hundred_creators_at_once_do_not_exceed_a_quota() {
 async fn creators_on_two_servers_do_not_exceed_a_quota() {
     let directory = tempfile::tempdir().unwrap();
     let store = Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap();
-    let store: Arc<dyn Store> = Arc::new(Breakable { store, is_broken: Arc::default(), is_shared: true });
+    let (is_broken, is_full) = (Arc::default(), Arc::default());
+    let store: Arc<dyn Store> = Arc::new(Breakable { store, is_broken, is_full, is_shared: true });
     let api = open_on(store.clone(), directory.path(), |_config| {}).await;
     let one = Fixture { api, directory };
     let directory = tempfile::tempdir().unwrap();

@@ -291,7 +291,7 @@ async fn servers_on_one_store_do_not_restore_their_authorities_in_turn() {
     for (is_shared, expect) in [(false, "own"), (true, "other")] {
         let directory = tempfile::tempdir().unwrap();
         let store = Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap();
-        let store = Breakable { store, is_broken: Arc::default(), is_shared };
+        let store = Breakable { store, is_broken: Arc::default(), is_full: Arc::default(), is_shared };
         let configure = |config: &mut ApiserverConfig| config.front_proxy.authority = "own".to_owned();
         let server = Fixture { api: open_on(Arc::new(store), directory.path(), configure).await, directory };
         let authority = async || server.get(MAP).await.body["data"]["requestheader-client-ca-file"].clone();
@@ -310,6 +310,26 @@ async fn servers_on_one_store_do_not_restore_their_authorities_in_turn() {
         assert_eq!(server.delete(MAP, json!({})).await.code, 200);
         eventually_async("the config map is created again", 20, async || authority().await == "own").await;
     }
+}
+
+#[tokio::test]
+async fn a_server_on_a_full_etcd_starts_again_and_deletes_objects() {
+    const MAPS: &str = "/api/v1/namespaces/default/configmaps";
+    let directory = tempfile::tempdir().unwrap();
+    let store = Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap();
+    let is_full = Arc::new(std::sync::atomic::AtomicBool::new(false));
+    let store = Breakable { store, is_broken: Arc::default(), is_full: is_full.clone(), is_shared: true };
+    let store: Arc<dyn Store> = Arc::new(store);
+    let first = tempfile::tempdir().unwrap();
+    let api = open_on(store.clone(), first.path(), |_config| {}).await;
+    let server = Fixture { api, directory: first };
+    assert_eq!(server.post(MAPS, json!({"metadata": {"name": "a"}})).await.code, 201);
+    is_full.store(true, std::sync::atomic::Ordering::SeqCst);
+    let api = open_on(store, directory.path(), |_config| {}).await;
+    let server = Fixture { api, directory };
+    let refused = server.post(MAPS, json!({"metadata": {"name": "b"}})).await;
+    assert_eq!(refused.code, 500, "{}", refused.body);
+    assert_eq!(server.delete(&format!("{MAPS}/a"), json!({})).await.code, 200);
 }
 
 #[tokio::test]
