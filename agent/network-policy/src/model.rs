@@ -7,6 +7,7 @@ mod addresses;
 mod build;
 mod cluster;
 mod enforced;
+mod families;
 mod selection;
 #[cfg(test)]
 mod tests;
@@ -27,6 +28,7 @@ use crate::rules::{Direction, Rules, Tier};
 use addresses::Addresses;
 use build::Built;
 pub(crate) use enforced::enforced_key;
+use families::Families;
 use selection::Selections;
 
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
@@ -49,6 +51,7 @@ pub struct Model {
     versions: HashMap<u64, Version>,
     groups: HashMap<GroupKey, Group>,
     selections: Selections,
+    families: Families,
     pub(crate) program: Program,
     /// The last number that a pod, policy, group or selection got.
     last_number: u64,
@@ -203,6 +206,7 @@ impl Model {
             }
             entry.facts.sandbox = sandbox;
         }
+        self.add_families(&facts);
         let old = self.pods.remove(&facts.uid);
         let (uid, namespace) = (facts.uid.clone(), facts.namespace.clone());
         self.pods_in.entry(namespace).or_default().insert(uid.clone());

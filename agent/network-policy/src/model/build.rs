@@ -112,12 +112,13 @@ impl Model {
     /// Conditions on the rule's peers. `None` in the list means all peers.
     fn peers(&mut self, built: &mut Built, place: RulePosition<'_>, rule: &Rule) -> Vec<Option<Peer>> {
         let Some(peers) = &rule.peers else { return vec![None] };
-        let mut conditions = Vec::new();
+        let (mut conditions, families) = (Vec::new(), self.families);
         for peer in &peers.pods {
             let number = self.selected(built, place, peer, None);
-            conditions.extend([true, false].map(|is_ipv4| Some(Peer::In(Set::Addresses(number, is_ipv4)))));
+            let sets = families.flags().map(|is_ipv4| Set::Addresses(number, is_ipv4));
+            conditions.extend(sets.map(|set| Some(Peer::In(set))));
         }
-        for is_ipv4 in [true, false] {
+        for is_ipv4 in families.flags() {
             let ranges = ranges(&peers.blocks, is_ipv4);
             match ranges[..] {
                 [] => {}
@@ -146,8 +147,8 @@ impl Model {
             let own = place.subject;
             for port in &list.named {
                 let number = self.selected(built, place, own, Some(port));
-                conditions
-                    .extend([true, false].map(|is_ipv4| Ports::Named(Set::NamedPorts(number, is_ipv4))));
+                let sets = self.families.flags().map(|is_ipv4| Set::NamedPorts(number, is_ipv4));
+                conditions.extend(sets.map(Ports::Named));
             }
         }
         conditions
@@ -168,7 +169,7 @@ impl Model {
         let mut sets = Vec::new();
         for (peer, port) in peers.iter().flat_map(|peer| list.named.iter().map(move |port| (peer, port))) {
             let number = self.selected(built, place, peer, Some(port));
-            sets.extend([true, false].map(|is_ipv4| Set::NamedPorts(number, is_ipv4)));
+            sets.extend(self.families.flags().map(|is_ipv4| Set::NamedPorts(number, is_ipv4)));
         }
         sets
     }

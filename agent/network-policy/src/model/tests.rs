@@ -773,6 +773,36 @@ fn rules_with_other_ranges_and_ports_get_other_sets_and_chains() {
 }
 
 #[test]
+fn rules_have_lines_for_the_address_families_of_the_pods_of_this_node() {
+    let (mut model, mut kernel) = (Model::default(), Kernel::default());
+    let from = json!([{"podSelector": {}}, {"ipBlock": {"cidr": "192.0.2.0/24"}}, {"ipBlock": {"cidr": "2001:db8::/64"}}]);
+    let ports = json!([{"protocol": "TCP", "port": "web"}]);
+    let rules = json!([{"from": from}, {"ports": ports}]);
+    model.put_policy(&policy("red", "p", json!({"podSelector": {}, "ingress": rules})));
+    let facts = |number, node| PodFacts::of(&pod(number, "red", "a", node, 80), "here").unwrap();
+    let lines = |model: &Model| model.program.chains.values().map(|chain| chain.lines.len()).sum::<usize>();
+    let mut v4_only = facts(1, "here");
+    v4_only.ips.retain(IpAddr::is_ipv4);
+    model.put_pod(v4_only);
+    model.put_pod(facts(2, "there"));
+    assert_eq!(lines(&model), 2 + 3, "a jump and a drop; a selection, a block and a named port");
+    let changes = model.program.changes();
+    kernel.apply(&model.program, changes);
+    model.put_pod(facts(3, "here"));
+    assert_eq!(lines(&model), 2 + 6);
+    let changes = model.program.changes();
+    assert_eq!((changes.new_chains.len(), changes.changed_chains.len()), (0, 1));
+    kernel.apply(&model.program, changes);
+    let passes = |from: &str, to: &str, port| {
+        let (from, to) = (from.parse().unwrap(), to.parse().unwrap());
+        kernel.passes(Packet { from, to, protocol: TCP, port })
+    };
+    assert!(passes("2001:db8::1", "fd42::3", 81) && passes("2001:db9::1", "fd42::3", 80));
+    assert!(passes("fd42::2", "fd42::3", 81) && !passes("2001:db9::1", "fd42::3", 81));
+    assert!(passes("192.0.2.1", "10.42.0.1", 81) && !passes("198.51.100.1", "10.42.0.1", 81));
+}
+
+#[test]
 fn only_several_ranges_of_one_family_need_a_set() {
     let mut model = Model::default();
     model.put_pod(PodFacts::of(&pod(1, "red", "a", "here", 80), "here").unwrap());

@@ -40,18 +40,24 @@ impl Model {
     /// chains and the elements of the pods stay as they are. `pods` has the pods of this node that it may select.
     pub(super) fn change_rules(&mut self, number: u64, rules: Rules, pods: &[String]) {
         let Some(version) = self.versions.get_mut(&number) else { return };
-        let (tier, namespace, is_built) = (version.tier(), version.namespace.clone(), version.refcount > 0);
-        let mut built = std::mem::take(&mut version.built);
-        if is_built {
-            built = self.rebuild(built, tier, &namespace, &rules);
-        }
-        if let Some(version) = self.versions.get_mut(&number) {
-            version.rules = rules;
-            version.built = built;
-        }
+        version.rules = rules;
+        self.write_rules_again(number);
         let entries = pods.iter().filter_map(|uid| self.pods.get(uid));
         let addresses: Vec<IpAddr> =
             entries.filter(|entry| entry.has_policy(number)).flat_map(PodEntry::own_ips).collect();
         self.program.concern(addresses);
+    }
+
+    /// Writes the rules of a policy again, if its chains exist.
+    pub(super) fn write_rules_again(&mut self, number: u64) {
+        let Some(version) = self.versions.get_mut(&number).filter(|version| version.refcount > 0) else {
+            return;
+        };
+        let (tier, namespace, rules) = (version.tier(), version.namespace.clone(), version.rules.clone());
+        let old = std::mem::take(&mut version.built);
+        let built = self.rebuild(old, tier, &namespace, &rules);
+        if let Some(version) = self.versions.get_mut(&number) {
+            version.built = built;
+        }
     }
 }
