@@ -160,7 +160,10 @@ fn write(transaction: &mut Transaction<'_>, model: &Model, changes: Changes) {
         let elements: Vec<Element> = keys.into_iter().map(Element::member).collect();
         transaction.remove(&layout::set_name(set), &elements);
     }
-    for chain in &changes.new_chains {
+    // A packet reads the generation of the rules once and uses it in all chains (`nft_do_chain` of the kernel). So it meets
+    // either the former rules of these chains or the new ones.
+    changes.changed_chains.iter().for_each(|chain| transaction.flush_chain(&layout::chain_name(*chain)));
+    for chain in changes.new_chains.iter().chain(&changes.changed_chains) {
         let Some(lines) = program.chains.get(chain) else { continue };
         for line in &lines.lines {
             transaction.rule(&layout::chain_name(*chain), &layout::rule(line, lines));

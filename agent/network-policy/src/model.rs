@@ -7,9 +7,11 @@ mod addresses;
 mod build;
 mod cluster;
 mod enforced;
+mod families;
 mod selection;
 #[cfg(test)]
 mod tests;
+mod versions;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::net::IpAddr;
@@ -26,6 +28,7 @@ use crate::rules::{Direction, Rules, Tier};
 use addresses::Addresses;
 use build::Built;
 pub(crate) use enforced::enforced_key;
+use families::Families;
 use selection::Selections;
 
 const DIRECTIONS: [Direction; 2] = [Direction::Ingress, Direction::Egress];
@@ -48,6 +51,7 @@ pub struct Model {
     versions: HashMap<u64, Version>,
     groups: HashMap<GroupKey, Group>,
     selections: Selections,
+    families: Families,
     pub(crate) program: Program,
     /// The last number that a pod, policy, group or selection got.
     last_number: u64,
@@ -82,7 +86,8 @@ struct PodEntry {
     policies: BTreeMap<Stage, Vec<u64>>,
 }
 
-/// One version of a policy. A changed policy gets a new number.
+/// One version of a policy. A policy that selects other pods than before, or restricts other directions, gets a new
+/// number. After any other change of its rules it keeps its number.
 #[derive(Debug)]
 struct Version {
     /// Empty for a policy of the whole cluster.
@@ -108,6 +113,11 @@ impl PodEntry {
     /// The addresses that the pod lists, without those that belong to another pod.
     fn own_ips(&self) -> Vec<IpAddr> {
         self.facts.ips.iter().filter(|ip| !self.lost.contains(ip)).copied().collect()
+    }
+
+    /// Whether a policy restricts the pod.
+    fn has_policy(&self, number: u64) -> bool {
+        self.policies.values().any(|policies| policies.contains(&number))
     }
 }
 
@@ -196,6 +206,7 @@ impl Model {
             }
             entry.facts.sandbox = sandbox;
         }
+        self.add_families(&facts);
         let old = self.pods.remove(&facts.uid);
         let (uid, namespace) = (facts.uid.clone(), facts.namespace.clone());
         self.pods_in.entry(namespace).or_default().insert(uid.clone());
@@ -236,6 +247,10 @@ impl Model {
         if old.and_then(|old| self.versions.get(&old)).is_some_and(|version| version.rules == rules) {
             return;
         }
+        if let Some(old) = old.filter(|old| self.restricts_as(*old, &rules)) {
+            let pods = self.local_pods_in(&key.namespace);
+            return self.change_rules(old, rules, &pods);
+        }
         let number = self.next_number();
         let namespace = key.namespace.clone();
         self.policies_in.entry(namespace.clone()).or_default().insert(number);
@@ -266,9 +281,13 @@ impl Model {
                 self.policies_in.remove(namespace);
             }
         }
+        self.replace_version(&self.local_pods_in(namespace), Tier::Namespaced, old, new);
+    }
+
+    /// The pods of this node in a namespace.
+    fn local_pods_in(&self, namespace: &str) -> Vec<String> {
         let pods = self.pods_in.get(namespace).into_iter().flatten();
-        let local: Vec<String> = pods.filter(|uid| self.local.contains(*uid)).cloned().collect();
-        self.replace_version(&local, Tier::Namespaced, old, new);
+        pods.filter(|uid| self.local.contains(*uid)).cloned().collect()
     }
 
     /// Replaces the old version of a policy by the new one for these pods of this node.
@@ -323,9 +342,7 @@ impl Model {
     fn update_pods_of_namespace(&mut self, namespace: &str) {
         self.select_again(namespace);
         if self.is_tiered() {
-            let pods = self.pods_in.get(namespace).into_iter().flatten();
-            let local: Vec<String> = pods.filter(|uid| self.local.contains(*uid)).cloned().collect();
-            local.iter().for_each(|uid| self.restrict_by_all(uid));
+            self.local_pods_in(namespace).iter().for_each(|uid| self.restrict_by_all(uid));
         }
     }
 
@@ -395,7 +412,7 @@ impl Model {
             lines.push(line(RuleAction::Jump(Chain::Policy(built, direction))));
         }
         lines.extend((tier == Tier::Namespaced).then(|| line(RuleAction::Drop)));
-        self.program.add_chain(Chain::Group(number), Lines { tier, direction, lines });
+        self.program.put_chain(Chain::Group(number), Lines { tier, direction, lines });
         self.groups.insert(key, Group { number, refcount: 1 });
         number
     }
@@ -410,29 +427,6 @@ impl Model {
         self.groups.remove(key);
         for policy in &key.policies {
             self.release_version(*policy);
-        }
-    }
-
-    /// Builds a policy for its first group. Returns the number in the names of its chains.
-    fn use_version(&mut self, number: u64, tier: Tier) -> u64 {
-        let Some(version) = self.versions.get_mut(&number) else { return number };
-        version.refcount += 1;
-        if version.refcount == 1 {
-            let (namespace, rules) = (version.namespace.clone(), version.rules.clone());
-            let built = self.build(tier, &namespace, &rules);
-            if let Some(version) = self.versions.get_mut(&number) {
-                version.built = built;
-            }
-        }
-        self.versions.get(&number).map_or(number, |version| version.built.number)
-    }
-
-    fn release_version(&mut self, number: u64) {
-        let Some(version) = self.versions.get_mut(&number) else { return };
-        version.refcount -= 1;
-        if version.refcount == 0 {
-            let built = std::mem::take(&mut version.built);
-            self.dismantle(built);
         }
     }
 }

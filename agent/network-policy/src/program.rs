@@ -106,13 +106,15 @@ pub(crate) struct ElementId {
     pub(crate) key: Key,
 }
 
-/// The state before the changes: whether each changed chain or set existed, and the previous value of each changed
-/// element.
+/// The state before the changes: the lines of each changed chain, whether each changed set existed, and the previous
+/// value of each changed element. `None` for a chain or an element that did not exist.
 #[derive(Debug, Default)]
 struct PreviousObjects {
-    chains: BTreeMap<Chain, bool>,
+    chains: BTreeMap<Chain, Option<Lines>>,
     sets: BTreeMap<Set, bool>,
     elements: BTreeMap<ElementId, Option<Element>>,
+    /// Addresses of the pods whose packets enter chains with replaced lines.
+    concerned: BTreeSet<IpAddr>,
 }
 
 /// The difference between two states of the table.
@@ -122,6 +124,10 @@ pub(crate) struct Changes {
     pub(crate) ended_sets: Vec<Set>,
     pub(crate) new_chains: Vec<Chain>,
     pub(crate) ended_chains: Vec<Chain>,
+    /// Chains that keep their names and get other lines. The references to them stay as they are.
+    pub(crate) changed_chains: Vec<Chain>,
+    /// Addresses of the pods whose packets enter the changed chains.
+    pub(crate) concerned: BTreeSet<IpAddr>,
     pub(crate) new_elements: BTreeMap<Set, Vec<(Key, Element)>>,
     pub(crate) ended_elements: BTreeMap<Set, Vec<Key>>,
 }
@@ -144,15 +150,21 @@ impl Set {
 // === impl Program ===
 
 impl Program {
-    /// Adds a chain. A chain is never changed, only added and removed.
-    pub(crate) fn add_chain(&mut self, chain: Chain, lines: Lines) {
-        self.previous.chains.entry(chain).or_insert(false);
-        self.chains.insert(chain, lines);
+    /// Adds a chain, or replaces its lines. After a replacement, the caller passes the addresses of the pods whose packets
+    /// enter the chain to [`concern`](Self::concern).
+    pub(crate) fn put_chain(&mut self, chain: Chain, lines: Lines) {
+        let before = self.chains.insert(chain, lines);
+        self.previous.chains.entry(chain).or_insert(before);
     }
 
     pub(crate) fn remove_chain(&mut self, chain: Chain) {
-        self.previous.chains.entry(chain).or_insert(true);
-        self.chains.remove(&chain);
+        let before = self.chains.remove(&chain);
+        self.previous.chains.entry(chain).or_insert(before);
+    }
+
+    /// Records addresses whose connections may get another verdict, because lines of their chains were replaced.
+    pub(crate) fn concern(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
+        self.previous.concerned.extend(addresses);
     }
 
     /// Adds a set. Its ranges are never changed.
@@ -200,12 +212,16 @@ impl Program {
     pub(crate) fn changes(&mut self) -> Changes {
         let previous = std::mem::take(&mut self.previous);
         let mut changes = Changes::default();
-        for (chain, existed) in previous.chains {
-            match (existed, self.chains.contains_key(&chain)) {
-                (false, true) => changes.new_chains.push(chain),
-                (true, false) => changes.ended_chains.push(chain),
+        for (chain, before) in previous.chains {
+            match (before, self.chains.get(&chain)) {
+                (None, Some(_)) => changes.new_chains.push(chain),
+                (Some(_), None) => changes.ended_chains.push(chain),
+                (Some(before), Some(now)) if before != *now => changes.changed_chains.push(chain),
                 _ => {}
             }
+        }
+        if !changes.changed_chains.is_empty() {
+            changes.concerned = previous.concerned;
         }
         for (set, existed) in previous.sets {
             match (existed, self.sets.contains_key(&set)) {
@@ -252,27 +268,29 @@ impl Program {
 // === impl Changes ===
 
 impl Changes {
-    /// Whether the change may forbid a connection that was allowed. It may if the policies of a pod changed, or if a
-    /// NetworkPolicy lost a peer. Other changes only allow more. The caller checks whether policies of other tiers exist:
-    /// then every change may forbid connections.
+    /// Whether the change may forbid a connection that was allowed. It may if the policies of a pod or the rules of a
+    /// policy changed, or if a NetworkPolicy lost a peer. Other changes only allow more. The caller checks whether policies
+    /// of other tiers exist: then every change may forbid connections.
     pub(crate) fn may_forbid(&self) -> bool {
         let has_no_peers = |set: &Set| {
             matches!(set, Set::Isolated(Tier::Namespaced, ..) | Set::Itself(..) | Set::Enforced(_))
         };
         let isolates = self.new_elements.keys().any(|set| matches!(set, Set::Isolated(..)));
         let excludes = self.ended_elements.keys().any(|set| !has_no_peers(set));
-        isolates || excludes
+        isolates || excludes || !self.changed_chains.is_empty()
     }
 
     /// The addresses whose connections may get another verdict by the change. The verdict on a connection depends on
-    /// the elements of its two addresses, and on chains and ranges that are never changed. New sets are left out: only
-    /// new chains refer to them, and a new chain applies to a pod only after an element of the pod has changed.
+    /// the elements of its two addresses, on the chains of the pods that have them, and on ranges that are never changed.
+    /// New sets are left out: only new and changed chains refer to them. A new chain applies to a pod only after an element
+    /// of the pod, or a chain of the pod, has changed.
     pub(crate) fn addresses(&self) -> BTreeSet<IpAddr> {
         let new = self.new_elements.iter().filter(|(set, _)| self.new_sets.binary_search(set).is_err());
         let new = new.flat_map(|(set, all)| all.iter().map(|(key, _)| (*set, key)));
         let ended = self.ended_elements.iter().flat_map(|(set, all)| all.iter().map(|key| (*set, key)));
         let of_rules = new.chain(ended).filter(|(set, _)| !matches!(set, Set::Enforced(_)));
-        of_rules.filter_map(|(set, key)| address(key, set.is_ipv4())).collect()
+        let of_rules = of_rules.filter_map(|(set, key)| address(key, set.is_ipv4()));
+        of_rules.chain(self.concerned.iter().copied()).collect()
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -280,6 +298,7 @@ impl Changes {
             && self.ended_sets.is_empty()
             && self.new_chains.is_empty()
             && self.ended_chains.is_empty()
+            && self.changed_chains.is_empty()
             && self.new_elements.is_empty()
             && self.ended_elements.is_empty()
     }

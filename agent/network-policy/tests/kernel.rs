@@ -402,6 +402,38 @@ fn open_connections_end_when_they_are_no_longer_allowed_and_others_stay() {
     });
 }
 
+#[test]
+fn open_connections_end_when_a_policy_gets_other_rules() {
+    on_a_bridge(|| {
+        let (web, friend, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
+        let (mut model, mut enforcer) = (Model::default(), Enforcer::open("test-policies").unwrap());
+        let allow = |apps: &[&str]| {
+            let from: Vec<_> =
+                apps.iter().map(|app| json!({"podSelector": {"matchLabels": {"app": app}}})).collect();
+            let web = json!({"matchLabels": {"app": "web"}});
+            policy("allow", json!({"podSelector": web, "ingress": [{"from": from}]}))
+        };
+        [(&web, "web"), (&friend, "friend"), (&other, "other")]
+            .iter()
+            .for_each(|(pod, app)| model.put_pod(pod.facts("n", app)));
+        model.put_policy(&allow(&["friend", "other"]));
+        enforcer.replace(&mut model).unwrap();
+        let kept = Connection::open(&friend, &web, 0);
+        let forbidden = Connection::open(&other, &web, 0);
+        model.put_policy(&allow(&["friend"]));
+        let Effect::MayForbid(of) = enforcer.change(&mut model).unwrap() else { panic!() };
+        assert_eq!(of, web.ips.into(), "connections of pods that the policy selects");
+        assert_eq!(mark(&model, Some(&of)).unwrap().forbidden, 1);
+        assert_eq!((kept.works(), forbidden.works()), ([true, true], [false, false]));
+        assert_eq!((friend.reaches(&web, 7000), other.reaches(&web, 7000)), ([true, true], [false, false]));
+        model.put_policy(&allow(&["other", "friend"]));
+        let Effect::MayForbid(of) = enforcer.change(&mut model).unwrap() else { panic!() };
+        assert_eq!(mark(&model, Some(&of)).unwrap().forbidden, 0);
+        assert_eq!((kept.works(), forbidden.works()), ([true, true], [true, true]));
+        enforcer.remove().unwrap();
+    });
+}
+
 /// Acts as an agent that starts with a policy that selects no pod. Then it adds a policy that allows only connections
 /// of friends to `web`.
 fn restrict_web() {

@@ -5,10 +5,18 @@ use std::collections::BTreeSet;
 use std::io;
 use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use coracle_network_policy::{ConnectionCounts, Effect, Model, mark_connections};
 use coracle_nft::Channel;
 use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use crate::deadline::until;
+
+/// Rest after a check. A check takes 8 to 20 ms of a processor, because the kernel walks through its table of connections.
+/// During a burst of changes, one check serves all changes of a rest.
+const REST: Duration = Duration::from_millis(100);
 
 /// The policies and pods, which a check reads while they change. Each connection gets the verdict of one moment; the
 /// connections that a later change concerns are checked again after it.
@@ -36,6 +44,8 @@ pub(super) struct Checks {
     /// Connections that changes concerned since the running check began.
     due: Option<Due>,
     running: Option<JoinHandle<Outcome>>,
+    /// End of the rest after the last check. The time may have passed.
+    rests_until: Option<Instant>,
     /// The socket of the checks, while none runs.
     channel: Option<Channel>,
     /// Whether conntrack entries have the mark. A later change may allow their connections.
@@ -76,7 +86,15 @@ impl Due {
 
 impl Checks {
     pub(super) fn new(model: SharedModel) -> Self {
-        Self { model, due: None, running: None, channel: None, has_forbidden: false, has_failed: false }
+        Self {
+            model,
+            due: None,
+            running: None,
+            rests_until: None,
+            channel: None,
+            has_forbidden: false,
+            has_failed: false,
+        }
     }
 
     /// Checks connections after a change of the table. `None` if the table was replaced. After a failed check the next
@@ -96,9 +114,9 @@ impl Checks {
         self.start();
     }
 
-    /// Starts the next check, unless one runs.
+    /// Starts the next check, unless one runs, or has ended shortly before.
     fn start(&mut self) {
-        if self.running.is_some() {
+        if self.running.is_some() || self.rests_until.is_some_and(|at| at > Instant::now()) {
             return;
         }
         if let Some(due) = self.due.take() {
@@ -110,12 +128,18 @@ impl Checks {
         }
     }
 
-    /// Returns after the end of a check, and starts the next one. Waits forever if none runs. Cancel safe.
+    /// Returns after the end of a check, or after the start of a check that was due. Waits forever if no check runs or is
+    /// due. Cancel safe.
     pub(super) async fn next(&mut self) {
-        let Some(running) = &mut self.running else { return std::future::pending().await };
-        let outcome = running.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
-        self.running = None;
-        self.end(outcome);
+        if let Some(running) = &mut self.running {
+            let outcome = running.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
+            self.running = None;
+            self.rests_until = Some(Instant::now() + REST);
+            return self.end(outcome);
+        }
+        // A check that is due waits for the end of a rest.
+        until(self.rests_until.filter(|_| self.due.is_some())).await;
+        self.rests_until = None;
         self.start();
     }
 
@@ -173,6 +197,17 @@ mod tests {
             checks.begin(Some(Effect::MayForbid(addresses(&[3]))));
             assert_eq!(checks.due, Some(Due::Of(addresses(&[2, 3]))));
             checks.next().await;
+            assert!(checks.running.is_none() && checks.rests_until.is_some(), "a rest follows a check");
+            checks.rests_until = Some(Instant::now() + Duration::from_secs(3600));
+            checks.begin(Some(Effect::MayForbid(addresses(&[4]))));
+            assert!(checks.running.is_none());
+            assert_eq!(
+                checks.due,
+                Some(Due::Of(addresses(&[2, 3, 4]))),
+                "one check serves all changes of a rest"
+            );
+            checks.rests_until = Some(Instant::now());
+            checks.next().await;
             assert!(checks.running.is_some() && checks.due.is_none(), "the next check");
             checks.begin(Some(Effect::MayForbid(addresses(&[4]))));
             checks.begin(None);
@@ -180,7 +215,12 @@ mod tests {
             assert_eq!(checks.due, Some(Due::All));
             checks.next().await;
             checks.next().await;
+            checks.next().await;
             assert!(checks.running.is_none() && checks.channel.is_some() && !checks.has_failed);
+            checks.rests_until = Some(Instant::now());
+            checks.begin(Some(Effect::MayForbid(addresses(&[6]))));
+            assert!(checks.running.is_some(), "a change after a rest is checked at once");
+            checks.next().await;
         });
     }
 }

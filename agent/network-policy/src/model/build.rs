@@ -12,8 +12,7 @@ use crate::rules::{Action, Direction, NamedPort, Namespaces, PodPeer, PortList, 
 /// The objects of a policy in the table.
 #[derive(Debug, Default)]
 pub(super) struct Built {
-    /// The number in the names of chains and sets. Each build gets a new number, because chains in the kernel are never
-    /// changed. So a policy that loses its last pod and gets a new one before the next transaction has new sets.
+    /// The number in the names of the chains to which groups jump. It stays when the rules change.
     pub(super) number: u64,
     chains: Vec<Chain>,
     sets: Vec<Set>,
@@ -23,8 +22,9 @@ pub(super) struct Built {
 /// The position of a rule in its policy.
 #[derive(Clone, Copy)]
 struct RulePosition<'a> {
-    /// The number of the build.
-    policy: u64,
+    /// The number in the names of the rules' own chains and sets. Each build has another one, because the ranges of a set
+    /// in the kernel are never changed.
+    build: u64,
     namespace: &'a str,
     tier: Tier,
     /// Pods to which the policy applies.
@@ -36,17 +36,32 @@ struct RulePosition<'a> {
 impl Model {
     /// Adds the chains and sets of a policy.
     pub(super) fn build(&mut self, tier: Tier, namespace: &str, rules: &Rules) -> Built {
-        let policy = self.next_number();
-        let mut built = Built { number: policy, ..Built::default() };
+        let number = self.next_number();
+        self.build_as(number, tier, namespace, rules)
+    }
+
+    /// Replaces the rules in the chains of a policy that restricts the same directions as before. Groups still jump to these
+    /// chains.
+    pub(super) fn rebuild(&mut self, mut old: Built, tier: Tier, namespace: &str, rules: &Rules) -> Built {
+        // This comes before the removal: a selection that both need is kept.
+        let built = self.build_as(old.number, tier, namespace, rules);
+        old.chains.retain(|chain| matches!(chain, Chain::Ports(..)));
+        self.dismantle(old);
+        built
+    }
+
+    fn build_as(&mut self, number: u64, tier: Tier, namespace: &str, rules: &Rules) -> Built {
+        let build = self.next_number();
+        let mut built = Built { number, ..Built::default() };
         for direction in DIRECTIONS {
             let Some(all) = rules.of_direction(direction) else { continue };
             let mut lines = Vec::new();
             for (position, rule) in all.iter().enumerate() {
                 let place =
-                    RulePosition { policy, namespace, tier, subject: &rules.subject, direction, position };
+                    RulePosition { build, namespace, tier, subject: &rules.subject, direction, position };
                 lines.extend(self.rule(&mut built, place, rule));
             }
-            self.chain(&mut built, Chain::Policy(policy, direction), Lines { tier, direction, lines });
+            self.chain(&mut built, Chain::Policy(number, direction), Lines { tier, direction, lines });
         }
         built
     }
@@ -59,7 +74,7 @@ impl Model {
     }
 
     fn chain(&mut self, built: &mut Built, chain: Chain, lines: Lines) {
-        self.program.add_chain(chain, lines);
+        self.program.put_chain(chain, lines);
         built.chains.push(chain);
     }
 
@@ -82,7 +97,7 @@ impl Model {
             };
             peers.iter().flat_map(of_peer).collect()
         } else {
-            let of_rule = Chain::Ports(place.policy, place.direction, place.position);
+            let of_rule = Chain::Ports(place.build, place.direction, place.position);
             let lines = conditions.into_iter().map(|ports| line(None, Some(ports), then)).collect();
             self.chain(built, of_rule, Lines { tier: place.tier, direction: place.direction, lines });
             peers.iter().map(|peer| line(*peer, None, RuleAction::Jump(of_rule))).collect()
@@ -97,18 +112,19 @@ impl Model {
     /// Conditions on the rule's peers. `None` in the list means all peers.
     fn peers(&mut self, built: &mut Built, place: RulePosition<'_>, rule: &Rule) -> Vec<Option<Peer>> {
         let Some(peers) = &rule.peers else { return vec![None] };
-        let mut conditions = Vec::new();
+        let (mut conditions, families) = (Vec::new(), self.families);
         for peer in &peers.pods {
             let number = self.selected(built, place, peer, None);
-            conditions.extend([true, false].map(|is_ipv4| Some(Peer::In(Set::Addresses(number, is_ipv4)))));
+            let sets = families.flags().map(|is_ipv4| Set::Addresses(number, is_ipv4));
+            conditions.extend(sets.map(|set| Some(Peer::In(set))));
         }
-        for is_ipv4 in [true, false] {
+        for is_ipv4 in families.flags() {
             let ranges = ranges(&peers.blocks, is_ipv4);
             match ranges[..] {
                 [] => {}
                 [range] => conditions.push(Some(Peer::Range(range, is_ipv4))),
                 _ => {
-                    let set = Set::Blocks(place.policy, place.direction, place.position, is_ipv4);
+                    let set = Set::Blocks(place.build, place.direction, place.position, is_ipv4);
                     self.program.add_set(set, ranges);
                     built.sets.push(set);
                     conditions.push(Some(Peer::In(set)));
@@ -131,8 +147,8 @@ impl Model {
             let own = place.subject;
             for port in &list.named {
                 let number = self.selected(built, place, own, Some(port));
-                conditions
-                    .extend([true, false].map(|is_ipv4| Ports::Named(Set::NamedPorts(number, is_ipv4))));
+                let sets = self.families.flags().map(|is_ipv4| Set::NamedPorts(number, is_ipv4));
+                conditions.extend(sets.map(Ports::Named));
             }
         }
         conditions
@@ -153,7 +169,7 @@ impl Model {
         let mut sets = Vec::new();
         for (peer, port) in peers.iter().flat_map(|peer| list.named.iter().map(move |port| (peer, port))) {
             let number = self.selected(built, place, peer, Some(port));
-            sets.extend([true, false].map(|is_ipv4| Set::NamedPorts(number, is_ipv4)));
+            sets.extend(self.families.flags().map(|is_ipv4| Set::NamedPorts(number, is_ipv4)));
         }
         sets
     }

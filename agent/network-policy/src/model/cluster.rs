@@ -42,6 +42,10 @@ impl Model {
         if known.is_some_and(|version| version.rules == rules && version.rank.as_ref() == Some(&rank)) {
             return;
         }
+        let has_rank = known.is_some_and(|version| version.rank.as_ref() == Some(&rank));
+        if let Some(old) = old.filter(|old| has_rank && self.restricts_as(*old, &rules)) {
+            return self.change_cluster_rules(old, rules);
+        }
         let tier = rank.tier;
         // All versions of a policy have one tier, so a policy that changes its tier is removed and added.
         let old = match known.is_some_and(|version| version.tier() != tier) {
@@ -63,6 +67,15 @@ impl Model {
         let Some(old) = self.cluster_policies.remove(&(kind, name.to_owned())) else { return };
         let Some(tier) = self.versions.get(&old).map(Version::tier) else { return };
         self.replace_policy(tier, Some(old), None);
+    }
+
+    /// Replaces the rules of a policy that restricts the same pods as before.
+    fn change_cluster_rules(&mut self, number: u64, rules: Rules) {
+        let named_nodes = self.versions.get(&number).is_some_and(|version| version.rules.names_nodes());
+        self.policies_on_nodes += usize::from(rules.names_nodes());
+        self.policies_on_nodes -= usize::from(named_nodes);
+        let local: Vec<String> = self.local.iter().cloned().collect();
+        self.change_rules(number, rules, &local);
     }
 
     /// Replaces a policy's old version by the new one for all pods of this node.

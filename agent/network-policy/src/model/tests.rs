@@ -45,6 +45,11 @@ impl Kernel {
         for chain in changes.new_chains {
             assert!(self.chains.insert(chain, program.chains[&chain].clone()).is_none(), "{chain:?} exists");
         }
+        for chain in changes.changed_chains {
+            let lines = program.chains[&chain].clone();
+            let before = self.chains.insert(chain, lines.clone());
+            assert!(before.is_some_and(|before| before != lines), "{chain:?} is absent, or has these lines");
+        }
         for (set, elements) in changes.new_elements {
             let is_fixed = matches!(set, Set::Isolated(..) | Set::Itself(..) | Set::Enforced(_));
             assert!(is_fixed || self.sets.contains_key(&set), "{set:?} does not exist");
@@ -405,10 +410,13 @@ enum Change {
     Namespace(&'static str, &'static str),
     NoNamespace(&'static str),
     Policy(&'static str, u8, Value),
+    /// An existing policy gets the rules of this specification, and still selects the same pods.
+    Rules(&'static str, u8, Value),
     NoPolicy(&'static str, u8),
     Node(u8, &'static str),
     NoNode(u8),
     ClusterPolicy(ClusterKind, u8, Value),
+    ClusterRules(ClusterKind, u8, Value),
     NoClusterPolicy(ClusterKind, u8),
 }
 
@@ -530,11 +538,17 @@ fn any_change() -> impl Strategy<Value = Change> {
         1 => (1u8..=6).prop_map(Change::NoPod),
         1 => (any_namespace(), prop::sample::select(vec!["x", "y"])).prop_map(|(name, team)| Change::Namespace(name, team)),
         1 => any_namespace().prop_map(Change::NoNamespace),
-        4 => (any_namespace(), 0u8..3, any_policy()).prop_map(|(namespace, name, spec)| Change::Policy(namespace, name, spec)),
+        6 => (any_namespace(), 0u8..3, any_policy(), any::<bool>()).prop_map(|(namespace, name, spec, only_rules)| match only_rules {
+            true => Change::Rules(namespace, name, spec),
+            false => Change::Policy(namespace, name, spec),
+        }),
         1 => (any_namespace(), 0u8..3).prop_map(|(namespace, name)| Change::NoPolicy(namespace, name)),
         1 => (1u8..=2, team).prop_map(|(number, team)| Change::Node(number, team)),
         1 => (1u8..=2).prop_map(Change::NoNode),
-        4 => (kind.clone(), 0u8..2, any_cluster_policy()).prop_map(|(kind, name, spec)| Change::ClusterPolicy(kind, name, spec)),
+        6 => (kind.clone(), 0u8..2, any_cluster_policy(), any::<bool>()).prop_map(|(kind, name, spec, only_rules)| match only_rules {
+            true => Change::ClusterRules(kind, name, spec),
+            false => Change::ClusterPolicy(kind, name, spec),
+        }),
         1 => (kind, 0u8..2).prop_map(|(kind, name)| Change::NoClusterPolicy(kind, name)),
     ]
 }
@@ -558,6 +572,13 @@ fn apply(model: &mut Model, cluster: &mut Cluster, change: Change) {
         Change::ClusterPolicy(kind, name, specification) => {
             model.put_cluster_policy(ClusterPolicy::parse(kind, &name.to_string(), &specification).unwrap());
             cluster.cluster_policies.insert((kind, name.to_string()), specification);
+        }
+        Change::ClusterRules(kind, name, mut specification) => {
+            let Some(old) = cluster.cluster_policies.get(&(kind, name.to_string())) else { return };
+            for field in ["tier", "priority", "subject"] {
+                specification[field] = old[field].clone();
+            }
+            apply(model, cluster, Change::ClusterPolicy(kind, name, specification));
         }
         Change::NoClusterPolicy(kind, name) => {
             model.remove_cluster_policy(kind, &name.to_string());
@@ -590,6 +611,14 @@ fn apply(model: &mut Model, cluster: &mut Cluster, change: Change) {
             let policy = policy(namespace, &name.to_string(), spec);
             model.put_policy(&policy);
             cluster.policies.insert(Key::of(&policy.metadata), policy);
+        }
+        Change::Rules(namespace, name, mut spec) => {
+            let Some(old) = cluster.policies.get(&Key::new(namespace, &name.to_string())) else { return };
+            let old = serde_json::to_value(&old.spec).unwrap();
+            for field in ["podSelector", "policyTypes"] {
+                spec[field] = old[field].clone();
+            }
+            apply(model, cluster, Change::Policy(namespace, name, spec));
         }
         Change::NoPolicy(namespace, name) => {
             let key = Key::new(namespace, &name.to_string());
@@ -666,6 +695,111 @@ fn a_change_of_one_pod_changes_its_elements_only() {
     assert_eq!(changes.addresses(), own.into_iter().collect(), "only the new pod's connections are checked");
     model.put_pod(PodFacts::of(&pod(101, "red", "a", "here", 80), "here").unwrap());
     assert!(model.program.changes().is_empty());
+}
+
+#[test]
+fn a_policy_with_other_rules_keeps_its_chains_and_the_elements_of_its_pods() {
+    let (mut model, mut kernel) = (Model::default(), Kernel::default());
+    let put = |model: &mut Model, name: &str, app: &str, block: &str| {
+        let from = json!([{"ipBlock": {"cidr": block}}]);
+        let ports = json!([{"port": 80}]);
+        let spec = json!({"podSelector": {"matchLabels": {"app": app}}, "ingress": [{"from": from, "ports": ports}]});
+        model.put_policy(&policy("red", name, spec));
+    };
+    for number in 0..20 {
+        put(&mut model, &format!("p{number}"), "a", &format!("198.51.100.{number}/32"));
+    }
+    for (number, app) in [(1, "a"), (2, "a"), (3, "b")] {
+        model.put_pod(PodFacts::of(&pod(number, "red", app, "here", 80), "here").unwrap());
+    }
+    let changes = model.program.changes();
+    kernel.apply(&model.program, changes);
+    let packet = |from: &str| Packet {
+        from: from.parse().unwrap(),
+        to: "10.42.0.1".parse().unwrap(),
+        protocol: TCP,
+        port: 80,
+    };
+    put(&mut model, "p7", "a", "192.0.2.1/32");
+    let changes = model.program.changes();
+    let chains = (changes.new_chains.len(), changes.changed_chains.len(), changes.ended_chains.len());
+    assert_eq!(chains, (0, 1, 0), "groups and other policies stay as they are");
+    assert!(changes.new_elements.is_empty() && changes.ended_elements.is_empty() && changes.may_forbid());
+    let selected =
+        [1, 2].map(|number| PodFacts::of(&pod(number, "red", "a", "here", 80), "here").unwrap().ips);
+    assert_eq!(
+        changes.addresses(),
+        selected.into_iter().flatten().collect(),
+        "connections of other pods stay"
+    );
+    kernel.apply(&model.program, changes);
+    assert!(kernel.passes(packet("192.0.2.1")) && !kernel.passes(packet("198.51.100.7")));
+    assert!(kernel.passes(packet("198.51.100.8")), "another policy");
+    // The chain gets its former rules again before the transaction.
+    put(&mut model, "p7", "a", "192.0.2.2/32");
+    put(&mut model, "p7", "a", "192.0.2.1/32");
+    let changes = model.program.changes();
+    assert!(changes.is_empty() && changes.addresses().is_empty() && !changes.may_forbid());
+    // A policy that selects other pods gets other chains.
+    put(&mut model, "p7", "b", "192.0.2.1/32");
+    let changes = model.program.changes();
+    assert!(changes.changed_chains.is_empty() && !changes.new_chains.is_empty());
+    kernel.apply(&model.program, changes);
+    assert!(!kernel.passes(packet("192.0.2.1")), "the policy does not select the pod");
+}
+
+#[test]
+fn rules_with_other_ranges_and_ports_get_other_sets_and_chains() {
+    let (mut model, mut kernel) = (Model::default(), Kernel::default());
+    model.put_pod(PodFacts::of(&pod(1, "red", "a", "here", 80), "here").unwrap());
+    for last in [1, 2, 3] {
+        let blocks = ["10.0.0.0/8".to_owned(), format!("192.0.2.{last}/32")];
+        let from: Vec<_> = blocks.iter().map(|cidr| json!({"ipBlock": {"cidr": cidr}})).collect();
+        let peers = [from, vec![json!({"podSelector": {}})]].concat();
+        let ports = json!([{"port": 80 + last}, {"port": 90, "endPort": 99}]);
+        let spec = json!({"podSelector": {}, "ingress": [{"from": peers, "ports": ports}]});
+        model.put_policy(&policy("red", "p", spec));
+        let changes = model.program.changes();
+        let is_first = last == 1;
+        let chains = (changes.new_chains.len(), changes.changed_chains.len(), changes.ended_chains.len());
+        assert_eq!(chains, if is_first { (3, 0, 0) } else { (1, 1, 1) }, "{last}");
+        kernel.apply(&model.program, changes);
+        for number in 1..=3 {
+            let from = format!("192.0.2.{number}").parse().unwrap();
+            let packet = Packet { from, to: "10.42.0.1".parse().unwrap(), protocol: TCP, port: 80 + last };
+            assert_eq!(kernel.passes(packet), number == last, "{number} {last}");
+        }
+    }
+}
+
+#[test]
+fn rules_have_lines_for_the_address_families_of_the_pods_of_this_node() {
+    let (mut model, mut kernel) = (Model::default(), Kernel::default());
+    let from = json!([{"podSelector": {}}, {"ipBlock": {"cidr": "192.0.2.0/24"}}, {"ipBlock": {"cidr": "2001:db8::/64"}}]);
+    let ports = json!([{"protocol": "TCP", "port": "web"}]);
+    let rules = json!([{"from": from}, {"ports": ports}]);
+    model.put_policy(&policy("red", "p", json!({"podSelector": {}, "ingress": rules})));
+    let facts = |number, node| PodFacts::of(&pod(number, "red", "a", node, 80), "here").unwrap();
+    let lines = |model: &Model| model.program.chains.values().map(|chain| chain.lines.len()).sum::<usize>();
+    let mut v4_only = facts(1, "here");
+    v4_only.ips.retain(IpAddr::is_ipv4);
+    model.put_pod(v4_only);
+    model.put_pod(facts(2, "there"));
+    assert_eq!(lines(&model), 2 + 3, "a jump and a drop; a selection, a block and a named port");
+    let changes = model.program.changes();
+    kernel.apply(&model.program, changes);
+    model.put_pod(facts(3, "here"));
+    assert_eq!(lines(&model), 2 + 6);
+    let changes = model.program.changes();
+    assert_eq!((changes.new_chains.len(), changes.changed_chains.len()), (0, 1));
+    kernel.apply(&model.program, changes);
+    let passes = |from: &str, to: &str, port| {
+        let (from, to) = (from.parse().unwrap(), to.parse().unwrap());
+        kernel.passes(Packet { from, to, protocol: TCP, port })
+    };
+    assert!(passes("2001:db8::1", "fd42::3", 81) && passes("2001:db9::1", "fd42::3", 80));
+    assert!(passes("fd42::2", "fd42::3", 81) && !passes("2001:db9::1", "fd42::3", 81));
+    assert!(passes("192.0.2.1", "10.42.0.1", 81) && !passes("198.51.100.1", "10.42.0.1", 81));
 }
 
 #[test]
