@@ -315,14 +315,14 @@ mod tests {
     use crate::scratch::{deep, in_memory, with_few_resources};
 
     fn inodes(top: &Path) -> HashSet<u64> {
-        let (mut seen, mut times) = (HashSet::new(), 0);
+        let (mut inodes, mut times) = (HashSet::new(), 0);
         let found = |found: Found<'_>| {
-            seen.insert(found.stat.st_ino);
+            inodes.insert(found.stat.st_ino);
             times += 1;
         };
         walk(top, found).expect("walk");
-        assert_eq!(seen.len(), times, "nothing twice");
-        seen
+        assert_eq!(inodes.len(), times, "nothing twice");
+        inodes
     }
 
     #[test]
