@@ -63,8 +63,8 @@ pub(crate) fn has_incomplete(layer: &Path) -> bool {
     layer.join(BUILD_DIR).exists() || layer.join(OUTPUT).exists() || location::has_note(layer)
 }
 
-/// Whether a CRIU process of an earlier runtime still dumps or restores a container. CRIU is not killed, because it
-/// controls the container's processes.
+/// Whether a CRIU process of an earlier runtime still dumps a container. CRIU is not killed, because it controls the
+/// container's processes.
 pub(crate) fn is_criu_running(layer: &Path) -> bool {
     !criu::running_criu(&layer.join(BUILD_DIR)).is_empty()
 }

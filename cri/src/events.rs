@@ -158,7 +158,7 @@ impl State {
 // === impl SendGuard ===
 
 impl SendGuard<'_> {
-    /// The next number. None without listeners.
+    /// The next number. `None` without listeners.
     pub(crate) fn number(&mut self) -> Option<u64> {
         self.events.wanted().then(|| {
             *self.last += 1;

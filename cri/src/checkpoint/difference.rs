@@ -88,7 +88,7 @@ struct Writing<'a> {
     names_left: usize,
 }
 
-/// Opens an entry as a path descriptor, without following a link. None if it is gone.
+/// Opens an entry as a path descriptor, without following a link. `None` if it is gone.
 fn open(dir: impl AsFd, name: &CStr) -> io::Result<Option<File>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match openat(dir, name, flags, Mode::empty()) {

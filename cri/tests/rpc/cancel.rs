@@ -1,4 +1,4 @@
-//! Cancelled calls leave nothing behind, at whatever moment they are cancelled.
+//! Calls that are cancelled at any time leave nothing behind.
 
 use std::time::Duration;
 

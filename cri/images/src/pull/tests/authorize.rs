@@ -157,7 +157,7 @@ async fn credentials_are_sent_only_to_their_host() {
     let token = Login::from(Auth::RegistryToken("t0ken".into()));
     let to_mirror = Login { address: format!("http://{}/v2/", mirror.address()), ..login(PASSWORD) };
     let to_other = Login { address: "other.example".into(), ..login(PASSWORD) };
-    // `works` is the expected result. `shown` tells whether the mirror and the registry got credentials.
+    // `works` is the expected result. `shown` says whether the mirror and the registry got credentials.
     for (login, works, shown) in [
         (login(PASSWORD), true, (false, true)),
         (token, false, (false, true)),
