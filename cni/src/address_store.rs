@@ -130,7 +130,7 @@ impl Store {
         }
     }
 
-    /// The version of the directory. It changes when a file is created or removed. None if the directory cannot be
+    /// The version of the directory. It changes when a file is created or removed. `None` if the directory cannot be
     /// read.
     ///
     /// Since Linux 6.13 the modification time is exact. Before, the time advances only with the clock tick, which is at
@@ -178,7 +178,7 @@ impl Store {
         Ok(())
     }
 
-    /// The last allocated address of a set. None if it is unknown.
+    /// The last allocated address of a set. `None` if it is unknown.
     pub(crate) fn last(&self, set: usize) -> Option<IpAddr> {
         fs::read_to_string(self.last_path(set)).ok()?.trim().parse().ok()
     }

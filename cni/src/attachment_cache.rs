@@ -308,7 +308,7 @@ fn write(dir: &Path, path: &Path, text: &[u8], lasts: bool) -> std::io::Result<(
     if lasts { fs::File::open(dir)?.sync_all() } else { Ok(()) }
 }
 
-/// The entry of a file. None if it is not a complete record.
+/// The entry of a file. `None` if it is not a complete record.
 fn read(path: &Path, boot: &str) -> std::io::Result<Option<Entry>> {
     if path.extension().is_none_or(|e| e != "json") {
         return Ok(None);

@@ -88,7 +88,7 @@ async fn serve(
             return Err(Error::OwnNamespace { path });
         }
     }
-    let executables = Executables { path: request.path.clone(), timeout: TIMEOUT, lead: false };
+    let executables = Executables { path: request.path.clone(), timeout: TIMEOUT, leads_group: false };
     let options =
         request.conf.get("coracle").cloned().map(|options| from_value::<OwnOptions>(options, "coracle"));
     let options = options.transpose()?.unwrap_or_default();

@@ -208,7 +208,7 @@ impl Network {
         let guard = config.check_sources.then(|| SourceGuard::new(&config.table));
         let host = Host::in_own_namespace(firewall, guard, Some(Arc::clone(&cache)))?;
         let host = Arc::new(host.limiting(ConnectionLimit::beside(&config.table)));
-        let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT, lead: true };
+        let executables = Executables { path: config.bin_dirs.clone(), timeout: TIMEOUT, leads_group: true };
         // Packets to pods of other nodes are not masqueraded, even before this process knows the other nodes.
         let state = State { unmasqueraded: default::unmasqueraded(&host.firewall), ..State::default() };
         let keeper = tokio::spawn(firewall_repair::keep(Arc::downgrade(&host), events)).abort_handle();

@@ -1,7 +1,7 @@
 //! The nftables table: masquerading, host ports, and isolated bridges.
 //!
 //! Each change is one transaction: a packet sees the old table or the new one. Ports, pods' addresses and ranges are
-//! elements of maps and sets, so a change of a pod costs its own elements. Rules follow from networks, bridges and ports
+//! elements of maps and sets, so a change of a pod changes only its own elements. Rules follow from networks, bridges and ports
 //! with conditions: if one of them changes, the rules of its chain are written again. Connections keep their
 //! translation: it is stored in conntrack, not in the rules.
 //!
@@ -37,22 +37,23 @@ pub(crate) use entrances::Entrances;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Plan {
     pub(crate) mappings: BTreeSet<Mapping>,
-    /// Host ports with conditions, all of which a packet must fulfil.
+    /// Host ports with conditions. A packet must meet all conditions of its port.
     pub(crate) conditional: BTreeSet<(Mapping, Vec<Condition>)>,
     /// Networks whose outgoing packets are masqueraded, with excepted destinations.
     pub(crate) masquerade: BTreeMap<IpNetwork, Vec<IpNetwork>>,
-    /// Networks whose members may reach each other through host ports.
+    /// Networks whose pods may reach each other through host ports.
     pub(crate) hairpin: BTreeSet<IpNetwork>,
     /// Whether 127.0.0.1 may use host ports.
     pub(crate) loopback: bool,
-    /// Destinations to which packets through host ports keep their source, whatever the network's rules say.
+    /// Destinations to which packets through host ports keep their source address. Takes precedence over `hairpin`,
+    /// `masquerade_all` and `loopback`.
     pub(crate) untouched: BTreeSet<IpAddr>,
     /// Addresses to which all packets through host ports are masqueraded.
     pub(crate) masquerade_all: BTreeSet<IpAddr>,
     /// Bridges between which nothing is forwarded.
     pub(crate) isolated: BTreeSet<String>,
-    /// Interfaces that are open for packets of 127.0.0.0/8, so that 127.0.0.1 may use host ports. Packets from them to
-    /// 127.0.0.0/8 of the machine are dropped.
+    /// Interfaces with the sysctl `route_localnet`, so that 127.0.0.1 may use host ports. Packets that arrive at these
+    /// interfaces for 127.0.0.0/8 are dropped, except replies.
     pub(crate) opened: BTreeSet<String>,
 }
 
@@ -70,7 +71,9 @@ pub(crate) struct Mapping {
 struct Family {
     number: u8,
     address: DataType,
+    /// Name of the map of host ports of all addresses.
     any: &'static str,
+    /// Name of the map of host ports of one address.
     one: &'static str,
     untouched: &'static str,
     masquerade_all: &'static str,
@@ -100,7 +103,7 @@ const LOOPBACK: Ipv4Network = match Ipv4Network::new_checked(Ipv4Addr::new(127, 
     None => unreachable!(),
 };
 
-/// The transaction that replaces the table. `served` has the addresses at which the node has no host ports.
+/// The transaction that replaces the table. Host ports do not apply to the addresses in `served`.
 pub(crate) fn replace(table: &str, plan: &Plan, served: &[IpAddr]) -> Batch {
     let mut table = Table(Transaction::new(table));
     table.0.delete_table();
@@ -141,13 +144,13 @@ pub(crate) fn exists(channel: &mut Channel, table: &str) -> io::Result<bool> {
     channel.has(Verb::GetTable, INET, &Attributes::default().text(1, table))
 }
 
-/// Whether the table has rules that all our tables have: a flushed table has no rules.
+/// Whether the chain `hostports` has rules. Each of our tables has such rules until it is flushed.
 pub(crate) fn has_rules(channel: &mut Channel, table: &str) -> io::Result<bool> {
     let rules = Attributes::default().text(1, table).text(2, "hostports");
     channel.has_any(Verb::GetRule, INET, &rules)
 }
 
-/// Whether the chain `FORWARD` of iptables' filter table, of either family, drops by default.
+/// Whether the chain `FORWARD` of iptables' filter table has the policy DROP, for IPv4 or IPv6.
 pub(crate) fn forward_drops(channel: &mut Channel) -> io::Result<bool> {
     const POLICY: u16 = 5;
     const DROP: u32 = 0;
@@ -399,8 +402,8 @@ impl Table<'_> {
         }
     }
 
-    /// Prepares a chain for rules of these interfaces: makes it, removes its rules or removes it. Returns whether the
-    /// rules have to be written.
+    /// Prepares a chain for rules of these interfaces: creates, flushes or deletes the chain. Returns whether the rules have
+    /// to be written.
     fn rewrite(
         &mut self,
         chain: BaseChain<'_>,
@@ -456,8 +459,8 @@ fn from(network: IpNetwork) -> Rule {
     of_family(network).from(network, false)
 }
 
-fn compared(rule: Rule, value: &[u8], elsewhere: bool) -> Rule {
-    if elsewhere { rule.unequal(R0, value) } else { rule.equal(R0, value) }
+fn compared(rule: Rule, value: &[u8], negated: bool) -> Rule {
+    if negated { rule.unequal(R0, value) } else { rule.equal(R0, value) }
 }
 
 /// An interface name in the kernel's form for comparison.
@@ -480,7 +483,7 @@ pub(crate) fn open_once(channel: &mut Option<Channel>) -> Result<&mut Channel, E
     }
 }
 
-/// Commits a transaction on a table by the socket of its owner. `action` is the verb in the error.
+/// Commits a transaction on a table through the socket of the table's owner. `action` is the operation in the error.
 pub(crate) fn commit(
     channel: &mut Option<Channel>,
     table: &str,
@@ -508,19 +511,23 @@ mod tests {
     }
 
     #[test]
-    fn a_change_has_the_messages_of_its_difference() {
+    fn a_change_has_messages_only_for_what_differs() {
         let length = |present: &Plan, wanted: &Plan| {
             let entrances = Entrances { ports: [present, wanted].map(Plan::has_ports), served: &[] };
             let batch = change("t", present, wanted, &entrances);
             (coracle_nft::messages(batch.as_bytes()).count(), batch.as_bytes().len())
         };
         let all: Vec<u16> = (1..=1000).collect();
-        assert_eq!(length(&plan(&all), &plan(&all)).0, 1, "the beginning alone");
-        assert_eq!(length(&plan(&all), &plan(&all[1..])), length(&plan(&[1, 2]), &plan(&[2])), "a port ends");
+        assert_eq!(length(&plan(&all), &plan(&all)).0, 1, "only the message that begins the batch");
+        assert_eq!(
+            length(&plan(&all), &plan(&all[1..])),
+            length(&plan(&[1, 2]), &plan(&[2])),
+            "a removed port"
+        );
         assert_eq!(
             length(&plan(&all[1..]), &plan(&all)),
             length(&plan(&[2]), &plan(&[1, 2])),
-            "a port begins"
+            "an added port"
         );
         assert_eq!(length(&plan(&[1]), &plan(&[2])).0, 3);
         // The first port adds its element and two rules to each of two emptied chains.
@@ -544,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn as_many_messages_as_it_takes() {
+    fn a_large_plan_takes_several_messages_below_64_kib() {
         let ports: Vec<u16> = (1..=u16::MAX).collect();
         let batch = replace("t", &plan(&ports), &[]);
         let lengths = coracle_nft::messages(batch.as_bytes()).map(<[u8]>::len);

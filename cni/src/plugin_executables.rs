@@ -35,7 +35,7 @@ pub(crate) struct Executables {
     pub(crate) timeout: Duration,
     /// Whether each executable leads a process group of its own, which is killed as a whole. A runtime sets this. A plugin
     /// does not: the plugins that it runs stay in its group and are killed with it.
-    pub(crate) lead: bool,
+    pub(crate) leads_group: bool,
 }
 
 /// Error object of a plugin (section 5, "Error").
@@ -51,21 +51,22 @@ struct Refusal {
 impl Executables {
     /// The executable of this type, from the first directory that has one.
     pub(crate) fn find(&self, kind: &str) -> Result<PathBuf, Error> {
-        let runs = |path: &Path| {
+        let is_executable = |path: &Path| {
             path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)
         };
-        let found = self.path.iter().map(|dir| dir.join(kind)).find(|path| runs(path));
+        let found = self.path.iter().map(|dir| dir.join(kind)).find(|path| is_executable(path));
         found.ok_or_else(|| Error::NoPlugin { kind: kind.to_owned(), path: self.path.clone() })
     }
 
-    /// Whether the executable of this type is the program that runs.
+    /// Whether the executable of this type is the program of this process.
     pub(crate) fn is_this_program(&self, kind: &str) -> bool {
         let file = |path: &Path| path.metadata().ok().map(|meta| (meta.dev(), meta.ino()));
         self.find(kind)
             .is_ok_and(|path| file(&path).is_some() && file(&path) == file(Path::new("/proc/self/exe")))
     }
 
-    /// Runs the plugin, or kills it after the timeout. Boxed for the same reason as [`plugin::run`](crate::plugin::run).
+    /// Runs the plugin, and kills it after the timeout. The future is boxed for the same reason as that of
+    /// [`plugin::run`](crate::plugin::run).
     pub(crate) fn run<'a>(
         &'a self,
         kind: &'a str,
@@ -81,7 +82,7 @@ impl Executables {
         let mut child = self.start_when_written(&program, request).await.map_err(failed)?;
         // The group is dropped before the child. Until the child is dropped, the number of the process group cannot be
         // reused.
-        let group = self.lead.then(|| ProcessGroup::of(&child));
+        let group = self.leads_group.then(|| ProcessGroup::of(&child));
         let Ok(output) = tokio::time::timeout(self.timeout, exchange(&mut child, &input)).await else {
             let reason = format!("it did not end within {} s and was killed", self.timeout.as_secs());
             return Err(failed(io::Error::new(io::ErrorKind::TimedOut, reason)));
@@ -132,7 +133,7 @@ impl Executables {
         let netns = request.netns.as_deref().unwrap_or(Path::new(""));
         process.env("CNI_NETNS", netns);
         process.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        if self.lead {
+        if self.leads_group {
             process.process_group(0);
         }
         coracle_open_files::restore_limit(process.as_std_mut());
@@ -221,7 +222,7 @@ mod tests {
         let executables = Executables {
             path: vec!["/absent".into(), dir.path().to_owned()],
             timeout: Duration::from_secs(60),
-            lead: true,
+            leads_group: true,
         };
         (dir, executables)
     }
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_plugin_that_hangs_is_killed_and_one_that_is_absent_is_named() {
+    async fn a_plugin_that_hangs_is_killed_and_an_absent_plugin_is_named() {
         let (_dir, mut executables) = plugin("exec sleep 100");
         executables.timeout = Duration::from_millis(200);
         let error = executables.run("test", &request()).await.unwrap_err();
@@ -272,23 +273,23 @@ mod tests {
             plugin("sleep 100 >/dev/null 2>&1 & echo $! >$(dirname $0)/child; $WAIT");
         executables.timeout = Duration::from_secs(2);
         let child = dir.path().join("child");
-        let lives = || {
+        let is_alive = || {
             let id = std::fs::read_to_string(&child).unwrap();
             let stat = std::fs::read_to_string(format!("/proc/{}/stat", id.trim()));
             stat.is_ok_and(|stat| !stat.contains(") Z "))
         };
         assert_eq!(executables.run("test", &request()).await.unwrap(), None);
-        assert!(lives(), "the child of an ended plugin");
+        assert!(is_alive(), "the child of an ended plugin");
         let id: i32 = std::fs::read_to_string(&child).unwrap().trim().parse().unwrap();
         nix::sys::signal::kill(Pid::from_raw(id), Signal::SIGKILL).unwrap();
         let script = std::fs::read_to_string(dir.path().join("test")).unwrap().replace("$WAIT", "wait");
         std::fs::write(dir.path().join("test"), script).unwrap();
         assert!(executables.run("test", &request()).await.unwrap_err().chain().contains("was killed"));
-        coracle_testing::until("the child of a killed plugin is killed", 10, || !lives()).await;
+        coracle_testing::until("the child of a killed plugin is killed", 10, || !is_alive()).await;
     }
 
     #[tokio::test]
-    async fn a_plugin_that_is_being_written_is_waited_for() {
+    async fn the_start_of_a_plugin_waits_until_its_file_is_written() {
         let (dir, executables) = plugin("true");
         let path = dir.path().join("test");
         let writer = std::fs::File::options().append(true).open(&path).unwrap();

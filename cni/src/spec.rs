@@ -86,15 +86,15 @@ impl Command {
     }
 }
 
-/// Whether the text is a valid container ID or network name: the first character is alphanumeric, further ones may
-/// also be `_`, `.` and `-`.
+/// Whether the text is a valid container ID or network name: the first character is alphanumeric, the other characters
+/// may also be `_`, `.` or `-`.
 pub(crate) fn is_identifier(text: &str) -> bool {
-    let follows = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
-    text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(follows)
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    text.starts_with(|c: char| c.is_ascii_alphanumeric()) && text.chars().all(is_allowed)
 }
 
 /// Whether the kernel accepts the text as an interface name.
 pub(crate) fn is_interface_name(text: &str) -> bool {
-    let taken = |c: char| !c.is_whitespace() && !matches!(c, '/' | ':');
-    (1..=15).contains(&text.len()) && text != "." && text != ".." && text.chars().all(taken)
+    let is_allowed = |c: char| !c.is_whitespace() && !matches!(c, '/' | ':');
+    (1..=15).contains(&text.len()) && text != "." && text != ".." && text.chars().all(is_allowed)
 }

@@ -25,7 +25,8 @@ const INSIDE: &str = "eth0";
 /// `NFPROTO_IPV4` and `NFPROTO_IPV6` of linux/netfilter.h.
 const FAMILIES: [u8; 2] = [2, 10];
 
-/// A bridge of this machine with its virtual hosts. They reach other networks through this machine, with its address.
+/// A bridge of this machine with its virtual hosts. This machine forwards packets of the hosts to other networks, and
+/// masquerades them with its own address.
 #[derive(Debug, Clone)]
 pub struct HostNetwork {
     /// Name of the bridge.
@@ -104,7 +105,7 @@ impl HostNetwork {
         Ok(())
     }
 
-    /// Whether another table of this machine drops forwarded packets, such as Docker's: the hosts would not reach other
+    /// Whether another table of this machine, such as Docker's, drops forwarded packets. Then the hosts cannot reach other
     /// networks.
     ///
     /// # Errors
@@ -114,7 +115,7 @@ impl HostNetwork {
         blocked.map_err(|source| Error::Socket { action: "look up the policies of other tables", source })
     }
 
-    /// Removes the hosts' interfaces and namespaces, the bridge and the table. Absent ones are not an error.
+    /// Removes the hosts' interfaces and namespaces, the bridge and the table. Absent objects are not an error.
     ///
     /// # Errors
     /// When netlink, nftables or an unmount fails.
@@ -144,7 +145,7 @@ impl VirtualHost {
         Netns::open(&self.namespace)?.run(work)
     }
 
-    /// Inode number of the host's namespace, which links in `/proc/PID/ns` show. None without a namespace.
+    /// Inode number of the host's namespace, which links in `/proc/PID/ns` show. `None` if the host has no namespace.
     #[must_use]
     pub fn namespace_id(&self) -> Option<u64> {
         Netns::open(&self.namespace).ok()?;
@@ -198,7 +199,7 @@ fn remove_namespace(path: &Path) -> Result<(), Error> {
     }
 }
 
-/// Replaces the table. It masquerades packets from the networks to other networks.
+/// The transaction that replaces the table. The table masquerades packets from the networks to other networks.
 fn masquerade(table: &str, networks: &[IpNetwork]) -> Batch {
     let mut transaction = Transaction::new(table);
     transaction.delete_table();

@@ -187,15 +187,15 @@ fn forwarded_datagrams_are_not_affected_by_a_host_port_with_their_number() {
         scene.add("aaaa", &pod, Vec::new()).await;
         let inside = pod.udp("0.0.0.0:6000");
         inside.send_to(b"hello", "192.0.2.9:5353").unwrap();
-        let (_, seen) = beyond.recv_from(&mut [0; 64]).unwrap();
-        assert_eq!(seen.ip().to_string(), "192.0.2.1");
+        let (_, source) = beyond.recv_from(&mut [0; 64]).unwrap();
+        assert_eq!(source.ip().to_string(), "192.0.2.1");
         for one in [None, Some("192.0.2.1".parse().unwrap())] {
             let port = PortMapping { host_ip: one, ..port(Protocol::Udp, 5353, 53) };
             scene.add("bbbb", &server, vec![port]).await;
-            beyond.send_to(b"with it", seen).unwrap();
+            beyond.send_to(b"with it", source).unwrap();
             inside.recv_from(&mut [0; 64]).expect("while the port is there");
             scene.network.del("bbbb").await.unwrap();
-            beyond.send_to(b"without", seen).unwrap();
+            beyond.send_to(b"without", source).unwrap();
             inside.recv_from(&mut [0; 64]).expect("when it has gone");
         }
     });
@@ -207,19 +207,19 @@ fn masquerading_follows_the_configuration() {
         let pod = Space::new();
         let address = scene.add("aaaa", &pod, Vec::new()).await.to_string();
         let (near, far) = (scene.beyond.udp("192.0.2.9:7000"), scene.beyond.udp("198.51.100.7:7000"));
-        let seen = |at: &UdpSocket| {
+        let source_at = |at: &UdpSocket| {
             let to = at.local_addr().unwrap();
             pod.udp("0.0.0.0:0").send_to(b"hello", to).unwrap();
             at.recv_from(&mut [0; 64]).unwrap().1.ip().to_string()
         };
-        assert_eq!([seen(&near), seen(&far)], ["192.0.2.1", "192.0.2.1"]);
+        assert_eq!([source_at(&near), source_at(&far)], ["192.0.2.1", "192.0.2.1"]);
         let except = |text: &str| vec![text.parse().unwrap(), "203.0.113.0/24".parse().unwrap()];
         scene.network.set_unmasqueraded(except("198.51.100.0/24")).await.unwrap();
-        assert_eq!([seen(&near), seen(&far)], ["192.0.2.1", address.as_str()]);
+        assert_eq!([source_at(&near), source_at(&far)], ["192.0.2.1", address.as_str()]);
         scene.network.set_unmasqueraded(except("192.0.2.0/24")).await.unwrap();
-        assert_eq!([seen(&near), seen(&far)], [address.as_str(), "192.0.2.1"]);
+        assert_eq!([source_at(&near), source_at(&far)], [address.as_str(), "192.0.2.1"]);
         scene.network.set_unmasqueraded(Vec::new()).await.unwrap();
-        assert_eq!([seen(&near), seen(&far)], ["192.0.2.1", "192.0.2.1"]);
+        assert_eq!([source_at(&near), source_at(&far)], ["192.0.2.1", "192.0.2.1"]);
         drop(scene.dir);
     });
 }
@@ -238,7 +238,7 @@ fn a_host_port_works_over_ipv6() {
         });
         for (to, from) in [("[2001:db8::1]:8080", "2001:db8::9"), ("192.0.2.1:8080", "192.0.2.9")] {
             let to: SocketAddr = to.parse().unwrap();
-            let seen = scene.beyond.within(move || {
+            let reply = scene.beyond.within(move || {
                 // On a busy machine the kernel notices a new link's carrier late. Neighbours do not answer before that.
                 let mut stream =
                     eventually("a connection", 20, || TcpStream::connect_timeout(&to, LONG).ok());
@@ -246,7 +246,7 @@ fn a_host_port_works_over_ipv6() {
                 stream.read_to_string(&mut text).unwrap();
                 text
             });
-            assert_eq!(seen, from);
+            assert_eq!(reply, from);
         }
     });
 }

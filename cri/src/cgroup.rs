@@ -1,7 +1,7 @@
 //! Cgroups on v1, hybrid and v2: find, list, kill, remove.
 //!
 //! The shim's creator sets the limits of containers; the agent owns the cgroups of pods. A unit of systemd is recognised by
-//! the end of its path, so that a change of the driver still finds the existing units.
+//! the end of its path, so that the existing units are found after a change of the driver.
 
 pub(crate) mod driver;
 pub(crate) mod freezer;
@@ -33,13 +33,13 @@ const MAX_COUNTED_GROUPS: usize = 1_000;
 const KILL_STEP: Duration = Duration::from_millis(5);
 /// Number of checks after which all remaining processes get the signal again.
 const KILL_AGAIN: u32 = 100;
-/// Bytes of a list of processes that counts as long. The list then has about 600 processes.
+/// Minimum bytes of a list of processes that counts as long, about 600 processes.
 const MANY_PROCESSES: u64 = 4096;
 /// Timeout for the end of all processes of a cgroup.
 const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Timeout for the removal of a cgroup that is still busy. A killed process leaves it a moment later: the kernel may
-/// first have to write back the mounts of the process to a disk.
+/// Timeout for the removal of a cgroup that is still busy. A killed process does not leave its cgroup at once: the kernel
+/// may first write the mounts of the process back to a disk.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the removal of a shim's cgroup.
 const SHIM_TIMEOUT: Duration = Duration::from_secs(1);
@@ -179,17 +179,18 @@ impl Cgroups {
         false
     }
 
-    /// Kills all processes of a group and its descendants with one write. Returns false if the kernel cannot: on v1, before
-    /// Linux 5.14, and in threaded groups. Signals take longer: the group is listed again for every 64 processes.
+    /// Kills all processes of a group and its descendants with one write. Returns false if the kernel does not support
+    /// this: on v1, before Linux 5.14, and in threaded groups. Signals take longer than the write, because the group is
+    /// listed again for every 64 processes.
     fn kill_at_once(&self, group: &str) -> bool {
         let Some(dir) = self.v2.as_deref().and_then(|mount| below(mount, group)) else { return false };
         let file = File::options().write(true).open(dir.join("cgroup.kill"));
         file.and_then(|mut file| file.write_all(b"1")).is_ok()
     }
 
-    /// Kills the processes of a group that are not among the killed ones. Returns whether the group has processes. A pass
-    /// through many processes takes long, and thousands of killed processes need many seconds to end. So each gets one
-    /// signal. Afterwards `killed` contains the processes that are still in the group.
+    /// Kills the processes of a group that are not in `killed`. Returns whether the group has processes. Each process gets
+    /// one signal, because a pass through many processes takes long, and thousands of killed processes need many seconds
+    /// to end. Afterwards `killed` contains the processes that are still in the group.
     fn kill_new(&self, group: &str, killed: &mut HashSet<i32>) -> bool {
         let pids = self.processes(group);
         if pids.is_empty() {
@@ -452,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_of_v2_is_killed_with_one_write_until_it_has_new_processes() {
+    fn a_group_of_v2_is_killed_with_one_write_and_again_when_it_has_new_processes() {
         let mount = tempfile::tempdir().expect("directory");
         let cgroups = Cgroups::unified_at(mount.path());
         let (dir, mut killed) = (mount.path().join("c"), HashSet::new());

@@ -41,7 +41,7 @@ use crate::error::checkpoint::CheckpointError;
 /// Writes the checkpoint's archive, completely or not at all. Blocks.
 pub(crate) fn checkpoint(subject: &Subject, location: &Path) -> Result<(), CheckpointError> {
     let made = remove_incomplete(&subject.layer).and_then(|()| {
-        location::note(&subject.layer, location)?;
+        location::write_note(&subject.layer, location)?;
         coracle_fault::point("checkpoint.noted");
         let one = std::slice::from_ref(subject);
         let dumped = frozen::dump(one, Connections::Kept);
@@ -50,21 +50,21 @@ pub(crate) fn checkpoint(subject: &Subject, location: &Path) -> Result<(), Check
         dumped.and(thawed)?;
         location::pack(&subject.layer, &subject.layer.join(BUILD_DIR), location)
     });
-    let forgotten = match &made {
-        Ok(()) => location::forget_note(&subject.layer),
+    let removed = match &made {
+        Ok(()) => location::remove_note(&subject.layer),
         Err(_) => Ok(()),
     };
-    let forgotten = forgotten.and(remove_incomplete(&subject.layer));
-    made.and(forgotten)
+    let removed = removed.and(remove_incomplete(&subject.layer));
+    made.and(removed)
 }
 
 /// Whether the layer has files of an incomplete checkpoint.
 pub(crate) fn has_incomplete(layer: &Path) -> bool {
-    layer.join(BUILD_DIR).exists() || layer.join(OUTPUT).exists() || location::is_noted(layer)
+    layer.join(BUILD_DIR).exists() || layer.join(OUTPUT).exists() || location::has_note(layer)
 }
 
-/// Whether a CRIU of an earlier runtime still works on a container. CRIU must end on its own, because the container's
-/// processes are under its control.
+/// Whether a CRIU process of an earlier runtime still dumps a container. CRIU is not killed, because it controls the
+/// container's processes.
 pub(crate) fn is_criu_running(layer: &Path) -> bool {
     !criu::running_criu(&layer.join(BUILD_DIR)).is_empty()
 }

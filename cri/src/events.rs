@@ -158,7 +158,7 @@ impl State {
 // === impl SendGuard ===
 
 impl SendGuard<'_> {
-    /// The next number. None without listeners.
+    /// The next number. `None` without listeners.
     pub(crate) fn number(&mut self) -> Option<u64> {
         self.events.wanted().then(|| {
             *self.last += 1;
@@ -276,9 +276,9 @@ mod tests {
         let many = i64::try_from(BACKLOG).expect("a small number");
         (0..many + 2).for_each(|number| send(&events, number));
         assert!(!events.wanted());
-        let seen = all(events, slow).await;
-        assert_eq!(seen.len(), BACKLOG + 1);
-        assert_eq!(seen.last(), Some(&Err(TooSlow)));
+        let received = all(events, slow).await;
+        assert_eq!(received.len(), BACKLOG + 1);
+        assert_eq!(received.last(), Some(&Err(TooSlow)));
     }
 
     #[test]

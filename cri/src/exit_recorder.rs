@@ -103,7 +103,7 @@ impl ExitRecorder {
     }
 }
 
-/// The exit that a shim wrote to its directory. None if the file is absent or incomplete.
+/// The exit that a shim wrote to its directory. `None` if the file is absent or incomplete.
 fn recorded_exit(exits: &Path, container_id: &str) -> Option<Exit> {
     let bytes = std::fs::read(exits.join(container_id)).ok()?;
     let event = Event::decode(bytes.as_slice()).ok()?;

@@ -34,7 +34,7 @@ impl ImageFiles {
         self.accounts_of(&image.id, &image.layers)
     }
 
-    /// Target of the link `/var/run` of an image. None if it is no link.
+    /// Target of the link `/var/run` of an image. `None` if it is no link.
     pub(crate) fn run_link(&self, image: &Image) -> Option<String> {
         self.run_link_of(&image.id, &image.layers)
     }

@@ -72,14 +72,14 @@ mod tests {
     async fn sizes(count: usize, bytes: usize) -> Vec<usize> {
         let stream = batches(images(count, bytes), |images| cri::StreamImagesResponse { images });
         let messages: Vec<_> = stream.collect().await;
-        let mut seen = 0;
+        let mut received = 0;
         for message in &messages {
             for image in &message.as_ref().expect("no error").images {
-                assert_eq!(image.id.parse(), Ok(seen), "in order, none twice");
-                seen += 1;
+                assert_eq!(image.id.parse(), Ok(received), "in order, none twice");
+                received += 1;
             }
         }
-        assert_eq!(seen, count);
+        assert_eq!(received, count);
         messages.into_iter().map(|message| message.expect("no error").images.len()).collect()
     }
 

@@ -68,7 +68,7 @@ mod tests {
     fn pid_namespaces_of_containers_follow_the_pod() {
         let with = |mode: NamespaceMode| NamespaceOption { pid: mode.into(), ..Default::default() };
         use NamespaceMode::{Container, Node, Pod, Target};
-        for (pod, requested, seen) in [
+        for (pod, requested, expected) in [
             (Pod, Some(Pod), PidNamespace::Pod),
             (Pod, None, PidNamespace::Pod),
             (Pod, Some(Container), PidNamespace::Container),
@@ -81,7 +81,7 @@ mod tests {
             (Node, None, PidNamespace::Node),
             (Node, Some(Container), PidNamespace::Container),
         ] {
-            assert_eq!(pids(&with(pod), requested.map(with).as_ref()), seen, "{requested:?} in {pod:?}");
+            assert_eq!(pids(&with(pod), requested.map(with).as_ref()), expected, "{requested:?} in {pod:?}");
         }
     }
 }

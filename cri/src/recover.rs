@@ -306,7 +306,7 @@ impl Recovery {
     async fn delete_unknown(&self, found: &Found, known: &HashSet<String>) {
         // If the shim does not respond, the monitor deletes the container when the shim responds again.
         let Found::Answers(shim, state) = found else { return };
-        let ids = state.containers.iter().map(|seen| &seen.container_id);
+        let ids = state.containers.iter().map(|reported| &reported.container_id);
         for id in ids.filter(|id| !known.contains(*id)) {
             if let Err(error) = shim.delete(id).await {
                 warn!(container = id, %error, "cannot delete a container without a record");
@@ -379,12 +379,12 @@ impl Recovery {
         state: Option<&State>,
     ) -> (Arc<Container>, Vec<MissedTransition>) {
         let before = record.phase.clone();
-        let seen = state
+        let reported = state
             .and_then(|state| state.containers.iter().find(|container| container.container_id == record.id));
-        if let Some(seen) = seen {
-            record.phase = current_phase(&record.phase, seen);
+        if let Some(reported) = reported {
+            record.phase = current_phase(&record.phase, reported);
             // The pid of a restored container changes at its start.
-            record.pid = if seen.pid > 0 { seen.pid } else { record.pid };
+            record.pid = if reported.pid > 0 { reported.pid } else { record.pid };
         }
         if record.restore.is_some() && matches!(record.phase, ContainerPhase::Running { .. }) {
             // The earlier runtime may have ended after the start of the container and before the removal of the
@@ -415,7 +415,7 @@ impl Recovery {
         let of_image = self.images.get(&record.image_id).as_ref().map_or(0, bytes_of_image);
         let memory = ConfigMemory::of(&record.config, of_image);
         let container = Container::new(record, held, memory);
-        if let Some(exit) = seen.and_then(|seen| seen.exit.as_ref()) {
+        if let Some(exit) = reported.and_then(|reported| reported.exit.as_ref()) {
             container.exited(exit_record(&container, exit));
         }
         let container = Arc::new(container);

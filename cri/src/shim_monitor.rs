@@ -120,7 +120,7 @@ impl ShimMonitor {
         });
     }
 
-    /// Cleans up after a shim that died unexpectedly. The pod's processes still run; they are killed by their cgroups.
+    /// Cleans up after a shim that died unexpectedly. The pod's processes still run. They are killed through their cgroups.
     async fn sandbox_died(&self, sandbox: &Sandbox) {
         if sandbox.take_shim().is_none() {
             return;
@@ -160,7 +160,7 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
         };
         while let Some(event) = events.next().await {
             let Some(state) = state.upgrade() else { return };
-            // Boxed, like the other work below, because each pod has a monitor that only waits most of the time.
+            // This future and those below are boxed: each pod has a monitor, which mostly waits and must need little memory.
             Box::pin(ShimMonitor { state }.handle(&connection, event)).await;
         }
         if matches!(shim.closed().await, Closed::Died) {
@@ -168,7 +168,7 @@ async fn monitor(state: Weak<State>, sandbox: Arc<Sandbox>, mut shim: Shim) {
         }
         report_lost_connection(&sandbox);
         let Some(next) = Box::pin(connect_again(&state, &sandbox, &shim, &mut backoff)).await else {
-            // The death can take time: the kernel may wait for a disk to close the shim's files.
+            // The shim's process may end later, because the kernel may wait for a disk when it closes the shim's files.
             shim.ended().await;
             break;
         };
@@ -188,7 +188,8 @@ fn report_lost_connection(sandbox: &Sandbox) {
     }
 }
 
-/// Reconnects to a live shim and applies what happened meanwhile. None if the pod, the runtime or the shim is ending.
+/// Reconnects to a live shim and applies the transitions that the runtime missed. `None` if the pod, the runtime or the
+/// shim is ending.
 async fn connect_again(
     state: &Weak<State>,
     sandbox: &Arc<Sandbox>,
@@ -264,9 +265,9 @@ mod tests {
         // The stop of the sandbox has already taken its shim.
         let sandbox = Sandbox::new(record, SandboxState::NotReady);
         let has_warned = Arc::new(AtomicBool::new(false));
-        let note = Arc::clone(&has_warned);
+        let flag = Arc::clone(&has_warned);
         let writer = move || {
-            note.store(true, Ordering::Relaxed);
+            flag.store(true, Ordering::Relaxed);
             std::io::sink()
         };
         let log = tracing_subscriber::fmt().with_max_level(Level::WARN).with_writer(writer).finish();

@@ -75,7 +75,7 @@ pub(crate) struct StreamService {
     pub(crate) tokens: Arc<Tokens>,
     /// Base URL of streams, without a trailing slash.
     pub(crate) url: Arc<str>,
-    /// Time without traffic after which a stream is closed; none disables the limit.
+    /// Time without traffic after which a stream is closed. `None` disables the limit.
     pub(crate) idle_limit: Option<Duration>,
 }
 
@@ -122,7 +122,8 @@ impl StreamService {
         abandonment: Abandonment,
     ) {
         let (connection, idle) = idle::watch(connection);
-        // Clients end standard input and ports in the protocol. The end of the connection is the end of the client.
+        // Clients close standard input and ports by messages of the protocol. So a half-closed connection means that the
+        // client has disconnected.
         let abandonment = abandonment.without_half_close();
         tokio::select! {
             // The other arm is dropped; its tasks end with the connection, whose reads and writes fail from now on.

@@ -182,7 +182,7 @@ pub(crate) fn fuzz(data: &[u8]) {
     }
 }
 
-/// Parses an id of an account file. None if no process can have it.
+/// Parses an id of an account file. `None` if no process can have it.
 fn own_id(text: &str) -> Option<u32> {
     text.parse().ok().and_then(|number| id(number).ok())
 }
@@ -239,7 +239,7 @@ fn topmost(layers: &[PathBuf], path: &str) -> String {
     String::new()
 }
 
-/// Target of a symbolic link in an overlay of `layers`. None if there is no link at this path. Links on the way to it are not
+/// Target of a symbolic link in an overlay of `layers`. `None` if there is no link at this path. Links on the way to it are not
 /// followed.
 ///
 /// # Errors

@@ -149,11 +149,11 @@ async fn events_come_once_and_in_order(machine: &mut Machine) {
     let id = machine.run(&pod, "c", &["true"]).await;
     machine.wait_exited(&id).await;
     machine.remove_pod(&pod).await;
-    let mut seen = Vec::new();
+    let mut received = Vec::new();
     // This event is the last one.
-    let is_over = |seen: &Vec<String>| seen.iter().any(|event| event == "pod 3");
+    let is_over = |received: &Vec<String>| received.iter().any(|event| event == "pod 3");
     loop {
-        let most = if is_over(&seen) { Duration::from_millis(500) } else { Duration::from_secs(60) };
+        let most = if is_over(&received) { Duration::from_millis(500) } else { Duration::from_secs(60) };
         let Ok(Some(Ok(event))) = tokio::time::timeout(most, events.next()).await else { break };
         // The first listener also gets events of earlier tests.
         let who = match event.container_id {
@@ -161,9 +161,9 @@ async fn events_come_once_and_in_order(machine: &mut Machine) {
             who if who == id => "container",
             _ => continue,
         };
-        seen.push(format!("{who} {}", event.container_event_type));
+        received.push(format!("{who} {}", event.container_event_type));
     }
-    let of = |who: &str| seen.iter().filter(|event| event.starts_with(who)).cloned().collect::<Vec<_>>();
+    let of = |who: &str| received.iter().filter(|event| event.starts_with(who)).cloned().collect::<Vec<_>>();
     assert_eq!(of("container"), ["container 0", "container 1", "container 2", "container 3"]);
     assert_eq!(of("pod"), ["pod 0", "pod 1", "pod 2", "pod 3"]);
 }

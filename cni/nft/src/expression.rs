@@ -184,24 +184,24 @@ impl Rule {
         self.meta(Meta::Transport, into).payload(Header::Transport, 2, 2, into + 1)
     }
 
-    /// Matches packets whose source is inside the network. With `elsewhere`, matches packets whose source is outside
-    /// it.
+    /// Matches packets whose source is inside the network. If `negated`, matches packets whose source is outside the
+    /// network.
     #[must_use]
-    pub fn from(self, network: IpNetwork, elsewhere: bool) -> Self {
-        self.source(network.is_ipv4(), R0).within(network, elsewhere)
+    pub fn from(self, network: IpNetwork, negated: bool) -> Self {
+        self.source(network.is_ipv4(), R0).within(network, negated)
     }
 
-    /// Matches packets whose destination is inside the network. With `elsewhere`, matches packets whose destination is
-    /// outside it.
+    /// Matches packets whose destination is inside the network. If `negated`, matches packets whose destination is outside
+    /// the network.
     #[must_use]
-    pub fn to(self, network: IpNetwork, elsewhere: bool) -> Self {
-        self.destination(network.is_ipv4(), R0).within(network, elsewhere)
+    pub fn to(self, network: IpNetwork, negated: bool) -> Self {
+        self.destination(network.is_ipv4(), R0).within(network, negated)
     }
 
-    fn within(self, network: IpNetwork, elsewhere: bool) -> Self {
+    fn within(self, network: IpNetwork, negated: bool) -> Self {
         let (mask, address) = (octets(network.mask()), octets(network.network()));
         let rule = self.mask(R0, &mask);
-        if elsewhere { rule.unequal(R0, &address) } else { rule.equal(R0, &address) }
+        if negated { rule.unequal(R0, &address) } else { rule.equal(R0, &address) }
     }
 
     /// Matches packets whose destination is an address of this machine (`fib daddr type local`).
@@ -382,7 +382,7 @@ impl Rule {
     #[must_use]
     pub fn hash(self, of: u32, length: u32, modulus: u32, into: u32) -> Self {
         const JENKINS: u32 = 0;
-        // Without a seed the kernel chooses a different one for each rule.
+        // Without this seed the kernel chooses a different seed for each rule.
         const SEED: u32 = 1;
         let data = Attributes::default().number(1, of).number(2, into).number(3, length);
         self.push("hash", data.number(4, modulus).number(5, SEED).number(7, JENKINS))

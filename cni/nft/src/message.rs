@@ -364,7 +364,7 @@ impl Channel {
 
     fn exchange(&mut self, message: &[u8], mut take: impl FnMut(&[u8])) -> io::Result<()> {
         if message.len() > MAX_SEND {
-            // A transaction must be one send, whatever its size.
+            // A transaction of any size must be one send.
             setsockopt(&self.socket, SndBufForce, &message.len())?;
         }
         self.socket.send_to(message, &SocketAddr::new(0, 0), 0)?;

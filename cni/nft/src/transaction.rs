@@ -20,11 +20,11 @@ pub const MARK: u32 = 19;
 /// `NFT_DATA_VERDICT`.
 const VERDICT: u32 = 0xffff_ff00;
 
-/// Size at which a list of elements is sent as one message. Even with one more element, the list is far below the
-/// maximum size of an attribute.
+/// Minimum bytes of a list of elements that is sent as one message, except for the last list. Even with one more element,
+/// the list is far below the maximum size of an attribute.
 const LONG_LIST: usize = 32 << 10;
 
-/// A chain that packets enter by a hook.
+/// A chain that is attached to a hook.
 #[derive(Debug, Clone, Copy)]
 pub struct BaseChain<'a> {
     /// Name of the chain.

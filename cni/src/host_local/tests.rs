@@ -159,11 +159,11 @@ fn gc_frees_addresses_without_owner_and_restore_records_owners() {
 }
 
 #[test]
-fn the_file_of_an_interrupted_reservation_is_no_address_and_changes_no_owner() {
+fn the_file_of_an_interrupted_reservation_reserves_no_address_and_changes_no_owner() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"subnet": "10.1.2.0/24"});
     add(dir.path(), "a", &ipam).unwrap();
-    // This is the state after a process was killed right after it made the link.
+    // A process that is killed right after it has made the link leaves this state.
     fs::hard_link(dir.path().join("net/10.1.2.2"), dir.path().join("net/.taking")).unwrap();
     add(dir.path(), "b", &ipam).unwrap();
     assert_eq!(fs::read_to_string(dir.path().join("net/10.1.2.2")).unwrap(), "a\r\neth0");
@@ -172,7 +172,7 @@ fn the_file_of_an_interrupted_reservation_is_no_address_and_changes_no_owner() {
 #[test]
 fn every_wrong_field_is_named() {
     let dir = tempfile::tempdir().unwrap();
-    for (ipam, code, said) in [
+    for (ipam, code, message) in [
         (json!({}), 7, "no range"),
         (json!({"ranges": []}), 7, "no range"),
         (json!({"ranges": [[]]}), 7, "ipam.ranges[0]"),
@@ -196,7 +196,7 @@ fn every_wrong_field_is_named() {
     ] {
         let error = add(dir.path(), "a", &ipam).unwrap_err();
         assert!(
-            error.code() == code && error.to_string().contains(said),
+            error.code() == code && error.to_string().contains(message),
             "{ipam}: {error} ({})",
             error.code()
         );

@@ -34,16 +34,17 @@ struct Adopted {
     result: Answer,
 }
 
-/// Back-off for GC of executables after it was cancelled because a pod waited: first and maximum value.
+/// Back-off before the retry of a GC by executables that was cancelled because a pod waited: first and maximum delay.
 const FIRST_BACKOFF: Duration = Duration::from_secs(10);
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
 
 impl Network {
-    /// Restores the addresses, interfaces and firewall rules of running sandboxes, and frees all others (CNI GC).
+    /// Restores the addresses, interfaces and firewall rules of running sandboxes, and frees those of all other sandboxes
+    /// (CNI GC).
     /// For a sandbox without a record, `live` must contain the parameters of its [`add`](Self::add).
     ///
     /// # Errors
-    /// The first failure, after everything was tried.
+    /// The first failure. The later steps run nevertheless.
     pub async fn reconcile(&self, live: &[Attachment]) -> Result<(), Error> {
         let inner = &self.inner;
         let mut state = inner.state.write().await;
@@ -53,11 +54,11 @@ impl Network {
             let id = entry.at.container_id.as_str();
             debug!(sandbox = id, "releasing the network of a removed sandbox");
             if entry.list.is_in_process() {
-                let given_back = self.delete_attachment(&entry).await;
-                if given_back.is_err() {
+                let deleted = self.delete_attachment(&entry).await;
+                if deleted.is_err() {
                     self.retry_later(id);
                 }
-                first = first.and(given_back);
+                first = first.and(deleted);
             } else {
                 // This call does not wait for executables: they may wait for a part of the node that is not started
                 // yet.
@@ -74,7 +75,7 @@ impl Network {
     /// Removes the bridge, the firewall table and all records, for the removal of a node.
     ///
     /// # Errors
-    /// The first failure, after everything was tried.
+    /// The first failure. The later steps run nevertheless.
     pub async fn remove(&self) -> Result<(), Error> {
         let inner = &self.inner;
         let claimed = self.claim_bridge(&[]).await;
@@ -100,7 +101,7 @@ impl Network {
         claimed.and(reconciled).and(firewall).and(bridge)
     }
 
-    /// Runs GC in process, and restores address files, firewall claims and interfaces. Boxed like
+    /// Runs GC in process, and restores address files, firewall claims and interfaces. The future is boxed, as that of
     /// [`plugin::run`](crate::plugin::run).
     pub(super) fn derive<'a>(&'a self, state: &'a mut State) -> BoxFuture<'a, Result<(), Error>> {
         Box::pin(self.derive_all(state))
@@ -142,8 +143,8 @@ impl Network {
         first
     }
 
-    /// Sets flooding and learning of the bridge ports of these attachments, because an earlier process may have had other
-    /// settings. A failure is only logged, because a port may be removed with its pod at any time.
+    /// Sets flooding and learning of the bridge ports of these attachments. An earlier process may have set them
+    /// differently. A failure is only logged, because a port may be removed with its pod at any time.
     async fn set_flooding(&self, sources: &BTreeMap<String, Source>) {
         let host = &self.inner.host;
         let floods = host.guard.is_none();
@@ -174,9 +175,9 @@ impl Network {
         });
     }
 
-    /// Returns false if a GC was cancelled for a pod that waited.
+    /// Runs GC of all lists with executables. Returns false if a GC was cancelled because a pod waited.
     async fn collect_all(&self) -> bool {
-        let mut ended = true;
+        let mut is_complete = true;
         for list in self.with_executables().await {
             let collected = self.inner.gc_lock.run(self.collect(&list)).await;
             let network = &list.name;
@@ -187,11 +188,11 @@ impl Network {
                 }
                 None => {
                     warn!(network, "garbage collection cancelled because a pod waited, retrying");
-                    ended = false;
+                    is_complete = false;
                 }
             }
         }
-        ended
+        is_complete
     }
 
     async fn collect(&self, list: &List) -> Result<(), Error> {
@@ -199,8 +200,8 @@ impl Network {
         self.invoker().gc(list, &valid, ExecutionPlace::Elsewhere).await
     }
 
-    /// The attachments that keep their resources. The state is locked before the records are read: under this lock a sandbox
-    /// leaves the list of sandboxes without a record and gets its record. It must be found in one of them.
+    /// The attachments that keep their resources. The state is locked before the records are read. Under this lock a
+    /// sandbox moves from the list of sandboxes without a record to the records. So it is always found in one of the two.
     async fn known_attachments(&self) -> Vec<Valid> {
         let state = self.inner.state.read().await;
         valid(&self.inner.cache.all(), &state)
@@ -212,7 +213,7 @@ impl Network {
         lists(&entries, &state).into_iter().filter(|list| !list.is_in_process()).cloned().collect()
     }
 
-    /// Removes ports of the default network's bridge without an attachment. The bridge has no other users.
+    /// Removes the ports that have no attachment from the default network's bridge. The bridge has no other users.
     async fn sweep_ports(&self, valid: &[Valid]) -> Result<(), Error> {
         let links = &self.inner.host.links;
         let Some(bridge) = links.find_ours(&self.inner.config.bridge).await? else { return Ok(()) };

@@ -66,9 +66,9 @@ impl Network {
         let Some(dir) = inner.config.conf_dir.clone() else { return };
         let network = self.weak();
         let watching = tokio::spawn(async move {
-            let (mut logged, mut seen) = (false, None);
+            let (mut logged, mut last_found) = (false, None);
             loop {
-                let Err(error) = reload_on_change(&dir, &network, &mut seen).await else { return };
+                let Err(error) = reload_on_change(&dir, &network, &mut last_found).await else { return };
                 if !std::mem::replace(&mut logged, true) {
                     let seconds = RETRY_DELAY.as_secs();
                     warn!(%error, seconds, "cannot watch the network configuration, reading it periodically");
@@ -82,20 +82,20 @@ impl Network {
 }
 
 /// Reloads after each change. Returns Ok when the network is dropped, and an error when the directory cannot be
-/// watched.
+/// watched. `last_found` is the configuration at the last such error; an equal one is not reloaded.
 async fn reload_on_change(
     dir: &Path,
     network: &impl Fn() -> Option<Network>,
-    seen: &mut Option<String>,
+    last_found: &mut Option<String>,
 ) -> std::io::Result<()> {
     let mut watch = match Watch::on(dir) {
         Ok(watch) => watch,
         Err(error) => {
             let found = Some(format!("{:?}", List::first_of(dir)));
-            if *seen != found {
+            if *last_found != found {
                 let Some(network) = network() else { return Ok(()) };
                 network.reload().await;
-                *seen = found;
+                *last_found = found;
             }
             return Err(error);
         }

@@ -29,14 +29,14 @@ impl Network {
         let inner = &self.inner;
         let mut first = Ok(());
         for mut entry in inner.cache.all() {
-            let Some(made_with) = initial_mtu(&entry, &inner.config.bridge).filter(|made| *made != mtu)
+            let Some(initial) = initial_mtu(&entry, &inner.config.bridge).filter(|initial| *initial != mtu)
             else {
                 continue;
             };
             // The new MTU is recorded last, so that an incomplete change is repeated.
-            first = first.and(match self.resize(&entry, MtuChange { from: made_with, to: mtu }).await {
+            first = first.and(match self.resize(&entry, MtuChange { from: initial, to: mtu }).await {
                 Ok(()) => {
-                    note(&mut entry, mtu);
+                    set_recorded_mtu(&mut entry, mtu);
                     inner.cache.put(entry)
                 }
                 Err(error) => Err(error),
@@ -69,7 +69,7 @@ async fn set(links: &Links, name: &str, change: MtuChange) -> Result<(), Error> 
     }
 }
 
-/// The MTU at the creation of the attachment. `None` for other networks than the default one.
+/// The MTU at the creation of the attachment. `None` if the attachment is not of the default network.
 fn initial_mtu(entry: &Entry, bridge: &str) -> Option<u32> {
     let plugin = entry.list.plugins.first()?;
     let ours = entry.list.name == NAME && plugin.get("bridge").and_then(Value::as_str) == Some(bridge);
@@ -77,7 +77,7 @@ fn initial_mtu(entry: &Entry, bridge: &str) -> Option<u32> {
 }
 
 /// Changes the MTU in the record.
-fn note(entry: &mut Entry, mtu: u32) {
+fn set_recorded_mtu(entry: &mut Entry, mtu: u32) {
     if let Some(plugin) = Arc::make_mut(&mut entry.list).plugins.first_mut() {
         plugin.insert("mtu".to_owned(), json!(mtu));
     }

@@ -83,12 +83,12 @@ fn placed(kind: &Kind) -> Vec<InfoVxlan> {
 }
 
 /// Whether the kernel accepts only one of two VXLAN devices, because both would receive the same packets.
-pub(crate) fn are_rivals(one: &Kind, other: &Kind) -> bool {
-    let comes_for = |kind: &Kind| match kind {
+pub(crate) fn conflict(one: &Kind, other: &Kind) -> bool {
+    let received = |kind: &Kind| match kind {
         Kind::Vxlan { vni, port, local, .. } => Some((*vni, *port, local.is_ipv6())),
         Kind::Tun => None,
     };
-    comes_for(one).is_some_and(|it| comes_for(other) == Some(it))
+    received(one).is_some_and(|packets| received(other) == Some(packets))
 }
 
 /// Name in a link message.

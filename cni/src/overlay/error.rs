@@ -45,14 +45,14 @@ pub enum OverlayError {
     },
     /// Another VXLAN device would receive the overlay's packets; the kernel accepts only one.
     #[error(
-        "cannot make {name}: {rival} has the VNI {vni} on UDP port {port}; remove it, or give all \
+        "cannot make {name}: {other} has the VNI {vni} on UDP port {port}; remove it, or give all \
          nodes another --overlay-vni"
     )]
-    NumberTaken {
+    VniInUse {
         /// The interface that cannot be made.
         name: String,
         /// The other device.
-        rival: ForeignDevice,
+        other: ForeignDevice,
         /// The VNI.
         vni: u32,
         /// The UDP port.

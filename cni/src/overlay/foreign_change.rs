@@ -73,7 +73,7 @@ impl Kernel {
         removed.is_some_and(|(to, route)| desired.routes.get(&to) == Some(&route))
     }
 
-    /// Whether one of the overlay's own devices differs from the plan after the change, or the device is an uplink.
+    /// Whether the changed link is an uplink, or a device of the overlay that differs from the plan.
     fn is_foreign_link_change(&self, link: &LinkMessage, desired: &Tables) -> bool {
         let Some(port) = self.port_of(link.header.index) else { return self.is_uplink(link.header.index) };
         let (observed, desired) = (device::read(link, port), desired.devices.get(&port));
@@ -85,8 +85,8 @@ impl Kernel {
         }
     }
 
-    /// An address of our device that was added against the plan or removed, or any address of another interface.
-    /// Link-local addresses do not count: each interface of a pod has one.
+    /// An undesired address that was added to our device, a desired address that was removed from our device, or a change
+    /// of any address of another interface. Link-local addresses do not count, because each interface of a pod has one.
     fn is_foreign_address(
         &self,
         message: &RouteNetlinkMessage,
@@ -105,7 +105,7 @@ impl Kernel {
     }
 }
 
-/// Whether a notified object exists now.
+/// Whether the notification reports an added or a removed object.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Presence {
     Added,

@@ -35,7 +35,7 @@ pub(crate) struct Kernel {
     indexes: BTreeMap<Port, u32>,
     /// The interfaces that the last call of [`uplinks`](Self::uplinks) found.
     uplinks: Vec<u32>,
-    /// Indexes of foreign interfaces that conflict with the overlay's: they have such a name, or the same VNI and UDP
+    /// Indexes of foreign interfaces that conflict with an interface of the overlay: they have its name, or its VNI and UDP
     /// port.
     blockers: Vec<u32>,
 }
@@ -94,7 +94,7 @@ impl Kernel {
             }
         }
         self.uplinks = uplinks.iter().map(|uplink: &Uplink| uplink.index).collect();
-        // In the order of the node's addresses, so that the first one of a family stays first.
+        // The uplinks are in the order of the node's addresses, so that the first address of a family stays first.
         uplinks.sort_by_key(|uplink| addresses.iter().position(|ip| *ip == uplink.address.ip()));
         Ok(uplinks)
     }
@@ -129,8 +129,8 @@ impl Kernel {
             tables.forwards.extend(forwards.iter().filter_map(|m| read_forward(m, port)));
             for family in [AddressFamily::Inet, AddressFamily::Inet6] {
                 let neighbours = self.neighbours(family, index)?;
-                let lasting = neighbours.iter().filter_map(|m| read_neighbour(m, port));
-                tables.neighbours.extend(lasting.map(|n| ((n.port, n.ip), n.mac)));
+                let permanent = neighbours.iter().filter_map(|m| read_neighbour(m, port));
+                tables.neighbours.extend(permanent.map(|n| ((n.port, n.ip), n.mac)));
             }
         }
         for family in [AddressFamily::Inet, AddressFamily::Inet6] {
@@ -141,8 +141,8 @@ impl Kernel {
         Ok(tables)
     }
 
-    /// Applies the changes: removed and new devices first, one by one, then all other changes in one batch. All are
-    /// tried; the first relevant failure is returned.
+    /// Applies the changes: removed and new devices first, one by one, then all other changes in one batch. All changes are
+    /// tried. Returns the first error that [`is_reported`].
     pub(crate) fn run(&mut self, changes: &[Change]) -> Result<(), OverlayError> {
         let mut result = Ok(());
         let mut rest = Vec::new();
@@ -194,24 +194,24 @@ impl Kernel {
         Ok(made.and(self.send_one(change, set)))
     }
 
-    /// The reason why a device does not exist although the kernel did not refuse it.
+    /// The reason why a device does not exist although its creation succeeded or failed with EEXIST.
     fn missing(&mut self, name: String, port: Port, wanted: &Device) -> Result<OverlayError, OverlayError> {
         let Kind::Vxlan { vni, port: udp_port, .. } = wanted.kind else {
             return Ok(OverlayError::Missing { name });
         };
-        let mut ask = LinkMessage::default();
-        ask.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
-        let links = self.dump("list links", &RouteNetlinkMessage::GetLink(ask))?;
-        let is_rival = |link: &LinkMessage| {
-            device::read(link, port).is_some_and(|device| device::are_rivals(&device.kind, &wanted.kind))
+        let mut query = LinkMessage::default();
+        query.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        let links = self.dump("list links", &RouteNetlinkMessage::GetLink(query))?;
+        let conflicts = |link: &LinkMessage| {
+            device::read(link, port).is_some_and(|device| device::conflict(&device.kind, &wanted.kind))
         };
-        let rival = links.into_iter().find_map(|message| match message {
-            RouteNetlinkMessage::NewLink(link) if is_rival(&link) => Some(link),
+        let other = links.into_iter().find_map(|message| match message {
+            RouteNetlinkMessage::NewLink(link) if conflicts(&link) => Some(link),
             _ => None,
         });
-        self.blockers.extend(rival.as_ref().map(|link| link.header.index));
-        let rival = rival.as_ref().and_then(device::name);
-        Ok(OverlayError::NumberTaken { name, rival: rival.into(), vni, port: udp_port })
+        self.blockers.extend(other.as_ref().map(|link| link.header.index));
+        let other = other.as_ref().and_then(device::name);
+        Ok(OverlayError::VniInUse { name, other: other.into(), vni, port: udp_port })
     }
 
     fn send_one(&mut self, change: &Change, request: Request) -> Result<(), OverlayError> {
@@ -225,7 +225,8 @@ impl Kernel {
     }
 
     fn batch(&mut self, changes: &[&Change]) -> Result<(), OverlayError> {
-        let (mut requests, mut of) = (Vec::with_capacity(changes.len()), Vec::with_capacity(changes.len()));
+        let (mut requests, mut change_of) =
+            (Vec::with_capacity(changes.len()), Vec::with_capacity(changes.len()));
         for change in changes {
             if let Change::SetDevice(port, wanted) = change
                 && let Some(index) = self.indexes.get(port)
@@ -233,11 +234,11 @@ impl Kernel {
                 requests.extend(device::move_message(*index, wanted).map(|message| Request::new(message, 0)));
             }
             requests.extend(self.request(change));
-            of.resize(requests.len(), *change);
+            change_of.resize(requests.len(), *change);
         }
         let refused = self.send(requests)?;
         let mut failed = refused.into_iter().filter_map(|RefusedRequest { index, error: source }| {
-            let change = of.get(index)?;
+            let change = change_of.get(index)?;
             let what = || describe(change, &self.names);
             is_reported(change, &source).then(|| OverlayError::Change { what: what(), source })
         });
@@ -296,9 +297,9 @@ impl Kernel {
         self.indexes.iter().find(|(_, i)| **i == index).map(|(port, _)| *port)
     }
 
-    fn link(&mut self, ask: LinkId<'_>) -> Result<Option<LinkMessage>, OverlayError> {
+    fn link(&mut self, id: LinkId<'_>) -> Result<Option<LinkMessage>, OverlayError> {
         let mut message = LinkMessage::default();
-        match ask {
+        match id {
             LinkId::Index(index) => message.header.index = index,
             LinkId::Name(name) => message.attributes.push(LinkAttribute::IfName(name.to_owned())),
         }
@@ -323,10 +324,10 @@ impl Kernel {
         family: AddressFamily,
         index: u32,
     ) -> Result<Vec<NeighbourMessage>, OverlayError> {
-        let mut ask = NeighbourMessage::default();
-        ask.header.family = family;
-        ask.attributes.push(NeighbourAttribute::IfIndex(index));
-        let found = self.dump("list neighbours", &RouteNetlinkMessage::GetNeighbour(ask))?;
+        let mut query = NeighbourMessage::default();
+        query.header.family = family;
+        query.attributes.push(NeighbourAttribute::IfIndex(index));
+        let found = self.dump("list neighbours", &RouteNetlinkMessage::GetNeighbour(query))?;
         let own = found.into_iter().filter_map(|message| match message {
             RouteNetlinkMessage::NewNeighbour(message) if message.header.ifindex == index => Some(message),
             _ => None,
@@ -335,11 +336,11 @@ impl Kernel {
     }
 
     fn routes(&mut self, family: AddressFamily) -> Result<Vec<RouteMessage>, OverlayError> {
-        let mut ask = RouteMessage::default();
-        ask.header.address_family = family;
-        ask.header.table = RouteHeader::RT_TABLE_MAIN;
-        ask.header.protocol = self.protocol;
-        let found = match self.dump("list routes", &RouteNetlinkMessage::GetRoute(ask)) {
+        let mut query = RouteMessage::default();
+        query.header.address_family = family;
+        query.header.table = RouteHeader::RT_TABLE_MAIN;
+        query.header.protocol = self.protocol;
+        let found = match self.dump("list routes", &RouteNetlinkMessage::GetRoute(query)) {
             // A kernel without IPv6 does not have the table.
             Err(OverlayError::Socket { source, .. }) if source.raw_os_error() == Some(libc::ENOENT) => {
                 Vec::new()
@@ -357,15 +358,15 @@ impl Kernel {
     fn dump(
         &mut self,
         action: &'static str,
-        ask: &RouteNetlinkMessage,
+        query: &RouteNetlinkMessage,
     ) -> Result<Vec<RouteNetlinkMessage>, OverlayError> {
-        let mut tries = 0;
+        let mut attempts = 0;
         loop {
             let mut found = Vec::new();
-            tries += 1;
-            match self.socket.dump(ask.clone(), |message| found.push(message)) {
+            attempts += 1;
+            match self.socket.dump(query.clone(), |message| found.push(message)) {
                 Ok(()) => return Ok(found),
-                Err(error) if error.kind() == io::ErrorKind::Interrupted && tries < DUMP_ATTEMPTS => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted && attempts < DUMP_ATTEMPTS => {}
                 Err(source) => return Err(OverlayError::Socket { action, source }),
             }
         }

@@ -191,19 +191,20 @@ struct Planner<'a> {
     wanted: DesiredState,
 }
 
-/// The desired entries for these peers, with the devices for all peers. `narrow` has peers with a smaller path MTU.
+/// The desired entries for these peers, with the devices for all peers. `path_mtus` has the peers
+/// whose path MTU is smaller than the MTU of the device.
 pub(crate) fn wanted<'a>(
     node: &Node,
     devices: BTreeMap<Port, Device>,
     peers: impl Iterator<Item = (&'a String, &'a Peer)>,
-    narrow: &BTreeMap<String, u32>,
+    path_mtus: &BTreeMap<String, u32>,
 ) -> DesiredState {
     let tables = Tables { devices, ..Tables::default() };
     let mut planner =
         Planner { node, wanted: DesiredState { tables, apart: true, ..DesiredState::default() } };
     planner.reserve(peers.size_hint().1.unwrap_or_default());
     let plan =
-        |(name, peer): (&'a String, &'a Peer)| (name, planner.plan(name, peer, narrow.get(name).copied()));
+        |(name, peer): (&'a String, &'a Peer)| (name, planner.plan(name, peer, path_mtus.get(name).copied()));
     let planned: Vec<_> = peers.map(plan).collect();
     let owners = Owners::of(&planned);
     for (name, ranges) in planned {
@@ -285,10 +286,10 @@ impl Planner<'_> {
     }
 
     /// Plans the ranges of a peer, independent of other peers.
-    fn plan(&mut self, name: &str, peer: &Peer, narrow: Option<u32>) -> Vec<PlannedRange> {
+    fn plan(&mut self, name: &str, peer: &Peer, path_mtu: Option<u32>) -> Vec<PlannedRange> {
         let mut planned = Vec::with_capacity(peer.cidrs.len());
         for range in peer.cidrs.iter().copied().map(canonical) {
-            match self.plan_range(peer, range, narrow) {
+            match self.plan_range(peer, range, path_mtu) {
                 Ok(range) => planned.push(range),
                 Err(reason) if uses_family(peer, range.is_ipv6()) => self.refuse(name, reason),
                 Err(_not_in_use) => {}
@@ -332,7 +333,7 @@ impl Planner<'_> {
     }
 
     /// The path to a range of a peer. It does not depend on other peers.
-    fn plan_range(&self, peer: &Peer, to: IpNetwork, narrow: Option<u32>) -> Result<PlannedRange, String> {
+    fn plan_range(&self, peer: &Peer, to: IpNetwork, path_mtu: Option<u32>) -> Result<PlannedRange, String> {
         let (node, v6) = (self.node, to.is_ipv6());
         if let Some(own) = node.local.cidrs.iter().find(|own| overlap(**own, to)) {
             return Err(format!("its range {to} overlaps {own} of this node"));
@@ -345,19 +346,19 @@ impl Planner<'_> {
         let (route, hop) = match (node.config.backend, peer.kind, direct) {
             (Backend::HostGw, PeerKind::HostGw, Some(uplink))
             | (Backend::Vxlan { direct_routing: true, .. }, PeerKind::Vxlan, Some(uplink)) => {
-                (direct_route(uplink, end.ip, narrow), None)
+                (direct_route(uplink, end.ip, path_mtu), None)
             }
             (Backend::HostGw, PeerKind::HostGw, None) => {
                 return Err(format!("{} is not in this node's subnet, as host-gw needs", end.ip));
             }
             (Backend::Vxlan { vni, .. }, PeerKind::Vxlan, _) => match end.vtep {
-                Some((peer_vni, mac)) if peer_vni == vni => self.vxlan(to, end.ip, mac, narrow),
+                Some((peer_vni, mac)) if peer_vni == vni => self.vxlan(to, end.ip, mac, path_mtu),
                 Some((other, _)) => return Err(format!("its VNI is {other}, this node's is {vni}")),
                 None => return Err("its hardware address is not announced".to_owned()),
             },
             (Backend::Vxlan { .. }, PeerKind::Udp, _)
             | (Backend::Udp, PeerKind::Udp | PeerKind::Vxlan, _) => {
-                (self.tunnel_route(Port::Tun, None, to, narrow), None)
+                (self.tunnel_route(Port::Tun, None, to, path_mtu), None)
             }
             (_, kind, _) => {
                 let backend = kind.name();
@@ -372,30 +373,36 @@ impl Planner<'_> {
         range: IpNetwork,
         to: IpAddr,
         mac: Mac,
-        narrow: Option<u32>,
+        path_mtu: Option<u32>,
     ) -> (Route, Option<(Forward, Neighbour)>) {
         let port = if to.is_ipv6() { Port::Vxlan6 } else { Port::Vxlan4 };
         // As in flannel, the next hop is the first address of the peer's range. It has a permanent neighbour entry, so
         // that the kernel never asks the network for it.
         let via = range.network();
         let hop = (Forward { port, mac, to }, Neighbour { port, ip: via, mac });
-        (self.tunnel_route(port, Some(via), range, narrow), Some(hop))
+        (self.tunnel_route(port, Some(via), range, path_mtu), Some(hop))
     }
 
-    fn tunnel_route(&self, port: Port, via: Option<IpAddr>, range: IpNetwork, narrow: Option<u32>) -> Route {
+    fn tunnel_route(
+        &self,
+        port: Port,
+        via: Option<IpAddr>,
+        range: IpNetwork,
+        path_mtu: Option<u32>,
+    ) -> Route {
         let whole = self.wanted.tables.devices.get(&port).map_or(0, |device| device.mtu);
         let source = self.node.local.cidrs.iter().find(|own| own.is_ipv6() == range.is_ipv6());
         Route {
             via,
             out: OutInterface::Device(port),
             source: source.map(IpNetwork::network),
-            mtu: narrow.filter(|narrow| *narrow < whole),
+            mtu: path_mtu.filter(|path_mtu| *path_mtu < whole),
         }
     }
 }
 
-fn direct_route(uplink: &Uplink, via: IpAddr, narrow: Option<u32>) -> Route {
-    let mtu = narrow.filter(|narrow| *narrow < uplink.mtu);
+fn direct_route(uplink: &Uplink, via: IpAddr, path_mtu: Option<u32>) -> Route {
+    let mtu = path_mtu.filter(|path_mtu| *path_mtu < uplink.mtu);
     Route { via: Some(via), out: OutInterface::Interface(uplink.index), source: None, mtu }
 }
 

@@ -112,7 +112,7 @@ mod tests {
     async fn an_evicted_connection_ends_after_its_upgrade() {
         let limits = Limits { total: 8, per_source: 8, unauthenticated: 8, unauthenticated_per_source: 1 };
         let (port, address) = (Connections::new(limits), IpAddr::from([192, 0, 2, 1]));
-        let permit = Arc::new(port.admit(address).expect("a place"));
+        let permit = Arc::new(port.admit(address).expect("a permit"));
         let (mut client, server) = tokio::io::duplex(1 << 10);
         let service = service_fn(move |request| {
             let response = switch(request, permit.clone());
@@ -130,7 +130,7 @@ mod tests {
         client.write_all(b"x").await.expect("written");
         assert_eq!(client.read_u8().await.expect("the echo"), b'x');
         // The next connection of the source takes the place of this one.
-        let _other = port.admit(address).expect("a place");
+        let _other = port.admit(address).expect("a permit");
         let mut rest = Vec::new();
         let ended = tokio::time::timeout(Duration::from_secs(600), client.read_to_end(&mut rest)).await;
         assert_eq!(ended.expect("an end").expect("read"), 0);

@@ -101,7 +101,7 @@ pub(crate) struct InFlight {
     webhooks: WebhookConnections,
 }
 
-/// The permission for a connection to a server of the cluster. Dropping it releases the place. Empty for users without
+/// The permission for a connection to a server of the cluster. Dropping it releases the slot. Empty for users without
 /// a limit.
 #[derive(Default)]
 pub(crate) struct StreamPermit {

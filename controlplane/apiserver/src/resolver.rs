@@ -1,7 +1,8 @@
 //! Look-ups of host names.
 //!
 //! The resolver of the system blocks a thread for seconds if a name server does not respond, and the process has few blocking
-//! threads. So the number of look-ups and their duration are limited. One owner of requests gets half of them.
+//! threads. So the number of concurrent look-ups and their duration are limited. One owner of requests gets half of the
+//! look-ups.
 
 use std::{
     io,
@@ -12,7 +13,7 @@ use std::{
 
 use crate::{large_requests::LargeRequests, request_owner};
 
-/// Maximum number of concurrent look-ups, and of those of one owner.
+/// Maximum number of concurrent look-ups: of all owners, and of one owner.
 const CONCURRENCY: [u32; 2] = [4, 2];
 /// Maximum time for which a request waits for its look-up.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,21 +40,22 @@ pub(crate) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
         .unwrap_or_else(|_elapsed| Err(io::Error::new(io::ErrorKind::TimedOut, "the look-up takes too long")))
 }
 
-/// Occupies the places of all look-ups.
+/// Occupies the slots of all look-ups.
 #[cfg(test)]
 pub(crate) async fn occupy() -> [crate::large_requests::LargeRequestPermit; 2] {
     let [_all, own] = CONCURRENCY;
     [LOOKUPS.enter_units("resolver-1", own).await, LOOKUPS.enter_units("resolver-2", own).await]
 }
 
-/// Runs a look-up on a blocking thread. It occupies its place until it ends, even if the request no longer waits for it.
+/// Runs a look-up on a blocking thread. The look-up occupies a slot until it ends, even if the request no longer waits
+/// for it.
 async fn look_up<T: Send + 'static>(
-    places: &LargeRequests,
+    slots: &LargeRequests,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
-    let place = places.enter_units(&request_owner::current(), 1).await;
+    let slot = slots.enter_units(&request_owner::current(), 1).await;
     let found = tokio::task::spawn_blocking(move || {
-        let _place = place;
+        let _slot = slot;
         work()
     });
     found.await.unwrap_or_else(|failed| Err(io::Error::other(failed)))
@@ -89,18 +91,18 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_lookup_occupies_its_place_after_its_request_has_ended() {
-        let places = Arc::new(lookups());
+    async fn a_lookup_occupies_its_slot_after_its_request_has_ended() {
+        let slots = Arc::new(lookups());
         let start = |owner: &str| {
             let (started, has_started) = mpsc::channel::<()>();
             let (release, released) = mpsc::channel::<()>();
-            let places = places.clone();
+            let slots = slots.clone();
             let lookup = async move {
                 let work = move || {
                     started.send(()).unwrap();
                     released.recv_timeout(DEADLINE).map_err(io::Error::other)
                 };
-                look_up(&places, work).await
+                look_up(&slots, work).await
             };
             (tokio::spawn(request_owner::scope(owner.into(), lookup)), has_started, release)
         };

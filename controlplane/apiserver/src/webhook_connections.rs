@@ -12,7 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use coracle_connections::Share;
 use tokio::sync::oneshot;
 
-/// Maximum places of one host, as a multiple of the free places. So a host gets at most three quarters of all places.
+/// Maximum slots of one host, as a multiple of the free slots. So a host gets at most three quarters of all slots. A slot is
+/// a connection or a waiting call.
 const PER_FREE: usize = 3;
 /// Maximum number of calls that wait for a connection.
 const MAX_WAITING: usize = 8192;
@@ -22,12 +23,12 @@ const WAITING_PART: usize = 4;
 
 /// The connections to webhooks in use, and the calls that wait for one.
 pub(crate) struct WebhookConnections {
-    places: Arc<Mutex<Places>>,
+    slots: Arc<Mutex<Slots>>,
 }
 
-/// A connection, or a place in the queue. Dropping it releases either.
+/// A connection, or a slot in the queue. Dropping the permit releases it.
 pub(crate) struct WebhookPermit {
-    places: Arc<Mutex<Places>>,
+    slots: Arc<Mutex<Slots>>,
     caller: Caller,
     number: u64,
 }
@@ -42,7 +43,7 @@ struct Caller {
 type Granted = oneshot::Receiver<()>;
 
 /// Invariant: a call waits only while the limits do not permit a connection for it.
-struct Places {
+struct Slots {
     /// Maximum number of connections.
     max_used: usize,
     /// Maximum number of waiting calls.
@@ -79,13 +80,12 @@ struct Candidate<'a> {
     number: u64,
 }
 
-/// Whether a host with `own` places may have one more. A host gets at most three times as many places as are still
-/// free.
+/// Whether a host with `own` slots may have one more. A host gets at most three times as many slots as are still free.
 fn is_free(most: usize, used: usize, own: usize) -> bool {
     most.checked_sub(used + 1).is_some_and(|free| own < free.saturating_mul(PER_FREE))
 }
 
-/// Maximum places of one host, by [`is_free`].
+/// Maximum slots of one host, by [`is_free`].
 fn part_of_host(most: usize) -> usize {
     most.saturating_mul(PER_FREE) / (PER_FREE + 1)
 }
@@ -96,8 +96,8 @@ fn is_in_share(most: usize, used_of_host: usize, own: usize) -> bool {
     own < part_of_host(most).saturating_sub(used_of_host)
 }
 
-fn lock(places: &Mutex<Places>) -> MutexGuard<'_, Places> {
-    places.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(slots: &Mutex<Slots>) -> MutexGuard<'_, Slots> {
+    slots.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 // === impl WebhookConnections ===
@@ -111,8 +111,8 @@ impl WebhookConnections {
     /// Sets the maximum number of connections and of waiting calls.
     pub(crate) fn with_limits(max_used: usize, max_waiting: usize) -> Self {
         let (hosts, next) = (HashMap::new(), 0);
-        let places = Places { max_used, max_waiting, used: 0, waiting: 0, hosts, next };
-        Self { places: Arc::new(Mutex::new(places)) }
+        let slots = Slots { max_used, max_waiting, used: 0, waiting: 0, hosts, next };
+        Self { slots: Arc::new(Mutex::new(slots)) }
     }
 
     /// At most `max_used` connections to a single host, and at most `max_waiting` waiting calls. The name of the host is
@@ -126,8 +126,8 @@ impl WebhookConnections {
     /// dropped, the call no longer waits.
     pub(crate) async fn acquire(&self, host: &str, owner: Arc<str>) -> Option<WebhookPermit> {
         let caller = Caller { host: host.to_owned(), owner };
-        let (number, granted) = lock(&self.places).enter(&caller)?;
-        let permit = WebhookPermit { places: self.places.clone(), caller, number };
+        let (number, granted) = lock(&self.slots).enter(&caller)?;
+        let permit = WebhookPermit { slots: self.slots.clone(), caller, number };
         if let Some(granted) = granted {
             granted.await.ok()?;
         }
@@ -139,18 +139,18 @@ impl WebhookConnections {
 
 impl Drop for WebhookPermit {
     fn drop(&mut self) {
-        lock(&self.places).leave(&self.caller, self.number);
+        lock(&self.slots).leave(&self.caller, self.number);
     }
 }
 
-// === impl Places ===
+// === impl Slots ===
 
-impl Places {
+impl Slots {
     /// Adds a call. Returns its number, and a receiver if the call must wait. `None` if too many calls wait.
     fn enter(&mut self, caller: &Caller) -> Option<(u64, Option<Granted>)> {
         let (used, waiting) = self.hosts.get(&caller.host).map_or((0, 0), |host| (host.used, host.waiting));
         let must_wait = !is_free(self.max_used, self.used, used) || !self.has_connection(caller);
-        let can_wait = is_free(self.max_waiting, self.waiting, waiting) && self.has_waiting_place(caller);
+        let can_wait = is_free(self.max_waiting, self.waiting, waiting) && self.has_waiting_slot(caller);
         if must_wait && !can_wait {
             return None;
         }
@@ -179,7 +179,7 @@ impl Places {
     }
 
     /// Whether the owner's share of the host's waiting calls permits one more.
-    fn has_waiting_place(&self, caller: &Caller) -> bool {
+    fn has_waiting_slot(&self, caller: &Caller) -> bool {
         let most = (part_of_host(self.max_waiting) / WAITING_PART).max(1);
         caller.owner.is_empty() || self.own(caller, |own| own.waiting.len()) < most
     }
@@ -285,8 +285,8 @@ mod tests {
         of_slow.pop();
         assert!(free(&connections, "slow").is_some());
         drop(of_slow);
-        let places = lock(&connections.places);
-        assert!(places.hosts.is_empty() && (places.used, places.waiting) == (0, 0));
+        let slots = lock(&connections.slots);
+        assert!(slots.hosts.is_empty() && (slots.used, slots.waiting) == (0, 0));
     }
 
     #[test]
@@ -355,8 +355,8 @@ mod tests {
         assert_eq!((eve.len(), bob.len(), ann.len()), (3, 2, 1));
         assert!(free(&connections, "other").is_some());
         drop((eve, bob, ann));
-        let places = lock(&connections.places);
-        assert!(places.hosts.is_empty() && (places.used, places.waiting) == (0, 0));
+        let slots = lock(&connections.slots);
+        assert!(slots.hosts.is_empty() && (slots.used, slots.waiting) == (0, 0));
     }
 
     #[test]

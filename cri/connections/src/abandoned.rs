@@ -70,7 +70,7 @@ pub struct ReadObserver {
 #[derive(Debug)]
 pub struct Abandonment {
     reads: Arc<Reads>,
-    /// None for a connection whose socket is not known.
+    /// `None` for a connection whose socket is not known.
     permit: Option<Arc<ConnectionPermit>>,
     /// Whether the protocol has half-closed connections.
     has_half_close: bool,
@@ -150,7 +150,7 @@ impl Abandonment {
     pub async fn happened(self) {
         let Some(permit) = &self.permit else { return std::future::pending().await };
         tokio::select! {
-            // The other arm only waits.
+            // Cancel-safe: both arms only wait.
             () = permit.evicted.cancelled() => {}
             () = self.until_unread(permit) => {}
         }
@@ -225,7 +225,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("listen");
         let mut client = TcpStream::connect(listener.local_addr().expect("address")).await.expect("connect");
         let (accepted, address) = listener.accept().await.expect("accept");
-        let permit = Connections::new(Limits::of_total(8)).admit(address.ip()).expect("a place");
+        let permit = Connections::new(Limits::of_total(8)).admit(address.ip()).expect("a permit");
         let permit = Arc::new(permit);
         let stream = PermitStream::of_socket(accepted, permit.clone());
         let (mut stream, abandonment) = watch_reads(stream, Some(permit));

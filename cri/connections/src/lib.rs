@@ -3,11 +3,11 @@
 //! - The limits are shares of the process's descriptor limit ([`Share`]), so that clients cannot use up the node's own
 //!   descriptors.
 //! - A connection counts as unauthenticated until its client has authenticated. Unauthenticated connections have a
-//!   smaller limit and a maximum lifetime. At the limit, the source with the most unauthenticated connections loses its
-//!   oldest one. So a client that authenticates within milliseconds is served while other clients hold silent
+//!   smaller limit and a maximum lifetime. At the limit, the oldest connection of the source with the most unauthenticated
+//!   connections is evicted. So a client that authenticates within milliseconds is served while other clients hold silent
 //!   connections.
-//! - If the port is full and a source with fewer connections tries to connect, the source with the most connections
-//!   loses its newest one. A later attempt then succeeds.
+//! - If the port is full and a source with fewer connections tries to connect, the newest connection of the source with
+//!   the most connections is evicted. A later attempt then succeeds.
 
 mod abandoned;
 mod log_limit;
@@ -38,7 +38,7 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// commands fit. The limit is needed, because any client can make the server keep a header until the request is
 /// authenticated.
 pub const UNCERTIFIED_HEADER: usize = 64 << 10;
-/// Delay after a failed accept, for example without free descriptors.
+/// Delay after a failed accept, for example because no descriptor is free.
 pub const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Limits of one port.
@@ -215,10 +215,9 @@ impl State {
 
     /// Closes the newest authenticated connection of the source with the most connections, if the source of the new
     /// connection has fewer.
-    fn evict_authenticated(&mut self, connections_of_newcomer: usize) {
+    fn evict_authenticated(&mut self, connections_of_source: usize) {
         let most = self.sources.iter().max_by_key(|(_, count)| count.all);
-        let most =
-            most.filter(|(_, count)| count.all > connections_of_newcomer + 1).map(|(source, _)| *source);
+        let most = most.filter(|(_, count)| count.all > connections_of_source + 1).map(|(source, _)| *source);
         let newest = self.authenticated.iter().rev().find(|(_, (owner, _))| Some(*owner) == most);
         if let Some(number) = newest.map(|(number, _)| *number)
             && let Some((_, evicted)) = self.authenticated.remove(&number)
@@ -334,7 +333,7 @@ mod tests {
     fn the_oldest_unauthenticated_connection_of_a_source_is_evicted() {
         let port = Connections::new(LIMITS);
         let permits: Vec<ConnectionPermit> =
-            (0..3).map(|_| port.admit(from("10.0.0.1")).expect("a place")).collect();
+            (0..3).map(|_| port.admit(from("10.0.0.1")).expect("a permit")).collect();
         let evicted: Vec<bool> = permits.iter().map(|permit| permit.evicted.is_cancelled()).collect();
         assert_eq!(evicted, [true, false, false]);
         drop(permits);
@@ -346,7 +345,7 @@ mod tests {
         let port = Connections::new(LIMITS);
         let authenticated: Vec<ConnectionPermit> = (0..5)
             .map(|_| {
-                let permit = port.admit(from("10.0.0.1")).expect("a place");
+                let permit = port.admit(from("10.0.0.1")).expect("a permit");
                 permit.set_authenticated();
                 permit
             })
@@ -360,7 +359,7 @@ mod tests {
     fn many_addresses_of_one_ipv6_network_are_one_source() {
         let port = Connections::new(LIMITS);
         let permits: Vec<ConnectionPermit> = (1..=3)
-            .map(|host| port.admit(from(&format!("2001:db8:0:1::{host}"))).expect("a place"))
+            .map(|host| port.admit(from(&format!("2001:db8:0:1::{host}"))).expect("a permit"))
             .collect();
         assert!(permits[0].evicted.is_cancelled());
         assert_eq!(source(from("::ffff:10.0.0.1")), source(from("10.0.0.1")));
@@ -370,9 +369,9 @@ mod tests {
     fn a_full_port_evicts_a_connection_of_the_source_with_the_most() {
         let port = Connections::new(LIMITS);
         let many: Vec<ConnectionPermit> =
-            (0..2).map(|_| port.admit(from("10.0.0.1")).expect("a place")).collect();
+            (0..2).map(|_| port.admit(from("10.0.0.1")).expect("a permit")).collect();
         let few: Vec<ConnectionPermit> =
-            (2..5).map(|host| port.admit(from(&format!("10.0.0.{host}"))).expect("a place")).collect();
+            (2..5).map(|host| port.admit(from(&format!("10.0.0.{host}"))).expect("a permit")).collect();
         assert!(many[0].evicted.is_cancelled());
         assert!(few.iter().all(|permit| !permit.evicted.is_cancelled()));
     }
@@ -381,14 +380,14 @@ mod tests {
     fn a_port_full_of_authenticated_connections_makes_room_for_other_sources() {
         let port = Connections::new(LIMITS);
         let authenticated = |address: &str, count: usize| -> Vec<ConnectionPermit> {
-            let permits = (0..count).map(|_| port.admit(from(address)).expect("a place"));
+            let permits = (0..count).map(|_| port.admit(from(address)).expect("a permit"));
             permits.inspect(ConnectionPermit::set_authenticated).collect()
         };
         let (mut many, few) = (authenticated("10.0.0.1", 5), authenticated("10.0.0.2", 3));
         assert_eq!(port.admit(from("10.0.0.3")).map(|_| ()), Err(Refusal::Total));
         assert!(many[4].evicted.is_cancelled() && !many[3].evicted.is_cancelled());
         many.pop();
-        let _newcomer = port.admit(from("10.0.0.3")).expect("a place");
+        let _new = port.admit(from("10.0.0.3")).expect("a permit");
         assert!(few.iter().all(|permit| !permit.evicted.is_cancelled()));
     }
 
@@ -396,7 +395,7 @@ mod tests {
     async fn an_unauthenticated_connection_ends() {
         let port = Connections::new(LIMITS);
         let (silent, authenticated) =
-            (port.admit(from("::1")).expect("a place"), port.admit(from("::1")).expect("a place"));
+            (port.admit(from("::1")).expect("a permit"), port.admit(from("::1")).expect("a permit"));
         authenticated.set_authenticated();
         silent.expired().await;
         assert!(tokio::time::timeout(UNAUTHENTICATED_LIFETIME * 10, authenticated.expired()).await.is_err());

@@ -83,8 +83,8 @@ mod tests {
         archive.append_data(&mut directory, "bin/", io::empty()).expect("directory");
         let mut new = header(tar::EntryType::Regular, 0o640, 4);
         archive.append_data(&mut new, "bin/new", &b"mine"[..]).expect("file");
-        apply_changes(archive.into_inner().expect("archive").as_slice(), dir.path()).expect("lay");
-        apply_deletions([Path::new("/bin/old")], dir.path()).expect("hide");
+        apply_changes(archive.into_inner().expect("archive").as_slice(), dir.path()).expect("apply");
+        apply_deletions([Path::new("/bin/old")], dir.path()).expect("whiteouts");
         assert_eq!(fs::read_to_string(dir.path().join("bin/new")).expect("new"), "mine");
         assert_eq!(fs::metadata(dir.path().join("bin")).expect("bin").mode() & 0o777, 0o751);
         let old = fs::symlink_metadata(dir.path().join("bin/old")).expect("a whiteout");
@@ -100,7 +100,7 @@ mod tests {
         let mut left = deleted.iter().map(PathBuf::as_path);
         whiteouts(left.by_ref().take(DELETIONS_AT_ONCE)).expect("a part");
         assert_eq!(left.count(), 1);
-        apply_deletions(deleted.iter().map(PathBuf::as_path), dir.path()).expect("hide");
+        apply_deletions(deleted.iter().map(PathBuf::as_path), dir.path()).expect("whiteouts");
         assert_eq!(fs::read_dir(dir.path()).expect("list").count(), deleted.len());
     }
 }

@@ -55,7 +55,7 @@ mod tests {
         running.pop();
         let last = waiting.await.unwrap();
         drop((running, last));
-        // Owners without pulls are forgotten.
+        // Owners without pulls are removed.
         let _other = limits.acquire("c").await.unwrap();
         assert_eq!(limits.0.lock().unwrap().keys().collect::<Vec<_>>(), ["c"]);
     }

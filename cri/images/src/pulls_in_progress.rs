@@ -52,7 +52,7 @@ impl PullsInProgress {
 // === impl SharedPull ===
 
 impl SharedPull {
-    /// The result of the pull. None if its task was aborted, for example at shutdown.
+    /// The result of the pull. `None` if its task was aborted, for example at shutdown.
     pub(crate) async fn wait(&self, on_progress: Option<ProgressFn>) -> Option<Result<Image, Error>> {
         let mut result = self.result.clone();
         let mut progress = self.progress.clone();

@@ -112,7 +112,7 @@ pub(crate) enum RegistryError {
     #[error("no host of {domain} has the capability for this request; check its hosts.toml")]
     NoHost { domain: String },
     #[error("all hosts of {domain} failed: {before}; last")]
-    Everywhere {
+    AllHosts {
         domain: String,
         /// Errors of all hosts except the last.
         before: String,
@@ -158,8 +158,8 @@ impl Registry {
         self.manifest(&digest.to_string(), Some(digest)).await
     }
 
-    /// The current digest of a tag or digest, by one HEAD request. Registries do not count it as a pull. `None` if the
-    /// first host does not return it; then the document has to be fetched.
+    /// The current digest of a tag or digest, by one HEAD request. Registries do not count a HEAD request as a pull. `None`
+    /// if the first host returns no digest: then the caller fetches the document.
     pub(crate) async fn digest(&self, target: &Target) -> Option<Digest> {
         let has_capability = |endpoint: &Endpoint| match target {
             Target::Tag(_) => endpoint.host.resolve,
@@ -169,7 +169,7 @@ impl Registry {
             self.endpoints.iter().enumerate().find(|(_, endpoint)| has_capability(endpoint))?;
         let path = self.path(index, &format!("manifests/{}", target.as_str()));
         let answer =
-            endpoint.ask(&Request { path: &path, accept: ACCEPT, from: 0, head: true }).await.ok()?;
+            endpoint.request(&Request { path: &path, accept: ACCEPT, from: 0, head: true }).await.ok()?;
         content_digest(&answer).or_else(|| target.as_str().parse().ok())
     }
 
@@ -217,7 +217,7 @@ impl Registry {
         if failures.is_empty() {
             return last;
         }
-        RegistryError::Everywhere {
+        RegistryError::AllHosts {
             domain: self.domain.clone(),
             before: deduplicated(&failures),
             last: Box::new(last),
@@ -262,8 +262,8 @@ async fn manifest_from(
     let url = endpoint.url(path);
     let mut failures = 0;
     let (bytes, declared) = loop {
-        let ask = Request { path, accept: ACCEPT, from: 0, head: false };
-        let got = match endpoint.ask(&ask).await {
+        let request = Request { path, accept: ACCEPT, from: 0, head: false };
+        let got = match endpoint.request(&request).await {
             Ok(response) => {
                 let declared = content_digest(&response);
                 body(response, MANIFEST_MAX, &url).await.map(|bytes| (bytes, declared))
@@ -334,7 +334,7 @@ impl RegistryError {
             | RegistryError::Tls(_)
             | RegistryError::Header { .. }
             | RegistryError::NoHost { .. } => ErrorKind::Io,
-            RegistryError::Everywhere { last, .. } => last.kind(),
+            RegistryError::AllHosts { last, .. } => last.kind(),
         }
     }
 

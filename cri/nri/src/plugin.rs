@@ -343,11 +343,11 @@ fn fitted(mut container: Container, room: usize) -> Container {
     container
 }
 
-/// Splits a synchronization into messages of at most `room` bytes; at least one.
+/// Splits a synchronization into messages of at most `room` bytes. Returns at least one message.
 fn parts(pods: Vec<PodSandbox>, containers: Vec<Container>, room: usize) -> Vec<SynchronizeRequest> {
     let mut parts = vec![SynchronizeRequest::default()];
     let mut left = room;
-    let mut place = |length: usize, parts: &mut Vec<SynchronizeRequest>| {
+    let mut reserve = |length: usize, parts: &mut Vec<SynchronizeRequest>| {
         if length > left && left < room {
             parts.push(SynchronizeRequest::default());
             left = room;
@@ -355,13 +355,13 @@ fn parts(pods: Vec<PodSandbox>, containers: Vec<Container>, room: usize) -> Vec<
         left = left.saturating_sub(length);
     };
     for pod in pods {
-        place(framed(pod.encoded_len()), &mut parts);
+        reserve(framed(pod.encoded_len()), &mut parts);
         if let Some(last) = parts.last_mut() {
             last.pods.push(pod);
         }
     }
     for container in containers.into_iter().map(|container| fitted(container, room)) {
-        place(framed(container.encoded_len()), &mut parts);
+        reserve(framed(container.encoded_len()), &mut parts);
         if let Some(last) = parts.last_mut() {
             last.containers.push(container);
         }

@@ -54,14 +54,14 @@ pub fn descriptor_of(path: &Path) -> Option<RawFd> {
 /// Gives the calling thread a descriptor table of its own, which has the standard streams and `keep` only. A child that
 /// this thread forks then need not copy and close the other descriptors of the process. A node has several thousand.
 ///
-/// The thread must not use any descriptor that it did not open itself. So it must not wake an async task, because that
-/// uses such a descriptor. The thread must end after this work, because other work may need the descriptors.
+/// The thread must not use any descriptor that it did not open itself. So it must not wake an async task, because a
+/// wake-up uses such a descriptor. The thread must end after this work, because other work may need the descriptors.
 ///
 /// # Errors
 /// The error of close_range(2). The thread may then still share the table of the process.
 pub fn detach_thread(keep: Option<RawFd>) -> io::Result<()> {
     let keep = keep.filter(|fd| *fd >= FIRST);
-    // The kernel copies only descriptors below the first closed one, so it does not visit the others.
+    // The kernel copies only the descriptors below the first descriptor that it closes, so it does not visit the others.
     close_range(keep.map_or(FIRST, |fd| fd.saturating_add(1)), RawFd::MAX, libc::CLOSE_RANGE_UNSHARE)?;
     match keep {
         Some(keep) if keep > FIRST => close_range(FIRST, keep - 1, 0),
@@ -77,7 +77,7 @@ fn close_range(first: RawFd, last: RawFd, flags: libc::c_uint) -> io::Result<()>
     }
 }
 
-/// The soft limit for children. `None` if this process did not raise its own.
+/// The soft limit for children. `None` if this process did not raise its own limit.
 pub fn limit_of_children() -> Option<u64> {
     // The C library's type of a limit has 32 or 64 bits.
     ORIGINAL_LIMIT.get().and_then(|soft| u64::try_from(u128::from(*soft)).ok())

@@ -87,7 +87,7 @@ impl Hierarchy {
     }
 
     /// Whether systemd creates the cgroups of its units in this hierarchy and moves their processes there.
-    pub(crate) fn is_systemds(&self) -> bool {
+    pub(crate) fn is_managed_by_systemd(&self) -> bool {
         v1::manages(&self.controllers)
     }
 

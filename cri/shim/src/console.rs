@@ -57,8 +57,8 @@ pub(crate) fn receive_from(socket: impl AsFd) -> io::Result<OwnedFd> {
     fds.pop().ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, "no terminal descriptor received"))
 }
 
-/// A path to a socket that fits into the 108 bytes of `sockaddr_un`, whatever the directory's length: through
-/// `/proc/self/fd`.
+/// A path to a socket through `/proc/self/fd`. It fits into the 108 bytes of `sockaddr_un` even if the path of the directory
+/// is longer.
 pub(crate) fn short_socket_path(dir: &std::fs::File, name: &str) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}/{name}", dir.as_raw_fd()))
 }

@@ -34,12 +34,12 @@ const PROGRAM: &std::ffi::CStr = c"/coracle-init";
 
 /// Descriptor of the pipe that the program waits on. The program ends when the pipe is closed.
 const LIFELINE: RawFd = 0;
-/// Descriptors of the report pipe. The program reports there that it waits. Before the program runs, an error is
-/// reported there.
+/// Descriptors of the report pipe. The program writes there that it waits. If the program cannot be started, the forked
+/// process writes the error there.
 const REPORT_FDS: [RawFd; 2] = [1, 2];
 /// The program's report that it waits.
 const WAITING: u8 = b'+';
-/// Maximum bytes of an error text: what a pipe takes in one atomic write (PIPE_BUF).
+/// Maximum bytes of an error text: a pipe takes as many in one atomic write (PIPE_BUF).
 const MAX_REPORT: usize = 4096;
 
 /// Arguments of a process 1.
@@ -110,16 +110,16 @@ impl Init {
         }
     }
 
-    /// Returns when the program waits. `pid` is the forked process, which is not reaped yet.
+    /// Waits for the report of the program. `pid` is the forked process, which is not reaped yet.
     pub(crate) fn wait_until_ready(self, pid: i32) -> io::Result<Process1> {
         let Self { report_read, report_write, lifeline_write, .. } = self;
         // While a copy of this end is open, reading never returns the end of file.
         drop(report_write);
-        let mut word = [0; MAX_REPORT];
-        match nix::unistd::read(&report_read, &mut word)? {
-            0 => Err(io::Error::other("process 1 ended before it could wait")),
-            _ if word[0] == WAITING => Process1::of_child(pid, lifeline_write),
-            len => Err(io::Error::other(String::from_utf8_lossy(&word[..len]).into_owned())),
+        let mut report = [0; MAX_REPORT];
+        match nix::unistd::read(&report_read, &mut report)? {
+            0 => Err(io::Error::other("process 1 ended before it was ready")),
+            _ if report[0] == WAITING => Process1::of_child(pid, lifeline_write),
+            len => Err(io::Error::other(String::from_utf8_lossy(&report[..len]).into_owned())),
         }
     }
 
@@ -174,7 +174,7 @@ impl Process1 {
         Ok(Self { pid, pidfd, namespace, _lifeline: lifeline })
     }
 
-    /// Its pid. After its end the pid may belong to another process.
+    /// The pid of process 1. The kernel may reuse it after the end of process 1.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
     }

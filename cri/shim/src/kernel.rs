@@ -232,7 +232,7 @@ pub(crate) fn no_new_privileges() -> io::Result<()> {
 pub(crate) fn set_filter(program: &[u8], flags: u32) -> io::Result<()> {
     let long = |_too_long| io::Error::from(io::ErrorKind::InvalidInput);
     let len = u16::try_from(program.len() / size_of::<libc::sock_filter>()).map_err(long)?;
-    // The kernel copies the program, whatever its alignment, and does not write to it.
+    // The kernel copies a program of any alignment, and does not write to it.
     let filter = libc::sock_fprog { len, filter: program.as_ptr().cast_mut().cast() };
     // SAFETY: `filter` names as many bytes as `program` has, and both outlive the call.
     check(unsafe {

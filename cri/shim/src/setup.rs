@@ -81,7 +81,7 @@ pub(crate) struct Pod {
 pub(crate) struct OwnCgroups {
     v1: Vec<PathBuf>,
     unified: Vec<PathBuf>,
-    /// Whether the shim has no v2 cgroup to enter: it was forked in its cgroup, or the sandbox has no v2 cgroup.
+    /// Whether the shim need not enter a v2 cgroup: it was forked in its cgroup, or the sandbox has no v2 cgroup.
     entered_unified: bool,
 }
 
@@ -113,7 +113,7 @@ impl OwnCgroups {
     fn outside_scope(hierarchies: &[Hierarchy], slice: &str, sandbox_id: &str) -> Result<Self, CgroupError> {
         let path = unit::slice_path(slice);
         let mut v1 = Vec::new();
-        for hierarchy in hierarchies.iter().filter(|hierarchy| !hierarchy.is_systemds()) {
+        for hierarchy in hierarchies.iter().filter(|hierarchy| !hierarchy.is_managed_by_systemd()) {
             let has_containers = hierarchy.aliases().is_empty();
             let own = if has_containers { format!("{path}/{sandbox_id}") } else { path.clone() };
             v1.push(hierarchy.make(&own)?);
@@ -152,8 +152,8 @@ pub(crate) fn fork_into_cgroup(config: &SandboxConfig) -> Result<ForkedShim, Set
     let own = OwnCgroups::make(&hierarchies, &config.shim_cgroup, &config.sandbox_id);
     let mut own = own.map_err(SetupError::Cgroup)?;
     let unified = own.unified.first().and_then(|cgroup| fs::File::open(cgroup).ok());
-    let born = unified.map(|cgroup| kernel::clone_sibling_into(&cgroup.into()));
-    let side = match born {
+    let forked = unified.map(|cgroup| kernel::clone_sibling_into(&cgroup.into()));
+    let side = match forked {
         Some(Ok(Fork::Parent(pid))) => Fork::Parent(pid),
         Some(Ok(Fork::Child)) => {
             own.entered_unified = true;
@@ -173,7 +173,7 @@ pub(crate) fn enter(
     own_cgroups: OwnCgroups,
 ) -> Result<Pod, SetupError> {
     nix::unistd::setsid().map_err(SetupError::Session)?;
-    // Containers inherit this umask, whatever the agent's is.
+    // Containers inherit this umask. It does not depend on the agent's umask.
     umask(Mode::from_bits_truncate(0o022));
     kernel::set_name(c"coracle-shim").map_err(SetupError::Name)?;
     cgroup::enter(&own_cgroups.v1).map_err(SetupError::Cgroup)?;

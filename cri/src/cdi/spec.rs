@@ -1,6 +1,6 @@
 //! The CDI file format. Pure.
 //!
-//! An unknown field makes a file unusable: a newer version of the specification can change the device by it.
+//! A file with an unknown field is refused: in a newer version of the specification, the field may change the device.
 
 use serde::Deserialize;
 
@@ -117,14 +117,15 @@ pub(super) fn parse(text: &[u8], json: bool) -> Result<File, String> {
 pub(super) fn parse_name(name: &str) -> Option<(&str, &str)> {
     let (kind, device) = name.split_once('=')?;
     let (vendor, class) = kind.split_once('/')?;
-    let rest = |text: &str, more: &str| {
+    let ends_well = |text: &str, more: &str| {
         text.chars().all(|c| c.is_ascii_alphanumeric() || more.contains(c))
             && text.ends_with(|c: char| c.is_ascii_alphanumeric())
     };
-    let lettered = |text: &str| text.starts_with(|c: char| c.is_ascii_alphabetic()) && rest(text, "_-.");
-    let right = lettered(vendor)
-        && lettered(class)
+    let is_kind_part =
+        |text: &str| text.starts_with(|c: char| c.is_ascii_alphabetic()) && ends_well(text, "_-.");
+    let is_valid = is_kind_part(vendor)
+        && is_kind_part(class)
         && device.starts_with(|c: char| c.is_ascii_alphanumeric())
-        && rest(device, "_-.:");
-    right.then_some((kind, device))
+        && ends_well(device, "_-.:");
+    is_valid.then_some((kind, device))
 }

@@ -109,7 +109,7 @@ fn wait_for_change(file: &File, until: Instant) -> io::Result<()> {
 }
 
 impl Cgroups {
-    /// The freezer of a group. None without a freezer, or for a path that is not below a hierarchy's root.
+    /// The freezer of a group. `None` without a freezer, or for a path that is not below a hierarchy's root.
     pub(crate) fn freezer(&self, group: &str) -> Option<Freezer> {
         let (mount, unified) = match &self.v2 {
             Some(mount) => (mount, true),

@@ -13,12 +13,12 @@ pub(super) struct Hierarchy {
     pub(super) controllers: String,
 }
 
-/// The hierarchies of a mountinfo (proc_pid_mountinfo(5)): for each the first mount of its root that is visible. `visible`
-/// gets the mount point and the device.
+/// Parses the hierarchies of a mountinfo (proc_pid_mountinfo(5)). Of each hierarchy, the first visible mount of its root is
+/// chosen. `visible` gets the mount point and the device.
 pub(super) fn parse(mountinfo: &str, visible: impl Fn(&Path, &str) -> bool) -> Vec<Hierarchy> {
     let mut found: Vec<Hierarchy> = Vec::new();
     for line in mountinfo.lines() {
-        let Some((device, hierarchy)) = whole(line) else { continue };
+        let Some((device, hierarchy)) = root_mount(line) else { continue };
         let is_new = !found.iter().any(|known| known.controllers == hierarchy.controllers);
         if is_new && visible(&hierarchy.mount, device) {
             found.push(hierarchy);
@@ -27,14 +27,14 @@ pub(super) fn parse(mountinfo: &str, visible: impl Fn(&Path, &str) -> bool) -> V
     found
 }
 
-/// Whether the file system at a mount point has this device: another mount can hide it.
+/// Whether the file system at a mount point has this device. Otherwise another mount hides the hierarchy.
 pub(super) fn is_visible(mount: &Path, device: &str) -> bool {
     let found = std::fs::metadata(mount).map(|found| found.dev());
     found.is_ok_and(|dev| device == format!("{}:{}", nix::libc::major(dev), nix::libc::minor(dev)))
 }
 
 /// The device and hierarchy of a line that mounts the root of a hierarchy.
-fn whole(line: &str) -> Option<(&str, Hierarchy)> {
+fn root_mount(line: &str) -> Option<(&str, Hierarchy)> {
     let (left, right) = line.split_once(" - ")?;
     let mut left = left.split(' ').skip(2);
     let (device, root, mount) = (left.next()?, left.next()?, left.next()?);

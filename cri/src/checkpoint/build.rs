@@ -1,4 +1,4 @@
-//! Builds a container's checkpoint in a directory: CRIU's images, the changed files, and descriptions.
+//! Builds a container's checkpoint in a directory: CRIU's images, the changed files, and metadata.
 
 use std::fs;
 use std::io;
@@ -55,7 +55,7 @@ pub(super) fn build(subject: &Subject, connections: Connections) -> Result<Resto
         .map_err(file("copy the changed files to", &diff))?;
     write(&build_dir.join("deleted.files"), &deleted)?;
     let streams = streams::find(subject);
-    let external = external.iter().map(|place| place.to_string_lossy().into_owned()).collect();
+    let external = external.iter().map(|path| path.to_string_lossy().into_owned()).collect();
     Ok(RestoreRecord { external, streams })
 }
 

@@ -53,10 +53,10 @@ fn forget_output(layer: &Path) -> Result<(), CheckpointError> {
     };
     let id = layer.file_name().map(|name| name.to_string_lossy().into_owned());
     remove_output(&output, &[id.as_deref().unwrap_or_default()])?;
-    forget_output_note(layer)
+    remove_output_note(layer)
 }
 
-pub(super) fn forget_output_note(layer: &Path) -> Result<(), CheckpointError> {
+pub(super) fn remove_output_note(layer: &Path) -> Result<(), CheckpointError> {
     remove(&layer.join(OUTPUT))
 }
 

@@ -82,13 +82,13 @@ struct Writing<'a> {
     mounted: BTreeSet<&'a Path>,
     archive: Builder<BufWriter<File>>,
     deleted: BTreeSet<PathBuf>,
-    /// Files with several names: the first name, and the number of names not yet seen.
+    /// Files with several names: the first name, and the number of names that are not in the archive yet.
     linked: HashMap<(u64, u64), (PathBuf, u64)>,
     /// Bytes that are left for the paths in `deleted` and `linked`.
     names_left: usize,
 }
 
-/// Opens an entry as a path descriptor, without following a link. None if it is gone.
+/// Opens an entry as a path descriptor, without following a link. `None` if it is gone.
 fn open(dir: impl AsFd, name: &CStr) -> io::Result<Option<File>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match openat(dir, name, flags, Mode::empty()) {
@@ -457,8 +457,8 @@ mod tests {
     }
 
     /// Names, kinds, modes, links and attributes of all entries in a directory.
-    fn seen(top: &Path) -> BTreeMap<PathBuf, String> {
-        let mut seen = BTreeMap::new();
+    fn tree_state(top: &Path) -> BTreeMap<PathBuf, String> {
+        let mut entries = BTreeMap::new();
         let mut left = vec![top.to_owned()];
         while let Some(path) = left.pop() {
             let metadata = fs::symlink_metadata(&path).expect("there");
@@ -478,9 +478,9 @@ mod tests {
             let links = if metadata.is_dir() { 0 } else { metadata.nlink() };
             let what =
                 format!("{:o} {owner:?} {links} {:x} {attributes:?}", metadata.mode(), metadata.rdev());
-            seen.insert(name, what);
+            entries.insert(name, what);
         }
-        seen
+        entries
     }
 
     #[test]
@@ -512,7 +512,7 @@ mod tests {
         let holes = File::create(upper.join("holes")).expect("make");
         std::os::unix::fs::FileExt::write_all_at(&holes, b"end", 4 << 20).expect("write");
         xattr::set(upper.join("holes"), "user.note", b"sparse").expect("attribute");
-        let expected = seen(&upper);
+        let expected = tree_state(&upper);
         assert!(expected[Path::new("other")].contains(" 4 0 {\"security.capability\""), "{expected:?}");
         xattr::set(upper.join("made"), "trusted.overlay.opaque", b"y").expect("opaque");
 
@@ -528,16 +528,16 @@ mod tests {
         assert!(tar.status.success() && tar.stderr.is_empty(), "{tar:?}");
         let mut all = expected.clone();
         all.remove(Path::new("bin/gone"));
-        assert_eq!(seen(&gnu), all);
+        assert_eq!(tree_state(&gnu), all);
         let diff = io::BufReader::new(File::open(&to).expect("archive"));
         coracle_images::apply_changes(diff, &restored).expect("lay");
         coracle_images::apply_deletions(deleted.iter().map(PathBuf::as_path), &restored).expect("hide");
-        let mut found = seen(&restored);
+        let mut found = tree_state(&restored);
         let hidden = found.remove(Path::new("made/old")).expect("a whiteout");
         assert!(hidden.starts_with("20000 "), "{hidden}");
         // Whiteouts, and directories that get whiteouts, have a new modification time.
-        let timeless = |seen: &BTreeMap<PathBuf, String>| {
-            let all = seen
+        let timeless = |entries: &BTreeMap<PathBuf, String>| {
+            let all = entries
                 .iter()
                 .filter(|(name, _)| !["bin", "bin/gone", "made"].contains(&name.to_str().expect("text")));
             all.map(|(name, what)| (name.clone(), what.clone())).collect::<BTreeMap<_, _>>()

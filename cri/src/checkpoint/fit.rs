@@ -9,7 +9,7 @@ use std::path::Path;
 use coracle_proto::cri;
 
 use super::criu::is_misread;
-use super::manifest::{Manifest, Saved, name_of};
+use super::manifest::{Manifest, SavedContainer, name_of};
 use crate::namespaces::{self, PidNamespace};
 use crate::sandbox::user_namespace::Mapping;
 
@@ -18,7 +18,7 @@ pub(crate) fn fit<'a>(
     manifest: &'a Manifest,
     sandbox: &cri::PodSandboxConfig,
     wanted: &'a [cri::ContainerConfig],
-) -> Result<Vec<(&'a Saved, &'a cri::ContainerConfig)>, String> {
+) -> Result<Vec<(&'a SavedContainer, &'a cri::ContainerConfig)>, String> {
     fit_sandbox(&manifest.sandbox, sandbox)?;
     let names = |names: BTreeSet<&str>| names.into_iter().collect::<Vec<_>>().join(", ");
     let there: BTreeSet<&str> = manifest.containers.iter().map(|saved| saved.name.as_str()).collect();
@@ -161,7 +161,7 @@ mod tests {
     }
 
     fn manifest(pid: NamespaceMode, containers: Vec<cri::ContainerConfig>) -> Manifest {
-        let saved = |config: cri::ContainerConfig| Saved {
+        let saved = |config: cri::ContainerConfig| SavedContainer {
             name: name_of(&config).to_owned(),
             id: "i".into(),
             archive: "i.tar".into(),

@@ -1,8 +1,8 @@
 //! The output file of a container's checkpoint. It is written to a temporary name, and renamed when it is complete and on
 //! the disk.
 //!
-//! A note in the container's directory has the location. After a crash the next start removes the file, because the
-//! caller got no response.
+//! A note in the container's directory has the location. After a crash, the next start of the runtime removes the output
+//! file, because the caller got no response.
 
 use std::fs::{self, File};
 use std::io;
@@ -25,12 +25,12 @@ struct Note {
 }
 
 /// Writes the note before the checkpoint begins.
-pub(super) fn note(layer: &Path, location: &Path) -> Result<(), CheckpointError> {
+pub(super) fn write_note(layer: &Path, location: &Path) -> Result<(), CheckpointError> {
     Note { location: location.to_owned(), whole: None }.write(layer)
 }
 
 /// Whether there is a note.
-pub(super) fn is_noted(layer: &Path) -> bool {
+pub(super) fn has_note(layer: &Path) -> bool {
     layer.join(NOTE).exists()
 }
 
@@ -68,11 +68,11 @@ pub(super) fn remove_incomplete(layer: &Path) -> Result<(), CheckpointError> {
     if there.is_some() && there == whole {
         remove(&location)?;
     }
-    forget_note(layer)
+    remove_note(layer)
 }
 
 /// Removes the note of a delivered checkpoint.
-pub(super) fn forget_note(layer: &Path) -> Result<(), CheckpointError> {
+pub(super) fn remove_note(layer: &Path) -> Result<(), CheckpointError> {
     remove(&layer.join(NOTE))
 }
 
@@ -132,7 +132,7 @@ mod tests {
         let other = fixture.layer.join("other");
         fs::write(&other, "of another").expect("write");
         symlink(&other, &fixture.location).expect("link");
-        note(&fixture.layer, &fixture.location).expect("note");
+        write_note(&fixture.layer, &fixture.location).expect("note");
         pack(&fixture.layer, &fixture.build_dir, &fixture.location).expect("pack");
         assert!(fs::symlink_metadata(&fixture.location).expect("there").is_file());
         assert_eq!(fs::read_to_string(&other).expect("other"), "of another");
@@ -143,16 +143,16 @@ mod tests {
     fn an_undelivered_checkpoint_is_removed_and_an_earlier_one_stays() {
         let fixture = fixture();
         fs::write(&fixture.location, "before").expect("write");
-        note(&fixture.layer, &fixture.location).expect("note");
+        write_note(&fixture.layer, &fixture.location).expect("note");
         fs::write(temporary_path(&fixture.layer, &fixture.location), "half").expect("write");
         remove_incomplete(&fixture.layer).expect("forget");
         assert_eq!(fs::read_to_string(&fixture.location).expect("before"), "before");
         assert_eq!(names(&fixture), ["c.tar"]);
-        note(&fixture.layer, &fixture.location).expect("note");
+        write_note(&fixture.layer, &fixture.location).expect("note");
         pack(&fixture.layer, &fixture.build_dir, &fixture.location).expect("pack");
-        assert!(is_noted(&fixture.layer));
+        assert!(has_note(&fixture.layer));
         remove_incomplete(&fixture.layer).expect("forget");
         assert_eq!(names(&fixture), Vec::<String>::new());
-        assert!(!is_noted(&fixture.layer));
+        assert!(!has_note(&fixture.layer));
     }
 }

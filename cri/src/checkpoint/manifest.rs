@@ -1,4 +1,4 @@
-//! The manifest of a pod's checkpoint: the file that completes its directory, written last.
+//! The manifest of a pod's checkpoint. It is written last: a directory with a manifest is complete.
 
 use coracle_proto::cri;
 use serde::{Deserialize, Serialize};
@@ -24,13 +24,13 @@ pub(crate) struct Manifest {
     pub(crate) sandbox_id: String,
     #[serde(with = "message")]
     pub(crate) sandbox: cri::PodSandboxConfig,
-    pub(crate) containers: Vec<Saved>,
+    pub(crate) containers: Vec<SavedContainer>,
 }
 
 /// A container of the checkpoint.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct Saved {
+pub(crate) struct SavedContainer {
     pub(crate) name: String,
     pub(crate) id: String,
     /// File with its processes and files, in the same directory.

@@ -10,8 +10,8 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::PathBuf;
 
 use super::build::BUILD_DIR;
-use super::cleanup::{OUTPUT, forget_output_note, remove_incomplete, remove_output};
-use super::manifest::{self, ENGINE, Manifest, Saved, VERSION, name_of};
+use super::cleanup::{OUTPUT, remove_incomplete, remove_output, remove_output_note};
+use super::manifest::{self, ENGINE, Manifest, SavedContainer, VERSION, name_of};
 use super::subject::{Connections, Subject};
 use super::{archive, frozen};
 use crate::error::checkpoint::{CheckpointError, file};
@@ -38,7 +38,7 @@ pub(crate) fn checkpoint_pod(pod: &PodSubject) -> Result<(), CheckpointError> {
     let removed = if made.is_ok() { Ok(()) } else { remove_output(&pod.output, &ids) };
     coracle_fault::point("checkpoint-pod.made");
     let forgotten = pod.containers.iter().try_for_each(|subject| {
-        forget_output_note(&subject.layer)?;
+        remove_output_note(&subject.layer)?;
         coracle_fault::point("checkpoint-pod.forgotten");
         remove_incomplete(&subject.layer)
     });
@@ -90,9 +90,9 @@ fn put(pod: &PodSubject, dumped: &[RestoreRecord]) -> Result<(), CheckpointError
     File::open(output).and_then(|directory| directory.sync_all()).map_err(file("write to", output))
 }
 
-fn saved(subject: &Subject, restore: &RestoreRecord, sha256: String) -> Saved {
+fn saved(subject: &Subject, restore: &RestoreRecord, sha256: String) -> SavedContainer {
     let record = &subject.record;
-    Saved {
+    SavedContainer {
         name: name_of(&record.config).to_owned(),
         id: record.id.clone(),
         archive: manifest::archive(&record.id),

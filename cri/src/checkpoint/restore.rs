@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::io::{self, BufReader};
 use std::path::{Path, PathBuf};
 
-use super::manifest::{self, ENGINE, Manifest, Saved, VERSION};
+use super::manifest::{self, ENGINE, Manifest, SavedContainer, VERSION};
 use super::{archive, criu};
 use crate::error::checkpoint::{CheckpointError, file};
 
@@ -25,7 +25,8 @@ pub(crate) fn read(directory: &Path) -> Result<Manifest, CheckpointError> {
     if manifest.engine != ENGINE || manifest.version != VERSION {
         return Err(damaged(format!("has version {} of {:?}", manifest.version, manifest.engine)));
     }
-    let named = |saved: &Saved| saved.archive == manifest::archive(&saved.id) && !saved.id.contains('/');
+    let named =
+        |saved: &SavedContainer| saved.archive == manifest::archive(&saved.id) && !saved.id.contains('/');
     if !manifest.containers.iter().all(named) {
         return Err(damaged("has an invalid archive name".to_owned()));
     }

@@ -21,7 +21,7 @@ use super::confinement::{Modules, OWN_PROFILE};
 const PARSERS: [&str; 2] = ["/sbin/apparmor_parser", "/usr/sbin/apparmor_parser"];
 /// Maximum time of a load. The parser takes less than a second.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Back-off after a load that timed out. During it, the runtime refuses containers with a new profile at once.
+/// Back-off after a load that timed out. During the back-off, containers that need the profile are refused at once.
 const TIMEOUT_BACKOFF: Duration = Duration::from_secs(60);
 /// Bytes of the parser's standard error that are kept.
 const MESSAGES_MAX: u64 = 4 << 10;
@@ -48,7 +48,7 @@ struct State {
     /// Whether a missing parser was logged.
     warned: bool,
     /// End of the last load, if it timed out.
-    late: Option<Instant>,
+    timed_out_at: Option<Instant>,
 }
 
 // === impl IncludeFiles ===
@@ -81,7 +81,8 @@ impl DefaultProfile {
         let Some(parser) = parser() else {
             if !state.warned {
                 warn!(
-                    "there is no apparmor_parser: the default AppArmor profile {OWN_PROFILE} cannot be loaded"
+                    profile = OWN_PROFILE,
+                    "cannot load the default AppArmor profile: apparmor_parser is missing"
                 );
             }
             state.warned = true;
@@ -98,13 +99,15 @@ impl DefaultProfile {
 impl State {
     /// Runs the parser, unless its last run timed out within [`TIMEOUT_BACKOFF`].
     async fn load(&mut self, parser: &str, text: &str, limit: Duration) -> io::Result<()> {
-        if self.late.is_some_and(|late| late.elapsed() < TIMEOUT_BACKOFF) {
-            let why = format!("{parser} did not end in time; the next attempt is within {TIMEOUT_BACKOFF:?}");
+        if self.timed_out_at.is_some_and(|end| end.elapsed() < TIMEOUT_BACKOFF) {
+            let why = format!(
+                "{parser} did not end in time; the next attempt is made in at most {TIMEOUT_BACKOFF:?}"
+            );
             return Err(io::Error::new(io::ErrorKind::TimedOut, why));
         }
         let loaded = load(parser, text, limit).await;
-        let is_late = loaded.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
-        self.late = is_late.then(Instant::now);
+        let timed_out = loaded.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::TimedOut);
+        self.timed_out_at = timed_out.then(Instant::now);
         loaded
     }
 }
@@ -115,7 +118,7 @@ pub(crate) fn describe() -> &'static str {
         None => "off",
         Some(loaded) if loaded.iter().any(|name| name == OWN_PROFILE) => "on, coracle-default is loaded",
         Some(_) if parser().is_some() => "on, coracle-default is loaded when it is needed",
-        Some(_) => "on, but there is no apparmor_parser to load coracle-default",
+        Some(_) => "on, but coracle-default cannot be loaded: apparmor_parser is missing",
     }
 }
 
@@ -126,8 +129,8 @@ fn parser() -> Option<&'static str> {
 /// Loads a profile. The parser is killed after the limit, and when the caller is cancelled.
 async fn load(parser: &str, text: &str, limit: Duration) -> io::Result<()> {
     let mut command = Command::new(parser);
-    // The parser reads the profile from standard input. Its cache is skipped: it recognises changes only by the time of
-    // a file.
+    // The parser reads the profile from standard input. The parser's cache is skipped, because it detects changes only by
+    // the modification time of a file.
     command.args(["--replace", "--skip-cache"]).env_clear().current_dir("/");
     command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped());
     command.process_group(0).kill_on_drop(true);
@@ -261,9 +264,9 @@ mod tests {
         let parser = program(dir.path(), "exit 0");
         let error = state.load(&parser, "", Duration::from_secs(60)).await.expect_err("back-off");
         assert!(error.to_string().contains("next attempt"), "{error}");
-        state.late = Instant::now().checked_sub(TIMEOUT_BACKOFF);
+        state.timed_out_at = Instant::now().checked_sub(TIMEOUT_BACKOFF);
         state.load(&parser, "", Duration::from_secs(60)).await.expect("the back-off has ended");
-        assert!(state.late.is_none());
+        assert!(state.timed_out_at.is_none());
     }
 
     #[tokio::test]

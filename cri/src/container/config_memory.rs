@@ -13,9 +13,9 @@ use coracle_proto::cri;
 
 use crate::lock::locked;
 
-/// Maximum bytes of a configuration that does not count.
+/// Maximum bytes of a small configuration, which does not count.
 const SMALL: usize = 128 << 10;
-/// Bytes of a supplemental group: it is in several lists, in memory and in files.
+/// Bytes that count for a supplemental group: it is in several lists, in memory and in files.
 const PER_GROUP: usize = 32;
 /// Maximum bytes of all configurations that count.
 const TOTAL: usize = 128 << 20;

@@ -20,7 +20,7 @@ use crate::error::Error;
 const DIRECTORIES: [&str; 5] = ["", "dev", "etc", "proc", "sys"];
 const FILES: [&str; 3] = ["etc/hostname", "etc/hosts", "etc/resolv.conf"];
 
-/// Path of the mount that a service account's token has in every container.
+/// Path at which the service account token is mounted in containers.
 const TOKEN: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const BELOW_RUN: [&str; 5] =
     ["", "run", "run/secrets", "run/secrets/kubernetes.io", "run/secrets/kubernetes.io/serviceaccount"];
@@ -43,7 +43,7 @@ pub(crate) fn layers(root: &Path, run_link: Option<&str>, mounts: &[Mount]) -> V
     token.into_iter().chain([layer(root)]).collect()
 }
 
-/// The layer with the mount point of a token. None if `/var/run` is a link to another directory than `/run`.
+/// The layer with the mount point of a token. `None` if `/var/run` is a link to another directory than `/run`.
 fn token_layer(root: &Path, run_link: Option<&str>) -> Option<PathBuf> {
     match run_link {
         None => Some(below_var_run(root)),
@@ -71,18 +71,18 @@ pub(crate) fn make(root: &Path) -> Result<(), Error> {
     let token = token.chain(BELOW_VAR_RUN.map(|name| below_var_run(root).join(name)));
     for path in DIRECTORIES.map(|name| layer.join(name)).into_iter().chain(token) {
         fs::create_dir_all(&path).map_err(Error::file("create directory", &path))?;
-        allow(&path, 0o755)?;
+        set_mode(&path, 0o755)?;
     }
     for path in FILES.map(|name| layer.join(name)) {
         let made = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
         made.map_err(Error::file("create", &path))?;
-        allow(&path, 0o644)?;
+        set_mode(&path, 0o644)?;
     }
     Ok(())
 }
 
-/// Sets the mode, with any umask: containers see these files as their own.
-fn allow(path: &Path, mode: u32) -> Result<(), Error> {
+/// Sets the mode independent of the umask, because containers see these files as their own.
+fn set_mode(path: &Path, mode: u32) -> Result<(), Error> {
     fs::set_permissions(path, Permissions::from_mode(mode)).map_err(Error::file("set the mode of", path))
 }
 
@@ -92,7 +92,7 @@ mod tests {
     use crate::user;
 
     #[test]
-    fn a_token_gets_its_mount_point_where_the_image_has_its_directory() {
+    fn the_mount_point_of_a_token_is_in_the_directory_to_which_var_run_leads() {
         let root = tempfile::tempdir().expect("directory");
         let root = root.path();
         make(root).expect("layers");

@@ -77,7 +77,7 @@ struct Pass {
     has_new: bool,
 }
 
-/// Stops the exec `leader` in `group` and kills all processes that it started, but not the exec itself. None if it has
+/// Stops the exec `leader` in `group` and kills all processes that it started, but not the exec itself. `None` if it has
 /// ended.
 pub(super) async fn kill_descendants(cgroups: &Arc<Cgroups>, group: &str, leader: i32) -> Option<Stopped> {
     let begun = Instant::now();

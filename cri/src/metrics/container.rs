@@ -55,8 +55,8 @@ impl Collector {
     ) -> Vec<coracle_proto::cri::Metric> {
         let group = Group { cgroups, path: &container.record.cgroup };
         let second = |nanoseconds: i64| u64::try_from(nanoseconds).unwrap_or(0) / SECOND;
-        let (seen, started) = (second(builder.timestamp()), second(container.started_at()));
-        builder.put(&names::LAST_SEEN, &[], seen);
+        let (last_seen, started) = (second(builder.timestamp()), second(container.started_at()));
+        builder.put(&names::LAST_SEEN, &[], last_seen);
         builder.put(&names::START_TIME, &[], started);
         group.cpu(&mut builder);
         group.memory(&mut builder);

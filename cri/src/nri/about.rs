@@ -165,13 +165,16 @@ mod tests {
             reason: "Error".into(),
             message: String::new(),
         };
-        let mut seen = Container::default();
-        state(&mut seen, &ContainerPhase::Running { started_at: 2 });
-        assert_eq!((seen.state(), seen.started_at), (ContainerState::ContainerRunning, 2));
-        state(&mut seen, &ContainerPhase::Exited(exit));
-        assert_eq!(seen.state(), ContainerState::ContainerStopped);
-        assert_eq!((seen.finished_at, seen.exit_code, seen.status_reason.as_str()), (3, 4, "Error"));
-        state(&mut seen, &ContainerPhase::Created);
-        assert_eq!(seen.state(), ContainerState::ContainerCreated);
+        let mut described = Container::default();
+        state(&mut described, &ContainerPhase::Running { started_at: 2 });
+        assert_eq!((described.state(), described.started_at), (ContainerState::ContainerRunning, 2));
+        state(&mut described, &ContainerPhase::Exited(exit));
+        assert_eq!(described.state(), ContainerState::ContainerStopped);
+        assert_eq!(
+            (described.finished_at, described.exit_code, described.status_reason.as_str()),
+            (3, 4, "Error")
+        );
+        state(&mut described, &ContainerPhase::Created);
+        assert_eq!(described.state(), ContainerState::ContainerCreated);
     }
 }

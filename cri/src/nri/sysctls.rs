@@ -26,7 +26,7 @@ mod tests {
 
     use super::*;
 
-    fn asks(name: &str) -> ContainerAdjustment {
+    fn adjustment(name: &str) -> ContainerAdjustment {
         let sysctl = [(name.to_owned(), "1".to_owned())].into();
         let linux = LinuxContainerAdjustment { sysctl, ..Default::default() };
         ContainerAdjustment { linux: Some(linux), ..Default::default() }
@@ -37,17 +37,17 @@ mod tests {
         let pod = PodSandboxConfig::default();
         for name in ["net.ipv4.ip_default_ttl", "kernel.shmmax", "fs.mqueue.msg_max", "net/ipv4/x", "-vm.any"]
         {
-            check(&asks(name), &pod).expect(name);
+            check(&adjustment(name), &pod).expect(name);
         }
         for name in
             ["vm.swappiness", "kernel.hostname", "netx", "net/../vm/swappiness", "kernel.shm/../panic"]
         {
-            assert!(check(&asks(name), &pod).is_err(), "{name}");
+            assert!(check(&adjustment(name), &pod).is_err(), "{name}");
         }
         let mut host = PodSandboxConfig::default();
         let options = cri::NamespaceOption { network: cri::NamespaceMode::Node.into(), ..Default::default() };
         let security = host.linux.get_or_insert_default().security_context.get_or_insert_default();
         security.namespace_options = Some(options);
-        assert!(check(&asks("net.ipv4.ip_default_ttl"), &host).is_err());
+        assert!(check(&adjustment("net.ipv4.ip_default_ttl"), &host).is_err());
     }
 }

@@ -92,7 +92,7 @@ impl Resize<'_> {
         Ok(Note { limits, scores, after })
     }
 
-    /// The current contents of the file. None if it already has the value, or if an optional file is absent.
+    /// The current contents of the file. `None` if it already has the value, or if an optional file is absent.
     fn changed_by(&self, write: &Write) -> Result<Option<OldValue>, Error> {
         let Some(path) = self.cgroups.file(write.controller, self.group, &write.file) else {
             return Err(Error::invalid("linux", format!("no controller has the file {}", write.file)));

@@ -6,7 +6,7 @@ use coracle_proto::cri::DnsConfig;
 /// Names of the files in the sandbox's directory. In a container they are in `/etc`.
 pub(crate) const POD_FILES: [&str; 3] = ["hosts", "hostname", "resolv.conf"];
 
-/// `/etc/resolv.conf` for a DNS configuration. None for an empty configuration: the node's file is used.
+/// `/etc/resolv.conf` for a DNS configuration. `None` for an empty configuration: the node's file is used.
 pub(crate) fn resolv_conf(dns: &DnsConfig) -> Option<String> {
     if dns.servers.is_empty() && dns.searches.is_empty() && dns.options.is_empty() {
         return None;

@@ -2,8 +2,8 @@
 //!
 //! A pod with a shared pid namespace has a first process: the init that the shim forks. Other pods have none: the shim
 //! holds their namespaces, and it cannot drop its privileges because it creates containers. Their configuration is
-//! still validated. The root directory of the first process is an empty directory without write access, whatever
-//! `readonly_rootfs` says.
+//! still validated. The root directory of the first process is an empty directory without write access,
+//! independent of `readonly_rootfs`.
 
 use coracle_proto::cri::{LinuxSandboxSecurityContext, SecurityProfile};
 
@@ -11,8 +11,8 @@ use crate::error::Error;
 use crate::security_profile;
 use crate::user::{User, id};
 
-/// The user of the first process: root by default. There are no account files, so its groups are the listed groups,
-/// whatever the `supplemental_groups_policy` is.
+/// The user of the first process: root by default. There are no account files, so the groups are the listed groups,
+/// independent of the `supplemental_groups_policy`.
 pub(crate) fn user(security: &LinuxSandboxSecurityContext) -> Result<User, Error> {
     if security.run_as_user.is_none() && security.run_as_group.is_some() {
         return Err(Error::invalid("run_as_group", "is set without run_as_user"));

@@ -23,7 +23,7 @@ impl Levels {
         locked(&self.held).insert(id.to_owned(), level.to_owned());
     }
 
-    /// Chooses an unused level. None if all are used.
+    /// Chooses an unused level. `None` if all are used.
     pub(super) fn pick(&self, id: &str) -> Option<String> {
         let mut held = locked(&self.held);
         let level = free(rand::random(), |level| held.values().any(|taken| taken == level))?;

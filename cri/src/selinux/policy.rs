@@ -31,7 +31,7 @@ pub(super) struct Policy {
 // === impl Policy ===
 
 impl Policy {
-    /// Reads the policy. None without SELinux, or if the policy has no labels for containers. The latter is logged.
+    /// Reads the policy. `None` without SELinux, or if the policy has no labels for containers. The latter is logged.
     pub(super) fn detect() -> Option<Self> {
         match read()? {
             Ok(defaults) => {

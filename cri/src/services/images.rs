@@ -169,7 +169,7 @@ fn login(config: cri::AuthConfig) -> Result<Option<Login>, Error> {
     Ok(auth(config)?.map(|auth| Login { auth, address }))
 }
 
-/// Credentials in one of the forms of the CRI. None if all fields are empty.
+/// Credentials in one of the forms of the CRI. `None` if all fields are empty.
 fn auth(config: cri::AuthConfig) -> Result<Option<Auth>, Error> {
     if !config.identity_token.is_empty() {
         return Ok(Some(Auth::IdentityToken(config.identity_token)));

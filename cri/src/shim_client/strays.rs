@@ -53,8 +53,8 @@ fn find(parent: &Path, known: &HashSet<String>) -> Vec<(i32, PathBuf)> {
 fn has_same(pid: i32, dir: &Path) -> bool {
     let identity = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let below_root = dir.strip_prefix("/").unwrap_or(dir);
-    let seen = Path::new("/proc").join(pid.to_string()).join("root").join(below_root);
-    identity(dir).is_some_and(|own| identity(&seen) == Some(own))
+    let of_process = Path::new("/proc").join(pid.to_string()).join("root").join(below_root);
+    identity(dir).is_some_and(|own| identity(&of_process) == Some(own))
 }
 
 /// The descendants of a process.

@@ -12,8 +12,8 @@ use crate::error::Error;
 use crate::shim_client::{AttachTo, Attached, Shim};
 use crate::tables::Tables;
 
-/// Capacity in bytes of the pipe of an output. A client that falls behind by more is dropped by the shim. Its pipe stays
-/// full until the client has read the rest or leaves.
+/// Capacity in bytes of the pipe of an output. The shim drops a client that falls behind by more. The client's pipe stays
+/// full until the client has read the rest or disconnects.
 const CAPACITY: u32 = 1 << 20;
 /// Capacity in bytes of the pipe if the limit of [`LARGE_PIPES`] is reached.
 const SMALL_CAPACITY: u32 = 64 << 10;
@@ -54,7 +54,7 @@ pub(super) async fn attach(tables: &Tables, request: cri::AttachRequest, client:
     let _gone = output.send(Output::Status(status)).await;
 }
 
-/// True if the container ended or the client has closed its input, false if the client disconnected.
+/// Returns true if the container ended or the client has closed its input, and false if the client disconnected.
 async fn attach_until_end(
     tables: &Tables,
     request: &cri::AttachRequest,
@@ -84,7 +84,7 @@ async fn attach_until_end(
         tables,
         container_id: &container.id,
         terminal: None,
-        // The end of a client that only reads does not close standard input.
+        // A client that only reads does not close standard input when it disconnects.
         stdin_once: request.stdin && config.stdin_once,
         detaches: request.stdin && (config.tty || !config.stdin_once),
     };

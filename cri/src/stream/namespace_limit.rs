@@ -35,7 +35,7 @@ impl NamespaceLimit {
         Self { most, taken: Arc::default() }
     }
 
-    /// A permit for a pod of the namespace. None if too few permits would be left for other namespaces.
+    /// A permit for a pod of the namespace. `None` if too few permits would be left for other namespaces.
     pub(super) fn take(&self, namespace: &str) -> Option<NamespacePermit> {
         let mut taken = self.taken();
         let own = taken.namespaces.get(namespace).copied().unwrap_or_default() + 1;

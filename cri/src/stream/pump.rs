@@ -21,7 +21,7 @@ use crate::tables::Tables;
 /// Bytes that are read at once. One user can have hundreds of clients that do not read, each with several such buffers.
 const READ_SIZE: usize = 16 << 10;
 /// Maximum time that the outputs stay open after the command has ended. Child processes can hold them open. The
-/// command's own output is in the pipes by then, and is delivered however long the client takes to read it.
+/// command's own output is in the pipes by then, and is delivered even if the client takes longer to read it.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
 /// Maximum capacity of a pipe. The pipe of an attached client is in the shim.
 const PIPE_CAPACITY: usize = 1 << 20;
@@ -74,7 +74,7 @@ pub(super) enum End {
     ClientGone,
     /// The client has closed its input, and the session with it.
     Detached,
-    /// The command ended and its output is delivered. None without an exit code.
+    /// The command ended and its output is delivered. `None` without an exit code.
     Command(Option<i32>),
     /// The shim dropped the client because it read too slowly.
     TooSlow,

@@ -92,7 +92,7 @@ pub(super) async fn command(mut session: Session, wanted: &[&str], run: impl Asy
     let _closed = connection.await;
 }
 
-/// Waits for all streams. Other events are kept in `early`. None if the client disconnects, or sends too much.
+/// Waits for all streams. Other events are kept in `early`. `None` if the client disconnects, or sends too much.
 async fn open(session: &mut Session, wanted: &[&str], early: &mut Vec<Event>) -> Option<Opened> {
     let mut opened = Opened::default();
     let mut kept = 0;

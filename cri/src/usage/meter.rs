@@ -67,7 +67,7 @@ struct Counted {
 
 impl Meter {
     /// CPU nanoseconds per second since the previous reading, which is at least half a second old. The first reading uses
-    /// `began`. None if the time is 0.
+    /// `began`. `None` if the time is 0.
     pub(crate) fn nano_cores(&self, at: i64, used: u64, began: i64) -> Option<u64> {
         locked(&self.rate).note(Reading { at, used }, began)
     }

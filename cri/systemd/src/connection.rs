@@ -90,7 +90,7 @@ impl Systemd {
             ("PIDs", Value::Numbers(pids.to_vec())),
             ("Delegate", Value::Flag(true)),
             ("DefaultDependencies", Value::Flag(false)),
-            // By default a scope with an OOM kill would be kept as failed.
+            // By default systemd would keep a scope with an OOM kill in the state `failed`.
             ("CollectMode", Value::Text("inactive-or-failed".to_owned())),
         ];
         self.start(unit, &[&own[..], others].concat())
@@ -204,8 +204,8 @@ impl Systemd {
         let user: String = user.bytes().map(|digit| format!("{digit:02x}")).collect();
         // BEGIN is sent together with AUTH. If BEGIN came together with the first call, systemd would not
         // process the call before more data arrives.
-        let words = format!("\0AUTH EXTERNAL {user}\r\nBEGIN\r\n");
-        self.stream.write_all(words.as_bytes())?;
+        let request = format!("\0AUTH EXTERNAL {user}\r\nBEGIN\r\n");
+        self.stream.write_all(request.as_bytes())?;
         let mut answer = Vec::new();
         let mut byte = [0];
         while !answer.ends_with(b"\r\n") && answer.len() < 256 {

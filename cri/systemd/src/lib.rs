@@ -1,7 +1,7 @@
 //! systemd slices and scopes: cgroups that systemd creates. systemd knows their limits, and so does not overwrite
 //! them.
 //!
-//! Communicates with systemd over its private socket, in blocking calls. The socket exists wherever systemd
+//! This crate communicates with systemd over its private socket, in blocking calls. The socket exists wherever systemd
 //! runs and needs no message bus, thread or executor, so a fork of the shim may use it. Start reading at
 //! [`Systemd`]. Names and paths are in [`mod@unit`], limits in [`property`], the wire format in [`message`].
 //!

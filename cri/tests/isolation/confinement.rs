@@ -138,11 +138,11 @@ pub(super) async fn supplemental_groups_follow_the_policy(machine: &mut Machine)
         let pid = machine.pid(&id).await;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status")).expect("status");
         let line = status.lines().find_map(|line| line.strip_prefix("Groups:")).expect("groups");
-        let mut seen: Vec<i64> = line.split_whitespace().map(|gid| gid.parse().expect("gid")).collect();
+        let mut gids: Vec<i64> = line.split_whitespace().map(|gid| gid.parse().expect("gid")).collect();
         let mut expected = groups.clone();
-        seen.sort_unstable();
+        gids.sort_unstable();
         expected.sort_unstable();
-        assert_eq!(seen, expected);
+        assert_eq!(gids, expected);
     }
     machine.remove_pod(&pod).await;
 }

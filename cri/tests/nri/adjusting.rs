@@ -136,9 +136,9 @@ pub(crate) async fn an_adjustment_reaches_the_kernel(machine: &mut Machine) {
     assert_eq!(sh(machine, &id, "mkdir /tmp/x || echo forbidden").await, "forbidden");
     let device = std::fs::metadata(format!("/proc/{pid}/root/dev/nothing")).expect("device");
     assert_eq!(device.rdev(), nix::sys::stat::makedev(1, 3));
-    let seen = plugin.heard_of(&id)[2].about.container.clone().expect("container");
-    assert_eq!((seen.annotations["seen"].as_str(), seen.args[0].as_str()), ("yes", "sh"));
-    assert_eq!(seen.linux.expect("linux").cgroups_path, cgroup);
+    let reported = plugin.heard_of(&id)[2].about.container.clone().expect("container");
+    assert_eq!((reported.annotations["seen"].as_str(), reported.args[0].as_str()), ("yes", "sh"));
+    assert_eq!(reported.linux.expect("linux").cgroups_path, cgroup);
     machine.remove_pod(&pod).await;
     plugin.leave().await;
 }
@@ -188,8 +188,8 @@ pub(crate) async fn conflicting_plugins_fail_the_creation(machine: &mut Machine)
     let refused = machine.create(&pod, "c", &["true"], |_| {}).await.expect_err("a conflict");
     let words = ["20-test", "10-test", "Env X"];
     assert!(words.iter().all(|word| refused.message().contains(word)), "{refused}");
-    let seen = second.all("CreateContainer")[0].about.container.clone().expect("container");
-    assert!(seen.env.contains(&"X=1".to_owned()), "{:?}", seen.env);
+    let reported = second.all("CreateContainer")[0].about.container.clone().expect("container");
+    assert!(reported.env.contains(&"X=1".to_owned()), "{:?}", reported.env);
     second.leave().await;
     let id = machine.run(&pod, "c", &["sleep", "1000"]).await;
     assert_eq!(sh(machine, &id, "echo $X").await, "1");

@@ -1,4 +1,4 @@
-//! Cancelled calls leave nothing behind, at whatever moment they are cancelled.
+//! Calls that are cancelled at any time leave nothing behind.
 
 use std::time::Duration;
 
@@ -172,7 +172,7 @@ pub(crate) async fn a_cancelled_exec_is_killed(machine: &mut Machine) {
         let answer = machine.exec(&id, &["ps"], 0).await.expect("exec");
         String::from_utf8_lossy(&answer.stdout).into_owned()
     };
-    let seen = async |wanted: &[&str]| {
+    let until_running = async |wanted: &[&str]| {
         eventually_async(&format!("{wanted:?} run"), 20, async || {
             let now = processes().await;
             let runs = ["sleep 997", "sleep 996"].into_iter().filter(|command| now.contains(command));
@@ -182,10 +182,10 @@ pub(crate) async fn a_cancelled_exec_is_killed(machine: &mut Machine) {
     };
     tokio::select! {
         ended = machine.exec(&id, &["sh", "-c", "sleep 997 & sleep 996"], 0) => panic!("it ended: {ended:?}"),
-        _begun = seen(&["sleep 997", "sleep 996"]) => {}
+        _begun = until_running(&["sleep 997", "sleep 996"]) => {}
     }
     // The caller has disconnected.
-    assert!(seen(&[]).await.contains("sleep 1000"), "the first process of the container continues");
+    assert!(until_running(&[]).await.contains("sleep 1000"), "the first process of the container continues");
     machine.remove_pod(&pod).await;
 }
 

@@ -58,7 +58,7 @@ pub(crate) async fn checkpoint(machine: &Machine, id: &str, location: &Path) -> 
     machine.runtime.checkpoint_container(Request::new(request)).await.map(|_| ())
 }
 
-/// Whether the machine's CRIU works, by `criu check`. None without CRIU.
+/// Whether the machine's CRIU works, by `criu check`. `None` without CRIU.
 pub(crate) fn works() -> Option<bool> {
     let mut check = Command::new("criu");
     let status = check.arg("check").stdout(Stdio::null()).stderr(Stdio::null()).status();

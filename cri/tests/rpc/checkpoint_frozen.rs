@@ -18,7 +18,7 @@ use crate::fixture::Machine;
 struct Freezer {
     file: PathBuf,
     word: &'static str,
-    seen: (PathBuf, &'static str),
+    state: (PathBuf, &'static str),
 }
 
 impl Freezer {
@@ -26,11 +26,11 @@ impl Freezer {
         let group = machine.container_group(pod, id);
         let v2 = Path::new("/sys/fs/cgroup").join(group.trim_start_matches('/'));
         if v2.join("cgroup.freeze").exists() {
-            let seen = (v2.join("cgroup.events"), "frozen 1");
-            return Self { file: v2.join("cgroup.freeze"), word: "1", seen };
+            let state = (v2.join("cgroup.events"), "frozen 1");
+            return Self { file: v2.join("cgroup.freeze"), word: "1", state };
         }
         let file = PathBuf::from(format!("/sys/fs/cgroup/freezer{group}/freezer.state"));
-        Self { word: "FROZEN", seen: (file.clone(), "FROZEN"), file }
+        Self { word: "FROZEN", state: (file.clone(), "FROZEN"), file }
     }
 
     fn freeze(&self) {
@@ -39,7 +39,7 @@ impl Freezer {
     }
 
     fn is_frozen(&self) -> bool {
-        let (file, line) = &self.seen;
+        let (file, line) = &self.state;
         std::fs::read_to_string(file).expect("state").lines().any(|found| found == *line)
     }
 }

@@ -195,9 +195,10 @@ async fn large_pod(machine: &Machine, name: &str) -> (String, Vec<String>) {
     let holder = machine.run(&pod, "holder", &["sh", "-c", HOLDER]).await;
     let held = || async {
         let look = ["sh", "-c", "cat /proc/[0-9]*/status"];
-        let seen = machine.exec(&holder, &look, 0).await.expect("exec").stdout;
-        let seen = String::from_utf8_lossy(&seen).into_owned();
-        let sizes = seen.lines().filter_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next());
+        let statuses = machine.exec(&holder, &look, 0).await.expect("exec").stdout;
+        let statuses = String::from_utf8_lossy(&statuses).into_owned();
+        let sizes =
+            statuses.lines().filter_map(|line| line.strip_prefix("VmRSS:")?.split_whitespace().next());
         sizes.filter_map(|size| size.parse::<u64>().ok()).max().unwrap_or_default()
     };
     eventually_async("the process has its memory", 10, async || held().await > HELD_KB).await;

@@ -313,12 +313,12 @@ async fn is_in_its_cgroups(machine: &Machine, pod: &str, restored: &str) {
     let plain = machine.run(pod, "plain", &["sleep", "1000"]).await;
     let mut found = Vec::new();
     for id in [restored, &plain] {
-        let seen = machine.exec(id, &["cat", "/proc/1/cgroup"], 0).await.expect("exec").stdout;
+        let from_inside = machine.exec(id, &["cat", "/proc/1/cgroup"], 0).await.expect("exec").stdout;
         let from_outside = std::fs::read_to_string(format!("/proc/{}/cgroup", machine.pid(id).await));
         let from_outside = from_outside.expect("cgroups");
         assert!(from_outside.contains(id), "{from_outside}");
         let without_id = |text: &str| text.replace(id, "ID");
-        found.push((without_id(&from_outside), without_id(&String::from_utf8_lossy(&seen))));
+        found.push((without_id(&from_outside), without_id(&String::from_utf8_lossy(&from_inside))));
     }
     assert_eq!(found[0], found[1]);
 }

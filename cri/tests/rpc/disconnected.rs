@@ -57,8 +57,8 @@ pub(crate) async fn the_runtime_reconnects_after_a_broken_connection(machine: &m
     let cutting = async {
         // The command counts as running when its process is visible in the container.
         eventually_async("the command runs", 20, async || {
-            let seen = machine.exec(&stays, &["ps", "-o", "args"], 60).await.expect("exec").stdout;
-            String::from_utf8_lossy(&seen).contains("/tmp/go")
+            let processes = machine.exec(&stays, &["ps", "-o", "args"], 60).await.expect("exec").stdout;
+            String::from_utf8_lossy(&processes).contains("/tmp/go")
         })
         .await;
         for _ in 0..3 {

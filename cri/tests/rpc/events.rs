@@ -34,24 +34,24 @@ async fn up_to_date(machine: &mut Machine) -> impl Stream<Item = ReceivedEvent> 
 
 /// All events until no event arrives for a while. Tests use it to show that there are no events.
 async fn until_quiet(events: &mut (impl Stream<Item = ReceivedEvent> + Unpin)) -> Vec<(String, i32)> {
-    let mut seen = Vec::new();
+    let mut received = Vec::new();
     while let Ok(Some(event)) = tokio::time::timeout(Duration::from_millis(500), events.next()).await {
         let event = event.expect("event");
-        seen.push((event.container_id, event.container_event_type));
+        received.push((event.container_id, event.container_event_type));
     }
-    seen
+    received
 }
 
 /// The next `count` events. Panics if one does not arrive in time.
 async fn next(events: &mut (impl Stream<Item = ReceivedEvent> + Unpin), count: usize) -> Vec<(String, i32)> {
-    let mut seen = Vec::new();
-    while seen.len() < count {
+    let mut received = Vec::new();
+    while received.len() < count {
         let event = tokio::time::timeout(Duration::from_secs(60), events.next()).await;
-        let event = event.unwrap_or_else(|_late| panic!("{count} events, and not {seen:?}"));
+        let event = event.unwrap_or_else(|_late| panic!("{count} events, and not {received:?}"));
         let event = event.expect("more events").expect("event");
-        seen.push((event.container_id, event.container_event_type));
+        received.push((event.container_id, event.container_event_type));
     }
-    seen
+    received
 }
 
 /// A script that waits for a file.
@@ -99,18 +99,18 @@ pub(crate) async fn exits_without_a_runtime_are_reported(machine: &mut Machine) 
     machine.open_runtime().await;
     let mut events = listen(machine).await;
     let stopped = i32::from(ContainerStoppedEvent);
-    let mut seen = Vec::new();
+    let mut received = Vec::new();
     let mut reason = String::new();
-    while seen.len() < 2 {
+    while received.len() < 2 {
         let event = tokio::time::timeout(Duration::from_secs(60), events.next()).await.expect("two events");
         let event = event.expect("two events").expect("event");
         assert_eq!(event.pod_sandbox_status.as_ref().expect("pod").id, pod);
         if let Some(status) = event.containers_statuses.iter().find(|status| status.id == hog) {
             reason.clone_from(&status.reason);
         }
-        seen.push((event.container_id, event.container_event_type));
+        received.push((event.container_id, event.container_event_type));
     }
-    assert_eq!(seen, [(ends.clone(), stopped), (hog, stopped)], "each once, in order");
+    assert_eq!(received, [(ends.clone(), stopped), (hog, stopped)], "each once, in order");
     assert_eq!(reason, "OOMKilled");
     // Each event is delivered once, even across runtimes.
     assert_eq!(until_quiet(&mut events).await, []);
@@ -124,9 +124,10 @@ pub(crate) async fn exits_without_a_runtime_are_reported(machine: &mut Machine) 
     machine.wait_exited(&late).await;
     machine.remove(&ends).await;
     machine.stop(&stays, 0).await;
-    let seen = next(&mut first, 5).await;
-    assert_eq!(seen, next(&mut second, 5).await);
-    let of = |id: &str| seen.iter().filter(|event| event.0 == id).map(|event| event.1).collect::<Vec<_>>();
+    let received = next(&mut first, 5).await;
+    assert_eq!(received, next(&mut second, 5).await);
+    let of =
+        |id: &str| received.iter().filter(|event| event.0 == id).map(|event| event.1).collect::<Vec<_>>();
     assert_eq!(of(&late), [0, i32::from(ContainerStartedEvent), stopped]);
     assert_eq!(of(&ends), [i32::from(ContainerDeletedEvent)]);
     assert_eq!(of(&stays), [stopped]);
@@ -163,15 +164,15 @@ pub(crate) async fn undelivered_events_are_sent_by_the_next_runtime(machine: &mu
     machine.remove_pod(&pod).await;
     machine.restart(Duration::ZERO).await;
     let mut events = listen(machine).await;
-    let (mut seen, mut last) = (Vec::new(), 0);
-    while seen.len() < 12 {
+    let (mut received, mut last) = (Vec::new(), 0);
+    while received.len() < 12 {
         let event =
             tokio::time::timeout(Duration::from_secs(60), events.next()).await.expect("twelve events");
         let event = event.expect("twelve events").expect("event");
         assert_eq!(event.pod_sandbox_status.expect("pod").id, pod, "also of a pod that is gone");
         assert!(event.created_at >= last, "the event has the time of the exit");
         last = event.created_at;
-        seen.push((event.container_id, event.container_event_type));
+        received.push((event.container_id, event.container_event_type));
     }
     let [created, started, stopped, deleted] = [0, 1, 2, 3];
     let expected = [
@@ -188,7 +189,7 @@ pub(crate) async fn undelivered_events_are_sent_by_the_next_runtime(machine: &mu
         (&second, deleted),
         (&pod, deleted),
     ];
-    assert_eq!(seen, expected.map(|(id, what)| (id.clone(), what)), "each once, in order");
+    assert_eq!(received, expected.map(|(id, what)| (id.clone(), what)), "each once, in order");
     machine.restart(Duration::ZERO).await;
     assert_eq!(until_quiet(&mut listen(machine).await).await, []);
 }

@@ -92,7 +92,7 @@ impl Threads {
         started.map(drop)
     }
 
-    /// Waits for work. None if the thread is to end.
+    /// Waits for work. `None` if the thread is to end.
     fn next_work(&self) -> Option<Work> {
         let mut state = self.state();
         if state.waiting >= WAITING_MAX {

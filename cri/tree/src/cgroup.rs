@@ -15,13 +15,13 @@ use rustix::io::Errno;
 use crate::DIRECTORY;
 use crate::walk::walk_directories;
 
-/// Maximum cgroups that one call removes. A process that makes new ones meanwhile cannot keep the caller busy.
+/// Maximum cgroups that one call removes. So a process that creates cgroups during the call cannot prolong it without end.
 const MAX_REMOVALS: u32 = 10_000;
 
 /// Maximum processes that are open at a time while a cgroup gets a signal.
 const MAX_OPEN_PROCESSES: usize = 64;
 
-/// The processes in the cgroup at a path and in all cgroups below it. Empty if it is absent.
+/// The processes in the cgroup at a path and in all cgroups below it. Empty if the cgroup is absent.
 #[must_use]
 pub fn processes(top: &Path) -> Vec<i32> {
     processes_of(top, usize::MAX)
@@ -121,7 +121,7 @@ fn each_file(top: &Path, most: usize, name: &str, flags: OFlags, mut each: impl 
 }
 
 /// Removes everything below a cgroup. Only two directories are open at a time. A cgroup cannot be moved to another
-/// parent, so `..` leads back.
+/// parent, so its `..` is always the parent that the removal came from.
 fn remove_below(top: OwnedFd) -> Result<(), Errno> {
     let (mut at, mut depth, mut left) = (top, 0_usize, MAX_REMOVALS);
     let mut is_first_scan = true;

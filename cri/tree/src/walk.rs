@@ -1,4 +1,4 @@
-//! Walks a tree that may change meanwhile.
+//! Walks a directory tree that may change during the walk.
 
 use std::ffi::CStr;
 use std::io;
@@ -79,7 +79,7 @@ struct Scope {
 }
 
 /// Reports every entry below a directory, in any order. Links are not followed; mounts are neither entered
-/// nor reported. A process that moves directories at depths above 64 during the walk can hide their contents,
+/// nor reported. A process that moves directories deeper than 64 levels during the walk can hide their contents,
 /// but nothing else. It can also make the walk find directories again, even a directory of very many files. So the walk
 /// ends after as many directories as the file system has inodes, and after 64 times as many names. Unreadable entries are
 /// skipped, with all that is below them.
@@ -123,7 +123,7 @@ pub fn walk_all_while(top: &Path, found: impl FnMut(Found<'_>) -> ControlFlow<()
     walk_with(top, Unreadable::Fail, Scope::EVERYTHING, found)
 }
 
-/// A function that never ends a walk.
+/// Converts a function that does not end a walk.
 fn each(mut found: impl FnMut(Found<'_>)) -> impl FnMut(Found<'_>) -> ControlFlow<()> {
     move |one: Found<'_>| {
         found(one);
@@ -177,7 +177,7 @@ fn walk_with(
 }
 
 /// Maximum directories that a walk enters: the inodes of the file system. Without this limit, a process could prolong the
-/// walk without end: it moves each directory that the walk has left below the directory that the walk reads.
+/// walk without end: it could move each directory that the walk has left into the directory that the walk reads.
 fn most_directories(top: &OwnedFd) -> usize {
     let system = fstatvfs(top).ok();
     // Some file systems report no inodes, or more free ones than there are.
@@ -279,12 +279,12 @@ fn reopen(below: &Dir, known: FileId, offset: i64, unreadable: Unreadable) -> Re
         Ok(above) => above,
     };
     let stat = fstat(&above)?;
-    let (Ok(place), true) =
+    let (Ok(position), true) =
         (u64::try_from(offset), FileId { device: stat.st_dev, inode: stat.st_ino } == known)
     else {
         return Ok(None);
     };
-    seek(&above, SeekFrom::Start(place))?;
+    seek(&above, SeekFrom::Start(position))?;
     Level::open(above, offset).map(Some)
 }
 
@@ -315,18 +315,18 @@ mod tests {
     use crate::scratch::{deep, in_memory, with_few_resources};
 
     fn inodes(top: &Path) -> HashSet<u64> {
-        let (mut seen, mut times) = (HashSet::new(), 0);
+        let (mut inodes, mut times) = (HashSet::new(), 0);
         let found = |found: Found<'_>| {
-            seen.insert(found.stat.st_ino);
+            inodes.insert(found.stat.st_ino);
             times += 1;
         };
         walk(top, found).expect("walk");
-        assert_eq!(seen.len(), times, "nothing twice");
-        seen
+        assert_eq!(inodes.len(), times, "nothing twice");
+        inodes
     }
 
     #[test]
-    fn all_of_a_tree_is_found_however_deep() {
+    fn the_entries_of_a_tree_are_found_at_every_depth() {
         let place = in_memory();
         let top = place.path().join("top");
         deep(&top, 25_000);

@@ -21,15 +21,15 @@ use super::{
 pub(crate) struct Plan {
     node: Node,
     peers: BTreeMap<String, Peer>,
-    narrow: BTreeMap<String, u32>,
+    path_mtus: BTreeMap<String, u32>,
     wanted: DesiredState,
 }
 
 impl Plan {
     /// Plans everything.
-    pub(crate) fn new(node: Node, peers: &BTreeMap<String, Peer>, narrow: &BTreeMap<String, u32>) -> Self {
-        let wanted = wanted(&node, node.devices(peers), peers.iter(), narrow);
-        Self { node, peers: peers.clone(), narrow: narrow.clone(), wanted }
+    pub(crate) fn new(node: Node, peers: &BTreeMap<String, Peer>, path_mtus: &BTreeMap<String, u32>) -> Self {
+        let wanted = wanted(&node, node.devices(peers), peers.iter(), path_mtus);
+        Self { node, peers: peers.clone(), path_mtus: path_mtus.clone(), wanted }
     }
 
     /// Updates the plan. Returns the changes from the previous desired tables.
@@ -37,15 +37,15 @@ impl Plan {
         &mut self,
         local: &Local,
         peers: &BTreeMap<String, Peer>,
-        narrow: &BTreeMap<String, u32>,
+        path_mtus: &BTreeMap<String, u32>,
     ) -> Vec<Change> {
         if self.node.local == *local
-            && let Some(changes) = self.follow_changed(peers, narrow)
+            && let Some(changes) = self.follow_changed(peers, path_mtus)
         {
             return changes;
         }
         let node = Node { local: local.clone(), ..self.node.clone() };
-        let before = std::mem::replace(self, Self::new(node, peers, narrow));
+        let before = std::mem::replace(self, Self::new(node, peers, path_mtus));
         difference(&self.wanted.tables, &before.wanted.tables)
     }
 
@@ -53,19 +53,19 @@ impl Plan {
     fn follow_changed(
         &mut self,
         peers: &BTreeMap<String, Peer>,
-        narrow: &BTreeMap<String, u32>,
+        path_mtus: &BTreeMap<String, u32>,
     ) -> Option<Vec<Change>> {
         let devices = self.node.devices(peers);
         if !self.wanted.apart || devices != self.wanted.tables.devices {
             return None;
         }
         let mut changed = differing(&self.peers, peers);
-        changed.append(&mut differing(&self.narrow, narrow));
-        let part = |peers: &BTreeMap<String, Peer>, narrow| {
+        changed.append(&mut differing(&self.path_mtus, path_mtus));
+        let part = |peers: &BTreeMap<String, Peer>, path_mtus| {
             let changed = changed.iter().filter_map(|name| peers.get_key_value(name));
-            wanted(&self.node, devices.clone(), changed, narrow)
+            wanted(&self.node, devices.clone(), changed, path_mtus)
         };
-        let (was, is) = (part(&self.peers, &self.narrow), part(peers, narrow));
+        let (was, is) = (part(&self.peers, &self.path_mtus), part(peers, path_mtus));
         if !self.remains_disjoint(&was, &is) {
             return None;
         }
@@ -77,7 +77,7 @@ impl Plan {
                 None => drop(self.peers.remove(&name)),
             }
         }
-        self.narrow.clone_from(narrow);
+        self.path_mtus.clone_from(path_mtus);
         Some(changes)
     }
 

@@ -14,7 +14,9 @@ use super::{Forward, Mac, Neighbour, Port, Route, hardware_address};
 /// The entries for one range of a peer.
 pub(super) struct PlannedRange {
     pub(super) to: IpNetwork,
+    /// Address of the peer's node.
     pub(super) by: IpAddr,
+    /// Whether the peer's pods use the family of the range.
     pub(super) answers: bool,
     pub(super) route: Route,
     pub(super) hop: Option<(Forward, Neighbour)>,
@@ -30,14 +32,14 @@ struct Owner<'a> {
     to: IpAddr,
     /// Whether the address is derived from the name.
     is_derived: bool,
-    /// Another peer from whose name the address is derived as well. An attacker can choose a name for that.
+    /// Another peer from whose name the address is derived as well. An attacker can choose such a name.
     rival: Option<&'a str>,
 }
 
 // === impl PlannedRange ===
 
 impl PlannedRange {
-    /// The hardware address of the next hop.
+    /// The hardware address of the next hop, and the device for it.
     pub(super) fn announced(&self) -> Option<(Port, Mac)> {
         self.hop.map(|(forward, _)| (forward.port, forward.mac))
     }
@@ -46,7 +48,7 @@ impl PlannedRange {
 // === impl Owners ===
 
 impl<'a> Owners<'a> {
-    /// If several peers have one address, the owner is the peer from whose name the address is derived, otherwise the
+    /// If several peers announce one address, the owner is the peer from whose name the address is derived, otherwise the
     /// first peer. If the address is derived from the names of several peers, none of them is the owner.
     pub(super) fn of(planned: &[(&'a String, Vec<PlannedRange>)]) -> Self {
         let mut owners = Self(HashMap::with_capacity_and_hasher(planned.len(), RandomState::default()));

@@ -206,8 +206,8 @@ fn without_peers_there_are_no_routes_or_devices() {
 #[test]
 fn a_peer_with_a_smaller_mtu_gets_a_route_with_that_mtu() {
     let peers = BTreeMap::from([peer(1, PeerKind::Vxlan, &[4]), peer(2, PeerKind::Vxlan, &[4])]);
-    let narrow = BTreeMap::from([("n1".to_owned(), 1300), ("n2".to_owned(), 1450)]);
-    let made = Plan::new(node(VXLAN, &BOTH[..1]), &peers, &narrow);
+    let path_mtus = BTreeMap::from([("n1".to_owned(), 1300), ("n2".to_owned(), 1450)]);
+    let made = Plan::new(node(VXLAN, &BOTH[..1]), &peers, &path_mtus);
     let tables = made.tables();
     assert_eq!(tables.routes[&net("10.42.1.0/24")].mtu, Some(1300));
     assert_eq!(tables.routes[&net("10.42.2.0/24")].mtu, None, "the device has this MTU");

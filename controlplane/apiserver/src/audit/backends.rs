@@ -116,12 +116,12 @@ impl Backends {
         if owner.is_empty() {
             return Ok(None);
         }
-        let place = webhook.enter(owner);
-        if place.is_none() {
+        let slot = webhook.enter(owner);
+        if slot.is_none() {
             self.count_refused();
             return Err(ApiError::too_many_requests());
         }
-        Ok(place)
+        Ok(slot)
     }
 
     /// Whether requests wait for another server.

@@ -28,10 +28,10 @@ const MAX_KIB: u32 = 32 << 10;
 /// owner gets half of it.
 const MAX_SHORTENED_KIB: u32 = 16 << 10;
 /// Minimum KiB for which an event counts. So the events of one owner, and those of all, are fewer than the calls that may wait
-/// for the server ([`Remote`]). Otherwise very many small events of an owner would use up these places, and its further
+/// for the server ([`Remote`]). Otherwise very many small events of an owner would use up these slots, and its further
 /// events would be lost.
 const MIN_KIB: u32 = 32;
-/// Maximum number of requests that wait before they run. One owner gets at most as many places as are still free.
+/// Maximum number of requests that wait before they run. One owner gets at most as many slots as are still free.
 const MAX_WAITING: usize = 1024;
 
 /// Sends each event at once.
@@ -39,7 +39,7 @@ pub(super) struct BlockingWebhook {
     remote: Arc<Remote>,
     memory: LargeRequests,
     shortened: LargeRequests,
-    /// The requests that wait before they run. They hold their places; no request waits for a place.
+    /// The requests that wait before they run. They hold their slots; no request waits for a slot.
     waiting: WebhookConnections,
     lost: Arc<AtomicU64>,
 }
@@ -71,7 +71,7 @@ impl BlockingWebhook {
         Ok(Self { remote, memory, shortened, waiting, lost })
     }
 
-    /// The place of a request of an owner that waits before it runs. `None` if too many wait.
+    /// The slot of a request of an owner that waits before it runs. `None` if too many requests wait.
     pub(super) fn enter(&self, owner: &Arc<str>) -> Option<WebhookPermit> {
         self.waiting.acquire("", owner.clone()).now_or_never().flatten()
     }

@@ -124,11 +124,11 @@ async fn look_ups_of_a_host_have_the_limits_of_other_look_ups() {
     let file = std::fs::read_to_string(hook.file()).unwrap().replace("127.0.0.1", "localhost");
     std::fs::write(hook.file(), file).unwrap();
     let (remote, body) = (hook.remote(), json!({}));
-    let places = crate::resolver::occupy().await;
+    let slots = crate::resolver::occupy().await;
     let mut call = Box::pin(remote.post(&body));
     assert!(tokio::time::timeout(Duration::from_millis(300), call.as_mut()).await.is_err());
-    assert_eq!(hook.count(), 0, "all places are occupied");
-    drop(places);
+    assert_eq!(hook.count(), 0, "all slots are occupied");
+    drop(slots);
     assert_eq!(call.await, Ok(json!({})));
 }
 

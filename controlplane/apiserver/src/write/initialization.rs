@@ -26,7 +26,7 @@ const ATTEMPTS: usize = 8;
 /// The field that shows whether an object is rejected.
 pub(crate) const FIELD: &[&str] = &["metadata", "initializers"];
 
-/// Reserves a place to wait for the initializers of a new object. `None` if the create does not wait.
+/// Reserves a slot to wait for the initializers of a new object. `None` if the create does not wait.
 pub(super) fn enter(call: &Call, object: &Value) -> Result<Option<WaitPermit>> {
     let Some(initialization) = &call.state.admission.initialization else { return Ok(None) };
     if !is_uninitialized(object) || call.includes_uninitialized() || call.dry_run()? {

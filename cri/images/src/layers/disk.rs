@@ -26,7 +26,7 @@ pub(crate) fn make_private(path: &Path) -> Result<(), LayerError> {
     })
 }
 
-/// Makes the root directory of a layer. It has mode 0755 whatever the umask, until the layer sets another.
+/// Makes the root directory of a layer. It has mode 0755, independent of the umask, until the layer sets another mode.
 pub(super) fn make(path: &Path) -> Result<(), LayerError> {
     DirBuilder::new()
         .recursive(true)

@@ -1,6 +1,6 @@
-//! Unpackings of layers. One source unpacks a layer once. A caller with another source waits only for a short time,
-//! then fetches and unpacks the layer itself. So a registry that sends slowly does not delay images of other
-//! registries. The first complete layer is kept, and the other unpackings of it end.
+//! Unpackings of layers. Callers with the same source share one unpacking of a layer. A caller with another source waits
+//! only for a short time, then fetches and unpacks the layer itself. So a registry that sends slowly does not delay images
+//! of other registries. The first complete layer is kept, and the other unpackings of it end.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -14,14 +14,14 @@ use crate::image::Login;
 use crate::reference::Reference;
 use crate::unpack::Unpacked;
 
-/// Maximum time that a pull waits for layers of other sources. It counts from the first such wait of the pull.
+/// Maximum time that a pull waits for layers of other sources, from its first such wait.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// The source of layers, for one pull or import.
 #[derive(Debug)]
 pub(crate) struct Source {
     origin: Arc<Origin>,
-    /// When the caller stops waiting for other sources. Set when it waits the first time.
+    /// The time at which the caller stops waiting for other sources. Set at its first such wait.
     waits_until: OnceLock<Instant>,
 }
 
@@ -42,7 +42,7 @@ pub(super) struct InProgress {
     callers: Vec<(u64, Arc<Origin>)>,
     /// Whether an unpacking moves the layer into place.
     is_committing: bool,
-    /// Bytes of the [names] of the layer that is moved into place.
+    /// Memory for the [names] of the layer that is moved into place, in bytes.
     names: usize,
 }
 
@@ -91,11 +91,12 @@ impl Source {
         Source { waits_until: OnceLock::from(Instant::now()), ..self }
     }
 
-    /// Until when the caller waits for these unpackings. `None` means until they end.
+    /// The time until which the caller waits for these unpackings. `None` if it waits for their end.
     fn waits_for(&self, others: &InProgress) -> Option<Instant> {
         // A layer that is being moved into place needs no source any more.
-        let is_safe = others.is_committing || others.callers.iter().any(|(_, other)| *other == self.origin);
-        (!is_safe).then(|| *self.waits_until.get_or_init(|| Instant::now() + WAIT_MAX))
+        let waits_for_end =
+            others.is_committing || others.callers.iter().any(|(_, other)| *other == self.origin);
+        (!waits_for_end).then(|| *self.waits_until.get_or_init(|| Instant::now() + WAIT_MAX))
     }
 }
 
@@ -106,7 +107,7 @@ impl InProgress {
         InProgress { changed: watch::channel(()).0, callers: Vec::new(), is_committing: false, names: 0 }
     }
 
-    /// Bytes of the names of the layer, while it is moved into place.
+    /// Memory for the names of the layer while it is moved into place, in bytes. Otherwise 0.
     pub(super) fn names(&self) -> usize {
         self.names
     }
@@ -181,18 +182,18 @@ impl Layers {
     }
 
     /// Commits a layer in a separate task, so that a cancelled caller does not interrupt the disk operations. If the
-    /// caller is gone, the layer is swept.
+    /// caller is cancelled, a sweep removes the unused layer.
     async fn commit_in_task(
         self: &Arc<Layers>,
         unpacking: Unpacking,
         unpack_dir: UnpackDir,
         meta: Meta,
     ) -> Result<Lease, LayerError> {
-        let (give, take) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         let layers = self.clone();
         tokio::spawn(async move {
             let committed = layers.commit_once(unpacking, unpack_dir, meta).await;
-            if let Err(Ok(unclaimed)) = give.send(committed) {
+            if let Err(Ok(unclaimed)) = sender.send(committed) {
                 drop(unclaimed);
                 let swept =
                     tokio::task::spawn_blocking(move || layers.sweep(std::time::Instant::now())).await;
@@ -201,7 +202,7 @@ impl Layers {
                 }
             }
         });
-        take.await.map_err(|_dropped| LayerError::Stopped)?
+        receiver.await.map_err(|_dropped| LayerError::Stopped)?
     }
 
     /// Commits a layer, unless another caller has done so.
@@ -227,7 +228,7 @@ impl Layers {
 // === impl Unpacking ===
 
 impl Unpacking {
-    /// Begins to move a layer into place. `names` is the number of bytes of its [names].
+    /// Begins to move a layer into place. `names` is the memory for its [names], in bytes.
     fn begin_commit(&mut self, names: usize) -> Outcome {
         let mut states = self.layers.states();
         // There is no state if another caller's layer was completed and removed meanwhile.
@@ -323,7 +324,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn two_sources_that_end_together_make_one_layer() {
+    async fn sources_that_unpack_a_layer_at_the_same_time_make_one_layer() {
         let root = tempfile::tempdir().unwrap();
         let layers = Arc::new(Layers::open(root.path()).unwrap());
         let id = Digest::of(b"a");
@@ -366,7 +367,10 @@ mod tests {
         };
         let own = source("a", "example.org/x:1");
         assert!(waits(&own, source("a", "example.org/x:2")));
-        assert!(!waits(&own, source("b", "example.org/x:1")), "it may wait for the slots of another owner");
+        assert!(
+            !waits(&own, source("b", "example.org/x:1")),
+            "the other pull may wait for slots of its owner"
+        );
         assert!(!waits(&own, source("a", "example.org/y:1")));
         assert!(!waits(&own, Source::local()) && waits(&Source::local(), Source::local()));
         let committing = InProgress { is_committing: true, ..InProgress::none() };

@@ -205,9 +205,12 @@ async fn a_broken_transfer_is_resumed_where_it_broke() {
         .await;
         let pulled = images.pull(&line.name("big"), None, None).await.unwrap();
         assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), random_bytes(3 << 20));
-        let ranges: Vec<String> =
-            line.seen().iter().filter_map(|h| h.split("range: bytes=").nth(1).map(str::to_owned)).collect();
-        assert_eq!(ranges.len(), 1, "{:?}", line.seen());
+        let ranges: Vec<String> = line
+            .requests()
+            .iter()
+            .filter_map(|h| h.split("range: bytes=").nth(1).map(str::to_owned))
+            .collect();
+        assert_eq!(ranges.len(), 1, "{:?}", line.requests());
     }
 }
 

@@ -254,7 +254,7 @@ impl<'a> Blob<'a> {
     async fn open(&mut self) -> Result<(Response, u64), RegistryError> {
         let from = if self.whole { 0 } else { self.offset };
         let no_part = || RegistryError::Short { url: self.url(), got: self.offset, size: self.size };
-        let response = match self.ask(from).await {
+        let response = match self.request(from).await {
             Err(RegistryError::Status { status: StatusCode::RANGE_NOT_SATISFIABLE, .. }) if from > 0 => {
                 let error = no_part();
                 self.whole = true;
@@ -282,18 +282,18 @@ impl<'a> Blob<'a> {
         }
     }
 
-    async fn ask(&self, from: u64) -> Result<Response, RegistryError> {
+    async fn request(&self, from: u64) -> Result<Response, RegistryError> {
         let registry = self.registry;
         let none = || RegistryError::NoHost { domain: registry.domain.clone() };
         match *self.hosts.get(self.at).ok_or_else(none)? {
             Host::Own(index) => {
                 let endpoint = registry.endpoints.get(index).ok_or_else(none)?;
                 let path = registry.path(index, &format!("blobs/{}", self.digest));
-                endpoint.ask(&Request { path: &path, accept: "*/*", from, head: false }).await
+                endpoint.request(&Request { path: &path, accept: "*/*", from, head: false }).await
             }
             Host::Foreign(index) => {
                 let url = self.foreign.get(index).ok_or_else(none)?;
-                foreign::ask(url, from, registry.timeouts).await
+                foreign::request(url, from, registry.timeouts).await
             }
         }
     }

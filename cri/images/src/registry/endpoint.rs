@@ -21,7 +21,7 @@ pub(super) struct Endpoint {
     auth: Option<Auth>,
     /// The scope of a pull, for challenges without a scope.
     scope: String,
-    /// The last accepted `Authorization`.
+    /// Value of the header `Authorization` for the next request.
     granted: Mutex<Option<String>>,
     timeouts: Timeouts,
 }
@@ -40,7 +40,7 @@ pub(super) struct Request<'a> {
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// Makes the client of a host. Makes no connection yet.
+    /// Creates the HTTP client of a host, without a connection.
     pub(super) fn new(
         host: Host,
         repository: &str,
@@ -84,18 +84,22 @@ impl Endpoint {
         format!("{}{path}", self.host.base)
     }
 
-    /// Sends a request and answers one challenge: tokens may expire during a long pull. The timeout also
-    /// covers the token service, and waiting for another request that fetches a token.
-    pub(super) async fn ask(&self, ask: &Request<'_>) -> Result<Response, RegistryError> {
-        let url = self.url(ask.path);
+    /// Sends a request, and sends it again after one challenge: tokens may expire during a long pull. The timeout includes
+    /// the request to the token service, and the wait for another request that fetches a token.
+    pub(super) async fn request(&self, request: &Request<'_>) -> Result<Response, RegistryError> {
+        let url = self.url(request.path);
         let timeout = self.timeouts.progress;
-        let answer = tokio::time::timeout(timeout, self.ask_without_timeout(url.clone(), ask)).await;
+        let answer = tokio::time::timeout(timeout, self.request_without_timeout(url.clone(), request)).await;
         answer.unwrap_or(Err(RegistryError::NoProgress { url, timeout }))
     }
 
-    async fn ask_without_timeout(&self, url: String, ask: &Request<'_>) -> Result<Response, RegistryError> {
+    async fn request_without_timeout(
+        &self,
+        url: String,
+        request: &Request<'_>,
+    ) -> Result<Response, RegistryError> {
         let granted = self.granted.lock().await.clone();
-        let response = self.send(&url, ask, granted.as_deref()).await?;
+        let response = self.send(&url, request, granted.as_deref()).await?;
         if response.status() != StatusCode::UNAUTHORIZED {
             return check_status(url, response).await;
         }
@@ -106,7 +110,7 @@ impl Endpoint {
         let Some(granted) = self.answer(&challenge, granted).await? else {
             return Err(RegistryError::status(url, response).await);
         };
-        let response = self.send(&url, ask, Some(&granted)).await?;
+        let response = self.send(&url, request, Some(&granted)).await?;
         check_status(url, response).await
     }
 
@@ -116,7 +120,7 @@ impl Endpoint {
         challenge: &Challenge,
         refused: Option<String>,
     ) -> Result<Option<String>, RegistryError> {
-        // Several layers may be refused when a token expires. The first one fetches a token for all.
+        // When a token expires, the requests of several layers may be refused. The first of them fetches a token for all.
         let mut granted = self.granted.lock().await;
         if *granted != refused {
             return Ok(granted.clone());
@@ -141,18 +145,18 @@ impl Endpoint {
     async fn send(
         &self,
         url: &str,
-        ask: &Request<'_>,
+        request: &Request<'_>,
         authorization: Option<&str>,
     ) -> Result<Response, RegistryError> {
-        let method = if ask.head { Method::HEAD } else { Method::GET };
-        let mut request = self.client.request(method, url).header("accept", ask.accept);
+        let method = if request.head { Method::HEAD } else { Method::GET };
+        let mut builder = self.client.request(method, url).header("accept", request.accept);
         if let Some(authorization) = authorization {
-            request = request.header(AUTHORIZATION, authorization);
+            builder = builder.header(AUTHORIZATION, authorization);
         }
-        if ask.from > 0 {
-            request = request.header(RANGE, format!("bytes={}-", ask.from));
+        if request.from > 0 {
+            builder = builder.header(RANGE, format!("bytes={}-", request.from));
         }
-        request.send().await.map_err(|e| RegistryError::send(url.to_owned(), e))
+        builder.send().await.map_err(|e| RegistryError::send(url.to_owned(), e))
     }
 }
 

@@ -32,7 +32,7 @@ fn usable_url(url: &str) -> Option<Url> {
 }
 
 /// Requests the content of a URL, starting at byte `from`.
-pub(super) async fn ask(url: &Url, from: u64, timeouts: Timeouts) -> Result<Response, RegistryError> {
+pub(super) async fn request(url: &Url, from: u64, timeouts: Timeouts) -> Result<Response, RegistryError> {
     // A redirect may lead from HTTP to HTTPS.
     let tls = tls::config(&TlsFiles::default(), true).map_err(RegistryError::Tls)?;
     let mut builder = Client::builder()

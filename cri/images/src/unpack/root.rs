@@ -326,7 +326,7 @@ impl Root {
             Err(e) => return Err(e),
         };
         self.real_path(&made)?;
-        // No entry describes the directory, so it gets the default mode, whatever the umask.
+        // No entry describes the directory, so it gets the default mode, independent of the umask.
         fchmod(&made, DIRECTORY_MODE)?;
         self.implied_totals.directories += 1;
         self.implied_totals.name_bytes += path.as_bytes().len() as u64;

@@ -76,12 +76,12 @@ fn the_process_is_adjusted() {
         ..Default::default()
     };
     apply(&mut spec, &asked, V1).expect("apply");
-    let seen = describe::container(&spec);
-    assert_eq!(seen.env, ["B=3", "C=4=5"]);
-    assert_eq!(seen.args, ["run", "it"]);
-    assert_eq!(seen.annotations, [("kept".into(), "1".into()), ("new".into(), "2".into())].into());
-    assert_eq!(seen.rlimits, asked.rlimits);
-    assert_eq!(seen.hooks, asked.hooks);
+    let adjusted = describe::container(&spec);
+    assert_eq!(adjusted.env, ["B=3", "C=4=5"]);
+    assert_eq!(adjusted.args, ["run", "it"]);
+    assert_eq!(adjusted.annotations, [("kept".into(), "1".into()), ("new".into(), "2".into())].into());
+    assert_eq!(adjusted.rlimits, asked.rlimits);
+    assert_eq!(adjusted.hooks, asked.hooks);
     let process = spec.process().as_ref().expect("process");
     assert_eq!(process.oom_score_adj(), Some(500));
     let json = serde_json::to_value(process).expect("json");
@@ -104,8 +104,8 @@ fn mounts_are_replaced_removed_and_nested_in_order() {
         ..Default::default()
     };
     apply(&mut spec, &asked, V1).expect("apply");
-    let seen = describe::container(&spec).mounts;
-    assert_eq!(seen, [mount("/data", "/a"), mount("/data/inner", "/b")]);
+    let adjusted = describe::container(&spec).mounts;
+    assert_eq!(adjusted, [mount("/data", "/a"), mount("/data/inner", "/b")]);
     let relative = ContainerAdjustment { mounts: vec![mount("data", "/a")], ..Default::default() };
     assert!(apply(&mut spec, &relative, V1).is_err());
 }
@@ -135,14 +135,14 @@ fn the_linux_part_is_adjusted() {
         ..Default::default()
     });
     apply(&mut spec, &asked, V1).expect("apply");
-    let seen = describe::container(&spec).linux.expect("linux");
-    assert_eq!(seen.devices, [device]);
-    assert_eq!(seen.cgroups_path, "/elsewhere/c");
-    let names: Vec<_> = seen.namespaces.iter().map(|namespace| namespace.r#type.as_str()).collect();
+    let adjusted = describe::container(&spec).linux.expect("linux");
+    assert_eq!(adjusted.devices, [device]);
+    assert_eq!(adjusted.cgroups_path, "/elsewhere/c");
+    let names: Vec<_> = adjusted.namespaces.iter().map(|namespace| namespace.r#type.as_str()).collect();
     assert_eq!(names, ["mount", "uts"]);
-    assert_eq!(seen.sysctl, [("net.b".into(), "2".into())].into());
-    assert_eq!(seen.seccomp_policy, asked.linux.expect("linux").seccomp_policy);
-    let rules = seen.resources.expect("limits").devices;
+    assert_eq!(adjusted.sysctl, [("net.b".into(), "2".into())].into());
+    assert_eq!(adjusted.seccomp_policy, asked.linux.expect("linux").seccomp_policy);
+    let rules = adjusted.resources.expect("limits").devices;
     assert_eq!((rules[0].r#type.as_str(), rules[0].access.as_str()), ("b", "rwm"));
     let json = serde_json::to_value(spec.linux()).expect("json");
     assert_eq!(json["memoryPolicy"]["mode"], "MPOL_BIND");
@@ -158,10 +158,10 @@ fn limits_are_set_and_swap_follows_memory() {
         ..Default::default()
     });
     apply(&mut spec, &asked, V1).expect("apply");
-    let seen = describe::container(&spec).linux.and_then(|linux| linux.resources).expect("limits");
-    let memory = seen.memory.expect("memory");
+    let adjusted = describe::container(&spec).linux.and_then(|linux| linux.resources).expect("limits");
+    let memory = adjusted.memory.expect("memory");
     assert_eq!((memory.limit, memory.swap), (memory.swap, Some(OptionalInt64 { value: 50 })));
-    assert_eq!(seen.pids, Some(LinuxPids { limit: 9 }));
+    assert_eq!(adjusted.pids, Some(LinuxPids { limit: 9 }));
 }
 
 #[test]

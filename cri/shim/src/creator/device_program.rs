@@ -1,5 +1,5 @@
-//! Compiles a container's device rules to a BPF program (BPF_PROG_TYPE_CGROUP_DEVICE). Cgroup v2 calls the
-//! program instead of keeping a list. Pure.
+//! Compiles a container's device rules to a BPF program (BPF_PROG_TYPE_CGROUP_DEVICE). Cgroup v2 has no list of device
+//! rules: the kernel calls the program for each access. Pure.
 //!
 //! The program gets a device and the requested accesses, and returns 1 (allow) or 0 (deny). It checks the
 //! rules from last to first. A matching deny rule ends it with 0. A matching allow rule removes its
@@ -128,7 +128,7 @@ mod tests {
     use serde_json::json;
 
     /// Interprets the program as the kernel does.
-    fn run(program: &[Instruction], question: [u32; 3]) -> u32 {
+    fn run(program: &[Instruction], context: [u32; 3]) -> u32 {
         let (mut registers, mut at) = ([0_u32; 6], 0);
         loop {
             let one = program[at];
@@ -141,7 +141,7 @@ mod tests {
                 _ => false,
             };
             match one.code {
-                LOAD => registers[to] = question[usize::try_from(one.offset).unwrap() / 4],
+                LOAD => registers[to] = context[usize::try_from(one.offset).unwrap() / 4],
                 COPY => registers[to] = registers[from],
                 SET => registers[to] = value,
                 AND => registers[to] &= value,

@@ -73,9 +73,9 @@ pub(crate) async fn a_terminal_is_attached_both_ways(mut pod: Pod) {
     let mut terminal = UnixStream::from(attached.terminal.unwrap());
     terminal.write_all(b"hello\n").unwrap();
     assert_eq!(pod.exit("c", "").await.code, 6);
-    let mut seen = String::new();
-    terminal.read_to_string(&mut seen).unwrap();
-    assert!(seen.contains("43 132") && seen.contains("got hello"), "{seen}");
+    let mut output = String::new();
+    terminal.read_to_string(&mut output).unwrap();
+    assert!(output.contains("43 132") && output.contains("got hello"), "{output}");
     assert!(
         pod.output("c", "stdout").iter().any(|line| line.starts_with("/dev/")),
         "{:?}",

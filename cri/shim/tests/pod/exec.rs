@@ -110,11 +110,11 @@ pub(crate) async fn an_exec_with_a_terminal_has_one(mut pod: Pod) {
     let begun = pod.shim.exec("c", "e", &parse(script), ExecStdio::Terminal).await.unwrap();
     let StartResult::Started(started) = begun else { panic!("the shim does not answer") };
     let mut master = std::fs::File::from(started.terminal.unwrap());
-    let mut seen = String::new();
+    let mut output = String::new();
     let mut buffer = [0; 1024];
-    while !seen.contains("/dev/pts/") {
+    while !output.contains("/dev/pts/") {
         let count = master.read(&mut buffer).unwrap();
-        seen.push_str(&String::from_utf8_lossy(&buffer[..count]));
+        output.push_str(&String::from_utf8_lossy(&buffer[..count]));
     }
     master.write_all(b"hello\n").unwrap();
     assert_eq!(pod.exit("c", "e").await.code, 9);
@@ -122,9 +122,9 @@ pub(crate) async fn an_exec_with_a_terminal_has_one(mut pod: Pod) {
         if count == 0 {
             break;
         }
-        seen.push_str(&String::from_utf8_lossy(&buffer[..count]));
+        output.push_str(&String::from_utf8_lossy(&buffer[..count]));
     }
-    assert!(seen.contains("got hello"), "{seen}");
+    assert!(output.contains("got hello"), "{output}");
     pod.end().await;
 }
 

@@ -46,9 +46,9 @@ pub(crate) async fn a_container_has_no_key_of_the_runtime(mut pod: Pod) {
     }
     pod.run("c", "cat /proc/keys; echo end").await;
     pod.exit("c", "").await;
-    let seen = pod.output("c", "stdout");
-    assert_eq!(seen.last().map(String::as_str), Some("end"));
-    assert!(!seen.iter().any(|line| line.contains(name)), "{seen:?}");
+    let output = pod.output("c", "stdout");
+    assert_eq!(output.last().map(String::as_str), Some("end"));
+    assert!(!output.iter().any(|line| line.contains(name)), "{output:?}");
     pod.end().await;
 }
 

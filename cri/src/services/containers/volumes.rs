@@ -144,7 +144,7 @@ fn resolve_sources(
     Ok(())
 }
 
-/// The canonical form of a path in which the kernel finds no symbolic link. None for other paths, and if the file does
+/// The canonical form of a path in which the kernel finds no symbolic link. `None` for other paths, and if the file does
 /// not exist or its file system returns an error. Most sources are paths without links, and [`Path::canonicalize`]
 /// takes a system call for each component.
 fn found_without_links(path: &Path) -> Option<PathBuf> {

@@ -8,7 +8,7 @@ use super::output_memory::{Full, Share};
 /// Maximum bytes of both outputs together. Clients such as the kubelet refuse messages of more than 16 MiB; the rest is for
 /// other fields.
 const LIMIT: usize = (16 << 20) - (1 << 10);
-/// Bytes that are reserved for each output, however large the other output is.
+/// Bytes that are reserved for each output, independent of the size of the other output.
 const RESERVE: usize = 64 << 10;
 /// Maximum bytes of each output in an error. Headers of gRPC must be small.
 const TAIL: usize = 1 << 10;
@@ -19,7 +19,7 @@ const READ_SIZE: usize = 32 << 10;
 pub(super) struct Outputs {
     stdout: Vec<u8>,
     stderr: Vec<u8>,
-    /// The memory that both use.
+    /// The memory that both outputs use.
     share: Share,
     full: Option<Full>,
 }
@@ -44,7 +44,7 @@ impl Outputs {
         let (mut out_open, mut err_open) = (true, true);
         while out_open || err_open {
             tokio::select! {
-                // Both arms are cancel safe: an incomplete read has read nothing.
+                // Both arms are cancel safe: a read that is dropped has taken no bytes.
                 read = stdout.read(&mut out), if out_open => {
                     let count = read.unwrap_or_default();
                     out_open = count > 0;
@@ -57,7 +57,7 @@ impl Outputs {
                 }
             }
             if self.full.is_some() {
-                // Other calls get the memory now, and not when the command is killed.
+                // The memory is released before the command is killed, so that other calls get it earlier.
                 (self.stdout, self.stderr) = (Vec::new(), Vec::new());
                 self.share.clear();
                 return;

@@ -87,7 +87,7 @@ impl ExecService {
         }
     }
 
-    /// Waits until the command has started. None if the call is over first: then the command is killed when it starts,
+    /// Waits until the command has started. `None` if the call is over first: then the command is killed when it starts,
     /// because the shim may still start it.
     async fn started(
         &self,

@@ -66,7 +66,7 @@ fn take(buffer: &mut BytesMut, length: usize) -> Bytes {
 // === impl Decoder ===
 
 impl Decoder {
-    /// Takes the next frame from the buffer. None if more bytes are needed.
+    /// Takes the next frame from the buffer. `None` if more bytes are needed.
     pub(super) fn next(&mut self, buffer: &mut BytesMut) -> Result<Option<Frame>, FrameError> {
         if self.long.is_some() {
             return Ok(self.part(buffer));

@@ -144,7 +144,7 @@ fn unmask(masked: &[u8], mask: [u8; 4]) -> Bytes {
 // === impl Reader ===
 
 impl<R: AsyncRead + Unpin> Reader<R> {
-    /// The next piece of a message. None when the client has sent a close frame or has ended its output. Pings are
+    /// The next piece of a message. `None` when the client has sent a close frame or has ended its output. Pings are
     /// passed to the writer.
     pub(super) async fn next(&mut self) -> io::Result<Option<Piece>> {
         loop {
@@ -203,7 +203,7 @@ impl<W: AsyncWrite + Unpin> Writer<W> {
 // === impl Frames ===
 
 impl Frames {
-    /// Takes the next event from the received bytes. None if more bytes are needed.
+    /// Takes the next event from the received bytes. `None` if more bytes are needed.
     pub(super) fn next(&mut self) -> io::Result<Option<Event>> {
         loop {
             if self.current.is_some() {
@@ -223,7 +223,7 @@ impl Frames {
         }
     }
 
-    /// The payload of a ping, pong or close frame, which is short. None if it is incomplete.
+    /// The payload of a ping, pong or close frame, which is short. `None` if it is incomplete.
     fn control(&mut self, head: &Head) -> io::Result<Option<Bytes>> {
         if head.length > MAX_CONTROL || !head.is_final {
             return Err(invalid("a control frame is too long or fragmented"));
@@ -258,7 +258,7 @@ impl Frames {
         Ok(())
     }
 
-    /// The received part of the current frame. None if no byte of it has arrived. An empty frame gives an empty piece.
+    /// The received part of the current frame. `None` if no byte of it has arrived. An empty frame gives an empty piece.
     fn piece(&mut self) -> Option<Piece> {
         let frame = self.current.as_mut()?;
         let left = usize::try_from(frame.left).unwrap_or(usize::MAX);
@@ -290,7 +290,7 @@ impl Frames {
 // === impl Head ===
 
 impl Head {
-    /// Parses the head of the next frame. None if it is incomplete.
+    /// Parses the head of the next frame. `None` if it is incomplete.
     fn parse(bytes: &[u8]) -> io::Result<Option<Self>> {
         let Some((&[first, second], rest)) = bytes.split_first_chunk::<2>() else { return Ok(None) };
         if first & 0x70 != 0 {

@@ -22,7 +22,7 @@ const MAX_SHORT: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
     codec: Codec,
-    /// Channel of the current message. None before its first byte.
+    /// Channel of the current message. `None` before its first byte.
     channel: Option<u8>,
     /// The current message is invalid: its rest is ignored.
     is_invalid: bool,
@@ -48,7 +48,7 @@ impl Decoder {
         Self { codec, ..Self::default() }
     }
 
-    /// The input of a piece. None if the piece is invalid or of an ignored channel, or if more pieces are needed.
+    /// The input of a piece. `None` if the piece is invalid or of an ignored channel, or if more pieces are needed.
     pub(super) fn input(&mut self, piece: Piece) -> Option<Input> {
         let Piece { mut bytes, is_first, is_last } = piece;
         if is_first {

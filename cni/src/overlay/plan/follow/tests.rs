@@ -1,4 +1,4 @@
-//! An incremental plan equals a complete one, after any sequence of changes.
+//! After any sequence of changes, an incremental plan equals a complete plan.
 
 use proptest::collection::vec;
 use proptest::option::{of, weighted};
@@ -16,7 +16,7 @@ const DIRECT: Backend = Backend::Vxlan { vni: 1, port: 8472, direct_routing: tru
 enum Event {
     /// The peer with this number is added, changed or removed.
     Peer(u8, Option<Peer>),
-    /// The path MTU to the peer.
+    /// The path MTU to the peer that a probe found. `None` if the path has the full MTU.
     ProbeResult(u8, Option<u32>),
     /// The ranges of this node.
     Local(Vec<IpNetwork>),
@@ -61,11 +61,11 @@ fn any_event() -> impl Strategy<Value = Event> {
     let number = 1..7u8;
     let peer =
         number.clone().prop_flat_map(|n| weighted(0.8, any_peer(n)).prop_map(move |p| Event::Peer(n, p)));
-    let passes =
+    let probe =
         (number, of(select(&[1300, 1440, 9000][..]))).prop_map(|(n, bytes)| Event::ProbeResult(n, bytes));
     let own = select(vec![vec!["10.42.0.0/24", "fd42::/64"], vec!["10.42.99.0/24"]]);
     let local = own.prop_map(|own| Event::Local(own.into_iter().map(net).collect()));
-    prop_oneof![12 => peer, 3 => passes, 1 => local]
+    prop_oneof![12 => peer, 3 => probe, 1 => local]
 }
 
 proptest! {
@@ -78,21 +78,21 @@ proptest! {
         steps in vec(vec(any_event(), 1..4), 1..12),
     ) {
         let mut node = node(backend, up);
-        let (mut peers, mut narrow) = (BTreeMap::new(), BTreeMap::new());
-        let mut plan = Plan::new(node.clone(), &peers, &narrow);
+        let (mut peers, mut path_mtus) = (BTreeMap::new(), BTreeMap::new());
+        let mut plan = Plan::new(node.clone(), &peers, &path_mtus);
         for events in steps {
             for event in events {
                 match event {
                     Event::Peer(n, Some(peer)) => drop(peers.insert(name(n), peer)),
                     Event::Peer(n, None) => drop(peers.remove(&name(n))),
-                    Event::ProbeResult(n, Some(bytes)) => drop(narrow.insert(name(n), bytes)),
-                    Event::ProbeResult(n, None) => drop(narrow.remove(&name(n))),
+                    Event::ProbeResult(n, Some(bytes)) => drop(path_mtus.insert(name(n), bytes)),
+                    Event::ProbeResult(n, None) => drop(path_mtus.remove(&name(n))),
                     Event::Local(cidrs) => node.local.cidrs = cidrs,
                 }
             }
             let before = plan.tables().clone();
-            let changes = plan.follow(&node.local, &peers, &narrow);
-            prop_assert_eq!(&plan, &Plan::new(node.clone(), &peers, &narrow));
+            let changes = plan.follow(&node.local, &peers, &path_mtus);
+            prop_assert_eq!(&plan, &Plan::new(node.clone(), &peers, &path_mtus));
             prop_assert_eq!(&after(before, &changes), plan.tables(), "{:#?}", changes);
         }
     }
@@ -120,10 +120,10 @@ fn peers_without_common_ranges_are_planned_alone() {
     assert!(is_planned_alone(&all, &with(peer(5, PeerKind::Vxlan, &[4]))), "a new peer");
     assert!(is_planned_alone(&with(peer(5, PeerKind::Vxlan, &[4])), &all), "a removed peer");
     assert!(is_planned_alone(&all, &with(peer(4, PeerKind::Vxlan, &[6]))), "a changed peer");
-    let mut heir = all.clone();
-    let cidrs = heir.remove("n4").unwrap().cidrs;
-    heir.insert("n9".to_owned(), Peer { cidrs, ..peer(9, PeerKind::Vxlan, &[4, 6]).1 });
-    assert!(is_planned_alone(&all, &heir), "one that takes the ranges of one that leaves");
+    let mut moved = all.clone();
+    let cidrs = moved.remove("n4").unwrap().cidrs;
+    moved.insert("n9".to_owned(), Peer { cidrs, ..peer(9, PeerKind::Vxlan, &[4, 6]).1 });
+    assert!(is_planned_alone(&all, &moved), "a new peer with the ranges of a removed peer");
     // A peer is not planned alone if it needs a device that no other peer needs, or if it shares entries with another
     // peer.
     let mut same_range = peer(5, PeerKind::Vxlan, &[4]);
@@ -133,8 +133,8 @@ fn peers_without_common_ranges_are_planned_alone() {
     let mut same_device = peer(5, PeerKind::Vxlan, &[4]);
     same_device.1.ends[0].vtep = all["n1"].ends[0].vtep;
     for other in [peer(5, PeerKind::Udp, &[4]), same_range, same_end, same_device] {
-        assert!(!is_planned_alone(&all, &with(other.clone())), "{other:?} comes");
-        assert!(!is_planned_alone(&with(other.clone()), &all), "{other:?} leaves");
+        assert!(!is_planned_alone(&all, &with(other.clone())), "{other:?} is added");
+        assert!(!is_planned_alone(&with(other.clone()), &all), "{other:?} is removed");
     }
     assert!(!is_planned_alone(&BTreeMap::new(), &all), "the first peers");
 }
@@ -146,7 +146,7 @@ fn a_path_is_probed_at_an_address_that_every_peer_answers() {
         let peers = BTreeMap::from([(name.clone(), Peer { bridged, ..one })]);
         let plan = Plan::new(node(backend, BOTH), &peers, &BTreeMap::new());
         let paths = plan.paths(&BTreeSet::from([name]));
-        paths.iter().map(|way| way.to.to_string()).collect::<Vec<_>>()
+        paths.iter().map(|path| path.to.to_string()).collect::<Vec<_>>()
     };
     let (v, h) = (PeerKind::Vxlan, PeerKind::HostGw);
     let direct = Backend::Vxlan { vni: 1, port: 8472, direct_routing: true };
@@ -161,7 +161,7 @@ fn a_path_is_probed_at_an_address_that_every_peer_answers() {
 }
 
 #[test]
-fn names_that_differ_are_found_wherever_they_are() {
+fn names_that_differ_are_found_at_every_position() {
     let map = |text: &str| -> BTreeMap<String, char> {
         text.split_whitespace().map(|entry| (entry[..1].to_owned(), entry.chars().last().unwrap())).collect()
     };

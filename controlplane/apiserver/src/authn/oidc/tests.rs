@@ -417,7 +417,7 @@ async fn look_ups_of_an_issuer_have_the_limits_of_other_look_ups() {
     );
     let config = AuthenticationConfig::parse(&config).unwrap().issuers.pop().unwrap();
     let keys = Arc::new(Keys::new(&config).unwrap());
-    let places = crate::resolver::occupy().await;
+    let slots = crate::resolver::occupy().await;
     let mut find = Box::pin(keys.find(wanted("a")));
     let begun = tokio::time::timeout(std::time::Duration::from_millis(300), async {
         tokio::select! {
@@ -425,8 +425,8 @@ async fn look_ups_of_an_issuer_have_the_limits_of_other_look_ups() {
             _ = silent.accept() => {}
         }
     });
-    assert!(begun.await.is_err(), "all places are occupied");
-    drop(places);
+    assert!(begun.await.is_err(), "all slots are occupied");
+    drop(slots);
     tokio::select! {
         found = find => panic!("the issuer was not asked: {:?}", found.err()),
         accepted = silent.accept() => drop(accepted.unwrap()),

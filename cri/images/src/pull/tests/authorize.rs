@@ -74,9 +74,9 @@ async fn tokens_are_fetched_and_renewed_when_they_expire() {
     assert_eq!(error.kind(), ErrorKind::Unauthorized, "{}", error.report());
     images.pull(&name, Some(login(PASSWORD)), None).await.unwrap();
     assert!(
-        service.seen().iter().any(|h| h.contains("scope=repository%3Aprivate%3Apull")),
+        service.requests().iter().any(|h| h.contains("scope=repository%3Aprivate%3Apull")),
         "{:?}",
-        service.seen()
+        service.requests()
     );
     let before = service.count("POST");
     images.pull(&name, Some(Auth::IdentityToken("refresh".into()).into()), None).await.unwrap();
@@ -127,13 +127,13 @@ async fn mirrors_get_the_ns_parameter_and_the_registry_does_not() {
         let directory = Some(hosts.path().to_owned());
         let config = ImagesConfig { registry_config_dir: directory, ..ImagesConfig::new(root.path()) };
         let images = Images::open(config).await.unwrap();
-        let before = line.seen().len();
+        let before = line.requests().len();
         let name = format!("{domain}/app");
         images.pull(&name, None, None).await.unwrap();
         // The image is in the store, so this pull is one request without a body.
         images.pull(&name, None, None).await.unwrap();
-        let seen = &line.seen()[before..];
-        let lines: Vec<&str> = seen.iter().filter_map(|head| head.lines().next()).collect();
+        let requests = &line.requests()[before..];
+        let lines: Vec<&str> = requests.iter().filter_map(|head| head.lines().next()).collect();
         for part in ["GET /v2/app/manifests/", "GET /v2/app/blobs/", "HEAD /v2/app/manifests/"] {
             let mut asked = lines.iter().filter(|line| line.starts_with(part)).peekable();
             assert!(asked.peek().is_some(), "{part} is not among {lines:?}");
@@ -157,7 +157,7 @@ async fn credentials_are_sent_only_to_their_host() {
     let token = Login::from(Auth::RegistryToken("t0ken".into()));
     let to_mirror = Login { address: format!("http://{}/v2/", mirror.address()), ..login(PASSWORD) };
     let to_other = Login { address: "other.example".into(), ..login(PASSWORD) };
-    // `works` is the expected result. `shown` tells whether the mirror and the registry got credentials.
+    // `works` is the expected result. `shown` says whether the mirror and the registry got credentials.
     for (login, works, shown) in [
         (login(PASSWORD), true, (false, true)),
         (token, false, (false, true)),
@@ -168,15 +168,15 @@ async fn credentials_are_sent_only_to_their_host() {
         let directory = Some(hosts.path().to_owned());
         let config = ImagesConfig { registry_config_dir: directory, ..ImagesConfig::new(root.path()) };
         let images = Images::open(config).await.unwrap();
-        let (before, own_before) = (mirror.seen().len(), own.seen().len());
+        let (before, own_before) = (mirror.requests().len(), own.requests().len());
         let pulled = images.pull(&own.name("private"), Some(login), None).await;
         assert_eq!(pulled.is_ok(), works, "{:?}", pulled.map_err(|error| error.report()).err());
         let got_credentials = |heads: &[String]| heads.iter().any(|head| head.contains("authorization:"));
         assert_eq!(
-            (got_credentials(&mirror.seen()[before..]), got_credentials(&own.seen()[own_before..])),
+            (got_credentials(&mirror.requests()[before..]), got_credentials(&own.requests()[own_before..])),
             shown
         );
-        assert!(mirror.seen().len() > before, "the mirror was asked");
+        assert!(mirror.requests().len() > before, "the mirror was asked");
     }
 }
 
@@ -211,14 +211,14 @@ async fn credentials_are_not_sent_to_redirect_targets() {
         let directory = Some(hosts.path().to_owned());
         let config = ImagesConfig { registry_config_dir: directory, ..ImagesConfig::new(root.path()) };
         let images = Images::open(config).await.unwrap();
-        let (before, on) = (line.seen().len(), storage.seen().len());
+        let (before, on) = (line.requests().len(), storage.requests().len());
         images.pull(&name, login, None).await.map_err(|error| error.report()).unwrap();
         assert!(
-            line.seen()[before..].iter().all(|head| head.contains("authorization:")),
+            line.requests()[before..].iter().all(|head| head.contains("authorization:")),
             "{:?}",
-            line.seen()
+            line.requests()
         );
-        assert!(storage.seen().len() > on && !storage.seen().concat().contains("authorization:"));
+        assert!(storage.requests().len() > on && !storage.requests().concat().contains("authorization:"));
     }
 }
 
@@ -314,7 +314,7 @@ async fn text_of_token_services_and_redirect_targets_is_not_passed_on() {
         let report = refusal(&registry.name("app")).await;
         assert!(!report.contains("SECRET"), "{report}");
         assert!(report.contains(service.address()), "{report}");
-        assert!(!service.seen().is_empty(), "the service was asked");
+        assert!(!service.requests().is_empty(), "the service was asked");
     }
     let inside = TestProxy::to("127.0.0.1:1", move |_, _| reply("403 Forbidden", oci)).await;
     let to = inside.address().to_owned();

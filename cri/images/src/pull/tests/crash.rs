@@ -1,4 +1,4 @@
-//! Pulls with a full disk, with a killed process, and with damage to the store afterwards.
+//! Pulls on a full disk, pulls whose process is killed, and pulls after damage to the store.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use crate::fixture::{TestImage, TestRegistry, TestTar, layer, random_bytes};
 use crate::{ErrorKind, Images};
 
 const SMALL_DISK: &str = "CORACLE_TEST_SMALL_DISK";
-const PULL_FOR_EVER: &str = "CORACLE_TEST_PULL";
+const PULL_IN_LOOP: &str = "CORACLE_TEST_PULL";
 
 /// Two layers of many files, and the files' contents.
 fn image() -> (TestImage, Vec<(String, Vec<u8>)>) {
@@ -23,8 +23,8 @@ fn image() -> (TestImage, Vec<(String, Vec<u8>)>) {
     (TestImage::new(vec![tar(first), tar(second)]), files)
 }
 
-/// Runs this test in a separate process.
-fn myself(test: &str) -> Command {
+/// A command that runs this test in a separate process.
+fn this_executable(test: &str) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", &format!("pull::tests::crash::{test}")])
@@ -36,7 +36,7 @@ fn myself(test: &str) -> Command {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_full_disk_is_reported_and_nothing_is_left() {
     let Ok(root) = std::env::var(SMALL_DISK) else {
-        let place = tempfile::tempdir().unwrap();
+        let mount_point = tempfile::tempdir().unwrap();
         let status = Command::new("unshare")
             .args([
                 "--mount",
@@ -45,10 +45,10 @@ async fn a_full_disk_is_reported_and_nothing_is_left() {
                 "mount -t tmpfs -o size=5m small \"$1\" && shift && exec \"$@\"",
                 "sh",
             ])
-            .arg(place.path())
+            .arg(mount_point.path())
             .arg(std::env::current_exe().unwrap())
             .args(["--exact", "pull::tests::crash::a_full_disk_is_reported_and_nothing_is_left"])
-            .env(SMALL_DISK, place.path())
+            .env(SMALL_DISK, mount_point.path())
             .status();
         assert!(status.unwrap().success());
         return;
@@ -73,18 +73,18 @@ async fn a_full_disk_is_reported_and_nothing_is_left() {
     images.pull(&registry.name("small"), None, None).await.unwrap();
 }
 
-fn assert_whole(images: &Images, files: &[(String, Vec<u8>)]) {
+fn assert_complete(images: &Images, files: &[(String, Vec<u8>)]) {
     for image in images.list() {
         for (name, data) in files {
             let found = image.layers.iter().find_map(|layer| std::fs::read(layer.join(name)).ok());
-            assert!(found.as_ref() == Some(data), "{name} is not what it was");
+            assert!(found.as_ref() == Some(data), "{name} is missing or has other content");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_process_killed_at_any_moment_leaves_no_incomplete_layer() {
-    if let Ok(job) = std::env::var(PULL_FOR_EVER) {
+    if let Ok(job) = std::env::var(PULL_IN_LOOP) {
         let (root, name) = job.split_once('|').unwrap();
         let images = store(Path::new(root)).await;
         loop {
@@ -98,20 +98,20 @@ async fn a_process_killed_at_any_moment_leaves_no_incomplete_layer() {
     let root = tempfile::tempdir().unwrap();
     let name = registry.name("app");
     for moment in 0..14 {
-        let mut child = myself("a_process_killed_at_any_moment_leaves_no_incomplete_layer")
-            .env(PULL_FOR_EVER, format!("{}|{name}", root.path().display()))
+        let mut child = this_executable("a_process_killed_at_any_moment_leaves_no_incomplete_layer")
+            .env(PULL_IN_LOOP, format!("{}|{name}", root.path().display()))
             .spawn()
             .unwrap();
         tokio::time::sleep(Duration::from_millis(40 + 37 * moment)).await;
         child.kill().unwrap();
         child.wait().unwrap();
         let images = store(root.path()).await;
-        assert_whole(&images, &files);
+        assert_complete(&images, &files);
         assert_eq!(entries(&root.path().join("images/partial")), 0);
     }
     let images = store(root.path()).await;
     images.pull(&name, None, None).await.unwrap();
-    assert_whole(&images, &files);
+    assert_complete(&images, &files);
     images.remove(&name).await.unwrap();
     assert!(images.list().is_empty());
 }
@@ -121,7 +121,7 @@ async fn a_layer_with_damaged_metadata_is_dropped_and_fetched_again() {
     let registry = TestRegistry::start().await;
     registry.push("app", "latest", &TestImage::small("x")).await;
     let root = tempfile::tempdir().unwrap();
-    let spoils: [fn(&Path); 5] = [
+    let damages: [fn(&Path); 5] = [
         |layer| std::fs::remove_file(layer.join("complete")).unwrap(),
         |layer| std::fs::write(layer.join("complete"), "").unwrap(),
         |layer| {
@@ -131,11 +131,11 @@ async fn a_layer_with_damaged_metadata_is_dropped_and_fetched_again() {
         |layer| std::fs::write(layer.join("complete"), [0; 200]).unwrap(),
         |layer| std::fs::remove_dir_all(layer.join("fs")).unwrap(),
     ];
-    for spoil in spoils {
+    for damage in damages {
         let images = store(root.path()).await;
         let pulled = images.pull(&registry.name("app"), None, None).await.unwrap();
         drop(images);
-        spoil(pulled.layers[0].parent().unwrap());
+        damage(pulled.layers[0].parent().unwrap());
         let images = store(root.path()).await;
         assert!(images.list().is_empty());
         images.pull(&registry.name("app"), None, None).await.unwrap();

@@ -59,10 +59,13 @@ async fn layers_missing_at_the_registry_come_from_their_urls_without_credentials
     let pulled = images.pull(&line.name("app"), Some(auth.into()), None).await;
     let pulled = pulled.map_err(|error| error.report()).unwrap();
     assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), random_bytes(SIZE));
-    assert!(line.count("/blobs/") >= 2 && line.seen().iter().any(|head| head.contains("authorization:")));
+    assert!(line.count("/blobs/") >= 2 && line.requests().iter().any(|head| head.contains("authorization:")));
     for place in [&greedy, &spoiled, &good] {
-        let seen = place.seen();
-        assert!(!seen.is_empty() && seen.iter().all(|head| !head.contains("authorization:")), "{seen:?}");
+        let requests = place.requests();
+        assert!(
+            !requests.is_empty() && requests.iter().all(|head| !head.contains("authorization:")),
+            "{requests:?}"
+        );
     }
 }
 
@@ -76,7 +79,7 @@ async fn layers_at_the_registry_are_not_requested_from_their_urls() {
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
     images.pull(&own.name("app"), None, None).await.unwrap();
-    assert_eq!(line.seen(), [] as [String; 0]);
+    assert_eq!(line.requests(), [] as [String; 0]);
 }
 
 #[tokio::test(flavor = "multi_thread")]

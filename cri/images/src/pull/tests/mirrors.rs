@@ -82,7 +82,7 @@ async fn content_damaged_by_a_mirror_is_fetched_completely_from_the_next_host() 
         let pulled = images.pull(&name, None, None).await.map_err(|error| error.report()).unwrap();
         assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), random_bytes(SIZE), "{part} {at}");
         assert_eq!((mirror.count(part), server.count(part)), (1, 1), "{part} {at}");
-        assert!(server.seen().iter().all(|head| !head.contains("range:")), "{:?}", server.seen());
+        assert!(server.requests().iter().all(|head| !head.contains("range:")), "{:?}", server.requests());
         assert_eq!(entries(&root.path().join("images/resume")), 0);
     }
 }
@@ -108,7 +108,7 @@ async fn a_mirror_that_answers_everything_with_a_page_is_skipped() {
         let server = good(&registry).await;
         let (images, _hosts) = mirrored(root.path(), &[&mirror, &server]).await;
         pull(&images).await.unwrap();
-        assert!(mirror.count(&blob) <= asked, "{head}: {:?}", mirror.seen());
+        assert!(mirror.count(&blob) <= asked, "{head}: {:?}", mirror.requests());
     }
 }
 
@@ -169,9 +169,9 @@ async fn when_the_wrong_part_is_unknown_each_host_is_asked_for_the_whole_blob() 
     let server = spoiling(&registry, &blob, 9_000).await;
     let (images, _hosts) = mirrored(root.path(), &[&mirror, &server]).await;
     pull(&images).await.unwrap();
-    let ranges = |line: &TestProxy| line.seen().iter().filter(|head| head.contains("range:")).count();
-    assert_eq!((mirror.count(&blob), ranges(&mirror)), (3, 1), "{:?}", mirror.seen());
-    assert_eq!((server.count(&blob), ranges(&server)), (1, 1), "{:?}", server.seen());
+    let ranges = |line: &TestProxy| line.requests().iter().filter(|head| head.contains("range:")).count();
+    assert_eq!((mirror.count(&blob), ranges(&mirror)), (3, 1), "{:?}", mirror.requests());
+    assert_eq!((server.count(&blob), ranges(&server)), (1, 1), "{:?}", server.requests());
 }
 
 #[tokio::test(flavor = "multi_thread")]

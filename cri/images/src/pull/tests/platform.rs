@@ -58,7 +58,7 @@ async fn the_image_is_selected_from_an_index_without_platforms() {
     let pulled = images.pull(&line.name("unmarked"), None, None).await;
     assert_eq!(pulled.map(|pulled| pulled.id).map_err(|error| error.report()), Ok(ours.id()));
     let config = Digest::of(&ours.config).to_string();
-    assert_eq!(line.count(&config), 1, "{:?}", line.seen());
+    assert_eq!(line.count(&config), 1, "{:?}", line.requests());
     // The registry may have only the second manifest.
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;

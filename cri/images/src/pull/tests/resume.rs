@@ -44,7 +44,7 @@ async fn pull_completely(registry: &TestRegistry, images: &Images) -> Vec<String
     let pulled = images.pull(&proxy.name("big"), None, None).await.unwrap();
     assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), random_bytes(SIZE));
     proxy
-        .seen()
+        .requests()
         .iter()
         .filter_map(|h| h.split("range: bytes=").nth(1)?.lines().next().map(str::to_owned))
         .collect()
@@ -122,11 +122,11 @@ async fn an_unchanged_image_costs_one_request() {
     let images = store(root.path()).await;
     let proxy = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
     let first = images.pull(&proxy.name("app:one"), None, None).await.unwrap();
-    let before = proxy.seen().len();
+    let before = proxy.requests().len();
     for name in [proxy.name("app:one"), first.digests[0].clone(), proxy.name("app:two")] {
         assert_eq!(images.pull(&name, None, None).await.unwrap().id, first.id);
     }
-    assert_eq!((proxy.seen().len() - before, proxy.count("HEAD")), (3, 3), "{:?}", proxy.seen());
+    assert_eq!((proxy.requests().len() - before, proxy.count("HEAD")), (3, 3), "{:?}", proxy.requests());
     assert_eq!(images.get(&first.id).unwrap().tags, [proxy.name("app:two"), proxy.name("app:one")]);
     // With a digest the tag is not requested.
     let both = format!("{}:gone@{}", proxy.name("app"), first.digests[0].split_once('@').unwrap().1);
@@ -144,10 +144,10 @@ async fn the_retry_after_header_of_a_busy_registry_is_respected() {
     };
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
-    let seen = Mutex::new(std::collections::HashSet::new());
+    let requested = Mutex::new(std::collections::HashSet::new());
     let proxy = TestProxy::to(registry.address(), move |head, _| {
         let first = head.lines().next().unwrap().to_owned();
-        if seen.lock().unwrap().insert(first) { busy(1) } else { ProxyFault::Pass }
+        if requested.lock().unwrap().insert(first) { busy(1) } else { ProxyFault::Pass }
     })
     .await;
     let began = Instant::now();
