@@ -276,6 +276,9 @@ settings! {
         = unset "an eighth of the machine's memory, at least 128Mi", "BYTES";
     /// Time for which the API server still accepts requests during its shutdown, while /readyz fails.
     shutdown_delay_duration: GoDuration = default "0s", "DURATION";
+    /// Refuse new requests with 429 and Retry-After after shutdown-delay-duration, until the requests in flight have ended.
+    /// Without it, the API server then accepts no more connections.
+    shutdown_send_retry_after: bool = default "false", "BOOL";
 }
 
 // === impl ControlPlaneSettings ===

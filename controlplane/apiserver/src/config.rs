@@ -152,6 +152,9 @@ pub struct ServerOptions {
     /// Probability that a request asks its HTTP/2 client to connect again, so that clients spread over several servers; 0 for
     /// never.
     pub goaway_chance: f64,
+    /// Whether the server refuses new requests with 429 and `Retry-After` at its shutdown until the requests in flight have
+    /// ended. Otherwise it accepts no more connections.
+    pub send_retry_after: bool,
     /// The ranges of external IPs that nodes permit. Other external IPs of Services have warnings. `None` if the server
     /// does not know the ranges.
     pub external_ips: Option<Vec<IpNetwork>>,
@@ -175,6 +178,7 @@ impl Default for ServerOptions {
             strict_transport_security: String::new(),
             allowed_origins: Vec::new(),
             goaway_chance: 0.0,
+            send_retry_after: false,
             external_ips: None,
         }
     }

@@ -14,7 +14,7 @@
 //! | handlers | `verb`, `sub`, `usage`, `aggregated`, `documents`, `health`, `backup` |
 //! | write pipeline | `write`, and its stages `field_manager`, `quota` |
 //! | request | `call`: one request, with the services (`state`) |
-//! | services | `admit`, `aggregation`, `allocate`, `audit`, `authn`, `authz`, `custom_resources`, `flow_control`, `in_flight`, `initialization`, `metrics`, `usage_history` |
+//! | services | `admit`, `aggregation`, `allocate`, `audit`, `authn`, `authz`, `custom_resources`, `drain`, `flow_control`, `in_flight`, `initialization`, `metrics`, `usage_history` |
 //! | storage | `registry`, `convert`, `cache` |
 //! | values | `browsers`, `error`, `media`, `object_meta`, `pod_references`, `request`, `web_socket` |
 //!
@@ -48,6 +48,7 @@ mod counted_body;
 mod custom_resources;
 mod deadline;
 mod documents;
+mod drain;
 mod error;
 mod external_name;
 mod field_manager;
