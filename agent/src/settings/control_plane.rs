@@ -171,6 +171,14 @@ settings! {
     audit_log_maxbackup: u32 = default "10", "COUNT";
     /// Days for which old files of the audit log are kept; 0 keeps all.
     audit_log_maxage: u32 = default "0", "DAYS";
+    /// Shorten events of the audit log above audit-log-truncate-max-event-size: request and response objects are removed. An
+    /// event that is still larger is dropped.
+    audit_log_truncate_enabled: bool = default "false", "BOOL";
+    /// Maximum size of a batch of events; at least audit-log-truncate-max-event-size. Has no other effect, because each event
+    /// is written alone.
+    audit_log_truncate_max_batch_size: NonZero<u32> = default "10485760", "BYTES";
+    /// Maximum size of an event of the audit log.
+    audit_log_truncate_max_event_size: NonZero<u32> = default "102400", "BYTES";
     /// Controllers to run, by upstream's names: * enables all, -* none, -NAME disables one.
     controllers: Vec<String> = default "*", "NAME";
     /// Run the scheduler. Disable it if another program schedules the pods of the cluster.
@@ -189,6 +197,13 @@ settings! {
     /// Time before a failed request to the server is repeated. Each of four repetitions waits one and a half times as
     /// long as the one before. All attempts together take at most 30s.
     audit_webhook_initial_backoff: Option<GoDuration> = unset "500ms, and three repetitions", "DURATION";
+    /// Shorten events for the server above audit-webhook-truncate-max-event-size: request and response objects are removed. An
+    /// event that is still larger is dropped.
+    audit_webhook_truncate_enabled: bool = default "false", "BOOL";
+    /// Maximum size of the events in one request to the server; at least audit-webhook-truncate-max-event-size.
+    audit_webhook_truncate_max_batch_size: NonZero<u32> = default "10485760", "BYTES";
+    /// Maximum size of an event for the server.
+    audit_webhook_truncate_max_event_size: NonZero<u32> = default "102400", "BYTES";
     /// Configuration of the scheduler: a file of kind KubeSchedulerConfiguration, as for kube-scheduler.
     scheduler_config: Option<PathBuf> = unset "", "FILE";
     /// Further names or addresses of the API server for its certificate.

@@ -13,7 +13,7 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use crate::admit::PluginSelection;
 use crate::aggregation::FrontProxy;
-use crate::audit::{AuditWebhookConfig, Auditor};
+use crate::audit::{AuditTruncateConfig, AuditWebhookConfig, Auditor};
 use crate::authn::{AuthenticationConfig, OidcConfig, RequestHeaderConfig, TokenWebhookConfig};
 use crate::authz::AuthorizationConfig;
 use crate::bounded_file;
@@ -222,6 +222,8 @@ pub struct AuditConfig {
     pub log: Option<coracle_audit::LogOptions>,
     /// Whether requests wait for the log.
     pub log_mode: coracle_audit::Mode,
+    /// Limits on the size of events in the log. `None` for no limits.
+    pub log_truncate: Option<AuditTruncateConfig>,
     /// The webhook that receives the audit events.
     pub webhook: Option<AuditWebhookConfig>,
 }
@@ -326,7 +328,8 @@ pub(crate) fn open_audit(config: AuditConfig) -> Result<Arc<Auditor>, OpenError>
         coracle_audit::Log::open(options).map_err(|source| OpenError::AuditLog { path, source })
     };
     let log = config.log.map(open).transpose()?;
-    Auditor::new(policy, log, config.log_mode, config.webhook).map_err(OpenError::AuditWebhook)
+    let truncate = config.log_truncate;
+    Auditor::new(policy, log, config.log_mode, truncate, config.webhook).map_err(OpenError::AuditWebhook)
 }
 
 #[cfg(test)]

@@ -110,7 +110,7 @@ mod write;
 
 pub use admit::PluginSelection;
 pub use aggregation::FrontProxy;
-pub use audit::AuditWebhookConfig;
+pub use audit::{AuditTruncateConfig, AuditWebhookConfig};
 pub use authn::{OidcConfig, RequestHeaderConfig, TokenWebhookConfig, User};
 pub use authz::AuthorizationConfig;
 pub use config::{

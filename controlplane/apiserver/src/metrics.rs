@@ -352,6 +352,7 @@ fn audit(auditor: &Auditor) -> Vec<MetricFamily> {
     );
     errors.with_label_values(&["webhook"]).inc_by(lost);
     errors.with_label_values(&["log"]).inc_by(lost_by_log);
+    errors.with_label_values(&["truncate"]).inc_by(auditor.lost_by_size());
     let rejected = counter(
         "apiserver_audit_requests_rejected_total",
         "Counter of apiserver requests rejected due to an error in audit logging backend.",

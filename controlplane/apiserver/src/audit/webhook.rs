@@ -19,6 +19,7 @@ use tokio::{
     time::Instant,
 };
 
+use super::truncate::AuditTruncateConfig;
 use crate::remote::Remote;
 
 /// Maximum bytes of the queued events.
@@ -41,6 +42,8 @@ pub struct AuditWebhookConfig {
     pub batch: usize,
     /// Maximum time that an event waits for its batch to fill.
     pub wait: Duration,
+    /// Limits on the size of events and batches. `None` for no limits.
+    pub truncate: Option<AuditTruncateConfig>,
     /// The back-off before the first retry, in all modes. `None` for the default back-offs.
     pub backoff: Option<Duration>,
 }
@@ -132,9 +135,15 @@ impl Sender {
             let mut bytes = 0;
             let mut next = Some(first);
             let deadline = Instant::now() + self.config.wait;
+            let max_bytes = self.config.truncate.map_or(usize::MAX, |truncate| truncate.max_batch_bytes);
             while let Some(message) = next {
                 match message {
                     Message::Event(event) => {
+                        // The separator of two events counts.
+                        if !events.is_empty() && bytes + events.len() + event.len() > max_bytes {
+                            self.send(std::mem::take(&mut events)).await;
+                            bytes = 0;
+                        }
                         bytes += event.len();
                         events.push(event);
                     }
@@ -176,8 +185,17 @@ mod tests {
     use crate::remote::tests::Hook;
 
     fn start(hook: &Hook, buffer: usize, batch: usize) -> (AuditWebhook, Arc<AtomicU64>) {
+        start_with(hook, [buffer, batch], None)
+    }
+
+    fn start_with(
+        hook: &Hook,
+        [buffer, batch]: [usize; 2],
+        truncate: Option<AuditTruncateConfig>,
+    ) -> (AuditWebhook, Arc<AtomicU64>) {
         let (mode, wait) = (Mode::Batch, Duration::from_secs(3600));
-        let config = AuditWebhookConfig { file: hook.file(), mode, buffer, batch, wait, backoff: None };
+        let config =
+            AuditWebhookConfig { file: hook.file(), mode, buffer, batch, wait, truncate, backoff: None };
         let lost = Arc::<AtomicU64>::default();
         (AuditWebhook::start(config, lost.clone()).unwrap(), lost)
     }
@@ -197,6 +215,24 @@ mod tests {
             (&bodies[0]["kind"], &bodies[2]["items"][1]["auditID"]),
             (&"EventList".into(), &"9".into())
         );
+        assert_eq!((lost.load(Ordering::Relaxed), webhook.waiting.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[tokio::test]
+    async fn a_batch_above_the_maximum_size_is_split() {
+        let hook = Hook::start(|_| (200, String::new())).await;
+        let event = "{\"auditID\":\"1\"}";
+        // Two events and the comma between them fit.
+        let max_batch_bytes = 2 * event.len() + 1;
+        let truncate = AuditTruncateConfig { max_event_bytes: event.len(), max_batch_bytes };
+        let (webhook, lost) = start_with(&hook, [100, 100], Some(truncate));
+        for _ in 0..5 {
+            webhook.send(&format!("{event}\n"));
+        }
+        webhook.flush().await;
+        let bodies = hook.bodies.lock().unwrap();
+        let sizes: Vec<usize> = bodies.iter().map(|body| body["items"].as_array().unwrap().len()).collect();
+        assert_eq!(sizes, [2, 2, 1]);
         assert_eq!((lost.load(Ordering::Relaxed), webhook.waiting.load(Ordering::Relaxed)), (0, 0));
     }
 
