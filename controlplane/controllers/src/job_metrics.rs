@@ -51,6 +51,10 @@ struct Counts {
     /// Completion mode, result.
     pods: BTreeMap<[&'static str; 2], u64>,
     delays: Histogram,
+    /// Failed pods by the action of the failure policy.
+    policy_actions: BTreeMap<&'static str, u64>,
+    /// Ended pods that got or lost the tracking finalizer, by the event.
+    tracked: BTreeMap<&'static str, u64>,
 }
 
 #[derive(Debug, Default)]
@@ -90,6 +94,27 @@ impl JobMetrics {
         }
     }
 
+    /// Counts failed pods by the action of their job's failure policy.
+    pub(crate) fn handled(&self, actions: &[&'static str]) {
+        if actions.is_empty() {
+            return;
+        }
+        let mut counts = self.lock();
+        for action in actions {
+            *counts.policy_actions.entry(*action).or_default() += 1;
+        }
+    }
+
+    /// Counts a change of a pod. `was` and `is` say whether the pod has ended and has the tracking finalizer.
+    pub(crate) fn tracked(&self, was: bool, is: bool) {
+        let event = match (was, is) {
+            (false, true) => "add",
+            (true, false) => "delete",
+            (false, false) | (true, true) => return,
+        };
+        *self.lock().tracked.entry(event).or_default() += 1;
+    }
+
     /// Counts a job that a cron job created this many seconds after its scheduled time.
     pub(crate) fn created_after(&self, seconds: f64) {
         self.lock().delays.observe(&DELAYS, seconds);
@@ -121,6 +146,19 @@ impl JobMetrics {
         head(&mut text, name, "counter", help, counts.pods.len());
         for ([mode, result], count) in &counts.pods {
             line(&mut text, name, &format!("completion_mode=\"{mode}\",result=\"{result}\""), *count);
+        }
+        let name = "job_controller_pod_failures_handled_by_failure_policy_total";
+        let help =
+            "Number of failed pods by the action of the first rule of the failure policy that matches.";
+        head(&mut text, name, "counter", help, counts.policy_actions.len());
+        for (action, count) in &counts.policy_actions {
+            line(&mut text, name, &format!("action=\"{action}\""), *count);
+        }
+        let name = "job_controller_terminated_pods_tracking_finalizer_total";
+        let help = "Number of ended pods that got or lost the finalizer batch.kubernetes.io/job-tracking.";
+        head(&mut text, name, "counter", help, counts.tracked.len());
+        for (event, count) in &counts.tracked {
+            line(&mut text, name, &format!("event=\"{event}\""), *count);
         }
         let name = "cronjob_controller_job_creation_skew_duration_seconds";
         let help = "Seconds from the scheduled time of a cron job until its job is created.";
@@ -219,6 +257,28 @@ mod tests {
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
         assert!(!text.contains("failed") && !text.contains("syncs"), "{text}");
+    }
+
+    #[test]
+    fn policies_and_finalizers_are_counted_by_action_and_event() {
+        let metrics = JobMetrics::default();
+        metrics.handled(&[]);
+        metrics.tracked(true, true);
+        assert_eq!(metrics.text(), "");
+        metrics.handled(&["Ignore", "FailJob", "Ignore"]);
+        for (was, is) in [(false, true), (false, true), (true, false)] {
+            metrics.tracked(was, is);
+        }
+        let text = metrics.text();
+        for line in [
+            "job_controller_pod_failures_handled_by_failure_policy_total{action=\"Ignore\"} 2",
+            "job_controller_pod_failures_handled_by_failure_policy_total{action=\"FailJob\"} 1",
+            "job_controller_terminated_pods_tracking_finalizer_total{event=\"add\"} 2",
+            "job_controller_terminated_pods_tracking_finalizer_total{event=\"delete\"} 1",
+            "# TYPE job_controller_terminated_pods_tracking_finalizer_total counter",
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
     }
 
     #[test]
