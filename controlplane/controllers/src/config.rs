@@ -9,6 +9,7 @@ use ipnetwork::IpNetwork;
 use crate::account_token_signer::AccountTokenSigner;
 use crate::autoscaler_metrics::AutoscalerMetrics;
 use crate::certificate_signer::Signer;
+use crate::endpoint_slice_metrics::EndpointSliceMetrics;
 use crate::job_metrics::JobMetrics;
 use crate::queue::QueueMetrics;
 use crate::selection::ControllerSelection;
@@ -71,6 +72,8 @@ pub struct ControllersConfig {
     pub queue_metrics: QueueMetrics,
     /// Receives the metrics of jobs.
     pub job_metrics: JobMetrics,
+    /// Receives the metrics of EndpointSlices.
+    pub endpoint_slice_metrics: EndpointSliceMetrics,
     /// Receives the metrics of zones of nodes.
     pub zone_metrics: ZoneMetrics,
     /// Receives the metrics of autoscalers.
@@ -133,6 +136,7 @@ impl Default for ControllersConfig {
             autoscaler: AutoscalerOptions::default(),
             queue_metrics: QueueMetrics::default(),
             job_metrics: JobMetrics::default(),
+            endpoint_slice_metrics: EndpointSliceMetrics::default(),
             zone_metrics: ZoneMetrics::default(),
             autoscaler_metrics: AutoscalerMetrics::default(),
         }

@@ -4,11 +4,12 @@
 //! The values of the labels are from fixed sets, so the number of time series is limited.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::batch::v1::JobStatus;
+
+use crate::metric_text::{Histogram, head, line};
 
 /// Upper bounds of the durations of reconciles, in seconds.
 const SYNCS: [f64; 15] = [
@@ -55,14 +56,6 @@ struct Counts {
     policy_actions: BTreeMap<&'static str, u64>,
     /// Ended pods that got or lost the tracking finalizer, by the event.
     tracked: BTreeMap<&'static str, u64>,
-}
-
-#[derive(Debug, Default)]
-struct Histogram {
-    /// For each bound, the number of values up to this bound. Empty before the first value.
-    buckets: Vec<u64>,
-    count: u64,
-    sum: f64,
 }
 
 // === impl JobMetrics ===
@@ -162,7 +155,7 @@ impl JobMetrics {
         }
         let name = "cronjob_controller_job_creation_skew_duration_seconds";
         let help = "Seconds from the scheduled time of a cron job until its job is created.";
-        head(&mut text, name, "histogram", help, counts.delays.buckets.len());
+        head(&mut text, name, "histogram", help, usize::from(counts.delays.count > 0));
         if counts.delays.count > 0 {
             counts.delays.write(&mut text, name, "", &DELAYS);
         }
@@ -192,41 +185,6 @@ fn end(status: &JobStatus) -> Option<[&'static str; 2]> {
 
 fn sync_labels([mode, result, action]: &[&str; 3]) -> String {
     format!("completion_mode=\"{mode}\",result=\"{result}\",action=\"{action}\"")
-}
-
-/// Writes the lines HELP and TYPE of a metric, if the metric has samples.
-fn head(text: &mut String, name: &str, kind: &str, help: &str, samples: usize) {
-    if samples > 0 {
-        // Writing to memory cannot fail.
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-}
-
-fn line(text: &mut String, name: &str, labels: &str, value: u64) {
-    let _ = writeln!(text, "{name}{{{labels}}} {value}");
-}
-
-// === impl Histogram ===
-
-impl Histogram {
-    fn observe(&mut self, bounds: &[f64], value: f64) {
-        self.buckets.resize(bounds.len(), 0);
-        for (count, bound) in self.buckets.iter_mut().zip(bounds) {
-            *count += u64::from(value <= *bound);
-        }
-        self.count += 1;
-        self.sum += value;
-    }
-
-    fn write(&self, text: &mut String, name: &str, labels: &str, bounds: &[f64]) {
-        let comma = if labels.is_empty() { "" } else { "," };
-        for (count, bound) in self.buckets.iter().zip(bounds) {
-            line(text, &format!("{name}_bucket"), &format!("{labels}{comma}le=\"{bound}\""), *count);
-        }
-        line(text, &format!("{name}_bucket"), &format!("{labels}{comma}le=\"+Inf\""), self.count);
-        let _ = writeln!(text, "{name}_sum{{{labels}}} {}", self.sum);
-        line(text, &format!("{name}_count"), labels, self.count);
-    }
 }
 
 #[cfg(test)]
