@@ -16,7 +16,7 @@
 //! | request | `call`: one request, with the services (`state`) |
 //! | services | `admit`, `aggregation`, `allocate`, `audit`, `authn`, `authz`, `custom_resources`, `drain`, `flow_control`, `in_flight`, `initialization`, `metrics`, `usage_history` |
 //! | storage | `registry`, `convert`, `cache` |
-//! | values | `browsers`, `error`, `media`, `object_meta`, `pod_references`, `request`, `web_socket` |
+//! | values | `browsers`, `cel_metrics`, `error`, `media`, `object_meta`, `pod_references`, `request`, `web_socket` |
 //!
 //! Invariants:
 //! - Rules of single kinds are in `coracle-kinds` only; verbs are generic over its resources.
@@ -38,6 +38,7 @@ mod browsers;
 mod bundle_verifier;
 mod cache;
 mod call;
+mod cel_metrics;
 mod client_upgrade;
 mod component_pages;
 mod compression;

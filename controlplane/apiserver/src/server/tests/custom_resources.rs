@@ -68,6 +68,11 @@ async fn a_definition_is_served_until_it_is_deleted() {
         created.body
     );
     assert_eq!(created.body["metadata"]["generation"], 1);
+    let metrics = server.get("/metrics").await.body;
+    for work in ["compilation", "evaluation"] {
+        let none = format!("apiserver_cel_{work}_duration_seconds_count 0\n");
+        assert!(!metrics.as_str().unwrap().contains(&none), "{none}");
+    }
     let strict = server.post(&format!("{FOOS}?fieldValidation=Strict"), foo).await;
     assert_eq!(strict.code, 400);
     assert!(
