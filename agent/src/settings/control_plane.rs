@@ -194,6 +194,12 @@ settings! {
     audit_webhook_batch_max_size: NonZero<u32> = default "400", "COUNT";
     /// Maximum time that an audit event waits until its batch is full. For the mode batch.
     audit_webhook_batch_max_wait: GoDuration = default "30s", "DURATION";
+    /// Limit the rate of requests to the server. For the mode batch.
+    audit_webhook_batch_throttle_enable: bool = default "true", "BOOL";
+    /// Maximum average number of requests to the server per second; more than 0.
+    audit_webhook_batch_throttle_qps: Fraction = default "10", "NUMBER";
+    /// Maximum number of requests to the server at once, after a time with fewer requests than the average.
+    audit_webhook_batch_throttle_burst: NonZero<u32> = default "15", "COUNT";
     /// Time before a failed request to the server is repeated. Each of four repetitions waits one and a half times as
     /// long as the one before. All attempts together take at most 30s.
     audit_webhook_initial_backoff: Option<GoDuration> = unset "500ms, and three repetitions", "DURATION";

@@ -38,7 +38,7 @@ use crate::{
 
 use backends::{Backends, LogBackend};
 pub use truncate::AuditTruncateConfig;
-pub use webhook::AuditWebhookConfig;
+pub use webhook::{AuditThrottle, AuditWebhookConfig};
 
 /// Header with the id of a request.
 const AUDIT_ID: &str = "audit-id";

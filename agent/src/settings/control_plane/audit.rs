@@ -3,10 +3,11 @@
 use std::{num::NonZero, time::Duration};
 
 use coracle_controlplane::{
-    AuditConfig, AuditLogOptions, AuditMode as Mode, AuditTruncateConfig, AuditWebhookConfig,
+    AuditConfig, AuditLogOptions, AuditMode as Mode, AuditThrottle, AuditTruncateConfig, AuditWebhookConfig,
 };
 
 use super::super::audit_mode::AuditMode;
+use super::super::value::Fraction;
 use super::{ControlPlaneSettings, count};
 
 impl ControlPlaneSettings {
@@ -26,12 +27,14 @@ impl ControlPlaneSettings {
             Some(_) => self.webhook_truncate()?,
             None => None,
         };
+        let throttle = self.webhook_throttle()?;
         let webhook = self.audit_webhook_config_file.clone().map(|file| AuditWebhookConfig {
             file,
             mode: mode(self.audit_webhook_mode),
             buffer: count(self.audit_webhook_batch_buffer_size),
             batch: count(self.audit_webhook_batch_max_size),
             wait: self.audit_webhook_batch_max_wait.0,
+            throttle,
             truncate: webhook_truncate,
             backoff: self.audit_webhook_initial_backoff.map(|backoff| backoff.0),
         });
@@ -52,6 +55,22 @@ impl ControlPlaneSettings {
     fn log_truncate(&self) -> anyhow::Result<Option<AuditTruncateConfig>> {
         let sizes = [self.audit_log_truncate_max_event_size, self.audit_log_truncate_max_batch_size];
         truncate("log", self.audit_log_truncate_enabled, sizes)
+    }
+
+    /// The rate of batches. As upstream, it is only checked if it is in use.
+    fn webhook_throttle(&self) -> anyhow::Result<Option<AuditThrottle>> {
+        let is_used = self.audit_webhook_config_file.is_some()
+            && matches!(self.audit_webhook_mode, AuditMode::Batch)
+            && self.audit_webhook_batch_throttle_enable;
+        if !is_used {
+            return Ok(None);
+        }
+        let Fraction(per_second) = self.audit_webhook_batch_throttle_qps;
+        anyhow::ensure!(
+            per_second > 0.0,
+            "audit-webhook-batch-throttle-qps {per_second} must be more than 0"
+        );
+        Ok(Some(AuditThrottle { per_second, burst: self.audit_webhook_batch_throttle_burst.get() }))
     }
 
     fn webhook_truncate(&self) -> anyhow::Result<Option<AuditTruncateConfig>> {
@@ -117,6 +136,21 @@ mod tests {
         assert_eq!(backoff(&["--audit-webhook-initial-backoff", "2s"]), Some(Duration::from_secs(2)));
         assert!(of(&["--audit-log-path", "/l"]).is_err(), "no policy");
         assert!(of(&[]).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_rate_of_batches_has_upstreams_names_and_defaults() {
+        let of = |words: &[&str]| {
+            let with_webhook = ["--audit-policy-file", "/p", "--audit-webhook-config-file", "/w"];
+            of(&[&with_webhook[..], words].concat()).map(|config| config.unwrap().webhook.unwrap().throttle)
+        };
+        assert_eq!(of(&[]).unwrap(), Some(AuditThrottle { per_second: 10.0, burst: 15 }));
+        let set = ["--audit-webhook-batch-throttle-qps", "0.5", "--audit-webhook-batch-throttle-burst", "1"];
+        assert_eq!(of(&set).unwrap(), Some(AuditThrottle { per_second: 0.5, burst: 1 }));
+        assert_eq!(of(&["--audit-webhook-batch-throttle-enable=false"]).unwrap(), None);
+        let zero = ["--audit-webhook-batch-throttle-qps", "0"];
+        assert!(of(&zero).is_err());
+        assert_eq!(of(&[&zero[..], &["--audit-webhook-mode", "blocking"]].concat()).unwrap(), None);
     }
 
     #[test]

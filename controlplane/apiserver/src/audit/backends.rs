@@ -291,6 +291,7 @@ mod tests {
             buffer: 10,
             batch: 10,
             wait: Duration::from_secs(3600),
+            throttle: None,
             truncate: None,
             backoff: None,
         };

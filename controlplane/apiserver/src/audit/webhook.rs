@@ -14,6 +14,7 @@ use std::{
 };
 
 use coracle_audit::Mode;
+use coracle_token_bucket::{Rate, TokenBucket};
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
@@ -30,7 +31,7 @@ const MAX_BATCH_BYTES: usize = 4 << 20;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The settings of the backend.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AuditWebhookConfig {
     /// Kubeconfig file of the server.
     pub file: PathBuf,
@@ -42,10 +43,21 @@ pub struct AuditWebhookConfig {
     pub batch: usize,
     /// Maximum time that an event waits for its batch to fill.
     pub wait: Duration,
+    /// Maximum rate of batches. `None` for no maximum.
+    pub throttle: Option<AuditThrottle>,
     /// Limits on the size of events and batches. `None` for no limits.
     pub truncate: Option<AuditTruncateConfig>,
     /// The back-off before the first retry, in all modes. `None` for the default back-offs.
     pub backoff: Option<Duration>,
+}
+
+/// A maximum rate of batches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AuditThrottle {
+    /// Batches per second; more than 0.
+    pub per_second: f64,
+    /// Maximum number of batches at once after a time without batches.
+    pub burst: u32,
 }
 
 /// The sending half of the queue.
@@ -61,10 +73,19 @@ enum Message {
     Flush(oneshot::Sender<()>),
 }
 
+/// The rate of the batches.
+struct Throttle {
+    rate: Rate,
+    bucket: TokenBucket,
+    /// Time of the last look at the bucket.
+    last: Instant,
+}
+
 /// The task that sends batches.
 struct Sender {
     remote: Remote,
     config: AuditWebhookConfig,
+    throttle: Option<Throttle>,
     queue: mpsc::Receiver<Message>,
     waiting: Arc<AtomicUsize>,
     lost: Arc<AtomicU64>,
@@ -99,7 +120,14 @@ impl AuditWebhook {
         let remote = remote(&config.file, config.backoff)?;
         let (queue, receiver) = mpsc::channel(config.buffer.max(1));
         let waiting = Arc::<AtomicUsize>::default();
-        let sender = Sender { remote, config, queue: receiver, waiting: waiting.clone(), lost: lost.clone() };
+        let sender = Sender {
+            remote,
+            throttle: config.throttle.map(Throttle::new),
+            config,
+            queue: receiver,
+            waiting: waiting.clone(),
+            lost: lost.clone(),
+        };
         tokio::spawn(sender.run());
         Ok(Self { queue, waiting, lost })
     }
@@ -122,6 +150,27 @@ impl AuditWebhook {
         if self.queue.send(Message::Flush(done)).await.is_ok() {
             // The task drops the sender.
             let _ = sent.await;
+        }
+    }
+}
+
+// === impl Throttle ===
+
+impl Throttle {
+    fn new(AuditThrottle { per_second, burst }: AuditThrottle) -> Self {
+        let rate = Rate { per_second, burst: burst.into() };
+        Self { rate, bucket: TokenBucket::full(rate), last: Instant::now() }
+    }
+
+    /// Waits until a batch may be sent.
+    async fn accept(&mut self) {
+        loop {
+            let now = Instant::now();
+            let since_last = now.duration_since(std::mem::replace(&mut self.last, now));
+            if self.bucket.take(self.rate, since_last) {
+                return;
+            }
+            tokio::time::sleep(self.bucket.wait(self.rate)).await;
         }
     }
 }
@@ -160,9 +209,12 @@ impl Sender {
         }
     }
 
-    async fn send(&self, events: Vec<String>) {
+    async fn send(&mut self, events: Vec<String>) {
         if events.is_empty() {
             return;
+        }
+        if let Some(throttle) = &mut self.throttle {
+            throttle.accept().await;
         }
         // The line end of each event was counted as well.
         let bytes: usize = events.iter().map(|event| event.len() + 1).sum();
@@ -194,8 +246,16 @@ mod tests {
         truncate: Option<AuditTruncateConfig>,
     ) -> (AuditWebhook, Arc<AtomicU64>) {
         let (mode, wait) = (Mode::Batch, Duration::from_secs(3600));
-        let config =
-            AuditWebhookConfig { file: hook.file(), mode, buffer, batch, wait, truncate, backoff: None };
+        let config = AuditWebhookConfig {
+            file: hook.file(),
+            mode,
+            buffer,
+            batch,
+            wait,
+            throttle: None,
+            truncate,
+            backoff: None,
+        };
         let lost = Arc::<AtomicU64>::default();
         (AuditWebhook::start(config, lost.clone()).unwrap(), lost)
     }
@@ -216,6 +276,19 @@ mod tests {
             (&"EventList".into(), &"9".into())
         );
         assert_eq!((lost.load(Ordering::Relaxed), webhook.waiting.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn batches_wait_for_the_rate_after_the_burst() {
+        let mut throttle = Throttle::new(AuditThrottle { per_second: 10.0, burst: 3 });
+        let (start, mut times) = (Instant::now(), Vec::new());
+        for _ in 0..5 {
+            throttle.accept().await;
+            times.push(start.elapsed().as_millis());
+        }
+        assert_eq!(times[..3], [0, 0, 0]);
+        // The clock has milliseconds.
+        assert!((99..=101).contains(&times[3]) && (199..=202).contains(&times[4]), "{times:?}");
     }
 
     #[tokio::test]

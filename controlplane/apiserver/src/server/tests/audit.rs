@@ -38,6 +38,7 @@ impl WithSilentWebhook {
             buffer: 1,
             batch: 1,
             wait: Duration::ZERO,
+            throttle: None,
             truncate: None,
             backoff: None,
         };
