@@ -57,15 +57,12 @@ pub(crate) fn component_metrics(
     controllers: &ControllersConfig,
     config: &ControlPlaneConfig,
 ) -> ComponentMetrics {
-    let (queues, jobs) = (controllers.queue_metrics.clone(), controllers.job_metrics.clone());
-    let (zones, features) = (controllers.zone_metrics.clone(), config.feature_metrics.clone());
-    let autoscalers = controllers.autoscaler_metrics.clone();
+    let (controllers, features) = (controllers.metrics(), config.feature_metrics.clone());
     let scheduler = config.run_scheduler.then(|| config.scheduler.metrics.clone());
     ComponentMetrics(Arc::new(move || {
         let scheduler = scheduler.as_ref().map(coracle_scheduler::SchedulerMetrics::text);
         let scheduler = scheduler.unwrap_or_default();
-        let controllers = [queues.text(), jobs.text(), zones.text(), autoscalers.text()].concat();
-        [controllers, scheduler, features.to_string()].concat()
+        [controllers(), scheduler, features.to_string()].concat()
     }))
 }
 

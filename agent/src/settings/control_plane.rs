@@ -173,6 +173,14 @@ settings! {
     audit_log_maxbackup: u32 = default "10", "COUNT";
     /// Days for which old files of the audit log are kept; 0 keeps all.
     audit_log_maxage: u32 = default "0", "DAYS";
+    /// Shorten events of the audit log above audit-log-truncate-max-event-size: request and response objects are removed. An
+    /// event that is still larger is dropped.
+    audit_log_truncate_enabled: bool = default "false", "BOOL";
+    /// Maximum size of a batch of events; at least audit-log-truncate-max-event-size. Has no other effect, because each event
+    /// is written alone.
+    audit_log_truncate_max_batch_size: NonZero<u32> = default "10485760", "BYTES";
+    /// Maximum size of an event of the audit log.
+    audit_log_truncate_max_event_size: NonZero<u32> = default "102400", "BYTES";
     /// Controllers to run, by upstream's names: * enables all, -* none, -NAME disables one.
     controllers: Vec<String> = default "*", "NAME";
     /// Run the scheduler. Disable it if another program schedules the pods of the cluster.
@@ -188,9 +196,22 @@ settings! {
     audit_webhook_batch_max_size: NonZero<u32> = default "400", "COUNT";
     /// Maximum time that an audit event waits until its batch is full. For the mode batch.
     audit_webhook_batch_max_wait: GoDuration = default "30s", "DURATION";
+    /// Limit the rate of requests to the server. For the mode batch.
+    audit_webhook_batch_throttle_enable: bool = default "true", "BOOL";
+    /// Maximum average number of requests to the server per second; more than 0.
+    audit_webhook_batch_throttle_qps: Fraction = default "10", "NUMBER";
+    /// Maximum number of requests to the server at once, after a time with fewer requests than the average.
+    audit_webhook_batch_throttle_burst: NonZero<u32> = default "15", "COUNT";
     /// Time before a failed request to the server is repeated. Each of four repetitions waits one and a half times as
     /// long as the one before. All attempts together take at most 30s.
     audit_webhook_initial_backoff: Option<GoDuration> = unset "500ms, and three repetitions", "DURATION";
+    /// Shorten events for the server above audit-webhook-truncate-max-event-size: request and response objects are removed. An
+    /// event that is still larger is dropped.
+    audit_webhook_truncate_enabled: bool = default "false", "BOOL";
+    /// Maximum size of the events in one request to the server; at least audit-webhook-truncate-max-event-size.
+    audit_webhook_truncate_max_batch_size: NonZero<u32> = default "10485760", "BYTES";
+    /// Maximum size of an event for the server.
+    audit_webhook_truncate_max_event_size: NonZero<u32> = default "102400", "BYTES";
     /// Configuration of the scheduler: a file of kind KubeSchedulerConfiguration, as for kube-scheduler.
     scheduler_config: Option<PathBuf> = unset "", "FILE";
     /// Further names or addresses of the API server for its certificate.
@@ -278,6 +299,9 @@ settings! {
         = unset "an eighth of the machine's memory, at least 128Mi", "BYTES";
     /// Time for which the API server still accepts requests during its shutdown, while /readyz fails.
     shutdown_delay_duration: GoDuration = default "0s", "DURATION";
+    /// Refuse new requests with 429 and Retry-After after shutdown-delay-duration, until the requests in flight have ended.
+    /// Without it, the API server then accepts no more connections.
+    shutdown_send_retry_after: bool = default "false", "BOOL";
 }
 
 // === impl ControlPlaneSettings ===

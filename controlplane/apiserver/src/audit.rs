@@ -6,6 +6,7 @@
 mod annotations;
 mod backends;
 mod blocking;
+mod truncate;
 mod webhook;
 
 use std::net::IpAddr;
@@ -35,8 +36,9 @@ use crate::{
     short_lived::ShortLived,
 };
 
-use backends::Backends;
-pub use webhook::AuditWebhookConfig;
+use backends::{Backends, LogBackend};
+pub use truncate::AuditTruncateConfig;
+pub use webhook::{AuditThrottle, AuditWebhookConfig};
 
 /// Header with the id of a request.
 const AUDIT_ID: &str = "audit-id";
@@ -106,9 +108,11 @@ impl Auditor {
         policy: Policy,
         log: Option<Log>,
         log_mode: Mode,
+        log_truncate: Option<AuditTruncateConfig>,
         webhook: Option<AuditWebhookConfig>,
     ) -> Result<Arc<Self>, String> {
-        let (backends, levels) = (Backends::new(log, log_mode, webhook)?, Default::default());
+        let log = log.map(|log| LogBackend { log, mode: log_mode, truncate: log_truncate });
+        let (backends, levels) = (Backends::new(log, webhook)?, Default::default());
         Ok(Arc::new(Self { policy, backends, levels }))
     }
 
@@ -127,6 +131,11 @@ impl Auditor {
     /// refused requests.
     pub(crate) fn counts(&self) -> [u64; 4] {
         self.backends.counts()
+    }
+
+    /// Number of events that no backend got, or only one of two, because they are too large without their objects.
+    pub(crate) fn lost_by_size(&self) -> u64 {
+        self.backends.lost_by_size()
     }
 
     /// Waits until all earlier events are written, for a limited time.
@@ -385,15 +394,15 @@ impl Record {
             queued();
             return true;
         }
-        let line = {
+        let lines = {
             let mut event = self.event();
             // The first stage keeps the time at which the request was received.
             if stage != Stage::RequestReceived {
                 event.reach(stage);
             }
-            event.line()
+            self.auditor.backends.lines(&mut event)
         };
-        self.auditor.backends.write(line, &self.owner, queued).await
+        self.auditor.backends.write(lines, &self.owner, queued).await
     }
 }
 

@@ -13,7 +13,7 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use crate::admit::PluginSelection;
 use crate::aggregation::FrontProxy;
-use crate::audit::{AuditWebhookConfig, Auditor};
+use crate::audit::{AuditTruncateConfig, AuditWebhookConfig, Auditor};
 use crate::authn::{AuthenticationConfig, OidcConfig, RequestHeaderConfig, TokenWebhookConfig};
 use crate::authz::AuthorizationConfig;
 use crate::bounded_file;
@@ -152,6 +152,9 @@ pub struct ServerOptions {
     /// Probability that a request asks its HTTP/2 client to connect again, so that clients spread over several servers; 0 for
     /// never.
     pub goaway_chance: f64,
+    /// Whether the server refuses new requests with 429 and `Retry-After` at its shutdown until the requests in flight have
+    /// ended. Otherwise it accepts no more connections.
+    pub send_retry_after: bool,
     /// The ranges of external IPs that nodes permit. Other external IPs of Services have warnings. `None` if the server
     /// does not know the ranges.
     pub external_ips: Option<Vec<IpNetwork>>,
@@ -175,6 +178,7 @@ impl Default for ServerOptions {
             strict_transport_security: String::new(),
             allowed_origins: Vec::new(),
             goaway_chance: 0.0,
+            send_retry_after: false,
             external_ips: None,
         }
     }
@@ -218,6 +222,8 @@ pub struct AuditConfig {
     pub log: Option<coracle_audit::LogOptions>,
     /// Whether requests wait for the log.
     pub log_mode: coracle_audit::Mode,
+    /// Limits on the size of events in the log. `None` for no limits.
+    pub log_truncate: Option<AuditTruncateConfig>,
     /// The webhook that receives the audit events.
     pub webhook: Option<AuditWebhookConfig>,
 }
@@ -322,7 +328,8 @@ pub(crate) fn open_audit(config: AuditConfig) -> Result<Arc<Auditor>, OpenError>
         coracle_audit::Log::open(options).map_err(|source| OpenError::AuditLog { path, source })
     };
     let log = config.log.map(open).transpose()?;
-    Auditor::new(policy, log, config.log_mode, config.webhook).map_err(OpenError::AuditWebhook)
+    let truncate = config.log_truncate;
+    Auditor::new(policy, log, config.log_mode, truncate, config.webhook).map_err(OpenError::AuditWebhook)
 }
 
 #[cfg(test)]

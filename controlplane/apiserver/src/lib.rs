@@ -14,9 +14,9 @@
 //! | handlers | `verb`, `sub`, `usage`, `aggregated`, `documents`, `health`, `backup` |
 //! | write pipeline | `write`, and its stages `field_manager`, `quota` |
 //! | request | `call`: one request, with the services (`state`) |
-//! | services | `admit`, `aggregation`, `allocate`, `audit`, `authn`, `authz`, `custom_resources`, `flow_control`, `in_flight`, `initialization`, `metrics`, `usage_history` |
+//! | services | `admit`, `aggregation`, `allocate`, `audit`, `authn`, `authz`, `custom_resources`, `drain`, `flow_control`, `in_flight`, `initialization`, `metrics`, `usage_history` |
 //! | storage | `registry`, `convert`, `cache` |
-//! | values | `browsers`, `error`, `media`, `object_meta`, `pod_references`, `request`, `web_socket` |
+//! | values | `browsers`, `cel_metrics`, `error`, `media`, `object_meta`, `pod_references`, `request`, `web_socket` |
 //!
 //! Invariants:
 //! - Rules of single kinds are in `coracle-kinds` only; verbs are generic over its resources.
@@ -38,6 +38,7 @@ mod browsers;
 mod bundle_verifier;
 mod cache;
 mod call;
+mod cel_metrics;
 mod client_upgrade;
 mod component_pages;
 mod compression;
@@ -48,6 +49,7 @@ mod counted_body;
 mod custom_resources;
 mod deadline;
 mod documents;
+mod drain;
 mod error;
 mod external_name;
 mod field_manager;
@@ -109,7 +111,7 @@ mod write;
 
 pub use admit::PluginSelection;
 pub use aggregation::FrontProxy;
-pub use audit::AuditWebhookConfig;
+pub use audit::{AuditThrottle, AuditTruncateConfig, AuditWebhookConfig};
 pub use authn::{OidcConfig, RequestHeaderConfig, TokenWebhookConfig, User};
 pub use authz::AuthorizationConfig;
 pub use config::{

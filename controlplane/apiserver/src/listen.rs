@@ -186,7 +186,9 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
         let buffered = header.complete();
         let attached = client.attach(&mut request, &server.state.in_flight, buffered);
         let request = attached.map(|()| request);
-        respond(server.clone(), request, of_requests.begin()).map(Ok::<_, Infallible>)
+        let closing = deciding.clone();
+        let responded = respond(server.clone(), request, of_requests.begin());
+        responded.map(move |response| Ok::<_, Infallible>(closing.after(response)))
     });
     let builder = builder(is_certified);
     let mut served = std::pin::pin!(builder.serve_connection_with_upgrades(TokioIo::new(held), service));

@@ -50,6 +50,7 @@ use crate::{
     audit::Auditor,
     authz::impersonation::ImpersonationCounts,
     cache::Cache,
+    cel_metrics,
     flow_control::FlowControl,
     in_flight::InFlight,
     reply::{self, Reply},
@@ -160,6 +161,7 @@ impl Metrics {
         let parts = parts.chain(self.policies.collectors()).chain(self.admission.collectors());
         let parts =
             parts.chain(impersonation::collectors(&self.impersonation)).chain(self.access.collectors());
+        let parts = parts.chain(cel_metrics::collectors());
         for collector in self.collectors().into_iter().chain(parts) {
             valid(self.registry.register(collector));
         }
@@ -352,6 +354,7 @@ fn audit(auditor: &Auditor) -> Vec<MetricFamily> {
     );
     errors.with_label_values(&["webhook"]).inc_by(lost);
     errors.with_label_values(&["log"]).inc_by(lost_by_log);
+    errors.with_label_values(&["truncate"]).inc_by(auditor.lost_by_size());
     let rejected = counter(
         "apiserver_audit_requests_rejected_total",
         "Counter of apiserver requests rejected due to an error in audit logging backend.",

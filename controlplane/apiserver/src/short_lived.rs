@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use tokio_util::task::task_tracker::TaskTrackerToken;
+
 use crate::{
     flow_control::Seats,
     in_flight::{BodyMemory, Permit},
@@ -14,6 +16,8 @@ pub(crate) struct ShortLived {
     seats: Option<Arc<Seats>>,
     /// The memory of a request whose client is not known.
     _unauthenticated: Option<Arc<BodyMemory>>,
+    /// The shutdown waits until the token is dropped.
+    _drained: Option<TaskTrackerToken>,
 }
 
 // === impl ShortLived ===
@@ -32,6 +36,11 @@ impl ShortLived {
     /// Adds the permit of the request in flight.
     pub(crate) fn with_permit(self, permit: Option<Permit>) -> Self {
         Self { _permit: permit.map(Arc::new), ..self }
+    }
+
+    /// Adds a token. The shutdown waits until it is dropped.
+    pub(crate) fn with_drained(self, token: TaskTrackerToken) -> Self {
+        Self { _drained: Some(token), ..self }
     }
 
     /// Takes the seats. The last copy that is dropped releases them.

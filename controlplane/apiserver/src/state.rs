@@ -17,6 +17,7 @@ use crate::{
     cache::{ByteLimits, Cache},
     component_pages::ComponentPages,
     config::{EncryptionHealth, KubeletTls, ServerFeatures},
+    drain::Drain,
     flow_control::FlowControl,
     in_flight::{InFlight, WatchPermit},
     large_requests::LargeRequests,
@@ -83,6 +84,8 @@ pub(crate) struct State {
     pub(crate) own_components: Vec<&'static str>,
     /// Cancelled at the start of the shutdown: `/readyz` fails, but requests are accepted for the configured delay.
     pub(crate) stopping: CancellationToken,
+    /// Refuses requests between the delay and the end of the listener. `None` if the listener ends after the delay.
+    pub(crate) drain: Option<Arc<Drain>>,
     /// Cancelled when the server accepts no more connections. Watches end.
     pub(crate) shutdown: CancellationToken,
 }

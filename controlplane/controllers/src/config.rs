@@ -9,9 +9,12 @@ use ipnetwork::IpNetwork;
 use crate::account_token_signer::AccountTokenSigner;
 use crate::autoscaler_metrics::AutoscalerMetrics;
 use crate::certificate_signer::Signer;
+use crate::endpoint_slice_metrics::EndpointSliceMetrics;
 use crate::job_metrics::JobMetrics;
 use crate::queue::QueueMetrics;
+use crate::running_controllers::RunningControllers;
 use crate::selection::ControllerSelection;
+use crate::stateful_set_metrics::StatefulSetMetrics;
 use crate::zone_metrics::ZoneMetrics;
 
 /// Settings of the controllers.
@@ -71,10 +74,16 @@ pub struct ControllersConfig {
     pub queue_metrics: QueueMetrics,
     /// Receives the metrics of jobs.
     pub job_metrics: JobMetrics,
+    /// Receives the metrics of EndpointSlices.
+    pub endpoint_slice_metrics: EndpointSliceMetrics,
+    /// Receives the metrics of stateful sets.
+    pub stateful_set_metrics: StatefulSetMetrics,
     /// Receives the metrics of zones of nodes.
     pub zone_metrics: ZoneMetrics,
     /// Receives the metrics of autoscalers.
     pub autoscaler_metrics: AutoscalerMetrics,
+    /// Receives whether controllers run.
+    pub running_controllers: RunningControllers,
 }
 
 /// Options of horizontal pod autoscalers, with the defaults of kube-controller-manager.
@@ -101,6 +110,20 @@ impl Default for AutoscalerOptions {
             downscale_stabilization: Duration::from_secs(300),
             cpu_initialization: Duration::from_secs(300),
             initial_readiness: Duration::from_secs(30),
+        }
+    }
+}
+
+impl ControllersConfig {
+    /// A function that reads all metrics of the controllers, in the text format of Prometheus.
+    pub fn metrics(&self) -> impl Fn() -> String + Send + Sync + use<> {
+        let (queues, running) = (self.queue_metrics.clone(), self.running_controllers.clone());
+        let (jobs, sets) = (self.job_metrics.clone(), self.stateful_set_metrics.clone());
+        let (slices, zones) = (self.endpoint_slice_metrics.clone(), self.zone_metrics.clone());
+        let autoscalers = self.autoscaler_metrics.clone();
+        move || {
+            let workloads = [jobs.text(), sets.text(), autoscalers.text()].concat();
+            [running.text(), queues.text(), workloads, slices.text(), zones.text()].concat()
         }
     }
 }
@@ -133,8 +156,11 @@ impl Default for ControllersConfig {
             autoscaler: AutoscalerOptions::default(),
             queue_metrics: QueueMetrics::default(),
             job_metrics: JobMetrics::default(),
+            endpoint_slice_metrics: EndpointSliceMetrics::default(),
+            stateful_set_metrics: StatefulSetMetrics::default(),
             zone_metrics: ZoneMetrics::default(),
             autoscaler_metrics: AutoscalerMetrics::default(),
+            running_controllers: RunningControllers::default(),
         }
     }
 }

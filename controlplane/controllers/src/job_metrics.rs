@@ -4,11 +4,12 @@
 //! The values of the labels are from fixed sets, so the number of time series is limited.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use k8s_openapi::api::batch::v1::JobStatus;
+
+use crate::metric_text::{Histogram, head, line};
 
 /// Upper bounds of the durations of reconciles, in seconds.
 const SYNCS: [f64; 15] = [
@@ -51,14 +52,10 @@ struct Counts {
     /// Completion mode, result.
     pods: BTreeMap<[&'static str; 2], u64>,
     delays: Histogram,
-}
-
-#[derive(Debug, Default)]
-struct Histogram {
-    /// For each bound, the number of values up to this bound. Empty before the first value.
-    buckets: Vec<u64>,
-    count: u64,
-    sum: f64,
+    /// Failed pods by the action of the failure policy.
+    policy_actions: BTreeMap<&'static str, u64>,
+    /// Ended pods that got or lost the tracking finalizer, by the event.
+    tracked: BTreeMap<&'static str, u64>,
 }
 
 // === impl JobMetrics ===
@@ -88,6 +85,27 @@ impl JobMetrics {
         if let Some([result, reason]) = end(new).filter(|_| end(old).is_none()) {
             *counts.finished.entry([mode, result, reason]).or_default() += 1;
         }
+    }
+
+    /// Counts failed pods by the action of their job's failure policy.
+    pub(crate) fn handled(&self, actions: &[&'static str]) {
+        if actions.is_empty() {
+            return;
+        }
+        let mut counts = self.lock();
+        for action in actions {
+            *counts.policy_actions.entry(*action).or_default() += 1;
+        }
+    }
+
+    /// Counts a change of a pod. `was` and `is` say whether the pod has ended and has the tracking finalizer.
+    pub(crate) fn tracked(&self, was: bool, is: bool) {
+        let event = match (was, is) {
+            (false, true) => "add",
+            (true, false) => "delete",
+            (false, false) | (true, true) => return,
+        };
+        *self.lock().tracked.entry(event).or_default() += 1;
     }
 
     /// Counts a job that a cron job created this many seconds after its scheduled time.
@@ -122,9 +140,22 @@ impl JobMetrics {
         for ([mode, result], count) in &counts.pods {
             line(&mut text, name, &format!("completion_mode=\"{mode}\",result=\"{result}\""), *count);
         }
+        let name = "job_controller_pod_failures_handled_by_failure_policy_total";
+        let help =
+            "Number of failed pods by the action of the first rule of the failure policy that matches.";
+        head(&mut text, name, "counter", help, counts.policy_actions.len());
+        for (action, count) in &counts.policy_actions {
+            line(&mut text, name, &format!("action=\"{action}\""), *count);
+        }
+        let name = "job_controller_terminated_pods_tracking_finalizer_total";
+        let help = "Number of ended pods that got or lost the finalizer batch.kubernetes.io/job-tracking.";
+        head(&mut text, name, "counter", help, counts.tracked.len());
+        for (event, count) in &counts.tracked {
+            line(&mut text, name, &format!("event=\"{event}\""), *count);
+        }
         let name = "cronjob_controller_job_creation_skew_duration_seconds";
         let help = "Seconds from the scheduled time of a cron job until its job is created.";
-        head(&mut text, name, "histogram", help, counts.delays.buckets.len());
+        head(&mut text, name, "histogram", help, usize::from(counts.delays.count > 0));
         if counts.delays.count > 0 {
             counts.delays.write(&mut text, name, "", &DELAYS);
         }
@@ -156,41 +187,6 @@ fn sync_labels([mode, result, action]: &[&str; 3]) -> String {
     format!("completion_mode=\"{mode}\",result=\"{result}\",action=\"{action}\"")
 }
 
-/// Writes the lines HELP and TYPE of a metric, if the metric has samples.
-fn head(text: &mut String, name: &str, kind: &str, help: &str, samples: usize) {
-    if samples > 0 {
-        // Writing to memory cannot fail.
-        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
-    }
-}
-
-fn line(text: &mut String, name: &str, labels: &str, value: u64) {
-    let _ = writeln!(text, "{name}{{{labels}}} {value}");
-}
-
-// === impl Histogram ===
-
-impl Histogram {
-    fn observe(&mut self, bounds: &[f64], value: f64) {
-        self.buckets.resize(bounds.len(), 0);
-        for (count, bound) in self.buckets.iter_mut().zip(bounds) {
-            *count += u64::from(value <= *bound);
-        }
-        self.count += 1;
-        self.sum += value;
-    }
-
-    fn write(&self, text: &mut String, name: &str, labels: &str, bounds: &[f64]) {
-        let comma = if labels.is_empty() { "" } else { "," };
-        for (count, bound) in self.buckets.iter().zip(bounds) {
-            line(text, &format!("{name}_bucket"), &format!("{labels}{comma}le=\"{bound}\""), *count);
-        }
-        line(text, &format!("{name}_bucket"), &format!("{labels}{comma}le=\"+Inf\""), self.count);
-        let _ = writeln!(text, "{name}_sum{{{labels}}} {}", self.sum);
-        line(text, &format!("{name}_count"), labels, self.count);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -219,6 +215,28 @@ mod tests {
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
         assert!(!text.contains("failed") && !text.contains("syncs"), "{text}");
+    }
+
+    #[test]
+    fn policies_and_finalizers_are_counted_by_action_and_event() {
+        let metrics = JobMetrics::default();
+        metrics.handled(&[]);
+        metrics.tracked(true, true);
+        assert_eq!(metrics.text(), "");
+        metrics.handled(&["Ignore", "FailJob", "Ignore"]);
+        for (was, is) in [(false, true), (false, true), (true, false)] {
+            metrics.tracked(was, is);
+        }
+        let text = metrics.text();
+        for line in [
+            "job_controller_pod_failures_handled_by_failure_policy_total{action=\"Ignore\"} 2",
+            "job_controller_pod_failures_handled_by_failure_policy_total{action=\"FailJob\"} 1",
+            "job_controller_terminated_pods_tracking_finalizer_total{event=\"add\"} 2",
+            "job_controller_terminated_pods_tracking_finalizer_total{event=\"delete\"} 1",
+            "# TYPE job_controller_terminated_pods_tracking_finalizer_total counter",
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
     }
 
     #[test]

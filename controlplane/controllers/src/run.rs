@@ -35,6 +35,8 @@ pub async fn run(client: Client, config: ControllersConfig, shutdown: Cancellati
     let (recorder, events) = coracle_events::recorder(client.clone(), "");
     tasks.spawn(events.run());
     let context = Arc::new(Context::new(client, recorder, config));
+    let _running =
+        context.config.selection.has("pod-cidr").then(|| context.config.running_controllers.begin());
     // The handlers of counts and indexes are registered first, so that the other handlers read their current state.
     endpoints::run::follow(&context);
     context.pod_counts.follow(&context.caches.pods);

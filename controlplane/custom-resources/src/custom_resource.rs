@@ -28,15 +28,33 @@ impl CustomResource {
     /// # Errors
     /// The schema is too large or too deep.
     pub fn new(definition: &Definition, version: &Version) -> Result<CustomResource, SchemaError> {
+        Ok(Self::without_rules(definition, version)?.with_rules())
+    }
+
+    /// A version of a definition without its rules in CEL.
+    ///
+    /// # Errors
+    /// The schema is too large or too deep.
+    pub fn without_rules(definition: &Definition, version: &Version) -> Result<CustomResource, SchemaError> {
         let schema = version.schema().map(Schema::parse).transpose()?.unwrap_or_default();
-        let rules = Rules::compile(&schema);
         Ok(CustomResource {
             schema,
-            rules,
+            rules: None,
             has_status: version.has_status(),
             scale: version.scale().cloned(),
             keeps_unknown: definition.spec.preserve_unknown_fields,
         })
+    }
+
+    /// Compiles the rules in CEL.
+    #[must_use]
+    pub fn with_rules(self) -> CustomResource {
+        CustomResource { rules: Rules::compile(&self.schema), ..self }
+    }
+
+    /// Whether the schema has rules in CEL.
+    pub fn has_rules(&self) -> bool {
+        self.rules.is_some()
     }
 
     /// The schema.
@@ -94,28 +112,46 @@ impl CustomResource {
 
     /// Validates a new object, or an update if the old object is given.
     pub fn validate(&self, object: &Value, old: Option<&Value>, violations: &mut Violations) {
+        self.validate_schema(object, old, violations);
+        self.validate_rules(object, old, violations);
+    }
+
+    /// Does the same as [`validate`](Self::validate) without the rules in CEL.
+    pub fn validate_schema(&self, object: &Value, old: Option<&Value>, violations: &mut Violations) {
         check::check(object, old, &self.schema, "", violations);
         self.validate_scale(object, violations);
         embedded::validate(object, &self.schema, violations);
         self.validate_lists(object, old, violations);
-        self.validate_rules(State { value: object, old }, violations);
     }
 
     /// Validates an update of `/status`.
     pub fn validate_status(&self, object: &Value, old: &Value, violations: &mut Violations) {
+        self.validate_status_schema(object, old, violations);
+        self.validate_status_rules(object, old, violations);
+    }
+
+    /// Does the same as [`validate_status`](Self::validate_status) without the rules in CEL.
+    pub fn validate_status_schema(&self, object: &Value, old: &Value, violations: &mut Violations) {
         let parts = object.get("status").zip(self.schema.properties.get("status"));
         if let Some((status, schema)) = parts {
             check::check(status, old.get("status"), schema, "status", violations);
         }
         self.validate_scale(object, violations);
         self.validate_lists(object, Some(old), violations);
+    }
+
+    /// Evaluates the rules of `/status` in CEL, unless the object has violations that prevent it. Returns whether rules were
+    /// evaluated.
+    pub fn validate_status_rules(&self, object: &Value, old: &Value, violations: &mut Violations) -> bool {
+        let parts = object.get("status").zip(self.schema.properties.get("status"));
         let rules = self.rules.as_ref().and_then(|rules| rules.property("status"));
-        if let (Some((status, schema)), Some(rules)) = (parts, rules)
-            && !blocked(violations)
-        {
-            let state = State { value: status, old: old.get("status") };
-            rules.evaluate(state, schema, &Path::root("status"), violations);
+        let (Some((status, schema)), Some(rules)) = (parts, rules) else { return false };
+        if blocked(violations) {
+            return false;
         }
+        let state = State { value: status, old: old.get("status") };
+        rules.evaluate(state, schema, &Path::root("status"), violations);
+        true
     }
 
     /// Validates lists against their type (`x-kubernetes-list-type`). An update is accepted if the lists of the old object
@@ -136,15 +172,18 @@ impl CustomResource {
         violations.append(found);
     }
 
-    fn validate_rules(&self, state: State<'_>, violations: &mut Violations) {
-        let Some(rules) = &self.rules else { return };
+    /// Evaluates the rules in CEL. If the object has violations that prevent it, adds one that says so. Returns whether
+    /// rules were evaluated.
+    pub fn validate_rules(&self, object: &Value, old: Option<&Value>, violations: &mut Violations) -> bool {
+        let Some(rules) = &self.rules else { return false };
         if blocked(violations) {
             let detail = "some validation rules were not checked because the object was invalid; correct the existing \
                           errors to complete validation";
             violations.invalid(&Path::default(), &Value::Null, detail);
-        } else {
-            rules.evaluate(state, &self.schema, &Path::default(), violations);
+            return false;
         }
+        rules.evaluate(State { value: object, old }, &self.schema, &Path::default(), violations);
+        true
     }
 
     fn validate_scale(&self, object: &Value, violations: &mut Violations) {

@@ -111,7 +111,9 @@ async fn filter(
         let reason = unresolvable.get(node).or_else(|| failed.get(node));
         let reasons = reason.map(|reason| printable(reason, REASON_MAX)).into_iter().collect();
         let resolvable = failed.contains_key(node) && !unresolvable.contains_key(node);
-        (node.clone(), Refused { reasons, resolvable, helped_by: Changes::ALL })
+        // Upstream's name for all extenders.
+        let plugin = "Extender";
+        (node.clone(), Refused { plugin, reasons, resolvable, helped_by: Changes::ALL })
     });
     let refused = refused.collect();
     Ok((accepted, refused))

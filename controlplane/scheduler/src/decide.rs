@@ -30,6 +30,8 @@ pub(crate) struct Unschedulable {
     pub(crate) message: String,
     /// The changes that may help.
     pub(crate) helped_by: Changes,
+    /// The plugins that refused the pod, by upstream's names.
+    pub(crate) plugins: BTreeSet<&'static str>,
     /// Nodes on which preemption may help.
     pub(crate) resolvable: BTreeSet<String>,
     pub(crate) found_by: FoundBy,
@@ -193,21 +195,27 @@ fn pre_filter<'p>(
     snapshot: &Snapshot,
 ) -> Result<PreFiltered<'p>, Unschedulable> {
     let total = snapshot.node_count();
-    let none = |message: String, helped_by| Unschedulable {
+    let none = |message: String, helped_by, plugin: Option<&'static str>| Unschedulable {
         message,
         helped_by,
+        plugins: plugin.into_iter().collect(),
         resolvable: BTreeSet::new(),
         found_by: FoundBy::PreFilter,
     };
     if total == 0 {
-        return Err(none("no nodes available to schedule pods".to_owned(), Changes::NODE));
+        return Err(none("no nodes available to schedule pods".to_owned(), Changes::NODE, None));
     }
-    let prefilter = |why: &str| none(format!("0/{total} nodes are available: {why}."), Changes::ALL);
+    let prefilter = |why: &str, plugin| {
+        none(format!("0/{total} nodes are available: {why}."), Changes::ALL, Some(plugin))
+    };
     let named = named(pod, profile);
     if named.as_ref().is_some_and(BTreeSet::is_empty) {
-        return Err(prefilter("pod affinity terms conflict"));
+        return Err(prefilter("pod affinity terms conflict", "NodeAffinity"));
     }
-    let prepared = prepare(pod, profile, snapshot).map_err(|why| prefilter(&why))?;
+    let prepared = prepare(pod, profile, snapshot).map_err(|why| {
+        let is_volume = claims(pod, profile, snapshot).is_err();
+        prefilter(&why, if is_volume { "VolumeBinding" } else { "DynamicResources" })
+    })?;
     Ok(PreFiltered { named, prepared })
 }
 
@@ -316,6 +324,7 @@ fn filter_failed(why: &str) -> Unschedulable {
     Unschedulable {
         message: format!("running \"DynamicResources\" filter plugin: {why}"),
         helped_by: Changes::ALL,
+        plugins: BTreeSet::new(),
         resolvable: BTreeSet::new(),
         found_by: FoundBy::Error,
     }
@@ -443,6 +452,7 @@ fn unschedulable<'a>(
     let resolvable = refused.clone().filter(|(_, refused)| refused.resolvable);
     Unschedulable {
         message: fit_error_message(total, reasons),
+        plugins: refused.clone().map(|(_, refused)| refused.plugin).collect(),
         resolvable: resolvable.map(|(name, _)| name.to_owned()).collect(),
         // A new node may be able to run any pod.
         helped_by: refused.fold(Changes::NODE, |all, (_, refused)| all | refused.helped_by),
@@ -472,6 +482,7 @@ mod tests {
             (message, Changes::NODE | Changes::POD_GONE)
         );
         assert!(refused.resolvable.is_empty(), "no node has so much");
+        assert_eq!(refused.plugins, ["NodeResourcesFit", "TaintToleration"].into());
         assert_eq!(
             decide(&fixture::pod("p", json!({})), &Profile::default(), &mut snapshot),
             Ok("a".to_owned())
@@ -563,6 +574,7 @@ mod tests {
             "b is full now"
         );
         let by = |reason: &str, resolvable| Refused {
+            plugin: "Extender",
             reasons: vec![reason.to_owned()],
             resolvable,
             helped_by: Changes::ALL,
@@ -633,11 +645,12 @@ mod tests {
         // An extender refuses the named node.
         let ranked = rank(&named(&[&["b"]]), &Profile::default(), &mut snapshot).unwrap();
         let reasons = vec!["no licence".to_owned()];
-        let by_extender = Refused { reasons, resolvable: false, helped_by: Changes::ALL };
+        let by_extender = Refused { plugin: "Extender", reasons, resolvable: false, helped_by: Changes::ALL };
         let refused = [("b".to_owned(), by_extender)].into();
         let refused = ranked.unschedulable(ExtenderResult { refused, ..ExtenderResult::default() });
         let both =
             "0/2 nodes are available: 1 no licence, 1 node(s) didn't satisfy plugin(s) [NodeAffinity].";
         assert_eq!(refused.message, both);
+        assert_eq!(refused.plugins, ["Extender", "NodeAffinity"].into());
     }
 }

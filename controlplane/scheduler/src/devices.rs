@@ -484,7 +484,7 @@ impl PodDevices {
 /// The refusal of a node that does not have the devices of a pod.
 pub(crate) fn refused(reason: &str) -> Refused {
     let helped_by = Changes::NODE | Changes::DEVICES;
-    Refused { reasons: vec![reason.to_owned()], resolvable: false, helped_by }
+    Refused { plugin: "DynamicResources", reasons: vec![reason.to_owned()], resolvable: false, helped_by }
 }
 
 fn selector_of(allocation: &Value) -> Option<NodeSelector> {

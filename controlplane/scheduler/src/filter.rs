@@ -35,19 +35,21 @@ pub(crate) fn refuse(
     node: Candidate<'_>,
 ) -> Option<Refused> {
     let fixed = FIXED.iter().filter(|(plugin, _)| profile.filters_by(plugin));
-    let mut fixed = fixed.map(|(_, filter)| filter(pod, node)).find(|reasons| !reasons.is_empty());
+    let mut fixed =
+        fixed.map(|(plugin, filter)| (*plugin, filter(pod, node))).find(|(_, reasons)| !reasons.is_empty());
     if fixed.is_none() && profile.filters_by("NodeAffinity") {
         let enforced = node_affinity::refuse_by_profile(profile, node);
-        fixed = Some(if enforced.is_empty() { node_affinity::refuse(pod, node) } else { enforced });
+        let reasons = if enforced.is_empty() { node_affinity::refuse(pod, node) } else { enforced };
+        fixed = Some(("NodeAffinity", reasons));
     }
-    if let Some(reasons) = fixed.filter(|reasons| !reasons.is_empty()) {
-        return Some(Refused { reasons, resolvable: false, helped_by: Changes::NODE });
+    if let Some((plugin, reasons)) = fixed.filter(|(_, reasons)| !reasons.is_empty()) {
+        return Some(Refused { plugin, reasons, resolvable: false, helped_by: Changes::NODE });
     }
     let helped_by = Changes::NODE | Changes::POD_GONE;
     if profile.filters_by("NodePorts") {
         let reasons = host_ports::refuse(&needs.ports, node);
         if !reasons.is_empty() {
-            return Some(Refused { reasons, resolvable: true, helped_by });
+            return Some(Refused { plugin: "NodePorts", reasons, resolvable: true, helped_by });
         }
     }
     if !profile.filters_by("NodeResourcesFit") {
@@ -57,7 +59,8 @@ pub(crate) fn refuse(
     // Retry the pod after changes of device classes: a new class may provide an extended resource.
     let has_extended = needs.requests.others.keys().any(|name| is_extended(name));
     let helped_by = if has_extended { helped_by | Changes::DEVICES } else { helped_by };
-    (!reasons.is_empty()).then_some(Refused { reasons, resolvable, helped_by })
+    let plugin = "NodeResourcesFit";
+    (!reasons.is_empty()).then_some(Refused { plugin, reasons, resolvable, helped_by })
 }
 
 #[cfg(test)]

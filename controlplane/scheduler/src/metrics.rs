@@ -4,6 +4,7 @@
 //! lengths of the queue are set after each event, so an idle scheduler does no work. The label `profile` has names of
 //! the configuration; all other labels have values of fixed sets.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,6 +35,8 @@ struct Families {
     preemptions: IntCounter,
     victims: Histogram,
     incoming: IntCounterVec,
+    /// Refused pods by plugin and profile.
+    unschedulable: IntGaugeVec,
     /// Pods in each of [`QUEUES`].
     pending: [IntGauge; QUEUES.len()],
 }
@@ -75,6 +78,9 @@ pub(crate) struct Attempt {
     /// Number of attempts so far, with this one.
     pub(crate) number: u32,
 }
+
+/// A refused pod in the metric of unschedulable pods. Dropping it removes the pod from the metric.
+pub(crate) struct RefusedPod(Vec<IntGauge>);
 
 /// The numbers of pods in the queue by their state.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -150,6 +156,16 @@ impl SchedulerMetrics {
     /// Counts a pod that is added to a queue because of an event.
     pub(crate) fn pod_queued(&self, queue: QueueName, event: &'static str) {
         self.0.incoming.with_label_values(&[queue.name(), event]).inc();
+    }
+
+    /// Counts a pod as unschedulable because of these plugins, until the result is dropped.
+    pub(crate) fn refused(&self, plugins: &BTreeSet<&'static str>, profile: &str) -> RefusedPod {
+        let gauges = plugins.iter().map(|plugin| {
+            let gauge = self.0.unschedulable.with_label_values(&[*plugin, profile]);
+            gauge.inc();
+            gauge
+        });
+        RefusedPod(gauges.collect())
     }
 
     /// Sets the lengths of the queue.
@@ -238,6 +254,11 @@ impl Default for Families {
                 "Number of pods that were added to a queue, by the queue and the event.",
                 &["queue", "event"],
             ),
+            unschedulable: all.gauges(
+                "unschedulable_pods",
+                "Number of unschedulable pods, by the plugins that refused them. A pod counts for each of its plugins.",
+                &["plugin", "profile"],
+            ),
             pending: QUEUES.map(|queue| pending.with_label_values(&[queue])),
             registry,
         }
@@ -320,6 +341,14 @@ impl AttemptResult {
     }
 }
 
+// === impl RefusedPod ===
+
+impl Drop for RefusedPod {
+    fn drop(&mut self) {
+        self.0.iter().for_each(IntGauge::dec);
+    }
+}
+
 // === impl QueueName ===
 
 impl QueueName {
@@ -392,6 +421,22 @@ mod tests {
         ] {
             assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
         }
+    }
+
+    #[test]
+    fn a_refused_pod_counts_for_each_plugin_until_it_is_dropped() {
+        let metrics = SchedulerMetrics::default();
+        let line = |plugin: &str, count: u8| {
+            format!("scheduler_unschedulable_pods{{plugin=\"{plugin}\",profile=\"p\"}} {count}\n")
+        };
+        let one = metrics.refused(&["NodeAffinity", "NodePorts"].into(), "p");
+        let other = metrics.refused(&["NodePorts"].into(), "p");
+        let text = metrics.text();
+        assert!(text.contains(&line("NodeAffinity", 1)) && text.contains(&line("NodePorts", 2)), "{text}");
+        assert!(text.contains("# TYPE scheduler_unschedulable_pods gauge\n"));
+        drop((one, other));
+        let text = metrics.text();
+        assert!(text.contains(&line("NodeAffinity", 0)) && text.contains(&line("NodePorts", 0)), "{text}");
     }
 
     #[test]

@@ -11,7 +11,7 @@
 //! of a claim or of the pod, wakes it. A change that may help an unschedulable pod makes it ready if its back-off is
 //! over. Otherwise the pod moves to the back-off.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use crate::config::QueueSort;
 use crate::devices::{DeviceChanges, may_use_devices, uses_any};
 use crate::hint::Changes;
-use crate::metrics::{Attempt, QueueLengths, QueueName, SchedulerMetrics};
+use crate::metrics::{Attempt, QueueLengths, QueueName, RefusedPod, SchedulerMetrics};
 use crate::object::Pod;
 use crate::turn_queue::{QueueOrder, TurnQueue};
 use crate::volumes::{self, VolumeChanges};
@@ -75,6 +75,8 @@ struct Entry {
     helped_by: Changes,
     /// The time at which a refused pod is tried again without a change.
     retry_at: Option<Instant>,
+    /// The pod in the metric of unschedulable pods, until the next attempt.
+    refused_by: Option<RefusedPod>,
 }
 
 impl Entry {
@@ -174,6 +176,7 @@ impl Queue {
                 changes_in_flight: Changes::default(),
                 helped_by: Changes::ALL,
                 retry_at: None,
+                refused_by: None,
             };
             self.entries.insert(uid.clone(), entry);
             return self.put_ready(&uid, ADDED);
@@ -221,6 +224,7 @@ impl Queue {
     fn start(&mut self, uid: &str) -> Option<Arc<Pod>> {
         let entry = self.entries.get_mut(uid)?;
         entry.state = QueueState::InFlight;
+        entry.refused_by = None;
         let now = Instant::now();
         entry.started = Some(now);
         entry.first_started.get_or_insert(now);
@@ -308,6 +312,13 @@ impl Queue {
     /// Marks a pod that no node can run: it waits for one of these changes.
     pub(crate) fn refused(&mut self, uid: &str, helped_by: Changes, now: Instant) {
         self.refuse(uid, helped_by, Changes::default(), now);
+    }
+
+    /// Sets the plugins that refused a pod, until its next attempt.
+    pub(crate) fn set_refused_by(&mut self, uid: &str, plugins: &BTreeSet<&'static str>) {
+        if let Some(entry) = self.entries.get_mut(uid) {
+            entry.refused_by = Some(self.metrics.refused(plugins, entry.pod.scheduler()));
+        }
     }
 
     /// Like [`Self::refused`], with the changes that happened after the pod was tried.

@@ -70,10 +70,14 @@ impl Topology {
 
     /// The reason why the node cannot run the pod. `None` if it can.
     pub(crate) fn refuse(&self, profile: &Profile, node: Candidate<'_>) -> Option<Refused> {
-        let by = |plugin: &str| profile.filters_by(plugin).then_some(());
-        let refusal = by("PodTopologySpread").and_then(|()| self.spread.refuse(node));
-        let refusal = refusal.or_else(|| by("InterPodAffinity").and_then(|()| self.affinity.refuse(node)));
-        refusal.map(|(reason, resolvable)| Refused {
+        let by = |plugin: &'static str| profile.filters_by(plugin).then_some(plugin);
+        let refusal = by("PodTopologySpread").and_then(|plugin| Some((plugin, self.spread.refuse(node)?)));
+        let refusal = refusal.or_else(|| {
+            let plugin = by("InterPodAffinity")?;
+            Some((plugin, self.affinity.refuse(node)?))
+        });
+        refusal.map(|(plugin, (reason, resolvable))| Refused {
+            plugin,
             reasons: vec![reason.to_owned()],
             resolvable,
             helped_by: Changes::ALL,

@@ -39,6 +39,13 @@ impl TokenBucket {
         }
         has_token
     }
+
+    /// Time until the bucket has a token, from the last call of [`take`](Self::take).
+    #[must_use]
+    pub fn wait(&self, rate: Rate) -> Duration {
+        let missing = (1.0 - self.tokens).max(0.0);
+        Duration::try_from_secs_f64(missing / rate.per_second).unwrap_or(Duration::MAX)
+    }
 }
 
 #[cfg(test)]
@@ -54,6 +61,18 @@ mod tests {
         assert!(take(0) && take(0) && take(0) && !take(0));
         assert!(!take(99) && take(1) && !take(0));
         assert_eq!((0..20).filter(|_| take(10)).count(), 2, "a token every 100 ms");
+    }
+
+    #[test]
+    fn an_empty_bucket_has_a_token_after_its_wait() {
+        let mut bucket = TokenBucket::full(RATE);
+        assert_eq!(bucket.wait(RATE), Duration::ZERO);
+        while bucket.take(RATE, Duration::ZERO) {}
+        assert!(!bucket.take(RATE, Duration::from_millis(25)));
+        let wait = bucket.wait(RATE);
+        assert_eq!(wait.as_millis(), 75);
+        assert!(bucket.take(RATE, wait));
+        assert_eq!(bucket.wait(Rate { per_second: 1e-300, burst: 1.0 }), Duration::MAX);
     }
 
     #[test]

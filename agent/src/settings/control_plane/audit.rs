@@ -1,10 +1,13 @@
 //! The settings of audit events.
 
-use std::time::Duration;
+use std::{num::NonZero, time::Duration};
 
-use coracle_controlplane::{AuditConfig, AuditLogOptions, AuditMode as Mode, AuditWebhookConfig};
+use coracle_controlplane::{
+    AuditConfig, AuditLogOptions, AuditMode as Mode, AuditThrottle, AuditTruncateConfig, AuditWebhookConfig,
+};
 
 use super::super::audit_mode::AuditMode;
+use super::super::value::Fraction;
 use super::{ControlPlaneSettings, count};
 
 impl ControlPlaneSettings {
@@ -16,12 +19,23 @@ impl ControlPlaneSettings {
             max_backups: usize::try_from(self.audit_log_maxbackup).unwrap_or(usize::MAX),
             max_age: Duration::from_secs(u64::from(self.audit_log_maxage) * 24 * 3600),
         });
+        let log_truncate = match &log {
+            Some(_) => self.log_truncate()?,
+            None => None,
+        };
+        let webhook_truncate = match &self.audit_webhook_config_file {
+            Some(_) => self.webhook_truncate()?,
+            None => None,
+        };
+        let throttle = self.webhook_throttle()?;
         let webhook = self.audit_webhook_config_file.clone().map(|file| AuditWebhookConfig {
             file,
             mode: mode(self.audit_webhook_mode),
             buffer: count(self.audit_webhook_batch_buffer_size),
             batch: count(self.audit_webhook_batch_max_size),
             wait: self.audit_webhook_batch_max_wait.0,
+            throttle,
+            truncate: webhook_truncate,
             backoff: self.audit_webhook_initial_backoff.map(|backoff| backoff.0),
         });
         let log_mode = mode(self.audit_log_mode);
@@ -29,12 +43,54 @@ impl ControlPlaneSettings {
             (Some(_), false, false) => {
                 anyhow::bail!("audit-policy-file needs audit-log-path or audit-webhook-config-file")
             }
-            (Some(policy_file), ..) => Ok(Some(AuditConfig { policy_file, log, log_mode, webhook })),
+            (Some(policy_file), ..) => {
+                Ok(Some(AuditConfig { policy_file, log, log_mode, log_truncate, webhook }))
+            }
             (None, false, false) => Ok(None),
             (None, true, _) => anyhow::bail!("audit-log-path needs audit-policy-file"),
             (None, false, true) => anyhow::bail!("audit-webhook-config-file needs audit-policy-file"),
         }
     }
+
+    fn log_truncate(&self) -> anyhow::Result<Option<AuditTruncateConfig>> {
+        let sizes = [self.audit_log_truncate_max_event_size, self.audit_log_truncate_max_batch_size];
+        truncate("log", self.audit_log_truncate_enabled, sizes)
+    }
+
+    /// The rate of batches. As upstream, it is only checked if it is in use.
+    fn webhook_throttle(&self) -> anyhow::Result<Option<AuditThrottle>> {
+        let is_used = self.audit_webhook_config_file.is_some()
+            && matches!(self.audit_webhook_mode, AuditMode::Batch)
+            && self.audit_webhook_batch_throttle_enable;
+        if !is_used {
+            return Ok(None);
+        }
+        let Fraction(per_second) = self.audit_webhook_batch_throttle_qps;
+        anyhow::ensure!(
+            per_second > 0.0,
+            "audit-webhook-batch-throttle-qps {per_second} must be more than 0"
+        );
+        Ok(Some(AuditThrottle { per_second, burst: self.audit_webhook_batch_throttle_burst.get() }))
+    }
+
+    fn webhook_truncate(&self) -> anyhow::Result<Option<AuditTruncateConfig>> {
+        let sizes = [self.audit_webhook_truncate_max_event_size, self.audit_webhook_truncate_max_batch_size];
+        truncate("webhook", self.audit_webhook_truncate_enabled, sizes)
+    }
+}
+
+/// The limits of a backend. As upstream, the sizes are also checked if the limits are not enabled.
+fn truncate(
+    backend: &str,
+    is_enabled: bool,
+    [event, batch]: [NonZero<u32>; 2],
+) -> anyhow::Result<Option<AuditTruncateConfig>> {
+    anyhow::ensure!(
+        event <= batch,
+        "audit-{backend}-truncate-max-batch-size {batch} must be at least audit-{backend}-truncate-max-event-size {event}"
+    );
+    let config = AuditTruncateConfig { max_event_bytes: count(event), max_batch_bytes: count(batch) };
+    Ok(is_enabled.then_some(config))
 }
 
 fn mode(mode: AuditMode) -> Mode {
@@ -80,5 +136,40 @@ mod tests {
         assert_eq!(backoff(&["--audit-webhook-initial-backoff", "2s"]), Some(Duration::from_secs(2)));
         assert!(of(&["--audit-log-path", "/l"]).is_err(), "no policy");
         assert!(of(&[]).unwrap().is_none());
+    }
+
+    #[test]
+    fn the_rate_of_batches_has_upstreams_names_and_defaults() {
+        let of = |words: &[&str]| {
+            let with_webhook = ["--audit-policy-file", "/p", "--audit-webhook-config-file", "/w"];
+            of(&[&with_webhook[..], words].concat()).map(|config| config.unwrap().webhook.unwrap().throttle)
+        };
+        assert_eq!(of(&[]).unwrap(), Some(AuditThrottle { per_second: 10.0, burst: 15 }));
+        let set = ["--audit-webhook-batch-throttle-qps", "0.5", "--audit-webhook-batch-throttle-burst", "1"];
+        assert_eq!(of(&set).unwrap(), Some(AuditThrottle { per_second: 0.5, burst: 1 }));
+        assert_eq!(of(&["--audit-webhook-batch-throttle-enable=false"]).unwrap(), None);
+        let zero = ["--audit-webhook-batch-throttle-qps", "0"];
+        assert!(of(&zero).is_err());
+        assert_eq!(of(&[&zero[..], &["--audit-webhook-mode", "blocking"]].concat()).unwrap(), None);
+    }
+
+    #[test]
+    fn the_limits_have_upstreams_names_and_defaults() {
+        let with_log = ["--audit-policy-file", "/p", "--audit-log-path", "/l"];
+        let with_webhook = ["--audit-policy-file", "/p", "--audit-webhook-config-file", "/w"];
+        let log =
+            |words: &[&str]| of(&[&with_log[..], words].concat()).map(|config| config.unwrap().log_truncate);
+        let webhook = |words: &[&str]| {
+            of(&[&with_webhook[..], words].concat()).map(|config| config.unwrap().webhook.unwrap().truncate)
+        };
+        assert_eq!((log(&[]).unwrap(), webhook(&[]).unwrap()), (None, None));
+        let default = AuditTruncateConfig { max_event_bytes: 102_400, max_batch_bytes: 10_485_760 };
+        assert_eq!(log(&["--audit-log-truncate-enabled"]).unwrap(), Some(default));
+        assert_eq!(webhook(&["--audit-webhook-truncate-enabled"]).unwrap(), Some(default));
+        let large = ["--audit-webhook-truncate-max-event-size", "20000000"];
+        assert!(webhook(&large).is_err(), "the batch is smaller than an event");
+        assert!(log(&large).is_ok(), "there is no webhook");
+        let sizes = [&large[..], &["--audit-webhook-truncate-max-batch-size", "30000000"]].concat();
+        assert_eq!(webhook(&sizes).unwrap(), None);
     }
 }

@@ -260,6 +260,7 @@ impl ControlPlaneSettings {
             strict_transport_security: transport_security(&self.strict_transport_security_directives)?,
             allowed_origins: allowed_origins(&self.cors_allowed_origins)?,
             goaway_chance: goaway_chance(self.goaway_chance)?,
+            send_retry_after: self.shutdown_send_retry_after,
             // A setting of the node, see `Settings::external_ips`.
             external_ips: None,
         })

@@ -1,7 +1,6 @@
 //! The backends of audit events: the log and the webhook, each with its mode. A request waits at most [`MAX_WAIT`] for them.
 
 use std::{
-    cell::LazyCell,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -13,8 +12,8 @@ use coracle_audit::{Event, Log, Mode};
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
-    TRUNCATED,
     blocking::BlockingWebhook,
+    truncate::{AuditTruncateConfig, shortened},
     webhook::{AuditWebhook, AuditWebhookConfig},
 };
 use crate::{error::ApiError, webhook_connections::WebhookPermit};
@@ -26,10 +25,10 @@ const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The configured backends, and the counts of their events.
 pub(super) struct Backends {
-    log: Option<Log>,
-    log_mode: Mode,
+    log: Option<LogBackend>,
     webhook: Option<Webhook>,
     webhook_mode: Mode,
+    webhook_truncate: Option<AuditTruncateConfig>,
     /// Number of events that were sent to the backends.
     events: AtomicU64,
     /// Number of requests that were refused because their first event was not stored.
@@ -38,6 +37,22 @@ pub(super) struct Backends {
     lost_by_webhook: Arc<AtomicU64>,
     /// Number of events that the log did not receive.
     lost_by_log: AtomicU64,
+    /// Number of events that a backend does not get because they are too large without their objects.
+    lost_by_size: AtomicU64,
+}
+
+/// The log, with its mode and its limits.
+pub(super) struct LogBackend {
+    pub(super) log: Log,
+    pub(super) mode: Mode,
+    /// `None` for no limits.
+    pub(super) truncate: Option<AuditTruncateConfig>,
+}
+
+/// An event as the backends get it: a line of JSON for each. `None` if the backend gets no event.
+pub(super) struct EventLines {
+    log: Option<String>,
+    webhook: Option<String>,
 }
 
 enum Webhook {
@@ -56,13 +71,6 @@ async fn is_stored(outcome: Outcome, deadline: Instant) -> bool {
     }
 }
 
-/// The line of an event without its objects.
-fn shortened(event: &mut Event) -> String {
-    (event.request_object, event.response_object) = (None, None);
-    event.annotations.insert(TRUNCATED.to_owned(), "true".to_owned());
-    event.line()
-}
-
 // === impl Backends ===
 
 impl Backends {
@@ -70,13 +78,10 @@ impl Backends {
     ///
     /// # Errors
     /// The kubeconfig file of the webhook cannot be used.
-    pub(super) fn new(
-        log: Option<Log>,
-        log_mode: Mode,
-        webhook: Option<AuditWebhookConfig>,
-    ) -> Result<Self, String> {
+    pub(super) fn new(log: Option<LogBackend>, webhook: Option<AuditWebhookConfig>) -> Result<Self, String> {
         let lost_by_webhook = Arc::<AtomicU64>::default();
         let webhook_mode = webhook.as_ref().map_or(Mode::Batch, |config| config.mode);
+        let webhook_truncate = webhook.as_ref().and_then(|config| config.truncate);
         let start = |config: AuditWebhookConfig| {
             let lost = lost_by_webhook.clone();
             match config.mode {
@@ -87,8 +92,18 @@ impl Backends {
             }
         };
         let webhook = webhook.map(start).transpose()?;
-        let [events, refused, lost_by_log] = [0, 0, 0].map(AtomicU64::new);
-        Ok(Self { log, log_mode, webhook, webhook_mode, events, refused, lost_by_webhook, lost_by_log })
+        let [events, refused, lost_by_log, lost_by_size] = [0, 0, 0, 0].map(AtomicU64::new);
+        Ok(Self {
+            log,
+            webhook,
+            webhook_mode,
+            webhook_truncate,
+            events,
+            refused,
+            lost_by_webhook,
+            lost_by_log,
+            lost_by_size,
+        })
     }
 
     /// Numbers of all events, of events that the webhook did not receive, of events that the log did not receive, and of
@@ -97,8 +112,34 @@ impl Backends {
         let counts = [&self.events, &*self.lost_by_webhook, &self.lost_by_log, &self.refused];
         let [events, lost_by_webhook, lost_by_log, refused] =
             counts.map(|count| count.load(Ordering::Relaxed));
-        let lost_by_log = lost_by_log + self.log.as_ref().map_or(0, Log::lost);
+        let lost_by_log = lost_by_log + self.log.as_ref().map_or(0, |backend| backend.log.lost());
         [events, lost_by_webhook, lost_by_log, refused]
+    }
+
+    /// Number of events that a backend does not get because they are too large without their objects.
+    pub(super) fn lost_by_size(&self) -> u64 {
+        self.lost_by_size.load(Ordering::Relaxed)
+    }
+
+    /// The event as the backends get it. An event above the maximum size of a backend is shortened for it, or lost and
+    /// counted.
+    pub(super) fn lines(&self, event: &mut Event) -> EventLines {
+        let line = event.line();
+        let webhook = self.webhook.as_ref().and_then(|_| {
+            let limit = self.webhook_truncate;
+            self.limited(line.clone(), event, limit)
+        });
+        let log = self.log.as_ref().and_then(|backend| self.limited(line, event, backend.truncate));
+        EventLines { log, webhook }
+    }
+
+    fn limited(&self, line: String, event: &mut Event, limit: Option<AuditTruncateConfig>) -> Option<String> {
+        let Some(limit) = limit else { return Some(line) };
+        let limited = limit.limit(line, event);
+        if limited.is_none() && self.lost_by_size.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
+            tracing::error!("an audit event is too large even without its objects; the event is lost");
+        }
+        limited
     }
 
     /// Counts a request that is refused because its first event was not stored.
@@ -134,36 +175,36 @@ impl Backends {
     ///
     /// Calls `queued` as soon as the event is sent even if this future is dropped. If the future is dropped earlier, no
     /// backend gets the event.
-    pub(super) async fn write(&self, line: String, owner: &Arc<str>, queued: impl FnOnce()) -> bool {
+    ///
+    /// As upstream, a backend that gets no event because of its limits counts as having it.
+    pub(super) async fn write(&self, lines: EventLines, owner: &Arc<str>, queued: impl FnOnce()) -> bool {
         let deadline = Instant::now() + MAX_WAIT;
-        let blocking = match &self.webhook {
-            Some(Webhook::Blocking(webhook)) => {
-                let memory = webhook.reserve(&line, owner, deadline).await;
-                Some((webhook, memory, line.clone()))
+        let EventLines { log: log_line, webhook: webhook_line } = lines;
+        let blocking = match (&self.webhook, &webhook_line) {
+            (Some(Webhook::Blocking(webhook)), Some(line)) => {
+                let memory = webhook.reserve(line, owner, deadline).await;
+                Some((webhook, memory, line))
             }
-            Some(Webhook::Batch(_)) | None => None,
+            _ => None,
         };
-        let batch = match &self.webhook {
-            Some(Webhook::Batch(webhook)) => Some((webhook, line.clone())),
-            Some(Webhook::Blocking(_)) | None => None,
-        };
-        let logged = self.write_to_log(line, deadline).await;
+        let logged = self.write_to_log(log_line, deadline).await;
         self.events.fetch_add(1, Ordering::Relaxed);
-        if let Some((webhook, line)) = batch {
-            webhook.send(&line);
+        if let (Some(Webhook::Batch(webhook)), Some(line)) = (&self.webhook, &webhook_line) {
+            webhook.send(line);
         }
-        let sent = blocking.map(|(webhook, memory, line)| webhook.send(&line, memory, owner));
+        let sent = blocking.map(|(webhook, memory, line)| webhook.send(line, memory, owner));
         queued();
+        let log_mode = self.log.as_ref().map_or(Mode::Batch, |backend| backend.mode);
         let is_logged = is_stored(logged, deadline).await;
         let is_sent = is_stored(sent, deadline).await;
-        (is_logged || self.log_mode != Mode::BlockingStrict)
+        (is_logged || log_mode != Mode::BlockingStrict)
             && (is_sent || self.webhook_mode != Mode::BlockingStrict)
     }
 
     /// Queues an event for the log. Waits while the queue is full (slow disk); in a blocking mode until the deadline.
-    async fn write_to_log(&self, line: String, deadline: Instant) -> Outcome {
-        let log = self.log.as_ref()?;
-        if self.log_mode == Mode::Batch {
+    async fn write_to_log(&self, line: Option<String>, deadline: Instant) -> Outcome {
+        let (LogBackend { log, mode, .. }, line) = (self.log.as_ref()?, line?);
+        if *mode == Mode::Batch {
             log.write(line).await;
             return None;
         }
@@ -184,24 +225,26 @@ impl Backends {
     /// a second limit the event is lost and counted, as upstream does in the mode `batch`.
     pub(super) fn write_late(&self, event: &mut Event, owner: &Arc<str>) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
-        let line = event.line();
-        let short = LazyCell::new(|| shortened(event));
+        let EventLines { log: log_line, webhook: webhook_line } = self.lines(event);
         self.events.fetch_add(1, Ordering::Relaxed);
-        match &self.webhook {
-            Some(Webhook::Batch(webhook)) => webhook.send(&line),
-            Some(Webhook::Blocking(webhook)) => {
-                let whole = webhook.reserve_now(&line, owner);
-                let sent = if whole.is_some() { &line } else { &*short };
-                let memory = whole.or_else(|| webhook.reserve_shortened(sent, owner));
+        match (&self.webhook, webhook_line) {
+            (Some(Webhook::Batch(webhook)), Some(line)) => webhook.send(&line),
+            (Some(Webhook::Blocking(webhook)), Some(mut line)) => {
+                let memory = webhook.reserve_now(&line, owner).or_else(|| {
+                    line = shortened(event);
+                    webhook.reserve_shortened(&line, owner)
+                });
                 // Nothing waits for the result.
-                drop(webhook.send(sent, memory, owner));
+                drop(webhook.send(&line, memory, owner));
             }
-            None => {}
+            (_, None) | (None, _) => {}
         }
-        let Some(log) = self.log.clone() else { return };
-        let whole = log.memory(&line);
-        let line = if whole.is_some() { line } else { short.clone() };
-        let memory = whole.or_else(|| log.memory_of_shortened(&line));
+        let log = self.log.as_ref().map(|backend| backend.log.clone());
+        let (Some(log), Some(mut line)) = (log, log_line) else { return };
+        let memory = log.memory(&line).or_else(|| {
+            line = shortened(event);
+            log.memory_of_shortened(&line)
+        });
         if memory.is_some() {
             runtime.spawn(async move { log.write_reserved(line, memory).await });
         } else if self.lost_by_log.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
@@ -212,8 +255,8 @@ impl Backends {
     /// Waits until all earlier events are written, at most [`FLUSH_TIMEOUT`].
     pub(super) async fn flush(&self) {
         let all = async {
-            if let Some(log) = &self.log {
-                log.flush().await;
+            if let Some(backend) = &self.log {
+                backend.log.flush().await;
             }
             match &self.webhook {
                 Some(Webhook::Batch(webhook)) => webhook.flush().await,
@@ -249,15 +292,18 @@ mod tests {
             buffer: 10,
             batch: 10,
             wait: Duration::from_secs(3600),
+            throttle: None,
+            truncate: None,
             backoff: None,
         };
-        Backends::new(None, Mode::Batch, Some(config)).unwrap()
+        Backends::new(None, Some(config)).unwrap()
     }
 
     async fn is_accepted(backends: &Backends) -> bool {
         let is_queued = AtomicBool::new(false);
         let queued = || is_queued.store(true, Ordering::Relaxed);
-        let is_accepted = backends.write("{\"auditID\":\"a\"}\n".to_owned(), &"eve".into(), queued).await;
+        let lines = backends.lines(&mut Event::received(Level::Metadata, "a".to_owned()));
+        let is_accepted = backends.write(lines, &"eve".into(), queued).await;
         assert!(is_queued.into_inner());
         is_accepted
     }
@@ -265,11 +311,38 @@ mod tests {
     #[tokio::test]
     async fn only_the_strict_mode_fails_when_the_log_cannot_be_written() {
         for (mode, expected) in [(Mode::Batch, true), (Mode::Blocking, true), (Mode::BlockingStrict, false)] {
-            let backends = Backends::new(Some(log("/dev/full")), mode, None).unwrap();
+            let log = LogBackend { log: log("/dev/full"), mode, truncate: None };
+            let backends = Backends::new(Some(log), None).unwrap();
             assert_eq!(is_accepted(&backends).await, expected, "{mode:?}");
             backends.flush().await;
             assert_eq!(backends.counts(), [1, 0, 1, 0], "{mode:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn each_backend_has_its_own_limit_and_a_lost_event_refuses_no_request() {
+        let limit = |max_event_bytes| Some(AuditTruncateConfig { max_event_bytes, max_batch_bytes: 1 << 20 });
+        let hook = Hook::start(|_| (200, String::new())).await;
+        let mut event = Event::received(Level::Request, "a".to_owned());
+        event.request_object = serde_json::value::to_raw_value(&"x".repeat(1000)).ok();
+        for (log_limit, webhook_limit, lost) in
+            [(None, limit(900), 0), (limit(900), limit(900), 0), (limit(1), limit(900), 1)]
+        {
+            let mut backends = to(&hook, Mode::BlockingStrict);
+            let mode = Mode::BlockingStrict;
+            backends.log = Some(LogBackend { log: log("/dev/null"), mode, truncate: log_limit });
+            backends.webhook_truncate = webhook_limit;
+            let lines = backends.lines(&mut event);
+            let has_object = |line: &Option<String>| line.as_ref().map(|line| line.contains("xxx"));
+            let expect = if lost == 1 { None } else { Some(log_limit.is_none()) };
+            assert_eq!((has_object(&lines.log), has_object(&lines.webhook)), (expect, Some(false)));
+            assert!(backends.write(lines, &"eve".into(), || ()).await);
+            assert_eq!((backends.lost_by_size(), backends.counts()), (lost, [1, 0, 0, 0]));
+        }
+        assert_eq!(
+            hook.bodies.lock().unwrap()[0]["items"][0]["annotations"]["audit.k8s.io/truncated"],
+            "true"
+        );
     }
 
     #[tokio::test]
@@ -292,7 +365,8 @@ mod tests {
         let hook = Hook::start(|_| (200, String::new())).await;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("audit.log");
-        let backends = Backends { log: Some(log(path.to_str().unwrap())), ..to(&hook, Mode::Blocking) };
+        let log = LogBackend { log: log(path.to_str().unwrap()), mode: Mode::Batch, truncate: None };
+        let backends = Backends { log: Some(log), ..to(&hook, Mode::Blocking) };
         let Some(Webhook::Blocking(webhook)) = &backends.webhook else { panic!("no webhook") };
         let large = "x".repeat(1 << 20);
         let held: Vec<_> = std::iter::from_fn(|| webhook.reserve_now(&large, "eve")).collect();

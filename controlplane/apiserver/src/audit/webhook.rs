@@ -14,11 +14,13 @@ use std::{
 };
 
 use coracle_audit::Mode;
+use coracle_token_bucket::{Rate, TokenBucket};
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
 };
 
+use super::truncate::AuditTruncateConfig;
 use crate::remote::Remote;
 
 /// Maximum bytes of the queued events.
@@ -29,7 +31,7 @@ const MAX_BATCH_BYTES: usize = 4 << 20;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The settings of the backend.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct AuditWebhookConfig {
     /// Kubeconfig file of the server.
     pub file: PathBuf,
@@ -41,8 +43,21 @@ pub struct AuditWebhookConfig {
     pub batch: usize,
     /// Maximum time that an event waits for its batch to fill.
     pub wait: Duration,
+    /// Maximum rate of batches. `None` for no maximum.
+    pub throttle: Option<AuditThrottle>,
+    /// Limits on the size of events and batches. `None` for no limits.
+    pub truncate: Option<AuditTruncateConfig>,
     /// The back-off before the first retry, in all modes. `None` for the default back-offs.
     pub backoff: Option<Duration>,
+}
+
+/// A maximum rate of batches.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AuditThrottle {
+    /// Batches per second; more than 0.
+    pub per_second: f64,
+    /// Maximum number of batches at once after a time without batches.
+    pub burst: u32,
 }
 
 /// The sending half of the queue.
@@ -58,10 +73,19 @@ enum Message {
     Flush(oneshot::Sender<()>),
 }
 
+/// The rate of the batches.
+struct Throttle {
+    rate: Rate,
+    bucket: TokenBucket,
+    /// Time of the last look at the bucket.
+    last: Instant,
+}
+
 /// The task that sends batches.
 struct Sender {
     remote: Remote,
     config: AuditWebhookConfig,
+    throttle: Option<Throttle>,
     queue: mpsc::Receiver<Message>,
     waiting: Arc<AtomicUsize>,
     lost: Arc<AtomicU64>,
@@ -96,7 +120,14 @@ impl AuditWebhook {
         let remote = remote(&config.file, config.backoff)?;
         let (queue, receiver) = mpsc::channel(config.buffer.max(1));
         let waiting = Arc::<AtomicUsize>::default();
-        let sender = Sender { remote, config, queue: receiver, waiting: waiting.clone(), lost: lost.clone() };
+        let sender = Sender {
+            remote,
+            throttle: config.throttle.map(Throttle::new),
+            config,
+            queue: receiver,
+            waiting: waiting.clone(),
+            lost: lost.clone(),
+        };
         tokio::spawn(sender.run());
         Ok(Self { queue, waiting, lost })
     }
@@ -123,6 +154,27 @@ impl AuditWebhook {
     }
 }
 
+// === impl Throttle ===
+
+impl Throttle {
+    fn new(AuditThrottle { per_second, burst }: AuditThrottle) -> Self {
+        let rate = Rate { per_second, burst: burst.into() };
+        Self { rate, bucket: TokenBucket::full(rate), last: Instant::now() }
+    }
+
+    /// Waits until a batch may be sent.
+    async fn accept(&mut self) {
+        loop {
+            let now = Instant::now();
+            let since_last = now.duration_since(std::mem::replace(&mut self.last, now));
+            if self.bucket.take(self.rate, since_last) {
+                return;
+            }
+            tokio::time::sleep(self.bucket.wait(self.rate)).await;
+        }
+    }
+}
+
 // === impl Sender ===
 
 impl Sender {
@@ -132,9 +184,15 @@ impl Sender {
             let mut bytes = 0;
             let mut next = Some(first);
             let deadline = Instant::now() + self.config.wait;
+            let max_bytes = self.config.truncate.map_or(usize::MAX, |truncate| truncate.max_batch_bytes);
             while let Some(message) = next {
                 match message {
                     Message::Event(event) => {
+                        // The separator of two events counts.
+                        if !events.is_empty() && bytes + events.len() + event.len() > max_bytes {
+                            self.send(std::mem::take(&mut events)).await;
+                            bytes = 0;
+                        }
                         bytes += event.len();
                         events.push(event);
                     }
@@ -151,9 +209,12 @@ impl Sender {
         }
     }
 
-    async fn send(&self, events: Vec<String>) {
+    async fn send(&mut self, events: Vec<String>) {
         if events.is_empty() {
             return;
+        }
+        if let Some(throttle) = &mut self.throttle {
+            throttle.accept().await;
         }
         // The line end of each event was counted as well.
         let bytes: usize = events.iter().map(|event| event.len() + 1).sum();
@@ -176,8 +237,25 @@ mod tests {
     use crate::remote::tests::Hook;
 
     fn start(hook: &Hook, buffer: usize, batch: usize) -> (AuditWebhook, Arc<AtomicU64>) {
+        start_with(hook, [buffer, batch], None)
+    }
+
+    fn start_with(
+        hook: &Hook,
+        [buffer, batch]: [usize; 2],
+        truncate: Option<AuditTruncateConfig>,
+    ) -> (AuditWebhook, Arc<AtomicU64>) {
         let (mode, wait) = (Mode::Batch, Duration::from_secs(3600));
-        let config = AuditWebhookConfig { file: hook.file(), mode, buffer, batch, wait, backoff: None };
+        let config = AuditWebhookConfig {
+            file: hook.file(),
+            mode,
+            buffer,
+            batch,
+            wait,
+            throttle: None,
+            truncate,
+            backoff: None,
+        };
         let lost = Arc::<AtomicU64>::default();
         (AuditWebhook::start(config, lost.clone()).unwrap(), lost)
     }
@@ -197,6 +275,37 @@ mod tests {
             (&bodies[0]["kind"], &bodies[2]["items"][1]["auditID"]),
             (&"EventList".into(), &"9".into())
         );
+        assert_eq!((lost.load(Ordering::Relaxed), webhook.waiting.load(Ordering::Relaxed)), (0, 0));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn batches_wait_for_the_rate_after_the_burst() {
+        let mut throttle = Throttle::new(AuditThrottle { per_second: 10.0, burst: 3 });
+        let (start, mut times) = (Instant::now(), Vec::new());
+        for _ in 0..5 {
+            throttle.accept().await;
+            times.push(start.elapsed().as_millis());
+        }
+        assert_eq!(times[..3], [0, 0, 0]);
+        // The clock has milliseconds.
+        assert!((99..=101).contains(&times[3]) && (199..=202).contains(&times[4]), "{times:?}");
+    }
+
+    #[tokio::test]
+    async fn a_batch_above_the_maximum_size_is_split() {
+        let hook = Hook::start(|_| (200, String::new())).await;
+        let event = "{\"auditID\":\"1\"}";
+        // Two events and the comma between them fit.
+        let max_batch_bytes = 2 * event.len() + 1;
+        let truncate = AuditTruncateConfig { max_event_bytes: event.len(), max_batch_bytes };
+        let (webhook, lost) = start_with(&hook, [100, 100], Some(truncate));
+        for _ in 0..5 {
+            webhook.send(&format!("{event}\n"));
+        }
+        webhook.flush().await;
+        let bodies = hook.bodies.lock().unwrap();
+        let sizes: Vec<usize> = bodies.iter().map(|body| body["items"].as_array().unwrap().len()).collect();
+        assert_eq!(sizes, [2, 2, 1]);
         assert_eq!((lost.load(Ordering::Relaxed), webhook.waiting.load(Ordering::Relaxed)), (0, 0));
     }
 

@@ -1,6 +1,7 @@
 //! Creates the resources of a definition, one for each version.
 
 use std::sync::Arc;
+use std::time::Instant;
 
 use coracle_custom_resources::columns::{self, PrinterColumn};
 use coracle_custom_resources::definition::{Definition, Scale, Version};
@@ -15,6 +16,7 @@ use serde_json::{Value, json};
 
 use super::conversion::{ConversionClient, WebhookConversion};
 use super::strategy::CustomStrategy;
+use crate::cel_metrics;
 
 /// The served versions of a definition. They refer to the storage version, even if it is not served.
 pub(crate) fn of_definition(
@@ -50,7 +52,7 @@ fn of_version(definition: &Definition, version: &Version) -> Result<Resource, Sc
         plural: names.plural.clone().into(),
     };
     let printer_columns = columns::of_version(version);
-    let rules = CustomResource::new(definition, version)?;
+    let rules = compiled(CustomResource::without_rules(definition, version)?);
     let column_definitions = column_definitions(&printer_columns);
     let strategy = CustomStrategy::new(&version.name, &names.kind, rules, printer_columns);
     let schema = publish::name(definition, &version.name, &names.kind);
@@ -74,6 +76,16 @@ fn of_version(definition: &Definition, version: &Version) -> Result<Resource, Sc
     }
     resource.is_terminating = definition.is_terminating();
     Ok(resource)
+}
+
+/// Compiles the rules in CEL, and counts the compilation.
+fn compiled(rules: CustomResource) -> CustomResource {
+    let began = Instant::now();
+    let rules = rules.with_rules();
+    if rules.has_rules() {
+        cel_metrics::compiled(began.elapsed());
+    }
+    rules
 }
 
 /// A resource whose objects have a `spec` of this schema.

@@ -1,5 +1,7 @@
 //! Rules for the objects of a custom resource version.
 
+use std::time::Instant;
+
 use coracle_cel::Type;
 use coracle_custom_resources::columns::PrinterColumn;
 use coracle_custom_resources::{CustomResource, Violations, write_whole_numbers};
@@ -12,7 +14,15 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::ownership;
-use crate::offload;
+use crate::{cel_metrics, offload};
+
+/// Evaluates rules in CEL, and counts the evaluation. `evaluate` returns whether there was one.
+fn measure(evaluate: impl FnOnce() -> bool) {
+    let began = Instant::now();
+    if evaluate() {
+        cel_metrics::evaluated(began.elapsed());
+    }
+}
 
 /// The rules of one version.
 pub(super) struct CustomStrategy {
@@ -107,7 +117,8 @@ impl Strategy for CustomStrategy {
         let is_complete = offload::run(self.rules.is_heavy(new, old), || {
             let is_complete = !self.has_defaults || self.rules.has_all_defaults(new);
             if is_complete {
-                self.rules.validate(new, old, &mut violations);
+                self.rules.validate_schema(new, old, &mut violations);
+                measure(|| self.rules.validate_rules(new, old, &mut violations));
             }
             is_complete
         });
@@ -120,7 +131,10 @@ impl Strategy for CustomStrategy {
     fn validate_status(&self, causes: &mut Causes, new: &Value, old: &Value) {
         let mut violations = Violations::default();
         let is_heavy = self.rules.is_heavy(new, Some(old));
-        offload::run(is_heavy, || self.rules.validate_status(new, old, &mut violations));
+        offload::run(is_heavy, || {
+            self.rules.validate_status_schema(new, old, &mut violations);
+            measure(|| self.rules.validate_status_rules(new, old, &mut violations));
+        });
         causes.extend(violations);
     }
 

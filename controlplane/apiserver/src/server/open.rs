@@ -35,6 +35,7 @@ use crate::{
         aggregation, custom_resources, flow_control, initialization, policy_status, quota_status,
         usage_history,
     },
+    drain::Drain,
     error::ApiError,
     flow_control::FlowControl,
     in_flight::InFlight,
@@ -72,7 +73,13 @@ impl Apiserver {
         stopping: CancellationToken,
     ) -> Result<Self, OpenError> {
         let shutdown = CancellationToken::new();
-        tokio::spawn(delay_shutdown(stopping.clone(), config.shutdown_delay, shutdown.clone()));
+        let drain = config.options.send_retry_after.then(Arc::<Drain>::default);
+        let delay = ShutdownDelay {
+            delay: config.shutdown_delay,
+            drain: drain.clone(),
+            drain_limit: config.request_timeout,
+        };
+        tokio::spawn(delay.run(stopping.clone(), shutdown.clone()));
         let (cache, watch) = Cache::load(&*store).await.map_err(OpenError::Store)?;
         let cache = Arc::new(cache);
         tokio::spawn(Arc::clone(&cache).follow(watch));
@@ -81,7 +88,7 @@ impl Apiserver {
         let (authenticators, file) = authenticators(&mut config, authorizers.allows_all(), token_uses)?;
         let files = reload::Files { authorization: config.authorization.file.clone(), authentication: file };
         let services = Services { store, cache, authorizers: Arc::new(authorizers), authenticators };
-        let state = state(config, services, stopping, shutdown)?;
+        let state = state(config, services, drain, stopping, shutdown)?;
         serve_initializers(&state).await.map_err(OpenError::Bootstrap)?;
         bootstrap::run(&state).await.map_err(OpenError::Bootstrap)?;
         start_controllers(&state, files).await;
@@ -158,10 +165,11 @@ fn plugins(config: &ApiserverConfig) -> Result<Plugins, OpenError> {
 fn state(
     config: ApiserverConfig,
     services: Services,
+    drain: Option<Arc<Drain>>,
     stopping: CancellationToken,
     shutdown: CancellationToken,
 ) -> Result<Arc<State>, OpenError> {
-    let plugins = plugins(&config)?;
+    let (plugins, browsers) = (plugins(&config)?, browsers(&config.options)?);
     let runs = |name: &str| config.admission_plugins.enables(name);
     let usage_history =
         runs("InitialResources").then(|| Arc::new(UsageHistory::new(config.initial_resources)));
@@ -169,7 +177,6 @@ fn state(
     let Services { store, cache, authorizers, authenticators } = services;
     let registry = Arc::new(Registry::new(&config.runtime_config));
     let in_flight = Arc::new(in_flight(&config.options, config.max_in_flight));
-    let browsers = browsers(&config.options)?;
     let (metrics, byte_limits) = (Arc::new(Metrics::new()), config.options.byte_limits());
     Ok(Arc::new_cyclic(|itself| State {
         admission: Admission {
@@ -219,6 +226,7 @@ fn state(
         usage: Samples::default(),
         own_components: config.own_components,
         stopping,
+        drain,
         shutdown,
     }))
 }
@@ -274,11 +282,27 @@ fn send_as_controllers(state: Weak<State>, request: LabelRequest) -> BoxFuture<'
     })
 }
 
-/// Cancels `shutdown` when `stopping` is cancelled and the delay has passed.
-async fn delay_shutdown(stopping: CancellationToken, delay: Duration, shutdown: CancellationToken) {
-    stopping.cancelled().await;
-    tokio::time::sleep(delay).await;
-    shutdown.cancel();
+/// The time between the start of a shutdown and the end of the listener.
+struct ShutdownDelay {
+    /// Time for which all requests are accepted.
+    delay: Duration,
+    /// Refuses requests after the delay. `None` if the listener ends after the delay.
+    drain: Option<Arc<Drain>>,
+    /// Maximum time to wait for the requests in flight.
+    drain_limit: Duration,
+}
+
+impl ShutdownDelay {
+    /// Cancels `shutdown` when `stopping` is cancelled, the delay has passed, and the requests in flight have ended if they
+    /// must.
+    async fn run(self, stopping: CancellationToken, shutdown: CancellationToken) {
+        stopping.cancelled().await;
+        tokio::time::sleep(self.delay).await;
+        if let Some(drain) = self.drain {
+            drain.finish(self.drain_limit).await;
+        }
+        shutdown.cancel();
+    }
 }
 
 /// Number of seats of all priority levels together.

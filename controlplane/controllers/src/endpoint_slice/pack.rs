@@ -33,6 +33,10 @@ pub(crate) struct Changes {
     /// Slices whose endpoints do not change. Their labels may still differ.
     pub(crate) keep: Vec<Arc<EndpointSlice>>,
     pub(crate) delete: Vec<Arc<EndpointSlice>>,
+    /// Number of endpoints that no slice has yet.
+    pub(crate) added: usize,
+    /// Number of endpoints that slices of the groups lose. As upstream, those of other slices do not count.
+    pub(crate) removed: usize,
 }
 
 /// Compares the groups with the slices. No two groups have the same key.
@@ -54,6 +58,11 @@ pub(crate) fn pack(groups: Vec<Group>, slices: &[Arc<EndpointSlice>]) -> Changes
     changes
 }
 
+/// Number of slices of a group if all but the last one are full. An empty group has one slice.
+pub(crate) fn full_slices(group: &Group) -> usize {
+    group.endpoints.len().div_ceil(SLICE_MAX).max(1)
+}
+
 /// A slice with the endpoints that it keeps.
 struct KeptSlice {
     slice: Arc<EndpointSlice>,
@@ -65,7 +74,11 @@ fn pack_group(group: Group, slices: Vec<Arc<EndpointSlice>>, changes: &mut Chang
     let Group { slice_key, endpoints } = group;
     let mut missing: BTreeMap<String, Endpoint> =
         endpoints.into_iter().map(|endpoint| (identity(&endpoint), endpoint)).collect();
+    let former: usize = slices.iter().map(|slice| slice.endpoints.len()).sum();
     let mut all: Vec<KeptSlice> = slices.into_iter().map(|slice| keep(slice, &mut missing)).collect();
+    let kept: usize = all.iter().map(|kept| kept.endpoints.len()).sum();
+    changes.added += missing.len();
+    changes.removed += former.saturating_sub(kept);
     // Slices that change anyway take endpoints first, then slices with room.
     all.sort_by_key(|kept| !kept.is_changed);
     let mut missing = missing.into_values();
@@ -146,6 +159,7 @@ mod tests {
         let changes = pack(vec![group(80, 0..250)], &[]);
         let sizes: Vec<_> = changes.create.iter().map(|group| group.endpoints.len()).collect();
         assert_eq!(sizes, [100, 100, 50]);
+        assert_eq!((full_slices(&group(80, 0..250)), full_slices(&group(80, 0..0))), (3, 1));
     }
 
     #[test]
@@ -154,10 +168,12 @@ mod tests {
         let changes = pack(vec![group(80, 0..151)], &slices);
         assert!(changes.create.is_empty() && changes.delete.is_empty());
         assert_eq!((changes.update[0].1.len(), changes.keep.len()), (51, 1));
+        assert_eq!((changes.added, changes.removed), (1, 0));
         let mut without = group(80, 0..150);
         without.endpoints.remove(3);
         let changes = pack(vec![without], &slices);
         assert_eq!((changes.update.len(), changes.update[0].1.len(), changes.keep.len()), (1, 99, 1));
+        assert_eq!((changes.added, changes.removed), (0, 1));
         let same = pack(vec![group(80, 0..150)], &slices);
         assert_eq!((same.update.len(), same.keep.len()), (0, 2));
     }

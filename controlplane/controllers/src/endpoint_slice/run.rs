@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::topology::{self, Zones};
 use super::{pack, plan};
 use crate::context::Context;
+use crate::endpoint_slice_metrics::{ServiceSync, SliceWrites};
 use crate::endpoints::batch;
 use crate::endpoints::plan::is_ours;
 use crate::endpoints::run::{on_endpoint_change, selected};
@@ -33,6 +34,7 @@ const COMPONENT: &str = "endpoint-slice-controller";
 /// Queues changed services, and the services of changed pods and slices. When a node changes, queues the services with
 /// automatic topology hints. When its zone changes, queues the services with endpoints on it.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    context.config.endpoint_slice_metrics.forget_all();
     let (own, zones) = (queue.clone(), context.zones.clone());
     context.caches.services.on_change(move |change| {
         if let Some(service) = change.latest() {
@@ -76,7 +78,11 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let caches = &context.caches;
     // The garbage collector removes the slices of a deleted service.
     let service = caches.services.get(&key).filter(|service| !service.is_being_deleted() && is_ours(service));
-    let Some(service) = service else { return Ok(Next::Wait) };
+    let metrics = &context.config.endpoint_slice_metrics;
+    let Some(service) = service else {
+        metrics.forget(&key);
+        return Ok(Next::Wait);
+    };
     let zone_of =
         |node: &str| caches.nodes.get(&Key::new("", node)).as_deref().and_then(topology::zone).cloned();
     let pods = selected(context, &service);
@@ -89,6 +95,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         topology::set_hints(&mut groups, zones.as_ref());
     }
     let count = groups.iter().map(|group| group.endpoints.len()).sum();
+    let full_slices = groups.iter().map(pack::full_slices).sum();
     let slices = slices_of(context, &key, service.uid(), MANAGER);
     let owner = service.controller_reference();
     let mut labels = copied(service.metadata.labels.iter().flatten());
@@ -100,15 +107,34 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         labels.remove(HEADLESS);
     }
     let changes = pack::pack(groups, &slices);
+    metrics.synced(
+        &key,
+        &ServiceSync {
+            added: changes.added,
+            removed: changes.removed,
+            endpoints: count,
+            slices: (slices.len() + changes.create.len()).saturating_sub(changes.delete.len()),
+            full_slices,
+            distribution: distribution(&service),
+        },
+    );
     let trigger = trigger(&service, &pods, &slices, &changes);
     let identity = Identity { owner, labels, annotations: Annotations::Trigger(trigger) };
-    if let Err(error) = apply(context, &key, &identity, changes).await {
+    let mut writes = SliceWrites::default();
+    let applied = apply(context, &key, &identity, changes, &mut writes).await;
+    metrics.wrote(writes);
+    if let Err(error) = applied {
         if let Some(event) = failure(&key, &error) {
             context.record(&*service, COMPONENT, event);
         }
         return Err(error);
     }
     Ok(batch::pause(count, &service, context.selectors.sharing(&key)))
+}
+
+/// The traffic distribution of a service, for the metrics. Automatic topology hints take precedence over it.
+fn distribution(service: &Service) -> Option<&str> {
+    service.spec.traffic_distribution.as_deref().filter(|_| !topology::is_automatic(service))
 }
 
 /// The event of a failed write. A conflict causes no event: the retry reads the new version.
@@ -173,12 +199,13 @@ pub(crate) fn slices_of(context: &Context, key: &Key, uid: &str, manager: &str) 
     all
 }
 
-/// Applies the changes. Additions come first, so that no endpoint is missing between two requests.
+/// Applies the changes, and counts them. Additions come first, so that no endpoint is missing between two requests.
 pub(crate) async fn apply(
     context: &Context,
     key: &Key,
     identity: &Identity,
     changes: pack::Changes,
+    writes: &mut SliceWrites,
 ) -> Result<(), Error> {
     let writer = context.writer(&context.caches.endpoint_slices);
     for group in changes.create {
@@ -200,7 +227,8 @@ pub(crate) async fn apply(
                     source: error,
                 });
             }
-            Ok(_) | Err(_) => {}
+            Ok(_) => writes.created += 1,
+            Err(_) => {}
         }
     }
     for (slice, endpoints) in changes.update {
@@ -209,10 +237,12 @@ pub(crate) async fn apply(
             patch["metadata"] = metadata;
         }
         writer.merge(&slice.key(), Part::Main, patch).await?;
+        writes.updated += 1;
     }
     for slice in changes.keep {
         if let Some(metadata) = identity.patch_of_kept(&slice) {
             writer.merge(&slice.key(), Part::Main, json!({"metadata": metadata})).await?;
+            writes.updated += 1;
         }
     }
     for slice in changes.delete {
@@ -222,6 +252,7 @@ pub(crate) async fn apply(
             object: format!("EndpointSlice {}", slice.key()),
             source,
         })?;
+        writes.deleted += 1;
     }
     Ok(())
 }
@@ -290,6 +321,33 @@ mod tests {
 
     use super::*;
     use crate::test_api::TestApi;
+
+    #[tokio::test]
+    async fn a_reconcile_counts_the_slices_of_its_service() {
+        let path = "/apis/discovery.k8s.io/v1/namespaces/n/endpointslices";
+        let slice = json!({"metadata": {"namespace": "n", "name": "s-1", "uid": "u", "resourceVersion": "2"},
+            "addressType": "IPv4", "endpoints": []});
+        let api = TestApi::new(&[(path, slice)]);
+        let service = json!({
+            "metadata": {"namespace": "n", "name": "s", "uid": "s", "resourceVersion": "1"},
+            "spec": {"selector": {"app": "a"}, "clusterIP": "10.43.0.9", "ipFamilies": ["IPv4"],
+                "trafficDistribution": "PreferClose"}});
+        let (caches, key) = (&api.context.caches, Key::new("n", "s"));
+        caches.services.written(serde_json::from_value(service).unwrap());
+        reconcile(&api.context, key.clone()).await.unwrap();
+        let metrics = &api.context.config.endpoint_slice_metrics;
+        let text = metrics.text();
+        for line in [
+            "endpoint_slice_controller_changes{operation=\"create\"} 1",
+            "endpoint_slice_controller_num_endpoint_slices{} 1",
+            "endpoint_slice_controller_services_count_by_traffic_distribution{traffic_distribution=\"PreferClose\"} 1",
+        ] {
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
+        caches.services.removed(&key, "s");
+        reconcile(&api.context, key).await.unwrap();
+        assert!(metrics.text().contains("endpoint_slice_controller_num_endpoint_slices{} 0\n"));
+    }
 
     #[test]
     fn a_failed_write_is_reported_unless_it_is_a_conflict() {

@@ -8,6 +8,7 @@ use crate::endpoint_slice::pack;
 use crate::endpoint_slice::run::{
     Annotations, HEADLESS, Identity, MANAGED_BY, SERVICE_NAME, apply, copied, slices_of,
 };
+use crate::endpoint_slice_metrics::SliceWrites;
 use crate::error::Error;
 use crate::object::{Key, ObjectExt, controller_of};
 use crate::queue::{Next, Queue};
@@ -59,6 +60,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     let slices = slices_of(context, &key, endpoints.uid(), MANAGER);
     let annotations = Annotations::Exact(copied(plan::annotations(&endpoints)));
     let identity = Identity { owner: endpoints.controller_reference(), labels, annotations };
-    apply(context, &key, &identity, pack::pack(groups, &slices)).await?;
+    // The metrics of slices are those of services.
+    let mut writes = SliceWrites::default();
+    apply(context, &key, &identity, pack::pack(groups, &slices), &mut writes).await?;
     Ok(Next::Wait)
 }

@@ -43,6 +43,13 @@ pub(super) fn failure(job: &Job, pod: &Pod) -> Failure {
     Failure::Counts
 }
 
+/// The action of the first rule that matches a failed pod. `None` without such a rule.
+pub(super) fn action(job: &Job, pod: &Pod) -> Option<&'static str> {
+    let mut rules = job.spec.pod_failure_policy.iter().flat_map(|policy| &policy.rules);
+    let rule = rules.find(|rule| matches(rule, pod).is_some())?;
+    ["FailJob", "FailIndex", "Ignore", "Count"].into_iter().find(|known| *known == rule.action)
+}
+
 enum Match {
     ExitCode(String, i32),
     Condition(String),

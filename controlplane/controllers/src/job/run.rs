@@ -32,6 +32,11 @@ const CONCURRENT: usize = 50;
 /// Queues changed jobs, and the jobs of changed pods.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_changed(&context.caches.jobs, queue);
+    let metrics = context.config.job_metrics.clone();
+    context.caches.pods.on_change(move |change| {
+        let is_ended = |pod: &Arc<Pod>| pod.finished() && pods::is_tracked(pod);
+        metrics.tracked(change.old.is_some_and(is_ended), change.new.is_some_and(is_ended));
+    });
     let (own, jobs) = (queue.clone(), context.caches.jobs.clone());
     context.caches.pods.on_change(move |change| {
         if change.old.zip(change.new).is_some_and(|(old, new)| !pods::is_relevant(old, new)) {
@@ -203,6 +208,7 @@ async fn apply(control: &PodControl<'_, Job>, update: Update) -> Result<Option<D
         let mode = pods::completion_mode(job);
         control.context.config.job_metrics.counted(mode, &job.status, &update.status);
     }
+    control.context.config.job_metrics.handled(&update.policy_actions);
     for event in update.events {
         control.record(event);
     }

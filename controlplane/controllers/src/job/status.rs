@@ -24,6 +24,8 @@ pub(crate) struct Update {
     /// Pods that lose their finalizer after the status is written.
     pub(crate) finalize: Vec<Arc<Pod>>,
     pub(crate) events: Vec<Event>,
+    /// Actions of the failure policy about pods that the status counts or ignores from now on.
+    pub(crate) policy_actions: Vec<&'static str>,
     /// Delay of the next reconcile if nothing changes.
     pub(crate) again: Option<Duration>,
 }
@@ -31,8 +33,13 @@ pub(crate) struct Update {
 /// Plans the status.
 pub(crate) fn update(observed: &ObservedJob<'_>) -> Update {
     let job = observed.job;
-    let mut update =
-        Update { status: job.status.clone(), finalize: Vec::new(), events: Vec::new(), again: None };
+    let mut update = Update {
+        status: job.status.clone(),
+        finalize: Vec::new(),
+        events: Vec::new(),
+        policy_actions: Vec::new(),
+        again: None,
+    };
     if job.finished() {
         update.finalize = shared(observed.pods.iter().filter(|pod| is_tracked(pod)));
         return update;
@@ -100,6 +107,10 @@ fn count(observed: &ObservedJob<'_>, update: &mut Update) -> UncountedTerminated
                     continue;
                 }
                 failed.push(uid.to_owned());
+                update.policy_actions.extend(observed.policy_action(pod));
+            } else if !keeps_finalizer(observed, pod) {
+                // An ignored pod is in no list. It is handled when it loses its finalizer.
+                update.policy_actions.extend(observed.policy_action(pod));
             }
         } else {
             removable = job.is_being_deleted() || observed.verdict.is_some() && pod.is_being_deleted();

@@ -120,6 +120,12 @@ impl<'a> ObservedJob<'a> {
         valid && policy::failure(self.job, pod) != Failure::Ignored
     }
 
+    /// The action of the failure policy about a failed pod. `None` if no rule matches, or the pod has an invalid index.
+    pub(super) fn policy_action(&self, pod: &Pod) -> Option<&'static str> {
+        let valid = !is_indexed(self.job) || index_of(self.job, pod).is_some();
+        policy::action(self.job, pod).filter(|_| valid)
+    }
+
     fn count_indexes(&mut self) {
         let (job, limit) = (self.job, self.job.spec.completions.unwrap_or_default());
         let tracked: Vec<_> = self.pods.iter().filter(|pod| is_tracked(pod)).collect();

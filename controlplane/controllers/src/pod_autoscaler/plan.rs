@@ -36,7 +36,7 @@ pub(super) struct Observed<'a> {
 }
 
 /// The decision about the target.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Decision {
     /// The replicas to set, with the reason. `None` if the target does not change.
     pub(super) rescale: Option<(i32, String)>,
@@ -45,6 +45,8 @@ pub(super) struct Decision {
     pub(super) events: Vec<Event>,
     /// Whether no decision was possible because metrics failed.
     pub(super) failed: bool,
+    /// The replicas that each metric proposes. `None` for a metric that failed.
+    pub(super) proposals: Vec<Option<i32>>,
 }
 
 /// A metric's proposal, name and status.
@@ -79,7 +81,7 @@ pub(super) fn without_metrics(
     } else {
         return None;
     };
-    Some(Decision { rescale, metrics: Vec::new(), events: Vec::new(), failed: false })
+    Some(Decision { rescale, ..Decision::default() })
 }
 
 /// Decides by metrics.
@@ -89,18 +91,20 @@ pub(super) fn by_metrics(
     conditions: &mut Conditions,
 ) -> Decision {
     let spec = &observed.autoscaler.spec;
-    let mut decision = Decision { rescale: None, metrics: Vec::new(), events: Vec::new(), failed: false };
+    let mut decision = Decision::default();
     let specs = spec.metrics.as_deref().unwrap_or_default();
     let (mut best, mut name, mut failures) = (0, String::new(), Vec::new());
     for (spec, measured) in specs.iter().zip(observed.measured) {
         match evaluate(observed, spec, measured) {
             Ok(evaluated) => {
                 decision.metrics.push(evaluated.status);
+                decision.proposals.push(Some(evaluated.proposal.replicas));
                 if best == 0 || evaluated.proposal.replicas > best {
                     (best, name) = (evaluated.proposal.replicas, evaluated.name);
                 }
             }
             Err(failed) => {
+                decision.proposals.push(None);
                 decision.events.push(Event::warning(failed.reason, failed.cause.clone()));
                 failures.push(failed);
             }

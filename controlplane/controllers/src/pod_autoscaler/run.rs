@@ -1,7 +1,7 @@
 //! Reads scale, pods and metrics of an autoscaler's target, and applies the plan.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use coracle_events::{Event, cause};
 use coracle_values::label_selector::LabelSelector;
@@ -75,6 +75,15 @@ struct Reconcile<'a> {
     now: Timestamp,
 }
 
+/// The input of a decision by metrics.
+struct Gathered {
+    pods: Vec<Pod>,
+    /// The values of each metric, in the order of the spec.
+    measured: Vec<Result<Measured, String>>,
+    /// The duration of reading each metric.
+    took: Vec<Duration>,
+}
+
 /// The new status, without conditions.
 struct Outcome {
     current: i32,
@@ -128,11 +137,11 @@ impl Reconcile<'_> {
 
     async fn by_metrics(&self, current: i32, scale: &Scale, conditions: &mut Conditions) -> Decision {
         let gathered = self.gather(scale, conditions).await;
-        let (pods, measured) = match gathered {
+        let Gathered { pods, measured, took } = match gathered {
             Ok(gathered) => gathered,
             Err(error) => {
                 let event = Event::warning("FailedComputeMetricsReplicas", error);
-                return Decision { rescale: None, metrics: Vec::new(), events: vec![event], failed: true };
+                return Decision { events: vec![event], failed: true, ..Decision::default() };
             }
         };
         let observed = Observed {
@@ -144,15 +153,28 @@ impl Reconcile<'_> {
             options: self.context.config.autoscaler,
             now: self.now,
         };
-        self.with_history(|kept| plan::by_metrics(&observed, &mut kept.history, conditions))
+        let decision = self.with_history(|kept| plan::by_metrics(&observed, &mut kept.history, conditions));
+        self.count_computations(&took, &decision.proposals);
+        decision
+    }
+
+    /// Counts the computations of the metrics. As upstream, a proposal is compared with the replicas in the status.
+    fn count_computations(&self, took: &[Duration], proposals: &[Option<i32>]) {
+        let replicas = self.autoscaler.status.current_replicas.unwrap_or_default();
+        let specs = self.autoscaler.spec.metrics.iter().flatten();
+        for ((spec, took), proposal) in specs.zip(took).zip(proposals) {
+            let scaling = match proposal {
+                None => Scaling::Failed,
+                Some(proposal) if *proposal > replicas => Scaling::Up,
+                Some(proposal) if *proposal < replicas => Scaling::Down,
+                Some(_) => Scaling::Kept,
+            };
+            self.context.config.autoscaler_metrics.computed(&spec.type_, scaling, *took);
+        }
     }
 
     /// The target's pods and the values of all metrics.
-    async fn gather(
-        &self,
-        scale: &Scale,
-        conditions: &mut Conditions,
-    ) -> Result<(Vec<Pod>, Vec<Result<Measured, String>>), String> {
+    async fn gather(&self, scale: &Scale, conditions: &mut Conditions) -> Result<Gathered, String> {
         let specs: &[MetricSpec] = self.autoscaler.spec.metrics.as_deref().unwrap_or_default();
         if specs.len() > MAX_METRICS {
             let message = format!("the HPA has {} metrics, which is more than {MAX_METRICS}", specs.len());
@@ -168,11 +190,13 @@ impl Reconcile<'_> {
         let pods = pods.map_err(|error| format!("unable to get pods: {}", cause(&error)))?.items;
         self.check_overlap(selector, parsed, &pods, conditions)?;
         let selected = Selected { client: &self.context.client, namespace, selector };
-        let mut measured = Vec::new();
+        let (mut measured, mut took) = (Vec::new(), Vec::new());
         for spec in specs {
+            let began = Instant::now();
             measured.push(selected.read(spec).await);
+            took.push(began.elapsed());
         }
-        Ok((pods, measured))
+        Ok(Gathered { pods, measured, took })
     }
 
     fn selector(&self, text: &str, conditions: &mut Conditions) -> Result<LabelSelector, String> {
@@ -335,6 +359,26 @@ mod tests {
         assert_eq!(scaling(Some(3), true), Scaling::Up);
         assert_eq!(scaling(Some(1), true), Scaling::Down);
         assert_eq!(scaling(None, false), Scaling::Failed, "metrics are missing");
+    }
+
+    #[tokio::test]
+    async fn computations_of_metrics_are_counted() {
+        let list = json!({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": []});
+        // The metrics API does not exist.
+        let api = TestApi::new(&[("/api/v1/namespaces/n/pods", list)]);
+        let (state, now, autoscaler) = (State::default(), Timestamp::now(), autoscaler("a", 1));
+        let reconcile = Reconcile { context: &api.context, state: &state, autoscaler: &autoscaler, now };
+        let mut scale = Scale::default();
+        let status = scale.status.get_or_insert_default();
+        (status.replicas, status.selector) = (1, Some("app=a".to_owned()));
+        reconcile.by_metrics(1, &scale, &mut Conditions::new(None, now)).await;
+        reconcile.count_computations(&[Duration::ZERO], &[Some(1)]);
+        let text = api.context.config.autoscaler_metrics.text();
+        let name = "horizontal_pod_autoscaler_controller_metric_computation_total";
+        for labels in ["action=\"none\",error=\"internal\"", "action=\"scale_up\",error=\"none\""] {
+            let line = format!("{name}{{{labels},metric_type=\"Resource\"}} 1");
+            assert!(text.lines().any(|other| other == line), "no {line} in\n{text}");
+        }
     }
 
     #[tokio::test]

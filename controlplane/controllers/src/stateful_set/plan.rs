@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::pods::{is_available, ordinal, revision};
 use crate::object::{ObjectExt, Pod, StatefulSet};
+use crate::stateful_set_metrics::SetAvailability;
 
 /// Maximum number of pods that one reconcile creates. Each new pod causes another reconcile.
 const BURST: usize = 500;
@@ -179,6 +180,26 @@ fn roll(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) {
     let allowed = max_unavailable(allowed, set);
     let room = allowed.saturating_sub(replicas.values().filter(unavailable).count());
     actions.extend(pods.filter(is_old).take(room).cloned().map(Action::Delete));
+}
+
+/// The availability of the desired pods. `None` without rolling updates.
+pub(super) fn availability(set: &StatefulSet, pods: &[Arc<Pod>], now: Timestamp) -> Option<SetAvailability> {
+    let strategy = set.spec.update_strategy.as_ref();
+    if strategy.and_then(|strategy| strategy.type_.as_deref()) == Some("OnDelete") {
+        return None;
+    }
+    let rolling = strategy.and_then(|strategy| strategy.rolling_update.as_ref());
+    let allowed = rolling.and_then(|rolling| rolling.max_unavailable.as_ref());
+    let range = ordinals(set);
+    let is_desired = |pod: &Pod| ordinal(set, pod).is_some_and(|ordinal| range.contains(&ordinal));
+    let is_ready =
+        |pod: &&Arc<Pod>| is_desired(pod) && !pod.is_being_deleted() && is_available(set, pod, now);
+    let available = pods.iter().filter(is_ready).count();
+    Some(SetAvailability {
+        is_parallel: is_parallel(set),
+        max_unavailable: allowed.map_or(1, |value| max_unavailable(value, set)),
+        unavailable: range.len().saturating_sub(available),
+    })
 }
 
 /// `maxUnavailable` as a number, at least 1. A percentage refers to the number of replicas.

@@ -27,6 +27,7 @@ const HASH: &str = "controller.kubernetes.io/hash";
 
 /// Queues changed stateful sets, and the stateful sets of changed pods and claims.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
+    context.config.stateful_set_metrics.forget_all();
     queue_changed(&context.caches.stateful_sets, queue);
     let (own, sets) = (queue.clone(), context.caches.stateful_sets.clone());
     context.caches.pods.on_change(move |change| {
@@ -63,6 +64,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(set) = context.caches.stateful_sets.get(&key) else {
         context.stateful_backoff.lock().unwrap_or_else(PoisonError::into_inner).forget(&key);
+        context.config.stateful_set_metrics.forget(&key);
         return Ok(Next::Wait);
     };
     let selector = pod_control::selector_of(&*set, &set.spec.selector)?;
@@ -109,6 +111,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         outcome = outcome.and(done);
     }
     let own = own_pods(context, &*set, &selector);
+    measure(context, &set, &own);
     let (status, again) = status(&set, &own, names, Timestamp::now());
     if let Some(patch) = status_patch(&*set, &json!(set.status), &json!(status)) {
         context.writer(&context.caches.stateful_sets).merge(&key, Part::Status, patch).await?;
@@ -116,6 +119,15 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     outcome?;
     clean(context, &set, &own, &current).await?;
     Ok(again.into_iter().chain(delay).min().map_or(Next::Wait, Next::After))
+}
+
+/// Sets the availability of the stateful set in the metrics.
+fn measure(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>]) {
+    let metrics = &context.config.stateful_set_metrics;
+    match plan::availability(set, pods, Timestamp::now()).filter(|_| !set.is_being_deleted()) {
+        Some(availability) => metrics.set(set.key(), availability),
+        None => metrics.forget(&set.key()),
+    }
 }
 
 fn planned(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>], update: &str) -> Vec<Action> {

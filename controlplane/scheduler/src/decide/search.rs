@@ -53,7 +53,8 @@ pub(super) fn refuse_unnamed<'a>(
 ) {
     let names = snapshot.candidates().map(|node| node.properties.name.as_str());
     let reasons = vec![NOT_NAMED.to_owned()];
-    let refusal = Arc::new(Refused { reasons, resolvable: false, helped_by: Changes::NODE });
+    let plugin = "NodeAffinity";
+    let refusal = Arc::new(Refused { plugin, reasons, resolvable: false, helped_by: Changes::NODE });
     refused.extend(names.filter(|name| !named.contains(name)).map(|name| (name, refusal.clone())));
 }
 

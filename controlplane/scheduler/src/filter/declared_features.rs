@@ -16,7 +16,9 @@ pub(crate) fn refuse(restarts_all: bool, node: &NodeProperties) -> Option<Refuse
     if !restarts_all || node.declared_features.iter().any(|declared| declared == RESTARTS) {
         return None;
     }
-    Some(Refused { reasons: vec![MISSING.to_owned()], resolvable: false, helped_by: Changes::NODE })
+    let reasons = vec![MISSING.to_owned()];
+    let plugin = "NodeDeclaredFeatures";
+    Some(Refused { plugin, reasons, resolvable: false, helped_by: Changes::NODE })
 }
 
 #[cfg(test)]

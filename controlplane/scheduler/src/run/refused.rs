@@ -47,6 +47,7 @@ impl Scheduler {
         let mut message = refused.message.clone();
         let of_group = if preemption.is_ok() { WAITS_FOR_PREEMPTION } else { UNSCHEDULABLE };
         self.queue.refused(pod.uid(), refused.helped_by, Instant::now());
+        self.queue.set_refused_by(pod.uid(), &refused.plugins);
         let nominated = match preemption {
             Ok(Preemption { node, victims }) => {
                 self.snapshot.nominate(pod, &node);
@@ -264,6 +265,7 @@ mod tests {
         let refused = Unschedulable {
             message: "running \"DynamicResources\" filter plugin: why".to_owned(),
             helped_by: Changes::ALL,
+            plugins: BTreeSet::new(),
             resolvable: BTreeSet::new(),
             found_by: FoundBy::Error,
         };
@@ -272,6 +274,23 @@ mod tests {
         let text = scheduler.config.metrics.text();
         let line = "scheduler_schedule_attempts_total{profile=\"default-scheduler\",result=\"error\"} 1";
         assert!(text.lines().any(|other| other == line), "{text}");
+    }
+
+    #[tokio::test]
+    async fn a_refused_pod_is_unschedulable_by_its_plugins_until_the_next_attempt() {
+        let mut scheduler = with_node();
+        let labels = json!({"containers": [{}], "nodeSelector": {"disk": "ssd"}});
+        scheduler.queue.add(fixture::pod("p", labels));
+        let pod = scheduler.queue.pop(Instant::now()).unwrap();
+        scheduler.schedule_alone(pod, &Profile::default());
+        let line = "scheduler_unschedulable_pods{plugin=\"NodeAffinity\",profile=\"default-scheduler\"}";
+        let has = |scheduler: &Scheduler, count: u8| {
+            let (text, line) = (scheduler.config.metrics.text(), format!("{line} {count}"));
+            assert!(text.lines().any(|other| other == line), "no {line} in {text}");
+        };
+        has(&scheduler, 1);
+        assert!(scheduler.queue.take("p").is_some());
+        has(&scheduler, 0);
     }
 
     #[tokio::test]

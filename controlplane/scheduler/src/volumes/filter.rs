@@ -211,21 +211,21 @@ impl PodClaims {
         if self.is_empty() {
             return None;
         }
-        let refused = |reasons: &[&str], resolvable: bool| {
+        let refused = |plugin: &'static str, reasons: &[&str], resolvable: bool| {
             let reasons: Vec<String> = reasons.iter().map(|reason| (*reason).to_owned()).collect();
-            (!reasons.is_empty()).then_some(Refused { reasons, resolvable, helped_by: Changes::ALL })
+            (!reasons.is_empty()).then_some(Refused { plugin, reasons, resolvable, helped_by: Changes::ALL })
         };
         if profile.filters_by("VolumeRestrictions") {
             if !self.disks.is_empty() && usage.node.conflicts_with(&self.disks) {
-                return refused(&[DISK_IN_USE], true);
+                return refused("VolumeRestrictions", &[DISK_IN_USE], true);
             }
             if self.are_in_use(usage.claim_users) {
-                return refused(&[IN_USE], true);
+                return refused("VolumeRestrictions", &[IN_USE], true);
             }
         }
         let limited = profile.filters_by("NodeVolumeLimits") && !self.attached.is_empty();
         if limited && !usage.volumes.lock().has_room(&node.name, &self.attached, usage.node.claims()) {
-            return refused(&[TOO_MANY], true);
+            return refused("NodeVolumeLimits", &[TOO_MANY], true);
         }
         let of_bound = self.bound.iter().find_map(|volume| match volume {
             None => Some(NO_VOLUME),
@@ -233,9 +233,10 @@ impl PodClaims {
         });
         let of_waiting = self.choices(node).err();
         let binding: Vec<&str> = of_bound.into_iter().chain(of_waiting).collect();
-        refused(&binding, false).or_else(|| {
+        refused("VolumeBinding", &binding, false).or_else(|| {
             let in_zone = self.bound.iter().flatten().all(|volume| is_in_zone(volume, node));
-            if in_zone || !profile.filters_by("VolumeZone") { None } else { refused(&[ZONE_CONFLICT], false) }
+            let refuses = !in_zone && profile.filters_by("VolumeZone");
+            if refuses { refused("VolumeZone", &[ZONE_CONFLICT], false) } else { None }
         })
     }
 

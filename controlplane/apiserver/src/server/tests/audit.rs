@@ -7,7 +7,10 @@ use coracle_connections::{Connections, Limits};
 use tokio::{net::TcpListener, task::JoinSet};
 
 use super::*;
-use crate::{audit::AuditWebhookConfig, authn::service_account::Claims};
+use crate::{
+    audit::{AuditTruncateConfig, AuditWebhookConfig},
+    authn::service_account::Claims,
+};
 
 /// A server that records the requests of one user in the mode `blocking`. The webhook accepts connections, and never answers.
 struct WithSilentWebhook {
@@ -29,10 +32,19 @@ impl WithSilentWebhook {
         let policy = json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": rules});
         fs::write(&policy_file, policy.to_string()).unwrap();
         let mode = coracle_audit::Mode::Blocking;
-        let config =
-            AuditWebhookConfig { file, mode, buffer: 1, batch: 1, wait: Duration::ZERO, backoff: None };
+        let config = AuditWebhookConfig {
+            file,
+            mode,
+            buffer: 1,
+            batch: 1,
+            wait: Duration::ZERO,
+            throttle: None,
+            truncate: None,
+            backoff: None,
+        };
         let log_mode = coracle_audit::Mode::Batch;
-        let audit = AuditConfig { policy_file, log: None, log_mode, webhook: Some(config) };
+        let audit =
+            AuditConfig { policy_file, log: None, log_mode, log_truncate: None, webhook: Some(config) };
         let api = open_with(directory.path(), |config| config.audit = Some(audit)).await;
         Self { api, webhook, _directory: directory }
     }
@@ -54,7 +66,8 @@ pub(super) fn config_of(directory: &std::path::Path, rules: &str) -> AuditConfig
     fs::write(&policy_file, text).unwrap();
     let path = directory.join("audit.log");
     let log = coracle_audit::LogOptions { path, max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
-    AuditConfig { policy_file, log: Some(log), log_mode: coracle_audit::Mode::Blocking, webhook: None }
+    let log_mode = coracle_audit::Mode::Blocking;
+    AuditConfig { policy_file, log: Some(log), log_mode, log_truncate: None, webhook: None }
 }
 
 /// The first `count` events of a path. Waits until the log has them.
@@ -139,6 +152,33 @@ async fn a_blocking_log_has_the_event_of_each_response() {
 }
 
 #[tokio::test]
+async fn a_large_event_of_the_log_is_truncated_or_lost() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut audit = config_of(directory.path(), "[{level: Request, resources: [{resources: [configmaps]}]}]");
+    audit.log_truncate = Some(AuditTruncateConfig { max_event_bytes: 4096, max_batch_bytes: 4096 });
+    let api = open_with(directory.path(), |config| config.audit = Some(audit)).await;
+    let server = Fixture { api, directory };
+    let large = |name: &str, size: usize| {
+        let mut object = config_map(name, json!({}));
+        object["data"]["key"] = "x".repeat(size).into();
+        object
+    };
+    for (name, size) in [("small", 1), ("large", 8192)] {
+        assert_eq!(server.post(CONFIG_MAPS, large(name, size)).await.code, 201);
+    }
+    server.get(&format!("{CONFIG_MAPS}?labelSelector={}", "x".repeat(8192))).await;
+    let found = events(&server, CONFIG_MAPS, 2).await;
+    assert_eq!(found[0]["requestObject"]["data"]["key"], "x");
+    assert!(found[1]["requestObject"].is_null(), "{}", found[1]);
+    assert_eq!(found[1]["objectRef"]["name"], "large");
+    let marks = [&found[0], &found[1]].map(|event| event["annotations"]["audit.k8s.io/truncated"].clone());
+    assert_eq!(marks, [Value::Null, json!("true")]);
+    let metrics = server.get("/metrics").await.body;
+    let line = "apiserver_audit_error_total{plugin=\"truncate\"} 1\n";
+    assert!(metrics.as_str().unwrap().contains(line), "{metrics}");
+}
+
+#[tokio::test]
 async fn a_strict_log_that_cannot_be_written_refuses_requests_before_they_run() {
     let directory = tempfile::tempdir().unwrap();
     let policy_file = directory.path().join("policy.yaml");
@@ -148,7 +188,7 @@ async fn a_strict_log_that_cannot_be_written_refuses_requests_before_they_run() 
     let path = "/dev/full".into();
     let log = coracle_audit::LogOptions { path, max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
     let log_mode = coracle_audit::Mode::BlockingStrict;
-    let audit = AuditConfig { policy_file, log: Some(log), log_mode, webhook: None };
+    let audit = AuditConfig { policy_file, log: Some(log), log_mode, log_truncate: None, webhook: None };
     let api = open_with(directory.path(), |config| config.audit = Some(audit)).await;
     let server = Fixture { api, directory };
     let of = |user: &str| server.get_as(User::new(user, &["system:masters"]), CONFIG_MAPS);

@@ -51,6 +51,20 @@ pub(super) async fn established(server: &Fixture, body: Value) -> String {
 }
 
 #[tokio::test]
+async fn rules_in_cel_are_measured() {
+    let server = Fixture::new().await;
+    established(&server, definition("foos", "Foo")).await;
+    let foo = json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": "a"}, "spec": {}});
+    assert_eq!(server.post(FOOS, foo).await.code, 201);
+    let metrics = server.get("/metrics").await.body;
+    // The counts belong to the process: other tests may add to them.
+    for work in ["compilation", "evaluation"] {
+        let none = format!("apiserver_cel_{work}_duration_seconds_count 0\n");
+        assert!(!metrics.as_str().unwrap().contains(&none), "{none}");
+    }
+}
+
+#[tokio::test]
 async fn a_definition_is_served_until_it_is_deleted() {
     let server = Fixture::new().await;
     let path = established(&server, definition("foos", "Foo")).await;

@@ -179,6 +179,52 @@ async fn a_server_that_stops_is_not_ready_but_answers() {
 }
 
 #[tokio::test]
+async fn a_server_that_stops_can_ask_clients_to_send_requests_again() {
+    let server = with(|config| config.options.send_retry_after = true).await;
+    let send = async |path: &str, agent: &str| {
+        let request = Request::get(path).header("authorization", "Bearer secret").header("user-agent", agent);
+        server.api.handle_network(request.body(Full::<Bytes>::default()).unwrap()).await
+    };
+    let code = async |path: &str, agent: &str| send(path, agent).await.status().as_u16();
+    let (running, _watch) = (send(PODS, "a").await, send(&format!("{PODS}?watch=1"), "a").await);
+    assert_eq!(running.status(), 200);
+    server.api.state.stopping.cancel();
+    eventually_async("new requests are refused", 10, async || code(PODS, "a").await == 429).await;
+    let refused = send(&format!("{PODS}?watch=1"), "a").await;
+    for (name, value) in [("retry-after", "5"), ("connection", "close")] {
+        assert_eq!(refused.headers()[name], value);
+    }
+    let text = refused.into_body().collect().await.unwrap().to_bytes();
+    assert_eq!(text, "The apiserver is shutting down, please try again later.\n");
+    for (path, agent, expect) in [
+        ("/livez", "a", 200),
+        ("/readyz", "a", 500),
+        ("/metrics", "a", 200),
+        (PODS, "kube-apiserver/v1.36.0 (linux/amd64)", 200),
+    ] {
+        assert_eq!(code(path, agent).await, expect, "{path} {agent}");
+    }
+    // The watch does not delay the end of the listener.
+    assert!(!server.api.state.shutdown.is_cancelled());
+    drop(running);
+    server.api.state.shutdown.cancelled().await;
+}
+
+#[tokio::test]
+async fn a_server_that_stops_accepts_requests_before_it_refuses_them() {
+    let server = with(|config| {
+        config.options.send_retry_after = true;
+        config.shutdown_delay = Duration::from_secs(3600);
+    })
+    .await;
+    server.api.state.stopping.cancel();
+    let request = Request::get(PODS).header("authorization", "Bearer secret");
+    let request = request.body(Full::<Bytes>::default()).unwrap();
+    assert_eq!(server.api.handle_network(request).await.status(), 200);
+    assert_eq!(anonymous(&server, "/readyz").await, 500);
+}
+
+#[tokio::test]
 async fn health_checks_have_upstreams_names_and_metrics() {
     let server = Fixture::new().await;
     for endpoint in ["/healthz", "/livez", "/readyz"] {

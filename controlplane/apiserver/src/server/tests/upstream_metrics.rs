@@ -77,6 +77,8 @@ async fn metrics_have_upstreams_types_labels_and_buckets() {
     let absent = check(&text);
     for name in [
         "apiserver_admission_step_admission_duration_seconds",
+        "apiserver_cel_compilation_duration_seconds",
+        "apiserver_cel_evaluation_duration_seconds",
         "apiserver_current_inflight_requests",
         "apiserver_flowcontrol_current_executing_requests",
         "apiserver_flowcontrol_current_executing_seats",

@@ -280,6 +280,15 @@ fn policies_decide_on_failures_and_success() {
         status["conditions"][0]["message"],
         "Container c for pod n/1 failed with exit code 3 matching FailJob rule at index 0"
     );
+    let actions = |action: &str, status: Value, texts: &str| {
+        let (job, pods) = (job(rule(action), status), pods(texts));
+        status::update(&ObservedJob::of(&job, &pods, now())).policy_actions
+    };
+    for action in ["Ignore", "FailJob", "Count"] {
+        assert_eq!(actions(action, json!({}), "1! 2 3+ 4!."), [action]);
+    }
+    let listed = json!({"uncountedTerminatedPods": {"failed": ["1"]}});
+    assert!(actions("Count", listed, "1!").is_empty(), "the pod is counted once");
     let success = json!({"completionMode": "Indexed", "parallelism": 2, "completions": 3,
         "successPolicy": {"rules": [{"succeededIndexes": "1"}]}});
     let job = job(success, json!({}));

@@ -139,3 +139,20 @@ fn an_action_is_above_the_size_only_if_it_deletes_a_pod_outside_of_the_ordinals(
     assert!(!is_above_size(&two, &Action::Delete(pod("2!"))));
     assert!(!is_above_size(&two, &Action::Create { ordinal: 1, updated: true }));
 }
+
+#[test]
+fn missing_and_unready_pods_are_unavailable() {
+    let of = |set: &StatefulSet, pods: &str| {
+        let pods: Vec<_> = pods.split_whitespace().map(pod).collect();
+        availability(set, &pods, now()).map(|found| (found.max_unavailable, found.unavailable))
+    };
+    let three = set(3, json!({}));
+    for (pods, unavailable) in [("", 3), ("0 1 2", 0), ("0 1- 2x", 2), ("0 1 2 3-", 0), ("0 3", 2)] {
+        assert_eq!(of(&three, pods), Some((1, unavailable)), "{pods}");
+    }
+    let rolling = json!({"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 2}});
+    let parallel = set(3, json!({"updateStrategy": rolling, "podManagementPolicy": "Parallel"}));
+    let expect = SetAvailability { is_parallel: true, max_unavailable: 2, unavailable: 3 };
+    assert_eq!(availability(&parallel, &[], now()), Some(expect));
+    assert_eq!(of(&set(3, json!({"updateStrategy": {"type": "OnDelete"}})), ""), None);
+}
