@@ -44,6 +44,8 @@ impl Sync {
     /// Called after all static pods at the start were added.
     pub(super) fn statics_sent(&mut self) {
         self.are_statics_known = true;
+        // The pods of the checkpoint were added before.
+        self.inputs.pods.set_known();
         self.complete_mirrors();
     }
 
