@@ -117,7 +117,7 @@ impl ManifestUrl {
     /// Reads the URL until there is no receiver. As upstream, a failure keeps the pods of the last response.
     pub(super) async fn follow(self, node: &str, fetched: watch::Sender<FetchedPods>) {
         let mut reader = Reader { from: &self, node, digest: None, decoded: Ok(()) };
-        let mut failure = None;
+        let mut failure: Option<String> = None;
         loop {
             let result = reader.read(&fetched).await;
             // Each cause is logged once.
