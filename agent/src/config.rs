@@ -21,6 +21,7 @@ use crate::node::EvictionThresholds;
 use crate::pull_activity::PullActivity;
 use crate::resource_managers::ResourceManagerConfig;
 use crate::shutdown_policy::ShutdownPeriods;
+use crate::source::StaticPodSources;
 
 /// Configuration of a node's agent.
 #[derive(Clone, Debug)]
@@ -38,8 +39,8 @@ pub struct AgentConfig {
     pub plugin_registry_dir: PathBuf,
     /// Directory of the container logs, with a subdirectory for each pod.
     pub pod_log_dir: PathBuf,
-    /// Directory or file of the manifests of static pods. None if the node has no static pods.
-    pub static_pod_path: Option<PathBuf>,
+    /// The manifests of static pods.
+    pub static_pods: StaticPodSources,
     /// The cgroup that contains `kubepods`; `/` is the host's root.
     pub cgroup_root: String,
     /// The cgroup driver.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::config::AgentConfig;
 use crate::image_verification::AllowedImages;
 use crate::node::Threshold;
+use crate::source::StaticPodSources;
 
 /// The configuration as clients of the kubelet expect it (`kubelet.config.k8s.io/v1beta1`).
 pub(crate) fn shown(config: &AgentConfig) -> Value {
@@ -65,13 +66,22 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         shown["preloadedImagesVerificationAllowlist"] = json!(allowed);
     }
     add_shutdown_periods(config, &mut shown);
-    if let Some(path) = &config.static_pod_path {
-        shown["staticPodPath"] = json!(path);
-    }
+    add_static_pods(&config.static_pods, &mut shown);
     if let Some(client_ca) = &config.client_ca {
         shown["authentication"]["x509"]["clientCAFile"] = json!(client_ca);
     }
     shown
+}
+
+/// Adds the sources of static pods. Headers of requests, which may be secrets, are left out.
+fn add_static_pods(sources: &StaticPodSources, shown: &mut Value) {
+    if let Some(path) = &sources.path {
+        shown["staticPodPath"] = json!(path);
+    }
+    if let Some(url) = &sources.url {
+        shown["staticPodURL"] = json!(url.shown());
+        shown["httpCheckFrequency"] = json!(format!("{}s", url.interval().as_secs()));
+    }
 }
 
 /// Adds the periods of pods at a shutdown of the machine. Without periods the field is absent.

@@ -56,6 +56,28 @@ pub struct Membership {
     serving: Arc<Serving>,
 }
 
+/// A machine that joins a cluster.
+#[derive(Clone, Copy, Debug)]
+pub struct JoinRequest<'a> {
+    /// Name of the node.
+    pub node: &'a str,
+    /// The API server.
+    pub endpoint: &'a Endpoint,
+    /// The token to join with.
+    pub token: &'a Token,
+    /// Hash of the cluster's authority.
+    pub hash: &'a CaHash,
+}
+
+/// The response that a joining machine waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum JoinStep {
+    /// The certificate authority of the cluster, from the API server.
+    Authority,
+    /// The certificate of the node. Its request must be approved and signed.
+    Certificate,
+}
+
 /// A certificate that the agent renews.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Renewal {
@@ -65,19 +87,19 @@ pub(crate) struct Renewal {
     pub(crate) failures: u64,
 }
 
-/// Joins a cluster as the node of this name and stores the result under `state_dir`. For a machine that has not
-/// joined ([`resume`]) or may join again ([`may_rejoin`]).
+/// Joins a cluster and stores the result under `state_dir`. For a machine that has not joined ([`resume`]) or may join
+/// again ([`may_rejoin`]). Calls `on_step` at the begin of each step.
 ///
 /// # Errors
 /// [`JoinError`]. Existing files are unchanged then. An unanswered request stays in the cluster, which removes it
 /// after a day, and its key stays on disk.
 pub async fn join(
     state_dir: &Path,
-    node: &str,
-    endpoint: &Endpoint,
-    token: &Token,
-    hash: &CaHash,
+    request: &JoinRequest<'_>,
+    on_step: impl Fn(JoinStep),
 ) -> Result<Membership, JoinError> {
+    let JoinRequest { node, endpoint, token, hash } = *request;
+    on_step(JoinStep::Authority);
     let authority = cluster::authority(endpoint, token, hash).await?;
     let bootstrap = client::with_token(endpoint, &authority, token).await?;
     if cluster::has_ready_node(&bootstrap, node).await.map_err(|error| error.at(endpoint))? {
@@ -86,6 +108,7 @@ pub async fn join(
     let wanted = RequestedIdentity::client(node);
     let files = Files::new(state_dir);
     let key = files.pending_key()?;
+    on_step(JoinStep::Certificate);
     let identity = match request::certificate(&bootstrap, &wanted, &key, APPROVAL_TIMEOUT).await {
         Ok(identity) => identity,
         Err(error) => {
@@ -100,7 +123,6 @@ pub async fn join(
     files.write_authority(&authority)?;
     files.write_kubeconfig(endpoint, &authority, node)?;
     files.forget_pending_key();
-    tracing::info!(node, server = %endpoint, "joined the cluster");
     resume(state_dir, node)?
         .ok_or_else(|| JoinError::Certificate("the files that were just written do not exist".to_owned()))
 }

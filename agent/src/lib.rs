@@ -90,4 +90,5 @@ pub use pull_activity::{ActivePull, PullActivity};
 pub use resource_managers::{ReservedMemory, ResourceManagerConfig};
 pub use run::{Error, run};
 pub use shutdown_policy::{ShutdownPeriod, ShutdownPeriods};
+pub use source::{ManifestUrl, StaticPodSources};
 pub use topology::{CpuSet, CpuSetError, TopologyPolicy, TopologySettings};

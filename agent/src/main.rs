@@ -88,7 +88,7 @@ enum Role {
     /// Write a consistent copy of the cluster's objects to a file, while the control plane runs or is stopped.
     #[cfg(feature = "controlplane")]
     Backup(role::backup::BackupArguments),
-    /// Replace the objects of a stopped control plane by those of a backup.
+    /// Replace the objects of a stopped control plane with those of a backup.
     #[cfg(feature = "controlplane")]
     Restore(role::backup::RestoreArguments),
     /// Create, list and delete local clusters for development and tests. Each node has its own network namespace.

@@ -1,24 +1,30 @@
 //! Look-ups of host names that users choose: the hosts of probes and hooks, and NFS servers.
 //!
 //! The resolver of the system blocks a thread for seconds if a name server does not respond. It continues after the timeout of
-//! a probe. The node has few blocking threads, which all pods share. So the number of look-ups is limited. The pods of one
-//! namespace get half of them, and only one namespace at a time has more than one.
+//! a probe. So look-ups have threads of their own, and their number is limited. A namespace has at most two look-ups, and the
+//! namespaces together have few second ones. So each namespace of a node with the default number of pods gets its look-up at
+//! once, also if the names of all other namespaces are slow.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
+use std::ops::ControlFlow;
 
 #[cfg(test)]
 use coracle_cri::fair_permits::FairPermit;
 use coracle_cri::fair_permits::FairPermits;
+use coracle_threads::Threads;
 use tokio::net::TcpStream;
+use tokio::sync::oneshot;
 
-/// Maximum number of concurrent look-ups: a quarter of the blocking threads.
-const MAX_LOOKUPS: usize = 4;
+/// Maximum number of concurrent look-ups: one for each pod of a node (`--max-pods`, 110 by default), and the further ones.
+const MAX_LOOKUPS: usize = 128;
 /// Maximum number of concurrent look-ups of one owner.
 const MAX_OF_OWNER: usize = 2;
-/// Maximum number of concurrent look-ups of owners that have one already, of all owners together. So two owners with slow
-/// names leave a look-up for a third.
-const MAX_FURTHER: usize = 1;
+/// Maximum number of concurrent look-ups of owners that have one already, of all owners together. So fewer than 120 owners
+/// cannot occupy all look-ups.
+const MAX_FURTHER: usize = 8;
+
+static THREADS: Threads = Threads::new("look-ups");
 
 static PERMITS: FairPermits = FairPermits::with_further(MAX_LOOKUPS, MAX_OF_OWNER, MAX_FURTHER);
 
@@ -43,24 +49,29 @@ pub(crate) async fn occupy(owner: &str) -> [FairPermit<'static>; MAX_OF_OWNER] {
     [PERMITS.take(owner).await, PERMITS.take(owner).await]
 }
 
-/// Runs a look-up on a blocking thread. It keeps its permit until it ends, even if the caller no longer waits.
+/// Runs a look-up on its own thread. It keeps its permit until it ends, even if the caller no longer waits.
 async fn look_up<T: Send + 'static>(
     permits: &'static FairPermits,
     owner: &str,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     let permit = permits.take(owner).await;
-    let found = tokio::task::spawn_blocking(move || {
-        let _permit = permit;
-        work()
-    });
-    found.await.unwrap_or_else(|failed| Err(io::Error::other(failed)))
+    let (done, result) = oneshot::channel();
+    THREADS.run(move || {
+        let found = work();
+        drop(permit);
+        let _receiver_gone = done.send(found);
+        ControlFlow::Continue(())
+    })?;
+    result.await.unwrap_or_else(|_panicked| Err(io::Error::other("the look-up panicked")))
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
     use std::time::Duration;
+
+    use futures::FutureExt as _;
 
     use super::*;
 
@@ -100,13 +111,22 @@ mod tests {
         assert_eq!(look_up(&PERMITS, "eve", || Ok(5)).await.unwrap(), 5);
     }
 
-    #[tokio::test]
-    async fn slow_names_of_two_namespaces_leave_a_lookup_for_a_third() {
+    #[test]
+    fn slow_names_in_all_other_pods_of_a_node_leave_a_lookup_for_a_namespace() {
         static PERMITS: FairPermits = FairPermits::with_further(MAX_LOOKUPS, MAX_OF_OWNER, MAX_FURTHER);
-        let _of_eve = [PERMITS.take("eve").await, PERMITS.take("eve").await];
-        let _of_mallory = PERMITS.take("mallory").await;
-        let mut second = Box::pin(PERMITS.take("mallory"));
-        assert!(futures::poll!(&mut second).is_pending(), "two look-ups of two namespaces");
-        assert_eq!(look_up(&PERMITS, "bob", || Ok(6)).await.unwrap(), 6);
+        let slow: Vec<String> = (1..110).map(|pod| format!("slow-{pod}")).collect();
+        let take = |owner: &String| PERMITS.take(owner).now_or_never();
+        let first: Vec<_> = slow.iter().filter_map(take).collect();
+        let further: Vec<_> = slow.iter().filter_map(take).collect();
+        assert_eq!((first.len(), further.len()), (slow.len(), MAX_FURTHER));
+        assert!(PERMITS.take("bob").now_or_never().is_some());
+    }
+
+    #[tokio::test]
+    async fn a_lookup_that_panics_is_an_error_and_returns_its_permit() {
+        static PERMITS: FairPermits = FairPermits::with_further(1, 1, 1);
+        let panics = || -> io::Result<()> { panic!("a panic of a test") };
+        assert!(look_up(&PERMITS, "bob", panics).await.is_err());
+        assert_eq!(look_up(&PERMITS, "bob", || Ok(7)).await.unwrap(), 7);
     }
 }

@@ -308,7 +308,7 @@ fn sources(node: &pod::NodeContext, agent: &NodeAgent) -> Sources {
         health: node.configs.health().clone(),
         node_name: node.config.node_name.clone(),
         node: agent.node(),
-        manifests: node.config.static_pod_path.clone(),
+        manifests: node.config.static_pods.clone(),
         mirrors: node.statuses.mirrors().clone(),
     }
 }

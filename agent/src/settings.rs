@@ -31,6 +31,7 @@ mod runtime;
 mod serving;
 mod shutdown;
 mod sources;
+mod static_pods;
 mod table;
 mod value;
 

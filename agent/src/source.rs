@@ -1,10 +1,11 @@
-//! Sources of desired pods: the API server's pods with this `spec.nodeName`, the manifests of static pods, and the
-//! checkpoint while the API server does not answer. All become [`PodChange`].
+//! Sources of desired pods: the API server's pods with this `spec.nodeName`, the manifests of static pods in files and at a
+//! URL, and the checkpoint while the API server does not answer. All become [`PodChange`].
 
 pub(crate) mod apiserver;
 pub(crate) mod checkpoint;
 mod files;
 mod manifest;
+mod manifest_url;
 pub(crate) mod mirror;
 
 use std::collections::HashSet;
@@ -19,6 +20,8 @@ use tokio::sync::{Notify, mpsc, watch};
 use crate::api_health::ApiHealth;
 use files::StaticPods;
 use mirror::MirrorPods;
+
+pub use manifest_url::{ManifestUrl, ManifestUrlError};
 
 /// A change of the desired pods.
 #[derive(Clone, Debug)]
@@ -42,6 +45,15 @@ pub(crate) enum PodChange {
     StaticRemoved(String),
 }
 
+/// The manifests of static pods. Without a path and a URL the node has no static pods.
+#[derive(Clone, Debug, Default)]
+pub struct StaticPodSources {
+    /// Directory or file of manifests.
+    pub path: Option<PathBuf>,
+    /// URL of further manifests.
+    pub url: Option<ManifestUrl>,
+}
+
 /// Maximum time for which the pods of the API server wait for the first read of the manifests.
 const FIRST_READ: Duration = Duration::from_secs(5);
 
@@ -52,16 +64,23 @@ pub(crate) struct Sources {
     pub(crate) node_name: String,
     /// The Node object.
     pub(crate) node: watch::Receiver<Option<Arc<Node>>>,
-    /// Directory or file with the manifests of static pods. None if the node has no static pods.
-    pub(crate) manifests: Option<PathBuf>,
+    pub(crate) manifests: StaticPodSources,
     pub(crate) mirrors: MirrorPods,
 }
 
 /// Sends the changes of all sources and maintains the mirror pods, until the receiver is dropped.
 pub(crate) async fn run(sources: Sources, changes: mpsc::Sender<PodChange>) {
     let Sources { client, health, node_name, node, manifests, mirrors } = sources;
-    let mut files = StaticPods::new(manifests, &node_name);
+    let StaticPodSources { path, url } = manifests;
+    let (sender, fetched) = watch::channel(None);
+    let fetched = url.is_some().then_some(fetched);
+    let mut files = StaticPods::new(path, fetched, &node_name);
     let is_read = Notify::new();
+    let url_pods = async {
+        if let Some(url) = url {
+            url.follow(&node_name, sender).await;
+        }
+    };
     let static_pods = async {
         if files.update(&changes).await {
             is_read.notify_one();
@@ -75,7 +94,7 @@ pub(crate) async fn run(sources: Sources, changes: mpsc::Sender<PodChange>) {
         }
         apiserver::watch(client.clone(), health.clone(), &node_name, &mirrors, changes.clone()).await;
     };
-    tokio::join!(static_pods, mirrors.run(&client, &health, node), api_pods);
+    tokio::join!(static_pods, url_pods, mirrors.run(&client, &health, node), api_pods);
 }
 
 /// Waits for the first read of the manifests. Returns false after [`FIRST_READ`]: a network file system may not respond.

@@ -152,18 +152,19 @@ impl FileWork {
     }
 }
 
-/// Does the same as [`FileWork`], for work that can end early. Owners share the permits, so that the files of one namespace do
-/// not delay the pods of others.
+/// Does the same as [`FileWork`], for work that can end early. Owners share the permits, so that the files of a few namespaces
+/// do not delay the pods of others.
 #[derive(Debug)]
 pub struct FairWork {
     permits: FairPermits,
 }
 
 impl FairWork {
-    /// `most` is the maximum number of concurrent calls, and `each` that of one owner. Further calls wait.
+    /// `most` is the maximum number of concurrent calls, and `each` that of one owner. It is also the maximum number of calls
+    /// of owners that have one already, of all owners together. Further calls wait.
     #[must_use]
     pub const fn new(most: usize, each: usize) -> Self {
-        Self { permits: FairPermits::new(most, each) }
+        Self { permits: FairPermits::with_further(most, each, each) }
     }
 
     /// Runs work. If the caller stops waiting, work that has begun must end soon; it keeps its permit until then.
@@ -193,6 +194,8 @@ impl FairWork {
 #[cfg(test)]
 mod tests {
     use std::sync::mpsc;
+
+    use futures::FutureExt as _;
 
     use super::*;
 
@@ -236,6 +239,15 @@ mod tests {
         work.abort();
         assert_eq!(WORK.run("a", |_| 7).await.expect("the permit of the ended work"), 7);
         assert_eq!(end.recv(), Ok(true), "the work can see that its caller stopped waiting");
+    }
+
+    #[test]
+    fn two_owners_with_much_work_leave_a_permit_for_a_third() {
+        static WORK: FairWork = FairWork::new(6, 3);
+        let take = |owner: &'static str| WORK.permits.take(owner).now_or_never();
+        let held: Vec<_> = ["a", "a", "a", "b", "b", "b"].into_iter().filter_map(take).collect();
+        assert_eq!(held.len(), 5, "two first permits and three further ones");
+        assert!(take("c").is_some());
     }
 
     #[tokio::test]

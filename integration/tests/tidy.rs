@@ -125,6 +125,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-store",
             "coracle-kinds",
             "coracle-managed-fields",
+            "coracle-threads",
             "coracle-token-bucket",
             "coracle-token-signer",
             "coracle-values",

@@ -25,7 +25,6 @@ pub(super) async fn authority(
 ) -> Result<String, JoinError> {
     let mut config = endpoint.config();
     config.accept_invalid_certs = true;
-    tracing::info!(server = %endpoint, "fetching the certificate authority of the cluster");
     let client = Client::try_from(config).map_err(|error| endpoint.unreachable(&error))?;
     let answer = tokio::time::timeout(CONNECT_TIMEOUT, cluster_info(&client, endpoint)).await;
     let info = answer.map_err(|_elapsed| {

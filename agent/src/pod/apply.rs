@@ -96,8 +96,8 @@ pub(crate) enum Report {
     },
     /// The node does not have the devices that the pod requests.
     Rejected(Verdict),
-    /// The stop of the sandbox with this id has failed.
-    NotStopped {
+    /// The sandbox with this id is stopped.
+    Stopped {
         sandbox: String,
     },
     /// The volumes, devices and cgroup of an ended pod are released.

@@ -43,8 +43,8 @@ pub(crate) enum Action {
     RemoveContainers(Vec<String>),
     /// Remove stopped sandboxes without containers.
     RemoveSandboxes(Vec<String>),
-    /// The pod has ended but its object exists: stop the sandboxes whose stop has failed, unmount its volumes, remove its
-    /// cgroup.
+    /// The pod has ended but its object exists: stop the sandboxes that this agent has not stopped, unmount its volumes,
+    /// remove its cgroup.
     Release { unstopped: Vec<String> },
     /// Mark the pod as failed with this reason.
     FailPod(Verdict),
@@ -114,7 +114,7 @@ pub(crate) fn plan(input: &PlanInput<'_>) -> Plan {
             plan.actions.push(Action::StopPod { grace });
         } else if !input.state.released {
             let ids = input.observed.sandboxes.iter().map(|sandbox| &sandbox.id);
-            let unstopped = ids.filter(|id| input.state.unstopped.contains(*id)).cloned().collect();
+            let unstopped = ids.filter(|id| !input.state.stopped.contains(*id)).cloned().collect();
             plan.actions.push(Action::Release { unstopped });
         }
         return plan;

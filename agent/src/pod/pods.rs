@@ -41,6 +41,8 @@ struct State {
     statuses: HashMap<String, PodStatus>,
     /// The number of pods with limits on their disk usage.
     limited: watch::Sender<usize>,
+    /// Whether the pods of the checkpoint and the static pods were added after the start of the agent.
+    known: watch::Sender<bool>,
 }
 
 #[derive(Debug)]
@@ -119,6 +121,18 @@ impl Pods {
     /// Receiver of the number of pods with limits on their disk usage.
     pub(crate) fn limited(&self) -> watch::Receiver<usize> {
         self.read().limited.subscribe()
+    }
+
+    /// Records that the pods of the checkpoint and the static pods were added.
+    pub(crate) fn set_known(&self) {
+        self.read().known.send_replace(true);
+    }
+
+    /// Waits until the pods of the checkpoint and the static pods were added.
+    pub(crate) async fn until_known(&self) {
+        let mut known = self.read().known.subscribe();
+        // The channel is never closed, because this value has the sender.
+        let _closed = known.wait_for(|known| *known).await;
     }
 
     /// Millicores that burstable pods request.
@@ -326,6 +340,16 @@ mod tests {
         assert_eq!(*count.borrow(), 0);
         pods.remove("l");
         assert_eq!(*count.borrow(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_new_agent_does_not_know_its_pods_at_once() {
+        let pods = Pods::default();
+        let mut known = Box::pin(pods.until_known());
+        assert!(futures::poll!(&mut known).is_pending());
+        pods.set_known();
+        known.await;
+        pods.until_known().await;
     }
 
     #[test]

@@ -23,6 +23,9 @@ use times::ShutdownTimes;
 
 /// The message in the status of an ended pod. It is upstream's.
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
+/// Maximum time for which an agent that has just started waits until it knows its pods. Manifests of static pods may be on a
+/// server that does not respond.
+const KNOWN_LIMIT: Duration = Duration::from_secs(5);
 /// Interval of the checks whether pods have ended.
 const INTERVAL: Duration = Duration::from_millis(100);
 
@@ -71,6 +74,7 @@ impl MachineShutdown {
     /// Ends the groups of pods, one after the other.
     async fn end_pods(&mut self) {
         self.node.recorder.node(Level::Normal, "NodeShutdown", "Shutdown manager detected shutdown event");
+        let _are_known = tokio::time::timeout(KNOWN_LIMIT, self.node.pods.until_known()).await;
         let periods = self.node.config.shutdown_periods.clone();
         for (group, period) in periods.all().iter().enumerate() {
             let uids = self.end_group(group, *period);

@@ -234,8 +234,8 @@ pub(crate) struct WorkerState {
     pub(crate) kill_requests: BTreeMap<String, KillRequest>,
     /// Ids of containers that were stopped to start again with another image.
     pub(crate) redefined: BTreeSet<String>,
-    /// Ids of the sandboxes with a failed stop. They are not ready, but may have a network and a shim.
-    pub(crate) unstopped: BTreeSet<String>,
+    /// Ids of the sandboxes that this agent has stopped. Other sandboxes that are not ready may have a network and a shim.
+    pub(crate) stopped: BTreeSet<String>,
     /// Whether the volumes and cgroup of the ended pod were released.
     pub(crate) released: bool,
     /// Resizes of the pod.
@@ -335,7 +335,7 @@ impl Default for WorkerState {
             probed: HashMap::new(),
             kill_requests: BTreeMap::new(),
             redefined: BTreeSet::new(),
-            unstopped: BTreeSet::new(),
+            stopped: BTreeSet::new(),
             released: false,
             resize: ResizeState::default(),
             removed: RemovedContainers::new(),

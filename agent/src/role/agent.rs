@@ -6,10 +6,13 @@ use std::sync::Arc;
 use anyhow::Context;
 use clap::Args;
 use coracle_agent::Identity;
-use coracle_agent::join::{self, CaHash, Endpoint, JoinError, Membership, RequestedServing, Token};
+use coracle_agent::join::{
+    self, CaHash, Endpoint, JoinError, JoinRequest, JoinStep, Membership, RequestedServing, Token,
+};
 use kube::Client;
 use kube::config::{KubeConfigOptions, Kubeconfig};
 
+use super::progress;
 use crate::lock::Lock;
 use crate::settings::{Credentials, Node, Serving, Settings};
 
@@ -123,9 +126,30 @@ async fn membership(node: &Node, connection: ControlPlaneConnection) -> anyhow::
             Err(error) => return Err(error.into()),
         }
         let token = token(connection.token, connection.token_file.as_deref())?;
-        return Ok(join::join(state, name, endpoint, &token, hash).await?);
+        return join_cluster(state, &JoinRequest { node: name, endpoint, token: &token, hash }).await;
     }
     Ok(join::resume(state, name)?.ok_or(NotJoined)?)
+}
+
+/// Joins a cluster, and shows what the machine waits for.
+async fn join_cluster(state: &Path, request: &JoinRequest<'_>) -> anyhow::Result<Membership> {
+    let (node, server) = (request.node, request.endpoint);
+    tracing::info!(node, %server, "joining the cluster");
+    let show = |step| progress::show(&progress_line(step, request));
+    let joined = {
+        // The next line of the log starts on an empty line.
+        let _cleared = progress::ClearAtEnd;
+        join::join(state, request, show).await?
+    };
+    tracing::info!(node, %server, "joined the cluster");
+    Ok(joined)
+}
+
+fn progress_line(step: JoinStep, request: &JoinRequest<'_>) -> String {
+    match step {
+        JoinStep::Authority => format!("waiting for the API server at {}", request.endpoint),
+        JoinStep::Certificate => format!("waiting for the certificate of node {}", request.node),
+    }
 }
 
 fn token(given: Option<Token>, file: Option<&Path>) -> anyhow::Result<Token> {
@@ -167,6 +191,16 @@ mod tests {
     const CONFIG: &str = "{apiVersion: v1, kind: Config, current-context: c, \
         contexts: [{name: c, context: {cluster: c, user: u}}], \
         clusters: [{name: c, cluster: {server: 'http://192.0.2.1:8080'}}], users: [{name: u, user: {}}]}";
+
+    #[test]
+    fn the_progress_of_a_join_names_what_the_machine_waits_for() {
+        let endpoint: Endpoint = "https://192.0.2.1:6443".parse().unwrap();
+        let (token, hash) = (TOKEN.parse().unwrap(), format!("sha256:{}", "0".repeat(64)).parse().unwrap());
+        let request = JoinRequest { node: "n1", endpoint: &endpoint, token: &token, hash: &hash };
+        let line = |step| progress_line(step, &request);
+        assert_eq!(line(JoinStep::Authority), "waiting for the API server at https://192.0.2.1:6443");
+        assert_eq!(line(JoinStep::Certificate), "waiting for the certificate of node n1");
+    }
 
     #[tokio::test]
     async fn files_of_flags_that_are_too_large_are_refused() {

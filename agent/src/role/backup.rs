@@ -31,7 +31,7 @@ pub(crate) struct RestoreArguments {
     paths: Flags<PathSettings>,
     #[command(flatten)]
     plane: Flags<ControlPlaneSettings>,
-    /// The backup
+    /// The file that `coracle backup` wrote
     #[arg(value_name = "FILE")]
     file: PathBuf,
 }

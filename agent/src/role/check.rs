@@ -122,7 +122,7 @@ fn findings(node: &Node) -> Vec<Finding> {
     }
     all.push(kernel());
     all.extend(["net", "ipc", "uts", "pid", "mnt"].map(|name| {
-        finding(&format!("{name} namespaces"), Severity::Fatal, exists(&format!("/proc/self/ns/{name}")))
+        finding(&format!("{name} namespaces"), Severity::Fatal, in_kernel(&format!("/proc/self/ns/{name}")))
     }));
     all.push(finding("overlayfs", Severity::Fatal, file_system("overlay")));
     all.push(finding("tmpfs", Severity::Fatal, file_system("tmpfs")));
@@ -153,7 +153,8 @@ fn finding(what: &str, severity: Severity, result: Result<(), String>) -> Findin
 }
 
 fn root() -> Result<(), String> {
-    nix::unistd::geteuid().is_root().then_some(()).ok_or_else(|| "not run as root".to_owned())
+    let is_root = nix::unistd::geteuid().is_root();
+    is_root.then_some(()).ok_or_else(|| "this process does not run as root; use sudo".to_owned())
 }
 
 fn kernel() -> Finding {
@@ -168,8 +169,14 @@ fn is_new_enough(release: &str) -> Result<(), String> {
     (version >= KERNEL).then_some(()).ok_or_else(|| format!("this is {release}"))
 }
 
+/// Whether a file exists.
 fn exists(path: &str) -> Result<(), String> {
     Path::new(path).exists().then_some(()).ok_or_else(|| format!("{path} does not exist"))
+}
+
+/// Whether a file of the kernel exists, which shows that the kernel has the feature.
+fn in_kernel(path: &str) -> Result<(), String> {
+    exists(path).map_err(|missing| format!("the kernel does not have it, or it is disabled ({missing})"))
 }
 
 /// Whether the kernel has the file system. `/proc/filesystems` does not list a module that is not loaded. fsopen(2) loads
@@ -192,7 +199,7 @@ fn cgroups() -> Vec<Finding> {
                 && line.rsplit(' ').next().is_some_and(|o| o.split(',').any(|c| c == name))
         });
         let found = v2.split_whitespace().any(|c| c == name) || on_v1;
-        found.then_some(()).ok_or_else(|| "no mounted hierarchy has it".to_owned())
+        found.then_some(()).ok_or_else(|| "no mounted cgroup hierarchy has this controller".to_owned())
     };
     [
         ("memory", Severity::Fatal),
@@ -208,43 +215,50 @@ fn cgroups() -> Vec<Finding> {
 fn optional() -> Vec<Finding> {
     let capability = |name, cap| {
         let held = caps::has_cap(None, caps::CapSet::Effective, cap).unwrap_or(false);
-        (name, held.then_some(()).ok_or_else(|| "not in the effective set of this process".to_owned()))
+        (name, held.then_some(()).ok_or_else(|| "this process does not have it".to_owned()))
     };
     let (resource, has_resource) =
         capability("capability CAP_SYS_RESOURCE", caps::Capability::CAP_SYS_RESOURCE);
-    let apparmor = exists("/sys/kernel/security/apparmor");
+    let apparmor = in_kernel("/sys/kernel/security/apparmor");
     let parser = apparmor.is_ok().then(|| {
         let severity =
             Severity::Degraded("the default AppArmor profile is not used unless another program loads it");
-        finding("apparmor_parser", severity, exists("/sbin/apparmor_parser"))
+        let parser = exists("/sbin/apparmor_parser");
+        finding(
+            "apparmor_parser",
+            severity,
+            parser.map_err(|why| format!("{why}; install AppArmor's programs")),
+        )
     });
     let selinux = exists("/sys/fs/selinux/enforce").is_ok().then(|| {
         let severity = Severity::Degraded("containers have no SELinux labels");
-        let named = labels_containers().then_some(()).ok_or_else(|| "the policy has none".to_owned());
+        let named = labels_containers()
+            .then_some(())
+            .ok_or_else(|| "the SELinux policy defines none (lxc_contexts)".to_owned());
         finding("SELinux labels of containers", severity, named)
     });
     let all = vec![
         finding(
             resource,
             Severity::Degraded(
-                "containers get at least the OOM score of this process, and at most its hard limits",
+                "containers cannot have a lower OOM score or higher resource limits than this process",
             ),
             has_resource,
         ),
         finding(
             "seccomp filters",
             Severity::Degraded("containers run without a system call filter"),
-            exists("/proc/sys/kernel/seccomp/actions_avail"),
+            in_kernel("/proc/sys/kernel/seccomp/actions_avail"),
         ),
         finding(
             "user namespaces",
-            Severity::Degraded("hostUsers: false is refused"),
-            exists("/proc/self/ns/user"),
+            Severity::Degraded("pods with hostUsers: false are refused"),
+            in_kernel("/proc/self/ns/user"),
         ),
         finding("AppArmor", Severity::Degraded("AppArmor profiles of pods are refused"), apparmor),
         finding(
             "vxlan or tun",
-            Severity::Degraded("pods of several nodes reach each other by routes only"),
+            Severity::Degraded("pods reach the pods of other nodes only by routes (--overlay host-gw)"),
             tunnel(has_vxlan(), Path::new("/dev/net/tun")),
         ),
     ];
@@ -259,7 +273,7 @@ fn tunnel(has_vxlan: Result<bool, OverlayError>, device: &Path) -> Result<(), St
     }
     let opened = OpenOptions::new().read(true).write(true).open(device);
     opened.map(drop).map_err(|error| {
-        format!("the kernel has no vxlan, and {} cannot be opened: {}", device.display(), chain(&error))
+        format!("the kernel has no VXLAN, and {} cannot be opened: {}", device.display(), chain(&error))
     })
 }
 
@@ -319,6 +333,13 @@ mod tests {
     }
 
     #[test]
+    fn a_feature_that_the_kernel_does_not_have_is_named_with_its_file() {
+        assert_eq!(in_kernel("/proc/self/ns/mnt"), Ok(()));
+        let missing = "the kernel does not have it, or it is disabled (/proc/self/ns/none does not exist)";
+        assert_eq!(in_kernel("/proc/self/ns/none"), Err(missing.to_owned()));
+    }
+
+    #[test]
     fn a_file_system_that_the_kernel_cannot_load_is_missing() {
         assert_eq!(file_system("tmpfs"), Ok(()));
         let error = file_system("coracle-no-such-type").unwrap_err();
@@ -331,7 +352,7 @@ mod tests {
         let device = dir.path().join("tun");
         assert_eq!(tunnel(Ok(true), &device), Ok(()), "the device is not needed");
         let error = tunnel(Ok(false), &device).unwrap_err();
-        assert!(error.starts_with("the kernel has no vxlan, and "), "{error}");
+        assert!(error.starts_with("the kernel has no VXLAN, and "), "{error}");
         fs::write(&device, b"").unwrap();
         assert_eq!(tunnel(Ok(false), &device), Ok(()));
         assert!(has_vxlan().is_ok(), "the kernel answers");

@@ -109,7 +109,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
         local_volume_dir: node.local_volume_dir.clone(),
         plugin_registry_dir: node.plugin_registry_dir.clone(),
         pod_log_dir: node.pod_log_dir.clone(),
-        static_pod_path: node.static_pod_path.clone(),
+        static_pods: node.static_pods.clone(),
         cgroup_root: node.cgroup_root.clone(),
         cgroup_driver: node.cgroup_driver,
         kubelet_listen: node.kubelet_listen,

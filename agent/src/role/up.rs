@@ -1,10 +1,17 @@
 //! `coracle up`: control plane and node in one process.
 
+use std::time::Duration;
+
 use coracle_agent::{CertificateFiles, Identity};
+use tokio_util::sync::CancellationToken;
 
 use crate::directories;
 use crate::lock::Lock;
 use crate::settings::{Credentials, Settings};
+
+/// Maximum time for the start of the control plane when the machine shuts down. It is less than the time that the init system
+/// gives the process in addition to the periods of the pods.
+const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// Runs until SIGINT or SIGTERM.
 pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
@@ -16,12 +23,14 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     Lock::acquire(&node.dirs.run)?.hold();
     let signals = super::signals::of_node(&node)?;
     // The node is stopped first: it sends its last status to the API server.
-    let plane_shutdown = tokio_util::sync::CancellationToken::new();
+    let plane_shutdown = CancellationToken::new();
     let starting = super::controlplane::start(&settings, plane_shutdown.clone());
-    // A shutdown of the machine ends the start, too: the agent, which ends pods, does not run yet.
     let starting = super::controlplane::until(&signals.stop, starting);
-    let started = super::controlplane::until(&signals.machine, starting).await?;
-    let Some(plane) = started.flatten() else { return Ok(()) };
+    let Some(started) = before_shutdown(&signals.machine, starting).await else {
+        tracing::warn!("the control plane has not started in time; pods keep running");
+        return Ok(());
+    };
+    let Some(plane) = started? else { return Ok(()) };
     let addresses = if node.ips.is_empty() { coracle_agent::node::own_addresses() } else { node.ips.clone() };
     let identity = plane.node_identity(&node.name, &addresses)?;
     let files = CertificateFiles { certificate: identity.serving_cert, key: identity.serving_key };
@@ -30,4 +39,36 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     plane_shutdown.cancel();
     plane.stopped().await;
     result
+}
+
+/// The result of a start. When the machine shuts down, the start continues for a limited time, because the agent, which ends
+/// the pods, runs only after it. `None` if the time is over.
+async fn before_shutdown<T>(machine: &CancellationToken, start: impl Future<Output = T>) -> Option<T> {
+    let over = async {
+        machine.cancelled().await;
+        tokio::time::sleep(START_LIMIT).await;
+    };
+    tokio::select! {
+        biased;
+        started = start => Some(started),
+        () = over => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_start_continues_for_a_limited_time_when_the_machine_shuts_down() {
+        let machine = CancellationToken::new();
+        let after = |time: Duration| async move {
+            tokio::time::sleep(time).await;
+            7
+        };
+        assert_eq!(before_shutdown(&machine, after(START_LIMIT * 3)).await, Some(7));
+        machine.cancel();
+        assert_eq!(before_shutdown(&machine, after(START_LIMIT / 2)).await, Some(7));
+        assert_eq!(before_shutdown(&machine, after(START_LIMIT * 3)).await, None);
+    }
 }

@@ -1,7 +1,7 @@
 //! Settings for the access of pods to images that are already on the node. Names and values are those of the kubelet.
 
 use clap::ValueEnum;
-use coracle_agent::ImageVerification;
+use coracle_agent::{CredentialProviderPaths, ImageVerification};
 
 use super::NodeSettings;
 use super::value::choices;
@@ -33,6 +33,19 @@ pub(super) fn decide(node: &NodeSettings) -> anyhow::Result<ImageVerification> {
         Policy::NeverVerifyAllowlistedImages => ImageVerification::NeverVerifyAllowlistedImages(allowed),
         Policy::AlwaysVerify => ImageVerification::AlwaysVerify,
     })
+}
+
+/// The configuration of credential providers and the directory of their programs.
+pub(super) fn credential_providers(node: &NodeSettings) -> anyhow::Result<Option<CredentialProviderPaths>> {
+    match (&node.image_credential_provider_config, &node.image_credential_provider_bin_dir) {
+        (Some(config), Some(bin_dir)) => {
+            Ok(Some(CredentialProviderPaths { config: config.clone(), bin_dir: bin_dir.clone() }))
+        }
+        (None, None) => Ok(None),
+        _ => anyhow::bail!(
+            "only one of image-credential-provider-config and image-credential-provider-bin-dir is set: set both or none"
+        ),
+    }
 }
 
 #[cfg(test)]

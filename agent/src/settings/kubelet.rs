@@ -70,6 +70,7 @@ impl Parser<'_> {
                 Support::Taints => self.taints(path, value),
                 Support::ReservedMemory => self.reserved_memory(path, value),
                 Support::ShutdownPeriods => self.shutdown_periods(path, value),
+                Support::Headers => self.headers(path, value),
                 Support::FailCgroupV1 => self.fail_cgroup_v1(path, value, has_cgroup_v1()),
                 Support::Only(allowed) => self.only(path, value, allowed),
             };
@@ -190,6 +191,21 @@ impl Parser<'_> {
         self.file.insert(NODE, "shutdown-grace-period-by-pod-priority", FileValue::Map(all), place);
     }
 
+    /// Converts headers, which are arrays of values by name in this file, to texts in the form of the kubelet's flag.
+    fn headers(&mut self, path: &str, value: &Value) {
+        let header = |(name, values): (&Value, &Value)| {
+            let name = name.as_str()?;
+            let header = |value: &Value| Some(format!("{name}:{}", value.as_str()?));
+            values.as_sequence()?.iter().map(header).collect::<Option<Vec<_>>>()
+        };
+        let all = value.as_mapping().and_then(|all| all.iter().map(header).collect::<Option<Vec<_>>>());
+        let Some(all) = all else {
+            return self.problem(path, "expected an object with an array of values for each header");
+        };
+        let place = format!("{} {path}", self.place);
+        self.file.insert(NODE, "manifest-url-header", FileValue::List(all.concat()), place);
+    }
+
     fn add_listen(&mut self) {
         let (address, port) = match std::mem::take(&mut self.listen) {
             (None, None) => return,
@@ -268,6 +284,7 @@ pub(super) fn reference() -> Reference {
             Support::Taints => "register-with-taints",
             Support::ReservedMemory => "reserved-memory",
             Support::ShutdownPeriods => "shutdown-grace-period-by-pod-priority",
+            Support::Headers => "manifest-url-header",
             Support::FailCgroupV1 => {
                 let values = "unset, `false`, `true` on a machine with cgroup v2".to_owned();
                 reference.without_effect.push((field.path, values));

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::Context;
 use coracle_agent::{
     AllowedImages, CpuSet, CredentialProviderPaths, EvictionThresholds, ImageGcPolicy, ImageVerification,
-    ResourceManagerConfig, ServiceProxyConfig, ShutdownPeriods, StubDomain,
+    ResourceManagerConfig, ServiceProxyConfig, ShutdownPeriods, StaticPodSources, StubDomain,
 };
 use coracle_cri::{CgroupDriver, NriSettings};
 use coracle_images::PinPattern;
@@ -27,7 +27,7 @@ use super::value::{
 };
 use super::{
     Dirs, Serving, absolute, address_or_port, cgroup, image_gc, image_pull, labels, nri, overlay,
-    resource_managers, shutdown,
+    resource_managers, shutdown, static_pods,
 };
 
 settings! {
@@ -39,6 +39,12 @@ settings! {
     /// Directory with the manifests of static pods, or one manifest. The node runs these pods also without a control
     /// plane.
     pod_manifest_path: Option<PathBuf> = unset "", "PATH";
+    /// URL with the manifests of further static pods: one Pod or a PodList, in YAML or JSON.
+    manifest_url: Option<String> = unset "", "URL";
+    /// Headers of the requests to manifest-url: NAME:VALUE.
+    manifest_url_header: Vec<String> = default "", "HEADERS";
+    /// Interval of the requests to manifest-url, at least one second.
+    http_check_frequency: GoDuration = default "20s", "DURATION";
     /// Directory of local volumes: each claim of the storage class local-path gets a subdirectory. Only root can enter it.
     local_volume_dir: Option<PathBuf> = unset "local-volumes in the state directory", "DIR";
     /// Directory in which drivers of dynamic resource allocation register, each by a socket. Device plugins have the directory
@@ -256,8 +262,7 @@ pub(crate) struct Node {
     pub(crate) local_volume_dir: PathBuf,
     pub(crate) plugin_registry_dir: PathBuf,
     pub(crate) pod_log_dir: PathBuf,
-    /// Directory or file of the manifests of static pods.
-    pub(crate) static_pod_path: Option<PathBuf>,
+    pub(crate) static_pods: StaticPodSources,
     pub(crate) cgroup_root: String,
     pub(crate) cgroup_driver: CgroupDriver,
     pub(crate) name: String,
@@ -324,11 +329,11 @@ impl NodeSettings {
     pub(super) fn decide(self, dirs: &Dirs, gates: &FeatureGates, sources: &mut Sources) -> Option<Node> {
         let name = sources.take(self.node_name.clone().map_or_else(host_name, Ok));
         let overlay = name.as_deref().and_then(|name| sources.take(overlay::decide(&self, name)));
-        let image_gc = sources.take(image_gc::decide(&self));
+        let (gc, eviction) = (sources.take(image_gc::decide(&self)), sources.take(eviction::decide(&self)));
         let image_verification = sources.take(image_pull::decide(&self));
-        let eviction = sources.take(eviction::decide(&self));
         let serving = sources.take(Serving::decide(&self, &dirs.state));
-        let credential_providers = sources.take(self.credential_providers());
+        let credential_providers = sources.take(image_pull::credential_providers(&self));
+        let static_pods = sources.take(static_pods::decide(&self));
         let shutdown_periods = sources.take(shutdown::decide(&self));
         let [pod_log_dir, local_volume_dir, plugin_registry_dir] = self.directories(&dirs.state, sources);
         let resource_managers = sources.take(resource_managers::decide(&self, gates));
@@ -340,7 +345,7 @@ impl NodeSettings {
             local_volume_dir: local_volume_dir?,
             plugin_registry_dir: plugin_registry_dir?,
             pod_log_dir: pod_log_dir?,
-            static_pod_path: self.pod_manifest_path.map(|path| std::path::absolute(&path).unwrap_or(path)),
+            static_pods: static_pods?,
             cgroup_root: self.cgroup_root,
             cgroup_driver: self.cgroup_driver.into(),
             name: name?,
@@ -370,7 +375,7 @@ impl NodeSettings {
             eviction: eviction?,
             shutdown_periods: shutdown_periods?,
             lease_seconds: self.node_lease_seconds.get(),
-            image_gc: image_gc?,
+            image_gc: gc?,
             image_verification: image_verification?,
             pinned_images: self.pinned_image,
             registry_config_dir: self.registry_config_dir,
@@ -403,18 +408,6 @@ impl NodeSettings {
             node_port_addresses: self.node_port_addresses.clone(),
             healthz: served(address_or_port(self.service_proxy_healthz, 10256)),
             status: served(self.service_proxy_status.unwrap_or(PROXY_STATUS)),
-        }
-    }
-
-    fn credential_providers(&self) -> anyhow::Result<Option<CredentialProviderPaths>> {
-        match (&self.image_credential_provider_config, &self.image_credential_provider_bin_dir) {
-            (Some(config), Some(bin_dir)) => {
-                Ok(Some(CredentialProviderPaths { config: config.clone(), bin_dir: bin_dir.clone() }))
-            }
-            (None, None) => Ok(None),
-            _ => anyhow::bail!(
-                "only one of image-credential-provider-config and image-credential-provider-bin-dir is set: set both or none"
-            ),
         }
     }
 }

@@ -10,6 +10,9 @@ use super::value::Value;
 /// Variables with the prefix that are not settings: credentials of `coracle image pull`, and the fault points of tests.
 const OTHER_VARIABLES: [&str; 2] = ["CORACLE_REGISTRY_CREDS", "CORACLE_FAULT"];
 
+/// Settings with secrets. Their values are not shown.
+const SECRETS: [&str; 1] = ["manifest-url-header"];
+
 /// The sources below the command line, and the problems found so far.
 #[derive(Debug, Default)]
 pub(crate) struct Sources {
@@ -115,8 +118,9 @@ impl<'a> Resolver<'a> {
     /// Records the texts of a setting as one text that a flag would accept.
     fn record(&mut self, field: &Field, texts: &[String]) {
         let separator = if field.value_kind == ValueKind::Entries { ";" } else { "," };
-        let table = self.sources.resolved.entry(self.table).or_default();
-        table.insert(field.name, texts.join(separator));
+        let is_hidden = SECRETS.contains(&field.name) && !texts.is_empty();
+        let text = if is_hidden { "<hidden>".to_owned() } else { texts.join(separator) };
+        self.sources.resolved.entry(self.table).or_default().insert(field.name, text);
     }
 
     fn record_problem<V>(&mut self, source: &str, problem: &str) -> Option<V> {

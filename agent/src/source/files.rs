@@ -12,11 +12,13 @@ use std::{fs, io};
 use coracle_backoff::Backoff;
 use coracle_cni::DirectoryWatch;
 use coracle_error_chain::chain;
+use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::Pod;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 use super::PodChange;
 use super::manifest;
+use super::manifest_url::FetchedPods;
 use plan::{Content, ManifestFile, Plan, plan};
 
 /// Delay between a change and the read. In this time, a program usually completes a file that it creates.
@@ -33,6 +35,8 @@ const MAX_BACKOFF: Duration = Duration::from_secs(60);
 pub(super) struct StaticPods {
     /// Directory or file of the manifests.
     path: Option<PathBuf>,
+    /// The pods of a URL. None without a URL.
+    fetched: Option<watch::Receiver<FetchedPods>>,
     node: String,
     /// The pods by their files.
     current: BTreeMap<PathBuf, Arc<Pod>>,
@@ -45,21 +49,26 @@ pub(super) struct StaticPods {
 // === impl StaticPods ===
 
 impl StaticPods {
-    pub(super) fn new(path: Option<PathBuf>, node: &str) -> Self {
+    pub(super) fn new(
+        path: Option<PathBuf>,
+        fetched: Option<watch::Receiver<FetchedPods>>,
+        node: &str,
+    ) -> Self {
         let (node, current, failures) = (node.to_owned(), BTreeMap::new(), BTreeMap::new());
-        Self { path, node, current, failures, is_listed: false }
+        Self { path, fetched, node, current, failures, is_listed: false }
     }
 
-    /// Reads the manifests and sends the changes: at first the uids of all static pods, then the pods. Returns false if
-    /// there is no receiver.
+    /// Reads the manifests and sends the changes: at first the uids of all static pods, then the pods. Before the first
+    /// response of the URL only pods are sent. Returns false if there is no receiver.
     pub(super) async fn update(&mut self, changes: &mpsc::Sender<PodChange>) -> bool {
         // Without the manifests, the static pods of an earlier agent continue.
         let Some(plan) = self.read().await else { return true };
         self.log(plan.failures);
         let mut sent = Vec::new();
-        let is_first = !std::mem::replace(&mut self.is_listed, true);
+        let is_complete = self.fetched.as_ref().is_none_or(|fetched| fetched.borrow().is_some());
+        let is_first = is_complete && !std::mem::replace(&mut self.is_listed, true);
         if is_first {
-            let uids = plan.added.iter().filter_map(|pod| pod.metadata.uid.clone());
+            let uids = plan.next.values().filter_map(|pod| pod.metadata.uid.clone());
             sent.push(PodChange::StaticComplete(uids.collect()));
         }
         sent.extend(plan.removed.into_iter().map(PodChange::StaticRemoved));
@@ -74,9 +83,9 @@ impl StaticPods {
         true
     }
 
-    /// Sends changes until there is no receiver. Without a path it returns at once.
+    /// Sends changes until there is no receiver. Without a path and a URL it returns at once.
     pub(super) async fn follow(mut self, changes: mpsc::Sender<PodChange>) {
-        let Some(path) = self.path.clone() else { return };
+        let Some(path) = self.path.clone() else { return self.follow_url(&changes).await };
         let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         loop {
             let Err(error) = self.follow_events(&path, &changes, &mut backoff).await else { return };
@@ -85,6 +94,20 @@ impl StaticPods {
             tokio::time::sleep(delay).await;
             // Manifests that cannot be watched are read nevertheless.
             if !self.update(&changes).await {
+                return;
+            }
+        }
+    }
+
+    /// Sends changes of the URL until there is no receiver. Without a URL it returns at once.
+    async fn follow_url(&mut self, changes: &mpsc::Sender<PodChange>) {
+        while self.fetched.is_some() {
+            // The arms are cancel-safe: they receive nothing.
+            tokio::select! {
+                () = fetched_change(&mut self.fetched) => {}
+                () = changes.closed() => return,
+            }
+            if !self.update(changes).await {
                 return;
             }
         }
@@ -109,8 +132,9 @@ impl StaticPods {
             if !self.update(changes).await {
                 return Ok(());
             }
-            // Both arms are cancel-safe: an event that is not received stays in the queue of the kernel.
+            // All arms are cancel-safe: an event that is not received stays in the queue of the kernel.
             tokio::select! {
+                () = fetched_change(&mut self.fetched) => {}
                 changed = watch.changed() => {
                     changed?;
                     backoff.reset();
@@ -123,11 +147,18 @@ impl StaticPods {
 
     /// Reads the manifests. None if the directory cannot be read: then the pods stay unchanged.
     async fn read(&mut self) -> Option<Plan> {
-        let Some(path) = self.path.clone() else { return Some(Plan::default()) };
+        let mut manifests = self.read_files().await?;
+        // If a file and the URL have pods of the same name, the pod of the file counts.
+        manifests.extend(self.fetched.iter().flat_map(|fetched| of_url(&fetched.borrow())));
+        Some(plan(&self.current, manifests))
+    }
+
+    async fn read_files(&mut self) -> Option<Vec<ManifestFile>> {
+        let Some(path) = self.path.clone() else { return Some(Vec::new()) };
         let (of_reader, node) = (path.clone(), self.node.clone());
         let read = tokio::task::spawn_blocking(move || read_all(&of_reader, &node));
         match read.await {
-            Ok(Ok(files)) => Some(plan(&self.current, files)),
+            Ok(Ok(files)) => Some(files),
             Ok(Err(error)) => {
                 self.log(BTreeMap::from([(path, chain(&error))]));
                 None
@@ -148,6 +179,27 @@ impl StaticPods {
         }
         self.failures = failures;
     }
+}
+
+/// Waits for other pods of the URL. Pending without a URL. Cancel-safe.
+async fn fetched_change(fetched: &mut Option<watch::Receiver<FetchedPods>>) {
+    if let Some(fetched) = fetched
+        && fetched.changed().await.is_ok()
+    {
+        return;
+    }
+    // There is no URL, or its reader has ended with the agent.
+    std::future::pending().await
+}
+
+/// The pods of the URL, each with its name in place of a file.
+fn of_url(pods: &FetchedPods) -> Vec<ManifestFile> {
+    let file = |pod: &Pod| {
+        let key = Key::of(&pod.metadata);
+        let path = PathBuf::from(format!("static pod URL: {}/{}", key.namespace, key.name));
+        ManifestFile { path, content: Content::Pod(Box::new(pod.clone())), failure: None }
+    };
+    pods.iter().flat_map(|pods| pods.iter()).map(file).collect()
 }
 
 /// Reads the file, or all files of the directory in the order of their names.
@@ -214,7 +266,7 @@ mod tests {
         let parent = tempfile::tempdir().unwrap();
         let dir = parent.path().join("manifests");
         let (sender, mut changes) = mpsc::channel(16);
-        let mut pods = StaticPods::new(Some(dir.clone()), "n1");
+        let mut pods = StaticPods::new(Some(dir.clone()), None, "n1");
         assert!(pods.update(&sender).await);
         assert_eq!(shown(changes.recv().await.unwrap()), "=0");
         assert_eq!(shown(changes.recv().await.unwrap()), "StaticSent");
@@ -238,7 +290,7 @@ mod tests {
         let (path, next) = (dir.path().join("pod.yaml"), dir.path().join("next"));
         fs::write(&path, manifest("a")).unwrap();
         let (sender, mut changes) = mpsc::channel(16);
-        let mut pods = StaticPods::new(Some(path.clone()), "n");
+        let mut pods = StaticPods::new(Some(path.clone()), None, "n");
         assert!(pods.update(&sender).await);
         assert_eq!(shown(changes.recv().await.unwrap()), "=1");
         assert_eq!(shown(changes.recv().await.unwrap()), "+a-n");
@@ -259,7 +311,7 @@ mod tests {
         fs::write(&target, manifest("a")).unwrap();
         std::os::unix::fs::symlink(&target, dir.path().join("a.yaml")).unwrap();
         let (sender, mut changes) = mpsc::channel(16);
-        let mut pods = StaticPods::new(Some(dir.path().to_owned()), "n");
+        let mut pods = StaticPods::new(Some(dir.path().to_owned()), None, "n");
         assert!(pods.update(&sender).await);
         for expected in ["=1", "+a-n", "StaticSent"] {
             assert_eq!(shown(changes.recv().await.unwrap()), expected);
@@ -275,12 +327,53 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn pods_of_a_url_are_added_and_all_pods_are_known_after_its_first_response() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a.yaml");
+        fs::write(&path, manifest("a")).unwrap();
+        let of_url = |names: &[&str]| -> FetchedPods {
+            let pods = names.iter().map(|name| manifest::of_url(manifest(name).as_bytes(), "http://h/", "n"));
+            Some(pods.flat_map(Result::unwrap).collect())
+        };
+        let (fetched, receiver) = watch::channel(None);
+        let (sender, mut changes) = mpsc::channel(16);
+        let mut pods = StaticPods::new(Some(dir.path().to_owned()), Some(receiver), "n");
+        assert!(pods.update(&sender).await);
+        assert_eq!(shown(changes.recv().await.unwrap()), "+a-n", "it does not wait for the URL");
+        assert!(changes.try_recv().is_err(), "an earlier agent may have static pods of the URL");
+        fetched.send_replace(of_url(&["a", "b"]));
+        let following = tokio::spawn(pods.follow(sender));
+        for expected in ["=2", "+b-n", "StaticSent"] {
+            assert_eq!(shown(changes.recv().await.unwrap()), expected, "the pod of the file counts");
+        }
+        fetched.send_replace(of_url(&["c"]));
+        assert_eq!(shown(changes.recv().await.unwrap()), "-32");
+        assert_eq!(shown(changes.recv().await.unwrap()), "+c-n");
+        following.abort();
+    }
+
+    #[tokio::test]
+    async fn a_url_without_a_directory_is_followed_until_there_is_no_receiver() {
+        let (fetched, receiver) = watch::channel(None);
+        let (sender, mut changes) = mpsc::channel(16);
+        let mut pods = StaticPods::new(None, Some(receiver), "n");
+        assert!(pods.update(&sender).await);
+        let following = tokio::spawn(pods.follow(sender));
+        let none: Vec<Pod> = Vec::new();
+        fetched.send_replace(Some(none.into()));
+        assert_eq!(shown(changes.recv().await.unwrap()), "=0");
+        assert_eq!(shown(changes.recv().await.unwrap()), "StaticSent");
+        drop(changes);
+        following.await.unwrap();
+    }
+
+    #[tokio::test]
     async fn the_static_pods_are_not_known_while_the_manifests_cannot_be_read() {
         let parent = tempfile::tempdir().unwrap();
         let (file, dir) = (parent.path().join("parent"), parent.path().join("parent/manifests"));
         fs::write(&file, "").unwrap();
         let (sender, mut changes) = mpsc::channel(16);
-        let mut pods = StaticPods::new(Some(dir.clone()), "n");
+        let mut pods = StaticPods::new(Some(dir.clone()), None, "n");
         assert!(pods.update(&sender).await);
         assert!(changes.try_recv().is_err(), "an earlier agent may have static pods");
         assert!(pods.failures.contains_key(&dir));

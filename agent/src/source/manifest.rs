@@ -17,6 +17,8 @@ use crate::bounded;
 
 /// Maximum bytes of a manifest. Upstream reads 10 MiB, but its API server stores no pod above 1.5 MiB.
 const MAX_SIZE: u64 = 1 << 20;
+/// Maximum pods in a list.
+const MAX_PODS: usize = 500;
 /// Maximum violations in an error.
 const MAX_CAUSES: usize = 8;
 /// Annotation with the hash of the manifest.
@@ -54,12 +56,21 @@ pub(super) enum ManifestError {
     Invalid(String),
     #[error("static pods may not reference {0}")]
     Reference(&'static str),
+    #[error("it has more than {MAX_PODS} pods")]
+    TooMany,
 }
 
-/// The location of a manifest.
+/// The origin of a manifest, and its node.
 struct Place<'a> {
-    path: &'a Path,
+    origin: Origin<'a>,
     node: &'a str,
+}
+
+/// The origin of a manifest.
+#[derive(Clone, Copy)]
+enum Origin<'a> {
+    File(&'a Path),
+    Url(&'a str),
 }
 
 // === impl ManifestError ===
@@ -81,11 +92,38 @@ impl ManifestError {
 /// Reads the static pod of a file. A symbolic link is followed, as upstream.
 pub(super) fn read(path: &Path, node: &str) -> Result<Pod, ManifestError> {
     let bytes = path.canonicalize().and_then(|file| bounded::read(&file, MAX_SIZE));
-    static_pod(&bytes.map_err(ManifestError::Read)?, &Place { path, node }, Timestamp::now())
+    let place = Place { origin: Origin::File(path), node };
+    static_pod(&bytes.map_err(ManifestError::Read)?, &place, Timestamp::now())
+}
+
+/// Decodes the static pods in the response of a URL: one Pod, or a list of pods. As upstream, one invalid pod makes the whole
+/// list invalid.
+pub(super) fn of_url(bytes: &[u8], url: &str, node: &str) -> Result<Vec<Pod>, ManifestError> {
+    let mut value = yaml::parse(bytes).map_err(ManifestError::Decode)?;
+    let (place, seen) = (Place { origin: Origin::Url(url), node }, Timestamp::now());
+    if value["apiVersion"] != "v1" || value["kind"] != "PodList" {
+        return Ok(vec![decode(value, &place, seen)?]);
+    }
+    let Value::Array(items) = value["items"].take() else { return Ok(Vec::new()) };
+    if items.len() > MAX_PODS {
+        return Err(ManifestError::TooMany);
+    }
+    let pods = items.into_iter().map(|mut item| {
+        // The pods of a list need no version and kind.
+        if let Some(fields) = item.as_object_mut() {
+            fields.insert("apiVersion".to_owned(), "v1".into());
+            fields.insert("kind".to_owned(), "Pod".into());
+        }
+        decode(item, &place, seen)
+    });
+    pods.collect()
 }
 
 fn static_pod(bytes: &[u8], place: &Place<'_>, seen: Timestamp) -> Result<Pod, ManifestError> {
-    let value = yaml::parse(bytes).map_err(ManifestError::Decode)?;
+    decode(yaml::parse(bytes).map_err(ManifestError::Decode)?, place, seen)
+}
+
+fn decode(value: Value, place: &Place<'_>, seen: Timestamp) -> Result<Pod, ManifestError> {
     if value["apiVersion"] != "v1" || value["kind"] != "Pod" {
         return Err(ManifestError::NotAPod);
     }
@@ -94,7 +132,7 @@ fn static_pod(bytes: &[u8], place: &Place<'_>, seen: Timestamp) -> Result<Pod, M
         return Err(ManifestError::NoName);
     }
     let uid = hash(&pod, place);
-    set_metadata(&mut pod["metadata"], place.node, &uid, seen);
+    set_metadata(&mut pod["metadata"], place, &uid, seen);
     set_node(&mut pod["spec"], place.node);
     // The schema defines spec as an object, so the assignments above cannot fail.
     pod["status"] = json!({"phase": "Pending"});
@@ -111,22 +149,28 @@ fn static_pod(bytes: &[u8], place: &Place<'_>, seen: Timestamp) -> Result<Pod, M
     serde_json::from_str(&pod.to_string()).map_err(|error| ManifestError::Decode(error.to_string()))
 }
 
-/// The uid of the pod: 32 hexadecimal digits, a hash of its content, its file and its node. After a change of the
+/// The uid of the pod: 32 hexadecimal digits, a hash of its content, its origin and its node. After a change of the
 /// content it is another pod. A uid in the manifest is only a part of the content.
 fn hash(pod: &Value, place: &Place<'_>) -> String {
     let mut hasher = Sha256::new();
     hasher.update(pod.to_string());
-    hasher.update(format!("\0host:{}\0file:", place.node));
-    hasher.update(place.path.as_os_str().as_encoded_bytes());
+    hasher.update(format!("\0host:{}", place.node));
+    match place.origin {
+        Origin::File(path) => {
+            hasher.update("\0file:");
+            hasher.update(path.as_os_str().as_encoded_bytes());
+        }
+        Origin::Url(url) => hasher.update(format!("\0url:{url}")),
+    }
     let digest: [u8; 32] = hasher.finalize().into();
     hex::encode(&digest[..16])
 }
 
-fn set_metadata(metadata: &mut Value, node: &str, uid: &str, seen: Timestamp) {
+fn set_metadata(metadata: &mut Value, place: &Place<'_>, uid: &str, seen: Timestamp) {
     if let Some(fields) = metadata.as_object_mut() {
         SYSTEM_FIELDS.iter().for_each(|field| drop(fields.remove(*field)));
     }
-    let name = format!("{}-{}", metadata["name"].as_str().unwrap_or_default(), node.to_lowercase());
+    let name = format!("{}-{}", metadata["name"].as_str().unwrap_or_default(), place.node.to_lowercase());
     metadata["name"] = name.into();
     if metadata["namespace"].as_str().is_none_or(str::is_empty) {
         metadata["namespace"] = "default".into();
@@ -134,7 +178,11 @@ fn set_metadata(metadata: &mut Value, node: &str, uid: &str, seen: Timestamp) {
     metadata["uid"] = uid.into();
     let annotations = &mut metadata["annotations"];
     annotations[HASH] = uid.into();
-    annotations[SOURCE] = "file".into();
+    // The names of upstream's sources.
+    annotations[SOURCE] = match place.origin {
+        Origin::File(_) => "file".into(),
+        Origin::Url(_) => "http".into(),
+    };
     annotations[SEEN] = seen.to_string().into();
     if let Some(annotations) = annotations.as_object_mut() {
         annotations.remove(super::mirror::MIRROR);
@@ -171,7 +219,7 @@ mod tests {
     fn read(text: &str) -> Result<Pod, ManifestError> {
         static_pod(
             text.as_bytes(),
-            &Place { path: Path::new("/m/a.yaml"), node: "node-1" },
+            &Place { origin: Origin::File(Path::new("/m/a.yaml")), node: "node-1" },
             Timestamp::UNIX_EPOCH,
         )
     }
@@ -210,7 +258,7 @@ mod tests {
     fn the_uid_changes_with_content_file_and_node_only() {
         let text = with_spec("");
         let uid = |text: &str, path: &str, node: &str, seen: i64| {
-            let place = Place { path: Path::new(path), node };
+            let place = Place { origin: Origin::File(Path::new(path)), node };
             static_pod(text.as_bytes(), &place, Timestamp::from_second(seen).unwrap()).unwrap().metadata.uid
         };
         let first = uid(&text, "/a", "n", 0);
@@ -244,6 +292,23 @@ mod tests {
             assert_eq!(error, format!("static pods may not reference {what}"));
         }
         assert!(read(&with_spec("  volumes: [{name: v, hostPath: {path: /etc}}]\n")).is_ok());
+    }
+
+    #[test]
+    fn the_pods_of_a_url_are_one_pod_or_a_list_that_is_valid_as_a_whole() {
+        let of = |text: &str| of_url(text.as_bytes(), "http://h/", "n").map_err(|error| error.to_string());
+        let pod = of(&with_spec("")).unwrap().pop().unwrap();
+        assert_eq!(pod.metadata.annotations.unwrap()[SOURCE], "http");
+        assert_ne!(pod.metadata.uid, read(&with_spec("")).unwrap().metadata.uid);
+        let item = |name: &str| json!({"metadata": {"name": name}, "spec": {"containers": [{"name": "c", "image": "i"}]}});
+        let list =
+            |items: &[Value]| json!({"apiVersion": "v1", "kind": "PodList", "items": items}).to_string();
+        assert_eq!(of(&list(&[item("a"), item("b")])).unwrap().len(), 2);
+        assert!(of(&list(&[])).unwrap().is_empty());
+        assert_eq!(of(&list(&[item("a"), json!("b")])).unwrap_err(), "it is not a Pod of v1");
+        assert_eq!(of(&list(&[item("a"), item("")])).unwrap_err(), "metadata.name is required");
+        let many = vec![json!(null); MAX_PODS + 1];
+        assert_eq!(of(&list(&many)).unwrap_err(), "it has more than 500 pods");
     }
 
     #[test]

@@ -34,8 +34,9 @@ pub(crate) const PROVISIONER: &str = "coracle.dev/local-path";
 /// Label of provisioned volumes: the node that has the directory.
 pub(crate) const NODE: &str = "coracle.dev/node";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// Changes of the group of volumes. One namespace gets at most half of the threads.
-static CHANGES: FairWork = FairWork::new(16, 8);
+/// Changes of the group of volumes: one for each pod of a node (`--max-pods`, 110 by default), and further ones. So namespaces
+/// with many files do not delay the others.
+static CHANGES: FairWork = FairWork::new(128, 8);
 /// Duration of a change after which the first event reports it. Source: `firstEventReportDuration`, v1.35.
 const FIRST_REPORT: Duration = Duration::from_secs(30);
 /// Interval of further events. Source: `progressReportDuration`, v1.35.

@@ -1,22 +1,27 @@
 //! Look-ups of host names.
 //!
-//! The resolver of the system blocks a thread for seconds if a name server does not respond, and the process has few blocking
-//! threads. So the number of concurrent look-ups and their duration are limited. One owner of requests gets half of the
-//! look-ups.
+//! The resolver of the system blocks a thread for seconds if a name server does not respond. So look-ups have threads of their
+//! own, and their number and their duration are limited. One owner of requests gets few of them.
 
 use std::{
     io,
     net::{IpAddr, SocketAddr, ToSocketAddrs as _},
+    ops::ControlFlow,
     sync::LazyLock,
     time::Duration,
 };
 
+use coracle_threads::Threads;
+use tokio::sync::oneshot;
+
 use crate::{large_requests::LargeRequests, request_owner};
 
-/// Maximum number of concurrent look-ups: of all owners, and of one owner.
-const CONCURRENCY: [u32; 2] = [4, 2];
+/// Maximum number of concurrent look-ups, and of those of one owner. So fewer than 32 owners cannot occupy all look-ups.
+const CONCURRENCY: [u32; 2] = [64, 2];
 /// Maximum time for which a request waits for its look-up.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+static THREADS: Threads = Threads::new("look-ups");
 
 static LOOKUPS: LazyLock<LargeRequests> = LazyLock::new(lookups);
 
@@ -42,23 +47,29 @@ pub(crate) async fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>
 
 /// Occupies the slots of all look-ups.
 #[cfg(test)]
-pub(crate) async fn occupy() -> [crate::large_requests::LargeRequestPermit; 2] {
-    let [_all, own] = CONCURRENCY;
-    [LOOKUPS.enter_units("resolver-1", own).await, LOOKUPS.enter_units("resolver-2", own).await]
+pub(crate) async fn occupy() -> Vec<crate::large_requests::LargeRequestPermit> {
+    let [all, own] = CONCURRENCY;
+    let mut permits = Vec::new();
+    for owner in 0..all / own {
+        permits.push(LOOKUPS.enter_units(&format!("resolver-{owner}"), own).await);
+    }
+    permits
 }
 
-/// Runs a look-up on a blocking thread. The look-up occupies a slot until it ends, even if the request no longer waits
-/// for it.
+/// Runs a look-up on its own thread. It occupies its slot until it ends, even if the request no longer waits for it.
 async fn look_up<T: Send + 'static>(
     slots: &LargeRequests,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     let slot = slots.enter_units(&request_owner::current(), 1).await;
-    let found = tokio::task::spawn_blocking(move || {
-        let _slot = slot;
-        work()
-    });
-    found.await.unwrap_or_else(|failed| Err(io::Error::other(failed)))
+    let (done, result) = oneshot::channel();
+    THREADS.run(move || {
+        let found = work();
+        drop(slot);
+        let _receiver_gone = done.send(found);
+        ControlFlow::Continue(())
+    })?;
+    result.await.unwrap_or_else(|_panicked| Err(io::Error::other("the look-up panicked")))
 }
 
 // === impl HttpLookups ===
@@ -78,10 +89,21 @@ impl reqwest::dns::Resolve for HttpLookups {
 mod tests {
     use std::sync::{Arc, mpsc};
 
+    use futures::FutureExt as _;
+
     use super::*;
 
     /// Time after which a test fails.
     const DEADLINE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn slow_names_of_many_owners_leave_a_lookup_for_another() {
+        let places = lookups();
+        let enter = |owner: String| places.enter_units(&owner, 2).now_or_never();
+        let slow: Vec<_> = (1..32).filter_map(|owner| enter(format!("slow-{owner}"))).collect();
+        assert_eq!(slow.len(), 31);
+        assert!(enter("bob".to_owned()).is_some());
+    }
 
     #[tokio::test]
     async fn an_address_is_its_own_result() {

@@ -32,6 +32,10 @@ const IMAGES_MAX: u64 = 64 << 20;
 /// Errors of an import.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ImportError {
+    /// The archive or layout itself cannot be read. The error of the import names its path.
+    #[error(transparent)]
+    Archive(io::Error),
+    /// Another file cannot be read.
     #[error("cannot read {}", path.display())]
     Read {
         path: PathBuf,
@@ -380,11 +384,11 @@ impl ImportError {
     /// The kind of this error.
     pub(crate) fn kind(&self) -> ErrorKind {
         match self {
-            ImportError::Read { source, .. } if source.kind() == io::ErrorKind::NotFound => {
-                ErrorKind::NotFound
-            }
-            ImportError::Read { source, .. } if source.raw_os_error().is_none() => ErrorKind::Corrupt,
-            ImportError::Read { source, .. } => io_kind(source),
+            ImportError::Read { source, .. } | ImportError::Archive(source) => match source.kind() {
+                io::ErrorKind::NotFound => ErrorKind::NotFound,
+                _ if source.raw_os_error().is_none() => ErrorKind::Corrupt,
+                _ => io_kind(source),
+            },
             ImportError::Layout { .. } | ImportError::Several(_) => ErrorKind::Unsupported,
             ImportError::Missing { .. }
             | ImportError::Json { .. }

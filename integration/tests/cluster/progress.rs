@@ -43,6 +43,32 @@ fn on_a_terminal(mut command: Command) -> String {
     String::from_utf8(received).unwrap()
 }
 
+/// A node that shows its progress and then fails to join, because the API server does not exist.
+fn join(machine: &Machine) -> Command {
+    let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
+    let hash = format!("sha256:{}", "0".repeat(64));
+    let mut command = Command::new(Machine::coracle());
+    command.args(["agent", "--join", "https://127.0.0.1:1", "--token", "abcdef.0123456789abcdef"]);
+    command.args(["--ca-hash", &hash, "--state-dir", &path("state"), "--run-dir", &path("run")]);
+    command.env_remove("NO_COLOR").env("TERM", "xterm").stdin(Stdio::null()).stdout(Stdio::null());
+    command
+}
+
+#[test]
+fn a_join_shows_what_it_waits_for() {
+    on_a_machine(|machine| {
+        let shown = on_a_terminal(join(machine));
+        assert!(shown.contains("\rwaiting for the API server at https://127.0.0.1:1\u{1b}[K"), "{shown:?}");
+        assert!(shown.contains("\r\u{1b}[Kcoracle: cannot reach the control plane at "), "{shown:?}");
+        let piped = join(machine).stderr(Stdio::piped()).output().unwrap();
+        let piped = String::from_utf8(piped.stderr).unwrap();
+        assert!(
+            piped.contains("cannot reach the control plane") && !piped.contains("waiting for"),
+            "{piped:?}"
+        );
+    });
+}
+
 #[test]
 fn progress_is_shown_on_terminals_only() {
     on_a_machine(|machine| {

@@ -49,6 +49,7 @@ pub(super) fn shortages(input: &AdmissionInput<'_>) -> Vec<Shortage> {
             Some(capacity) if is_extended(&name) => value_of(capacity),
             // As upstream, an extended resource that the node does not have is ignored: it may belong to the cluster.
             None if is_extended(&name) => continue,
+            // As upstream (`fitsRequest` of the scheduler's plugin NodeResourcesFit), an unknown amount counts as 0.
             _ => input.of_machine.get(&name).map_or(0, value_of),
         };
         let used = input.used.others.get(&name).copied().unwrap_or_default();

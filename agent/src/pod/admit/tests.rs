@@ -107,6 +107,28 @@ fn ephemeral_storage_and_huge_pages_are_limited() {
     assert_eq!(decide(critical, &[], node), missing);
 }
 
+#[test]
+fn a_disk_of_unknown_size_has_no_ephemeral_storage_for_requests() {
+    let on_unknown_disk = |spec: serde_json::Value| {
+        let input = AdmissionInput {
+            pod: &pod(spec),
+            used: UsedResources::default(),
+            managed: Vec::new(),
+            node: None,
+            max_pods: 9,
+            allocatable: Amount { cpu_millis: 1000, memory: 1 << 30 },
+            of_machine: &NOTHING,
+            pressure: Pressure::default(),
+            is_shutting_down: false,
+        };
+        admit(&input).err().map(|verdict| verdict.reason)
+    };
+    let requests = json!({"requests": {"ephemeral-storage": "1"}});
+    let storage = json!({"containers": [{"name": "c", "resources": requests}]});
+    assert_eq!(on_unknown_disk(storage).as_deref(), Some("OutOfephemeral-storage"));
+    assert_eq!(on_unknown_disk(plain()), None);
+}
+
 /// The message of the rejection on a node with these conditions. None if the pod is admitted.
 fn rejected_under(pressure: Pressure, spec: serde_json::Value) -> Option<String> {
     let input = AdmissionInput {

@@ -58,14 +58,15 @@ impl Job {
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
-    /// Stops sandboxes, and reports each failure to the worker: the runtime shows such a sandbox as not ready.
+    /// Stops sandboxes, and reports each success to the worker: the runtime shows a sandbox whose stop has failed as not ready,
+    /// too.
     pub(super) async fn stop_sandboxes(&self, ids: &[String]) -> Vec<ApplyError> {
         let mut errors = Vec::new();
         for id in ids {
             let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.clone() };
-            if let Err(error) = self.node.runtime.stop_pod_sandbox(request).await {
-                errors.push(self.runtime_error("StopPodSandbox", id)(error));
-                self.report(Report::NotStopped { sandbox: id.clone() });
+            match self.node.runtime.stop_pod_sandbox(request).await {
+                Ok(_) => self.report(Report::Stopped { sandbox: id.clone() }),
+                Err(error) => errors.push(self.runtime_error("StopPodSandbox", id)(error)),
             }
         }
         errors

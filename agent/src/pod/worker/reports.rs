@@ -78,7 +78,7 @@ impl Worker {
             }
             Report::ResizeFailed { message } => self.resize_failed(message),
             Report::Rejected(verdict) => self.reject(verdict),
-            Report::NotStopped { sandbox } => drop(self.state.unstopped.insert(sandbox)),
+            Report::Stopped { sandbox } => drop(self.state.stopped.insert(sandbox)),
             Report::Released => {
                 self.state.released = true;
                 self.node.evictions.preempted().release(&self.uid);

@@ -25,6 +25,8 @@ pub(super) enum Support {
     ReservedMemory,
     /// An array of periods by priority, for the setting `shutdown-grace-period-by-pod-priority`.
     ShutdownPeriods,
+    /// An object with arrays of values, for the setting `manifest-url-header`.
+    Headers,
     /// `true` refuses a machine with cgroup v1.
     FailCgroupV1,
     /// It has no effect, and may only be unset or have one of these values.
@@ -46,9 +48,9 @@ pub(super) const FIELDS: &[KubeletField] = &[
     value("podLogsDir", Support::Setting("node", "pod-log-dir")),
     value("syncFrequency", Support::Only(&["1m"])),
     value("fileCheckFrequency", Support::Only(&["20s"])),
-    value("httpCheckFrequency", Support::Only(&["20s"])),
-    value("staticPodURL", Support::Only(&[])),
-    value("staticPodURLHeader", Support::Only(&[])),
+    value("httpCheckFrequency", Support::Setting("node", "http-check-frequency")),
+    value("staticPodURL", Support::Setting("node", "manifest-url")),
+    value("staticPodURLHeader", Support::Headers),
     value("address", Support::Address),
     value("port", Support::Port),
     value("readOnlyPort", Support::Only(&[])),

@@ -49,7 +49,7 @@ fn honoured_fields_are_settings() {
     assert_eq!((node.log_max_size, node.log_max_files), (1 << 20, 3));
     assert_eq!(node.stream_idle_limit.unwrap().as_secs(), 3600);
     assert_eq!((node.cgroup_root.as_str(), node.pod_log_dir), ("/x", "/l".into()));
-    assert_eq!(node.static_pod_path, Some("/m".into()));
+    assert_eq!(node.static_pods.path, Some("/m".into()));
     assert_eq!((node.serving.client_ca, node.serving.bootstrap), (Some("/ca".into()), true));
 }
 
@@ -98,6 +98,22 @@ fn the_periods_of_a_shutdown_have_the_kubelets_fields() {
 }
 
 #[test]
+fn the_url_of_static_pods_has_the_kubelets_fields() {
+    let headers = "staticPodURLHeader: {Authorization: [Bearer secret], X: [a, b]}";
+    let settings = load(&format!("staticPodURL: https://h/pods\nhttpCheckFrequency: 0s\n{headers}")).unwrap();
+    let node = settings.node();
+    assert!(node.static_pods.url.is_some());
+    assert_eq!(node.shown.flags["manifest-url-header"], "<hidden>");
+    assert!(!format!("{node:?}").contains("secret"));
+    assert!(load("").unwrap().node().static_pods.url.is_none());
+    let error = load("staticPodURL: h/pods\nstaticPodURLHeader: {X: a}").err().unwrap();
+    assert!(
+        error.contains("k.yaml staticPodURLHeader: expected an object with an array of values"),
+        "{error}"
+    );
+}
+
+#[test]
 fn zero_values_are_unset_unless_the_kubelet_keeps_them() {
     // kubeadm writes such values into every file.
     let node = load(
@@ -126,14 +142,14 @@ fn zero_values_are_unset_unless_the_kubelet_keeps_them() {
 #[test]
 fn fields_without_effect_and_unknown_fields_are_named() {
     let error = load(
-        "staticPodURL: http://x/manifests\nmaxPodz: 5\nmaxPods: many\nauthentication: {anonymous: {enabled: true}, \
+        "providerID: x\nmaxPodz: 5\nmaxPods: many\nauthentication: {anonymous: {enabled: true}, \
          token: {}}\nfeatureGates: {X: true}\nenforceNodeAllocatable: [pods, system-reserved]\nevictionHard: 5\n\
          registerWithTaints: [{key: a, effect: NoSchedule, timeAdded: now}]\nsystemReserved: {pid: \"5\"}\n\
          defaultPodSysctls: {}\n",
     );
     let error = error.err().unwrap();
     for part in [
-        "k.yaml staticPodURL: this field is not supported; leave it unset",
+        "k.yaml providerID: this field is not supported; leave it unset",
         "k.yaml maxPodz: unknown field; did you mean maxPods?",
         "k.yaml maxPods \"many\": expected a whole number",
         "k.yaml authentication.anonymous.enabled: this field is not supported; the only value is false",

@@ -66,10 +66,10 @@ impl Source {
     /// Opens a layout directory or an archive. A compressed archive is uncompressed into a scratch file
     /// first, because its files are read in any order.
     pub(super) fn open(path: &Path, layers: &Layers, limits: &Limits) -> Result<Source, ImportError> {
-        let error = |source| ImportError::Read { path: path.to_owned(), source };
         // A pipe must not block the node.
-        let mut file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(error)?;
-        let metadata = file.metadata().map_err(error)?;
+        let opened = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
+        let mut file = opened.map_err(ImportError::Archive)?;
+        let metadata = file.metadata().map_err(ImportError::Archive)?;
         if metadata.is_dir() {
             return Ok(Source::Directory { path: path.to_owned(), root: file });
         }
@@ -79,18 +79,19 @@ impl Source {
         let mut magic = [0; 4];
         let packed = metadata.len();
         let most = packed.saturating_mul(limits.ratio).max(limits.ratio_from);
-        let n = file.read(&mut magic).map_err(error)?;
-        file.rewind().map_err(error)?;
+        let n = file.read(&mut magic).map_err(ImportError::Archive)?;
+        file.rewind().map_err(ImportError::Archive)?;
         let input = BufReader::with_capacity(128 << 10, file);
         let (file, scratch) = match magic[..n] {
-            [0x1f, 0x8b, ..] => uncompressed(MultiGzDecoder::new(input), layers, path, most)?,
+            [0x1f, 0x8b, ..] => uncompressed(MultiGzDecoder::new(input), layers, most)?,
             [0x28, 0xb5, 0x2f, 0xfd] => {
-                uncompressed(zstd::Decoder::with_buffer(input).map_err(error)?, layers, path, most)?
+                let decoder = zstd::Decoder::with_buffer(input).map_err(ImportError::Archive)?;
+                uncompressed(decoder, layers, most)?
             }
             _ => (input.into_inner(), None),
         };
         let index = index(&file, FILES_MAX, NAMES_MAX).map_err(|failure| match failure {
-            ArchiveError::Read(source) => ImportError::Read { path: path.to_owned(), source },
+            ArchiveError::Read(source) => ImportError::Archive(source),
             ArchiveError::Damaged(reason) => ImportError::Layout { reason },
             ArchiveError::Type(_) => ImportError::Layout { reason: "it has an entry of an unsupported type" },
         })?;
@@ -177,7 +178,6 @@ fn unless_absent<T>(found: io::Result<T>, directory: &Path, name: &str) -> Resul
 fn uncompressed(
     input: impl Read,
     layers: &Layers,
-    path: &Path,
     most: u64,
 ) -> Result<(File, Option<UnpackDir>), ImportError> {
     let scratch = layers.unpack_dir()?;
@@ -193,12 +193,12 @@ fn uncompressed(
     match copy() {
         Ok((_, bytes)) if bytes > most => {
             scratch.discard();
-            Err(ImportError::TooLarge { path: path.display().to_string(), max: most })
+            Err(ImportError::TooLarge { path: "the unpacked archive".to_owned(), max: most })
         }
         Ok((file, _)) => Ok((file, Some(scratch))),
         Err(source) => {
             scratch.discard();
-            Err(ImportError::Read { path: path.to_owned(), source })
+            Err(ImportError::Archive(source))
         }
     }
 }

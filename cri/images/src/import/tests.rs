@@ -278,8 +278,11 @@ async fn invalid_archives_are_refused_and_leave_nothing() {
         assert_eq!(std::fs::read_dir(root.path().join("images/layers")).unwrap().count(), 0);
     }
     let root = tempfile::tempdir().unwrap();
-    let error = store(root.path()).await.import(&place.path().join("none.tar"), None).await.unwrap_err();
+    let absent = place.path().join("none.tar");
+    let error = store(root.path()).await.import(&absent, None).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
+    let report = format!("cannot import {}: No such file or directory", absent.display());
+    assert_eq!(error.report(), report, "the path is named once");
 }
 
 /// CVE-2023-25153: documents of an archive were read into memory without a limit. Many images that share one
