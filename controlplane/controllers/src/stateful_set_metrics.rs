@@ -46,30 +46,34 @@ impl StatefulSetMetrics {
     pub fn text(&self) -> String {
         let sets = self.lock();
         let mut text = String::new();
-        let metrics: [(&str, &str, fn(&SetAvailability) -> usize); 2] = [
-            ("max_unavailable", "Maximum number of unavailable pods during a rolling update.", |set| {
-                set.max_unavailable
-            }),
-            ("unavailable_replicas", "Number of pods that are missing or not available.", |set| {
-                set.unavailable
-            }),
-        ];
-        for (name, help, of) in metrics {
-            let name = format!("{PREFIX}_{name}");
-            head(&mut text, &name, "gauge", help, sets.len());
-            for (Key { namespace, name: set }, availability) in sets.iter() {
-                let policy = if availability.is_parallel { "Parallel" } else { "OrderedReady" };
-                let labels = format!(
-                    "statefulset_namespace=\"{namespace}\",statefulset_name=\"{set}\",pod_management_policy=\"{policy}\""
-                );
-                line(&mut text, &name, &labels, u64::try_from(of(availability)).unwrap_or(u64::MAX));
-            }
-        }
+        let maximum = "Maximum number of unavailable pods during a rolling update.";
+        write(&mut text, &sets, "max_unavailable", maximum, |set| set.max_unavailable);
+        let unavailable = "Number of pods that are missing or not available.";
+        write(&mut text, &sets, "unavailable_replicas", unavailable, |set| set.unavailable);
         text
     }
 
     fn lock(&self) -> MutexGuard<'_, BTreeMap<Key, SetAvailability>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Writes a gauge with a value of each stateful set.
+fn write(
+    text: &mut String,
+    sets: &BTreeMap<Key, SetAvailability>,
+    name: &str,
+    help: &str,
+    value: fn(&SetAvailability) -> usize,
+) {
+    let name = format!("{PREFIX}_{name}");
+    head(text, &name, "gauge", help, sets.len());
+    for (Key { namespace, name: set }, availability) in sets {
+        let policy = if availability.is_parallel { "Parallel" } else { "OrderedReady" };
+        let labels = format!(
+            "statefulset_namespace=\"{namespace}\",statefulset_name=\"{set}\",pod_management_policy=\"{policy}\""
+        );
+        line(text, &name, &labels, u64::try_from(value(availability)).unwrap_or(u64::MAX));
     }
 }
 

@@ -277,7 +277,7 @@ mod tests {
     use coracle_audit::{Level, LogOptions};
     use serde_json::{Value, json, value::to_raw_value};
 
-    use super::*;
+    use super::{super::TRUNCATED, *};
     use crate::remote::tests::Hook;
 
     fn log(path: &str) -> Log {

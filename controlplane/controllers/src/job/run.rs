@@ -35,7 +35,11 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let metrics = context.config.job_metrics.clone();
     context.caches.pods.on_change(move |change| {
         let is_ended = |pod: &Arc<Pod>| pod.finished() && pods::is_tracked(pod);
-        metrics.tracked(change.old.is_some_and(is_ended), change.new.is_some_and(is_ended));
+        match (change.old.is_some_and(is_ended), change.new.is_some_and(is_ended)) {
+            (false, true) => metrics.tracked("add"),
+            (true, false) => metrics.tracked("delete"),
+            (false, false) | (true, true) => {}
+        }
     });
     let (own, jobs) = (queue.clone(), context.caches.jobs.clone());
     context.caches.pods.on_change(move |change| {
