@@ -192,6 +192,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ),
     ("jsonpath-rust", &[]),
     ("rust-criu", &[]),
+    ("serde-saphyr", &[]),
     ("coracle-testing", &[]),
     ("coracle-integration", &["coracle-testing"]),
 ];
