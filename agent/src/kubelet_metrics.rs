@@ -18,9 +18,10 @@ mod resource_managers;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use coracle_process_metrics::ProcessMetrics;
 use prometheus::{
     DEFAULT_BUCKETS, Histogram, HistogramVec, IntCounter, IntCounterVec, Registry, TextEncoder,
-    core::Collector, process_collector::ProcessCollector, proto::MetricFamily,
+    core::Collector, proto::MetricFamily,
 };
 
 use crate::client;
@@ -184,7 +185,7 @@ impl std::fmt::Debug for KubeletMetrics {
 impl Default for KubeletMetrics {
     fn default() -> Self {
         let registry = Registry::new();
-        valid(registry.register(Box::new(ProcessCollector::for_self())));
+        valid(registry.register(Box::new(ProcessMetrics::new())));
         let all = Registered(&registry);
         Self {
             operations: Operations::new(&all),

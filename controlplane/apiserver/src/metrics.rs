@@ -21,12 +21,12 @@ mod tokens;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use coracle_process_metrics::ProcessMetrics;
 use coracle_store::Store;
 use http_body::Body as _;
 use prometheus::{
     Encoder as _, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
     core::{Collector, MetricVec, MetricVecBuilder},
-    process_collector::ProcessCollector,
     proto::MetricFamily,
 };
 
@@ -178,7 +178,7 @@ impl Metrics {
             Box::new(self.requests.clone()),
             Box::new(self.durations.clone()),
             Box::new(self.sli_durations.clone()),
-            Box::new(ProcessCollector::for_self()),
+            Box::new(ProcessMetrics::new()),
         ]
     }
 
