@@ -191,9 +191,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-controlplane",
         ],
     ),
-    ("jsonpath-rust", &[]),
     ("rust-criu", &[]),
-    ("serde-saphyr", &[]),
     ("coracle-testing", &[]),
     ("coracle-integration", &["coracle-testing"]),
 ];

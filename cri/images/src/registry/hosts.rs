@@ -419,13 +419,6 @@ mod tests {
     }
 
     #[test]
-    fn a_host_with_other_letters_is_named_in_its_ascii_form() {
-        assert_eq!(base_url("https://b\u{fc}cher.example", false), None);
-        let encoded = base_url("https://xn--bcher-kva.example", false);
-        assert_eq!(encoded.as_deref(), Some("https://xn--bcher-kva.example/v2"));
-    }
-
-    #[test]
     fn a_directory_of_certificates_is_read_as_in_docker() {
         let place = tempfile::tempdir().unwrap();
         let directory = place.path().join("r.example:5000");
