@@ -520,7 +520,7 @@ mod tests {
             rules: [{level: Metadata}]";
         let policy = Policy::parse(policy).unwrap();
         let log = Log::open(options).unwrap();
-        let auditor = Auditor::new(policy, Some(log), Mode::Batch, None).unwrap();
+        let auditor = Auditor::new(policy, Some(log), Mode::Batch, None, None).unwrap();
         let (headers, uri) = (HeaderMap::new(), Uri::from_static("/version"));
         let info = RequestInfo::parse(&Method::GET, &uri);
         let request = Received {
