@@ -561,6 +561,9 @@ fn node(number: u8, team: &str) -> Node {
 
 fn apply(model: &mut Model, cluster: &mut Cluster, change: Change) {
     match change {
+        Change::ClusterPolicy(..) | Change::ClusterRules(..) | Change::NoClusterPolicy(..) => {
+            apply_to_cluster_policies(model, cluster, change);
+        }
         Change::Node(number, team) => {
             model.put_node(&node(number, team));
             cluster.nodes.insert(format!("n{number}"), node(number, team));
@@ -568,21 +571,6 @@ fn apply(model: &mut Model, cluster: &mut Cluster, change: Change) {
         Change::NoNode(number) => {
             model.remove_node(&format!("n{number}"));
             cluster.nodes.remove(&format!("n{number}"));
-        }
-        Change::ClusterPolicy(kind, name, specification) => {
-            model.put_cluster_policy(ClusterPolicy::parse(kind, &name.to_string(), &specification).unwrap());
-            cluster.cluster_policies.insert((kind, name.to_string()), specification);
-        }
-        Change::ClusterRules(kind, name, mut specification) => {
-            let Some(old) = cluster.cluster_policies.get(&(kind, name.to_string())) else { return };
-            for field in ["tier", "priority", "subject"] {
-                specification[field] = old[field].clone();
-            }
-            apply(model, cluster, Change::ClusterPolicy(kind, name, specification));
-        }
-        Change::NoClusterPolicy(kind, name) => {
-            model.remove_cluster_policy(kind, &name.to_string());
-            cluster.cluster_policies.remove(&(kind, name.to_string()));
         }
         Change::Pod(number, namespace, app, node, port) => {
             let pod = pod(number, namespace, app, node, port);
@@ -625,6 +613,28 @@ fn apply(model: &mut Model, cluster: &mut Cluster, change: Change) {
             model.remove_policy(&key);
             cluster.policies.remove(&key);
         }
+    }
+}
+
+/// [`apply`] for a change of policies of the whole cluster.
+fn apply_to_cluster_policies(model: &mut Model, cluster: &mut Cluster, change: Change) {
+    match change {
+        Change::ClusterPolicy(kind, name, specification) => {
+            model.put_cluster_policy(ClusterPolicy::parse(kind, &name.to_string(), &specification).unwrap());
+            cluster.cluster_policies.insert((kind, name.to_string()), specification);
+        }
+        Change::ClusterRules(kind, name, mut specification) => {
+            let Some(old) = cluster.cluster_policies.get(&(kind, name.to_string())) else { return };
+            for field in ["tier", "priority", "subject"] {
+                specification[field] = old[field].clone();
+            }
+            apply_to_cluster_policies(model, cluster, Change::ClusterPolicy(kind, name, specification));
+        }
+        Change::NoClusterPolicy(kind, name) => {
+            model.remove_cluster_policy(kind, &name.to_string());
+            cluster.cluster_policies.remove(&(kind, name.to_string()));
+        }
+        other => panic!("no change of policies of the whole cluster: {other:?}"),
     }
 }
 
