@@ -78,7 +78,7 @@ async fn start_parts(config: ControlPlaneConfig, shutdown: CancellationToken) ->
     // The store's lock comes first: only the process with the lock may write into the state directory.
     let Opened { store, lock, encryption } = store::open(&config).await.map_err(Error::Store)?;
     let pki = Pki::open(&config.state_dir.join("pki")).map_err(Error::Pki)?;
-    store::check_cluster(&*store, &pki).await.map_err(Error::Store)?;
+    store::check_cluster(&*store, &pki, encryption.as_deref()).await.map_err(Error::Store)?;
     let failed = |source| Error::Listen { address: config.listen, source };
     let listener = TcpListener::bind(config.listen).await.map_err(failed)?;
     let bound = listener.local_addr().map_err(failed)?;

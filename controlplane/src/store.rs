@@ -10,7 +10,7 @@ use std::{
 use coracle_sealing::{Encryption, Keys};
 use coracle_store::{
     Embedded, EmbeddedOptions, Entry, Error as StoreError, Etcd, EtcdIdentity, EtcdOptions, EtcdTls, Expect,
-    Sealing, Store, Tier, Write,
+    Range, Sealing, Store, Tier, Write,
 };
 
 use crate::{
@@ -27,6 +27,8 @@ const AUTHORITY: &str = "authority";
 /// The key of a value in etcd that is encrypted with the key file. A server that cannot decrypt it has another key file,
 /// so it could not read the Secrets of the other servers, and they could not read its Secrets.
 const KEY_CHECK: &str = "sealing-check";
+/// Number of Secrets that are read at the same time before the check is recorded.
+const SECRETS_PAGE: usize = 500;
 
 /// The store cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -143,7 +145,11 @@ async fn connect(config: &EtcdConfig, sealing: Option<Sealing>) -> Result<Etcd, 
 
 /// Checks that the cluster in a shared store has this server's authority and encryption keys. The first server records its
 /// own.
-pub(crate) async fn check_cluster(store: &dyn Store, pki: &Pki) -> Result<(), OpenStoreError> {
+pub(crate) async fn check_cluster(
+    store: &dyn Store,
+    pki: &Pki,
+    encryption: Option<&Encryption>,
+) -> Result<(), OpenStoreError> {
     if !store.is_shared() {
         return Ok(());
     }
@@ -152,10 +158,15 @@ pub(crate) async fn check_cluster(store: &dyn Store, pki: &Pki) -> Result<(), Op
     if found.value != own.as_bytes() {
         return Err(OpenStoreError::OtherCluster);
     }
-    let found = recorded(store, KEY_CHECK, KEY_CHECK).await.map_err(|error| match error {
-        StoreError::Sealed { .. } => OpenStoreError::OtherKeys(error),
-        other => OpenStoreError::Store(other),
-    })?;
+    let found = match store.get(KEY_CHECK).await.map_err(other_keys)? {
+        Some(found) => found,
+        // The key file encrypts nothing, so the servers may have different ones.
+        None if encryption.is_some_and(|encryption| encryption.covers(SECRETS)) => return Ok(()),
+        None => match record_keys(store).await? {
+            Some(found) => found,
+            None => return Ok(()),
+        },
+    };
     // After a rotation the value needs the new key, before the administrator removes the old one.
     if !store.is_current(KEY_CHECK).await.map_err(OpenStoreError::Store)? {
         let expect = Expect::Revision(found.modified);
@@ -166,6 +177,37 @@ pub(crate) async fn check_cluster(store: &dyn Store, pki: &Pki) -> Result<(), Op
         }
     }
     Ok(())
+}
+
+/// Records the keys of this server for a cluster that has no check yet. Returns the check; `None` if the store is full. A
+/// cluster of an earlier version may have Secrets: a server that cannot decrypt them must not exclude the servers that
+/// can.
+async fn record_keys(store: &dyn Store) -> Result<Option<Entry>, OpenStoreError> {
+    let mut range = Range { prefix: SECRETS.to_owned(), limit: SECRETS_PAGE, ..Range::default() };
+    loop {
+        let page = store.list(range.clone()).await.map_err(other_keys)?;
+        match page.entries.last().filter(|_| page.more) {
+            Some(last) => range.start = format!("{}\0", last.key),
+            None => break,
+        }
+    }
+    match recorded(store, KEY_CHECK, KEY_CHECK).await {
+        Ok(found) => Ok(Some(found)),
+        Err(error @ StoreError::Quota) => {
+            tracing::warn!(%error, "cannot record the check of the keys yet");
+            Ok(None)
+        }
+        Err(error) => Err(other_keys(error)),
+    }
+}
+
+/// The error of a value that cannot be read. A key management service that fails says nothing about the key file.
+fn other_keys(error: StoreError) -> OpenStoreError {
+    let is_undecryptable = match &error {
+        StoreError::Sealed { source, .. } => !matches!(source, coracle_sealing::Error::Kms { .. }),
+        _ => false,
+    };
+    if is_undecryptable { OpenStoreError::OtherKeys(error) } else { OpenStoreError::Store(error) }
 }
 
 /// The entry with this key. Creates it with the value of this server if it is missing. A full store accepts no write, so
@@ -192,7 +234,7 @@ fn record(key: &'static str, value: &str, expect: Expect) -> Write {
 mod tests {
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    use coracle_store::{Backup, Health, Page, Range, Watch};
+    use coracle_store::{Backup, Health, Page, Watch};
     use futures::future::BoxFuture;
 
     use super::*;
@@ -202,19 +244,31 @@ mod tests {
         store: Embedded,
         is_full: AtomicBool,
         has_other_keys: AtomicBool,
+        has_other_secrets: AtomicBool,
+    }
+
+    /// The error of a value that another key encrypts.
+    fn sealed<T>(key: &str) -> BoxFuture<'static, Result<T, StoreError>>
+    where
+        T: Send + 'static,
+    {
+        let source = coracle_sealing::Error::UnknownProvider;
+        let error = StoreError::Sealed { key: key.to_owned(), source };
+        Box::pin(std::future::ready(Err(error)))
     }
 
     impl Store for SharedStore {
         fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, StoreError>> {
             if key == KEY_CHECK && self.has_other_keys.load(Ordering::SeqCst) {
-                let source = coracle_sealing::Error::UnknownProvider;
-                let error = StoreError::Sealed { key: key.to_owned(), source };
-                return Box::pin(async { Err(error) });
+                return sealed(key);
             }
             Store::get(&self.store, key)
         }
 
         fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, StoreError>> {
+            if range.prefix == SECRETS && self.has_other_secrets.load(Ordering::SeqCst) {
+                return sealed(SECRETS);
+            }
             Store::list(&self.store, range)
         }
 
@@ -254,32 +308,77 @@ mod tests {
         }
     }
 
+    /// Options with the keys of this file, which is created.
+    fn options(keys: &Path) -> EmbeddedOptions {
+        let keys = Keys::load_or_create(keys).unwrap();
+        EmbeddedOptions { sealing: Some(sealing(keys, None)), ..EmbeddedOptions::default() }
+    }
+
+    fn shared(directory: &Path) -> SharedStore {
+        SharedStore {
+            store: Embedded::open(&directory.join("store"), options(&directory.join("keys"))).unwrap(),
+            is_full: AtomicBool::new(false),
+            has_other_keys: AtomicBool::new(false),
+            has_other_secrets: AtomicBool::new(false),
+        }
+    }
+
     #[tokio::test]
     async fn a_server_needs_the_authority_and_the_keys_of_the_cluster_but_no_space() {
         let directory = tempfile::tempdir().unwrap();
         let path = |name: &str| directory.path().join(name);
         let pki = |name: &str| Pki::open(&path(name)).unwrap();
-        let options = |name: &str| {
-            let keys = Keys::load_or_create(&path(name)).unwrap();
-            EmbeddedOptions { sealing: Some(sealing(keys, None)), ..EmbeddedOptions::default() }
-        };
-        let store = SharedStore {
-            store: Embedded::open(&path("store"), options("keys")).unwrap(),
-            is_full: AtomicBool::new(false),
-            has_other_keys: AtomicBool::new(false),
-        };
-        check_cluster(&store, &pki("pki")).await.unwrap();
+        let store = shared(directory.path());
+        check_cluster(&store, &pki("pki"), None).await.unwrap();
         assert!(store.is_current(KEY_CHECK).await.unwrap());
         store.is_full.store(true, Ordering::SeqCst);
-        check_cluster(&store, &pki("pki")).await.unwrap();
-        let other = check_cluster(&store, &pki("other")).await;
+        check_cluster(&store, &pki("pki"), None).await.unwrap();
+        let other = check_cluster(&store, &pki("other"), None).await;
         assert!(matches!(other, Err(OpenStoreError::OtherCluster)), "{other:?}");
         store.has_other_keys.store(true, Ordering::SeqCst);
-        let other = check_cluster(&store, &pki("pki")).await;
+        let other = check_cluster(&store, &pki("pki"), None).await;
         assert!(matches!(other, Err(OpenStoreError::OtherKeys(_))), "{other:?}");
         drop(store);
         // The keys of another server do not decrypt the check.
-        let refused = Embedded::open(&path("store"), options("foreign")).err().unwrap();
+        let refused = Embedded::open(&path("store"), options(&path("foreign"))).err().unwrap();
         assert!(matches!(refused, StoreError::Sealed { .. }), "{refused}");
+    }
+
+    #[tokio::test]
+    async fn a_cluster_of_an_earlier_version_gets_the_check_of_a_server_that_reads_its_secrets() {
+        let directory = tempfile::tempdir().unwrap();
+        let pki = Pki::open(&directory.path().join("pki")).unwrap();
+        let store = shared(directory.path());
+        let is_recorded = async || store.get(KEY_CHECK).await.unwrap().is_some();
+        store.has_other_secrets.store(true, Ordering::SeqCst);
+        let refused = check_cluster(&store, &pki, None).await;
+        assert!(matches!(refused, Err(OpenStoreError::OtherKeys(_))), "{refused:?}");
+        assert!(!is_recorded().await);
+        // With providers for Secrets, the key file is not used.
+        let file = directory.path().join("encryption.yaml");
+        let text = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n\
+            - resources: [secrets]\n  providers: [{secretbox: {keys: [{name: k, secret: \
+            AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=}]}}]\n";
+        std::fs::write(&file, text).unwrap();
+        std::fs::set_permissions(&file, Permissions::from_mode(0o600)).unwrap();
+        let encryption = Encryption::load(&file).unwrap();
+        check_cluster(&store, &pki, Some(&encryption)).await.unwrap();
+        assert!(!is_recorded().await);
+        store.has_other_secrets.store(false, Ordering::SeqCst);
+        store.is_full.store(true, Ordering::SeqCst);
+        check_cluster(&store, &pki, None).await.unwrap();
+        assert!(!is_recorded().await, "the store is full");
+        store.is_full.store(false, Ordering::SeqCst);
+        let secret = |name: &str| record_of(&format!("{SECRETS}ns/{name}"));
+        for name in ["a", "b"] {
+            store.write(secret(name)).await.unwrap();
+        }
+        check_cluster(&store, &pki, None).await.unwrap();
+        assert!(is_recorded().await);
+    }
+
+    fn record_of(key: &str) -> Write {
+        let value = Some("{}".into());
+        Write { key: key.into(), expect: Expect::Absent, value, tier: Tier::Durable, guard: None }
     }
 }

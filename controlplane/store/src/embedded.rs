@@ -86,12 +86,12 @@ impl Embedded {
         let path = &path.canonicalize().map_err(failed)?;
         let codec = Arc::new(EntryCodec(options.sealing));
         remove_leftovers(path).map_err(failed)?;
-        let mut engine = Engine::open(path, codec.clone())?;
+        let mut engine = open_locked(path, &codec)?;
         match migrate::migrate(path, &engine, &codec) {
             Ok(false) => {}
             Ok(true) => {
                 drop(engine);
-                engine = Engine::open(path, codec.clone())?;
+                engine = open_locked(path, &codec)?;
                 // The replaced store may have the values in plain text.
                 migrate::remove(&migrate::sibling(path, ".sealing")).map_err(failed)?;
             }
@@ -147,6 +147,13 @@ fn remove_leftovers(path: &Path) -> std::io::Result<()> {
         tracing::warn!(path = %remains.display(), "repaired: removed the remains of an interrupted restore");
     }
     migrate::remove(&remains)
+}
+
+/// Opens the engine, and checks that it has the lock of the store at this path.
+fn open_locked(path: &Path, codec: &Arc<EntryCodec>) -> Result<Engine, Error> {
+    let engine = Engine::open(path, codec.clone())?;
+    restore::check_locked(path)?;
+    Ok(engine)
 }
 
 fn make_directory(path: &Path) -> std::io::Result<()> {

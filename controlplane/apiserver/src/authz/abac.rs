@@ -68,6 +68,7 @@ impl Abac {
     fn parse(text: &str) -> Result<Self, String> {
         let mut policies = Vec::new();
         let mut unversioned = 0_usize;
+        let mut for_everyone = Vec::new();
         for (index, line) in text.lines().enumerate() {
             let number = index + 1;
             if line.len() >= LINE_LIMIT {
@@ -81,11 +82,23 @@ impl Abac {
             let parsed =
                 Parsed::of(line).map_err(|reason| format!("line {number}: {}: {reason}", shown()))?;
             unversioned += usize::from(parsed.is_unversioned);
+            for_everyone.extend(parsed.is_for_everyone.then_some(number));
             if !parsed.unknown.is_empty() {
                 let fields = parsed.unknown.join(" ");
-                tracing::warn!(line = number, fields, "ignoring unknown fields of an ABAC policy");
+                tracing::error!(
+                    line = number,
+                    fields,
+                    "ignoring unknown fields of an ABAC policy, which may allow more than intended"
+                );
             }
             policies.push(parsed.policy);
+        }
+        if let Some(first_line) = for_everyone.first() {
+            tracing::error!(
+                first_line,
+                policies = for_everyone.len(),
+                "ABAC policies without user and group apply to every authenticated user and service account"
+            );
         }
         if unversioned > 0 {
             tracing::warn!(lines = unversioned, "ABAC policies have no version");
@@ -116,6 +129,8 @@ struct Parsed {
     policy: Policy,
     /// Whether version or kind are missing.
     is_unversioned: bool,
+    /// Whether the policy applies to all authenticated users, because the line names no subject.
+    is_for_everyone: bool,
     /// Names of fields that have no effect.
     unknown: Vec<String>,
 }
@@ -137,14 +152,15 @@ impl Parsed {
             ("" | V0, "" | "Policy") => {
                 let unknown = unknown(&fields, OLD_FIELDS);
                 let old: OldPolicy = decode(fields)?;
-                Ok(Self { policy: old.into(), is_unversioned, unknown })
+                let is_for_everyone = old.user.is_empty() && old.group.is_empty();
+                Ok(Self { policy: old.into(), is_unversioned, is_for_everyone, unknown })
             }
             (V1BETA1, "Policy") => {
                 let mut unknown = unknown(&fields, LINE_FIELDS);
                 let spec = object(fields.remove("spec").unwrap_or_default())?;
                 unknown.extend(self::unknown(&spec, SPEC_FIELDS));
-                let policy: Policy = decode(spec)?;
-                Ok(Self { policy: policy.with_wildcard(), is_unversioned, unknown })
+                let policy = decode::<Policy>(spec)?.with_wildcard();
+                Ok(Self { policy, is_unversioned, is_for_everyone: false, unknown })
             }
             _ => Err(format!("expected a Policy of {V1BETA1}, found {kind:?} of {version:?}")),
         }
@@ -419,6 +435,11 @@ mod tests {
             (format!("{HEAD}null}}"), false),
         ] {
             assert_eq!(line_allows(&line, &ann, Method::POST, pods), expected, "{line}");
+        }
+        // As upstream, such a line applies to everyone; the log has an error.
+        for (line, expected) in [(r#"{"usr": "ann"}"#, true), ("{}", true), (r#"{"user": "*"}"#, false)] {
+            let parsed = Parsed::of(line).unwrap();
+            assert_eq!((parsed.is_for_everyone, &*parsed.policy.group), (expected, AUTHENTICATED), "{line}");
         }
         let parsed = Parsed::of(r#"{"user": "ann", "readOnly": true}"#).unwrap();
         assert_eq!((parsed.is_unversioned, parsed.unknown), (true, vec!["readOnly".to_owned()]));

@@ -45,14 +45,22 @@ impl GraceEnds {
         Some(pod)
     }
 
+    /// Whether the key of a pod has this prefix.
+    pub(super) fn has_under(&self, prefix: &str) -> bool {
+        self.under(prefix).next().is_some()
+    }
+
     /// Removes the pods whose keys have this prefix.
     pub(super) fn remove_under(&mut self, prefix: &str) {
-        let range = self.by_pod.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
-        let pods: Vec<Arc<str>> =
-            range.map(|(pod, _end)| pod.clone()).take_while(|pod| pod.starts_with(prefix)).collect();
+        let pods: Vec<Arc<str>> = self.under(prefix).cloned().collect();
         for pod in pods {
             self.set(&pod, None);
         }
+    }
+
+    fn under<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = &'a Arc<str>> {
+        let range = self.by_pod.range::<str, _>((Bound::Included(prefix), Bound::Unbounded));
+        range.map(|(pod, _end)| pod).take_while(move |pod| pod.starts_with(prefix))
     }
 }
 
@@ -68,7 +76,9 @@ mod tests {
         assert!(!ends.set(&pod("/pods/a/y"), Some(time(10))));
         assert!(ends.set(&pod("/pods/b/z"), Some(time(3))));
         ends.set(&pod("/pods/a/x"), Some(time(20)));
+        assert!(ends.has_under("/pods/a/") && ends.has_under("/pods/b/") && !ends.has_under("/pods/0/"));
         ends.remove_under("/pods/b/");
+        assert!(!ends.has_under("/pods/b/"));
         assert_eq!((ends.first(), ends.pop_before(time(10))), (Some(time(10)), None));
         assert_eq!(ends.pop_before(time(30)), Some(pod("/pods/a/y")));
         ends.set(&pod("/pods/a/x"), None);

@@ -194,13 +194,24 @@ impl Accounts {
     fn open(&mut self, cache: &Cache, namespace: &str, name: &str, object: &Object) {
         let spec = object.spec().to_owned();
         let accounts = self.namespaces.entry(namespace.to_owned()).or_default();
-        if accounts.get(name).is_none_or(|known| known.spec != spec) {
+        let is_changed = accounts.get(name).is_none_or(|known| known.spec != spec);
+        if is_changed {
             let quota = Quota::read(&object.value());
             let scope = NamespaceAt { cache, namespace, now: self.now };
             let used = count(&scope, &quota, &mut self.grace_ends);
             accounts.insert(name.to_owned(), Account { quota, used, spec });
         }
-        self.mark(namespace, name);
+        // A server with a faster clock has written a status without a pod that still counts here. If this server corrected
+        // the status, both would write in turn until the grace period is over here, too.
+        if is_changed || !self.has_grace_ends(namespace) {
+            self.mark(namespace, name);
+        }
+    }
+
+    /// Whether the usage of a pod of the namespace changes later, although the pod does not change.
+    fn has_grace_ends(&self, namespace: &str) -> bool {
+        let pods = by_resource("", "v1", "pods");
+        pods.is_some_and(|pods| self.grace_ends.has_under(&prefix_of(pods, namespace)))
     }
 
     fn close(&mut self, namespace: &str, name: &str) {
@@ -384,5 +395,31 @@ mod tests {
         assert_eq!(next(), None);
         apply("ResourceQuota", 9, Some(quota));
         assert_eq!((used(), next().is_some()), (Some(1000), true));
+    }
+
+    #[test]
+    fn the_status_by_another_clock_is_not_corrected_during_a_grace_period() {
+        let cache = Cache::new(1);
+        let apply = |name: &str, revision: u64, object: Option<Value>| {
+            let kind = by_kind("v1", name).unwrap();
+            let key = key_of(kind, "ns", if name == "Pod" { "p" } else { "q" }).into();
+            let value = object.map(|object| encode(kind, &object));
+            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+            cache.quotas.lock().take_changed().len()
+        };
+        let quota = |used: &str| {
+            Some(json!({"metadata": {"name": "q"}, "spec": {"hard": {"pods": "5"}},
+                "status": {"hard": {"pods": "5"}, "used": {"pods": used}}}))
+        };
+        let metadata = json!({"name": "p", "deletionTimestamp": "2100-01-01T00:00:30Z",
+            "deletionGracePeriodSeconds": 30});
+        let pod = json!({"metadata": metadata, "spec": {"containers": [{"name": "c"}]},
+            "status": {"phase": "Running"}});
+        assert_eq!(apply("ResourceQuota", 2, quota("0")), 1);
+        assert_eq!(apply("Pod", 3, Some(pod)), 1);
+        assert_eq!(apply("ResourceQuota", 4, quota("1")), 0);
+        assert_eq!(apply("ResourceQuota", 5, quota("0")), 0, "of a server with a faster clock");
+        assert_eq!(apply("Pod", 6, None), 1);
+        assert_eq!(apply("ResourceQuota", 7, quota("3")), 1, "a wrong status");
     }
 }

@@ -46,7 +46,8 @@ const SEED_BYTES: usize = 32;
 const INFO_BYTES: usize = 32;
 /// Maximum number of cached seeds.
 const MAX_CACHED_SEEDS: usize = 1000;
-/// Maximum number of callers that wait for the plugin. Each occupies a thread. Further callers get an error at once.
+/// Maximum number of callers that wait for decryptions, and of callers that wait for a check. Each occupies a thread.
+/// Further callers get an error at once.
 const MAX_WAITING: usize = 8;
 /// Interval of key checks. The first write after the interval requests the plugin's key id, in the background.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
@@ -75,7 +76,11 @@ pub(super) struct Kms {
     prefix: Vec<u8>,
     shared: Arc<Shared>,
     calls: UnboundedSender<Call>,
+    /// Places of callers that wait for decryptions.
     waiting: Semaphore,
+    /// Places of callers that wait for a check. Writes do not take the places of reads: a change that cannot be
+    /// decrypted is skipped.
+    checking: Semaphore,
 }
 
 /// An encrypted seed or key. It is the key of the cache.
@@ -144,7 +149,8 @@ impl Kms {
             .spawn(move || serve(&of_thread, of_client, queue));
         started.map_err(|error| failed(&settings, error.to_string()))?;
         let prefix = format!("k8s:enc:kms:v2:{}:", settings.name).into_bytes();
-        let kms = Self { settings, prefix, shared, calls, waiting: Semaphore::new(MAX_WAITING) };
+        let [waiting, checking] = [(); 2].map(|()| Semaphore::new(MAX_WAITING));
+        let kms = Self { settings, prefix, shared, calls, waiting, checking };
         let (done, checked) = mpsc::channel();
         kms.call(Call::Check(Some(done)))?;
         // The wait needs no timeout: the thread limits the duration of the call.
@@ -275,10 +281,9 @@ impl Kms {
         is_due
     }
 
-    /// Waits for the end of the running check. Returns at once if no check runs, or if too many callers wait for the
-    /// plugin.
+    /// Waits for the end of the running check. Returns at once if no check runs, or if too many callers wait for it.
     fn wait_for_check(&self) {
-        let Ok(_permit) = self.waiting.try_acquire() else { return };
+        let Ok(_permit) = self.checking.try_acquire() else { return };
         let Some(ended) = self.shared.checks().join() else { return };
         // The wait needs no timeout: the thread limits the duration of the call. No message is sent: the result is an
         // error when the sender is dropped.

@@ -10,7 +10,7 @@
 use std::{
     fs::{self, File, TryLockError},
     io::{self, BufRead, Read as _, Write as _},
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{MetadataExt as _, OpenOptionsExt as _},
     path::Path,
     sync::Arc,
 };
@@ -68,15 +68,33 @@ pub fn restore(path: &Path, sealing: Option<Sealing>, backup: impl BufRead) -> R
 /// The lock of the existing store, if there is one. The engine is not opened, because the store may be damaged.
 pub(super) fn lock(path: &Path) -> Result<Option<File>, Error> {
     let failed = |source| Error::Open { path: path.to_owned(), source };
-    let file = match File::open(path.join(LOCK)) {
+    let name = path.join(LOCK);
+    let file = match File::open(&name) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened.map_err(failed)?,
     };
     match file.try_lock() {
-        Ok(()) => Ok(Some(file)),
-        Err(TryLockError::WouldBlock) => Err(Error::Locked { path: path.to_owned() }),
+        // Another restore may have replaced the store after the file was opened.
+        Ok(()) if is_at(&file, &name).map_err(failed)? => Ok(Some(file)),
+        Ok(()) | Err(TryLockError::WouldBlock) => Err(Error::Locked { path: path.to_owned() }),
         Err(TryLockError::Error(error)) => Err(failed(error)),
     }
+}
+
+/// Checks that the store at this path is locked. The engine waits for a lock, and a restore that held it may have replaced
+/// the store meanwhile. The engine then holds the lock of the former store, so a second process could open this one.
+pub(super) fn check_locked(path: &Path) -> Result<(), Error> {
+    match lock(path) {
+        Err(Error::Locked { .. }) => Ok(()),
+        Ok(_) => Err(Error::Locked { path: path.to_owned() }),
+        Err(error) => Err(error),
+    }
+}
+
+/// Whether the path leads to this file.
+fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let (file, named) = (file.metadata()?, fs::metadata(path)?);
+    Ok((file.dev(), file.ino()) == (named.dev(), named.ino()))
 }
 
 fn fill(
@@ -139,7 +157,12 @@ fn newest_restored(path: &Path) -> Result<u64, Error> {
 /// Writes the file for [`newest_restored`]. The sync of the directory after the exchange makes its name durable.
 fn record_restored(path: &Path, revision: u64) -> io::Result<()> {
     let (file, new) = (sibling(path, RESTORED), sibling(path, ".restored.new"));
-    let mut written = File::options().write(true).create(true).truncate(true).mode(0o600).open(&new)?;
+    // An interrupted restore may have left the file. A new file is not behind a link, and has the mode.
+    match fs::remove_file(&new) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let mut written = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
     written.write_all(revision.to_string().as_bytes())?;
     written.sync_all()?;
     fs::rename(new, file)

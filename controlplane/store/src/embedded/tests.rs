@@ -349,3 +349,32 @@ fn an_entry_with_a_revision_above_the_newest_one_is_not_restored() {
     }
     assert_eq!(restore_of(7, 7).unwrap().entries, 1);
 }
+
+#[test]
+fn the_lock_of_a_replaced_store_does_not_lock_its_successor() {
+    let (dir, other) = (StoreDir::new(), StoreDir::new());
+    drop(open(other.path()));
+    let store = open(dir.path());
+    super::restore::check_locked(dir.path()).unwrap();
+    // As a restore that ends while the engine waits for the lock.
+    super::migrate::exchange(dir.path(), other.path()).unwrap();
+    assert!(matches!(super::restore::check_locked(dir.path()), Err(Error::Locked { .. })));
+    super::migrate::exchange(dir.path(), other.path()).unwrap();
+    drop(store);
+    assert!(super::restore::lock(dir.path()).unwrap().is_some());
+}
+
+#[test]
+fn a_restore_does_not_write_through_a_link_beside_the_store() {
+    let dir = tempfile::tempdir().unwrap();
+    let (path, other) = (dir.path().join("store"), dir.path().join("other"));
+    let store = open(&path);
+    let bytes: Vec<u8> = store.backup().unwrap().flat_map(|chunk| chunk.unwrap().to_vec()).collect();
+    drop(store);
+    std::fs::write(&other, "kept").unwrap();
+    std::os::unix::fs::symlink(&other, dir.path().join("store.restored.new")).unwrap();
+    restored(&path, &bytes).unwrap();
+    assert_eq!(std::fs::read(&other).unwrap(), b"kept");
+    let restored = dir.path().join("store.restored");
+    assert!(std::fs::symlink_metadata(restored).unwrap().is_file());
+}

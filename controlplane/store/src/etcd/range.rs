@@ -67,9 +67,12 @@ impl Shared {
     pub(super) async fn list_readable(&self, range: &Range) -> Result<(Page, Vec<Unreadable>), Error> {
         let mut attempts = ATTEMPTS;
         loop {
+            let confirmed = self.connection.confirmed();
             match self.list_once(range).await {
                 Err(Error::Compacted { .. }) if attempts > 1 => attempts -= 1,
                 Ok((page, unreadable)) => {
+                    // A cache that loads the list must not fall back to an older state.
+                    self.connection.check_revision(confirmed, page.revision)?;
                     self.connection.expect_progress(page.revision);
                     return Ok((page, unreadable));
                 }

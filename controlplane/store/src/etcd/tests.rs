@@ -244,11 +244,19 @@ async fn an_etcd_whose_data_was_replaced_is_not_used() {
         last = store.write(put("/a", Expect::Revision(last), &n.to_string(), Tier::Durable)).await.unwrap();
     }
     until(&mut watch, last).await;
+    // This store has no watch that notices it.
+    let lister = server.store("p").await;
+    assert!(lister.list(Range::default()).await.unwrap().revision >= last);
     server.kill();
     std::fs::remove_dir_all(server.dir.path().join("data")).unwrap();
     server.resume(&Server::built());
     let is_refused = async || matches!(store.health(), Health::Failed(text) if text.contains("was replaced"));
     eventually_async("the watch to notice the other data", 30, is_refused).await;
+    let is_refused = async || {
+        let listed = lister.list(Range::default()).await;
+        listed.is_err_and(|error| error.to_string().contains("was replaced"))
+    };
+    eventually_async("the list to notice the other data", 30, is_refused).await;
     let refused = store.write(put("/b", Expect::Absent, "1", Tier::Durable)).await.unwrap_err();
     assert!(matches!(refused, Error::Unavailable { .. }), "{refused:?}");
 }

@@ -213,6 +213,8 @@ async fn writes_during_the_check_after_a_failure_wait_for_its_result() {
     let are_waiting = || kms.shared.checks().callers.len() == MAX_WAITING;
     coracle_testing::until("the writes wait", 10, are_waiting).await;
     assert!(kms.ready().is_err(), "all places are taken");
+    let other = start(&socket).unwrap().seal(b"value", b"name").unwrap();
+    assert_eq!(kms.open(&other[kms.prefix().len()..], b"name").unwrap(), b"value", "reads have other places");
     drop(slow);
     for write in writes {
         write.await.unwrap().unwrap();
