@@ -90,9 +90,9 @@ impl Runtime {
     /// unreadable record is set aside with a warning.
     pub async fn open(config: RuntimeConfig, images: Images, network: Network) -> Result<Self, Error> {
         let parts = Components::open(config, images, network)?;
-        parts.profiles.replace_earlier_apparmor().await;
         let (runtime, recovery) = parts.compose();
         recovery.run().await?;
+        parts.profiles.replace_earlier_apparmor().await;
         runtime.start_plugins().await;
         Ok(runtime)
     }
