@@ -30,6 +30,11 @@ impl SecurityProfiles {
         loaded.map_err(|source| Error::Kernel { doing: "load the default AppArmor profile", source })
     }
 
+    /// Replaces the default AppArmor profile of an earlier process, so that running containers get the rules of this build.
+    pub(crate) async fn replace_earlier_apparmor(&self) {
+        self.default_apparmor.replace_earlier().await;
+    }
+
     /// Compiles a seccomp profile to a BPF program. Without a profile the program is empty.
     pub(crate) async fn seccomp_program(&self, profile: Option<&LinuxSeccomp>) -> Result<Vec<u8>, Error> {
         let Some(profile) = profile else { return Ok(Vec::new()) };

@@ -92,6 +92,7 @@ impl Runtime {
         let parts = Components::open(config, images, network)?;
         let (runtime, recovery) = parts.compose();
         recovery.run().await?;
+        parts.profiles.replace_earlier_apparmor().await;
         runtime.start_plugins().await;
         Ok(runtime)
     }

@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use coracle_backoff::Backoff;
 use coracle_network_policy::{ConnectionCounts, Effect, Model, mark_connections};
 use coracle_nft::Channel;
 use tokio::task::JoinHandle;
@@ -17,6 +18,9 @@ use crate::deadline::until;
 /// Rest after a check. A check takes 8 to 20 ms of a processor, because the kernel walks through its table of connections.
 /// During a burst of changes, one check serves all changes of a rest.
 const REST: Duration = Duration::from_millis(100);
+/// Maximum back-off after failed checks. The first one is a rest. A kernel without connection tracking by netlink fails
+/// each check.
+const MAX_BACKOFF: Duration = Duration::from_secs(600);
 
 /// The policies and pods, which a check reads while they change. Each connection gets the verdict of one moment; the
 /// connections that a later change concerns are checked again after it.
@@ -41,10 +45,10 @@ struct Outcome {
 /// Marks open connections that the policies no longer allow. At most one check runs at a time.
 pub(super) struct Checks {
     model: SharedModel,
-    /// Connections that changes concerned since the running check began.
+    /// Connections that changes concerned since the running check began, or all after a failed check.
     due: Option<Due>,
     running: Option<JoinHandle<Outcome>>,
-    /// End of the rest after the last check. The time may have passed.
+    /// End of the rest after the last check, or of the back-off after a failed one. The time may have passed.
     rests_until: Option<Instant>,
     /// The socket of the checks, while none runs.
     channel: Option<Channel>,
@@ -52,6 +56,7 @@ pub(super) struct Checks {
     has_forbidden: bool,
     /// Whether the last check failed.
     has_failed: bool,
+    backoff: Backoff,
 }
 
 // === impl SharedModel ===
@@ -94,11 +99,12 @@ impl Checks {
             channel: None,
             has_forbidden: false,
             has_failed: false,
+            backoff: Backoff::new(REST, MAX_BACKOFF),
         }
     }
 
-    /// Checks connections after a change of the table. `None` if the table was replaced. After a failed check the next
-    /// change checks all connections.
+    /// Checks connections after a change of the table. `None` if the table was replaced. After a failed check all
+    /// connections are checked, and a change does not wait for the end of the back-off.
     pub(super) fn begin(&mut self, effect: Option<Effect>) {
         // The running check may mark a connection that the change allows.
         let may_be_forbidden = self.has_forbidden || self.running.is_some();
@@ -111,6 +117,10 @@ impl Checks {
             _ => Due::All,
         };
         self.due = Some(due.and(self.due.take()));
+        if self.has_failed {
+            let soon = Instant::now() + REST;
+            self.rests_until = self.rests_until.map(|at| at.min(soon));
+        }
         self.start();
     }
 
@@ -134,7 +144,6 @@ impl Checks {
         if let Some(running) = &mut self.running {
             let outcome = running.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
             self.running = None;
-            self.rests_until = Some(Instant::now() + REST);
             return self.end(outcome);
         }
         // A check that is due waits for the end of a rest.
@@ -148,6 +157,8 @@ impl Checks {
             Ok((counts, channel)) => {
                 self.channel = Some(channel);
                 self.has_failed = false;
+                self.backoff.reset();
+                self.rests_until = Some(Instant::now() + REST);
                 self.has_forbidden = counts.forbidden > 0 || self.has_forbidden && !is_complete;
                 tracing::debug!(
                     listed = counts.listed,
@@ -157,9 +168,13 @@ impl Checks {
             }
             Err(error) => {
                 (self.has_forbidden, self.has_failed) = (true, true);
+                // Without another attempt, forbidden connections would stay open until the next change of a policy. A
+                // check of the addresses that are due would not include those of the failed check.
+                self.due = Some(Due::All);
+                self.rests_until = Some(Instant::now() + self.backoff.next_delay());
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "cannot check open connections against the network policies"
+                    "cannot check open connections against the network policies, retrying"
                 );
             }
         }
@@ -221,6 +236,30 @@ mod tests {
             checks.begin(Some(Effect::MayForbid(addresses(&[6]))));
             assert!(checks.running.is_some(), "a change after a rest is checked at once");
             checks.next().await;
+        });
+    }
+
+    #[test]
+    fn a_failed_check_is_repeated_for_all_connections_without_another_change() {
+        coracle_testing::in_new_namespace_async(async move || {
+            let mut checks = Checks::new(SharedModel::default());
+            let effect = || Some(Effect::MayForbid([IpAddr::from([10, 42, 0, 1])].into()));
+            let failed = || Outcome { is_complete: false, marked: Err(io::Error::other("no memory")) };
+            checks.running = Some(tokio::task::spawn_blocking(failed));
+            checks.begin(effect());
+            checks.next().await;
+            assert!(checks.has_failed && checks.running.is_none());
+            assert_eq!(checks.due, Some(Due::All), "also the connections of the failed check");
+            checks.next().await;
+            assert!(checks.running.is_some() && checks.due.is_none());
+            checks.next().await;
+            assert!(!checks.has_failed && checks.due.is_none());
+            checks.running = Some(tokio::task::spawn_blocking(failed));
+            checks.next().await;
+            checks.rests_until = Some(Instant::now() + MAX_BACKOFF);
+            checks.begin(effect());
+            let soon = Instant::now() + REST;
+            assert!(checks.rests_until.is_some_and(|at| at <= soon), "a change ends the back-off");
         });
     }
 }

@@ -36,7 +36,8 @@ pub(crate) struct IncludeFiles {
     base: bool,
 }
 
-/// The default profile of this machine, loaded at its first use.
+/// The default profile of this machine. A process loads it at its first use, or replaces that of an earlier process at its
+/// start.
 #[derive(Debug, Default)]
 pub(crate) struct DefaultProfile {
     /// Held during a load.
@@ -47,6 +48,8 @@ pub(crate) struct DefaultProfile {
 struct State {
     /// Whether a missing parser was logged.
     warned: bool,
+    /// Whether this process has loaded the profile.
+    is_current: bool,
     /// End of the last load, if it timed out.
     timed_out_at: Option<Instant>,
 }
@@ -67,17 +70,14 @@ impl IncludeFiles {
 // === impl DefaultProfile ===
 
 impl DefaultProfile {
-    /// Loads the profile if the kernel has AppArmor and the profile is not loaded. Without a parser this logs a warning once,
-    /// and containers get the profile that [`super::confinement`] chooses.
+    /// Loads the profile if the kernel has AppArmor and this process has not loaded it. Without a parser this logs a warning
+    /// once, and containers get the profile that [`super::confinement`] chooses.
     ///
     /// # Errors
-    /// If the parser fails, or does not end in time.
+    /// If the parser fails, or does not end in time, and the kernel has no such profile.
     pub(crate) async fn ensure(&self) -> io::Result<()> {
         let mut state = self.state.lock().await;
-        let Some(loaded) = Modules::detect().apparmor else { return Ok(()) };
-        if loaded.iter().any(|name| name == OWN_PROFILE) {
-            return Ok(());
-        }
+        let Some(is_loaded) = is_loaded() else { return Ok(()) };
         let Some(parser) = parser() else {
             if !state.warned {
                 warn!(
@@ -88,15 +88,48 @@ impl DefaultProfile {
             state.warned = true;
             return Ok(());
         };
-        state.load(parser, &profile(IncludeFiles::detect(), &own_label()), TIMEOUT).await?;
-        info!(profile = OWN_PROFILE, "loaded the default AppArmor profile");
-        Ok(())
+        state.ensure(parser, &profile(IncludeFiles::detect(), &own_label()), is_loaded).await
+    }
+
+    /// Replaces the profile of an earlier process, which may be of an earlier build. The kernel applies the new rules also to
+    /// running containers.
+    pub(crate) async fn replace_earlier(&self) {
+        if is_loaded() != Some(true) {
+            return;
+        }
+        if let Err(error) = self.ensure().await {
+            warn!(profile = OWN_PROFILE, %error, "cannot load the default AppArmor profile");
+        }
     }
 }
 
 // === impl State ===
 
 impl State {
+    /// Loads the profile, unless this process has loaded it and the kernel still has it. If the kernel has the profile of an
+    /// earlier process, a failure is only logged: that profile stays in force.
+    async fn ensure(&mut self, parser: &str, text: &str, is_loaded: bool) -> io::Result<()> {
+        if is_loaded && self.is_current {
+            return Ok(());
+        }
+        match self.load(parser, text, TIMEOUT).await {
+            Ok(()) => {
+                self.is_current = true;
+                info!(profile = OWN_PROFILE, "loaded the default AppArmor profile");
+                Ok(())
+            }
+            Err(error) if is_loaded => {
+                warn!(
+                    profile = OWN_PROFILE,
+                    %error,
+                    "cannot replace the default AppArmor profile; the profile of an earlier process stays in force"
+                );
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Runs the parser, unless its last run timed out within [`TIMEOUT_BACKOFF`].
     async fn load(&mut self, parser: &str, text: &str, limit: Duration) -> io::Result<()> {
         if self.timed_out_at.is_some_and(|end| end.elapsed() < TIMEOUT_BACKOFF) {
@@ -114,12 +147,18 @@ impl State {
 
 /// The state of AppArmor, for the runtime's status.
 pub(crate) fn describe() -> &'static str {
-    match Modules::detect().apparmor {
+    match is_loaded() {
         None => "off",
-        Some(loaded) if loaded.iter().any(|name| name == OWN_PROFILE) => "on, coracle-default is loaded",
-        Some(_) if parser().is_some() => "on, coracle-default is loaded when it is needed",
-        Some(_) => "on, but coracle-default cannot be loaded: apparmor_parser is missing",
+        Some(true) => "on, coracle-default is loaded",
+        Some(false) if parser().is_some() => "on, coracle-default is loaded when it is needed",
+        Some(false) => "on, but coracle-default cannot be loaded: apparmor_parser is missing",
     }
+}
+
+/// Whether the profile is loaded. `None` if the kernel has no AppArmor.
+fn is_loaded() -> Option<bool> {
+    let loaded = Modules::detect().apparmor?;
+    Some(loaded.iter().any(|name| name == OWN_PROFILE))
 }
 
 fn parser() -> Option<&'static str> {
@@ -196,9 +235,8 @@ fn profile(includes: IncludeFiles, runtime: &str) -> String {
 profile {OWN_PROFILE} flags=(attach_disconnected,mediate_deleted) {{
 {base}
   network,
-    # The seccomp profile cannot refuse these sockets to programs that use socketcall(2).
+    # The seccomp profile cannot refuse sockets of the kernel's crypto API to programs that use socketcall(2).
   deny network alg,
-  deny network vsock,
   capability,
   file,
   umount,
@@ -269,6 +307,35 @@ mod tests {
         assert!(state.timed_out_at.is_none());
     }
 
+    /// An upgraded node kept the profile of the earlier build until the next boot.
+    #[tokio::test]
+    async fn the_profile_of_an_earlier_process_is_replaced_once() {
+        let dir = tempfile::tempdir().expect("directory");
+        let texts = dir.path().join("texts");
+        let parser = program(dir.path(), &format!("PATH=/usr/bin:/bin; cat >>{}", texts.display()));
+        let mut state = State::default();
+        for _ in 0..2 {
+            state.ensure(&parser, "new;", true).await.expect("loaded");
+        }
+        assert_eq!(std::fs::read_to_string(&texts).expect("texts"), "new;", "once by this process");
+        state.ensure(&parser, "again;", false).await.expect("loaded");
+        assert_eq!(
+            std::fs::read_to_string(&texts).expect("texts"),
+            "new;again;",
+            "another program removed it"
+        );
+    }
+
+    #[tokio::test]
+    async fn an_earlier_profile_that_cannot_be_replaced_stays_in_force() {
+        let dir = tempfile::tempdir().expect("directory");
+        let parser = program(dir.path(), "exit 3");
+        let mut state = State::default();
+        state.ensure(&parser, "", true).await.expect("the earlier profile is used");
+        assert!(!state.is_current, "the next container tries it again");
+        assert!(state.ensure(&parser, "", false).await.is_err());
+    }
+
     #[tokio::test]
     async fn a_parser_that_fails_early_is_reported_with_its_first_messages() {
         let dir = tempfile::tempdir().expect("directory");
@@ -292,7 +359,8 @@ mod tests {
         assert!(whole.contains("signal (receive) peer=\"my runtime\",\n"));
         for text in [bare, whole] {
             assert!(text.contains("\n  deny mount,\n") && text.ends_with("rwklx,\n}\n"));
-            assert!(text.contains("\n  deny network alg,\n  deny network vsock,\n"), "{text}");
+            assert!(text.contains("\n  network,\n") && text.contains("\n  deny network alg,\n"), "{text}");
+            assert!(!text.contains("vsock"), "containers without a seccomp profile may use such sockets");
         }
     }
 }

@@ -80,7 +80,7 @@ const BY_CAPABILITY: [(&str, &str); 14] = [
 ];
 
 /// Allowed arguments of `personality`: `PER_LINUX` and `PER_LINUX32`, each with and without `UNAME26`, and the query of
-/// the current value.
+/// the current value. The kernel uses the lower half only. A query by a program that passes -1 has all bits.
 const PERSONALITIES: [u64; 5] = [0x0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 
 /// All namespace flags of `clone`.
@@ -131,7 +131,7 @@ pub(crate) fn default_profile(capabilities: &[String]) -> Result<LinuxSeccomp, O
         calls.push(allow(vec!["socket".to_owned()], Some(masked(0, mask, value)?)));
     }
     for value in PERSONALITIES {
-        let equal = argument(0, value, LinuxSeccompOperator::ScmpCmpEq)?;
+        let equal = masked(0, u32::MAX.into(), value)?;
         calls.push(allow(vec!["personality".to_owned()], Some(equal)));
     }
     if !admin {
@@ -174,11 +174,8 @@ fn refuse_request(request: u64) -> Result<LinuxSyscall, OciSpecError> {
     Ok(call)
 }
 
-fn argument(index: usize, value: u64, op: LinuxSeccompOperator) -> Result<LinuxSeccompArg, OciSpecError> {
-    LinuxSeccompArgBuilder::default().index(index).value(value).op(op).build()
-}
-
-/// The condition that the masked bits of an argument have this value.
+/// The condition that the masked bits of an argument have this value. All conditions of the profile are such conditions:
+/// the kernel ignores the upper half of these arguments, and libseccomp's other comparisons include it.
 fn masked(index: usize, mask: u64, value: u64) -> Result<LinuxSeccompArg, OciSpecError> {
     let op = LinuxSeccompOperator::ScmpCmpMaskedEq;
     LinuxSeccompArgBuilder::default().index(index).value(mask).value_two(value).op(op).build()

@@ -813,6 +813,30 @@ fn rules_have_lines_for_the_address_families_of_the_pods_of_this_node() {
 }
 
 #[test]
+fn a_pod_is_restricted_together_with_its_first_ipv6_address() {
+    let (mut model, mut kernel) = (Model::default(), Kernel::default());
+    let rules = json!([{"from": [{"ipBlock": {"cidr": "2001:db8::/64"}}]}]);
+    model.put_policy(&policy("red", "p", json!({"podSelector": {}, "ingress": rules})));
+    let whole = PodFacts::of(&pod(1, "red", "a", "here", 80), "here").unwrap();
+    let mut early = whole.clone();
+    early.ips.retain(IpAddr::is_ipv4);
+    model.put_pod(early);
+    let changes = model.program.changes();
+    kernel.apply(&model.program, changes);
+    let added: BTreeSet<IpAddr> = whole.ips.iter().copied().filter(IpAddr::is_ipv6).collect();
+    model.put_pod(whole);
+    let changes = model.program.changes();
+    assert!(changes.may_forbid() && !changes.changed_chains.is_empty());
+    assert_eq!(changes.addresses(), added, "connections of the other family stay");
+    kernel.apply(&model.program, changes);
+    let passes = |from: &str| {
+        let (from, to) = (from.parse().unwrap(), "fd42::1".parse().unwrap());
+        kernel.passes(Packet { from, to, protocol: TCP, port: 80 })
+    };
+    assert!(passes("2001:db8::1") && !passes("2001:db9::1"));
+}
+
+#[test]
 fn only_several_ranges_of_one_family_need_a_set() {
     let mut model = Model::default();
     model.put_pod(PodFacts::of(&pod(1, "red", "a", "here", 80), "here").unwrap());

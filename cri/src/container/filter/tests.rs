@@ -86,6 +86,39 @@ fn conditions_on_arguments_hold() {
     assert_eq!(decide(&program, X86_64, socket, 1), ALLOW, "a unix socket");
     assert_eq!(decide(&program, X86_64, clone, 0x0001_0000), ALLOW, "a thread");
     assert_eq!(decide(&program, X86_64, clone, 0x1000_0000), errno(1), "a user namespace");
+    assert_eq!(
+        decide(&program, X86_64, clone, 1 << 32 | 0x1000_0000),
+        errno(1),
+        "the kernel ignores the upper half"
+    );
+}
+
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn the_upper_half_of_a_personality_is_ignored_as_by_the_kernel() {
+    let program = default_program();
+    for (architecture, personality) in [(X86_64, 135), (I386, 136), (X86_64, 0x4000_0000 + 135)] {
+        for value in [0, 8, 0x2_0000, 0x2_0008, 0xffff_ffff, u64::MAX] {
+            assert_eq!(decide(&program, architecture, personality, value), ALLOW, "{value:#x}");
+        }
+        // READ_IMPLIES_EXEC and ADDR_NO_RANDOMIZE weaken the protection of memory.
+        for value in [0x0040_0000, 0x0004_0000, 0x0004_0000 | 1 << 32] {
+            assert_eq!(decide(&program, architecture, personality, value), errno(libc::EPERM), "{value:#x}");
+        }
+    }
+}
+
+/// Each condition of the default profile compares only bits that the kernel uses.
+#[test]
+fn the_default_compares_lower_halves_only() {
+    for capabilities in [Vec::new(), vec!["CAP_SYS_ADMIN".to_owned()]] {
+        let profile = default_profile(&capabilities).unwrap();
+        let conditions = profile.syscalls().iter().flatten().flat_map(|call| call.args().iter().flatten());
+        for condition in conditions {
+            assert_eq!(condition.op(), LinuxSeccompOperator::ScmpCmpMaskedEq, "{condition:?}");
+            assert!(condition.value() <= u64::from(u32::MAX), "{condition:?}");
+        }
+    }
 }
 
 #[test]
