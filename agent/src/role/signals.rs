@@ -23,8 +23,9 @@ const SHUTDOWN_FILE: &str = "machine-shutdown";
 const SYSTEMD: &str = "/run/systemd/system";
 /// Maximum time to wait for systemctl.
 const SYSTEMCTL_LIMIT: Duration = Duration::from_secs(2);
-/// Time that the process needs to end, in addition to the periods of the pods.
-const STOP_MARGIN: Duration = Duration::from_secs(30);
+/// Time that the process needs to end, in addition to the periods of the pods and the drain of an API server: the rest of a
+/// start, the reports of ended pods, the last connections and audit events.
+const STOP_MARGIN: Duration = Duration::from_secs(60);
 
 /// Tokens that the signals cancel.
 #[derive(Clone, Debug, Default)]
