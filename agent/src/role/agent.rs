@@ -89,7 +89,7 @@ async fn run_node(
     credentials: Credentials,
     client: Client,
 ) -> anyhow::Result<()> {
-    let signals = super::signals::of_node(&node)?;
+    let signals = super::signals::of_node(&node, std::time::Duration::ZERO)?;
     match endpoint {
         None => super::node::run(node, credentials, client, signals).await,
         Some(endpoint) => super::remote_runtime::run(node, &endpoint, credentials, client, signals).await,

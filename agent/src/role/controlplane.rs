@@ -33,7 +33,8 @@ pub(crate) struct External {
 pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyhow::Result<()> {
     super::raise_open_files();
     directories::prepare(&settings.dirs().state, &[directories::PLANE_STATE])?;
-    let shutdown = super::until_signalled()?;
+    let signals = super::signals::of_plane(settings.control_plane().drain_limit())?;
+    let shutdown = signals.stop;
     let Some(plane) = until(&shutdown, start(&settings, shutdown.clone())).await? else { return Ok(()) };
     let (beats, heartbeats) = tokio::sync::watch::channel(());
     tokio::spawn(super::program_pages::beat_after_changes(plane.revisions(), beats));
@@ -50,7 +51,8 @@ pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyho
         ))?;
     }
     shutdown.cancelled().await;
-    plane.stopped().await;
+    // A second signal ends the wait for requests in flight.
+    let _stopped = signals.now.run_until_cancelled(plane.stopped()).await;
     Ok(())
 }
 

@@ -1,5 +1,5 @@
-//! Signals that end a node: SIGINT and SIGTERM. Pods keep running, unless the machine shuts down and the settings give the
-//! pods a period to end.
+//! Signals that end a node or a control plane: SIGINT and SIGTERM. Pods keep running, unless the machine shuts down and the
+//! settings give the pods a period to end.
 //!
 //! The services of systemd and OpenRC stop before the network. At SIGTERM the node finds out whether the machine shuts
 //! down: `systemctl is-system-running` prints `stopping`, or the service script of OpenRC has made a file.
@@ -23,8 +23,9 @@ const SHUTDOWN_FILE: &str = "machine-shutdown";
 const SYSTEMD: &str = "/run/systemd/system";
 /// Maximum time to wait for systemctl.
 const SYSTEMCTL_LIMIT: Duration = Duration::from_secs(2);
-/// Time that the process needs to end, in addition to the periods of the pods.
-const STOP_MARGIN: Duration = Duration::from_secs(30);
+/// Time that the process needs to end, in addition to the periods of the pods and the drain of an API server: the rest of a
+/// start, the reports of ended pods, the last connections and audit events.
+const STOP_MARGIN: Duration = Duration::from_secs(60);
 
 /// Tokens that the signals cancel.
 #[derive(Clone, Debug, Default)]
@@ -33,10 +34,40 @@ pub(crate) struct NodeSignals {
     pub(crate) stop: CancellationToken,
     /// The machine shuts down. The agent ends the pods, and then the node stops.
     pub(crate) machine: CancellationToken,
+    /// A signal after the stop: the process does not wait for requests in flight.
+    pub(crate) now: CancellationToken,
 }
 
-/// The signals of this node. A second signal stops the node without waiting for the pods.
-pub(super) fn of_node(node: &Node) -> anyhow::Result<NodeSignals> {
+/// Tokens that the signals of a control plane without a node cancel.
+#[cfg(feature = "controlplane")]
+#[derive(Debug, Default)]
+pub(super) struct PlaneSignals {
+    /// The control plane stops.
+    pub(super) stop: CancellationToken,
+    /// A second signal: the process does not wait for requests in flight.
+    pub(super) now: CancellationToken,
+}
+
+/// The signals of a control plane whose API server serves requests for up to `drain` during its shutdown.
+#[cfg(feature = "controlplane")]
+pub(super) fn of_plane(drain: Duration) -> anyhow::Result<PlaneSignals> {
+    let signals = PlaneSignals::default();
+    let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
+    let (stop, now) = (signals.stop.clone(), signals.now.clone());
+    tokio::spawn(async move {
+        next(&mut interrupt, &mut terminate).await;
+        tracing::info!("shutting down; pods keep running");
+        extend_for_drain(drain);
+        stop.cancel();
+        next(&mut interrupt, &mut terminate).await;
+        now.cancel();
+    });
+    Ok(signals)
+}
+
+/// The signals of this node. A second signal stops the node without waiting for the pods. `drain` is the maximum time for
+/// which an API server in this process serves requests during its shutdown.
+pub(super) fn of_node(node: &Node, drain: Duration) -> anyhow::Result<NodeSignals> {
     let signals = NodeSignals::default();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let file = node.dirs.run.join(SHUTDOWN_FILE);
@@ -47,12 +78,15 @@ pub(super) fn of_node(node: &Node) -> anyhow::Result<NodeSignals> {
         let is_terminated = next(&mut interrupt, &mut terminate).await;
         if is_terminated && !periods.is_empty() && is_shutting_down(&file).await {
             tracing::info!("the machine shuts down");
-            extend_stop_timeout(periods.limit() + STOP_MARGIN);
+            extend_stop_timeout(periods.limit() + drain + STOP_MARGIN);
             cancelled.machine.cancel();
             next(&mut interrupt, &mut terminate).await;
         }
         tracing::info!("shutting down; pods keep running");
+        extend_for_drain(drain);
         cancelled.stop.cancel();
+        next(&mut interrupt, &mut terminate).await;
+        cancelled.now.cancel();
     });
     Ok(signals)
 }
@@ -93,6 +127,13 @@ async fn is_shutting_down(file: &Path) -> bool {
 /// Whether this output of `systemctl is-system-running` is the state of a machine that shuts down.
 fn is_stopping(output: &[u8]) -> bool {
     output.trim_ascii() == b"stopping"
+}
+
+/// Asks systemd for the time of an API server that serves requests during its shutdown. `TimeoutStopSec` may be shorter.
+fn extend_for_drain(drain: Duration) {
+    if !drain.is_zero() {
+        extend_stop_timeout(drain + STOP_MARGIN);
+    }
 }
 
 /// Asks systemd to wait longer before it kills the service. Has no effect without systemd.

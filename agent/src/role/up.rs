@@ -21,7 +21,8 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     super::prepare(&node)?;
     directories::prepare(&node.dirs.state, &[directories::PLANE_STATE])?;
     Lock::acquire(&node.dirs.run)?.hold();
-    let signals = super::signals::of_node(&node)?;
+    let signals = super::signals::of_node(&node, settings.control_plane().drain_limit())?;
+    let now = signals.now.clone();
     // The node is stopped first: it sends its last status to the API server.
     let plane_shutdown = CancellationToken::new();
     let starting = super::controlplane::start(&settings, plane_shutdown.clone());
@@ -37,7 +38,8 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     let credentials = Credentials { identity: Identity::Files(files), client_ca: Some(identity.client_ca) };
     let result = super::node::run(node, credentials, identity.client, signals).await;
     plane_shutdown.cancel();
-    plane.stopped().await;
+    // A further signal ends the wait for requests in flight.
+    let _stopped = now.run_until_cancelled(plane.stopped()).await;
     result
 }
 

@@ -173,8 +173,8 @@ settings! {
     audit_log_maxbackup: u32 = default "10", "COUNT";
     /// Days for which old files of the audit log are kept; 0 keeps all.
     audit_log_maxage: u32 = default "0", "DAYS";
-    /// Shorten events of the audit log above audit-log-truncate-max-event-size: request and response objects are removed. An
-    /// event that is still larger is dropped.
+    /// Shorten events of the audit log above audit-log-truncate-max-event-size: request and response objects are removed,
+    /// then long texts are cut. An event that is still larger is dropped.
     audit_log_truncate_enabled: bool = default "false", "BOOL";
     /// Maximum size of a batch of events; at least audit-log-truncate-max-event-size. Has no other effect, because each event
     /// is written alone.
@@ -205,8 +205,8 @@ settings! {
     /// Time before a failed request to the server is repeated. Each of four repetitions waits one and a half times as
     /// long as the one before. All attempts together take at most 30s.
     audit_webhook_initial_backoff: Option<GoDuration> = unset "500ms, and three repetitions", "DURATION";
-    /// Shorten events for the server above audit-webhook-truncate-max-event-size: request and response objects are removed. An
-    /// event that is still larger is dropped.
+    /// Shorten events for the server above audit-webhook-truncate-max-event-size: request and response objects are removed,
+    /// then long texts are cut. An event that is still larger is dropped.
     audit_webhook_truncate_enabled: bool = default "false", "BOOL";
     /// Maximum size of the events in one request to the server; at least audit-webhook-truncate-max-event-size.
     audit_webhook_truncate_max_batch_size: NonZero<u32> = default "10485760", "BYTES";

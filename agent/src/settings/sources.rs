@@ -12,6 +12,10 @@ const OTHER_VARIABLES: [&str; 2] = ["CORACLE_REGISTRY_CREDS", "CORACLE_FAULT"];
 
 /// Settings with secrets. Their values are not shown.
 const SECRETS: [&str; 1] = ["manifest-url-header"];
+/// Settings with a URL, whose query may have a secret. The query is not shown.
+const URLS: [&str; 1] = ["manifest-url"];
+/// Text in place of a secret.
+const HIDDEN: &str = "<hidden>";
 
 /// The sources below the command line, and the problems found so far.
 #[derive(Debug, Default)]
@@ -118,8 +122,12 @@ impl<'a> Resolver<'a> {
     /// Records the texts of a setting as one text that a flag would accept.
     fn record(&mut self, field: &Field, texts: &[String]) {
         let separator = if field.value_kind == ValueKind::Entries { ";" } else { "," };
-        let is_hidden = SECRETS.contains(&field.name) && !texts.is_empty();
-        let text = if is_hidden { "<hidden>".to_owned() } else { texts.join(separator) };
+        let text = texts.join(separator);
+        let text = match text.split_once('?') {
+            _ if SECRETS.contains(&field.name) && !texts.is_empty() => HIDDEN.to_owned(),
+            Some((start, _query)) if URLS.contains(&field.name) => format!("{start}?{HIDDEN}"),
+            _ => text,
+        };
         self.sources.resolved.entry(self.table).or_default().insert(field.name, text);
     }
 

@@ -228,6 +228,19 @@ fn a_pool_of_load_balancers_that_the_node_ignores_is_found() {
 
 #[cfg(feature = "controlplane")]
 #[test]
+fn the_drain_of_an_api_server_has_the_time_of_its_delay_and_its_requests() {
+    let of = |toml: &str| {
+        let mut sources = sources_of(&format!("[control-plane]\n{toml}"));
+        let (_, settings) = Settings::resolve(AllFlags::default(), &mut sources).unwrap();
+        settings.control_plane().drain_limit().as_secs()
+    };
+    let (delay, retry) = ("shutdown-delay-duration = \"10s\"", "shutdown-send-retry-after = true");
+    assert_eq!((of(""), of(delay), of(retry)), (0, 10, 60));
+    assert_eq!(of(&format!("{delay}\n{retry}\nrequest-timeout = \"90s\"")), 100);
+}
+
+#[cfg(feature = "controlplane")]
+#[test]
 fn autoscalers_have_the_options_of_kube_controller_manager() {
     let of = |toml: &str| {
         let mut sources = sources_of(toml);

@@ -1,6 +1,7 @@
 //! Manifests of static pods at a URL (`staticPodURL`): one Pod, or a list of pods. The agent reads the URL at its start
 //! and then at an interval. Source: `pkg/kubelet/config/http.go`.
 
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,7 +27,7 @@ const MAX_REDIRECTS: usize = 10;
 pub(super) type FetchedPods = Option<Arc<[Pod]>>;
 
 /// A URL with manifests of static pods.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ManifestUrl {
     url: Url,
     client: Client,
@@ -152,6 +153,16 @@ impl ManifestUrl {
             body.extend_from_slice(&chunk);
         }
         Ok(body)
+    }
+}
+
+impl fmt::Debug for ManifestUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The query and the headers may have secrets.
+        f.debug_struct("ManifestUrl")
+            .field("url", &self.shown())
+            .field("interval", &self.interval)
+            .finish_non_exhaustive()
     }
 }
 
@@ -343,6 +354,7 @@ mod tests {
         assert_eq!(error, "header 2 is not of the form NAME:VALUE");
         let url = ManifestUrl::new("https://host/pods?token=secret", &[], TIMEOUT).unwrap();
         assert_eq!(url.shown(), "https://host/pods");
+        assert!(!format!("{url:?}").contains("secret"));
     }
 
     #[test]

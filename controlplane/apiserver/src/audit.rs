@@ -133,7 +133,8 @@ impl Auditor {
         self.backends.counts()
     }
 
-    /// Number of events that no backend got, or only one of two, because they are too large without their objects.
+    /// Number of events that no backend got, or only one of two, because they are too large without their objects and long
+    /// texts.
     pub(crate) fn lost_by_size(&self) -> u64 {
         self.backends.lost_by_size()
     }

@@ -11,10 +11,12 @@ use tokio_util::sync::CancellationToken;
 use crate::config::ControllersConfig;
 use crate::context::Context;
 use crate::device_taint_eviction::plan::Pools;
+use crate::endpoint_slice_metrics::EndpointSliceMetrics;
 use crate::error::Error;
 use crate::node_lifecycle::state::Lifecycle;
 use crate::object::Key;
 use crate::queue::{Next, Queue};
+use crate::stateful_set_metrics::StatefulSetMetrics;
 use crate::storage_version_migration::plan::Unfinished;
 use crate::{
     account_token, address_pool, attributes_class_protection, bootstrap_signer, cluster_role_aggregation,
@@ -28,9 +30,27 @@ use crate::{
     volume_protection::claim as claim_protection,
 };
 
+/// Removes the numbers of objects from the metrics when the controllers end: then the next leader shows them.
+struct ObjectMetrics {
+    sets: StatefulSetMetrics,
+    slices: EndpointSliceMetrics,
+}
+
+impl Drop for ObjectMetrics {
+    fn drop(&mut self) {
+        self.sets.forget_all();
+        self.slices.forget_all();
+    }
+}
+
 /// Runs the selected controllers until `shutdown` is cancelled. Failed watches are retried forever. Returns early if a
 /// task ends by itself.
 pub async fn run(client: Client, config: ControllersConfig, shutdown: CancellationToken) {
+    // It is dropped after the tasks, which set the numbers.
+    let _metrics = ObjectMetrics {
+        sets: config.stateful_set_metrics.clone(),
+        slices: config.endpoint_slice_metrics.clone(),
+    };
     let mut tasks = JoinSet::new();
     let (recorder, events) = coracle_events::recorder(client.clone(), "");
     tasks.spawn(events.run());
@@ -208,5 +228,24 @@ fn spawn_workers(
             context.caches.synced().await;
             queue.work(name, |key| reconcile(context.clone(), key)).await;
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::stateful_set_metrics::SetAvailability;
+
+    #[test]
+    fn controllers_that_have_ended_show_no_numbers_of_objects() {
+        let (sets, slices) = (StatefulSetMetrics::default(), EndpointSliceMetrics::default());
+        let metrics = ObjectMetrics { sets: sets.clone(), slices };
+        sets.set(
+            Key::new("n", "s"),
+            SetAvailability { is_parallel: false, max_unavailable: 1, unavailable: 0 },
+        );
+        assert_ne!(sets.text(), "");
+        drop(metrics);
+        assert_eq!(sets.text(), "");
     }
 }

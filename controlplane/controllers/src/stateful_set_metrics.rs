@@ -1,4 +1,6 @@
 //! The metrics of stateful sets, in the text format of Prometheus. Source: `pkg/controller/statefulset/metrics`.
+//!
+//! Each stateful set has time series of its own. A namespace may have very many sets, so only some of them are shown.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -7,6 +9,8 @@ use crate::metric_text::{head, line};
 use crate::object::Key;
 
 const PREFIX: &str = "statefulset_controller_statefulset";
+/// Maximum number of stateful sets of a namespace in the metrics: the first ones by name.
+const MAX_OF_NAMESPACE: usize = 100;
 
 /// The availability of stateful sets with rolling updates. A clone shares it.
 #[derive(Clone, Debug, Default)]
@@ -21,6 +25,23 @@ pub(crate) struct SetAvailability {
     pub(crate) max_unavailable: usize,
     /// Number of pods that are missing or not available.
     pub(crate) unavailable: usize,
+}
+
+/// The stateful sets with time series.
+fn shown(sets: &BTreeMap<Key, SetAvailability>) -> Vec<(&Key, &SetAvailability)> {
+    let (mut namespace, mut count) = (None, 0);
+    let mut shown = Vec::new();
+    // The keys are in the order of their namespaces.
+    for (key, availability) in sets {
+        if namespace != Some(&key.namespace) {
+            (namespace, count) = (Some(&key.namespace), 0);
+        }
+        count += 1;
+        if count <= MAX_OF_NAMESPACE {
+            shown.push((key, availability));
+        }
+    }
+    shown
 }
 
 // === impl StatefulSetMetrics ===
@@ -45,6 +66,7 @@ impl StatefulSetMetrics {
     #[must_use]
     pub fn text(&self) -> String {
         let sets = self.lock();
+        let sets = shown(&sets);
         let mut text = String::new();
         let maximum = "Maximum number of unavailable pods during a rolling update.";
         write(&mut text, &sets, "max_unavailable", maximum, |set| set.max_unavailable);
@@ -61,7 +83,7 @@ impl StatefulSetMetrics {
 /// Writes a gauge with a value of each stateful set.
 fn write(
     text: &mut String,
-    sets: &BTreeMap<Key, SetAvailability>,
+    sets: &[(&Key, &SetAvailability)],
     name: &str,
     help: &str,
     value: fn(&SetAvailability) -> usize,
@@ -110,5 +132,21 @@ mod tests {
         assert!(!metrics.text().contains("\"a\""));
         metrics.forget_all();
         assert_eq!(metrics.text(), "");
+    }
+
+    #[test]
+    fn a_namespace_has_a_limited_number_of_time_series() {
+        let metrics = StatefulSetMetrics::default();
+        let availability = SetAvailability { is_parallel: false, max_unavailable: 1, unavailable: 0 };
+        for number in 0..MAX_OF_NAMESPACE * 2 {
+            metrics.set(Key::new("eve", &format!("s{number}")), availability);
+        }
+        metrics.set(Key::new("other", "s"), availability);
+        let text = metrics.text();
+        let count = |namespace: &str| {
+            let label = format!("statefulset_namespace=\"{namespace}\"");
+            text.lines().filter(|line| line.contains(&label)).count()
+        };
+        assert_eq!((count("eve"), count("other")), (2 * MAX_OF_NAMESPACE, 2));
     }
 }

@@ -240,6 +240,28 @@ fn exit_statuses_are_the_documented_ones() {
 }
 
 #[test]
+fn a_second_signal_ends_a_control_plane_that_serves_requests_during_its_shutdown() {
+    on_a_machine(|machine| {
+        let [state, run] = ["state", "run"].map(|name| machine.path(name).to_str().unwrap().to_owned());
+        let drain = ["--shutdown-delay-duration", "1h", "--shutdown-send-retry-after"];
+        let arguments = [&["controlplane", "--state-dir", &state, "--run-dir", &run][..], &drain].concat();
+        let mut plane =
+            Role::start(machine, "plane.log", &arguments.into_iter().map(str::to_owned).collect::<Vec<_>>());
+        let says = |text: &str| {
+            let log = machine.path("plane.log");
+            eventually(text, 30, || std::fs::read_to_string(&log).is_ok_and(|log| log.contains(text)));
+        };
+        says("the API server is ready");
+        let terminate =
+            || kill(Pid::from_raw(i32::try_from(plane.0.id()).unwrap()), Signal::SIGTERM).unwrap();
+        terminate();
+        says("shutting down");
+        terminate();
+        assert_eq!(plane.0.wait().unwrap().code(), Some(0));
+    });
+}
+
+#[test]
 fn down_without_a_node_reports_it_and_creates_nothing() {
     on_a_machine(|machine| {
         let (state, run) = (machine.path("state"), machine.path("run"));

@@ -63,6 +63,14 @@ pub(crate) struct ControlPlane {
     pub(crate) shutdown_delay: Duration,
 }
 
+impl ControlPlane {
+    /// Maximum time for which the API server serves or refuses requests during its shutdown.
+    pub(crate) fn drain_limit(&self) -> Duration {
+        let in_flight = if self.options.send_retry_after { self.request_timeout } else { Duration::ZERO };
+        self.shutdown_delay.saturating_add(in_flight)
+    }
+}
+
 impl ControlPlaneSettings {
     /// Checks settings that depend on each other. All problems are collected in `sources`.
     pub(in crate::settings) fn decide(

@@ -100,10 +100,12 @@ fn the_periods_of_a_shutdown_have_the_kubelets_fields() {
 #[test]
 fn the_url_of_static_pods_has_the_kubelets_fields() {
     let headers = "staticPodURLHeader: {Authorization: [Bearer secret], X: [a, b]}";
-    let settings = load(&format!("staticPodURL: https://h/pods\nhttpCheckFrequency: 0s\n{headers}")).unwrap();
+    let url = "staticPodURL: https://h/pods?token=secret";
+    let settings = load(&format!("{url}\nhttpCheckFrequency: 0s\n{headers}")).unwrap();
     let node = settings.node();
     assert!(node.static_pods.url.is_some());
     assert_eq!(node.shown.flags["manifest-url-header"], "<hidden>");
+    assert_eq!(node.shown.flags["manifest-url"], "https://h/pods?<hidden>");
     assert!(!format!("{node:?}").contains("secret"));
     assert!(load("").unwrap().node().static_pods.url.is_none());
     let error = load("staticPodURL: h/pods\nstaticPodURLHeader: {X: a}").err().unwrap();

@@ -37,7 +37,7 @@ pub(super) struct Backends {
     lost_by_webhook: Arc<AtomicU64>,
     /// Number of events that the log did not receive.
     lost_by_log: AtomicU64,
-    /// Number of events that a backend does not get because they are too large without their objects.
+    /// Number of events that a backend does not get because they are too large without their objects and long texts.
     lost_by_size: AtomicU64,
 }
 
@@ -62,6 +62,14 @@ enum Webhook {
 
 /// The result of a backend in a blocking mode. `None` in the batch mode.
 type Outcome = Option<oneshot::Receiver<bool>>;
+
+/// Replaces the line of an event by the one without its objects, unless the limit of the backend has made it shorter.
+fn shorten(line: &mut String, event: &mut Event) {
+    let without_objects = shortened(event);
+    if without_objects.len() < line.len() {
+        *line = without_objects;
+    }
+}
 
 /// Whether a backend stores an event before the deadline. In the batch mode the event counts as stored.
 async fn is_stored(outcome: Outcome, deadline: Instant) -> bool {
@@ -116,7 +124,7 @@ impl Backends {
         [events, lost_by_webhook, lost_by_log, refused]
     }
 
-    /// Number of events that a backend does not get because they are too large without their objects.
+    /// Number of events that a backend does not get because they are too large without their objects and long texts.
     pub(super) fn lost_by_size(&self) -> u64 {
         self.lost_by_size.load(Ordering::Relaxed)
     }
@@ -124,10 +132,11 @@ impl Backends {
     /// The event as the backends get it. An event above the maximum size of a backend is shortened for it, or lost and
     /// counted.
     pub(super) fn lines(&self, event: &mut Event) -> EventLines {
-        let line = event.line();
+        let mut line = event.line();
         let webhook = self.webhook.as_ref().and_then(|_| {
-            let limit = self.webhook_truncate;
-            self.limited(line.clone(), event, limit)
+            // A large line is copied only for a second backend.
+            let line = if self.log.is_some() { line.clone() } else { std::mem::take(&mut line) };
+            self.limited(line, event, self.webhook_truncate)
         });
         let log = self.log.as_ref().and_then(|backend| self.limited(line, event, backend.truncate));
         EventLines { log, webhook }
@@ -137,7 +146,9 @@ impl Backends {
         let Some(limit) = limit else { return Some(line) };
         let limited = limit.limit(line, event);
         if limited.is_none() && self.lost_by_size.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
-            tracing::error!("an audit event is too large even without its objects; the event is lost");
+            tracing::error!(
+                "an audit event is too large even without its objects and long texts; the event is lost"
+            );
         }
         limited
     }
@@ -231,7 +242,7 @@ impl Backends {
             (Some(Webhook::Batch(webhook)), Some(line)) => webhook.send(&line),
             (Some(Webhook::Blocking(webhook)), Some(mut line)) => {
                 let memory = webhook.reserve_now(&line, owner).or_else(|| {
-                    line = shortened(event);
+                    shorten(&mut line, event);
                     webhook.reserve_shortened(&line, owner)
                 });
                 // Nothing waits for the result.
@@ -242,7 +253,7 @@ impl Backends {
         let log = self.log.as_ref().map(|backend| backend.log.clone());
         let (Some(log), Some(mut line)) = (log, log_line) else { return };
         let memory = log.memory(&line).or_else(|| {
-            line = shortened(event);
+            shorten(&mut line, event);
             log.memory_of_shortened(&line)
         });
         if memory.is_some() {

@@ -309,3 +309,29 @@ impl ShutdownDelay {
 fn seats(max: [usize; 2]) -> u64 {
     u64::try_from(max[0].saturating_add(max[1])).unwrap_or(u64::MAX)
 }
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+    use crate::drain::Begun;
+
+    #[tokio::test(start_paused = true)]
+    async fn requests_are_refused_after_the_delay_and_until_those_in_flight_have_ended() {
+        let (stopping, shutdown) = (CancellationToken::new(), CancellationToken::new());
+        let (drain, second) = (Arc::<Drain>::default(), Duration::from_secs(1));
+        let delay =
+            ShutdownDelay { delay: 10 * second, drain: Some(drain.clone()), drain_limit: 60 * second };
+        let begin = || drain.begin(&Request::get("/version").body(()).unwrap());
+        tokio::spawn(delay.run(stopping.clone(), shutdown.clone()));
+        stopping.cancel();
+        tokio::time::sleep(9 * second).await;
+        let Begun::Counted(running) = begin() else { panic!("refused before the end of the delay") };
+        tokio::time::sleep(2 * second).await;
+        assert!(matches!(begin(), Begun::Refused) && !shutdown.is_cancelled());
+        drop(running);
+        shutdown.cancelled().await;
+        assert!(matches!(begin(), Begun::Refused), "connections that still exist send no further requests");
+    }
+}
