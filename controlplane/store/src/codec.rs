@@ -167,12 +167,11 @@ impl EntryCodec {
             return Ok(None);
         }
         let entry = match self.decode_in_pass(failed, key, bytes) {
-            Ok(Some(entry)) => entry,
             // The service of the former key may start later. The value stays as it is until its next write.
-            Err(error) if error.is_of_service() => return Ok(None),
-            Ok(None) => return Ok(None),
-            Err(error) => return Err(error),
+            Err(error) if error.is_of_service() => None,
+            decoded => decoded?,
         };
+        let Some(entry) = entry else { return Ok(None) };
         match self.encode(key, revisions, &entry.value) {
             Ok(bytes) => Ok(Some(bytes)),
             // A key management service may start later. The value keeps its encryption until its next write.
