@@ -74,24 +74,28 @@ impl Cache {
     /// Marks the resources of unreadable objects.
     ///
     /// # Errors
-    /// The error of an object without which the server must not start.
-    pub(super) fn mark_unreadable(&self, unreadable: Vec<Unreadable>) -> std::result::Result<(), StoreError> {
+    /// The error of an object without which the server must not start. Nothing is marked.
+    pub(super) fn mark_unreadable(
+        &self,
+        mut unreadable: Vec<Unreadable>,
+    ) -> std::result::Result<(), StoreError> {
+        let is_needed = |one: &Unreadable| !split(&one.key).is_some_and(|name| OPTIONAL.contains(&name));
+        if let Some(needed) = unreadable.iter().position(is_needed) {
+            return Err(unreadable.swap_remove(needed).error);
+        }
         for Unreadable { key, error } in unreadable {
-            let resource = split(&key).filter(|resource| OPTIONAL.contains(resource));
-            let Some(((_, plural), collection)) = resource.zip(self.by_key(&key)) else { return Err(error) };
-            if !collection.is_readable() {
-                continue;
-            }
+            let Some(collection) = self.by_key(&key).filter(|found| found.is_readable()) else { continue };
+            let resource = collection.lock().kind().qualified_resource();
             let cause = std::error::Error::source(&error).map(ToString::to_string);
             tracing::error!(
-                resource = plural,
+                resource,
                 %error,
                 cause,
                 "cannot decrypt the objects of a resource, starting without them"
             );
             collection.lock().unload();
-            let resource = plural.into();
-            collection.unreadable.store(Some(Arc::new(UnreadableObject { key: key.clone(), resource })));
+            let object = UnreadableObject { key, resource: resource.into() };
+            collection.unreadable.store(Some(Arc::new(object)));
         }
         Ok(())
     }
