@@ -21,7 +21,7 @@ mod private_file;
 
 use std::path::PathBuf;
 
-pub use encryption::{Encryption, is_encrypted};
+pub use encryption::{Encryption, is_encrypted, is_of_service};
 pub use keys::{Keys, is_sealed};
 
 /// A failed operation on a key file or a sealed value.
