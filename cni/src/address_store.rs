@@ -153,24 +153,25 @@ impl Store {
     }
 
     /// All allocated addresses with their owners.
-    pub(crate) fn held(&self) -> Result<Vec<(IpAddr, Owner)>, Error> {
-        let mut held = Vec::new();
+    pub(crate) fn allocated(&self) -> Result<Vec<(IpAddr, Owner)>, Error> {
+        let mut allocated = Vec::new();
         for address in self.addresses()? {
             if let Some(owner) = self.owner_of(address)? {
-                held.push((address, owner));
+                allocated.push((address, owner));
             }
         }
-        Ok(held)
+        Ok(allocated)
     }
 
     pub(crate) fn addresses_of(&self, owner: &Owner) -> Result<Vec<IpAddr>, Error> {
-        let held = self.held()?.into_iter().filter(|(_, holder)| holder.is(&owner.id, &owner.ifname));
-        Ok(held.map(|(address, _)| address).collect())
+        let allocated =
+            self.allocated()?.into_iter().filter(|(_, holder)| holder.is(&owner.id, &owner.ifname));
+        Ok(allocated.map(|(address, _)| address).collect())
     }
 
     /// Frees all addresses except the addresses of the owners that `stays` selects.
     pub(crate) fn retain(&mut self, stays: impl Fn(&Owner) -> bool) -> Result<(), Error> {
-        for (address, owner) in self.held()? {
+        for (address, owner) in self.allocated()? {
             if !stays(&owner) {
                 self.free(address)?;
             }

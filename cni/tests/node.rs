@@ -446,13 +446,13 @@ fn a_second_network_with_the_same_bridge_or_table_is_refused() {
                 "coracle0",
                 "second",
                 "the bridge coracle0 is in use by another runtime or agent in this network namespace: \
-                stop it, or use another one (--bridge)",
+                stop it, or use another name (--bridge)",
             ),
             refused(
                 "second0",
                 "coracle",
                 "the nftables table coracle is in use by another runtime or agent in this network \
-                namespace: stop it, or use another one (--nft-table)",
+                namespace: stop it, or use another name (--nft-table)",
             ),
         );
         open_with(&second, "second0").await;

@@ -1,6 +1,6 @@
 //! Incremental plan: follows added, changed and removed peers. Pure.
 //!
-//! As long as no two peers share a range or a hardware address (`DesiredState::apart`), the plan is the union of the plans
+//! As long as no two peers share a range or a hardware address (`DesiredState::is_disjoint`), the plan is the union of the plans
 //! of single peers. Then a change is planned from the old and new state of the changed peers only, independent of the
 //! number of others. Otherwise, and when anything but peers changes, everything is planned again.
 
@@ -56,7 +56,7 @@ impl Plan {
         path_mtus: &BTreeMap<String, u32>,
     ) -> Option<Vec<Change>> {
         let devices = self.node.devices(peers);
-        if !self.wanted.apart || devices != self.wanted.tables.devices {
+        if !self.wanted.is_disjoint || devices != self.wanted.tables.devices {
             return None;
         }
         let mut changed = differing(&self.peers, peers);
@@ -87,7 +87,7 @@ impl Plan {
             overlapping(&self.wanted.ranges, *range).all(|(other, _)| was.ranges.contains_key(other))
         };
         let (all, old) = (&self.wanted.announced, &was.announced);
-        is.apart
+        is.is_disjoint
             && is.ranges.keys().all(free)
             && is.announced.iter().all(|address| !all.contains(address) || old.contains(address))
     }
