@@ -37,7 +37,7 @@ pub(crate) struct DirVersion {
     modified: (i64, i64),
 }
 
-/// The locked directory of one network. Dropping it releases the lock.
+/// The locked directory of one network. Dropping this value releases the lock.
 pub(crate) struct Store {
     dir: PathBuf,
     _lock: Flock<File>,
@@ -169,10 +169,10 @@ impl Store {
         Ok(allocated.map(|(address, _)| address).collect())
     }
 
-    /// Frees all addresses except the addresses of the owners that `stays` selects.
-    pub(crate) fn retain(&mut self, stays: impl Fn(&Owner) -> bool) -> Result<(), Error> {
+    /// Frees all addresses except the addresses of the owners that `keeps` selects.
+    pub(crate) fn retain(&mut self, keeps: impl Fn(&Owner) -> bool) -> Result<(), Error> {
         for (address, owner) in self.allocated()? {
-            if !stays(&owner) {
+            if !keeps(&owner) {
                 self.free(address)?;
             }
         }

@@ -27,9 +27,9 @@ pub(crate) async fn run(
     executables.run(kind, request).await
 }
 
-/// Whether the type is Coracle's host-local and runs in this process. It always does in the node. In a plugin
-/// executable it does if the executable `host-local` is the same program: to execute it would only take milliseconds
-/// more.
+/// Whether the type is Coracle's host-local and runs in this process. In the node, host-local always runs in process.
+/// In a plugin executable, it runs in process if the executable `host-local` is the same program, because an execution
+/// would only take some milliseconds more.
 pub(crate) fn is_in_process(host: &Host, executables: &Executables, kind: &str) -> bool {
     Kind::parse(kind) == Some(Kind::HostLocal) && (host.in_process() || executables.is_this_program(kind))
 }

@@ -1,4 +1,4 @@
-//! Network namespaces by path: opening one, and running code inside it.
+//! Network namespaces by path: opening a namespace, and running code inside it.
 
 use std::fs::File;
 use std::io;
@@ -54,8 +54,8 @@ impl Netns {
     }
 
     /// Runs `work` inside the namespace, on a new thread: a thread of a pool that cannot return to its own namespace
-    /// would break later work. An error only means that the namespace cannot be entered: a runtime may conclude that
-    /// the sandbox is gone and nothing has to be removed.
+    /// would break later work. The only error is that the namespace cannot be entered. A runtime may conclude from
+    /// this error that the sandbox is gone and nothing has to be removed.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
         let failed = |source| Error::Namespace { path: self.path.clone(), source };
         std::thread::scope(|scope| {

@@ -64,7 +64,8 @@ pub struct Transaction<'a> {
     family: u8,
     table: &'a str,
     batch: Batch,
-    /// Number of maps and sets that the transaction has made. It is also the ID of the last one within the transaction.
+    /// Number of maps and sets that the transaction has made. It is also the ID of the last map or set within the
+    /// transaction.
     sets: u32,
 }
 

@@ -42,7 +42,8 @@ pub(super) async fn remove(index: u32) -> io::Result<()> {
     let gone = async {
         while let Some((message, _)) = notifications.next().await {
             if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) = message.payload
-                // A bridge sends such a message in its own family when it loses a port. That is not the removal.
+                // The kernel also sends such a message, of the family of bridges, when a port leaves its bridge. That
+                // message does not mean a removal of the link.
                 && link.header.interface_family == AddressFamily::Unspec
                 && link.header.index == index
             {
@@ -51,7 +52,7 @@ pub(super) async fn remove(index: u32) -> io::Result<()> {
         }
         std::future::pending().await
     };
-    // Notifications can be lost, the answer cannot.
+    // A notification can be lost. The answer cannot be lost.
     tokio::select! {
         () = gone => Ok(()),
         never = listening => match never {},

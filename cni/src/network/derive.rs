@@ -197,7 +197,7 @@ impl Network {
 
     async fn collect(&self, list: &List) -> Result<(), Error> {
         let valid = self.known_attachments().await;
-        self.invoker().gc(list, &valid, ExecutionPlace::Elsewhere).await
+        self.invoker().gc(list, &valid, ExecutionPlace::Executable).await
     }
 
     /// The attachments that keep their resources. The state is locked before the records are read. Under this lock a

@@ -72,7 +72,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(512) })]
 
     #[test]
-    fn an_incremental_plan_equals_a_complete_one(
+    fn an_incremental_plan_equals_a_complete_plan(
         backend in select(&[VXLAN, DIRECT, Backend::HostGw, Backend::Udp][..]),
         up in select(vec![BOTH, &BOTH[..1], &BOTH[1..]]),
         steps in vec(vec(any_event(), 1..4), 1..12),
