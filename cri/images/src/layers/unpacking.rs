@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_source_does_not_wait_for_a_slow_one_and_completes_both() {
+    async fn another_source_does_not_wait_for_a_slow_source_and_completes_both() {
         let root = tempfile::tempdir().unwrap();
         let layers = Arc::new(Layers::open(root.path()).unwrap());
         let id = Digest::of(b"a");

@@ -1,8 +1,8 @@
 //! The part of a registry's response that goes into an error, and thereby into events of pods.
 //!
 //! The image's name determines the registry, and the registry determines its token service and redirects.
-//! Each may be a service that only this machine can reach. So the only text that is passed on is an error document of
-//! the distribution specification from the registry itself (compare CVE-2020-8555 and CVE-2020-15157).
+//! Each of them may be a service that only this machine can reach. So the only text that is passed on is an error
+//! document of the distribution specification from the registry itself (compare CVE-2020-8555 and CVE-2020-15157).
 
 use reqwest::{Response, Url};
 

@@ -1,6 +1,6 @@
 //! The hosts of a registry's content: `hosts.toml` in containerd's layout.
 //!
-//! The first existing file of these is read: `<dir>/<host>_<port>_/hosts.toml`, `<dir>/<host[:port]>/hosts.toml`,
+//! The first of these files that exists is read: `<dir>/<host>_<port>_/hosts.toml`, `<dir>/<host[:port]>/hosts.toml`,
 //! `<dir>/_default/hosts.toml`. Mirrors come in the order of the file, then the server itself.
 
 use std::io;
