@@ -1,7 +1,7 @@
-//! The source filter: a port of the default network's bridge sends only from the addresses of its pod. The filter checks
-//! the source addresses of Ethernet, IPv4, IPv6, ARP and neighbour discovery. The rate of broadcast and multicast frames is limited, because the bridge copies them to all
-//! ports. Such frames are requests of ARP and neighbour discovery, reports of multicast listeners (MLD, IGMP), and
-//! multicast of applications.
+//! The source filter: a port of the default network's bridge sends only from the addresses of its pod. The filter
+//! checks the source addresses of Ethernet, IPv4, IPv6, ARP and neighbour discovery. It also limits the rate of
+//! broadcast and multicast frames, because the bridge copies them to all ports. Such frames are requests of ARP and
+//! neighbour discovery, reports of multicast listeners (MLD, IGMP), and multicast of applications.
 //!
 //! The rules are in a table of the family `bridge`, because frames must be filtered at the port, before the bridge
 //! forwards them. A frame of IPv4 costs one look-up in a hash set, other frames two, and broadcast and multicast frames

@@ -84,7 +84,7 @@ impl Process {
     }
 }
 
-/// The text of a file of at most `max` bytes; `FileTooLarge` for a larger one.
+/// The text of a file of at most `max` bytes; `FileTooLarge` for a larger file.
 fn text_of(file: impl io::Read, max: u64) -> io::Result<String> {
     let mut text = Vec::new();
     file.take(max + 1).read_to_end(&mut text)?;

@@ -32,7 +32,7 @@ struct Process {
     session: i32,
     /// Start time in clock ticks since the boot. It distinguishes two processes with the same pid.
     started: u64,
-    /// A zombie.
+    /// Whether the process is a zombie.
     dead: bool,
 }
 
@@ -77,8 +77,8 @@ struct Pass {
     has_new: bool,
 }
 
-/// Stops the exec `leader` in `group` and kills all processes that it started, but not the exec itself. `None` if it has
-/// ended.
+/// Stops the exec `leader` in `group` and kills all processes that it started, but not the exec itself. `None` if the
+/// exec has ended.
 pub(super) async fn kill_descendants(cgroups: &Arc<Cgroups>, group: &str, leader: i32) -> Option<Stopped> {
     let begun = Instant::now();
     let process = pidfd::open(leader).ok()?;
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_found_whatever_its_name_is() {
+    fn a_process_with_any_name_is_found() {
         use std::io::Read as _;
         use std::process::{Command, Stdio};
         let mut shell = Command::new("sh");

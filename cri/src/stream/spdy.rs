@@ -42,7 +42,7 @@ pub(crate) enum Event {
     Reset { id: u32 },
 }
 
-/// A connection: the client's events, and a writer. Dropping both closes it after all data is sent.
+/// A connection: the client's events, and a writer. Dropping both closes the connection after all data is sent.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(super) events: QueueReceiver<Event>,
@@ -291,7 +291,7 @@ mod tests {
         assert!((queued..queued + 3).contains(&sent), "{sent}");
     }
 
-    /// The idle limit and the eviction of a connection apply until then.
+    /// The idle limit and the eviction of a connection apply until its client has read the last frame.
     #[tokio::test(start_paused = true)]
     async fn a_command_is_served_until_its_client_has_read_the_last_frame() {
         let (server, io) = tokio::io::duplex(1 << 10);

@@ -1,6 +1,6 @@
 //! System calls that are newer than libseccomp or than the profile.
 //!
-//! A C library tries the newest call first and falls back to an older one on `ENOSYS`. On a profile's `EPERM` it
+//! A C library tries the newest call first and falls back to an older call on `ENOSYS`. On a profile's `EPERM` it
 //! assumes that the call is forbidden, and fails. So calls newer than all calls of the profile get `ENOSYS`, as in
 //! runc. Calls that the profile has but libseccomp does not support are decided here. So are refusals of single `ioctl`
 //! requests. The result is a prefix of libseccomp's program, which decides all other calls.

@@ -19,7 +19,7 @@ use crate::sandbox::files::POD_FILES;
 use crate::selinux::relabel;
 use crate::services::images::image_error;
 
-/// Relabelling of volumes. A namespace has half of the threads.
+/// Threads that relabel volumes. One namespace gets at most half of the threads.
 static RELABELS: FairWork = FairWork::new(16, 8);
 /// Interval in which a relabelling checks whether its pod is being stopped.
 const STOP_CHECK: Duration = Duration::from_secs(1);
