@@ -25,7 +25,7 @@ pub(crate) struct Names {
 #[derive(Debug)]
 struct Holder {
     id: String,
-    /// Closes when the creation ends. None after that.
+    /// Closes when the creation ends. `None` after the end of the creation.
     in_progress: Option<watch::Receiver<()>>,
 }
 

@@ -74,7 +74,7 @@ impl Undo {
     }
 
     /// Ends the creation, and returns its result. If the creation has failed, all steps are undone. If the undo of a
-    /// step fails, the undo of the others continues.
+    /// step fails, the undo of the other steps continues.
     pub(crate) async fn finish<T, E>(mut self, result: Result<T, E>) -> Result<T, E> {
         let steps = std::mem::take(&mut self.steps);
         if result.is_err() {

@@ -14,7 +14,7 @@ use super::process;
 use super::timeouts::Timeouts;
 use crate::pidfd;
 
-/// Kills the shims of directories in `parent` that are not among the known ones, with the processes of their containers.
+/// Kills the shims of directories in `parent` that are not in `known`, with the processes of their containers.
 pub(super) async fn kill(parent: &Path, known: HashSet<String>, timeouts: Timeouts) {
     let wanted = parent.to_owned();
     let search = tokio::task::spawn_blocking(move || find(&wanted, &known));
@@ -31,7 +31,7 @@ pub(super) async fn kill(parent: &Path, known: HashSet<String>, timeouts: Timeou
         }
         for process in &descendants {
             // The first process of a container ends with its shim, except a program that has changed its user. If the
-            // container uses the node's pid namespace, its other processes do not end with the first one.
+            // container uses the node's pid namespace, its other processes do not end with the first process.
             let _ended = pidfd::send(process, libc::SIGKILL);
         }
     }

@@ -15,7 +15,7 @@ use crate::error::Error;
 
 impl CheckpointService {
     /// Writes a checkpoint of running containers of a pod to the request's directory; the containers continue to run.
-    /// Another checkpoint of these containers waits until this one is delivered or undone.
+    /// Another checkpoint of these containers waits until this checkpoint is delivered or undone.
     pub(crate) async fn pod_checkpoint(
         self,
         request: cri::CheckpointPodRequest,
@@ -29,7 +29,7 @@ impl CheckpointService {
         let failed = |source| Error::Checkpoint { what: "pod sandbox", id: sandbox.id.clone(), source };
         // Checked before a container is frozen.
         checkpoint::program().map_err(|absent| failed(absent.into()))?;
-        // This comes before the locks, so that the removal of a container does not wait for checkpoints of others.
+        // This comes before the locks, so that the removal of a container does not wait for other checkpoints.
         let permit = checkpoint_permit().await;
         let mut locks = Vec::new();
         // Locked in the order of ids, in every call.

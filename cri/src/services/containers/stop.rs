@@ -109,7 +109,8 @@ impl ContainerService {
         Ok(())
     }
 
-    /// Thaws a container and what it has frozen itself: on v1 killed processes do not end before they are thawed.
+    /// Thaws a container, and the cgroups that the container itself has frozen: on v1 killed processes do not end
+    /// before they are thawed.
     async fn thaw_killed(&self, container: &Container) {
         if let Err(error) = self.machine.cgroups.thaw_killed(&container.record.cgroup).await {
             warn!(container = container.id, %error, "cannot thaw a container that was killed");

@@ -24,7 +24,7 @@ struct LimitChange {
 
 impl ContainerService {
     /// Changes a container's limits. A limit that is 0 or empty in the request stays unchanged. Annotations of the request
-    /// are ignored, as in other runtimes: they are for limits without a CRI field, and this runtime has none.
+    /// are ignored, as in other runtimes: they are for limits without a CRI field, and this runtime has no such limits.
     pub(crate) async fn container_update(
         &self,
         request: cri::UpdateContainerResourcesRequest,

@@ -183,7 +183,7 @@ async fn timeout(seconds: i64) {
     }
 }
 
-/// A command line for an error; a long one is truncated.
+/// A command line for an error. A long command line is truncated.
 fn shortened(command: &[String]) -> String {
     let line = command.join(" ");
     match line.char_indices().find(|(at, _)| *at >= COMMAND_SHOWN) {
