@@ -44,8 +44,8 @@ pub(crate) struct Invoker<'a> {
 // === impl Invoker ===
 
 impl Invoker<'_> {
-    /// Runs ADD of each plugin in order, each with the result of the previous plugin. After a failure, the caller has to
-    /// call [`del`](Self::del).
+    /// Runs ADD of each plugin in order, each with the result of the previous plugin. After a failure, the caller has
+    /// to call [`del`](Self::del).
     pub(crate) async fn add(&self, list: &List, at: &Parameters) -> Result<Answer, Error> {
         let mut previous: Option<Answer> = None;
         for plugin in &list.plugins {

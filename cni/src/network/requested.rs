@@ -24,8 +24,8 @@ const MAC: &str = "mac";
 
 impl Network {
     /// Checks the requests of a sandbox before the sandbox is made. Refuses addresses outside the network's ranges,
-    /// addresses in use, and capabilities that no plugin declares. Asks only our own IPAM plugin: an executable reports a
-    /// refused request in [`add`](Self::add).
+    /// addresses in use, and capabilities that no plugin declares. Asks only our own IPAM plugin: an executable reports
+    /// a refused request in [`add`](Self::add).
     ///
     /// # Errors
     /// The request that cannot be fulfilled, and why.
