@@ -1,5 +1,5 @@
-//! Costs of an overlay with 1,000 peers: programming all, changing one, and idling. Runs as root in its own network
-//! namespace: `cargo bench -p coracle-cni --bench overlay`.
+//! Costs of an overlay with 1,000 peers: programming all peers, changing one peer, and idling. Runs as root in its own
+//! network namespace: `cargo bench -p coracle-cni --bench overlay`.
 #![allow(
     clippy::disallowed_methods,
     clippy::unwrap_used,

@@ -265,8 +265,8 @@ fn discovery_program(addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_filter> {
     steps
 }
 
-/// Passes packets whose loaded word is the last four bytes of one of the addresses, and refuses others. The addresses of
-/// a block share one instruction that passes a packet.
+/// Passes packets whose loaded word is the last four bytes of one of the addresses, and refuses other packets. The
+/// addresses of a block share one instruction that passes a packet.
 fn among(addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_filter> {
     let end = |address: &IpAddr| match address {
         IpAddr::V4(address) => address.to_bits(),

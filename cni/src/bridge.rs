@@ -204,8 +204,8 @@ impl Bridge<'_> {
         if conf.vlans.any() {
             links.set_vlans(bridge, &host_end, &conf.vlans).await?;
         }
-        // If sources are checked, a pod has no other hardware address than its own, which the bridge knows. So the
-        // bridge need not flood frames for unknown addresses to the pod's port.
+        // If sources are checked, a pod has only one hardware address, which the bridge knows. So the bridge need not
+        // flood frames for unknown addresses to the pod's port.
         let is_checked = conf.ours && self.host.guard.is_some();
         if conf.hairpin || conf.port_isolation || conf.mac_spoof_check || is_checked {
             let port = Port {
@@ -298,7 +298,8 @@ impl Bridge<'_> {
     }
 
     /// Finds or makes the host's interface in a VLAN of the bridge. The reference plugin makes the same veth pair, so
-    /// each plugin can use the pair of the other. Like the bridge, the pair is not removed with the last attachment.
+    /// each plugin can use a pair of the other plugin. Like the bridge, the pair is not removed with the last
+    /// attachment.
     async fn ensure_gateway(&self, bridge: &Link, vlan: u16) -> Result<Link, Error> {
         let (links, name) = (&self.host.links, self.conf.gateway_of(vlan));
         let gateway = match links.find(&name).await? {

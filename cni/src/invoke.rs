@@ -1,5 +1,5 @@
 //! The runtime's side of the CNI specification: runs the plugins of a list in order, and keeps the results. Our own
-//! types run in process, others as executables.
+//! types run in process, other types as executables.
 
 use serde_json::{Map, Value};
 use tracing::debug;

@@ -1,4 +1,4 @@
-//! Delegation to the IPAM plugin: Coracle's host-local in process, others as executables (section 4, "Plugin
+//! Delegation to the IPAM plugin: Coracle's host-local in process, other plugins as executables (section 4, "Plugin
 //! Delegation").
 
 use crate::error::Error;

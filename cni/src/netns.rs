@@ -55,7 +55,7 @@ impl Netns {
 
     /// Runs `work` inside the namespace, on a new thread: a thread of a pool that cannot return to its own namespace
     /// would break later work. The only error is that the namespace cannot be entered. A runtime may conclude from
-    /// this error that the sandbox is gone and nothing has to be removed.
+    /// this error that the sandbox is gone and no object has to be removed.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
         let failed = |source| Error::Namespace { path: self.path.clone(), source };
         std::thread::scope(|scope| {

@@ -114,7 +114,7 @@ struct Inner {
     cache: Arc<Cache>,
     /// ADD and DEL hold this lock for reading, GC for writing: GC may free resources of an ADD or DEL in progress. With
     /// executables, ADD and DEL hold it only until the attachment is recorded, so that a plugin that hangs blocks
-    /// nothing else.
+    /// no other call.
     state: RwLock<State>,
     /// Held while an attachment of a list with executables is recorded, and while GC runs executables. An attachment
     /// that is missing in the list of GC would lose its resources.
@@ -288,7 +288,7 @@ impl Network {
         self.inner.status_changes.subscribe()
     }
 
-    /// Attaches a sandbox: interface, addresses, routes and everything else of the network's plugins (CNI ADD).
+    /// Attaches a sandbox: interface, addresses, routes and all other objects of the network's plugins (CNI ADD).
     ///
     /// # Errors
     /// When the network is not ready or a plugin fails. A failed ADD is undone.
@@ -388,7 +388,7 @@ impl Network {
         }
     }
 
-    /// Removes everything that [`add`](Self::add) made (CNI DEL). A sandbox that was never added is not an error, and
+    /// Removes all objects that [`add`](Self::add) made (CNI DEL). A sandbox that was never added is not an error, and
     /// its namespace may be gone.
     ///
     /// # Errors

@@ -50,7 +50,7 @@ pub(crate) struct Plan {
     pub(crate) untouched: BTreeSet<IpAddr>,
     /// Addresses to which all packets through host ports are masqueraded.
     pub(crate) masquerade_all: BTreeSet<IpAddr>,
-    /// Bridges between which nothing is forwarded.
+    /// Bridges between which no packets are forwarded.
     pub(crate) isolated: BTreeSet<String>,
     /// Interfaces with the sysctl `route_localnet`, so that 127.0.0.1 may use host ports. Packets that arrive at these
     /// interfaces for 127.0.0.0/8 are dropped, except replies.

@@ -7,7 +7,7 @@
 //!   kernel's tables ── one dump ┘   at the start, and after the notification of a foreign change
 //! ```
 //! Between dumps the overlay knows the tables: it compares the kernel's notification of each change with the plan. So a
-//! changed peer costs a few messages, independent of the number of peers, and an idle node costs nothing.
+//! changed peer costs a few messages, independent of the number of peers, and an idle node has no cost.
 //!
 //! The layout on the wire and in the kernel is flannel's. Each peer has a forwarding entry (hardware address → node), a
 //! neighbour entry, and a route (range → first address of the range as the next hop → device).

@@ -194,7 +194,7 @@ pub(crate) fn no_router_advertisements(interface: &str) -> Result<(), Error> {
 /// arrive. A kernel without IPv6 is not an error.
 pub(crate) fn no_ipv6(port: &str) -> Result<(), Error> {
     let path = format!("/proc/sys/net/ipv6/conf/{port}/disable_ipv6");
-    // A new port usually has IPv6, so the setting is not read first. A write of the same value does nothing.
+    // A new port usually has IPv6, so the setting is not read first. A write of the same value has no effect.
     unless_absent(write(Path::new(&path), "1").or_else(|_| ensure(&path, "1")))
 }
 

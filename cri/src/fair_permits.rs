@@ -64,7 +64,7 @@ impl FairPermits {
         let owner = self.owner(owner);
         let own = Arc::clone(&owner.queue).acquire_owned().await.ok();
         let (first, further) = tokio::select! {
-            // Cancel safe: a dropped wait leaves the permit to others.
+            // Cancel safe: a dropped wait leaves the permit to other calls.
             biased;
             first = Arc::clone(&owner.first).acquire_owned() => (first.ok(), None),
             further = self.further.acquire() => (None, further.ok()),

@@ -140,7 +140,7 @@ pub(crate) struct ContainerRecord {
     /// Pid of the first process, 0 before the creation.
     #[serde(default)]
     pub(crate) pid: i32,
-    /// Data to restore the processes at the start; none for a container that starts its command.
+    /// Data to restore the processes at the start. `None` for a container that starts its command.
     #[serde(default)]
     pub(crate) restore: Option<Box<RestoreRecord>>,
     /// Transitions with an event number. The next runtime sends the events that are not delivered yet.

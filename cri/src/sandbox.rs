@@ -265,7 +265,7 @@ impl Sandbox {
         locked(&self.execs).contains_key(exec_id)
     }
 
-    /// Unregisters an exec that was not started, or whose caller does not wait any more.
+    /// Unregisters an exec that was not started, or whose caller no longer waits.
     pub(crate) fn forget_exec(&self, exec_id: &str) {
         locked(&self.execs).remove(exec_id);
     }

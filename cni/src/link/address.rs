@@ -97,7 +97,7 @@ impl Links {
         }
     }
 
-    /// Sets the link's addresses, and removes all others, such as the gateway of an earlier range.
+    /// Sets the link's addresses, and removes all other addresses, such as the gateway of an earlier range.
     pub(crate) async fn ensure_addresses(&self, link: &Link, wanted: &[IpNetwork]) -> Result<(), Error> {
         let present = self.addresses(link).await?;
         for address in wanted.iter().filter(|w| present.iter().all(|p| p.network != **w)) {

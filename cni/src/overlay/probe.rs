@@ -47,8 +47,8 @@ pub struct ProbeResult {
     pub offloaded: bool,
 }
 
-/// Probes all paths at the same time. Blocks for some milliseconds if everything passes, and for seconds if packets are
-/// lost.
+/// Probes all paths at the same time. Blocks for some milliseconds if all packets arrive, and for seconds if packets
+/// are lost.
 ///
 /// # Errors
 /// The sockets cannot be opened or used.

@@ -21,7 +21,7 @@ pub struct ImagesConfig {
     /// Timeout for the next byte from a registry. After the timeout the request is repeated, and resumes after the last
     /// received byte.
     pub stall_timeout: Duration,
-    /// Timeout for progress. A pull fails if a registry sends almost nothing for this long, even in many responses.
+    /// Timeout for progress. A pull fails if a registry sends almost no data for this long, even in many responses.
     /// Only time spent waiting for the registry counts.
     pub progress_timeout: Duration,
     /// Time after which the fetch of a layer gives its slot to another owner's fetch, if that owner fetches fewer
@@ -41,7 +41,7 @@ pub struct Platform {
     pub os: String,
     /// Processor architecture, such as `amd64`.
     pub architecture: String,
-    /// Variant of the architecture, such as `v7` for 32-bit ARM. Empty if the architecture has none.
+    /// Variant of the architecture, such as `v7` for 32-bit ARM. Empty if the architecture has no variants.
     pub variant: String,
 }
 

@@ -204,7 +204,7 @@ impl Images {
         self.inner.layers.usage()
     }
 
-    /// Removes unused data: removed images that are not held any more, and layers of incomplete pulls. Call it once
+    /// Removes unused data: removed images that are no longer held, and layers of incomplete pulls. Call it once
     /// after a restart, after all ids in use are held again.
     ///
     /// # Errors

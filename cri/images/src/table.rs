@@ -81,7 +81,7 @@ impl Table {
         self.entries.values().filter(|entry| !entry.record.removed)
     }
 
-    /// Images that were removed and are not held any more.
+    /// Images that were removed and are no longer held.
     pub(crate) fn abandoned(&self) -> Vec<Digest> {
         let gone = self.entries.values().filter(|entry| entry.record.removed && entry.held == 0);
         gone.map(|entry| entry.record.id).collect()

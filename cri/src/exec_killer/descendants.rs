@@ -46,7 +46,7 @@ pub(super) struct Stopped {
 // === impl Stopped ===
 
 impl Stopped {
-    /// The shim has killed the exec: the drop does nothing.
+    /// The shim has killed the exec, so the drop need not kill it.
     pub(super) fn was_killed(mut self) {
         self.leader = None;
     }
@@ -95,8 +95,8 @@ pub(super) async fn kill_descendants(cgroups: &Arc<Cgroups>, group: &str, leader
     Some(stopped)
 }
 
-/// Kills the processes that the exec has started, until none is left or the time is over. At least one pass is made, even if
-/// the passes for other commands took the time.
+/// Kills the processes that the exec has started, until no such process is left or the time is over. At least one pass
+/// is made, even if the passes for other commands took the time.
 async fn kill_until(end: Instant, cgroups: &Arc<Cgroups>, group: &str, leader: i32) {
     let mut search = Search::default();
     loop {

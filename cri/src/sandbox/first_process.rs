@@ -1,9 +1,9 @@
 //! The user and seccomp profile of a pod's first process. Pure.
 //!
-//! A pod with a shared pid namespace has a first process: the init that the shim forks. Other pods have none: the shim
-//! holds their namespaces, and it cannot drop its privileges because it creates containers. Their configuration is
-//! still validated. The root directory of the first process is an empty directory without write access,
-//! independent of `readonly_rootfs`.
+//! A pod with a shared pid namespace has a first process: the init that the shim forks. Other pods have no first
+//! process: the shim holds their namespaces, and it cannot drop its privileges because it creates containers. Their
+//! configuration is still validated. The root directory of the first process is an empty directory without write
+//! access, independent of `readonly_rootfs`.
 
 use coracle_proto::cri::{LinuxSandboxSecurityContext, SecurityProfile};
 

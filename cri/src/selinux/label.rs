@@ -93,12 +93,12 @@ impl fmt::Display for Label {
 // === impl Labels ===
 
 impl Labels {
-    /// The label of processes as the shim expects it: empty for none.
+    /// The label of processes as the shim expects it. Empty without a label.
     pub(crate) fn process_text(&self) -> String {
         self.process.as_ref().map(Label::to_string).unwrap_or_default()
     }
 
-    /// The label of mounted files as the shim expects it: empty for none.
+    /// The label of mounted files as the shim expects it. Empty without a label.
     pub(crate) fn mount_text(&self) -> String {
         self.mount.as_ref().map(Label::to_string).unwrap_or_default()
     }

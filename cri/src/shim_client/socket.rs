@@ -35,7 +35,7 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Connects to a shim. The local kernel connects at once, unless the backlog of a busy shim is full. Then the connection is
-    /// retried until the caller gives up: the kernel has no notification for free backlog.
+    /// retried until the caller stops waiting: the kernel has no notification for free backlog.
     pub(super) async fn connect(path: &Path) -> Result<Self, Error> {
         let failed = |doing: &str, errno: Errno| {
             let kind = if is_absence(errno) { ErrorKind::Gone } else { ErrorKind::Internal };

@@ -70,7 +70,7 @@ fn descendants(pid: i32) -> Vec<OwnedFd> {
     found
 }
 
-/// The children of an opened process; none if it has ended.
+/// The children of an opened process. Empty if the process has ended.
 fn children(pid: i32, process: &OwnedFd) -> Vec<(i32, OwnedFd)> {
     let opened: Vec<(i32, OwnedFd)> =
         list(pid).into_iter().filter_map(|child| Some((child, pidfd::open(child).ok()?))).collect();

@@ -125,7 +125,7 @@ impl Starting {
                 () = client_gone(input, &mut early) => return None,
             }
         };
-        // The task is complete: the drop has nothing to kill.
+        // The task is complete, so the drop kills no command.
         self.task = None;
         // A closed channel, which may still contain messages, means that the client has disconnected.
         if input.is_closed() {

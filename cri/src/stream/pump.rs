@@ -214,7 +214,7 @@ async fn copy(
         buffer.reserve(READ_SIZE);
         let read = tokio::select! {
             biased;
-            // Cancel safe: an incomplete read has read nothing.
+            // Cancel safe: a read that is dropped has taken no bytes.
             read = from.read_buf(&mut buffer) => read,
             () = drained.cancelled() => return,
         };

@@ -98,7 +98,7 @@ impl<T: Size> QueueSender<T> {
     /// Queues a message, and waits while the queue or its memory is full. Returns false if the receiver is gone.
     pub(super) async fn send(&self, message: T) -> bool {
         let memory = tokio::select! {
-            // Cancel safe: an incomplete acquisition holds nothing.
+            // Cancel safe: an incomplete acquisition holds no permits.
             () = self.sender.closed() => return false,
             memory = self.memory.take(message.bytes()) => memory,
         };

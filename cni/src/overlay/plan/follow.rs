@@ -82,7 +82,7 @@ impl Plan {
         Some(changes)
     }
 
-    /// Whether no two peers share ranges or hardware addresses after one part is replaced by the other.
+    /// Whether no two peers share ranges or hardware addresses after the part `was` is replaced by the part `is`.
     fn remains_disjoint(&self, was: &DesiredState, is: &DesiredState) -> bool {
         let free = |range: &IpNetwork| {
             overlapping(&self.wanted.ranges, *range).all(|(other, _)| was.ranges.contains_key(other))

@@ -135,7 +135,7 @@ impl Layers {
                 }
             }
         };
-        // Cancel-safe: an interrupted unpacking leaves nothing, like the unpacking of a cancelled caller.
+        // Cancel-safe: an interrupted unpacking leaves no files, like the unpacking of a cancelled caller.
         let (unpack_dir, unpacked) = tokio::select! {
             unpacked = unpack() => unpacked?,
             lease = self.completed(diff_id, changed) => return Ok(lease),

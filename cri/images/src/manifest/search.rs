@@ -38,7 +38,7 @@ pub(crate) enum Step {
     Document(DocumentToRead),
     /// The configuration of a candidate.
     Configuration(Candidate),
-    /// The result; nothing is left to read.
+    /// The result. No document is left to read.
     Found(Found),
 }
 

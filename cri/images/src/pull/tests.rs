@@ -53,7 +53,7 @@ fn entries(path: &Path) -> usize {
     std::fs::read_dir(path).unwrap().count()
 }
 
-/// Waits until nothing of a failed pull is left: aborted threads may need a moment.
+/// Waits until no file of a failed pull is left: aborted threads may run for a moment.
 async fn nothing_left(root: &Path) {
     let images = root.join("images");
     eventually_async("nothing of a failed pull is left", 10, async || {

@@ -300,7 +300,7 @@ impl<'a> Blob<'a> {
         }
     }
 
-    /// Counts a failure and waits before the next attempt, or gives up with all errors.
+    /// Counts a failure and waits before the next attempt, or returns all errors.
     async fn failed(&mut self, error: RegistryError) -> Result<(), RegistryError> {
         if self.offset >= self.mark + PROGRESS {
             self.failures.clear();

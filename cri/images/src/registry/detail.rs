@@ -11,7 +11,7 @@ const DETAIL_MAX: usize = 300;
 /// Maximum bytes of a foreign URL in an error.
 const URL_MAX: usize = 256;
 
-/// Error codes of the distribution specification, and others that registries use.
+/// Error codes of the distribution specification, and other codes that registries use.
 const CODES: [&str; 19] = [
     "BLOB_UNKNOWN",
     "BLOB_UPLOAD_INVALID",

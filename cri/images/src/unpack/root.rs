@@ -1,7 +1,7 @@
 //! File operations inside one directory with untrusted names.
 //!
 //! A path is normalised first: it has no `.`, `..` or empty components, and a path that leads out is refused. Then its
-//! parent directory is opened with `openat2(RESOLVE_IN_ROOT)`, so that links, including absolute ones, stay inside the
+//! parent directory is opened with `openat2(RESOLVE_IN_ROOT)`, so that links, including absolute links, stay inside the
 //! directory. The last component is only used relative to that descriptor and is never followed.
 
 use std::collections::BTreeSet;

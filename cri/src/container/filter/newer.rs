@@ -105,7 +105,7 @@ pub(super) fn number(name: &str) -> Option<u32> {
     NEWER.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
 }
 
-/// The prefix for libseccomp's program. Empty if there is nothing to decide.
+/// The prefix for libseccomp's program. Empty if the prefix has no decisions.
 pub(super) fn prefix(
     profile: &LinuxSeccomp,
     architectures: &[Arch],
@@ -131,7 +131,7 @@ pub(super) fn prefix(
         program.push(statement(JUMP, length(&block)));
         program.extend(block);
     }
-    // Each block that decides nothing jumps to the end of the prefix.
+    // A block that decides no call jumps to the end of the prefix.
     let end = program.len();
     for (at, instruction) in program.iter_mut().enumerate() {
         if instruction.code == JUMP && instruction.value == PREFIX_END {

@@ -86,7 +86,7 @@ fn name_of(container: &Container) -> String {
     container.record.config.metadata.clone().unwrap_or_default().name
 }
 
-/// Refuses all options: none is supported, and the CRI forbids to ignore an option.
+/// Refuses all options: no option is supported, and the CRI forbids to ignore an option.
 pub(super) fn no_options(options: &HashMap<String, String>) -> Result<(), Error> {
     match options.keys().min() {
         Some(name) => Err(Error::invalid("options", format!("option {name:?} is not supported"))),

@@ -55,7 +55,7 @@ impl OutputMemory {
 // === impl Share ===
 
 impl Share {
-    /// Grows the share to `bytes`; a smaller number changes nothing.
+    /// Grows the share to `bytes`. A smaller number has no effect.
     pub(super) fn grow(&mut self, bytes: usize) -> Result<(), Full> {
         let more = bytes.saturating_sub(UNCOUNTED).saturating_sub(self.counted);
         if more == 0 {

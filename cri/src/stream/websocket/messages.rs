@@ -114,7 +114,7 @@ pub(super) fn encode(codec: Codec, output: Output) -> Option<Encoded> {
     })
 }
 
-/// The error message of a Status; none for success.
+/// The error message of a Status. `None` for success.
 fn error_text(status: &[u8]) -> Option<String> {
     let status: serde_json::Value = serde_json::from_slice(status).ok()?;
     (status["status"] != "Success").then(|| status["message"].as_str().unwrap_or_default().to_owned())

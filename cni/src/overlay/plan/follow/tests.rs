@@ -27,7 +27,7 @@ fn name(number: u8) -> String {
 }
 
 fn any_peer(number: u8) -> impl Strategy<Value = Peer> {
-    // Most peers have their own ranges. The others have ranges of other peers or of this node, a part or a union of
+    // Most peers have their own ranges. Some peers have ranges of other peers or of this node, a part or a union of
     // such ranges, or a range with host bits (`10.42.1.7/24`).
     let own = peer(number, PeerKind::Vxlan, &[4, 6]).1.cidrs;
     let ranges = vec![
