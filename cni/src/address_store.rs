@@ -133,8 +133,8 @@ impl Store {
     /// The version of the directory. It changes when a file is created or removed. `None` if the directory cannot be
     /// read.
     ///
-    /// Since Linux 6.13 the modification time is exact. Before, the time advances only with the clock tick, which is at
-    /// most 10 ms.
+    /// Since Linux 6.13 the modification time is exact. In earlier versions the time advances only with the clock tick,
+    /// which is at most 10 ms.
     pub(crate) fn version(&self) -> Option<DirVersion> {
         let found = fs::metadata(&self.dir).ok()?;
         Some(DirVersion { inode: found.ino(), modified: (found.mtime(), found.mtime_nsec()) })

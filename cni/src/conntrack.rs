@@ -21,7 +21,7 @@ const NO_ROUTE: [i32; 5] =
 /// The addresses of this machine, by the kernel's routes.
 #[derive(Default)]
 struct LocalAddresses {
-    /// Opened for the first address.
+    /// The socket is opened for the first address.
     socket: Option<RouteSocket>,
     known: HashMap<IpAddr, bool>,
 }

@@ -52,7 +52,7 @@ struct State {
     redirected: BTreeSet<Mapping>,
     /// Keys of removed claims whose files still exist. Another process would read these files as claims.
     gone: BTreeSet<String>,
-    /// Opened at first use, because most requests to plugins need no nftables. Closing the socket takes time: the
+    /// The socket, opened at first use, because most requests to plugins need no nftables. Its close takes time: the
     /// kernel first frees everything that any process has removed from nftables.
     channel: Option<Channel>,
 }

@@ -113,7 +113,7 @@ struct Inner {
     executables: Executables,
     cache: Arc<Cache>,
     /// ADD and DEL hold this lock for reading, GC for writing: GC may free resources of an ADD or DEL in progress. With
-    /// executables, ADD and DEL hold it only until the attachment is recorded, so that a plugin that hangs blocks
+    /// executables, ADD and DEL hold the lock only until the attachment is recorded, so that a plugin that hangs blocks
     /// no other call.
     state: RwLock<State>,
     /// Held while an attachment of a list with executables is recorded, and while GC runs executables. An attachment

@@ -145,7 +145,7 @@ impl VirtualHost {
         Netns::open(&self.namespace)?.run(work)
     }
 
-    /// Inode number of the host's namespace, which links in `/proc/PID/ns` show. `None` if the host has no namespace.
+    /// Inode number of the host's namespace, as in the links of `/proc/PID/ns`. `None` if the host has no namespace.
     #[must_use]
     pub fn namespace_id(&self) -> Option<u64> {
         Netns::open(&self.namespace).ok()?;

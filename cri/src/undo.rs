@@ -57,7 +57,7 @@ pub(crate) struct UndoContext {
 
 /// The steps of a creation. If this value is dropped without [`Undo::finish`], a task undoes the steps.
 pub(crate) struct Undo {
-    /// Weak: a pending undo does not keep the runtime alive.
+    /// A weak reference: a pending undo does not keep the runtime alive.
     context: Weak<UndoContext>,
     steps: Vec<Step>,
 }

@@ -223,7 +223,7 @@ impl<'a> Transaction<'a> {
         self.batch.push(self.family, Verb::NewRule, &rule);
     }
 
-    /// Makes an anonymous set. Returns the expression that looks up in it.
+    /// Makes an anonymous set. Returns the expression that looks up a key in the set.
     fn anonymous(&mut self, set: &AnonymousMap, into: Option<u32>) -> Attributes {
         const ANONYMOUS: u32 = 0x1;
         const CONSTANT: u32 = 0x2;

@@ -89,8 +89,8 @@ impl Links {
         self.set_port(&link, Port { floods: Some(floods), ..Port::default() }).await
     }
 
-    /// Waits until the bridge forwards packets of a port. The kernel enables this shortly after both ends of the pair
-    /// are up. The wait has a timeout, because a bridge with spanning tree takes half a minute.
+    /// Waits until the bridge forwards packets of a port. The kernel enables forwarding shortly after both ends of the
+    /// pair are up. The wait has a timeout, because a bridge with spanning tree takes half a minute.
     pub(crate) async fn wait_until_forwarding(&self, port: &str) -> Result<(), Error> {
         let connected = rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link]);
         let (connection, _handle, mut changes) =

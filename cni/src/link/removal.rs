@@ -22,7 +22,7 @@ static WAITING: Semaphore = Semaphore::const_new(4);
 /// Removes the link with this index. When this returns, the link cannot be found any more.
 pub(super) async fn remove(index: u32) -> io::Result<()> {
     let permit = WAITING.acquire().await;
-    // Opened before the request, so that no notification is missed.
+    // The socket for notifications is opened before the request, so that no notification is missed.
     let (connection, _handle, mut notifications) =
         rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link])?;
     let listening = async {

@@ -49,8 +49,9 @@ pub enum Auth {
 pub struct Login {
     /// The credentials.
     pub auth: Auth,
-    /// The host, with a port unless it is the default port, alone or in a URL. If the address is empty, the credentials
-    /// are for the registry in the image's name. No other host gets the credentials, not even a mirror of the registry.
+    /// A host or a URL with the host, and with a port unless it is the default port. If the address is empty, the
+    /// credentials are for the registry in the image's name. No other host gets the credentials, not even a mirror of
+    /// the registry.
     pub address: String,
 }
 

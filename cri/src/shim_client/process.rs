@@ -167,7 +167,7 @@ pub(super) async fn kill_unreachable(dir: &Path, timeouts: Timeouts) {
 /// had this command line.
 pub(super) async fn kill_shim(pid: i32, dir: &Path, timeouts: Timeouts) -> bool {
     let Ok(process) = Process::open(pid) else { return false };
-    // The pid may have been reused before it was opened. From here on it is not reused.
+    // The pid may have been reused before the process was opened. From here on the pid is not reused.
     if !is_of_directory(pid, dir) {
         return false;
     }

@@ -52,7 +52,7 @@ impl Socket {
         // default stays.
         let _ = setsockopt(&fd, sockopt::SndBufForce, &MAX_PACKET)
             .or_else(|_| setsockopt(&fd, sockopt::SndBuf, &MAX_PACKET));
-        // Through the directory's descriptor: the path of a Unix socket has at most 108 bytes.
+        // The path goes through the directory's descriptor, because the path of a Unix socket has at most 108 bytes.
         let (parent, name) = (path.parent().unwrap_or(path), path.file_name().unwrap_or_default());
         let dir = std::fs::File::open(parent).map_err(|error| failed("find", errno_of(&error)))?;
         let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);

@@ -24,7 +24,7 @@ impl ShimMonitor {
     pub(crate) fn adopt_silent(&self, record: SandboxRecord, shim: Shim) {
         let sandbox = Arc::new(Sandbox::new(record, SandboxState::Silent(shim.clone())));
         self.state.tables.sandboxes.insert(&sandbox.id, Arc::clone(&sandbox));
-        // Weak: the task does not keep the runtime alive.
+        // A weak reference: the task does not keep the runtime alive.
         let state = Arc::downgrade(&self.state);
         tokio::spawn(async move {
             let answer = shim.hello().await;

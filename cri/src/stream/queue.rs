@@ -157,7 +157,7 @@ mod tests {
         assert!(is_full(&second, 1).await, "the received message keeps its memory until the next message");
         assert!(timeout(Duration::from_secs(1), received.recv()).await.is_err());
         assert!(!is_full(&second, 60).await);
-        // Dropped messages release their memory, and a closed queue does not wait for any.
+        // Dropped messages release their memory, and a closed queue does not wait for memory.
         drop(other);
         assert!(!second.send(vec![0; 100]).await);
         assert!(!is_full(&first, 1_000).await, "a larger message waits for all of the memory");

@@ -218,7 +218,7 @@ mod tests {
         std::fs::write(dir.path().join("c"), "c").expect("write");
         let is_counted = || meter.disk(dir.path(), false).inodes == 3;
         coracle_testing::until("the files are counted again", 20, is_counted).await;
-        // Counted once more after the end.
+        // After the end, the files are counted once more.
         assert_eq!(meter.disk(dir.path(), true).inodes, 3);
     }
 }

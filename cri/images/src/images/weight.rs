@@ -90,7 +90,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn a_configuration_above_the_limit_is_rejected_and_is_no_lack_of_disk_space() {
+    fn a_configuration_above_the_limit_is_rejected_and_not_reported_as_a_full_disk() {
         assert_eq!(StoreError::Configurations.kind(), ErrorKind::Rejected);
     }
 

@@ -7,7 +7,7 @@
 
 use super::{LayerState, Meta};
 
-/// Maximum bytes of the names of a layer that does not count.
+/// Maximum bytes of names up to which a layer does not count.
 const FEW: usize = 16 << 10;
 /// Maximum bytes of the names of all layers that count.
 pub(super) const TOTAL: usize = 64 << 20;

@@ -1,9 +1,9 @@
 //! System calls that are newer than libseccomp or than the profile.
 //!
-//! A C library tries the newest call first and falls back to an older call on `ENOSYS`. On a profile's `EPERM` it
-//! assumes that the call is forbidden, and fails. So calls newer than all calls of the profile get `ENOSYS`, as in
-//! runc. Calls that the profile has but libseccomp does not support are decided here. So are refusals of single `ioctl`
-//! requests. The result is a prefix of libseccomp's program, which decides all other calls.
+//! A C library tries the newest call first and falls back to an older call on `ENOSYS`. On a profile's `EPERM` the
+//! library assumes that the call is forbidden, and fails. So calls newer than all calls of the profile get `ENOSYS`, as
+//! in runc. Calls that the profile has but libseccomp does not support are decided here. So are refusals of single
+//! `ioctl` requests. The result is a prefix of libseccomp's program, which decides all other calls.
 
 use libseccomp::{ScmpAction, ScmpSyscall};
 use oci_spec::runtime::{Arch, LinuxSeccomp, LinuxSeccompAction};

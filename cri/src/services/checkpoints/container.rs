@@ -29,7 +29,7 @@ impl CheckpointService {
         }
         let failed = |source| Error::Checkpoint { what: "container", id: container.id.clone(), source };
         is_replaceable(&location)?;
-        // Checked before a container is frozen.
+        // CRIU is looked up before a container is frozen.
         checkpoint::program().map_err(|absent| failed(absent.into()))?;
         // This comes before the lock, so that the removal of the container does not wait for other checkpoints.
         let permit = checkpoint_permit().await;

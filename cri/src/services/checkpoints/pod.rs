@@ -27,17 +27,17 @@ impl CheckpointService {
         sandbox.shim()?;
         let containers = self.selected(&sandbox.id, &request.container_ids)?;
         let failed = |source| Error::Checkpoint { what: "pod sandbox", id: sandbox.id.clone(), source };
-        // Checked before a container is frozen.
+        // CRIU is looked up before a container is frozen.
         checkpoint::program().map_err(|absent| failed(absent.into()))?;
         // This comes before the locks, so that the removal of a container does not wait for other checkpoints.
         let permit = checkpoint_permit().await;
         let mut locks = Vec::new();
-        // Locked in the order of ids, in every call.
+        // Every call locks the containers in the order of their ids.
         for container in containers.values() {
             locks.push(Arc::clone(&container.removing).lock_owned().await);
         }
-        // Checked with the locks held: an earlier, cancelled checkpoint holds the locks until its files are removed
-        // from this directory.
+        // The output is checked with the locks held: an earlier, cancelled checkpoint holds the locks until its files
+        // are removed from this directory.
         check_empty(&output)?;
         let mut subjects = Vec::new();
         for container in containers.values() {

@@ -64,7 +64,8 @@ impl ContainerService {
             return Ok(());
         }
         container.stopping.store(true, Ordering::SeqCst);
-        // Read once: if the shim answered between two reads, it would neither be called nor count as silent.
+        // The state is read once: if the shim answered between two reads, it would neither be called nor count as
+        // silent.
         let sandbox = self.objects.tables.sandboxes.get(&container.record.sandbox_id);
         let state = sandbox.map_or(SandboxState::NotReady, |sandbox| sandbox.state());
         if matches!(state, SandboxState::Silent(_)) {

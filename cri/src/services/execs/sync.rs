@@ -27,7 +27,7 @@ const DRAIN_TIME_KILLED: Duration = Duration::from_millis(500);
 /// Maximum bytes of a command line in an error.
 const COMMAND_SHOWN: usize = 256;
 
-/// How an exec ended.
+/// The end of an exec.
 enum End {
     Exited(shim::Exit),
     /// The shim died.
