@@ -65,7 +65,7 @@ async fn idle(overlay: &mut Overlay) -> u64 {
         () = overlay.foreign_change() => panic!("a change was notified although there was none"),
         result = ended => result.unwrap(),
     }
-    // One sleep lasts until the end.
+    // One of the sleeps ends together with the measurement, so it is not counted.
     let woken = sleeps() - before - 1;
     clock.join().unwrap();
     woken

@@ -33,7 +33,8 @@ pub(crate) struct Entry {
     pub(crate) netns_id: Option<u64>,
     /// `None` while ADD runs, and after an interrupted ADD.
     pub(crate) result: Option<Answer>,
-    /// Whether its DEL has begun: its resources may already belong to another attachment.
+    /// Whether the DEL of the attachment has begun. The resources of the attachment may then already belong to another
+    /// attachment.
     releasing: bool,
 }
 
@@ -242,7 +243,7 @@ impl Entry {
         Self { list, at, netns_id, result: None, releasing: false }
     }
 
-    /// Whether its DEL has begun, or it was released.
+    /// Whether the DEL of the attachment has begun, or the attachment was released.
     pub(crate) fn is_releasing(&self) -> bool {
         self.releasing
     }

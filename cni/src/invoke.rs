@@ -195,8 +195,8 @@ async fn run(
     }
 }
 
-/// Whether a plugin of this type runs in process. This is also the case if its executable is this program: running it
-/// would have the same result, but would take some milliseconds.
+/// Whether a plugin of this type runs in process. This is also the case if the executable of the plugin is this
+/// program: an execution would have the same result, but would take some milliseconds more.
 fn is_in_process(host: &Host, executables: &Executables, kind: &str) -> bool {
     Kind::parse(kind).is_some() && (host.in_process() || executables.is_this_program(kind))
 }

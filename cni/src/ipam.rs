@@ -28,8 +28,8 @@ pub(crate) async fn run(
 }
 
 /// Whether the type is Coracle's host-local and runs in this process. In the node, host-local always runs in process.
-/// In a plugin executable, it runs in process if the executable `host-local` is the same program, because an execution
-/// would only take some milliseconds more.
+/// In a plugin executable, it runs in process if the executable `host-local` is the same program: an execution would
+/// have the same result, but would take some milliseconds more.
 pub(crate) fn is_in_process(host: &Host, executables: &Executables, kind: &str) -> bool {
     Kind::parse(kind) == Some(Kind::HostLocal) && (host.in_process() || executables.is_this_program(kind))
 }

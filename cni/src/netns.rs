@@ -159,7 +159,7 @@ mod tests {
     fn a_refused_thread_is_an_error() {
         const IS_CHILD: &str = "CORACLE_TEST_REFUSED_THREAD";
         if std::env::var_os(IS_CHILD).is_none() {
-            // The test runs in a separate process, because it gives up its rights.
+            // The test runs in a separate process, because the test gives up its rights.
             let mut child = Command::new(std::env::current_exe().expect("this program"));
             child.args(["--exact", "netns::tests::a_refused_thread_is_an_error"]).env(IS_CHILD, "1");
             let output = child.output().expect("the child");

@@ -397,7 +397,7 @@ impl Table<'_> {
         for name in wanted {
             let loopback = IpNetwork::V4(LOOPBACK);
             let by = || of_family(loopback).meta(Meta::InInterface, R0).equal(R0, &interface(name));
-            // Two rules, because packets unknown to conntrack have no status to compare.
+            // There are two rules, because packets unknown to conntrack have no status to compare.
             self.rule("input", &by().to(loopback, false).translated().accept());
             self.rule("input", &by().to(loopback, false).new_connections().drop());
         }

@@ -125,7 +125,7 @@ impl HostNetwork {
             links.delete(&host.port).await?;
             remove_namespace(&host.namespace)?;
         }
-        // `ensure` marks the bridge after it has created it. It may have been killed between the two steps.
+        // `ensure` marks the bridge after it has created it. The process may have been killed between the two steps.
         links.claim_bridge(&self.bridge, &self.gateways).await?;
         if links.find_ours(&self.bridge).await?.is_some() {
             links.delete_bridge(&self.bridge).await?;

@@ -854,7 +854,7 @@ fn plugins_of_old_versions_get_no_unknown_command() {
         let sandbox = Sandbox::new();
         assert_eq!(text(&network.add(&attachment("a1", &sandbox)).await.unwrap()), ["10.91.0.2/24"]);
         network.del("a1").await.unwrap();
-        // With version 1.1.0 STATUS is called. It fails here.
+        // Version 1.1.0 has STATUS. The call fails here.
         host.configure(&conf("1.1.0"));
         eventually_async("the failed STATUS", 20, async || network.status().await.is_err()).await;
     });

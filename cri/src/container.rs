@@ -59,7 +59,7 @@ pub(crate) struct Container {
     pub(crate) stopping: Arc<AtomicBool>,
     /// State for usage rates.
     pub(crate) meter: Meter,
-    /// Holds on the layers of its image and of its image volumes, so that the layers are not removed.
+    /// Keep the layers of its image and of its image volumes from removal.
     _held: Box<[ImageHold]>,
     /// The share of its configuration in the memory of all large configurations.
     _memory: ConfigMemory,

@@ -139,7 +139,8 @@ impl Conf {
     /// first IP address. The bridge's own address is refused.
     ///
     /// A requested IPv6 address gets no derived hardware address. Many IPv6 addresses have the same hash, so a pod
-    /// could choose an address with the hash of another pod's address. It would then receive the frames to that pod.
+    /// could choose an address with the hash of another pod's address. The first pod would then get the other pod's
+    /// frames.
     pub(crate) fn hardware_address(&self, bridge: &[u8], answer: &Answer) -> Result<[u8; 6], Error> {
         if let Some(mac) = self.mac.filter(|mac| mac[..] == *bridge) {
             let why = format!("{} is the address of the bridge", format_mac(&mac));

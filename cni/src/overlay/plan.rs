@@ -310,7 +310,7 @@ impl Planner<'_> {
         planned.into_iter().for_each(|range| self.add_range(name, range));
     }
 
-    /// Adds the entries for a range, unless an earlier peer has some of its addresses.
+    /// Adds the entries for a range, unless an earlier peer has some of the addresses of the range.
     fn add_range(&mut self, name: &str, PlannedRange { to, by, answers, route, hop }: PlannedRange) {
         let taken = overlapping(&self.wanted.ranges, to).next();
         if let Some(reason) =

@@ -170,7 +170,7 @@ impl Writer {
         self.entries += 1;
         self.check_limits()?;
         self.write_entry(entry, archive)?;
-        // The entry may have added implied directories and names, and no further entry may follow.
+        // Checked again: the entry may have added implied directories and names, and may be the last entry.
         self.check_limits()
     }
 

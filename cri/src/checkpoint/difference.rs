@@ -108,7 +108,8 @@ fn is_opaque(directory: &File) -> bool {
     value.is_ok_and(|value| value.as_deref() == Some(b"y"))
 }
 
-/// A directory of a lower layer. A link on the way is refused: it hides the directory and can lead outside of the layer.
+/// A directory of a lower layer. A link on the way is refused, because the link hides the directory and can lead
+/// outside of the layer.
 fn lower_directory(layer: &Path, path: &Path) -> Option<Dir> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let layer: OwnedFd = openat(CWD, layer, flags, Mode::empty()).ok()?;

@@ -105,8 +105,8 @@ const ENOSYS: u32 = 38;
 const ENOTTY: u32 = 25;
 
 /// Requests of `ioctl` that change the project id of files: `FS_IOC_FSSETXATTR`, `FS_IOC_SETFLAGS` and
-/// `FS_IOC32_SETFLAGS`. Outside of a user namespace, the kernel allows these requests to the owner of a file. The owner
-/// could so evade the quota of a volume. Programs handle the error `ENOTTY`, because many file systems do not have
+/// `FS_IOC32_SETFLAGS`. Outside of a user namespace, the kernel allows these requests to the owner of a file, so the
+/// owner could evade the quota of a volume. Programs handle the error `ENOTTY`, because many file systems do not have
 /// these requests.
 const PROJECT_REQUESTS: [u64; 3] = [0x401c_5820, 0x4008_6602, 0x4004_6602];
 

@@ -36,8 +36,8 @@ pub(crate) fn difference(wanted: &Tables, observed: &Tables) -> Vec<Change> {
     changes
 }
 
-/// Whether a device has to be replaced, because the kernel cannot change a property of an existing device. It can change
-/// addresses, uplink and MTU.
+/// Whether a device has to be replaced, because the kernel cannot change a property of an existing device. The kernel
+/// can change the addresses, the uplink and the MTU.
 fn must_be_replaced(want: &Device, have: &Device) -> bool {
     match (&want.kind, &have.kind) {
         (

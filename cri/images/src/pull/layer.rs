@@ -282,7 +282,7 @@ impl Pull {
             None => 0,
         };
         if sender.is_closed() {
-            // The unpacking thread failed; its result has the error.
+            // The unpacking thread failed. The result of the thread has the error.
             return Ok(());
         }
         // Not cancel-safe: after the time slice the blob is reset, and the channel closes without [`Piece::End`].
@@ -292,8 +292,8 @@ impl Pull {
         }
     }
 
-    /// Sends a layer's bytes from the registry. Returns early without an error if the unpacking thread failed; its result
-    /// has the error.
+    /// Sends a layer's bytes from the registry. Returns early without an error if the unpacking thread failed: the
+    /// result of the thread has the error.
     async fn send_rest(
         &self,
         blob: &mut Blob<'_>,

@@ -56,7 +56,7 @@ pub(super) fn of(body: &[u8]) -> String {
     if reasons.is_empty() { reasons } else { format!(" ({reasons})") }
 }
 
-/// A URL from outside, without credentials, query and fragment, which may be secret.
+/// A URL from outside, without credentials, query and fragment, because these parts may be secret.
 pub(super) fn without_secrets(url: &str) -> String {
     let Ok(mut url) = url.parse::<Url>() else { return "an invalid URL".to_owned() };
     // These fail for URLs that cannot have credentials.

@@ -97,7 +97,7 @@ const fn compare(code: u16, value: u32, jump_true: u8, jump_false: u8) -> Instru
     Instruction { code, jump_true, jump_false, value }
 }
 
-/// Maximum refused requests of `ioctl`: a jump over their checks has one byte.
+/// Maximum refused requests of `ioctl`: the length of a jump over their checks has one byte.
 pub(super) const MAX_REQUESTS: usize = 100;
 
 /// The number of a call that is newer than libseccomp. `None` for other calls.

@@ -19,7 +19,7 @@ use crate::descriptor::Descriptor;
 use crate::error::Error;
 use crate::shim_client::ExecStdio;
 
-/// Maximum time that the outputs stay open after the command has ended. Child processes can hold them open.
+/// Maximum time that the outputs stay open after the command has ended. Child processes can keep the outputs open.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
 /// Maximum time that the outputs stay open after the command and its child processes were killed. Only the contents of
 /// the pipes are left to read.
@@ -32,7 +32,7 @@ enum End {
     Exited(shim::Exit),
     /// The shim died.
     ShimLost,
-    /// The call ended before the command, which was killed.
+    /// The call ended before the command, so the command was killed.
     Interrupted,
 }
 
