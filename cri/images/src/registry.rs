@@ -226,7 +226,7 @@ impl Registry {
 }
 
 /// Whether credentials belong to a host. Credentials that name a host belong to that host. Other credentials belong to
-/// the registry of the image. A mirror gets only credentials that name it.
+/// the registry of the image. A mirror gets only credentials that name the mirror.
 fn belongs_to(login: &Login, reference: &Reference, host: &hosts::Host) -> bool {
     let name = match host_match::host_of(&login.address) {
         "" => reference.domain(),

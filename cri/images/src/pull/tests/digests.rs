@@ -13,7 +13,7 @@ fn descriptor(media_type: &str, content: &str) -> serde_json::Value {
     serde_json::json!({"mediaType": media_type, "digest": by_512(content), "size": content.len()})
 }
 
-/// A registry with these contents under their SHA-512 digests, the first one also as `latest`.
+/// A registry with these contents under their SHA-512 digests. The first content is also tagged `latest`.
 async fn serve(contents: Vec<(String, String)>) -> TestProxy {
     TestProxy::to("unused", move |head, _| {
         let found = contents.iter().find(|(name, _)| head.lines().next().unwrap().contains(name));
