@@ -4,11 +4,14 @@ use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output};
 
+use nix::sys::signal::Signal;
+
 use crate::{Crictl, Machine, eventually, process};
 
 /// A running `coracle runtime`. Dereferences to crictl for this runtime.
 pub struct Cri {
     process: Option<Child>,
+    arguments: Vec<String>,
     places: [String; 2],
     cgroup: String,
     crictl: Crictl,
@@ -35,15 +38,36 @@ impl Cri {
         let [state, run] = ["state", "run"].map(|name| text(machine.path(name)));
         let socket = format!("unix://{run}/cri.sock");
         let (log, cgroup) = (machine.path("runtime.log"), machine.name().to_owned());
-        let mut command = Command::new(Machine::coracle());
-        command.args(["runtime", "--listen", &socket, "--root", &state, "--state", &run]);
-        command.args(["--cgroup-root", &format!("/{cgroup}")]);
-        command.arg("--registry-config-dir").arg(mirrors).args(flags);
-        let process = process::start(command, &log);
-        let cri =
-            Self { process: Some(process), places: [state, run], cgroup, crictl: Crictl::new(&socket), log };
-        eventually("the runtime", 20, || cri.try_crictl(&["version"]).status.success());
+        let (group, mirrors) = (format!("/{cgroup}"), mirrors.to_str().unwrap());
+        let own =
+            ["runtime", "--listen", &socket, "--root", &state, "--state", &run, "--cgroup-root", &group];
+        let arguments = [&own[..], &["--registry-config-dir", mirrors], flags].concat();
+        let mut cri = Self {
+            process: None,
+            arguments: arguments.into_iter().map(str::to_owned).collect(),
+            crictl: Crictl::new(&socket),
+            places: [state, run],
+            cgroup,
+            log,
+        };
+        cri.start();
         cri
+    }
+
+    fn start(&mut self) {
+        let mut command = Command::new(Machine::coracle());
+        command.args(&self.arguments);
+        self.process = Some(process::start(command, &self.log));
+        eventually("the runtime", 20, || self.try_crictl(&["version"]).status.success());
+    }
+
+    /// Kills the runtime with SIGKILL, starts it again, and waits until it responds. Its containers continue to run.
+    ///
+    /// # Panics
+    /// When it does not respond in time.
+    pub fn restart(&mut self) {
+        process::end(&mut self.process, Signal::SIGKILL);
+        self.start();
     }
 
     /// The process id of the runtime.

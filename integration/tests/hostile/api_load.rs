@@ -1,13 +1,17 @@
 //! API clients that try to exhaust memory, descriptors, time or the log.
 
+#[path = "api_load/audit.rs"]
+mod audit;
 #[path = "api_load/client.rs"]
 mod client;
+#[path = "api_load/metrics.rs"]
+mod metrics;
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use coracle_integration::{Cluster, eventually, on_a_machine};
+use coracle_integration::{Cluster, Kubectl, Machine, eventually, on_a_machine};
 use serde_json::json;
 
 use client::{ADMIN, Address, EVE, Http2, Plane, raise_descriptors};
@@ -25,6 +29,13 @@ fn config_map(plane: &Plane, name: &str, size: usize) {
     let (code, answer) =
         plane.by(ADMIN).send("POST", "/api/v1/namespaces/default/configmaps", "application/json", object);
     assert_eq!(code, 201, "{}", &answer[..answer.floor_char_boundary(500)]);
+}
+
+/// Gives eve the role `edit` in the namespace `default`. Returns kubectl of the administrator.
+fn make_eve_a_tenant(machine: &Machine) -> Kubectl {
+    let kubectl = Kubectl::new(machine.path("state/admin.kubeconfig"));
+    kubectl.kubectl(&["create", "rolebinding", "eve", "--clusterrole=edit", "--user=eve"]);
+    kubectl
 }
 
 /// A JSON patch can copy an object into itself repeatedly. Without a limit, a request of 3 kB builds gigabytes.

@@ -2,14 +2,23 @@
 
 #[path = "container/cgroups.rs"]
 mod cgroups;
+#[cfg(target_arch = "x86_64")]
+#[path = "container/criu.rs"]
+mod criu;
 #[path = "container/device.rs"]
 mod device;
 #[path = "container/exec.rs"]
 mod exec;
 #[path = "container/files.rs"]
 mod files;
+#[cfg(target_arch = "x86_64")]
+#[path = "container/one_call.rs"]
+mod one_call;
 #[path = "container/program.rs"]
 mod program;
+#[cfg(target_arch = "x86_64")]
+#[path = "container/seccomp.rs"]
+mod seccomp;
 
 use std::fs;
 use std::process::Output;

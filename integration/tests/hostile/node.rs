@@ -275,3 +275,49 @@ fn a_fork_bomb_is_limited_to_the_processes_of_its_pod() {
         cluster.down();
     });
 }
+
+/// The other nodes copied an invalid annotation into their own status, as often as it changed, until their Nodes were too
+/// large for the API server.
+#[test]
+fn a_huge_overlay_annotation_of_a_stolen_node_leaves_other_nodes_small() {
+    const ANNOTATION: usize = 200_000;
+    const MAX_NODE: usize = 64 << 10;
+    const THIEF: [&str; 3] =
+        ["--as=system:node:node-2", "--as-group=system:nodes", "--as-group=system:authenticated"];
+    with_cluster(|machine, cluster| {
+        create(cluster, "before", json!({"containers": [shell("sleep 1000")]}));
+        until(cluster, "before", "ready", ready);
+        let by_thief = |arguments: &[&str], input: &str| {
+            let output = cluster.kubectl_of("1.37", &[arguments, &THIEF].concat(), input);
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        };
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "node-2"}});
+        by_thief(&["create", "-f", "-"], &node.to_string());
+        // A node without a range is not a peer.
+        eventually("the pod range of the stolen node", 30, || {
+            cluster.get(&["node", "node-2"])["spec"]["podCIDR"].is_string()
+        });
+        let (file, kind) = (machine.path("patch.json"), "flannel.alpha.coreos.com/backend-type");
+        let patch_file = format!("--patch-file={}", file.display());
+        for round in 0..3 {
+            let text = format!("{round}{}", "x".repeat(ANNOTATION));
+            let patch = json!({"metadata": {"annotations": {(kind): text}}});
+            std::fs::write(&file, patch.to_string()).unwrap();
+            by_thief(&["patch", "node", "node-2", "--type=merge", &patch_file], "");
+        }
+        let size = || cluster.kubectl(&["get", "--raw", "/api/v1/nodes/node-1"]).len();
+        eventually("the fault in the status of the other node", 60, || {
+            assert!(size() < MAX_NODE, "{} bytes", size());
+            let node = cluster.get(&["node", "node-1"]);
+            let conditions = node["status"]["conditions"].as_array()?;
+            let impaired = conditions.iter().find(|condition| condition["type"] == "PodNetworkImpaired")?;
+            impaired["message"].as_str()?.contains("node-2: its backend").then_some(())
+        });
+        assert!(size() < MAX_NODE, "{} bytes", size());
+        create(cluster, "after", json!({"containers": [shell("sleep 1000")]}));
+        until(cluster, "after", "ready", ready);
+        let status = cluster.get(&["pod", "before"])["status"].clone();
+        assert_eq!(status["containerStatuses"][0]["restartCount"], 0, "{status}");
+        assert_eq!(ready(&status), Some(()), "{status}");
+    });
+}

@@ -54,6 +54,11 @@ pub(super) fn raise_descriptors() -> u64 {
 impl Plane {
     /// Starts the control plane with a limit of descriptors; the default is systemd's.
     pub(super) fn start(machine: &Machine, descriptors: Option<u32>) -> Self {
+        Self::start_with(machine, descriptors, &[])
+    }
+
+    /// Like `start`, with more flags.
+    pub(super) fn start_with(machine: &Machine, descriptors: Option<u32>, flags: &[&str]) -> Self {
         let tokens = machine.path("tokens.csv");
         fs::write(&tokens, "admin-token,admin,1,\"system:masters\"\neve-token,eve,2\nbob-token,bob,3\n")
             .unwrap();
@@ -65,6 +70,7 @@ impl Plane {
         command.args(["-c", &format!("{limit} 2>&1; exec \"$@\""), "sh"]).arg(Machine::coracle());
         command.arg("controlplane").arg("--state-dir").arg(machine.path("state"));
         command.arg("--run-dir").arg(machine.path("run")).arg("--token-auth-file").arg(tokens);
+        command.args(flags);
         command.stdin(Stdio::null()).stdout(file.try_clone().unwrap()).stderr(file);
         let process = command.spawn().unwrap();
         let plane = Self { process, address: Address::of(machine), log };

@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 use coracle_integration::eventually;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{on_a_cluster, refused, run_pod, sh, sleeper};
 
@@ -111,5 +111,24 @@ fn cve_2024_45310_links_at_mount_points_stay_inside() {
         );
         assert_eq!(sh(cluster, "p", "touch /data/deeper/file && ls /data/deeper").trim(), "file");
         assert_eq!(fs::read_dir(&host).unwrap().count(), 0, "something was made on the host");
+    });
+}
+
+/// CVE-2025-24965: for a container in a virtual machine, which an annotation selects, crun wrote a configuration file
+/// through a link of the image.
+#[test]
+fn cve_2025_24965_no_annotation_selects_a_virtual_machine() {
+    on_a_cluster(|machine, cluster| {
+        let (root, target) = (machine.path("root"), machine.path("target"));
+        fs::create_dir(&root).unwrap();
+        symlink(&target, root.join(".krun_config.json")).unwrap();
+        machine.push_root("krun", &root, &[]);
+        let pod = sleeper("p", &json!({}), &json!({"image": "krun"}));
+        let mut pod: Value = serde_json::from_str(&pod).unwrap();
+        pod["metadata"]["annotations"] = json!({"run.oci.handler": "krun"});
+        run_pod(cluster, "p", &pod.to_string());
+        let link = sh(cluster, "p", "readlink /.krun_config.json");
+        assert_eq!(link.trim(), target.to_str().unwrap());
+        assert!(!target.exists());
     });
 }

@@ -399,3 +399,46 @@ fn cve_2021_21334_containers_have_their_own_environment() {
         }
     });
 }
+
+/// CVE-2026-30892: an exec with the user id 1 ran as root.
+#[test]
+fn cve_2026_30892_an_exec_has_the_user_of_its_container() {
+    on_a_cluster(|_, cluster| {
+        let command = json!(["sh", "-c", "test $(id -u):$(id -g) = 1:1"]);
+        let probe = json!({"exec": {"command": command}, "periodSeconds": 1, "timeoutSeconds": 30});
+        let context = json!({"runAsUser": 1, "runAsGroup": 1});
+        let container = json!({"securityContext": context, "readinessProbe": probe});
+        run_pod(cluster, "p", &sleeper("p", &json!({}), &container));
+        assert_eq!(sh(cluster, "p", "id -u; id -g"), "1\n1\n");
+        cluster.kubectl(&["wait", "pod/p", "--for=condition=Ready", "--timeout=120s"]);
+    });
+}
+
+/// CVE-2026-33186: servers of grpc-go served a path without its first slash, for which rules that deny paths had no effect.
+#[test]
+fn cve_2026_33186_a_grpc_path_without_its_first_slash_is_no_method() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let cri = Cri::runtime(machine, &mirrors);
+        let [socket, message] = ["run/cri.sock", "message"].map(|name| machine.path(name));
+        // A message without fields: it is not compressed, and has no bytes.
+        fs::write(&message, [0; 5]).unwrap();
+        let data = format!("@{}", message.display());
+        let call = |path: &str| {
+            let mut curl = Command::new("curl");
+            curl.args(["-s", "-m", "60", "--http2-prior-knowledge", "-D", "-", "-o", "/dev/null"]);
+            curl.args(["-H", "content-type: application/grpc", "-H", "te: trailers"]);
+            curl.args(["--data-binary", &data, "--request-target", path, "http://localhost/"]);
+            let output = curl.arg("--unix-socket").arg(&socket).output().unwrap();
+            String::from_utf8_lossy(&output.stdout).into_owned()
+        };
+        let method = "runtime.v1.RuntimeService/Version";
+        let succeeds = |path: &str| call(path).contains("grpc-status: 0");
+        assert!(succeeds(&format!("/{method}")), "{}", call(&format!("/{method}")));
+        for path in [method.to_owned(), format!("./{method}"), format!("//{method}")] {
+            assert!(!succeeds(&path), "{path}");
+        }
+        cri.crictl(&["version"]);
+        cri.down();
+    });
+}
