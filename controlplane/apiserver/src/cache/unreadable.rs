@@ -119,7 +119,14 @@ impl Cache {
         let mut objects = collection.lock();
         match &loaded {
             Ok(()) => objects.end_watches(),
-            Err(_unreadable) => objects.unload(),
+            Err(error) => {
+                objects.unload();
+                // The former object was deleted or encrypted again. The next attempt reads this one.
+                if let StoreError::Sealed { key, .. } = error {
+                    let (key, resource) = (key.as_str().into(), object.resource.clone());
+                    collection.unreadable.store(Some(Arc::new(UnreadableObject { key, resource })));
+                }
+            }
         }
         loaded
     }
