@@ -27,9 +27,9 @@ enum LastRequest {
     /// No request has ended since the start.
     #[default]
     Unknown,
-    /// The API server responded, with any status.
+    /// The API server responded, also with an error of the request.
     Answered,
-    /// There was no response, at this time.
+    /// There was no response, or one of an unavailable server, at this time.
     Failed(Instant),
 }
 
@@ -73,11 +73,18 @@ impl ApiHealth {
             Err(kube::Error::Service(Box::new(error)))
         });
         match &answer {
-            Err(error) if is_unavailable(error) => self.failed(),
+            Err(error) if is_unavailable(error) && !is_internal(error) => self.failed(),
             _ => self.record_response(),
         }
         answer
     }
+}
+
+/// Whether the API server failed to serve this request. Other requests may succeed: the server cannot read Secrets, for
+/// example, while their key management service is away. If such an error counted as no response, pods would start with
+/// old copies of other objects, and without waiting for the first list of network policies.
+fn is_internal(error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 500)
 }
 
 #[cfg(test)]
@@ -96,5 +103,19 @@ mod tests {
         health.failed();
         assert!(health.request(false, async { Ok(()) }).await.is_ok());
         assert!(!health.is_unavailable() && health.has_responded());
+    }
+
+    #[tokio::test]
+    async fn an_internal_error_of_one_request_does_not_make_the_server_unavailable() {
+        let health = ApiHealth::default();
+        let request = async |code: u16| {
+            let status = kube::core::Status::failure("refused", "Refused").with_code(code);
+            let answer = async { Err::<(), _>(kube::Error::Api(Box::new(status))) };
+            assert!(health.request(true, answer).await.is_err());
+        };
+        request(500).await;
+        assert!(!health.is_unavailable() && health.has_responded());
+        request(503).await;
+        assert!(health.is_unavailable() && !health.has_responded());
     }
 }

@@ -238,7 +238,7 @@ async fn local_class(state: &Arc<State>) -> Result<()> {
 async fn extension_authentication(state: &Arc<State>) -> Result<()> {
     let Some(map) = authentication_map(state) else { return Ok(()) };
     let kind = core("configmaps")?;
-    if state.cache.check_readable(kind).is_err() {
+    if !has_config_maps(state) {
         return Ok(());
     }
     if stored(state, kind, &map).is_some_and(|stored| stored["data"] == map["data"]) {
@@ -297,11 +297,15 @@ async fn token_tracking(state: &Arc<State>) -> Result<()> {
 /// Creates a config map if it does not exist. While config maps cannot be decrypted, nothing is created; [`upkeep`] does
 /// this again when they are loaded.
 async fn ensure_config_map(state: &Arc<State>, map: Value) -> Result<()> {
-    let kind = core("configmaps")?;
-    match state.cache.check_readable(kind) {
-        Ok(()) => ensure_kind(state, kind, map).await,
-        Err(_unreadable) => Ok(()),
+    match has_config_maps(state) {
+        true => ensure(state, "configmaps", map).await,
+        false => Ok(()),
     }
+}
+
+/// Whether the config maps are loaded. They are not while they cannot be decrypted.
+fn has_config_maps(state: &State) -> bool {
+    core("configmaps").is_ok_and(|kind| state.cache.check_readable(kind).is_ok())
 }
 
 async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {

@@ -100,7 +100,8 @@ struct Counts {
 /// The collection of one resource.
 pub(crate) struct Shared {
     collection: Mutex<Collection>,
-    /// An object that cannot be decrypted. The objects are then not loaded. Never set after the start.
+    /// An object that cannot be decrypted. The objects are then not loaded. Set only at the start, and replaced by another
+    /// object that cannot be decrypted.
     unreadable: ArcSwapOption<UnreadableObject>,
 }
 
@@ -188,9 +189,11 @@ impl Cache {
         loop {
             let resyncs = self.resyncs.load(Ordering::Acquire);
             let page = store.list(Range { prefix: prefix_of(kind, ""), ..Range::default() }).await?;
+            // A resync counts itself before it takes this lock. So it cannot drop the kept commits between the comparison
+            // and the load.
+            let mut quotas = self.quotas.lock();
             // A resync came during the list: commits between both are missing, so list again.
             if self.resyncs.load(Ordering::Acquire) == resyncs {
-                let mut quotas = self.quotas.lock();
                 collection.lock().loaded(page);
                 quotas.recount(self, kind);
                 collection.unreadable.store(None);

@@ -41,8 +41,8 @@ pub(crate) struct Caches {
     pub(crate) namespaces: Arc<Cache<Namespace>>,
     pub(crate) service_accounts: Arc<Cache<ServiceAccount>>,
     /// Contains only config maps with the cluster's CA. [`Caches::synced`] does not wait for config maps and Secrets: an
-    /// API server lists them only after their key management service has responded. The controllers that need them wait
-    /// themselves.
+    /// API server lists them only after their key management service has responded. The controllers that need them all
+    /// wait for [`Caches::synced_of`].
     pub(crate) root_cas: Arc<Cache<ConfigMap>>,
     pub(crate) services: Arc<Cache<Service>>,
     pub(crate) endpoints: Arc<Cache<Endpoints>>,
@@ -202,6 +202,19 @@ impl Caches {
         self.service_cidrs.synced().await;
         self.ip_addresses.synced().await;
     }
+
+    /// Returns once the caches of config maps and Secrets have their first lists, if this controller needs all of their
+    /// objects. Its workers wait before they take a key: the lists may come after the timeout of a reconcile.
+    pub(crate) async fn synced_of(&self, controller: &str) {
+        match controller {
+            "root-ca" => self.root_cas.synced().await,
+            "bootstrap-signer" => {
+                self.tokens.synced().await;
+                self.cluster_infos.synced().await;
+            }
+            _ => {}
+        }
+    }
 }
 
 fn feed<K: Object>(client: &Client, cache: &Arc<Cache<K>>, config: Config) -> Task {
@@ -218,4 +231,26 @@ fn feed_if_permitted<K: Object>(client: &Client, cache: &Arc<Cache<K>>) -> Task 
 
 fn feed_if_served<K: Object>(client: &Client, cache: &Arc<Cache<K>>) -> Task {
     Box::pin(watch::feed_if_served(client.clone(), cache.clone(), Config::control_plane()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn the_workers_of_a_controller_wait_for_its_own_caches() {
+        let caches = Caches::new();
+        caches.synced_of("deployment").await;
+        let mut root_ca = pin!(caches.synced_of("root-ca"));
+        assert!(futures::poll!(root_ca.as_mut()).is_pending());
+        let mut signer = pin!(caches.synced_of("bootstrap-signer"));
+        caches.tokens.set_unserved();
+        assert!(futures::poll!(signer.as_mut()).is_pending());
+        caches.cluster_infos.set_unserved();
+        signer.await;
+        caches.root_cas.set_unserved();
+        root_ca.await;
+    }
 }

@@ -226,6 +226,7 @@ fn spawn_workers(
         let (context, queue, reconcile) = (context.clone(), pool.queue.clone(), Arc::clone(reconcile));
         tasks.spawn(async move {
             context.caches.synced().await;
+            context.caches.synced_of(name).await;
             queue.work(name, |key| reconcile(context.clone(), key)).await;
         });
     }

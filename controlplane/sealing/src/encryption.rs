@@ -142,6 +142,16 @@ impl Encryption {
         failure.map_or(Ok(None), Err)
     }
 
+    /// Whether the value can be decrypted without a call of its key management service: an earlier call has decrypted
+    /// its key. False for a value of another provider.
+    #[must_use]
+    pub fn has_key_of(&self, stored: &[u8]) -> bool {
+        let rules = self.rules.load();
+        let mut services =
+            rules.iter().flat_map(|rule| &rule.providers).filter_map(|provider| provider.service());
+        services.any(|kms| kms.has_key_of(stored))
+    }
+
     /// Whether a new write of the value would use the same provider and key. Returns true for a resource without
     /// providers.
     #[must_use]

@@ -126,17 +126,25 @@ impl EntryCodec {
         opened.map(Some).map_err(|error| failed(failure.unwrap_or(error)))
     }
 
-    /// [`EntryCodec::open`] in a pass over many entries.
+    /// [`EntryCodec::open`] in a pass over many entries. A value whose key is known needs no service.
     pub(crate) fn open_in_pass(
         &self,
         failed: &mut FailedServices,
         key: &str,
         value: &[u8],
     ) -> Result<Option<Bytes>, Error> {
-        if let Some(error) = failed.error(key, value) {
+        if let Some(error) = failed.error(key, value)
+            && !self.has_key_of(value)
+        {
             return Err(error);
         }
         self.open(key, value).inspect_err(|error| failed.record(error))
+    }
+
+    /// Whether the value can be decrypted without a call of its key management service.
+    fn has_key_of(&self, value: &[u8]) -> bool {
+        let encryption = self.0.as_ref().and_then(|sealing| sealing.encryption.as_ref());
+        encryption.is_some_and(|encryption| encryption.has_key_of(value))
     }
 
     /// The revisions of an encoded entry.

@@ -12,8 +12,8 @@ use coracle_kinds::{kind::by_resource, selector::FieldSelector};
 use futures::future::select_all;
 
 use super::{
-    DEFAULT_RANGE, addresses, default_range, extension_authentication, missing_extension_authentication,
-    namespaces, own_service, token_tracking,
+    DEFAULT_RANGE, addresses, default_range, extension_authentication, has_config_maps,
+    missing_extension_authentication, namespaces, own_service, token_tracking,
 };
 use crate::{
     cache::{Events, Scope, Watcher, prefix_of},
@@ -64,27 +64,36 @@ struct DefaultObject {
 /// the first attempt follows after [`RETRY`].
 pub(super) fn start(state: &Arc<State>, is_complete: bool) -> Result<()> {
     let first = watches(state)?;
-    tokio::spawn(run(Arc::downgrade(state), first, is_complete));
+    let left = Left { objects: !is_complete, authorities: !has_config_maps(state) };
+    tokio::spawn(run(Arc::downgrade(state), first, left));
     Ok(())
 }
 
-async fn run(state: Weak<State>, mut watches: Vec<Events>, mut is_complete: bool) {
+/// What the passes must still do.
+struct Left {
+    /// Some objects are missing.
+    objects: bool,
+    /// The start has not written the authorities of this server, because config maps cannot be decrypted.
+    authorities: bool,
+}
+
+async fn run(state: Weak<State>, mut watches: Vec<Events>, mut left: Left) {
     let Some(shutdown) = state.upgrade().map(|state| state.shutdown.clone()) else { return };
     loop {
         // Cancel-safe: dropping the receive loses no event.
         let has_ended = tokio::select! {
-            has_ended = next(&mut watches), if is_complete => has_ended,
-            () = tokio::time::sleep(RETRY), if !is_complete => false,
+            has_ended = next(&mut watches), if !left.objects => has_ended,
+            () = tokio::time::sleep(RETRY), if left.objects => false,
             () = shutdown.cancelled() => return,
         };
         let Some(strong) = state.upgrade() else { return };
         let outcome = if has_ended { self::watches(&strong).map(|new| watches = new) } else { Ok(()) };
         let outcome = match outcome {
-            Ok(()) => restore(&strong).await,
+            Ok(()) => restore(&strong, &mut left).await,
             Err(error) => Err(error),
         };
         drop(strong);
-        is_complete = outcome.is_ok();
+        left.objects = outcome.is_err();
         if let Err(error) = outcome {
             tracing::warn!(%error, "cannot restore the default objects");
         }
@@ -96,7 +105,7 @@ async fn run(state: Weak<State>, mut watches: Vec<Events>, mut is_complete: bool
 }
 
 /// Restores all objects, also after an error. Returns the first error.
-async fn restore(state: &Arc<State>) -> Result<()> {
+async fn restore(state: &Arc<State>, left: &mut Left) -> Result<()> {
     let mut outcome = namespaces(state).await;
     outcome = outcome.and(default_range(state).await);
     outcome = outcome.and(own_service(state).await);
@@ -104,12 +113,18 @@ async fn restore(state: &Arc<State>) -> Result<()> {
     // Servers that share a store write their addresses periodically themselves. A write here could register the address of
     // a server again that is stopping. The authorities of the servers may differ, for example while the servers replace an
     // authority one after another. If each server restored its own authorities, the servers would overwrite each other
-    // forever.
-    if state.store.is_shared() {
+    // forever. But a server whose start could not write its authorities does so once.
+    let is_shared = state.store.is_shared();
+    let is_late = left.authorities && has_config_maps(state);
+    if is_shared && !is_late {
         return outcome.and(missing_extension_authentication(state).await);
     }
-    outcome = outcome.and(addresses::publish(state).await);
-    outcome.and(extension_authentication(state).await)
+    if !is_shared {
+        outcome = outcome.and(addresses::publish(state).await);
+    }
+    let written = extension_authentication(state).await;
+    left.authorities &= !is_late || written.is_err();
+    outcome.and(written)
 }
 
 /// Starts a watch of each object. If objects of its resource cannot be decrypted, the watch ends when they are loaded. The

@@ -119,7 +119,15 @@ impl Cache {
         let mut objects = collection.lock();
         match &loaded {
             Ok(()) => objects.end_watches(),
-            Err(_unreadable) => objects.unload(),
+            Err(error) => {
+                objects.unload();
+                // The former object was deleted or encrypted again. The next attempt reads this one.
+                if let StoreError::Sealed { key, .. } = error {
+                    tracing::warn!(%error, "another object of the resource cannot be decrypted");
+                    let (key, resource) = (key.as_str().into(), object.resource.clone());
+                    collection.unreadable.store(Some(Arc::new(UnreadableObject { key, resource })));
+                }
+            }
         }
         loaded
     }
@@ -129,7 +137,7 @@ impl Cache {
 mod tests {
     use bytes::Bytes;
     use coracle_kinds::kind::by_kind;
-    use coracle_store::{Commit, Embedded, EmbeddedOptions, Expect, Tier, Write};
+    use coracle_store::{Commit, Embedded, EmbeddedOptions, Entry, Expect, Page, Tier, Write};
     use serde_json::json;
 
     use super::*;
@@ -198,5 +206,39 @@ mod tests {
         let later = store.revision().await.unwrap() + 1;
         cache.apply(&Commit { value: None, ..commit(later) });
         assert!(cache.get(kind, "ns", "a").is_none());
+    }
+
+    #[test]
+    fn commits_during_a_list_are_applied_after_it_and_those_of_a_failed_attempt_are_not_kept() {
+        let cache = Cache::new(1);
+        let kind = by_kind("v1", "Secret").unwrap();
+        let commit = |name: &str, revision: u64| {
+            let (key, value) = secret(name);
+            cache.apply(&Commit {
+                key,
+                revision,
+                value: Some(value),
+                created: revision,
+                guard_follows: false,
+            });
+        };
+        let listed = |name: &str, revision: u64| {
+            let (key, value) = secret(name);
+            Entry { key, value, created: revision, modified: revision }
+        };
+        cache.mark_unreadable(vec![of_service("/secrets/ns/a")]).unwrap();
+        let shared = cache.collection(kind).unwrap();
+        shared.lock().begin_load();
+        commit("lost", 2);
+        shared.lock().unload();
+        shared.lock().begin_load();
+        commit("a", 3);
+        commit("b", 5);
+        let page = Page { entries: vec![listed("a", 3), listed("c", 4)], revision: 4, more: false };
+        shared.lock().loaded(page);
+        let objects = shared.lock();
+        let found = objects.under("").map(|object| (object.name().to_owned(), object.revision));
+        let expect = [("a", 3), ("b", 5), ("c", 4)].map(|(name, revision)| (name.to_owned(), revision));
+        assert_eq!(found.collect::<Vec<_>>(), expect);
     }
 }

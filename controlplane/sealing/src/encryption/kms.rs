@@ -10,24 +10,25 @@
 
 mod checks;
 mod client;
+mod source;
 
 use std::{
     collections::HashMap,
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError, mpsc},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering, mpsc},
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
 use coracle_threads::off_worker;
 use prost::Message as _;
-use ring::{aead::LessSafeKey, hkdf};
 use tokio::sync::{Semaphore, mpsc::UnboundedReceiver, mpsc::UnboundedSender, mpsc::unbounded_channel};
 
 use super::gcm::{self, random};
 use crate::Error;
 use checks::{Checks, Failure};
 use client::Client;
+use source::{Decrypted, Source};
 
 #[allow(
     clippy::all,
@@ -91,9 +92,9 @@ struct Encrypted {
 }
 
 /// Cache of decrypted seeds and keys.
-type Sources = HashMap<Encrypted, Arc<Source>>;
+type Sources = HashMap<Encrypted, Arc<Decrypted>>;
 /// The channel to a caller that waits for the result of a decryption.
-type Caller = mpsc::Sender<Result<Arc<Source>, String>>;
+type Caller = mpsc::Sender<Result<Arc<Decrypted>, String>>;
 
 struct Shared {
     current: ArcSwap<Option<Current>>,
@@ -110,13 +111,7 @@ struct Current {
     key_id: String,
     encrypted: Vec<u8>,
     annotations: HashMap<String, Vec<u8>>,
-    source: Arc<Source>,
-}
-
-/// Source of the key of a value.
-enum Source {
-    Seed(hkdf::Prk),
-    Key(Box<LessSafeKey>),
+    seed: Arc<Decrypted>,
 }
 
 /// A message to the thread.
@@ -177,7 +172,7 @@ impl Kms {
         let current = self.shared.current.load();
         let current = current.as_ref().as_ref().ok_or(Error::Cipher)?;
         let info: [u8; INFO_BYTES] = random()?;
-        let key = current.source.key(&info).ok_or(Error::Cipher)?;
+        let key = current.seed.source.key(&info).ok_or(Error::Cipher)?;
         let mut data = info.to_vec();
         data.extend(gcm::seal(&key, plain, context)?);
         let object = v2::EncryptedObject {
@@ -196,17 +191,28 @@ impl Kms {
     pub(super) fn open(&self, sealed: &[u8], context: &[u8]) -> Result<Vec<u8>, Error> {
         let damaged = || Error::Damaged { id: self.settings.name.clone() };
         let object = v2::EncryptedObject::decode(sealed).map_err(|_invalid| damaged())?;
-        let is_seed = object.encrypted_dek_source_type
-            == i32::from(v2::EncryptedDekSourceType::HkdfSha256XnonceAesGcmSeed);
-        let data = object.encrypted_data.clone();
-        let source = self.source(object, is_seed)?;
-        let opened = match &*source {
+        let (encrypted, data) = (Encrypted::of(&object), object.encrypted_data.clone());
+        let decrypted = self.source(&encrypted, object)?;
+        let opened = match &decrypted.source {
             Source::Key(key) => gcm::open(key, &data, context),
             Source::Seed(_) => data
                 .split_first_chunk::<INFO_BYTES>()
-                .and_then(|(info, text)| gcm::open(&source.key(info)?, text, context)),
+                .and_then(|(info, text)| gcm::open(&decrypted.source.key(info)?, text, context)),
         };
+        if opened.is_some() {
+            decrypted.is_proven.store(true, Ordering::Relaxed);
+        } else if !decrypted.is_proven.load(Ordering::Relaxed) {
+            // The plugin may respond correctly to the next request.
+            self.shared.seeds().remove(&encrypted);
+        }
         opened.ok_or_else(damaged)
+    }
+
+    /// Whether the seed or key of a stored value is in the cache, so that the plugin is not called for this value.
+    pub(super) fn has_key_of(&self, stored: &[u8]) -> bool {
+        let sealed = stored.strip_prefix(self.prefix());
+        let object = sealed.and_then(|sealed| v2::EncryptedObject::decode(sealed).ok());
+        object.is_some_and(|object| self.shared.seeds().contains_key(&Encrypted::of(&object)))
     }
 
     /// Whether the value is protected by the current key of the plugin.
@@ -221,9 +227,8 @@ impl Kms {
     }
 
     /// The seed or key of a value; the plugin decrypts unknown ones.
-    fn source(&self, object: v2::EncryptedObject, is_seed: bool) -> Result<Arc<Source>, Error> {
-        let encrypted = Encrypted { is_seed, bytes: object.encrypted_dek_source.clone() };
-        if let Some(known) = self.shared.seeds().get(&encrypted) {
+    fn source(&self, encrypted: &Encrypted, object: v2::EncryptedObject) -> Result<Arc<Decrypted>, Error> {
+        if let Some(known) = self.shared.seeds().get(encrypted) {
             return Ok(known.clone());
         }
         let request = v2::DecryptRequest {
@@ -235,7 +240,7 @@ impl Kms {
         let many = |_full| failed(&self.settings, format!("{MAX_WAITING} requests wait for its response"));
         let _permit = self.waiting.try_acquire().map_err(many)?;
         let (done, decrypted) = mpsc::channel();
-        self.call(Call::Decrypt(encrypted, request, done))?;
+        self.call(Call::Decrypt(encrypted.clone(), request, done))?;
         // The wait needs no timeout: the thread limits the duration of the call.
         let source = off_worker(|| decrypted.recv());
         let source = source.unwrap_or_else(|_ended| Err("its thread has ended".to_owned()));
@@ -382,7 +387,7 @@ fn decrypt(
         let source = match known {
             Some(known) => Ok(known),
             None => client.decrypt(request).await.and_then(|plain| {
-                let source = Source::of(&plain, encrypted.is_seed).map(Arc::new);
+                let source = Source::of(&plain, encrypted.is_seed).map(Decrypted::new);
                 source.ok_or_else(|| "the decrypted key has a wrong size".to_owned())
             }),
         };
@@ -407,14 +412,14 @@ async fn renew(shared: &Shared, client: &Client) -> Result<(), String> {
     }
     let seed: [u8; SEED_BYTES] = random().map_err(|error| error.to_string())?;
     let response = client.encrypt(seed.to_vec()).await?;
-    let source = Arc::new(Source::of(&seed, true).ok_or("a seed has a wrong size")?);
+    let seed = Decrypted::new(Source::of(&seed, true).ok_or("a seed has a wrong size")?);
     let encrypted = Encrypted { is_seed: true, bytes: response.ciphertext.clone() };
-    shared.keep(encrypted, source.clone());
+    shared.keep(encrypted, seed.clone());
     let next = Current {
         key_id: response.key_id,
         encrypted: response.ciphertext,
         annotations: response.annotations,
-        source,
+        seed,
     };
     shared.current.store(Arc::new(Some(next)));
     Ok(())
@@ -435,7 +440,7 @@ impl Shared {
         self.running.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn keep(&self, encrypted: Encrypted, source: Arc<Source>) {
+    fn keep(&self, encrypted: Encrypted, source: Arc<Decrypted>) {
         let mut seeds = self.seeds();
         if seeds.len() >= MAX_CACHED_SEEDS {
             seeds.clear();
@@ -444,23 +449,13 @@ impl Shared {
     }
 }
 
-// === impl Source ===
+// === impl Encrypted ===
 
-impl Source {
-    fn of(plain: &[u8], is_seed: bool) -> Option<Self> {
-        match (is_seed, plain.len()) {
-            (true, SEED_BYTES) => Some(Self::Seed(hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, plain))),
-            (false, 16 | 32) => gcm::key(plain).map(|key| Self::Key(Box::new(key))),
-            _ => None,
-        }
-    }
-
-    /// Derives the key of the value with these random bytes. `None` if the source is a key itself.
-    fn key(&self, info: &[u8]) -> Option<LessSafeKey> {
-        let Self::Seed(seed) = self else { return None };
-        let mut key = [0; 32];
-        seed.expand(&[info], hkdf::HKDF_SHA256).ok()?.fill(&mut key).ok()?;
-        gcm::key(&key)
+impl Encrypted {
+    /// The encrypted seed or key of a value.
+    fn of(object: &v2::EncryptedObject) -> Self {
+        let seed = i32::from(v2::EncryptedDekSourceType::HkdfSha256XnonceAesGcmSeed);
+        Self { is_seed: object.encrypted_dek_source_type == seed, bytes: object.encrypted_dek_source.clone() }
     }
 }
 

@@ -1,9 +1,10 @@
 //! A start while the key management service of some stored objects does not respond.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use coracle_store::{
-    Backup, Entry, Error as StoreError, Health, Page, Range, ReadablePage, Unreadable, Watch, Write,
+    Backup, Entry, Error as StoreError, Expect, Health, Page, Range, ReadablePage, Tier, Unreadable, Watch,
+    Write,
 };
 use futures::future::BoxFuture;
 
@@ -19,9 +20,17 @@ struct Encrypted {
     store: Embedded,
     prefix: &'static str,
     is_away: Arc<AtomicBool>,
+    /// Number of calls of [`Store::list`].
+    lists: AtomicUsize,
+    /// Whether the store reports that other servers write to it.
+    is_shared: bool,
 }
 
 impl Encrypted {
+    fn new(store: Embedded, prefix: &'static str, is_away: Arc<AtomicBool>) -> Self {
+        Self { store, prefix, is_away, lists: AtomicUsize::new(0), is_shared: false }
+    }
+
     fn failure(&self, key: &str) -> Option<StoreError> {
         let is_unreadable = key.starts_with(self.prefix) && self.is_away.load(Ordering::SeqCst);
         let source = coracle_sealing::Error::Kms { name: "vault".to_owned(), reason: "away".to_owned() };
@@ -31,14 +40,18 @@ impl Encrypted {
 
 impl Store for Encrypted {
     fn get<'a>(&'a self, key: &'a str) -> Outcome<'a, Option<Entry>> {
-        match self.failure(key) {
-            Some(error) => Box::pin(async { Err(error) }),
-            None => Store::get(&self.store, key),
-        }
+        Box::pin(async move {
+            let found = Store::get(&self.store, key).await?;
+            match self.failure(key).filter(|_| found.is_some()) {
+                Some(error) => Err(error),
+                None => Ok(found),
+            }
+        })
     }
 
     fn list(&self, range: Range) -> Outcome<'_, Page> {
         Box::pin(async move {
+            self.lists.fetch_add(1, Ordering::SeqCst);
             let ReadablePage { page, unreadable } = self.list_readable(range).await?;
             unreadable.into_iter().next().map_or(Ok(page), |first| Err(first.error))
         })
@@ -84,7 +97,7 @@ impl Store for Encrypted {
     }
 
     fn is_shared(&self) -> bool {
-        false
+        self.is_shared
     }
 
     fn is_current<'a>(&'a self, key: &'a str) -> Outcome<'a, bool> {
@@ -100,7 +113,7 @@ impl Store for Encrypted {
 async fn restarted_without(prefix: &'static str, server: Fixture) -> (Fixture, Arc<AtomicBool>) {
     let (store, directory) = server.close().await;
     let is_away = Arc::new(AtomicBool::new(true));
-    let store = Arc::new(Encrypted { store, prefix, is_away: is_away.clone() });
+    let store = Arc::new(Encrypted::new(store, prefix, is_away.clone()));
     let responds = crate::EncryptionHealth(Arc::new(|| Ok::<(), String>(())));
     let api = open_on(store, directory.path(), |config| config.encryption_health = Some(responds)).await;
     (Fixture { api, directory }, is_away)
@@ -181,6 +194,25 @@ async fn the_server_writes_its_config_maps_when_they_can_be_decrypted() {
 }
 
 #[tokio::test]
+async fn a_server_writes_its_new_authorities_into_a_shared_store_later() {
+    const MAP: &str = "/api/v1/namespaces/kube-system/configmaps/extension-apiserver-authentication";
+    let server = Fixture::new().await;
+    let server = server.again_with(|config| config.front_proxy.authority = "old".to_owned()).await;
+    let authority =
+        async |server: &Fixture| server.get(MAP).await.body["data"]["requestheader-client-ca-file"].clone();
+    assert_eq!(authority(&server).await, "old");
+    let (store, directory) = server.close().await;
+    let is_away = Arc::new(AtomicBool::new(true));
+    let store = Encrypted { is_shared: true, ..Encrypted::new(store, "/configmaps/", is_away.clone()) };
+    let configure = |config: &mut ApiserverConfig| config.front_proxy.authority = "new".to_owned();
+    let server = Fixture { api: open_on(Arc::new(store), directory.path(), configure).await, directory };
+    assert_unreadable(&server.get(MAP).await, "configmaps", "get");
+    is_away.store(false, Ordering::SeqCst);
+    let is_new = async || authority(&server).await == "new";
+    eventually_async("the config map has the new authority", 60, is_new).await;
+}
+
+#[tokio::test]
 async fn a_policy_fails_while_its_parameters_cannot_be_decrypted() {
     let server = Fixture::new().await;
     assert_eq!(server.post(CONFIG_MAPS, config_map("params", json!({}))).await.code, 201);
@@ -214,8 +246,34 @@ async fn a_policy_fails_while_its_parameters_cannot_be_decrypted() {
 async fn the_server_does_not_start_without_roles() {
     let server = Fixture::new().await;
     let (store, _directory) = server.close().await;
-    let is_away = Arc::new(AtomicBool::new(true));
-    let store = Encrypted { store, prefix: "rbac.authorization.k8s.io/", is_away };
+    let store = Encrypted::new(store, "rbac.authorization.k8s.io/", Arc::new(AtomicBool::new(true)));
     let refused = crate::cache::Cache::load(&store).await.err().unwrap();
     assert!(refused.is_of_service(), "{refused}");
+}
+
+/// Otherwise each attempt would list all objects after the deletion of the one that was found first.
+#[tokio::test]
+async fn an_attempt_to_load_reads_an_object_that_still_exists() {
+    let server = Fixture::new().await;
+    for name in ["a", "b"] {
+        assert_eq!(server.post(SECRETS, secret(name)).await.code, 201);
+    }
+    let (store, _directory) = server.close().await;
+    let store = Encrypted::new(store, "/secrets/", Arc::new(AtomicBool::new(true)));
+    let (cache, _watch) = crate::cache::Cache::load(&store).await.unwrap();
+    let secrets = cache.unreadable().remove(0);
+    // Another server deletes the Secret.
+    let key = "/secrets/default/a";
+    let found = Store::get(&store.store, key).await.unwrap().unwrap();
+    let expect = Expect::Revision(found.modified);
+    let deletion = Write { key: key.into(), expect, value: None, tier: Tier::Durable, guard: None };
+    store.store.write(deletion).await.unwrap();
+    for _ in 0..3 {
+        let error = cache.load_unreadable(&store, &secrets).await.unwrap_err();
+        assert!(error.is_of_service(), "{error}");
+    }
+    assert_eq!(store.lists.load(Ordering::SeqCst), 1, "later attempts read the other Secret only");
+    store.is_away.store(false, Ordering::SeqCst);
+    cache.load_unreadable(&store, &secrets).await.unwrap();
+    assert!(cache.unreadable().is_empty());
 }

@@ -21,6 +21,8 @@ pub(crate) struct Behaviour {
     pub(crate) statuses: usize,
     /// Whether decryptions get no answer.
     pub(crate) hangs: bool,
+    /// Whether decryptions get another key of the right size.
+    pub(crate) is_wrong: bool,
     pub(crate) waiting: usize,
 }
 
@@ -62,8 +64,13 @@ impl KeyManagementService for Plugin {
         while self.0.lock().unwrap().hangs {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        self.0.lock().unwrap().decrypts += 1;
-        Ok(Response::new(v2::DecryptResponse { plaintext: flip(&request.ciphertext) }))
+        let mut behaviour = self.0.lock().unwrap();
+        behaviour.decrypts += 1;
+        let mut plaintext = flip(&request.ciphertext);
+        if behaviour.is_wrong {
+            plaintext.reverse();
+        }
+        Ok(Response::new(v2::DecryptResponse { plaintext }))
     }
 }
 
@@ -266,6 +273,28 @@ fn garbage_is_an_error() {
     for cut in kms.prefix().len()..sealed.len() {
         assert!(kms.open(&sealed[kms.prefix().len()..cut], b"name").is_err(), "{cut}");
     }
+}
+
+#[test]
+fn a_wrong_response_of_a_plugin_is_not_kept() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("kms.sock");
+    let behaviour = plugin(&socket);
+    let sealed = start(&socket).unwrap().seal(b"value", b"name").unwrap();
+    // This client has a new seed, so the plugin must decrypt the seed of the value.
+    let kms = start(&socket).unwrap();
+    let own = kms.seal(b"own", b"name").unwrap();
+    assert!(kms.has_key_of(&own) && !kms.has_key_of(&sealed));
+    behaviour.lock().unwrap().is_wrong = true;
+    let open = |context: &[u8]| kms.open(&sealed[kms.prefix().len()..], context);
+    assert!(matches!(open(b"name"), Err(Error::Damaged { .. })));
+    assert!(!kms.has_key_of(&sealed));
+    behaviour.lock().unwrap().is_wrong = false;
+    assert_eq!(open(b"name").unwrap(), b"value");
+    // A damaged value does not remove a key that has decrypted another value.
+    assert!(open(b"other").is_err() && kms.has_key_of(&sealed));
+    assert_eq!(behaviour.lock().unwrap().decrypts, 2);
+    assert!(!kms.has_key_of(b"{}") && !kms.has_key_of(b"k8s:enc:kms:v2:other:"));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
