@@ -158,6 +158,26 @@ pub struct ServerOptions {
     /// The ranges of external IPs that nodes permit. Other external IPs of Services have warnings. `None` if the server
     /// does not know the ranges.
     pub external_ips: Option<Vec<IpNetwork>>,
+    /// Health checks and metrics of the store.
+    pub store: StoreOptions,
+}
+
+/// Health checks and metrics of the store, with the defaults of kube-apiserver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// Timeout of the check `etcd`.
+    pub health_timeout: Duration,
+    /// Timeout of the check `etcd-readiness`.
+    pub ready_timeout: Duration,
+    /// Whether the metrics have the number of objects of each resource.
+    pub has_object_counts: bool,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        let timeout = Duration::from_secs(2);
+        Self { health_timeout: timeout, ready_timeout: timeout, has_object_counts: true }
+    }
 }
 
 impl Default for ServerOptions {
@@ -180,6 +200,7 @@ impl Default for ServerOptions {
             goaway_chance: 0.0,
             send_retry_after: false,
             external_ips: None,
+            store: StoreOptions::default(),
         }
     }
 }

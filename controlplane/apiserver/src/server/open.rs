@@ -47,6 +47,7 @@ use crate::{
     quota_locks::Locks,
     registry::Registry,
     state::State,
+    store_probe::StoreProbes,
     usage_history::UsageHistory,
     usage_samples::Samples,
 };
@@ -194,6 +195,8 @@ fn state(
         },
         allocator: Allocator::new(cache.clone(), config.service_ranges, config.options.node_ports),
         store,
+        store_probes: StoreProbes::new(config.options.store),
+        has_object_counts: config.options.store.has_object_counts,
         cache,
         registry,
         authenticators,
