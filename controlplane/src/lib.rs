@@ -35,7 +35,7 @@ pub use config::{ControlPlaneConfig, EncryptionFile, EtcdConfig};
 pub use coracle_apiserver::{
     AuditConfig, AuditLogOptions, AuditMode, AuditThrottle, AuditTruncateConfig, AuditWebhookConfig,
     AuthorizationConfig, BACKUP_PATH, InitialResourcesOptions, OidcConfig, PluginSelection,
-    RequestHeaderConfig, RuntimeConfig, ServerFeatures, ServerOptions, TokenWebhookConfig,
+    RequestHeaderConfig, RuntimeConfig, ServerFeatures, ServerOptions, StoreOptions, TokenWebhookConfig,
 };
 pub use coracle_controllers::{AutoscalerOptions, ControllerSelection};
 pub use coracle_scheduler::SchedulerConfig;
