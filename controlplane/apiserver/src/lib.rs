@@ -112,7 +112,7 @@ mod write;
 
 pub use admit::PluginSelection;
 pub use aggregation::FrontProxy;
-pub use audit::{AuditThrottle, AuditTruncateConfig, AuditWebhookConfig};
+pub use audit::{AuditBatch, AuditThrottle, AuditTruncateConfig, AuditWebhookConfig};
 pub use authn::{OidcConfig, RequestHeaderConfig, TokenWebhookConfig, User};
 pub use authz::AuthorizationConfig;
 pub use config::{
