@@ -81,6 +81,8 @@ const SERVICES: Check = ("kms-providers", Subject::Encryption);
 // === impl Subject ===
 
 impl Subject {
+    /// Runs the check.
+    ///
     /// # Errors
     /// The reason why the check fails.
     async fn check(self, state: &State) -> Result<(), String> {

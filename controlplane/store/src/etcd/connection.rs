@@ -1,7 +1,6 @@
 //! Connections to etcd's members. One member is used. If it does not respond, another member replaces it.
 
 use std::{
-    convert::Infallible,
     error::Error as _,
     future::Future,
     io::ErrorKind,
@@ -161,8 +160,15 @@ impl Connection {
     ) -> Result<Response<T>, Status> {
         let hangs = async {
             match hang {
-                Some(hang) => hang.reported(index).await,
-                None => std::future::pending().await,
+                Some(hang) => tokio::select! {
+                    // Cancel-safe: a check that is dropped has no effect.
+                    () = hang.reported(index) => {}
+                    () = self.suspect(index) => {}
+                },
+                None => {
+                    self.suspect(index).await;
+                    std::future::pending().await
+                }
             }
         };
         tokio::select! {
@@ -170,14 +176,13 @@ impl Connection {
             biased;
             response = request => response,
             () = hangs => Err(Status::unavailable("the member does not respond")),
-            never = self.suspect(index) => match never {},
             () = tokio::time::sleep(REQUEST_TIMEOUT) => Err(Status::unavailable("request timed out")),
         }
     }
 
-    /// Replaces a member that has not responded for a while, if another member responds. Never ends, because the caller waits
-    /// for a response meanwhile.
-    async fn suspect(&self, index: usize) -> Infallible {
+    /// Replaces a member that has not responded for a while, if another member responds. Never ends if the member was not
+    /// replaced, because the caller waits for a response meanwhile.
+    async fn suspect(&self, index: usize) {
         let channels = self.channels.all();
         if channels.len() > 1 {
             tokio::time::sleep(hang::SUSPECT_AFTER).await;
@@ -190,6 +195,7 @@ impl Connection {
                 let servers = self.channels.servers();
                 tracing::warn!(member = ?servers.get(index), other = ?servers.get(other), "a member of etcd hangs");
                 self.hangs.report(index);
+                return;
             }
         }
         std::future::pending().await
