@@ -136,7 +136,7 @@ impl Webhook {
     fn start(config: AuditWebhookConfig, lost: Arc<AtomicU64>) -> Result<Self, String> {
         match config.mode {
             Mode::Batch => {
-                let remote = webhook::remote(&config.file, config.backoff)?;
+                let remote = Box::new(webhook::remote(&config.file, config.backoff)?);
                 let max_bytes = config.truncate.map_or(usize::MAX, |truncate| truncate.max_batch_bytes);
                 let target = Target::Webhook { remote, max_bytes };
                 Ok(Self::Batch(BatchQueue::start(target, config.batch, lost)))

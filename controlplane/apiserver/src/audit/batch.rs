@@ -60,7 +60,7 @@ pub(super) enum Target {
     /// A server. The size of a batch in bytes is limited.
     Webhook {
         /// The client of the server.
-        remote: Remote,
+        remote: Box<Remote>,
         /// Maximum bytes of a batch.
         max_bytes: usize,
     },
@@ -260,7 +260,7 @@ mod tests {
 
     fn start_with(hook: &Hook, [buffer, size]: [usize; 2], max_bytes: usize) -> (BatchQueue, Arc<AtomicU64>) {
         let batch = AuditBatch { buffer, size, wait: Duration::from_secs(3600), throttle: None };
-        let remote = webhook::remote(&hook.file(), None).unwrap();
+        let remote = Box::new(webhook::remote(&hook.file(), None).unwrap());
         let lost = Arc::<AtomicU64>::default();
         (BatchQueue::start(Target::Webhook { remote, max_bytes }, batch, lost.clone()), lost)
     }
