@@ -86,7 +86,7 @@ impl Subject {
     /// # Errors
     /// The reason why the check fails.
     async fn check(self, state: &State) -> Result<(), String> {
-        let (etcd, probes) = (state.store.is_shared(), &state.store_probes);
+        let (etcd, probes) = (state.store.is_shared(), &state.store_monitor);
         match self {
             Self::Etcd | Self::EtcdOrStore if etcd => probes.health.check(&*state.store).await,
             Self::EtcdReadiness if etcd => probes.readiness.check(&*state.store).await,

@@ -475,7 +475,7 @@ async fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) ->
         remotes: &state.remotes,
         components: state.component_metrics.as_ref(),
         store: &*state.store,
-        has_object_counts: state.has_object_counts,
+        has_object_counts: state.store_monitor.has_object_counts,
     };
     if let Some(reply) = metrics::find(&state.metrics, &sources, info).await {
         return Ok(reply);

@@ -9,12 +9,14 @@ use tokio::{sync::Mutex, time::Instant};
 
 use crate::config::StoreOptions;
 
-/// The probes of the checks.
-pub(crate) struct StoreProbes {
+/// The observation of the store by health checks and metrics.
+pub(crate) struct StoreMonitor {
     /// The probe of the check `etcd`.
     pub(crate) health: StoreProbe,
     /// The probe of the check `etcd-readiness`.
     pub(crate) readiness: StoreProbe,
+    /// Whether the metrics have the number of objects of each resource.
+    pub(crate) has_object_counts: bool,
 }
 
 /// A probe with its timeout and its last result.
@@ -29,13 +31,14 @@ struct Probed {
     result: Result<(), String>,
 }
 
-// === impl StoreProbes ===
+// === impl StoreMonitor ===
 
-impl StoreProbes {
+impl StoreMonitor {
     pub(crate) fn new(options: StoreOptions) -> Self {
         Self {
             health: StoreProbe::new(options.health_timeout),
             readiness: StoreProbe::new(options.ready_timeout),
+            has_object_counts: options.has_object_counts,
         }
     }
 }
