@@ -30,6 +30,8 @@ pub struct EtcdConfig {
     pub identity: Option<CertificateFiles>,
     /// Interval of compactions of etcd's history; `None` if another program compacts it.
     pub compaction: Option<Duration>,
+    /// Maximum age of the sizes of etcd's databases in the metrics; `None` if the metrics have no sizes.
+    pub size_max_age: Option<Duration>,
 }
 
 /// Configuration of the control plane.

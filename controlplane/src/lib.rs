@@ -33,9 +33,10 @@ pub use backup::{BackupError, BackupFile, offline_backup, restore_backup};
 pub use clients::{ExternalClients, ExternalServer};
 pub use config::{ControlPlaneConfig, EncryptionFile, EtcdConfig};
 pub use coracle_apiserver::{
-    AuditConfig, AuditLogOptions, AuditMode, AuditThrottle, AuditTruncateConfig, AuditWebhookConfig,
-    AuthorizationConfig, BACKUP_PATH, InitialResourcesOptions, OidcConfig, PluginSelection,
-    RequestHeaderConfig, RuntimeConfig, ServerFeatures, ServerOptions, TokenWebhookConfig,
+    AuditBatch, AuditConfig, AuditLogOptions, AuditMode, AuditThrottle, AuditTruncateConfig,
+    AuditWebhookConfig, AuthorizationConfig, BACKUP_PATH, InitialResourcesOptions, OidcConfig,
+    PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerFeatures, ServerOptions, StoreOptions,
+    TokenWebhookConfig,
 };
 pub use coracle_controllers::{AutoscalerOptions, ControllerSelection};
 pub use coracle_scheduler::SchedulerConfig;

@@ -139,7 +139,8 @@ async fn connect(config: &EtcdConfig, sealing: Option<Sealing>) -> Result<Etcd, 
         .map(|files| EtcdIdentity { certificate: files.certificate.clone(), key: files.key.clone() });
     let tls = config.ca_file.clone().map(|authority| EtcdTls { authority, identity });
     let (servers, prefix) = (config.servers.clone(), config.prefix.clone());
-    let options = EtcdOptions { servers, prefix, tls, sealing, compaction: config.compaction };
+    let EtcdConfig { compaction, size_max_age, .. } = *config;
+    let options = EtcdOptions { servers, prefix, tls, sealing, compaction, size_max_age };
     Etcd::connect(options).await.map_err(OpenStoreError::Store)
 }
 

@@ -131,6 +131,9 @@ settings! {
     encryption_provider_config_automatic_reload: bool = default "false", "BOOL";
     /// URLs of the etcd members that have the cluster's objects. Several control planes can share them.
     etcd_servers: Vec<String> = unset "the embedded store", "URL";
+    /// Other etcds for some resources. Refused, because the server compares revisions of all resources, and the revisions of
+    /// several etcds cannot be compared.
+    etcd_servers_overrides: Vec<String> = default "", "GROUP/RESOURCE#URLS";
     /// Authorities of etcd's certificates, for https URLs.
     etcd_cafile: Option<PathBuf> = unset "", "FILE";
     /// Client certificate for etcd.
@@ -141,6 +144,16 @@ settings! {
     etcd_prefix: String = default "/coracle", "PREFIX";
     /// Interval of compactions of etcd's history, which one of the control planes makes. 0 if another program compacts it.
     etcd_compaction_interval: GoDuration = default "5m", "DURATION";
+    /// Timeout of the health check etcd, which reads from etcd. 0 is the default.
+    etcd_healthcheck_timeout: GoDuration = default "2s", "DURATION";
+    /// Timeout of the readiness check etcd-readiness, which reads from etcd. 0 is the default.
+    etcd_readycheck_timeout: GoDuration = default "2s", "DURATION";
+    /// Maximum age of the sizes of etcd's databases in the metrics. They are requested when the metrics are read. With 0 the
+    /// metrics have no sizes.
+    etcd_db_metric_poll_interval: GoDuration = default "30s", "DURATION";
+    /// With 0 the metrics have no numbers of objects. Other values have no effect: the numbers are always current, and etcd is
+    /// not asked for them.
+    etcd_count_metric_poll_period: GoDuration = default "1m", "DURATION";
     /// Time after which another control plane on the same etcd takes over controllers and scheduler; whole seconds.
     leader_elect_lease_duration: GoDuration = default "15s", "DURATION";
     /// Time after which controllers and scheduler stop if their lease cannot be renewed.
@@ -167,6 +180,19 @@ settings! {
     /// When requests get their responses: blocking, after the event is written; batch, after the event is queued;
     /// blocking-strict, as blocking, and a request whose first event cannot be written fails.
     audit_log_mode: AuditMode = default "blocking", "MODE";
+    /// Maximum number of queued events of the audit log; further events are dropped. For the mode batch.
+    audit_log_batch_buffer_size: NonZero<u32> = default "10000", "COUNT";
+    /// Number of events after which a batch is written to the audit log. For the mode batch.
+    audit_log_batch_max_size: NonZero<u32> = default "1", "COUNT";
+    /// Maximum time that an event of the audit log waits until its batch is full. For the mode batch.
+    audit_log_batch_max_wait: GoDuration = default "0", "DURATION";
+    /// Limit the rate of batches of the audit log. For the mode batch.
+    audit_log_batch_throttle_enable: bool = default "false", "BOOL";
+    /// Maximum average number of batches of the audit log per second; more than 0 if the rate is limited.
+    audit_log_batch_throttle_qps: Fraction = default "0", "NUMBER";
+    /// Maximum number of batches of the audit log at once, after a time with fewer batches than the average; more than 0 if the
+    /// rate is limited.
+    audit_log_batch_throttle_burst: u32 = default "0", "COUNT";
     /// Megabytes after which a new file of the audit log is started.
     audit_log_maxsize: NonZero<u32> = default "100", "MEGABYTES";
     /// Old files of the audit log that are kept; 0 keeps all.

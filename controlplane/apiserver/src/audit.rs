@@ -5,6 +5,7 @@
 
 mod annotations;
 mod backends;
+mod batch;
 mod blocking;
 mod truncate;
 mod webhook;
@@ -15,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use coracle_audit::{
-    Attributes, AuthenticationMetadata, Decision, Event, Level, Log, Mode, ObjectReference, Policy,
-    ResourceAttributes, Stage, UserInfo,
+    Attributes, AuthenticationMetadata, Decision, Event, Level, ObjectReference, Policy, ResourceAttributes,
+    Stage, UserInfo,
 };
 use futures::StreamExt as _;
 use http::{HeaderMap, HeaderValue, Uri, header};
@@ -36,9 +37,11 @@ use crate::{
     short_lived::ShortLived,
 };
 
-use backends::{Backends, LogBackend};
+pub use backends::AuditWebhookConfig;
+use backends::Backends;
+pub(crate) use backends::LogBackend;
+pub use batch::{AuditBatch, AuditThrottle};
 pub use truncate::AuditTruncateConfig;
-pub use webhook::{AuditThrottle, AuditWebhookConfig};
 
 /// Header with the id of a request.
 const AUDIT_ID: &str = "audit-id";
@@ -106,12 +109,9 @@ impl Auditor {
     /// The kubeconfig file of the webhook cannot be used.
     pub(crate) fn new(
         policy: Policy,
-        log: Option<Log>,
-        log_mode: Mode,
-        log_truncate: Option<AuditTruncateConfig>,
+        log: Option<LogBackend>,
         webhook: Option<AuditWebhookConfig>,
     ) -> Result<Arc<Self>, String> {
-        let log = log.map(|log| LogBackend { log, mode: log_mode, truncate: log_truncate });
         let (backends, levels) = (Backends::new(log, webhook)?, Default::default());
         Ok(Arc::new(Self { policy, backends, levels }))
     }
@@ -506,7 +506,7 @@ impl Drop for Record {
 mod tests {
     use std::time::Duration;
 
-    use coracle_audit::LogOptions;
+    use coracle_audit::{Log, LogOptions, Mode};
     use http::Method;
 
     use super::*;
@@ -521,7 +521,8 @@ mod tests {
             rules: [{level: Metadata}]";
         let policy = Policy::parse(policy).unwrap();
         let log = Log::open(options).unwrap();
-        let auditor = Auditor::new(policy, Some(log), Mode::Batch, None, None).unwrap();
+        let log = LogBackend::start(log, Mode::Batch, AuditBatch::default(), None);
+        let auditor = Auditor::new(policy, Some(log), None).unwrap();
         let (headers, uri) = (HeaderMap::new(), Uri::from_static("/version"));
         let info = RequestInfo::parse(&Method::GET, &uri);
         let request = Received {

@@ -13,7 +13,7 @@ use nix::unistd::{SysconfVar, sysconf};
 
 use crate::admit::PluginSelection;
 use crate::aggregation::FrontProxy;
-use crate::audit::{AuditTruncateConfig, AuditWebhookConfig, Auditor};
+use crate::audit::{AuditBatch, AuditTruncateConfig, AuditWebhookConfig, Auditor, LogBackend};
 use crate::authn::{AuthenticationConfig, OidcConfig, RequestHeaderConfig, TokenWebhookConfig};
 use crate::authz::AuthorizationConfig;
 use crate::bounded_file;
@@ -158,6 +158,26 @@ pub struct ServerOptions {
     /// The ranges of external IPs that nodes permit. Other external IPs of Services have warnings. `None` if the server
     /// does not know the ranges.
     pub external_ips: Option<Vec<IpNetwork>>,
+    /// Health checks and metrics of the store.
+    pub store: StoreOptions,
+}
+
+/// Health checks and metrics of the store, with the defaults of kube-apiserver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// Timeout of the check `etcd`.
+    pub health_timeout: Duration,
+    /// Timeout of the check `etcd-readiness`.
+    pub ready_timeout: Duration,
+    /// Whether the metrics have the number of objects of each resource.
+    pub has_object_counts: bool,
+}
+
+impl Default for StoreOptions {
+    fn default() -> Self {
+        let timeout = Duration::from_secs(2);
+        Self { health_timeout: timeout, ready_timeout: timeout, has_object_counts: true }
+    }
 }
 
 impl Default for ServerOptions {
@@ -180,6 +200,7 @@ impl Default for ServerOptions {
             goaway_chance: 0.0,
             send_retry_after: false,
             external_ips: None,
+            store: StoreOptions::default(),
         }
     }
 }
@@ -222,6 +243,8 @@ pub struct AuditConfig {
     pub log: Option<coracle_audit::LogOptions>,
     /// Whether requests wait for the log.
     pub log_mode: coracle_audit::Mode,
+    /// Settings of the batch mode of the log.
+    pub log_batch: AuditBatch,
     /// Limits on the size of events in the log. `None` for no limits.
     pub log_truncate: Option<AuditTruncateConfig>,
     /// The webhook that receives the audit events.
@@ -328,8 +351,9 @@ pub(crate) fn open_audit(config: AuditConfig) -> Result<Arc<Auditor>, OpenError>
         coracle_audit::Log::open(options).map_err(|source| OpenError::AuditLog { path, source })
     };
     let log = config.log.map(open).transpose()?;
-    let truncate = config.log_truncate;
-    Auditor::new(policy, log, config.log_mode, truncate, config.webhook).map_err(OpenError::AuditWebhook)
+    let (mode, batch, truncate) = (config.log_mode, config.log_batch, config.log_truncate);
+    let log = log.map(|log| LogBackend::start(log, mode, batch, truncate));
+    Auditor::new(policy, log, config.webhook).map_err(OpenError::AuditWebhook)
 }
 
 #[cfg(test)]

@@ -8,12 +8,31 @@ use crate::{
     state::State,
 };
 
-/// The name of a check and its function, which returns the reason of a failure.
-type Check = (&'static str, fn(&State) -> Result<(), String>);
+/// The name of a check, and what it checks.
+type Check = (&'static str, Subject);
 
-/// The checks of `/livez` and `/healthz`. A store that refuses writes recovers on its own and still serves reads, so it
-/// does not fail `/livez`.
-const ALIVE: &[Check] = &[("ping", passed), ("log", passed), ("etcd", passed)];
+/// What a check checks.
+#[derive(Clone, Copy)]
+enum Subject {
+    /// Nothing: the check passes when the server responds.
+    Server,
+    /// Whether the store accepts writes.
+    Store,
+    /// Whether etcd responds. With the embedded store the check passes.
+    Etcd,
+    /// Whether etcd responds, or the embedded store accepts writes.
+    EtcdOrStore,
+    /// As [`Subject::EtcdOrStore`], with the timeout for readiness.
+    EtcdReadiness,
+    /// Whether the key management services respond, and stored objects can be decrypted.
+    Encryption,
+    /// Whether the server does not shut down.
+    Shutdown,
+}
+
+/// The checks of `/livez` and `/healthz`. An embedded store that refuses writes recovers on its own and still serves reads,
+/// so it does not fail `/livez`.
+const ALIVE: &[Check] = &[("ping", Subject::Server), ("log", Subject::Server), ("etcd", Subject::Etcd)];
 /// Upstream's names of the steps of the server's start. Requests are accepted after these steps, so their checks always
 /// pass.
 const STARTED: &[&str] = &[
@@ -44,24 +63,39 @@ const STARTED: &[&str] = &[
     "poststarthook/storage-readiness",
 ];
 const READY: &[Check] = &[
-    ("ping", passed),
-    ("log", passed),
-    ("store", store),
+    ("ping", Subject::Server),
+    ("log", Subject::Server),
+    ("store", Subject::Store),
     // Upstream's names: probes use them in paths and exclusions.
-    ("etcd", store),
-    ("etcd-readiness", store),
-    ("informer-sync", passed),
-    ("shutdown", shutdown),
+    ("etcd", Subject::EtcdOrStore),
+    ("etcd-readiness", Subject::EtcdReadiness),
+    ("informer-sync", Subject::Server),
+    ("shutdown", Subject::Shutdown),
 ];
 
 /// The check of the key management services, which exists if services encrypt the store. It also fails while stored objects
 /// cannot be decrypted. As upstream, it does not fail
 /// `/livez`: a restart does not repair a service.
-const SERVICES: Check = ("kms-providers", encryption);
+const SERVICES: Check = ("kms-providers", Subject::Encryption);
 
-#[expect(clippy::unnecessary_wraps, reason = "the type of all checks")]
-fn passed(_state: &State) -> Result<(), String> {
-    Ok(())
+// === impl Subject ===
+
+impl Subject {
+    /// Runs the check.
+    ///
+    /// # Errors
+    /// The reason why the check fails.
+    async fn check(self, state: &State) -> Result<(), String> {
+        let (etcd, probes) = (state.store.is_shared(), &state.store_monitor);
+        match self {
+            Self::Etcd | Self::EtcdOrStore if etcd => probes.health.check(&*state.store).await,
+            Self::EtcdReadiness if etcd => probes.readiness.check(&*state.store).await,
+            Self::Server | Self::Etcd => Ok(()),
+            Self::Store | Self::EtcdOrStore | Self::EtcdReadiness => store(state),
+            Self::Encryption => encryption(state),
+            Self::Shutdown => shutdown(state),
+        }
+    }
 }
 
 fn shutdown(state: &State) -> Result<(), String> {
@@ -91,7 +125,7 @@ fn checks(state: &State, endpoint: &str) -> Option<(&'static str, Vec<Check>)> {
         _ => return None,
     };
     let services = (endpoint != "livez" && state.encryption_health.is_some()).then_some(SERVICES);
-    let started = STARTED.iter().map(|&step| -> Check { (step, passed) });
+    let started = STARTED.iter().map(|&step| -> Check { (step, Subject::Server) });
     Some((endpoint, own.iter().copied().chain(services).chain(started).collect()))
 }
 
@@ -102,13 +136,13 @@ pub(crate) fn paths(state: &State) -> impl Iterator<Item = String> {
 }
 
 /// The response to a request for a health check. `None` for other paths.
-pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
+pub(crate) async fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     let path = info.path.trim_matches('/');
     let (name, one) = path.split_once('/').map_or((path, None), |(name, one)| (name, Some(one)));
     let (name, checks) = checks(state, name)?;
     if let Some(one) = one {
-        let (_, check) = checks.iter().find(|(check, _)| *check == one)?;
-        return Some(match check(state) {
+        let (_, subject) = checks.iter().find(|(check, _)| *check == one)?;
+        return Some(match subject.check(state).await {
             Ok(()) => reply::text(200, "ok"),
             Err(_withheld) => reply::text(500, "internal server error: reason withheld\n"),
         });
@@ -116,12 +150,12 @@ pub(crate) fn find(state: &State, info: &RequestInfo) -> Option<Reply> {
     let excluded = info.query.all("exclude");
     let mut lines = String::new();
     let mut healthy = true;
-    for &(check_name, check) in &checks {
+    for &(check_name, subject) in &checks {
         if excluded.iter().any(|one| one == check_name) {
             lines += &format!("[+]{check_name} excluded: ok\n");
             continue;
         }
-        let result = check(state);
+        let result = subject.check(state).await;
         state.metrics.health.observe(check_name, name, result.is_ok());
         match result {
             Ok(()) => lines += &format!("[+]{check_name} ok\n"),

@@ -14,7 +14,7 @@
 //! | handlers | `verb`, `sub`, `usage`, `aggregated`, `documents`, `health`, `backup` |
 //! | write pipeline | `write`, and its stages `field_manager`, `quota` |
 //! | request | `call`: one request, with the services (`state`) |
-//! | services | `admit`, `aggregation`, `allocate`, `audit`, `authn`, `authz`, `custom_resources`, `drain`, `flow_control`, `in_flight`, `initialization`, `metrics`, `usage_history` |
+//! | services | `admit`, `aggregation`, `allocate`, `audit`, `authn`, `authz`, `custom_resources`, `drain`, `flow_control`, `in_flight`, `initialization`, `metrics`, `store_probe`, `usage_history` |
 //! | storage | `registry`, `convert`, `cache` |
 //! | values | `browsers`, `cel_metrics`, `error`, `media`, `object_meta`, `pod_references`, `request`, `web_socket` |
 //!
@@ -90,6 +90,7 @@ mod service_range;
 mod short_lived;
 mod socket_body;
 mod state;
+mod store_probe;
 mod stored;
 mod sub;
 mod superseded;
@@ -111,11 +112,12 @@ mod write;
 
 pub use admit::PluginSelection;
 pub use aggregation::FrontProxy;
-pub use audit::{AuditThrottle, AuditTruncateConfig, AuditWebhookConfig};
+pub use audit::{AuditBatch, AuditThrottle, AuditTruncateConfig, AuditWebhookConfig};
 pub use authn::{OidcConfig, RequestHeaderConfig, TokenWebhookConfig, User};
 pub use authz::AuthorizationConfig;
 pub use config::{
     ApiserverConfig, AuditConfig, EncryptionHealth, KubeletTls, OpenError, ServerFeatures, ServerOptions,
+    StoreOptions,
 };
 pub use coracle_audit::{LogOptions as AuditLogOptions, Mode as AuditMode};
 pub use coracle_kinds::kind::{RuntimeConfig, RuntimeConfigError};

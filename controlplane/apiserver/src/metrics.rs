@@ -17,12 +17,13 @@ mod reloads;
 mod remotes;
 mod request_labels;
 mod serving;
+mod store_size;
 mod tokens;
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use coracle_process_metrics::ProcessMetrics;
-use coracle_store::Store;
+use coracle_store::{MemberSize, Store};
 use http_body::Body as _;
 use prometheus::{
     Encoder as _, HistogramOpts, HistogramVec, IntCounterVec, IntGaugeVec, Opts, Registry, TextEncoder,
@@ -73,6 +74,7 @@ pub(crate) struct Metrics {
     sli_durations: HistogramVec,
     certificates: HistogramVec,
     authentication_reloads: Reloads,
+    authorization_reloads: Reloads,
     /// Sizes of the responses to reads, if they are known before the response is sent.
     sizes: HistogramVec,
     deprecated: IntGaugeVec,
@@ -95,6 +97,8 @@ pub(crate) struct Sources<'a> {
     pub(crate) remotes: &'a Remotes,
     pub(crate) components: Option<&'a ComponentMetrics>,
     pub(crate) store: &'a dyn Store,
+    /// Whether the metrics have the number of objects of each resource.
+    pub(crate) has_object_counts: bool,
 }
 
 /// Returns the metrics of other components in this process, in the text format of Prometheus.
@@ -132,6 +136,7 @@ impl Metrics {
             ),
             certificates: certificate_lifetimes(),
             authentication_reloads: Reloads::new("authentication"),
+            authorization_reloads: Reloads::new("authorization"),
             sizes: histogram(
                 "apiserver_response_sizes",
                 "Sizes of the responses to reads in bytes, for each verb, resource, scope and component.",
@@ -167,11 +172,13 @@ impl Metrics {
         }
     }
 
-    fn collectors(&self) -> [Box<dyn Collector>; 10] {
+    fn collectors(&self) -> [Box<dyn Collector>; 12] {
         [
             self.remotes.collector(),
             Box::new(self.authentication_reloads.count.clone()),
             Box::new(self.authentication_reloads.last.clone()),
+            Box::new(self.authorization_reloads.count.clone()),
+            Box::new(self.authorization_reloads.last.clone()),
             Box::new(self.certificates.clone()),
             Box::new(self.sizes.clone()),
             Box::new(self.deprecated.clone()),
@@ -226,12 +233,15 @@ impl Metrics {
 
     /// Counts a reload of the authentication configuration.
     pub(crate) fn reloaded_authentication(&self, is_valid: bool) {
-        let status = [if is_valid { "success" } else { "failure" }];
-        self.authentication_reloads.count.with_label_values(&status).inc();
-        self.authentication_reloads.last.with_label_values(&status).set(jiff::Timestamp::now().as_second());
+        self.authentication_reloads.record(is_valid);
     }
 
-    fn text(&self, sources: &Sources<'_>) -> Vec<u8> {
+    /// Counts a reload of the authorization configuration.
+    pub(crate) fn reloaded_authorization(&self, is_valid: bool) {
+        self.authorization_reloads.record(is_valid);
+    }
+
+    fn text(&self, sources: &Sources<'_>, sizes: &[MemberSize]) -> Vec<u8> {
         let in_flight = gauge(
             "apiserver_current_inflight_requests",
             "Number of currently used inflight requests of this apiserver per request kind.",
@@ -259,10 +269,12 @@ impl Metrics {
             let number = if shared.is_readable() { signed(collection.len()) } else { -1 };
             let kind = collection.kind();
             let labels = [&*kind.group, &*kind.plural];
-            objects.with_label_values(&labels).set(number);
             events.with_label_values(&labels).inc_by(collection.received());
             let resource = [&*kind.plural, &*kind.group].join(".");
-            stored.with_label_values(&[resource.trim_end_matches('.')]).set(number);
+            if sources.has_object_counts {
+                objects.with_label_values(&labels).set(number);
+                stored.with_label_values(&[resource.trim_end_matches('.')]).set(number);
+            }
         }
         let mut families = self.registry.gather();
         families.extend([in_flight, objects, stored].iter().flat_map(Collector::collect));
@@ -271,7 +283,7 @@ impl Metrics {
         families.extend(flow_control::current(sources.flow_control));
         families.extend(sources.auditor.into_iter().flat_map(audit));
         families.extend(remotes::current(sources.remotes).collect());
-        families.extend(store_size(sources.store).collect());
+        families.extend(store_size::families(sources.store, sizes));
         families.extend(build_info().collect());
         let mut text = encoded(families);
         text.extend(sources.components.into_iter().flat_map(|components| (components.0)().into_bytes()));
@@ -303,19 +315,6 @@ fn watchers(cache: &Cache) -> IntGaugeVec {
         }
     }
     all
-}
-
-/// The size of the embedded store. etcd reports its size itself.
-fn store_size(store: &dyn Store) -> IntGaugeVec {
-    let size = gauge(
-        "apiserver_storage_size_bytes",
-        "Size of the embedded store on disk in bytes.",
-        &["storage_cluster_id"],
-    );
-    if let Some(bytes) = store.size() {
-        size.with_label_values(&["embedded-0"]).set(i64::try_from(bytes).unwrap_or(i64::MAX));
-    }
-    size
 }
 
 /// The version of the API, as labels.
@@ -419,9 +418,12 @@ fn signed(number: usize) -> i64 {
 }
 
 /// The response, if the request is for metrics.
-pub(crate) fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo) -> Option<Reply> {
+pub(crate) async fn find(metrics: &Metrics, sources: &Sources<'_>, info: &RequestInfo) -> Option<Reply> {
     let text = match info.path.as_str() {
-        PATH => metrics.text(sources),
+        PATH => {
+            let sizes = sources.store.member_sizes().await;
+            metrics.text(sources, &sizes)
+        }
         SLI_PATH => metrics.health.text(),
         pod_resources::PATH => pod_resources::text(sources.cache),
         _ => return None,

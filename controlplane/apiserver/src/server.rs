@@ -408,7 +408,7 @@ impl Apiserver {
             let answer = waits::for_server(aggregated::run(state, &remote, arrived, upgrade));
             return waits::holding(seats, answer).await;
         }
-        let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers) };
+        let Some(resource) = info.resource.clone() else { return non_resource(state, &info, &headers).await };
         let Some((_, kind)) = kind else { return route::unknown_path(&state.registry.load(), &info.path) };
         // The server behind a proxy gets the body as a stream.
         let (received, streamed) = match &*resource.subresource {
@@ -463,8 +463,8 @@ fn terminated(error: &ApiError) -> Reply {
 }
 
 /// The response to a non-resource path: health, metrics, backup or documents.
-fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<Reply> {
-    if let Some(reply) = health::find(state, info) {
+async fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<Reply> {
+    if let Some(reply) = health::find(state, info).await {
         return Ok(reply);
     }
     let sources = metrics::Sources {
@@ -475,8 +475,9 @@ fn non_resource(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Resul
         remotes: &state.remotes,
         components: state.component_metrics.as_ref(),
         store: &*state.store,
+        has_object_counts: state.store_monitor.has_object_counts,
     };
-    if let Some(reply) = metrics::find(&state.metrics, &sources, info) {
+    if let Some(reply) = metrics::find(&state.metrics, &sources, info).await {
         return Ok(reply);
     }
     if let Some(reply) = backup::find(state, info)? {

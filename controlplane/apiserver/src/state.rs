@@ -25,12 +25,14 @@ use crate::{
     metrics::{ComponentMetrics, LongRunning, Metrics, Request},
     quota_locks::Locks,
     registry::Registry,
+    store_probe::StoreMonitor,
     usage_samples::Samples,
 };
 
 /// The services of a server. Handlers and the write pipeline use them. No service depends on this type.
 pub(crate) struct State {
     pub(crate) store: Arc<dyn Store>,
+    pub(crate) store_monitor: StoreMonitor,
     pub(crate) cache: Arc<Cache>,
     pub(crate) registry: Arc<Registry>,
     pub(crate) authenticators: Authenticators,

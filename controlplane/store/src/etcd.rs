@@ -8,8 +8,10 @@ mod channels;
 mod compaction;
 mod connection;
 mod follow;
+mod hang;
 mod leases;
 mod range;
+mod size;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -20,12 +22,13 @@ use futures::future::BoxFuture;
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use crate::{
-    Backup, Entry, Error, Health, Page, Range, ReadablePage, Sealing, Store, Tier, Watch, Write,
+    Backup, Entry, Error, Health, MemberSize, Page, Range, ReadablePage, Sealing, Store, Tier, Watch, Write,
     codec::{EntryCodec, FailedServices},
 };
 use connection::Connection;
 use follow::Follower;
 use leases::Leases;
+use size::Sizes;
 use transaction::Outcome;
 
 /// Messages and clients of etcd's API v3.
@@ -53,6 +56,8 @@ pub struct EtcdOptions {
     pub sealing: Option<Sealing>,
     /// Interval of compactions of the history. `None` means that another program compacts it.
     pub compaction: Option<Duration>,
+    /// Maximum age of [`Store::member_sizes`]. `None` means that etcd is not asked for sizes.
+    pub size_max_age: Option<Duration>,
 }
 
 /// TLS files of the connection to etcd, in PEM.
@@ -77,6 +82,7 @@ pub struct EtcdIdentity {
 pub struct Etcd {
     shared: Arc<Shared>,
     compaction: Option<JoinHandle<()>>,
+    sizes: Sizes,
 }
 
 /// The part of the store that its tasks share.
@@ -141,7 +147,7 @@ impl Etcd {
         shared.wait().await?;
         let compaction = options.compaction;
         let compaction = compaction.map(|interval| tokio::spawn(compaction::run(shared.clone(), interval)));
-        Ok(Self { shared, compaction })
+        Ok(Self { shared, compaction, sizes: Sizes::new(options.size_max_age) })
     }
 }
 
@@ -203,6 +209,14 @@ impl Store for Etcd {
 
     fn unreachable_for(&self) -> Option<Duration> {
         self.shared.connection.unreachable_for()
+    }
+
+    fn probe(&self, timeout: Duration) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(self.shared.probe(timeout))
+    }
+
+    fn member_sizes(&self) -> BoxFuture<'_, Vec<MemberSize>> {
+        Box::pin(self.sizes.get(self.shared.connection.channels()))
     }
 
     fn is_current<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, Error>> {

@@ -26,6 +26,6 @@ pub use embedded::{Embedded, EmbeddedOptions, restore};
 pub use error::Error;
 pub use etcd::{Etcd, EtcdIdentity, EtcdOptions, EtcdTls};
 pub use store::{
-    Commit, Entry, Event, Expect, Guard, Health, Page, Range, ReadablePage, Store, Tier, Unreadable, Watch,
-    Write,
+    Commit, Entry, Event, Expect, Guard, Health, MemberSize, Page, Range, ReadablePage, Store, Tier,
+    Unreadable, Watch, Write,
 };

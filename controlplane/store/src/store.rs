@@ -59,6 +59,18 @@ pub trait Store: Send + Sync + 'static {
         None
     }
 
+    /// Reads from the store's server, to check whether it responds within `timeout`. A store in this process needs no such
+    /// check.
+    fn probe(&self, _timeout: Duration) -> BoxFuture<'_, Result<(), Error>> {
+        Box::pin(std::future::ready(Ok(())))
+    }
+
+    /// The size of the database of each of the store's servers. Empty if the store is in this process, or if the sizes are
+    /// not requested.
+    fn member_sizes(&self) -> BoxFuture<'_, Vec<MemberSize>> {
+        Box::pin(std::future::ready(Vec::new()))
+    }
+
     /// Whether the value of a key is encrypted with the current key, or need not be encrypted. True for an absent
     /// entry. A write of the same value encrypts it with the current key.
     fn is_current<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<bool, Error>>;
@@ -79,6 +91,15 @@ pub enum Health {
     },
     /// Durable writes are refused for this reason.
     Failed(String),
+}
+
+/// The size of the database of one server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct MemberSize {
+    /// The URL of the server.
+    pub endpoint: String,
+    /// Allocated bytes of the database file. `None` if the server did not respond.
+    pub bytes: Option<u64>,
 }
 
 /// One stored value with its revisions.

@@ -161,9 +161,15 @@ fn two_control_planes_share_an_etcd_and_either_may_die() {
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success() && message.contains("etcd"), "{message}");
         assert!(!one.succeeds(&["get", "--raw", "/readyz"]));
+        assert!(!one.succeeds(&["get", "--raw", "/livez"]));
+        assert!(one.succeeds(&["get", "--raw", "/livez?exclude=etcd"]));
         let _server = etcd(&program, machine);
         eventually("writes to be accepted", 20, || one.succeeds(&["create", "configmap", "accepted"]));
-        assert!(one.succeeds(&["get", "--raw", "/readyz"]));
+        // The result of the last probe of etcd counts for a second.
+        eventually("the server to be ready", 10, || one.succeeds(&["get", "--raw", "/readyz"]));
+        let metrics = one.kubectl.kubectl(&["get", "--raw", "/metrics"]);
+        let size = "apiserver_storage_db_total_size_in_bytes{endpoint=\"http://127.0.0.1:2379\"} ";
+        assert!(metrics.lines().any(|line| line.starts_with(size)), "{metrics}");
         one.controllers_act("fourth");
     });
 }

@@ -12,7 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::pod::NodeContext;
 use crate::pod::config::{GRACE, POD_UID};
-use crate::runtime::Sandboxes;
+use crate::runtime::RuntimeError;
 
 /// All pods that have sandboxes, cgroups, directories, claims or devices on the node, with the metadata in their
 /// labels.
@@ -22,13 +22,27 @@ pub(super) async fn find(node: &NodeContext) -> HashMap<String, Arc<Pod>> {
     for uid in left.chain(node.devices.pods()) {
         found.insert(uid.clone(), Arc::new(pod_without_record(&uid, None)));
     }
-    for sandbox in sandboxes(&*node.runtime).await {
+    let sandboxes = || node.runtime.list_pod_sandbox(cri::ListPodSandboxRequest { filter: None });
+    let containers = || node.runtime.list_containers(cri::ListContainersRequest { filter: None });
+    add_pods_of_runtime(&mut found, sandboxes, containers).await;
+    found
+}
+
+/// Adds the pods of the runtime's sandboxes, with the grace periods in the annotations of their containers.
+async fn add_pods_of_runtime<S, C>(
+    found: &mut HashMap<String, Arc<Pod>>,
+    sandboxes: impl FnMut() -> S,
+    containers: impl FnMut() -> C,
+) where
+    S: Future<Output = Result<cri::ListPodSandboxResponse, RuntimeError>>,
+    C: Future<Output = Result<cri::ListContainersResponse, RuntimeError>>,
+{
+    for sandbox in listed("sandboxes", sandboxes).await.items {
         // Sandboxes without the label belong to other clients of the CRI.
         let Some(uid) = sandbox.labels.get(POD_UID).cloned() else { continue };
         found.insert(uid.clone(), Arc::new(pod_without_record(&uid, sandbox.metadata.as_ref())));
     }
-    let containers = node.runtime.list_containers(cri::ListContainersRequest { filter: None }).await;
-    for container in containers.map(|r| r.containers).unwrap_or_default() {
+    for container in listed("containers", containers).await.containers {
         let grace = container.annotations.get(GRACE).and_then(|g| g.parse().ok());
         let pod = container.labels.get(POD_UID).and_then(|uid| found.get_mut(uid));
         if let (Some(grace), Some(pod)) = (grace, pod) {
@@ -36,17 +50,22 @@ pub(super) async fn find(node: &NodeContext) -> HashMap<String, Arc<Pod>> {
             spec.termination_grace_period_seconds = Some(grace);
         }
     }
-    found
 }
 
-/// All sandboxes of the runtime. Another runtime may not respond while it starts: without its list, the sandboxes of deleted
-/// pods would stay until the next start of the agent.
-async fn sandboxes<R: Sandboxes + ?Sized>(runtime: &R) -> Vec<cri::PodSandbox> {
+/// The response to a list, which is retried until it succeeds. Another runtime may not respond while it starts: without its
+/// lists, the sandboxes of deleted pods would stay until the next start of the agent, and their containers would end
+/// without their grace periods.
+async fn listed<T, F: Future<Output = Result<T, RuntimeError>>>(
+    objects: &'static str,
+    mut list: impl FnMut() -> F,
+) -> T {
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(10));
     loop {
-        match runtime.list_pod_sandbox(cri::ListPodSandboxRequest { filter: None }).await {
-            Ok(response) => return response.items,
-            Err(error) => tracing::warn!(error = error.message(), "cannot list sandboxes"),
+        match list().await {
+            Ok(response) => return response,
+            Err(error) => {
+                tracing::warn!(objects, error = error.message(), "cannot list objects of the runtime");
+            }
         }
         tokio::time::sleep(backoff.next_delay()).await;
     }
@@ -70,68 +89,29 @@ mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
     use super::*;
-    use crate::runtime::RuntimeError;
 
-    /// A runtime that responds to the third list.
-    #[derive(Default)]
-    struct Starting(AtomicUsize);
-
-    fn unused<T>() -> Result<T, RuntimeError> {
-        Err(RuntimeError::Unsupported("not part of the test".to_owned()))
-    }
-
-    #[tonic::async_trait]
-    impl Sandboxes for Starting {
-        async fn run_pod_sandbox(
-            &self,
-            _: cri::RunPodSandboxRequest,
-        ) -> Result<cri::RunPodSandboxResponse, RuntimeError> {
-            unused()
-        }
-
-        async fn stop_pod_sandbox(
-            &self,
-            _: cri::StopPodSandboxRequest,
-        ) -> Result<cri::StopPodSandboxResponse, RuntimeError> {
-            unused()
-        }
-
-        async fn remove_pod_sandbox(
-            &self,
-            _: cri::RemovePodSandboxRequest,
-        ) -> Result<cri::RemovePodSandboxResponse, RuntimeError> {
-            unused()
-        }
-
-        async fn pod_sandbox_status(
-            &self,
-            _: cri::PodSandboxStatusRequest,
-        ) -> Result<cri::PodSandboxStatusResponse, RuntimeError> {
-            unused()
-        }
-
-        async fn list_pod_sandbox(
-            &self,
-            _: cri::ListPodSandboxRequest,
-        ) -> Result<cri::ListPodSandboxResponse, RuntimeError> {
-            if self.0.fetch_add(1, Ordering::Relaxed) < 2 {
-                return Err(RuntimeError::Unavailable("the runtime starts".to_owned()));
-            }
-            let items = vec![cri::PodSandbox { id: "s".to_owned(), ..cri::PodSandbox::default() }];
-            Ok(cri::ListPodSandboxResponse { items })
-        }
-
-        async fn list_pod_sandbox_stats(
-            &self,
-            _: cri::ListPodSandboxStatsRequest,
-        ) -> Result<cri::ListPodSandboxStatsResponse, RuntimeError> {
-            unused()
+    /// The response of a runtime that starts: its third one is a list.
+    async fn third<T>(count: &AtomicUsize, response: T) -> Result<T, RuntimeError> {
+        match count.fetch_add(1, Ordering::Relaxed) {
+            0 | 1 => Err(RuntimeError::Unavailable("the runtime starts".to_owned())),
+            _ => Ok(response),
         }
     }
 
     #[tokio::test(start_paused = true)]
-    async fn sandboxes_are_listed_when_a_runtime_that_starts_responds() {
-        let found = sandboxes(&Starting::default()).await;
-        assert_eq!(found.iter().map(|sandbox| sandbox.id.as_str()).collect::<Vec<_>>(), ["s"]);
+    async fn pods_and_their_grace_periods_are_found_when_a_runtime_that_starts_responds() {
+        let labels = HashMap::from([(POD_UID.to_owned(), "u".to_owned())]);
+        let sandbox = cri::PodSandbox { labels: labels.clone(), ..cri::PodSandbox::default() };
+        let annotations = HashMap::from([(GRACE.to_owned(), "7".to_owned())]);
+        let container = cri::Container { labels, annotations, ..cri::Container::default() };
+        let sandboxes = cri::ListPodSandboxResponse { items: vec![sandbox] };
+        let containers = cri::ListContainersResponse { containers: vec![container] };
+        let counts = [const { AtomicUsize::new(0) }; 2];
+        let mut found = HashMap::new();
+        let list_sandboxes = || third(&counts[0], sandboxes.clone());
+        let list_containers = || third(&counts[1], containers.clone());
+        add_pods_of_runtime(&mut found, list_sandboxes, list_containers).await;
+        let spec = found["u"].spec.as_ref().unwrap();
+        assert_eq!(spec.termination_grace_period_seconds, Some(7));
     }
 }

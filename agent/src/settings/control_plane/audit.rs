@@ -3,7 +3,8 @@
 use std::{num::NonZero, time::Duration};
 
 use coracle_controlplane::{
-    AuditConfig, AuditLogOptions, AuditMode as Mode, AuditThrottle, AuditTruncateConfig, AuditWebhookConfig,
+    AuditBatch, AuditConfig, AuditLogOptions, AuditMode as Mode, AuditThrottle, AuditTruncateConfig,
+    AuditWebhookConfig,
 };
 
 use super::super::audit_mode::AuditMode;
@@ -27,14 +28,11 @@ impl ControlPlaneSettings {
             Some(_) => self.webhook_truncate()?,
             None => None,
         };
-        let throttle = self.webhook_throttle()?;
+        let (log_batch, webhook_batch) = (self.log_batch()?, self.webhook_batch()?);
         let webhook = self.audit_webhook_config_file.clone().map(|file| AuditWebhookConfig {
             file,
             mode: mode(self.audit_webhook_mode),
-            buffer: count(self.audit_webhook_batch_buffer_size),
-            batch: count(self.audit_webhook_batch_max_size),
-            wait: self.audit_webhook_batch_max_wait.0,
-            throttle,
+            batch: webhook_batch,
             truncate: webhook_truncate,
             backoff: self.audit_webhook_initial_backoff.map(|backoff| backoff.0),
         });
@@ -44,7 +42,7 @@ impl ControlPlaneSettings {
                 anyhow::bail!("audit-policy-file needs audit-log-path or audit-webhook-config-file")
             }
             (Some(policy_file), ..) => {
-                Ok(Some(AuditConfig { policy_file, log, log_mode, log_truncate, webhook }))
+                Ok(Some(AuditConfig { policy_file, log, log_mode, log_batch, log_truncate, webhook }))
             }
             (None, false, false) => Ok(None),
             (None, true, _) => anyhow::bail!("audit-log-path needs audit-policy-file"),
@@ -57,26 +55,44 @@ impl ControlPlaneSettings {
         truncate("log", self.audit_log_truncate_enabled, sizes)
     }
 
-    /// The rate of batches. As upstream, it is only checked if it is in use.
-    fn webhook_throttle(&self) -> anyhow::Result<Option<AuditThrottle>> {
+    fn log_batch(&self) -> anyhow::Result<AuditBatch> {
+        let is_used = self.audit_log_path.is_some()
+            && matches!(self.audit_log_mode, AuditMode::Batch)
+            && self.audit_log_batch_throttle_enable;
+        let rate = (self.audit_log_batch_throttle_qps, self.audit_log_batch_throttle_burst);
+        Ok(AuditBatch {
+            buffer: count(self.audit_log_batch_buffer_size),
+            size: count(self.audit_log_batch_max_size),
+            wait: self.audit_log_batch_max_wait.0,
+            throttle: is_used.then(|| throttle("log", rate)).transpose()?,
+        })
+    }
+
+    fn webhook_batch(&self) -> anyhow::Result<AuditBatch> {
         let is_used = self.audit_webhook_config_file.is_some()
             && matches!(self.audit_webhook_mode, AuditMode::Batch)
             && self.audit_webhook_batch_throttle_enable;
-        if !is_used {
-            return Ok(None);
-        }
-        let Fraction(per_second) = self.audit_webhook_batch_throttle_qps;
-        anyhow::ensure!(
-            per_second > 0.0,
-            "audit-webhook-batch-throttle-qps {per_second} must be more than 0"
-        );
-        Ok(Some(AuditThrottle { per_second, burst: self.audit_webhook_batch_throttle_burst.get() }))
+        let burst = self.audit_webhook_batch_throttle_burst.get();
+        let rate = (self.audit_webhook_batch_throttle_qps, burst);
+        Ok(AuditBatch {
+            buffer: count(self.audit_webhook_batch_buffer_size),
+            size: count(self.audit_webhook_batch_max_size),
+            wait: self.audit_webhook_batch_max_wait.0,
+            throttle: is_used.then(|| throttle("webhook", rate)).transpose()?,
+        })
     }
 
     fn webhook_truncate(&self) -> anyhow::Result<Option<AuditTruncateConfig>> {
         let sizes = [self.audit_webhook_truncate_max_event_size, self.audit_webhook_truncate_max_batch_size];
         truncate("webhook", self.audit_webhook_truncate_enabled, sizes)
     }
+}
+
+/// The rate of batches. As upstream, it is only checked if it is in use.
+fn throttle(backend: &str, (Fraction(per_second), burst): (Fraction, u32)) -> anyhow::Result<AuditThrottle> {
+    anyhow::ensure!(per_second > 0.0, "audit-{backend}-batch-throttle-qps {per_second} must be more than 0");
+    anyhow::ensure!(burst > 0, "audit-{backend}-batch-throttle-burst must be more than 0");
+    Ok(AuditThrottle { per_second, burst })
 }
 
 /// The limits of a backend. As upstream, the sizes are also checked if the limits are not enabled.
@@ -142,7 +158,8 @@ mod tests {
     fn the_rate_of_batches_has_upstreams_names_and_defaults() {
         let of = |words: &[&str]| {
             let with_webhook = ["--audit-policy-file", "/p", "--audit-webhook-config-file", "/w"];
-            of(&[&with_webhook[..], words].concat()).map(|config| config.unwrap().webhook.unwrap().throttle)
+            of(&[&with_webhook[..], words].concat())
+                .map(|config| config.unwrap().webhook.unwrap().batch.throttle)
         };
         assert_eq!(of(&[]).unwrap(), Some(AuditThrottle { per_second: 10.0, burst: 15 }));
         let set = ["--audit-webhook-batch-throttle-qps", "0.5", "--audit-webhook-batch-throttle-burst", "1"];
@@ -151,6 +168,24 @@ mod tests {
         let zero = ["--audit-webhook-batch-throttle-qps", "0"];
         assert!(of(&zero).is_err());
         assert_eq!(of(&[&zero[..], &["--audit-webhook-mode", "blocking"]].concat()).unwrap(), None);
+    }
+
+    #[test]
+    fn batches_of_the_log_have_upstreams_names_and_defaults() {
+        let with_log = ["--audit-policy-file", "/p", "--audit-log-path", "/l"];
+        let log =
+            |words: &[&str]| of(&[&with_log[..], words].concat()).map(|config| config.unwrap().log_batch);
+        let batch = |words: &[&str]| log(&[&["--audit-log-mode", "batch"][..], words].concat());
+        assert_eq!(batch(&[]).unwrap(), AuditBatch::default());
+        let set = "--audit-log-batch-buffer-size 7 --audit-log-batch-max-size 3 --audit-log-batch-max-wait 2s \
+                   --audit-log-batch-throttle-enable --audit-log-batch-throttle-qps 0.5 \
+                   --audit-log-batch-throttle-burst 4";
+        let throttle = Some(AuditThrottle { per_second: 0.5, burst: 4 });
+        let expected = AuditBatch { buffer: 7, size: 3, wait: Duration::from_secs(2), throttle };
+        assert_eq!(batch(&set.split_whitespace().collect::<Vec<_>>()).unwrap(), expected);
+        let without_rate = ["--audit-log-batch-throttle-enable"];
+        assert!(batch(&without_rate).is_err());
+        assert_eq!(log(&without_rate).unwrap(), AuditBatch::default(), "the mode is blocking");
     }
 
     #[test]

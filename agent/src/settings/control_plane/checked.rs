@@ -9,7 +9,8 @@ use anyhow::Context as _;
 use coracle_controlplane::{
     AuditConfig, AuthorizationConfig, AutoscalerOptions, CertificateFiles, ControllerSelection,
     EncryptionFile, EtcdConfig, InitialResourcesOptions, LeaderElection, NamedCertificate, OidcConfig,
-    PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerOptions, ServingOptions, TokenWebhookConfig,
+    PluginSelection, RequestHeaderConfig, RuntimeConfig, ServerOptions, ServingOptions, StoreOptions,
+    TokenWebhookConfig,
 };
 use ipnetwork::IpNetwork;
 
@@ -167,11 +168,29 @@ impl ControlPlaneSettings {
 
     /// The connection to etcd, if there are servers.
     fn etcd(&self) -> anyhow::Result<Option<EtcdConfig>> {
+        anyhow::ensure!(
+            self.etcd_servers_overrides.is_empty(),
+            "etcd-servers-overrides is not supported: all resources must be in one etcd, because the revisions of several \
+             etcds cannot be compared"
+        );
         let compaction = compaction_interval(self.etcd_compaction_interval.0)?;
+        let GoDuration(interval) = self.etcd_db_metric_poll_interval;
+        let size_max_age = Some(interval).filter(|interval| !interval.is_zero());
         let (servers, prefix) = (self.etcd_servers.clone(), self.etcd_prefix.clone());
         let (ca_file, certificate) = (self.etcd_cafile.clone(), self.etcd_certfile.clone());
         let checked = etcd(servers, prefix, ca_file, certificate, self.etcd_keyfile.clone())?;
-        Ok(checked.map(|etcd| EtcdConfig { compaction, ..etcd }))
+        Ok(checked.map(|etcd| EtcdConfig { compaction, size_max_age, ..etcd }))
+    }
+
+    /// Health checks and metrics of the store. As upstream, a timeout of 0 is the default timeout.
+    fn store(&self) -> StoreOptions {
+        let default = StoreOptions::default();
+        let timeout = |GoDuration(set), default: Duration| if set.is_zero() { default } else { set };
+        StoreOptions {
+            health_timeout: timeout(self.etcd_healthcheck_timeout, default.health_timeout),
+            ready_timeout: timeout(self.etcd_readycheck_timeout, default.ready_timeout),
+            has_object_counts: !self.etcd_count_metric_poll_period.0.is_zero(),
+        }
     }
 
     /// The issuer of the oidc settings, if any of them is given.
@@ -271,6 +290,7 @@ impl ControlPlaneSettings {
             send_retry_after: self.shutdown_send_retry_after,
             // A setting of the node, see `Settings::external_ips`.
             external_ips: None,
+            store: self.store(),
         })
     }
 
@@ -374,7 +394,7 @@ fn etcd(
         (None, None) => None,
         _ => anyhow::bail!("etcd-certfile and etcd-keyfile must be given together"),
     };
-    Ok(Some(EtcdConfig { servers, prefix, ca_file, identity, compaction: None }))
+    Ok(Some(EtcdConfig { servers, prefix, ca_file, identity, compaction: None, size_max_age: None }))
 }
 
 /// The interval of compactions; `None` for 0. With a shorter interval, a server that loses etcd for a moment would list
@@ -455,7 +475,42 @@ fn clean_up_period(GoDuration(period): GoDuration) -> anyhow::Result<Duration> {
 
 #[cfg(test)]
 mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
+    use super::super::super::table::Flags;
     use super::*;
+
+    fn settings(words: &[&str]) -> ControlPlaneSettings {
+        let command = Flags::<ControlPlaneSettings>::augment_args(clap::Command::new("x"));
+        let matches = command.try_get_matches_from([&["x"][..], words].concat()).unwrap();
+        let flags = Flags::<ControlPlaneSettings>::from_arg_matches(&matches).unwrap();
+        flags.resolve(&mut Sources::default()).unwrap()
+    }
+
+    #[test]
+    fn health_checks_and_metrics_of_etcd_have_upstreams_defaults() {
+        let of = |words: &[&str]| {
+            let settings = settings(&[&["--etcd-servers", "http://a:1"][..], words].concat());
+            (settings.store(), settings.etcd().unwrap().unwrap().size_max_age)
+        };
+        let seconds = Duration::from_secs;
+        assert_eq!(of(&[]), (StoreOptions::default(), Some(seconds(30))));
+        let set = ["--etcd-healthcheck-timeout", "3s", "--etcd-readycheck-timeout", "4s"];
+        let options =
+            StoreOptions { health_timeout: seconds(3), ready_timeout: seconds(4), ..StoreOptions::default() };
+        assert_eq!(of(&set).0, options);
+        assert_eq!(of(&["--etcd-healthcheck-timeout", "0"]).0, StoreOptions::default());
+        let (options, size_max_age) =
+            of(&["--etcd-count-metric-poll-period", "0", "--etcd-db-metric-poll-interval", "0"]);
+        assert_eq!((options.has_object_counts, size_max_age), (false, None));
+    }
+
+    #[test]
+    fn resources_in_another_etcd_are_refused() {
+        let refused = settings(&["--etcd-servers-overrides", "/events#http://a:1;http://b:1"]).etcd();
+        let error = refused.unwrap_err().to_string();
+        assert!(error.contains("all resources must be in one etcd"), "{error}");
+    }
 
     #[test]
     fn etcd_files_fit_the_servers() {

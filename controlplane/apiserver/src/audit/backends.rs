@@ -1,6 +1,7 @@
 //! The backends of audit events: the log and the webhook, each with its mode. A request waits at most [`MAX_WAIT`] for them.
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -12,9 +13,10 @@ use coracle_audit::{Event, Log, Mode};
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
+    batch::{AuditBatch, BatchQueue, Target},
     blocking::BlockingWebhook,
     truncate::{AuditTruncateConfig, shortened},
-    webhook::{AuditWebhook, AuditWebhookConfig},
+    webhook,
 };
 use crate::{error::ApiError, webhook_connections::WebhookPermit};
 
@@ -22,6 +24,21 @@ use crate::{error::ApiError, webhook_connections::WebhookPermit};
 const MAX_WAIT: Duration = Duration::from_secs(30);
 /// Maximum time to write the last events when the server stops.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The settings of the webhook backend.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AuditWebhookConfig {
+    /// Kubeconfig file of the server.
+    pub file: PathBuf,
+    /// Whether requests wait for the server.
+    pub mode: Mode,
+    /// Settings of the batch mode.
+    pub batch: AuditBatch,
+    /// Limits on the size of events and batches. `None` for no limits.
+    pub truncate: Option<AuditTruncateConfig>,
+    /// The back-off before the first retry, in all modes. `None` for the default back-offs.
+    pub backoff: Option<Duration>,
+}
 
 /// The configured backends, and the counts of their events.
 pub(super) struct Backends {
@@ -35,18 +52,20 @@ pub(super) struct Backends {
     refused: AtomicU64,
     /// Number of events that the webhook did not receive.
     lost_by_webhook: Arc<AtomicU64>,
-    /// Number of events that the log did not receive.
-    lost_by_log: AtomicU64,
     /// Number of events that a backend does not get because they are too large without their objects and long texts.
     lost_by_size: AtomicU64,
 }
 
 /// The log, with its mode and its limits.
-pub(super) struct LogBackend {
-    pub(super) log: Log,
-    pub(super) mode: Mode,
+pub(crate) struct LogBackend {
+    log: Log,
+    mode: Mode,
+    /// The queue of the batch mode. `None` in the other modes.
+    queue: Option<BatchQueue>,
     /// `None` for no limits.
-    pub(super) truncate: Option<AuditTruncateConfig>,
+    truncate: Option<AuditTruncateConfig>,
+    /// Number of events that the log did not receive.
+    lost: Arc<AtomicU64>,
 }
 
 /// An event as the backends get it: a line of JSON for each. `None` if the backend gets no event.
@@ -56,7 +75,7 @@ pub(super) struct EventLines {
 }
 
 enum Webhook {
-    Batch(AuditWebhook),
+    Batch(BatchQueue),
     Blocking(BlockingWebhook),
 }
 
@@ -79,6 +98,56 @@ async fn is_stored(outcome: Outcome, deadline: Instant) -> bool {
     }
 }
 
+// === impl LogBackend ===
+
+impl LogBackend {
+    /// Starts the queue of the batch mode. Must be called within a tokio runtime.
+    pub(crate) fn start(
+        log: Log,
+        mode: Mode,
+        batch: AuditBatch,
+        truncate: Option<AuditTruncateConfig>,
+    ) -> Self {
+        let lost = Arc::<AtomicU64>::default();
+        let queue = match mode {
+            Mode::Batch => Some(BatchQueue::start(Target::Log(log.clone()), batch, lost.clone())),
+            Mode::Blocking | Mode::BlockingStrict => None,
+        };
+        Self { log, mode, queue, truncate, lost }
+    }
+
+    /// Number of events that are not in the log.
+    fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed) + self.log.lost()
+    }
+
+    /// Waits until all earlier events are written.
+    async fn flush(&self) {
+        if let Some(queue) = &self.queue {
+            queue.flush().await;
+        }
+        self.log.flush().await;
+    }
+}
+
+// === impl Webhook ===
+
+impl Webhook {
+    fn start(config: AuditWebhookConfig, lost: Arc<AtomicU64>) -> Result<Self, String> {
+        match config.mode {
+            Mode::Batch => {
+                let remote = Box::new(webhook::remote(&config.file, config.backoff)?);
+                let max_bytes = config.truncate.map_or(usize::MAX, |truncate| truncate.max_batch_bytes);
+                let target = Target::Webhook { remote, max_bytes };
+                Ok(Self::Batch(BatchQueue::start(target, config.batch, lost)))
+            }
+            Mode::Blocking | Mode::BlockingStrict => {
+                BlockingWebhook::new(&config.file, config.backoff, lost).map(Self::Blocking)
+            }
+        }
+    }
+}
+
 // === impl Backends ===
 
 impl Backends {
@@ -90,17 +159,8 @@ impl Backends {
         let lost_by_webhook = Arc::<AtomicU64>::default();
         let webhook_mode = webhook.as_ref().map_or(Mode::Batch, |config| config.mode);
         let webhook_truncate = webhook.as_ref().and_then(|config| config.truncate);
-        let start = |config: AuditWebhookConfig| {
-            let lost = lost_by_webhook.clone();
-            match config.mode {
-                Mode::Batch => AuditWebhook::start(config, lost).map(Webhook::Batch),
-                Mode::Blocking | Mode::BlockingStrict => {
-                    BlockingWebhook::new(&config.file, config.backoff, lost).map(Webhook::Blocking)
-                }
-            }
-        };
-        let webhook = webhook.map(start).transpose()?;
-        let [events, refused, lost_by_log, lost_by_size] = [0, 0, 0, 0].map(AtomicU64::new);
+        let webhook = webhook.map(|config| Webhook::start(config, lost_by_webhook.clone())).transpose()?;
+        let [events, refused, lost_by_size] = [0, 0, 0].map(AtomicU64::new);
         Ok(Self {
             log,
             webhook,
@@ -109,7 +169,6 @@ impl Backends {
             events,
             refused,
             lost_by_webhook,
-            lost_by_log,
             lost_by_size,
         })
     }
@@ -117,10 +176,9 @@ impl Backends {
     /// Numbers of all events, of events that the webhook did not receive, of events that the log did not receive, and of
     /// refused requests.
     pub(super) fn counts(&self) -> [u64; 4] {
-        let counts = [&self.events, &*self.lost_by_webhook, &self.lost_by_log, &self.refused];
-        let [events, lost_by_webhook, lost_by_log, refused] =
-            counts.map(|count| count.load(Ordering::Relaxed));
-        let lost_by_log = lost_by_log + self.log.as_ref().map_or(0, |backend| backend.log.lost());
+        let counts = [&self.events, &*self.lost_by_webhook, &self.refused];
+        let [events, lost_by_webhook, refused] = counts.map(|count| count.load(Ordering::Relaxed));
+        let lost_by_log = self.log.as_ref().map_or(0, LogBackend::lost);
         [events, lost_by_webhook, lost_by_log, refused]
     }
 
@@ -212,17 +270,17 @@ impl Backends {
             && (is_sent || self.webhook_mode != Mode::BlockingStrict)
     }
 
-    /// Queues an event for the log. Waits while the queue is full (slow disk); in a blocking mode until the deadline.
+    /// Queues an event for the log. In a blocking mode, waits until the deadline while the queue is full (slow disk).
     async fn write_to_log(&self, line: Option<String>, deadline: Instant) -> Outcome {
-        let (LogBackend { log, mode, .. }, line) = (self.log.as_ref()?, line?);
-        if *mode == Mode::Batch {
-            log.write(line).await;
+        let (LogBackend { log, queue, lost, .. }, line) = (self.log.as_ref()?, line?);
+        if let Some(queue) = queue {
+            queue.send(&line);
             return None;
         }
         match tokio::time::timeout_at(deadline, log.submit(line)).await {
             Ok(written) => Some(written),
             Err(_elapsed) => {
-                if self.lost_by_log.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
+                if lost.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
                     tracing::error!("the queue of the audit log is full; events are lost");
                 }
                 // The sender is dropped: the event counts as not written.
@@ -250,15 +308,21 @@ impl Backends {
             }
             (_, None) | (None, _) => {}
         }
-        let log = self.log.as_ref().map(|backend| backend.log.clone());
-        let (Some(log), Some(mut line)) = (log, log_line) else { return };
+        let (Some(LogBackend { log, queue, lost, .. }), Some(mut line)) = (&self.log, log_line) else {
+            return;
+        };
+        if let Some(queue) = queue {
+            queue.send(&line);
+            return;
+        }
         let memory = log.memory(&line).or_else(|| {
             shorten(&mut line, event);
             log.memory_of_shortened(&line)
         });
         if memory.is_some() {
+            let log = log.clone();
             runtime.spawn(async move { log.write_reserved(line, memory).await });
-        } else if self.lost_by_log.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
+        } else if lost.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
             tracing::error!("the queue of the audit log is full; events of disconnected clients are lost");
         }
     }
@@ -267,7 +331,7 @@ impl Backends {
     pub(super) async fn flush(&self) {
         let all = async {
             if let Some(backend) = &self.log {
-                backend.log.flush().await;
+                backend.flush().await;
             }
             match &self.webhook {
                 Some(Webhook::Batch(webhook)) => webhook.flush().await,
@@ -283,7 +347,7 @@ impl Backends {
 
 #[cfg(test)]
 mod tests {
-    use std::{path::PathBuf, sync::atomic::AtomicBool};
+    use std::sync::atomic::AtomicBool;
 
     use coracle_audit::{Level, LogOptions};
     use serde_json::{Value, json, value::to_raw_value};
@@ -300,10 +364,7 @@ mod tests {
         let config = AuditWebhookConfig {
             file: hook.file(),
             mode,
-            buffer: 10,
-            batch: 10,
-            wait: Duration::from_secs(3600),
-            throttle: None,
+            batch: AuditBatch { buffer: 10, size: 10, wait: Duration::from_secs(3600), throttle: None },
             truncate: None,
             backoff: None,
         };
@@ -322,7 +383,7 @@ mod tests {
     #[tokio::test]
     async fn only_the_strict_mode_fails_when_the_log_cannot_be_written() {
         for (mode, expected) in [(Mode::Batch, true), (Mode::Blocking, true), (Mode::BlockingStrict, false)] {
-            let log = LogBackend { log: log("/dev/full"), mode, truncate: None };
+            let log = LogBackend::start(log("/dev/full"), mode, AuditBatch::default(), None);
             let backends = Backends::new(Some(log), None).unwrap();
             assert_eq!(is_accepted(&backends).await, expected, "{mode:?}");
             backends.flush().await;
@@ -341,7 +402,8 @@ mod tests {
         {
             let mut backends = to(&hook, Mode::BlockingStrict);
             let mode = Mode::BlockingStrict;
-            backends.log = Some(LogBackend { log: log("/dev/null"), mode, truncate: log_limit });
+            let log = LogBackend::start(log("/dev/null"), mode, AuditBatch::default(), log_limit);
+            backends.log = Some(log);
             backends.webhook_truncate = webhook_limit;
             let lines = backends.lines(&mut event);
             let has_object = |line: &Option<String>| line.as_ref().map(|line| line.contains("xxx"));
@@ -376,7 +438,8 @@ mod tests {
         let hook = Hook::start(|_| (200, String::new())).await;
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("audit.log");
-        let log = LogBackend { log: log(path.to_str().unwrap()), mode: Mode::Batch, truncate: None };
+        let log = log(path.to_str().unwrap());
+        let log = LogBackend::start(log, Mode::Blocking, AuditBatch::default(), None);
         let backends = Backends { log: Some(log), ..to(&hook, Mode::Blocking) };
         let Some(Webhook::Blocking(webhook)) = &backends.webhook else { panic!("no webhook") };
         let large = "x".repeat(1 << 20);

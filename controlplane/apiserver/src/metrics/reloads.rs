@@ -25,4 +25,11 @@ impl Reloads {
             ),
         }
     }
+
+    /// Counts a reload, which was successful if the changed file is valid.
+    pub(super) fn record(&self, is_valid: bool) {
+        let status = [if is_valid { "success" } else { "failure" }];
+        self.count.with_label_values(&status).inc();
+        self.last.with_label_values(&status).set(jiff::Timestamp::now().as_second());
+    }
 }

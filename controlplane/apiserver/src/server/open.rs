@@ -47,6 +47,7 @@ use crate::{
     quota_locks::Locks,
     registry::Registry,
     state::State,
+    store_probe::StoreMonitor,
     usage_history::UsageHistory,
     usage_samples::Samples,
 };
@@ -165,7 +166,7 @@ fn plugins(config: &ApiserverConfig) -> Result<Plugins, OpenError> {
 /// All services.
 fn state(
     config: ApiserverConfig,
-    services: Services,
+    Services { store, cache, authorizers, authenticators }: Services,
     drain: Option<Arc<Drain>>,
     stopping: CancellationToken,
     shutdown: CancellationToken,
@@ -175,7 +176,6 @@ fn state(
     let usage_history =
         runs("InitialResources").then(|| Arc::new(UsageHistory::new(config.initial_resources)));
     let auditor = config.audit.map(open_audit).transpose()?;
-    let Services { store, cache, authorizers, authenticators } = services;
     let registry = Arc::new(Registry::new(&config.runtime_config));
     let in_flight = Arc::new(in_flight(&config.options, config.max_in_flight));
     let (metrics, byte_limits) = (Arc::new(Metrics::new()), config.options.byte_limits());
@@ -194,6 +194,7 @@ fn state(
         },
         allocator: Allocator::new(cache.clone(), config.service_ranges, config.options.node_ports),
         store,
+        store_monitor: StoreMonitor::new(config.options.store),
         cache,
         registry,
         authenticators,

@@ -42,7 +42,9 @@ async fn follow_authorization(state: Weak<State>, path: PathBuf) {
     let shown = path.display().to_string();
     let reload = move || {
         let Some(state) = state.upgrade() else { return true };
-        match state.authorizers.reload() {
+        let reloaded = state.authorizers.reload();
+        state.metrics.reloaded_authorization(reloaded.is_ok());
+        match reloaded {
             Ok(()) => {
                 tracing::info!(path = shown, "authorization configuration reloaded");
                 true

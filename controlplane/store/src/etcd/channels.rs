@@ -64,6 +64,11 @@ impl Channels {
         })
     }
 
+    /// The URLs of the members, in the order of the channels.
+    pub(super) fn servers(&self) -> &[String] {
+        &self.servers
+    }
+
     pub(super) fn all(&self) -> Arc<[Channel]> {
         self.open.read().unwrap_or_else(PoisonError::into_inner).channels.clone()
     }

@@ -1,4 +1,4 @@
-//! Connections to etcd's members. One member is used. If it does not respond, the next member replaces it.
+//! Connections to etcd's members. One member is used. If it does not respond, another member replaces it.
 
 use std::{
     error::Error as _,
@@ -26,6 +26,7 @@ use super::{
         request_op,
     },
     channels::Channels,
+    hang::{self, HangNotice, Hangs, is_unreachable},
 };
 use crate::{Error, Health};
 
@@ -46,6 +47,15 @@ pub(super) struct Connection {
     expected: watch::Sender<u64>,
     /// The reason why etcd is not used any more: its revision has fallen.
     replaced: OnceLock<String>,
+    hangs: Hangs,
+}
+
+/// The member that is used.
+pub(super) struct Member {
+    pub(super) index: usize,
+    pub(super) channel: Channel,
+    /// Tells whether the member is found to hang.
+    pub(super) hang: HangNotice,
 }
 
 /// The effect of a request on the database.
@@ -65,6 +75,7 @@ impl Connection {
     pub(super) fn new(servers: &[String], tls: Option<&EtcdTls>) -> Result<Self, Error> {
         Ok(Self {
             channels: Channels::new(servers, tls)?,
+            hangs: Hangs::new(servers.len()),
             current: AtomicUsize::new(0),
             health: Mutex::new(Health::Good),
             failing_since: Mutex::new(None),
@@ -110,10 +121,9 @@ impl Connection {
         self.check_data()?;
         let mut last = None;
         for _ in 0..self.channels.all().len() {
-            let (index, channel) = self.channel();
-            let outcome = tokio::time::timeout(REQUEST_TIMEOUT, call(channel)).await;
-            let outcome = outcome.unwrap_or_else(|_elapsed| Err(Status::unavailable("request timed out")));
-            match outcome {
+            let Member { index, channel, hang } = self.member();
+            let hang = (effect == Effect::Repeatable).then_some(hang);
+            match self.response(index, hang, call(channel)).await {
                 Ok(response) => {
                     // A full database still serves reads and deletions. So their success does not mean that the
                     // database accepts writes.
@@ -123,9 +133,7 @@ impl Connection {
                     return Ok(response.into_inner());
                 }
                 Err(status) => {
-                    let is_unreachable =
-                        matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled);
-                    if !is_unreachable {
+                    if !is_unreachable(&status) {
                         return Err(self.refused(&status));
                     }
                     self.advance(index);
@@ -142,6 +150,57 @@ impl Connection {
         Err(Error::Unavailable { detail })
     }
 
+    /// Waits for the response of a member, at most [`REQUEST_TIMEOUT`], and until `hang` has a report of the member. A request
+    /// that may not be repeated at another member has no `hang`, because its response may still come.
+    async fn response<T>(
+        &self,
+        index: usize,
+        hang: Option<HangNotice>,
+        request: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<Response<T>, Status> {
+        let hangs = async {
+            match hang {
+                Some(hang) => tokio::select! {
+                    // Cancel-safe: a check that is dropped has no effect.
+                    () = hang.reported(index) => {}
+                    () = self.suspect(index) => {}
+                },
+                None => {
+                    self.suspect(index).await;
+                    std::future::pending().await
+                }
+            }
+        };
+        tokio::select! {
+            // The other futures only wait. If they end, the request is cancelled.
+            biased;
+            response = request => response,
+            () = hangs => Err(Status::unavailable("the member does not respond")),
+            () = tokio::time::sleep(REQUEST_TIMEOUT) => Err(Status::unavailable("request timed out")),
+        }
+    }
+
+    /// Replaces a member that has not responded for a while, if another member responds. Never ends if the member was not
+    /// replaced, because the caller waits for a response meanwhile.
+    async fn suspect(&self, index: usize) {
+        let channels = self.channels.all();
+        if channels.len() > 1 {
+            tokio::time::sleep(hang::SUSPECT_AFTER).await;
+            // Many requests can wait for the same member, and one check is enough.
+            let _checking = self.hangs.check().await;
+            if self.current_of(channels.len()) == index
+                && let Some(other) = hang::replacement(&channels, index).await
+                && self.replace(index, other)
+            {
+                let servers = self.channels.servers();
+                tracing::warn!(member = ?servers.get(index), other = ?servers.get(other), "a member of etcd hangs");
+                self.hangs.report(index);
+                return;
+            }
+        }
+        std::future::pending().await
+    }
+
     /// The error of a request that the server refused.
     fn refused(&self, status: &Status) -> Error {
         let error = classify(status);
@@ -155,20 +214,37 @@ impl Connection {
         error
     }
 
-    /// The member that is used, with its index.
-    pub(super) fn channel(&self) -> (usize, Channel) {
+    /// The member that is used.
+    pub(super) fn member(&self) -> Member {
+        // The notice must be older than the choice of the member. Otherwise a report between them is missed.
+        let hang = self.hangs.notice();
         let channels = self.channels.all();
-        let index = self.current.load(Ordering::Relaxed) % channels.len();
-        let channel = channels.get(index).or(channels.first());
+        let index = self.current_of(channels.len());
+        let channel = channels.get(index).or(channels.first()).cloned();
         // The constructor refuses an empty list.
-        (index, channel.cloned().unwrap_or_else(|| Endpoint::from_static("http://localhost").connect_lazy()))
+        let channel = channel.unwrap_or_else(|| Endpoint::from_static("http://localhost").connect_lazy());
+        Member { index, channel, hang }
+    }
+
+    /// The index of the member that is used, of `count` members.
+    fn current_of(&self, count: usize) -> usize {
+        self.current.load(Ordering::Acquire) % count.max(1)
+    }
+
+    /// Uses another member in place of `from`. Returns false if `from` is not used any more.
+    fn replace(&self, from: usize, other: usize) -> bool {
+        self.current.compare_exchange(from, other, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
     /// Replaces a member that does not respond by the next member. An expired certificate can be the cause.
     pub(super) fn advance(&self, from: usize) {
-        let next = (from + 1) % self.channels.all().len();
-        let _ = self.current.compare_exchange(from, next, Ordering::Relaxed, Ordering::Relaxed);
+        self.replace(from, (from + 1) % self.channels.all().len());
         self.channels.reload_if_due();
+    }
+
+    /// The channels to all members.
+    pub(super) fn channels(&self) -> &Channels {
+        &self.channels
     }
 
     pub(super) fn health(&self) -> Health {
@@ -228,6 +304,11 @@ impl Connection {
             self.record(Health::Failed(detail));
         }
         self.check_data()
+    }
+
+    /// Whether the data of etcd was replaced. Then no request succeeds until the process is started again.
+    pub(super) fn is_replaced(&self) -> bool {
+        self.replaced.get().is_some()
     }
 
     /// Refuses requests if the data of etcd was replaced.

@@ -4,7 +4,7 @@
 //! commits are compacted, the task lists all entries and sends them as [`Event::Resync`]. It continues after the
 //! revision of the list.
 
-use std::{sync::Arc, time::Duration};
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
 use coracle_backoff::Backoff;
 use tokio::{
@@ -20,7 +20,7 @@ use super::{
         WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse, event::EventType,
         watch_client::WatchClient, watch_request::RequestUnion,
     },
-    connection::{classify, error_text},
+    connection::{Member, classify, error_text},
     revision_of, signed, unsigned,
 };
 use crate::{Commit, Error, Event, Health, Range, ReadablePage, Unreadable, codec::FailedServices};
@@ -52,6 +52,8 @@ enum End {
     Unused,
     /// The commits after `sent` are compacted.
     Compacted,
+    /// The member hangs. Another member has replaced it.
+    Hanging,
     Failed(Error),
 }
 
@@ -73,9 +75,11 @@ impl Follower {
         let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         loop {
             let before = self.sent;
-            let (index, channel) = self.shared.connection.channel();
-            let error = match self.follow(WatchClient::new(channel)).await {
+            let Member { index, channel, hang } = self.shared.connection.member();
+            let hangs = Box::pin(hang.reported(index));
+            let error = match self.follow(WatchClient::new(channel), hangs).await {
                 End::Unused => return,
+                End::Hanging => continue,
                 End::Compacted => match self.resync().await {
                     Ok(()) => continue,
                     Err(error) => error,
@@ -88,15 +92,32 @@ impl Follower {
                 backoff.reset();
             }
             tracing::debug!(%error, "the watch of etcd is interrupted");
-            tokio::select! {
-                // Cancel-safe: both futures only wait.
-                () = tokio::time::sleep(backoff.next_delay()) => {}
-                () = self.events.closed() => return,
+            if !self.wait_to_retry(&mut backoff).await {
+                return;
             }
         }
     }
 
-    async fn follow(&mut self, client: WatchClient<tonic::transport::Channel>) -> End {
+    /// Waits before the next attempt. Returns false if the consumer has dropped the watch. If the data of etcd was replaced,
+    /// no attempt can succeed, so there is none.
+    async fn wait_to_retry(&self, backoff: &mut Backoff) -> bool {
+        if self.shared.connection.is_replaced() {
+            self.events.closed().await;
+            return false;
+        }
+        tokio::select! {
+            // Cancel-safe: both futures only wait.
+            () = tokio::time::sleep(backoff.next_delay()) => true,
+            () = self.events.closed() => false,
+        }
+    }
+
+    /// Follows one member until the stream ends, or until `hangs` ends.
+    async fn follow(
+        &mut self,
+        client: WatchClient<tonic::transport::Channel>,
+        mut hangs: Pin<Box<impl Future<Output = ()>>>,
+    ) -> End {
         // A watch that begins above etcd's revision gets no events until etcd reaches it, and then lacks commits.
         let newest = self.shared.revision().await;
         let checked = newest.and_then(|newest| self.shared.connection.check_revision(self.sent, newest));
@@ -104,7 +125,12 @@ impl Follower {
             return End::Failed(error);
         }
         let (requests, stream) = mpsc::channel(4);
-        let mut responses = match self.open(client, &requests, ReceiverStream::new(stream)).await {
+        let opened = tokio::select! {
+            // Cancel-safe: a stream that is dropped before it is open has no events yet.
+            opened = self.open(client, &requests, ReceiverStream::new(stream)) => opened,
+            () = &mut hangs => return End::Hanging,
+        };
+        let mut responses = match opened {
             Ok(responses) => responses,
             Err(error) => return End::Failed(error),
         };
@@ -140,7 +166,8 @@ impl Follower {
                         next_request = Instant::now() + PROGRESS_INTERVAL / 5;
                     }
                 }
-                // Cancel-safe: the future only waits.
+                // Cancel-safe: the futures only wait.
+                () = &mut hangs => return End::Hanging,
                 () = self.events.closed() => return End::Unused,
             }
         }
@@ -293,6 +320,22 @@ mod tests {
             ..api::KeyValue::default()
         };
         api::Event { kv: Some(kv), ..api::Event::default() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_etcd_with_other_data_is_not_tried_again() {
+        let connection = Connection::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
+        let (keys, codec) = (Names::new("p"), EntryCodec(None));
+        let shared = Arc::new(Shared { connection, keys, codec, leases: Leases::default() });
+        let (sender, events) = mpsc::unbounded_channel();
+        let follower = Follower::new(shared.clone(), "/", 1, sender);
+        let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
+        assert!(follower.wait_to_retry(&mut backoff).await);
+        assert!(shared.connection.check_revision(5, 4).is_err());
+        let retries = timeout(Duration::from_secs(3600), follower.wait_to_retry(&mut backoff)).await;
+        assert!(retries.is_err());
+        drop(events);
+        assert!(!follower.wait_to_retry(&mut backoff).await);
     }
 
     #[tokio::test]

@@ -1,6 +1,6 @@
 //! Reads: one entry, pages of entries at one revision, the newest revision.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use super::{
     Keys, Shared,
@@ -19,6 +19,8 @@ pub(super) struct Found {
     failed_services: FailedServices,
 }
 
+/// The key that a check reads, as upstream. No object has this key, because it has no `/`.
+const HEALTH: &str = "health";
 /// Number of entries in the first response of etcd for a list, and the maximum number in a later one.
 const FIRST_PAGE_ENTRIES: usize = 64;
 const MAX_PAGE_ENTRIES: usize = 500;
@@ -58,6 +60,16 @@ impl Shared {
         self.connection.check_revision(confirmed, revision)?;
         self.connection.expect_progress(revision);
         Ok(revision)
+    }
+
+    /// Checks whether etcd responds within a time. Source: `etcd3ProberMonitor` of
+    /// `apiserver/pkg/storage/storagebackend/factory/etcd3.go`.
+    pub(super) async fn probe(&self, timeout: Duration) -> Result<(), Error> {
+        let request = RangeRequest { key: self.keys.outer(HEALTH), ..RangeRequest::default() };
+        match tokio::time::timeout(timeout, self.connection.range(request)).await {
+            Ok(outcome) => outcome.map(|_| ()),
+            Err(_elapsed) => Err(Error::Unavailable { detail: format!("no response within {timeout:?}") }),
+        }
     }
 
     pub(super) async fn list(&self, range: &Range) -> Result<Page, Error> {

@@ -17,10 +17,19 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::{
+        TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+    sync::watch,
+    time::timeout,
+};
 
 use super::{Etcd, EtcdOptions, compaction::CompactionState};
 use crate::{
-    Error, Event, Expect, Health, Range, Sealing, Store, Tier, Watch, Write,
+    Error, Event, Expect, Health, MemberSize, Range, Sealing, Store, Tier, Watch, Write,
     suite::{self, commit, put},
 };
 
@@ -106,7 +115,7 @@ impl Server {
 
     fn options(&self, prefix: &str) -> EtcdOptions {
         let (servers, prefix) = (vec![self.url()], prefix.to_owned());
-        EtcdOptions { servers, prefix, tls: None, sealing: None, compaction: None }
+        EtcdOptions { servers, prefix, tls: None, sealing: None, compaction: None, size_max_age: None }
     }
 
     async fn store(&self, prefix: &str) -> Etcd {
@@ -117,6 +126,45 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.kill();
+    }
+}
+
+/// A member that can hang: a proxy of a server.
+struct Proxy {
+    url: String,
+    hangs: watch::Sender<bool>,
+}
+
+impl Proxy {
+    async fn start(port: u16) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let hangs = watch::Sender::new(false);
+        let sender = hangs.clone();
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let Ok(server) = TcpStream::connect(("127.0.0.1", port)).await else { continue };
+                let ((client_in, client_out), (server_in, server_out)) =
+                    (client.into_split(), server.into_split());
+                tokio::spawn(Self::forward(client_in, server_out, sender.subscribe()));
+                tokio::spawn(Self::forward(server_in, client_out, sender.subscribe()));
+            }
+        });
+        Self { url, hangs }
+    }
+
+    async fn forward(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut hangs: watch::Receiver<bool>) {
+        let mut buffer = vec![0; 1 << 16];
+        while let Ok(count @ 1..) = from.read(&mut buffer).await {
+            while *hangs.borrow_and_update() {
+                if hangs.changed().await.is_err() {
+                    return;
+                }
+            }
+            if to.write_all(&buffer[..count]).await.is_err() {
+                return;
+            }
+        }
     }
 }
 
@@ -205,6 +253,63 @@ async fn a_stopped_etcd_is_unavailable_and_afterwards_each_event_comes_once() {
     let other = store.get("/a").await.unwrap().map(|entry| entry.modified).filter(|at| *at < last);
     let expected: Vec<_> = other.map(|at| ("/a", at)).into_iter().chain([("/b", last)]).collect();
     assert_eq!(commits, expected);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn reads_and_watches_leave_a_member_that_hangs_at_once() {
+    let Some(server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
+    let proxy = Proxy::start(server.ports[0]).await;
+    let servers = vec![proxy.url.clone(), server.url()];
+    let store = Etcd::connect(EtcdOptions { servers, ..server.options("p") }).await.unwrap();
+    eventually_async("the proxy to be used", 10, async || {
+        // While etcd started, the proxy counted as a member that does not respond.
+        let index = store.shared.connection.member().index;
+        if index != 0 {
+            store.shared.connection.advance(index);
+        }
+        store.revision().await.is_ok() && store.shared.connection.member().index == 0
+    })
+    .await;
+    let mut watch = store.watch("", store.revision().await.unwrap()).await.unwrap();
+    let first = store.write(put("/a", Expect::Absent, "1", Tier::Durable)).await.unwrap();
+    assert_eq!(commit(&mut watch).await.revision, first);
+    proxy.hangs.send_replace(true);
+    // A request times out after 8 s, and the pings of the watch after 15 s.
+    timeout(Duration::from_secs(6), store.revision()).await.unwrap().unwrap();
+    let second = store.write(put("/b", Expect::Absent, "1", Tier::Durable)).await.unwrap();
+    let next = timeout(Duration::from_secs(8), commit(&mut watch)).await.unwrap();
+    assert_eq!((next.revision, store.health()), (second, Health::Good));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn probes_end_with_their_timeout() {
+    let Some(server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
+    let store = server.store("p").await;
+    store.probe(Duration::from_secs(10)).await.unwrap();
+    server.stop().await;
+    let timeout = Duration::from_millis(100);
+    let error = store.probe(timeout).await.unwrap_err().to_string();
+    assert!(error.contains("no response within 100ms"), "{error}");
+    server.signal(Signal::SIGCONT);
+    eventually_async("etcd to respond", 20, async || store.probe(Duration::from_secs(2)).await.is_ok()).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn sizes_are_requested_only_if_they_are_old() {
+    let Some(mut server) = Server::start() else { skip!("etcd is not built: run scripts/etcd") };
+    let connect = async |size_max_age| {
+        Etcd::connect(EtcdOptions { size_max_age, ..server.options("p") }).await.unwrap()
+    };
+    let never = connect(None).await;
+    let once = connect(Some(Duration::from_secs(3600))).await;
+    let always = connect(Some(Duration::ZERO)).await;
+    assert!(never.member_sizes().await.is_empty());
+    let sizes = once.member_sizes().await;
+    assert!(sizes.iter().all(|size| size.bytes > Some(0)), "{sizes:?}");
+    assert_eq!(sizes.iter().map(|size| &*size.endpoint).collect::<Vec<_>>(), [server.url()]);
+    server.kill();
+    assert_eq!(once.member_sizes().await, sizes);
+    assert_eq!(always.member_sizes().await, [MemberSize { endpoint: server.url(), bytes: None }]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -8,7 +8,7 @@ use tokio::{net::TcpListener, task::JoinSet};
 
 use super::*;
 use crate::{
-    audit::{AuditTruncateConfig, AuditWebhookConfig},
+    audit::{AuditBatch, AuditTruncateConfig, AuditWebhookConfig},
     authn::service_account::Claims,
 };
 
@@ -32,19 +32,18 @@ impl WithSilentWebhook {
         let policy = json!({"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": rules});
         fs::write(&policy_file, policy.to_string()).unwrap();
         let mode = coracle_audit::Mode::Blocking;
-        let config = AuditWebhookConfig {
-            file,
-            mode,
-            buffer: 1,
-            batch: 1,
-            wait: Duration::ZERO,
-            throttle: None,
-            truncate: None,
-            backoff: None,
-        };
+        let config =
+            AuditWebhookConfig { file, mode, batch: AuditBatch::default(), truncate: None, backoff: None };
         let log_mode = coracle_audit::Mode::Batch;
-        let audit =
-            AuditConfig { policy_file, log: None, log_mode, log_truncate: None, webhook: Some(config) };
+        let log_batch = AuditBatch::default();
+        let audit = AuditConfig {
+            policy_file,
+            log: None,
+            log_mode,
+            log_batch,
+            log_truncate: None,
+            webhook: Some(config),
+        };
         let api = open_with(directory.path(), |config| config.audit = Some(audit)).await;
         Self { api, webhook, _directory: directory }
     }
@@ -67,7 +66,8 @@ pub(super) fn config_of(directory: &std::path::Path, rules: &str) -> AuditConfig
     let path = directory.join("audit.log");
     let log = coracle_audit::LogOptions { path, max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
     let log_mode = coracle_audit::Mode::Blocking;
-    AuditConfig { policy_file, log: Some(log), log_mode, log_truncate: None, webhook: None }
+    let log_batch = AuditBatch::default();
+    AuditConfig { policy_file, log: Some(log), log_mode, log_batch, log_truncate: None, webhook: None }
 }
 
 /// The first `count` events of a path. Waits until the log has them.
@@ -191,7 +191,9 @@ async fn a_strict_log_that_cannot_be_written_refuses_requests_before_they_run() 
     let path = "/dev/full".into();
     let log = coracle_audit::LogOptions { path, max_bytes: 1 << 20, max_backups: 0, max_age: Duration::ZERO };
     let log_mode = coracle_audit::Mode::BlockingStrict;
-    let audit = AuditConfig { policy_file, log: Some(log), log_mode, log_truncate: None, webhook: None };
+    let log_batch = AuditBatch::default();
+    let audit =
+        AuditConfig { policy_file, log: Some(log), log_mode, log_batch, log_truncate: None, webhook: None };
     let api = open_with(directory.path(), |config| config.audit = Some(audit)).await;
     let server = Fixture { api, directory };
     let of = |user: &str| server.get_as(User::new(user, &["system:masters"]), CONFIG_MAPS);

@@ -3,7 +3,7 @@
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use coracle_store::{Backup, Entry, Expect, Health, Page, Range, Tier, Watch, Write};
+use coracle_store::{Backup, Entry, Expect, Health, MemberSize, Page, Range, Tier, Watch, Write};
 use futures::future::BoxFuture;
 use http_body::Frame;
 use http_body_util::StreamBody;
@@ -393,7 +393,7 @@ async fn a_webhook_converts_between_versions() {
 
 type Stored<'a, T> = BoxFuture<'a, std::result::Result<T, coracle_store::Error>>;
 
-/// A store that does not list custom resources while it is broken.
+/// A store that does not list custom resources and responds to no probe while it is broken.
 pub(super) struct Breakable {
     pub(super) store: Embedded,
     pub(super) is_broken: Arc<AtomicBool>,
@@ -441,6 +441,18 @@ impl Store for Breakable {
 
     fn is_shared(&self) -> bool {
         self.is_shared
+    }
+
+    fn probe(&self, _timeout: Duration) -> Stored<'_, ()> {
+        let is_broken = self.is_broken.load(Ordering::SeqCst);
+        let error = coracle_store::Error::Unavailable { detail: "a test".to_owned() };
+        Box::pin(std::future::ready(if is_broken { Err(error) } else { Ok(()) }))
+    }
+
+    fn member_sizes(&self) -> BoxFuture<'_, Vec<MemberSize>> {
+        let size = |endpoint: &str, bytes| MemberSize { endpoint: endpoint.to_owned(), bytes };
+        let sizes = vec![size("http://a:2379", None), size("http://b:2379", Some(5))];
+        Box::pin(std::future::ready(sizes))
     }
 
     fn is_current<'a>(&'a self, key: &'a str) -> Stored<'a, bool> {

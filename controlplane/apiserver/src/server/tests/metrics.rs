@@ -1,6 +1,6 @@
 //! `/metrics`.
 
-use super::*;
+use super::{custom_resources::Breakable, *};
 
 async fn metrics(server: &Fixture) -> String {
     let answer = server.get("/metrics").await;
@@ -38,6 +38,25 @@ async fn impersonations_are_counted_by_mode_and_decision() {
         assert_eq!(count(checks, "user-info", "allowed"), Some(2.0), "the request and the user: {checks}");
         assert_eq!(count(checks, "user-info", "denied"), Some(1.0), "{checks}");
         assert_eq!(count(checks, "legacy", "denied"), Some(1.0), "{checks}");
+    }
+}
+
+#[tokio::test]
+async fn etcd_has_a_size_for_each_member_and_counts_of_objects_can_be_omitted() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap();
+    let store = Breakable { store, is_broken: Arc::default(), is_full: Arc::default(), is_shared: true };
+    let configure = |config: &mut ApiserverConfig| config.options.store.has_object_counts = false;
+    let server = Fixture { api: open_on(Arc::new(store), directory.path(), configure).await, directory };
+    let text = metrics(&server).await;
+    let size = |name: &str, label: &str| value(&text, name, &[label]);
+    assert_eq!(size("apiserver_storage_size_bytes", "storage_cluster_id=\"etcd-0\""), Some(5.0));
+    for (endpoint, bytes) in [("a", -1.0), ("b", 5.0)] {
+        let label = format!("endpoint=\"http://{endpoint}:2379\"");
+        assert_eq!(size("apiserver_storage_db_total_size_in_bytes", &label), Some(bytes), "{endpoint}");
+    }
+    for name in ["apiserver_storage_objects", "apiserver_resource_objects"] {
+        assert!(!text.contains(name), "{name}");
     }
 }
 

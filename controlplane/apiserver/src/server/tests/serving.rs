@@ -1,8 +1,11 @@
 //! Modes of authorization, compression and the end of the server.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
-use super::*;
+use super::{custom_resources::Breakable, *};
 use crate::remote::tests::Hook;
 
 async fn with(configure: impl FnOnce(&mut ApiserverConfig)) -> Fixture {
@@ -76,6 +79,14 @@ async fn a_changed_authorization_configuration_takes_effect() {
     write(json!([]));
     server.api.state.authorizers.reload().unwrap_err();
     assert_eq!(bob().await.code, 200);
+    for status in ["success", "failure"] {
+        let name = "apiserver_authorization_config_controller_automatic_reloads_total";
+        let start = format!("{name}{{status=\"{status}\"}} ");
+        eventually_async(&start, 10, async || {
+            server.get("/metrics").await.body.as_str().unwrap().lines().any(|line| line.starts_with(&start))
+        })
+        .await;
+    }
 }
 
 #[tokio::test]
@@ -255,6 +266,33 @@ async fn health_checks_have_upstreams_names_and_metrics() {
         assert!(text.lines().any(|one| one == line), "{line}: {text}");
     }
     assert!(!text.contains("none"), "{text}");
+}
+
+#[tokio::test]
+async fn etcd_is_probed_by_all_endpoints_and_the_embedded_store_is_not() {
+    for (is_shared, alive) in [(true, 500), (false, 200)] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap();
+        let is_broken = Arc::<AtomicBool>::default();
+        let store = Breakable { store, is_broken: is_broken.clone(), is_full: Arc::default(), is_shared };
+        // Each check makes a probe.
+        let configure = |config: &mut ApiserverConfig| {
+            (config.options.store.health_timeout, config.options.store.ready_timeout) =
+                (Duration::ZERO, Duration::ZERO);
+        };
+        let server = Fixture { api: open_on(Arc::new(store), directory.path(), configure).await, directory };
+        let checks = ["/livez/etcd", "/healthz/etcd", "/readyz/etcd", "/readyz/etcd-readiness"];
+        for path in checks {
+            assert_eq!(server.get(path).await.code, 200, "{path}");
+        }
+        is_broken.store(true, Ordering::SeqCst);
+        for path in checks {
+            assert_eq!(server.get(path).await.code, alive, "{path}");
+        }
+        assert_eq!((anonymous(&server, "/livez").await, anonymous(&server, "/readyz").await), (alive, alive));
+        assert_eq!(anonymous(&server, "/livez?exclude=etcd").await, 200);
+        assert_eq!(server.get("/readyz/store").await.code, 200, "the store reports no failure");
+    }
 }
 
 #[tokio::test]
