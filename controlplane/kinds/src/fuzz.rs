@@ -72,7 +72,7 @@ pub fn object(data: &[u8]) {
     let _causes = validate::ratcheted(same, &status, &old, validate::status_update);
     if kind.is("", "Pod") {
         let _causes = validate::ephemeral_containers(&new, &old);
-        let _causes = validate::resize(kind, &new, &old);
+        let _causes = validate::resize(&new, &old);
     }
 }
 
