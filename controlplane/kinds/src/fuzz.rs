@@ -8,8 +8,8 @@ use coracle_custom_resources::{CustomResource, Definition, Violations, write_who
 use coracle_managed_fields::{
     ApplyRequest, FieldSet, Managers, PathElement, Schema, SingleVersion, UpdateRequest, Updater,
 };
+use coracle_schedule::{Schedule, TimeZone};
 use coracle_values::Quantity;
-use coracle_values::schedule::{Schedule, TimeZone};
 use serde_json::{Value, json};
 
 use crate::{

@@ -1,6 +1,7 @@
 //! Schedules of cron jobs. Source: `github.com/robfig/cron/v3`, whose syntax upstream accepts.
 //!
-//! Time zones come from the IANA database: the system's, otherwise the bundled one.
+//! Time zones come from the IANA database: the system's, otherwise the bundled one. A crate of its own, because a node alone
+//! needs neither the parser nor the database.
 
 use std::str::FromStr;
 
