@@ -87,10 +87,11 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ),
     ("coracle-audit", &[]),
     ("coracle-certificate-subject", &[]),
-    ("coracle-sealing", &["coracle-threads"]),
+    ("coracle-sealing", &[]),
+    ("coracle-encryption", &["coracle-sealing", "coracle-threads"]),
     ("coracle-token-bucket", &[]),
     ("coracle-token-signer", &[]),
-    ("coracle-store", &["coracle-backoff", "coracle-error-chain", "coracle-sealing"]),
+    ("coracle-store", &["coracle-backoff", "coracle-encryption", "coracle-error-chain", "coracle-sealing"]),
     ("coracle-schedule", &[]),
     ("coracle-values", &["coracle-quantity"]),
     ("coracle-services", &["coracle-values"]),
@@ -158,6 +159,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         "coracle-controlplane",
         &[
             "coracle-backoff",
+            "coracle-encryption",
             "coracle-sealing",
             "coracle-store",
             "coracle-token-signer",
@@ -282,7 +284,14 @@ fn crates_of_the_node() -> BTreeSet<String> {
 fn the_node_depends_on_the_rules_of_pods_only() {
     let crates = crates_of_the_node();
     assert!(crates.contains("coracle-pod-rules"));
-    for other in ["coracle-kinds", "coracle-cel", "coracle-custom-resources", "coracle-managed-fields"] {
+    for other in [
+        "coracle-kinds",
+        "coracle-cel",
+        "coracle-custom-resources",
+        "coracle-managed-fields",
+        "coracle-schedule",
+        "coracle-encryption",
+    ] {
         assert!(!crates.contains(other), "the node alone must not depend on {other}");
     }
 }

@@ -16,7 +16,7 @@ use super::{
     kms::{Kms, KmsSettings},
     provider::{Provider, Scheme},
 };
-use crate::{Error, private_file};
+use coracle_sealing::{Error, private_file};
 
 /// Maximum bytes of the file.
 const MAX_FILE_BYTES: u64 = 1 << 20;

@@ -9,7 +9,7 @@ use ring::{
     rand::{SecureRandom as _, SystemRandom},
 };
 
-use crate::Error;
+use coracle_sealing::Error;
 
 /// AES-GCM with keys of 24 bytes, which ring does not have.
 pub(super) type Aes192Gcm = AesGcm<aes::Aes192, U12>;

@@ -2,6 +2,9 @@
 //!
 //! The first provider of a resource encrypts; all providers decrypt. A value without encryption is readable, so that
 //! encryption can be enabled for existing objects.
+//!
+//! Start reading at [`Encryption`]. [`coracle_sealing::Keys`] encrypts Secrets without further configuration. This is a crate
+//! of its own, because a node alone encrypts its checkpoint with those keys only.
 
 mod config;
 mod gcm;
@@ -16,7 +19,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 
-use crate::Error;
+use coracle_sealing::Error;
 use kms::Kms;
 use provider::Provider;
 

@@ -11,7 +11,7 @@ use ring::aead::LessSafeKey;
 
 use super::gcm::{self, Aes192Gcm, random};
 use super::kms::Kms;
-use crate::Error;
+use coracle_sealing::Error;
 
 const CBC_BLOCK_BYTES: usize = 16;
 const SECRETBOX_NONCE_BYTES: usize = 24;

@@ -25,9 +25,9 @@ use ring::{aead::LessSafeKey, hkdf};
 use tokio::sync::{Semaphore, mpsc::UnboundedReceiver, mpsc::UnboundedSender, mpsc::unbounded_channel};
 
 use super::gcm::{self, random};
-use crate::Error;
 use checks::{Checks, Failure};
 use client::Client;
+use coracle_sealing::Error;
 
 #[allow(
     clippy::all,
