@@ -7,7 +7,7 @@
 //! the API server. If the API server does not confirm that the node has the address, the node removes the address, and
 //! adds it again when the API server confirms it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -233,9 +233,20 @@ async fn next_conflicts(
     monitor.next().await
 }
 
-/// The addresses that the node holds: at most [`ADDRESSES_MAX`] of the addresses that are assigned to it.
+/// The addresses that the node holds: at most [`ADDRESSES_MAX`] of the addresses that are assigned to it. Namespaces take
+/// turns, so the services of one namespace do not displace those of others.
 fn wanted(assigned: &BTreeMap<Key, BTreeSet<IpAddr>>) -> BTreeSet<IpAddr> {
-    assigned.values().flatten().copied().take(ADDRESSES_MAX).collect()
+    let mut turns: HashMap<&str, usize> = HashMap::new();
+    let mut all: Vec<(usize, IpAddr)> = Vec::new();
+    for (key, addresses) in assigned {
+        let turn = turns.entry(&key.namespace).or_default();
+        for address in addresses {
+            all.push((*turn, *address));
+            *turn += 1;
+        }
+    }
+    all.sort_unstable();
+    all.into_iter().map(|(_, address)| address).take(ADDRESSES_MAX).collect()
 }
 
 /// Sets the addresses of a service. Returns whether they changed.
@@ -400,5 +411,22 @@ mod tests {
         assert_eq!(wanted(&all).len(), 600);
         assign(&mut all, Key::new("n", "b"), service(600));
         assert_eq!(wanted(&all).len(), 1024);
+    }
+
+    #[test]
+    fn the_addresses_of_one_namespace_leave_room_for_those_of_others() {
+        let address = |number: u32| IpAddr::from(std::net::Ipv4Addr::from(0x0a00_0000 + number));
+        let mut all = BTreeMap::new();
+        for number in 0..2000 {
+            let key = Key::new("a", &format!("{number:04}"));
+            assign(&mut all, key, BTreeSet::from([address(number)]));
+        }
+        for number in 3000..3010 {
+            let key = Key::new("b", &number.to_string());
+            assign(&mut all, key, BTreeSet::from([address(number)]));
+        }
+        let held = wanted(&all);
+        assert_eq!(held.len(), 1024);
+        assert!((3000..3010).all(|number| held.contains(&address(number))));
     }
 }

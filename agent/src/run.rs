@@ -398,7 +398,7 @@ impl NodeServices {
             },
             ips: agent.ips(),
             pull_records: Arc::new(pull_records(&config)),
-            user_ids: pod::UserIds::open(&config.state_dir.join("pods")),
+            user_ids: pod::UserIds::open(&config.state_dir.join("pods")).without_subordinate_ids(),
             image_gc: Trigger::default(),
             pulls: config.pulls.clone(),
             evictions,

@@ -1,5 +1,5 @@
-//! Costs of an overlay with 1,000 peers: programming all, changing one, and idling. Runs as root in its own network
-//! namespace: `cargo bench -p coracle-cni --bench overlay`.
+//! Costs of an overlay with 1,000 peers: programming all peers, changing one peer, and idling. Runs as root in its own
+//! network namespace: `cargo bench -p coracle-cni --bench overlay`.
 #![allow(
     clippy::disallowed_methods,
     clippy::unwrap_used,
@@ -65,7 +65,7 @@ async fn idle(overlay: &mut Overlay) -> u64 {
         () = overlay.foreign_change() => panic!("a change was notified although there was none"),
         result = ended => result.unwrap(),
     }
-    // One sleep lasts until the end.
+    // One of the sleeps ends together with the measurement, so it is not counted.
     let woken = sleeps() - before - 1;
     clock.join().unwrap();
     woken

@@ -4,8 +4,8 @@
 //! `target/coracle`.
 //!
 //! There are two measurements. The first has one pod at a time with complete DELs. The second has many pods at once,
-//! and removes them as a node does: their namespaces end before one sweep. The second one ends when no address is
-//! allocated.
+//! and removes them as a node does: their namespaces end before one sweep. This measurement ends when no address
+//! is allocated.
 #![allow(
     missing_docs,
     clippy::unwrap_used,
@@ -259,9 +259,9 @@ fn main() {
         Side::Outside(reference, list("bench2", "10.93.0.0/16", dir.path())),
     ];
     // A long-running pod, as on a real node: the costs of a first pod are not measured.
-    let stays = [Sandbox::new(), Sandbox::new(), Sandbox::new()];
-    for ((side, sandbox), port) in sides.iter().zip(&stays).zip(7000..) {
-        side.add("stays", &sandbox.netns(), port);
+    let long_running = [Sandbox::new(), Sandbox::new(), Sandbox::new()];
+    for ((side, sandbox), port) in sides.iter().zip(&long_running).zip(7000..) {
+        side.add("long_running", &sandbox.netns(), port);
     }
     let mut samples: [Vec<[Cost; 2]>; 3] = Default::default();
     for round in 0..ROUNDS {

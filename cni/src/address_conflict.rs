@@ -1,7 +1,7 @@
 //! Detection of address conflicts (RFC 5227 §2.4): another machine announces an address that this node announces, too.
 //!
-//! Packet filters in the kernel select these packets, so other packets wake no thread. Only packets that arrive at the
-//! interface with the address count. Packets of pods arrive at other interfaces.
+//! Packet filters in the kernel select these announcements, so other packets wake no thread. An announcement counts
+//! only if it arrives at the interface that has the address. Packets of pods arrive at other interfaces.
 #![allow(unsafe_code, reason = "AF_PACKET sockets and filters have no safe interface")]
 
 use std::collections::BTreeSet;
@@ -61,8 +61,8 @@ enum Protocol {
 // === impl ConflictMonitor ===
 
 impl ConflictMonitor {
-    /// Monitors the interfaces that have these addresses. An address without an interface is left out, and so are
-    /// interfaces without Ethernet addresses. It may take some 10 ms to close the monitor.
+    /// Monitors the interfaces that have these addresses. Addresses without an interface, and interfaces without
+    /// Ethernet addresses, are left out. Closing the monitor may take about 10 ms.
     ///
     /// # Errors
     /// When an interface has been removed meanwhile, or a socket cannot be opened.
@@ -84,7 +84,7 @@ impl ConflictMonitor {
         Ok(Self { listeners, own: own_hardware_addresses() })
     }
 
-    /// Waits for announcements, and returns the addresses. Cancel safe.
+    /// Waits for announcements, and returns the announced addresses. Cancel safe.
     ///
     /// # Errors
     /// When a socket fails, for example because its interface is down. Then the monitor must be opened again.
@@ -196,7 +196,7 @@ fn arp_socket(index: u32, program: &[libc::sock_filter]) -> io::Result<OwnedFd> 
     to.sll_protocol = u16::try_from(libc::ETH_P_ARP).unwrap_or_default().to_be();
     to.sll_ifindex = i32::try_from(index).unwrap_or_default();
     let length = u32::try_from(size_of_val(&to)).unwrap_or_default();
-    // SAFETY: the address outlives the call, and the length is its own.
+    // SAFETY: the address outlives the call, and the length is that of the address.
     let bound = unsafe { libc::bind(socket.as_raw_fd(), (&raw const to).cast(), length) };
     if bound == 0 { Ok(socket) } else { Err(io::Error::last_os_error()) }
 }
@@ -265,8 +265,8 @@ fn discovery_program(addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_filter> {
     steps
 }
 
-/// Passes packets whose loaded word is the last four bytes of one of the addresses, and refuses others. The addresses of
-/// a block share one instruction that passes a packet.
+/// Passes packets whose loaded word is the last four bytes of one of the addresses, and refuses other packets. The
+/// addresses of a block share one instruction that passes a packet.
 fn among(addresses: &BTreeSet<IpAddr>) -> Vec<libc::sock_filter> {
     let end = |address: &IpAddr| match address {
         IpAddr::V4(address) => address.to_bits(),
@@ -318,20 +318,21 @@ mod tests {
         ip("addr add fd99::1/64 dev uplink0 nodad");
         let all =
             ["192.0.2.77", "192.0.2.78", "fd99::77", "fd99::78"].map(|ip| ip.parse::<IpAddr>().unwrap());
-        let held = BTreeSet::from(all);
-        for address in &held {
+        let addresses = BTreeSet::from(all);
+        for address in &addresses {
             announce_address(*address, None, Duration::from_secs(60)).await.unwrap();
         }
         let (own, link, pod) =
             (index_and_mac("uplink0").await.1, index_and_mac("uplink1").await, index_and_mac("pod1").await.0);
-        let mut monitor = ConflictMonitor::open(&held).await.unwrap();
+        let mut monitor = ConflictMonitor::open(&addresses).await.unwrap();
         for [address, next] in [[all[0], all[1]], [all[2], all[3]]] {
             send(link.0, &[frame(OTHER, address)]).unwrap();
             assert_eq!(monitor.next().await.unwrap(), BTreeSet::from([address]));
-            // None of these is a conflict: frames of this machine, another address, a frame at an interface of pods.
+            // These frames are not conflicts: frames of this machine, a frame with another address, a frame at an
+            // interface of pods.
             send(link.0, &[frame(own, address), frame(link.1, address)]).unwrap();
-            let stranger = if address.is_ipv4() { "192.0.2.79" } else { "fd99::79" };
-            send(link.0, &[frame(OTHER, stranger.parse().unwrap())]).unwrap();
+            let other_address = if address.is_ipv4() { "192.0.2.79" } else { "fd99::79" };
+            send(link.0, &[frame(OTHER, other_address.parse().unwrap())]).unwrap();
             send(pod, &[frame(OTHER, address)]).unwrap();
             if address.is_ipv6() {
                 // A router has forwarded this frame. The hop limit follows 14 bytes of Ethernet and 7 of IPv6.
@@ -350,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn torn_packets_announce_nothing() {
+    fn incomplete_packets_announce_nothing() {
         let arp = frame(OTHER, "192.0.2.77".parse().unwrap());
         let advertisement = frame(OTHER, "fd99::77".parse().unwrap());
         // The bytes do not include the Ethernet and IPv6 headers.

@@ -37,7 +37,7 @@ pub(crate) struct DirVersion {
     modified: (i64, i64),
 }
 
-/// The locked directory of one network. Dropping it releases the lock.
+/// The locked directory of one network. Dropping this value releases the lock.
 pub(crate) struct Store {
     dir: PathBuf,
     _lock: Flock<File>,
@@ -133,8 +133,8 @@ impl Store {
     /// The version of the directory. It changes when a file is created or removed. `None` if the directory cannot be
     /// read.
     ///
-    /// Since Linux 6.13 the modification time is exact. Before, the time advances only with the clock tick, which is at
-    /// most 10 ms.
+    /// Since Linux 6.13 the modification time is exact. In earlier versions the time advances only with the clock tick,
+    /// which is at most 10 ms.
     pub(crate) fn version(&self) -> Option<DirVersion> {
         let found = fs::metadata(&self.dir).ok()?;
         Some(DirVersion { inode: found.ino(), modified: (found.mtime(), found.mtime_nsec()) })
@@ -153,25 +153,26 @@ impl Store {
     }
 
     /// All allocated addresses with their owners.
-    pub(crate) fn held(&self) -> Result<Vec<(IpAddr, Owner)>, Error> {
-        let mut held = Vec::new();
+    pub(crate) fn allocated(&self) -> Result<Vec<(IpAddr, Owner)>, Error> {
+        let mut allocated = Vec::new();
         for address in self.addresses()? {
             if let Some(owner) = self.owner_of(address)? {
-                held.push((address, owner));
+                allocated.push((address, owner));
             }
         }
-        Ok(held)
+        Ok(allocated)
     }
 
     pub(crate) fn addresses_of(&self, owner: &Owner) -> Result<Vec<IpAddr>, Error> {
-        let held = self.held()?.into_iter().filter(|(_, holder)| holder.is(&owner.id, &owner.ifname));
-        Ok(held.map(|(address, _)| address).collect())
+        let allocated =
+            self.allocated()?.into_iter().filter(|(_, holder)| holder.is(&owner.id, &owner.ifname));
+        Ok(allocated.map(|(address, _)| address).collect())
     }
 
-    /// Frees all addresses except the addresses of the owners that `stays` selects.
-    pub(crate) fn retain(&mut self, stays: impl Fn(&Owner) -> bool) -> Result<(), Error> {
-        for (address, owner) in self.held()? {
-            if !stays(&owner) {
+    /// Frees all addresses except the addresses of the owners that `keeps` selects.
+    pub(crate) fn retain(&mut self, keeps: impl Fn(&Owner) -> bool) -> Result<(), Error> {
+        for (address, owner) in self.allocated()? {
+            if !keeps(&owner) {
                 self.free(address)?;
             }
         }

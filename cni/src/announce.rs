@@ -35,7 +35,7 @@ pub(crate) fn announce(netns: Netns, link: &Link, addresses: &[IpAddr]) -> Optio
     thread.inspect_err(|error| debug!(%error, "cannot start a thread to announce addresses")).ok()
 }
 
-/// Sends frames by an interface of the calling thread's network namespace.
+/// Sends frames through an interface of the calling thread's network namespace.
 pub(crate) fn send(index: u32, frames: &[Vec<u8>]) -> io::Result<()> {
     let socket = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, None)?;
     // SAFETY: all-zero bytes are a valid sockaddr_ll.

@@ -20,9 +20,9 @@ use crate::link::Links;
 use crate::link::address::AssignedAddress;
 use crate::netns::Netns;
 
-/// Adds the address to the interface of its network and announces it to neighbours, or extends the lifetime of an
-/// existing address. `node` is an address of the node. The interface with this address also gets addresses that are in
-/// no network of the machine.
+/// Adds the address to the interface whose network contains it, and announces it to neighbours. Extends the lifetime of
+/// an existing address. `node` is an address of the node. Its interface also gets addresses that are in no network of
+/// the machine.
 ///
 /// # Errors
 /// When no interface fits, or netlink fails.
@@ -90,8 +90,8 @@ pub async fn withdraw_address(address: IpAddr) -> Result<(), Error> {
 
 /// Whether an address is the node's own. Announced addresses have a lifetime and no network.
 fn is_node_address(present: &AssignedAddress) -> bool {
-    let alone = IpNetwork::from(present.network.ip()).prefix();
-    present.flags.contains(AddressFlags::Permanent) || present.network.prefix() != alone
+    let host_prefix = IpNetwork::from(present.network.ip()).prefix();
+    present.flags.contains(AddressFlags::Permanent) || present.network.prefix() != host_prefix
 }
 
 /// The interface whose network contains the address.
@@ -109,7 +109,7 @@ fn interfaces(fits: impl Fn(IpAddr, IpAddr) -> bool) -> Option<String> {
     found.map(|own| own.interface)
 }
 
-/// The addresses that interfaces have, by the name of the interface. Other addresses are left out.
+/// The addresses among these that an interface of this machine has, by the name of the interface.
 pub(crate) fn by_interface(addresses: &BTreeSet<IpAddr>) -> BTreeMap<String, BTreeSet<IpAddr>> {
     let mut found: BTreeMap<String, BTreeSet<IpAddr>> = BTreeMap::new();
     for own in own_addresses().filter(|own| addresses.contains(&own.address)) {

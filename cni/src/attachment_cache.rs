@@ -1,4 +1,4 @@
-//! Records of attachments, one file each. DEL, CHECK and GC work from them, even after a crash.
+//! Records of attachments, one file each. DEL, CHECK and GC read these records, so they also work after a crash.
 //!
 //! A record is written before the first plugin runs, and again with the result. Records are on a tmpfs (`/run`). A
 //! reboot removes them and the objects that they describe. Records of lists with executables are kept across boots, and
@@ -29,11 +29,12 @@ pub(crate) struct Entry {
     /// Shared: most attachments of a node are made by one list.
     pub(crate) list: Arc<List>,
     pub(crate) at: Parameters,
-    /// Inode of the network namespace: its path may be reused.
+    /// Inode number of the network namespace, because the path may be reused.
     pub(crate) netns_id: Option<u64>,
-    /// Absent while ADD runs, and if ADD never ended.
+    /// `None` while ADD runs, and after an interrupted ADD.
     pub(crate) result: Option<Answer>,
-    /// Whether its DEL has begun: its resources may already belong to another attachment.
+    /// Whether the DEL of the attachment has begun. The resources of the attachment may then already belong to another
+    /// attachment.
     releasing: bool,
 }
 
@@ -76,7 +77,8 @@ pub(crate) struct Cache {
     lasting: PathBuf,
     boot: String,
     known: Mutex<BTreeMap<String, Known>>,
-    /// host-local's directories that have a file for each address of an attachment, with the version that was checked.
+    /// Directories of host-local that have a file for each address of the attachments, with the version that was
+    /// checked.
     complete: Mutex<BTreeMap<PathBuf, DirVersion>>,
 }
 
@@ -128,13 +130,13 @@ impl Cache {
         self.lock().get(id).is_none_or(|known| known.entry.releasing)
     }
 
-    /// Whether this version of host-local's directory has a file for each address of an attachment.
+    /// Whether this version of host-local's directory has a file for each address of the attachments.
     pub(crate) fn is_complete(&self, dir: &Path, version: Option<DirVersion>) -> bool {
         let complete = self.complete.lock().unwrap_or_else(PoisonError::into_inner);
         version.is_some_and(|version| complete.get(dir) == Some(&version))
     }
 
-    /// Records that this version of host-local's directory has a file for each address of an attachment.
+    /// Records that this version of host-local's directory has a file for each address of the attachments.
     pub(crate) fn completed(&self, dir: &Path, version: Option<DirVersion>) {
         let mut complete = self.complete.lock().unwrap_or_else(PoisonError::into_inner);
         match version {
@@ -179,7 +181,7 @@ impl Cache {
         kept.unwrap_or_else(|error| Err(failed("write", &path)(std::io::Error::other(error))))
     }
 
-    /// Records an entry. A release that has begun since the caller read the entry stays begun.
+    /// Records an entry. If a release has begun since the caller read the entry, the entry stays marked as releasing.
     pub(crate) fn put(&self, mut entry: Entry) -> Result<(), Error> {
         let lasts = may_keep_data_across_boots(&entry.list);
         let dir = if lasts { &self.lasting } else { &self.volatile };
@@ -241,7 +243,7 @@ impl Entry {
         Self { list, at, netns_id, result: None, releasing: false }
     }
 
-    /// Whether its DEL has begun, or it was released.
+    /// Whether the DEL of the attachment has begun, or the attachment was released.
     pub(crate) fn is_releasing(&self) -> bool {
         self.releasing
     }
@@ -287,8 +289,8 @@ fn file(dir: &Path, id: &str) -> PathBuf {
     dir.join(format!("{id}.json"))
 }
 
-/// Writes a temporary file and renames it: a reader sees the whole record or none. A record that is kept across boots
-/// is synced.
+/// Writes a temporary file and renames it, so that no reader finds an incomplete record. A record that is kept across
+/// boots is synced.
 fn write(dir: &Path, path: &Path, text: &[u8], lasts: bool) -> std::io::Result<()> {
     let prepare = |temporary: &Path| -> std::io::Result<()> {
         if lasts {
@@ -378,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn records_are_found_by_the_next_process_and_incomplete_ones_are_not() {
+    fn records_are_found_by_the_next_process_and_incomplete_records_are_not() {
         let dir = tempfile::tempdir().unwrap();
         open(dir.path()).put(entry("a")).unwrap();
         fs::write(dir.path().join("results/b.json"), "{").unwrap();
@@ -410,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn capabilities_are_kept_as_text_and_lists_without_free_room() {
+    fn capabilities_are_kept_as_text_and_vectors_without_spare_capacity() {
         let dir = tempfile::tempdir().unwrap();
         let cache = open(dir.path());
         let mut whole = entry("a");

@@ -142,8 +142,8 @@ impl Limits {
 fn bucket(way: &str, rate: u64, burst: u64) -> Result<Option<Bucket>, Error> {
     match (rate, burst) {
         (0, 0) => Ok(None),
-        (0, _) => Err(Error::invalid(&format!("{way}Rate"), format!("{way}Burst needs it"))),
-        (_, 0) => Err(Error::invalid(&format!("{way}Burst"), format!("{way}Rate needs it"))),
+        (0, _) => Err(Error::invalid(&format!("{way}Rate"), format!("is required with {way}Burst"))),
+        (_, 0) => Err(Error::invalid(&format!("{way}Burst"), format!("is required with {way}Rate"))),
         (..8, _) | (_, ..8) => Err(Error::invalid(&format!("{way}Rate"), "is in bits, and less than a byte")),
         (rate, burst) => {
             let wrong = |_| Error::invalid(&format!("{way}Burst"), "is more than 4 GB");

@@ -1,7 +1,7 @@
-//! A bridge of the host, and a veth pair from it into each sandbox (`bridge`).
+//! The plugin `bridge`: a bridge of the host, and a veth pair from the bridge into each sandbox.
 //!
-//! Order of ADD: configuration, addresses, then the kernel. A failed ADD is undone at once; a bridge that it made is
-//! removed.
+//! Order of ADD: configuration, addresses, then the kernel. A failed ADD is undone at once. If the failed ADD made the
+//! bridge, the bridge is removed.
 
 mod config;
 
@@ -58,7 +58,7 @@ pub(crate) async fn run(
     Ok(None)
 }
 
-/// The firewall claim of an attachment that was made.
+/// The firewall claim of a completed attachment.
 pub(crate) fn claim(request: &Request) -> Result<Option<Claim>, Error> {
     Ok(Conf::of(request)?.claim(request, &request.chained()?))
 }
@@ -204,8 +204,8 @@ impl Bridge<'_> {
         if conf.vlans.any() {
             links.set_vlans(bridge, &host_end, &conf.vlans).await?;
         }
-        // A pod that may send only from its own hardware address has no other address. The bridge knows this address,
-        // so it need not flood frames to unknown addresses to the pod's port.
+        // If sources are checked, a pod has only one hardware address, which the bridge knows. So the bridge need not
+        // flood frames for unknown addresses to the pod's port.
         let is_checked = conf.ours && self.host.guard.is_some();
         if conf.hairpin || conf.port_isolation || conf.mac_spoof_check || is_checked {
             let port = Port {
@@ -223,7 +223,8 @@ impl Bridge<'_> {
         Ok(host_end)
     }
 
-    /// Gives the bridge, or the host's interface in its VLAN, the gateway addresses. Returns the interface of the VLAN.
+    /// Sets the gateway addresses of the bridge, or of the host's interface in the attachment's VLAN. Returns the
+    /// interface of the VLAN.
     async fn set_up_gateway(&self, bridge: &Link, answer: &Answer) -> Result<Option<Link>, Error> {
         if !self.conf.is_gateway {
             return Ok(None);
@@ -237,9 +238,8 @@ impl Bridge<'_> {
         Ok(gateway)
     }
 
-    /// Announces the addresses whose hardware address is not derived from them. For such addresses, neighbours may have cached
-    /// an earlier hardware address.
-    /// An executable waits for the end of the announcement.
+    /// Announces each address from which the hardware address is not derived, because neighbours may have cached an
+    /// earlier hardware address for it. An executable waits for the end of the announcement.
     async fn announce(&self, host_end: &Link, inside: &Link, answer: &Answer) -> Result<(), Error> {
         let addresses = answer.ips.iter().map(|ip| ip.address.ip());
         let announced: Vec<_> =
@@ -298,7 +298,8 @@ impl Bridge<'_> {
     }
 
     /// Finds or makes the host's interface in a VLAN of the bridge. The reference plugin makes the same veth pair, so
-    /// each plugin can use the pair of the other. Like the bridge, the pair is not removed with the last attachment.
+    /// each plugin can use a pair of the other plugin. Like the bridge, the pair is not removed with the last
+    /// attachment.
     async fn ensure_gateway(&self, bridge: &Link, vlan: u16) -> Result<Link, Error> {
         let (links, name) = (&self.host.links, self.conf.gateway_of(vlan));
         let gateway = match links.find(&name).await? {

@@ -1,5 +1,5 @@
-//! A limit on the connections of each pod of the default network. Without it one pod can fill the node's connection
-//! tracking table, which stops new connections of all others.
+//! A limit on the connections of each pod of the default network. Without the limit, one pod can fill the node's
+//! connection tracking table. Then no other pod can open a connection.
 //!
 //! The limit is a table of the family `inet`. For each address behind the bridge, the kernel counts the tracked
 //! connections that the address began (`ct count`). It drops the first packet of a connection above the limit. Packets
@@ -8,14 +8,14 @@
 //!
 //! Closed TCP connections are not counted, but they stay in the connection tracking table for [`EXPIRY`]. So a limit
 //! that the user sets also limits the rate of new connections. The maximum rate is the rate at which `max` closed
-//! connections expire. The default limit has no rate, because busy clients without keep-alive exceed it.
+//! connections expire. The default limit does not limit this rate, because busy clients without keep-alive exceed it.
 //!
 //! In each clock tick the kernel visits all connections of a counter once. Linux before 6.19 then removes at most 8
 //! ended connections. In a measurement, an address had 8,000 connections. With one counter it began 1,800 new
 //! connections a second, and 13,600 without the limit (Linux 6.18, two cores). So each address has several counters,
 //! selected by a hash of destination and ports; docs/measurements.md has the numbers.
 //!
-//! A rule does not see the registers of the rule before it. So a new connection costs two hashes and two look-ups, or
+//! A rule cannot read the registers of the previous rule. So a new connection costs two hashes and two look-ups, or
 //! three hashes and three look-ups if its counter is full. A rate limit costs one more look-up.
 //!
 //! A packet whose transport header has less than four bytes is not counted, because it has no ports. The kernel
@@ -38,7 +38,7 @@ use crate::nft;
 /// Priority of the chain: after connection tracking, before the destination is translated.
 const PRIORITY: i32 = -150;
 const CHAIN: &str = "begin";
-/// Maximum connections of one of several counters of an address. Each counter gets about the same number of
+/// Maximum connections of a counter if an address has several counters. Each counter gets about the same number of
 /// connections. No counter is full while the address has at most three quarters of its limit.
 const PART: u32 = 256;
 /// Maximum counters of an address.
@@ -48,12 +48,12 @@ const PARTS_MAX: u32 = 256;
 const ADDRESSES_MAX: u32 = 256;
 /// Minimum size of the sets of counters and rates, for nodes with more pods.
 const SET_MIN: u32 = 4096;
-/// Maximum connections of a link-local address. Each pod with IPv6 has one besides its own address.
+/// Maximum connections of a link-local address. Each pod with IPv6 has a link-local address besides its pod address.
 const LINK_LOCAL_MAX: u32 = 256;
 /// Link-local addresses: `fe80::/10`.
 const LINK_LOCAL: (Ipv6Addr, u8) = (Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0), 10);
-/// Seconds after which the kernel forgets a closed TCP connection (`nf_conntrack_tcp_timeout_time_wait` as the node
-/// sets it), or one datagram and its reply.
+/// Seconds after which the kernel removes a closed TCP connection, or a datagram with its reply, from the connection
+/// tracking table. The node sets `nf_conntrack_tcp_timeout_time_wait` to this value.
 const EXPIRY: u32 = 30;
 /// Time after which the kernel removes the rate of an idle address. It is longer than the time in which a spent burst
 /// is restored.
@@ -66,7 +66,7 @@ const REFUSAL: Duration = Duration::from_secs(1);
 /// Maximum connections that the kernel tracks.
 const TRACKED: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
 
-/// The table.
+/// The nftables table that limits the connections.
 pub(crate) struct ConnectionLimit {
     table: String,
     state: Mutex<State>,
@@ -258,8 +258,8 @@ fn layout(transaction: &mut Transaction<'_>, limits: &Limits) {
     let hook = Hook::Prerouting;
     transaction.make_base_chain(BaseChain { name: CHAIN, hook, priority: PRIORITY, kind: "filter" });
     let name = Key::default().interface(&limits.bridge);
-    let elsewhere = Rule::default().meta(Meta::InInterface, R0).unequal(R0, name.as_bytes());
-    transaction.rule(CHAIN, &elsewhere.accept());
+    let from_other_interface = Rule::default().meta(Meta::InInterface, R0).unequal(R0, name.as_bytes());
+    transaction.rule(CHAIN, &from_other_interface.accept());
     transaction.rule(CHAIN, &Rule::default().established_or_related().accept());
     for (number, kind, length) in [(IPV4, IPV4_ADDR, 4), (IPV6, IPV6_ADDR, 16)] {
         let begins = Rule::default().family(number).begins_connection();

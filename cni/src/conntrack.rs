@@ -21,7 +21,7 @@ const NO_ROUTE: [i32; 5] =
 /// The addresses of this machine, by the kernel's routes.
 #[derive(Default)]
 struct LocalAddresses {
-    /// Opened for the first address.
+    /// The socket is opened for the first address.
     socket: Option<RouteSocket>,
     known: HashMap<IpAddr, bool>,
 }
@@ -35,8 +35,8 @@ pub(crate) fn delete_entries(channel: &mut Channel, ports: &[Mapping]) -> io::Re
     let mut first = Ok(());
     for ((is_ipv4, protocol), ports) in groups {
         let numbers = ports.iter().map(|port| port.host_port).collect();
-        let mut here = LocalAddresses::default();
-        let stale = |flow: &Flow| ports.iter().any(|port| is_mapped_by(flow, port, &mut here));
+        let mut local = LocalAddresses::default();
+        let stale = |flow: &Flow| ports.iter().any(|port| is_mapped_by(flow, port, &mut local));
         first = first.and(delete_flows(channel, is_ipv4, protocol, &numbers, stale).map(drop));
     }
     first
@@ -44,26 +44,26 @@ pub(crate) fn delete_entries(channel: &mut Channel, ports: &[Mapping]) -> io::Re
 
 /// Whether the port's rules apply to the entry. They do not apply to packets that are forwarded to the same port of
 /// another machine.
-fn is_mapped_by(flow: &Flow, port: &Mapping, here: &mut LocalAddresses) -> bool {
+fn is_mapped_by(flow: &Flow, port: &Mapping, local: &mut LocalAddresses) -> bool {
     flow.port == port.host_port
         && match port.host_ip {
             Some(ip) => ip == flow.to,
-            None => here.has(flow.to),
+            None => local.has(flow.to),
         }
 }
 
 // === impl LocalAddresses ===
 
 impl LocalAddresses {
-    /// Whether the kernel delivers packets to the address to this machine. The rules of host ports use the same check
-    /// (`fib daddr type local`). A bind to the address is no check: with the sysctl `ip_nonlocal_bind` it succeeds for
-    /// any address.
+    /// Whether the address is local, so that the kernel delivers packets to this machine. The rules of host ports use
+    /// the same check (`fib daddr type local`). A bind to the address would be no check: with the sysctl
+    /// `ip_nonlocal_bind`, a bind to any address succeeds.
     fn has(&mut self, address: IpAddr) -> bool {
         if let Some(known) = self.known.get(&address) {
             return *known;
         }
         // Without an answer, the address counts as local: a pod must not get datagrams to a former target of the port.
-        let is_local = self.ask(address).unwrap_or_else(|_failed| {
+        let is_local = self.query_route(address).unwrap_or_else(|_failed| {
             // A late answer on this socket could be taken for the answer to the next request.
             self.socket = None;
             true
@@ -76,7 +76,7 @@ impl LocalAddresses {
     ///
     /// # Errors
     /// When no socket can be opened or used.
-    fn ask(&mut self, address: IpAddr) -> io::Result<bool> {
+    fn query_route(&mut self, address: IpAddr) -> io::Result<bool> {
         let socket = match &mut self.socket {
             Some(socket) => socket,
             none => none.insert(RouteSocket::open()?),
@@ -119,14 +119,14 @@ mod tests {
             ip("route add prohibit 203.0.113.1");
             ip("route add blackhole 203.0.113.2");
             ip("route add unreachable 203.0.113.3");
-            let mut here = LocalAddresses::default();
+            let mut local = LocalAddresses::default();
             let own = ["127.0.0.1", "192.0.2.1", "2001:db8::1"];
             let others = ["192.0.2.2", "2001:db8::2", "198.51.100.1", "2001:db9::1"];
             let without_route = ["203.0.113.1", "203.0.113.2", "203.0.113.3"];
             for _repeated in 0..2 {
-                assert_eq!(own.map(|address| here.has(address.parse().unwrap())), [true; 3]);
-                assert_eq!(others.map(|address| here.has(address.parse().unwrap())), [false; 4]);
-                assert_eq!(without_route.map(|address| here.has(address.parse().unwrap())), [false; 3]);
+                assert_eq!(own.map(|address| local.has(address.parse().unwrap())), [true; 3]);
+                assert_eq!(others.map(|address| local.has(address.parse().unwrap())), [false; 4]);
+                assert_eq!(without_route.map(|address| local.has(address.parse().unwrap())), [false; 3]);
             }
         });
     }

@@ -177,7 +177,7 @@ pub enum Error {
     },
     /// Another network of the network namespace uses the bridge or the table, and would remove objects of this network.
     #[error(
-        "the {what} {name} is in use by another runtime or agent in this network namespace: stop it, or use another one \
+        "the {what} {name} is in use by another runtime or agent in this network namespace: stop it, or use another name \
          ({setting})"
     )]
     NameInUse {
@@ -206,7 +206,7 @@ pub enum Error {
         port: u16,
         /// tcp, udp or sctp.
         protocol: &'static str,
-        /// The sandbox that has it.
+        /// The sandbox that has the port.
         owner: String,
     },
     /// An unusable network configuration list.

@@ -21,7 +21,7 @@ use crate::spec::request::{Request, from_value};
 use crate::spec::result::Answer;
 use crate::spec::{Command, Version, is_identifier, is_interface_name};
 
-/// Options under the key `coracle` of a plugin's configuration. They keep several networks of one machine apart.
+/// Options under the key `coracle` of a plugin's configuration. They separate several networks of one machine.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct OwnOptions {
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_full_range_is_not_available_to_status_and_for_later_to_add() {
+    async fn a_full_range_makes_status_return_code_50_and_add_code_11() {
         let dir = tempfile::tempdir().unwrap();
         std::fs::create_dir(dir.path().join("n")).unwrap();
         std::fs::write(dir.path().join("n/10.0.0.2"), "other\r\neth0").unwrap();

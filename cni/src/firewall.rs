@@ -2,8 +2,8 @@
 //! flushed or changed by another program can be rebuilt at any time.
 //!
 //! Several processes may share a directory (plugin executables). Only one process at a time can hold the lock. Each
-//! process reads the files of the others. It detects whether another process was killed between the write of a claim
-//! and the update of the table. A single process (the node) keeps all claims in memory.
+//! process reads the claims of the other processes, and detects whether another process was killed between the write of
+//! a claim and the update of the table. A single process (the node) keeps all claims in memory.
 
 mod claim;
 mod index;
@@ -52,7 +52,7 @@ struct State {
     redirected: BTreeSet<Mapping>,
     /// Keys of removed claims whose files still exist. Another process would read these files as claims.
     gone: BTreeSet<String>,
-    /// Opened at first use, because most requests to plugins need no nftables. Closing the socket takes time: the
+    /// The socket, opened at first use, because most requests to plugins need no nftables. Its close takes time: the
     /// kernel first frees everything that any process has removed from nftables.
     channel: Option<Channel>,
 }
@@ -133,8 +133,8 @@ impl Firewall {
         applied
     }
 
-    /// Adds or replaces these claims, and updates the table once if it is not known to match. A claim that fails does
-    /// not prevent the others; the first failure is returned.
+    /// Adds or replaces these claims, and updates the table once unless it is known to match. If a claim fails, the
+    /// other claims are still added. Returns the first failure.
     pub(crate) fn ensure(&self, claims: Vec<Claim>) -> Result<(), Error> {
         let (mut state, _lock) = self.lock()?;
         let mut first = Ok(());
@@ -367,7 +367,7 @@ impl Firewall {
         if self.shared { remove_file(&self.dir.join(MARK)) } else { Ok(()) }
     }
 
-    /// Changes the table by the difference. If that fails, or the table is unknown, replaces it.
+    /// Commits the difference to the table. If the commit fails, or the table's content is unknown, replaces the table.
     fn change_table(&self, state: &mut State) -> Result<(), Error> {
         let ledger = &state.claims.ledger;
         let (is_empty, had_content) = (ledger.is_empty(), ledger.had_rules());
@@ -423,7 +423,7 @@ impl Firewall {
         move |source| Error::Firewall { action, table: table.clone(), source }
     }
 
-    /// Writes a temporary file and renames it: a reader sees the whole claim or none.
+    /// Writes a temporary file and renames it, so that no reader finds an incomplete claim.
     fn write(&self, key: &str, claim: &Claim) -> Result<(), Error> {
         // The directory may have been deleted.
         fs::create_dir_all(&self.dir).map_err(failed("create", &self.dir))?;

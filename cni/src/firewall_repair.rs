@@ -35,7 +35,7 @@ pub(crate) async fn keep(host: std::sync::Weak<Host>, mut monitor: Monitor) {
                 }
             }
         }
-        info!("the firewall table was or may have been changed by another process, repairing it");
+        info!("the firewall table may have been changed by another process, repairing it");
         while !host.upgrade().is_none_or(|host| repair(&host)) {
             tokio::time::sleep(RETRY_DELAY).await;
         }

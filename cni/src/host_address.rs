@@ -8,8 +8,8 @@ use netlink_packet_route::address::AddressScope;
 use crate::error::Error;
 use crate::link::Links;
 
-/// Adds the address to the loopback interface. An existing address is not an error. Its scope is the host, so that
-/// it is not taken for an address of the node.
+/// Adds the address to the loopback interface. An existing address is not an error. The scope of the address is the
+/// host, so that the address is not taken for an address of the node.
 ///
 /// # Errors
 /// When netlink fails.

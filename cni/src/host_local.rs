@@ -148,8 +148,8 @@ impl Ipam {
         Ok(Self { sets, routes: conf.routes, dir, resolv_conf })
     }
 
-    /// Allocates an address of each set. `attachments` are the records of a runtime: files that another program deleted
-    /// are restored from them first. Without records, an owner that already has an address is refused.
+    /// Allocates an address of each set. `attachments` are the records of a runtime. Files that another program deleted
+    /// are first restored from these records. Without records, an owner that already has an address is refused.
     fn add(&self, request: &Request, owner: &Owner, attachments: Option<&Cache>) -> Result<Answer, Error> {
         let dns = self.resolv_conf.as_deref().map(resolver::read).transpose()?.unwrap_or_default();
         let choices = self.assign(requested(request)?)?;
@@ -210,7 +210,7 @@ impl Ipam {
         Err(Error::invalid("ips", reason))
     }
 
-    /// Allocates one address of each set: the requested one, or the next free one.
+    /// Allocates one address of each set: the requested address, or the next free address.
     fn take(
         &self,
         store: &mut Store,
@@ -250,8 +250,8 @@ impl Ipam {
             None => Vec::new(),
         };
         let complete = self.sets.iter().all(|set| answered.iter().any(|address| set.contains(*address)));
-        let held = if complete { answered } else { store.addresses_of(owner)? };
-        for address in held {
+        let allocated = if complete { answered } else { store.addresses_of(owner)? };
+        for address in allocated {
             if store.owner_of(address)?.is_some_and(|holder| holder.is(&owner.id, &owner.ifname)) {
                 store.free(address)?;
             }
@@ -265,9 +265,9 @@ impl Ipam {
     /// Checks that each set has a free address.
     fn status(&self) -> Result<(), Error> {
         let store = Store::open(&self.dir)?;
-        let held = store.held()?;
+        let allocated = store.allocated()?;
         for set in &self.sets {
-            let used = held.iter().filter(|(address, _)| set.contains(*address)).count();
+            let used = allocated.iter().filter(|(address, _)| set.contains(*address)).count();
             if used as u128 >= set.size() {
                 return Err(Error::RangeFull { range: set.to_string(), size: set.size() });
             }
@@ -276,7 +276,7 @@ impl Ipam {
     }
 }
 
-/// Refuses unknown fields in the routes of a configuration. Results may have them.
+/// Refuses unknown fields in the routes of a configuration. The routes of a result may have unknown fields.
 fn check_routes(ipam: &Value) -> Result<(), Error> {
     let routes = ipam.get("routes").and_then(Value::as_array).into_iter().flatten();
     let mut fields = routes.filter_map(Value::as_object).flatten();

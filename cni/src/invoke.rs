@@ -1,5 +1,5 @@
 //! The runtime's side of the CNI specification: runs the plugins of a list in order, and keeps the results. Our own
-//! types run in process, others as executables.
+//! types run in process, other types as executables.
 
 use serde_json::{Map, Value};
 use tracing::debug;
@@ -24,8 +24,8 @@ const TRY_AGAIN: u32 = 11;
 pub(crate) enum ExecutionPlace {
     /// Plugins that run in this process, with their IPAM plugin.
     InProcess,
-    /// Plugins that run as an executable, or whose IPAM plugin does.
-    Elsewhere,
+    /// Plugins that run as an executable, and plugins whose IPAM plugin runs as an executable.
+    Executable,
 }
 
 /// Parameters of one call of a plugin.
@@ -44,8 +44,8 @@ pub(crate) struct Invoker<'a> {
 // === impl Invoker ===
 
 impl Invoker<'_> {
-    /// Runs ADD of each plugin in order, each with the result of the previous one. After a failure, the caller has to
-    /// call [`del`](Self::del).
+    /// Runs ADD of each plugin in order, each with the result of the previous plugin. After a failure, the caller has
+    /// to call [`del`](Self::del).
     pub(crate) async fn add(&self, list: &List, at: &Parameters) -> Result<Answer, Error> {
         let mut previous: Option<Answer> = None;
         for plugin in &list.plugins {
@@ -89,8 +89,8 @@ impl Invoker<'_> {
         Ok(())
     }
 
-    /// Runs STATUS of each plugin. Lists before 1.1.0 have no STATUS: then it is only checked that the executables
-    /// exist. A full range is not a failure: existing pods work, and ADD reports it.
+    /// Runs STATUS of each plugin. Lists before version 1.1.0 have no STATUS: for them, only the existence of the
+    /// executables is checked. A full range is not a failure: existing pods work, and ADD reports the full range.
     pub(crate) async fn status(&self, list: &List) -> Result<(), Error> {
         for plugin in &list.plugins {
             let has_status = list.version.has_status_and_gc() || Kind::parse(kind(plugin)).is_some();
@@ -106,8 +106,8 @@ impl Invoker<'_> {
         Ok(())
     }
 
-    /// Runs GC of the plugins that run in process, or of those that run as executables. Our own plugins support GC in
-    /// all versions. All plugins are run; the first error is returned. No plugin is run if the list has `disableGC`,
+    /// Runs GC of the plugins that run in process, or of the plugins that run as executables. Our own plugins support
+    /// GC in all versions. Runs all plugins, and returns the first error. Runs no plugin if the list has `disableGC`,
     /// which means that other runtimes use the network, too.
     pub(crate) async fn gc(&self, list: &List, valid: &[Valid], of: ExecutionPlace) -> Result<(), Error> {
         let mut first = Ok(());
@@ -195,8 +195,8 @@ async fn run(
     }
 }
 
-/// Whether a plugin of this type runs in process. This is also the case if its executable is this program: running it
-/// would have the same result, but would take some milliseconds.
+/// Whether a plugin of this type runs in process. This is also the case if the executable of the plugin is this
+/// program: an execution would have the same result, but would take some milliseconds more.
 fn is_in_process(host: &Host, executables: &Executables, kind: &str) -> bool {
     Kind::parse(kind).is_some() && (host.in_process() || executables.is_this_program(kind))
 }

@@ -1,4 +1,4 @@
-//! Delegation to the IPAM plugin: Coracle's host-local in process, others as executables (section 4, "Plugin
+//! Delegation to the IPAM plugin: Coracle's host-local in process, other plugins as executables (section 4, "Plugin
 //! Delegation").
 
 use crate::error::Error;
@@ -27,9 +27,9 @@ pub(crate) async fn run(
     executables.run(kind, request).await
 }
 
-/// Whether the type is Coracle's host-local and runs in this process. It always does in the node. In a plugin
-/// executable it does if the executable `host-local` is the same program: to execute it would only take milliseconds
-/// more.
+/// Whether the type is Coracle's host-local and runs in this process. In the node, host-local always runs in process.
+/// In a plugin executable, it runs in process if the executable `host-local` is the same program: an execution would
+/// have the same result, but would take some milliseconds more.
 pub(crate) fn is_in_process(host: &Host, executables: &Executables, kind: &str) -> bool {
     Kind::parse(kind) == Some(Kind::HostLocal) && (host.in_process() || executables.is_this_program(kind))
 }

@@ -12,7 +12,7 @@ const PATHS: [&str; 4] = ["/usr/sbin/modprobe", "/sbin/modprobe", "/usr/bin/modp
 /// Loads a module with the `modprobe` of the host.
 ///
 /// # Errors
-/// Why it was not loaded, as a text for the log: there is no `modprobe`, no such module, or it took too long.
+/// The reason, as a text for the log: no `modprobe`, no such module, or a timeout.
 pub(crate) async fn load(name: &'static str) -> Result<(), String> {
     let program = PATHS.iter().find(|place| Path::new(place).exists());
     let mut command = Command::new(program.ok_or_else(|| "the host has no modprobe".to_owned())?);

@@ -4,7 +4,7 @@
 //! The crate implements both sides of the specification. The runtime's side: [`Network`] runs the plugins of a
 //! configuration list, or of the default network, for each sandbox. The plugins' side: bridge, host-local,
 //! loopback, portmap, bandwidth, tuning and firewall run in process for Coracle's runtime, and as executables
-//! ([`plugin_main`]) for any other. No `ip`, `nft`, `tc` or `iptables` is needed.
+//! ([`plugin_main`]) for other runtimes. No `ip`, `nft`, `tc` or `iptables` is needed.
 //!
 //! Invariants:
 //! - a sandbox is an id and a network namespace; the crate has no pod specs, and no types of the CRI or Kubernetes;

@@ -53,7 +53,7 @@ pub(crate) struct Link {
     pub(crate) up: bool,
     pub(crate) promiscuous: bool,
     pub(crate) all_multicast: bool,
-    /// Index of the bridge of which it is a port.
+    /// Index of the bridge of which the link is a port.
     pub(crate) controller: Option<u32>,
     /// Settings of the bridge's port.
     pub(crate) port_state: Option<BridgePortState>,
@@ -112,8 +112,7 @@ impl Links {
         Ok(Self { handle, dump_lock, task: tokio::spawn(connection), is_here, bridge_lock })
     }
 
-    /// Makes the bridge or uses the existing one, sets its properties, and sets it up. Returns whether the bridge is
-    /// new.
+    /// Makes the bridge unless it exists, sets its properties, and sets it up. Returns whether the bridge is new.
     pub(crate) async fn ensure_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
         let Bridge { mtu, promiscuous, .. } = wanted;
         let _guard = self.bridge_lock.lock().await;
@@ -154,8 +153,8 @@ impl Links {
         Ok((link, is_new))
     }
 
-    /// Makes packets between ports of the bridge pass the filters of the IP layer. Returns whether they do: the kernel
-    /// needs the module `br_netfilter`, and has the module's sysctls only while it is loaded.
+    /// Makes packets between ports of the bridge pass the filters of the IP layer. Loads the module `br_netfilter`,
+    /// which the kernel needs. Returns false if the module is not available.
     pub(crate) async fn filter_bridge(&self, name: &str) -> Result<bool, Error> {
         let message = LinkBridge::new(name).append_info_data(InfoBridge::NfCallIpTables(true));
         let message = message.append_info_data(InfoBridge::NfCallIp6Tables(true)).build();
@@ -169,7 +168,7 @@ impl Links {
         Ok(sysctl::filters_bridges())
     }
 
-    /// Makes the bridge. Returns it, and whether this call made it: another process may have made it first.
+    /// Makes the bridge. Returns the bridge, and whether this call made it: another process may have been first.
     async fn make_bridge(&self, name: &str, wanted: Bridge) -> Result<(Link, bool), Error> {
         // The address is fixed. Otherwise the bridge would have the lowest address of its ports, and the address would
         // change with the ports.
@@ -196,16 +195,17 @@ impl Links {
         Ok((self.get(name).await?, is_new))
     }
 
-    /// Makes a veth pair with one end here and the other inside the sandbox, so that its name cannot collide on the
-    /// host. Returns name, index and hardware address of the host's end only. If a link is up while its peer is down,
-    /// a query makes the kernel stop the link's queues. This takes a grace period under a global lock.
+    /// Makes a veth pair with one end here and the other end inside the sandbox, so that the name of the inner end
+    /// cannot collide with a name of the host. Returns only name, index and hardware address of the host's end, without
+    /// a query of the kernel. A query of a link that is up while its peer is down makes the kernel stop the link's
+    /// queues, which takes a grace period under a global lock.
     pub(crate) async fn add_pair(&self, pair: &Pair<'_>, netns: &Netns) -> Result<Link, Error> {
         let host_mac = pair.host_mac.unwrap_or_else(random_mac);
         if !pair.make(host_mac, netns).await? {
             if self.find(pair.host).await?.is_none() {
                 return Err(Error::InterfaceExists { name: pair.inside.to_owned() });
             }
-            // The pair is left over from a crash after the kernel made it. Remove it and try once more.
+            // A pair of this name is left from a crash. Remove that pair and try once more.
             self.delete(pair.host).await?;
             if !pair.make(host_mac, netns).await? {
                 return Err(Error::InterfaceExists { name: pair.inside.to_owned() });
@@ -251,7 +251,7 @@ impl Links {
     }
 
     /// Marks an unmarked bridge as ours if an earlier version or an interrupted process made it. Such a bridge has a
-    /// hardware address with our prefix. It has addresses and all of them are ours, or it is not in use at all.
+    /// hardware address with our prefix. Either it has addresses, all of which are ours, or it is not in use.
     pub(crate) async fn claim_bridge(&self, name: &str, ours: &[IpNetwork]) -> Result<(), Error> {
         let Some(link) = self.find(name).await? else { return Ok(()) };
         if link.is_ours() || link.must_be_bridge().is_err() || link.mac.first() != Some(&mac::OUR_PREFIX) {

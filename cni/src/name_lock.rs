@@ -43,7 +43,7 @@ pub(crate) struct SharedName<'a> {
     pub(crate) setting: &'static str,
 }
 
-/// A locked file. Removed before it is unlocked.
+/// A locked file. The drop removes the file before it unlocks it.
 #[derive(Debug)]
 struct Lock {
     _file: Flock<File>,
@@ -56,7 +56,7 @@ impl NameLocks {
     /// Locks these names.
     ///
     /// # Errors
-    /// [`Error::NameInUse`] when another process holds one.
+    /// [`Error::NameInUse`] when another process holds one of the locks.
     pub(crate) async fn take(wanted: &[SharedName<'_>]) -> Result<Self, Error> {
         Self::take_in(Path::new(DIRECTORY), wanted).await
     }
@@ -149,7 +149,7 @@ impl Lock {
 impl Drop for Lock {
     fn drop(&mut self) {
         // If the removal fails, the next holder locks the file, or the next start removes it.
-        let _stays = fs::remove_file(&self.path);
+        let _ignored = fs::remove_file(&self.path);
     }
 }
 

@@ -1,4 +1,4 @@
-//! Network namespaces by path: opening one, and running code inside it.
+//! Network namespaces by path: opening a namespace, and running code inside it.
 
 use std::fs::File;
 use std::io;
@@ -54,8 +54,8 @@ impl Netns {
     }
 
     /// Runs `work` inside the namespace, on a new thread: a thread of a pool that cannot return to its own namespace
-    /// would break later work. An error only means that the namespace cannot be entered: a runtime may conclude that
-    /// the sandbox is gone and nothing has to be removed.
+    /// would break later work. The only error is that the namespace cannot be entered. A runtime may conclude from
+    /// this error that the sandbox is gone and no object has to be removed.
     pub(crate) fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, Error> {
         let failed = |source| Error::Namespace { path: self.path.clone(), source };
         std::thread::scope(|scope| {
@@ -159,7 +159,7 @@ mod tests {
     fn a_refused_thread_is_an_error() {
         const IS_CHILD: &str = "CORACLE_TEST_REFUSED_THREAD";
         if std::env::var_os(IS_CHILD).is_none() {
-            // The test runs in a separate process, because it gives up its rights.
+            // The test runs in a separate process, because the test gives up its rights.
             let mut child = Command::new(std::env::current_exe().expect("this program"));
             child.args(["--exact", "netns::tests::a_refused_thread_is_an_error"]).env(IS_CHILD, "1");
             let output = child.output().expect("the child");

@@ -57,11 +57,11 @@ pub struct NetworkConfig {
     pub root_dir: PathBuf,
     /// Name of the default network's bridge, for example `coracle0`.
     pub bridge: String,
-    /// Name of the nftables table, for example `coracle`. Nothing else may use it.
+    /// Name of the nftables table, for example `coracle`. No other program may use this table.
     pub table: String,
     /// MTU of the default network's bridge and pods. `None` means the kernel's default.
     pub mtu: Option<u32>,
-    /// Addresses that the node serves itself, such as cluster DNS. Host ports do not take them.
+    /// Addresses that the node serves itself, such as cluster DNS. Host ports do not apply to them.
     pub served: Vec<IpAddr>,
     /// Whether pods of the default network may send from their own addresses only.
     pub check_sources: bool,
@@ -81,7 +81,7 @@ pub struct Attachment {
     pub ifname: String,
     /// `CNI_ARGS` of the plugins, in order.
     pub args: Vec<(String, String)>,
-    /// Host ports that are forwarded to it: the capability `portMappings`.
+    /// Host ports that are forwarded to the sandbox: the capability `portMappings`.
     pub ports: Vec<PortMapping>,
     /// Other capabilities by name (the CNI conventions): `bandwidth`, `dns` and so on. Requests by `ips` and `mac` are
     /// fulfilled exactly, or ADD fails.
@@ -93,11 +93,11 @@ pub struct Attachment {
 pub struct Attached {
     /// The addresses of the sandbox's interface with the prefix of the pod network.
     pub addresses: Vec<IpNetwork>,
-    /// Gateways, one for each address that has one.
+    /// The gateways of the addresses. An address without a gateway has no entry.
     pub gateways: Vec<IpAddr>,
     /// Hardware address of the sandbox's interface. Empty if the plugins do not report it.
     pub mac: String,
-    /// Interfaces of the host that its plugins made or used.
+    /// Interfaces of the host that the plugins made or used.
     pub host_interfaces: Vec<String>,
 }
 
@@ -113,8 +113,8 @@ struct Inner {
     executables: Executables,
     cache: Arc<Cache>,
     /// ADD and DEL hold this lock for reading, GC for writing: GC may free resources of an ADD or DEL in progress. With
-    /// executables, ADD and DEL hold it only until the attachment is recorded, so that a plugin that hangs blocks
-    /// nothing else.
+    /// executables, ADD and DEL hold the lock only until the attachment is recorded, so that a plugin that hangs blocks
+    /// no other call.
     state: RwLock<State>,
     /// Held while an attachment of a list with executables is recorded, and while GC runs executables. An attachment
     /// that is missing in the list of GC would lose its resources.
@@ -127,7 +127,7 @@ struct Inner {
     /// Notified when the result of [`Network::status`] may have changed.
     status_changes: watch::Sender<()>,
     tasks: std::sync::Mutex<Vec<AbortHandle>>,
-    /// Held as long as the network exists.
+    /// Locks of the names of bridge and table. Held as long as the network exists.
     _names: NameLocks,
 }
 
@@ -137,8 +137,9 @@ struct State {
     cidrs: Vec<IpNetwork>,
     /// Destination ranges without masquerading.
     unmasqueraded: Vec<IpNetwork>,
-    /// MTU of the default network instead of the configured one, and whether some pods do not have it yet.
+    /// MTU of the default network. Overrides the configured MTU.
     mtu: Option<u32>,
+    /// Whether some pods may not have this MTU yet.
     mtu_is_new: bool,
     list: Option<Arc<List>>,
     /// Whether the list comes from the configuration directory.
@@ -287,7 +288,7 @@ impl Network {
         self.inner.status_changes.subscribe()
     }
 
-    /// Attaches a sandbox: interface, addresses, routes and everything else of the network's plugins (CNI ADD).
+    /// Attaches a sandbox: interface, addresses, routes and all other objects of the network's plugins (CNI ADD).
     ///
     /// # Errors
     /// When the network is not ready or a plugin fails. A failed ADD is undone.
@@ -316,7 +317,8 @@ impl Network {
         let claiming =
             if requested::needs_unique_mac(&entry.at) { Some(inner.claiming.lock().await) } else { None };
         self.check_capabilities(&entry.list, &entry.at)?;
-        // Recorded before the first plugin runs: after a crash, `del` and `reconcile` work from the record.
+        // The attachment is recorded before the first plugin runs. After a crash, `del` and `reconcile` read the
+        // record.
         inner.cache.keep(entry.clone()).await?;
         coracle_fault::point("network.recorded");
         drop(claiming);
@@ -386,7 +388,7 @@ impl Network {
         }
     }
 
-    /// Removes everything that [`add`](Self::add) made (CNI DEL). A sandbox that was never added is not an error, and
+    /// Removes all objects that [`add`](Self::add) made (CNI DEL). A sandbox that was never added is not an error, and
     /// its namespace may be gone.
     ///
     /// # Errors

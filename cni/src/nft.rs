@@ -1,9 +1,9 @@
 //! The nftables table: masquerading, host ports, and isolated bridges.
 //!
-//! Each change is one transaction: a packet sees the old table or the new one. Ports, pods' addresses and ranges are
-//! elements of maps and sets, so a change of a pod changes only its own elements. Rules follow from networks, bridges and ports
-//! with conditions: if one of them changes, the rules of its chain are written again. Connections keep their
-//! translation: it is stored in conntrack, not in the rules.
+//! Each change is one transaction: a packet passes either the old table or the new table. Ports, pods' addresses and
+//! ranges are elements of maps and sets, so a change of a pod changes only its own elements. Networks, bridges and
+//! ports with conditions have rules: if one of these objects changes, all rules of its chain are written again.
+//! Connections keep their translation, because conntrack stores it, not the rules.
 //!
 //! ```text
 //! prerouting, output ─ to an address of this machine ─► hostports ─ map ─► DNAT to a pod
@@ -50,7 +50,7 @@ pub(crate) struct Plan {
     pub(crate) untouched: BTreeSet<IpAddr>,
     /// Addresses to which all packets through host ports are masqueraded.
     pub(crate) masquerade_all: BTreeSet<IpAddr>,
-    /// Bridges between which nothing is forwarded.
+    /// Bridges between which no packets are forwarded.
     pub(crate) isolated: BTreeSet<String>,
     /// Interfaces with the sysctl `route_localnet`, so that 127.0.0.1 may use host ports. Packets that arrive at these
     /// interfaces for 127.0.0.0/8 are dropped, except replies.
@@ -304,8 +304,8 @@ impl Table<'_> {
         }
     }
 
-    /// Changes the rules of the chain `postrouting` and the sets of exceptions. A set exists before the rule that uses
-    /// it, and is removed after it.
+    /// Changes the rules of the chain `postrouting` and the sets of exceptions. A set is created before the rule that
+    /// uses it, and removed after that rule.
     fn masquerade(&mut self, present: &Plan, wanted: &Plan) {
         let exceptions = |plan: &Plan, network: &IpNetwork| -> Vec<IpNetwork> {
             plan.masquerade.get(network).cloned().unwrap_or_default()
@@ -387,8 +387,9 @@ impl Table<'_> {
         }
     }
 
-    /// Protects an open interface: the kernel delivers its packets to 127.0.0.0/8 locally, so any neighbour could
-    /// reach services on 127.0.0.1. Only replies, and packets that were sent to another address, pass.
+    /// Protects an interface with `route_localnet`. The kernel accepts packets to 127.0.0.0/8 at this interface, so
+    /// without these rules any neighbour could reach services on 127.0.0.1. The rules accept only replies, and packets
+    /// whose original destination is another address.
     fn loopback_rules(&mut self, present: &BTreeSet<String>, wanted: &BTreeSet<String>) {
         if !self.rewrite(filter("input", Hook::Input), present, wanted) {
             return;
@@ -396,7 +397,7 @@ impl Table<'_> {
         for name in wanted {
             let loopback = IpNetwork::V4(LOOPBACK);
             let by = || of_family(loopback).meta(Meta::InInterface, R0).equal(R0, &interface(name));
-            // Two rules, because packets unknown to conntrack have no status to compare.
+            // There are two rules, because packets unknown to conntrack have no status to compare.
             self.rule("input", &by().to(loopback, false).translated().accept());
             self.rule("input", &by().to(loopback, false).new_connections().drop());
         }
@@ -438,8 +439,8 @@ fn exceptions_of(network: IpNetwork) -> String {
     format!("not_beyond_{}", network.to_string().replace([':', '/'], "_"))
 }
 
-/// Multicast, and the reserved addresses up to 255.255.255.255. A masqueraded broadcast of a pod would reach the other
-/// pods of its bridge with the node's address.
+/// Network and mask of multicast and of the reserved addresses up to 255.255.255.255. If a pod's broadcast were
+/// masqueraded, the other pods of its bridge would receive it with the node's address as its source.
 const MULTICAST_V4: fn() -> (Vec<u8>, Vec<u8>) = || (vec![224, 0, 0, 0], vec![224, 0, 0, 0]);
 const MULTICAST_V6: fn() -> (Vec<u8>, Vec<u8>) = || {
     let first = |byte| [vec![byte], vec![0; 15]].concat();

@@ -1,16 +1,16 @@
-//! The overlay between nodes: pods reach the pods of other nodes. A node is a name, ranges and addresses; the caller
-//! finds other nodes and publishes this node.
+//! The overlay between nodes: pods reach the pods of other nodes. A node has a name, ranges and addresses. The caller
+//! finds the other nodes and announces this node.
 //!
 //! ```text
 //! peers ──► plan::Plan ──► plan::difference ──► one batch of netlink messages
 //!                               ▲
 //!   kernel's tables ── one dump ┘   at the start, and after the notification of a foreign change
 //! ```
-//! Between dumps the tables are known: the kernel notifies each change, which is compared with the plan. So a changed
-//! peer costs a few messages, independent of the number of peers, and an idle node costs nothing.
+//! Between dumps the overlay knows the tables: it compares the kernel's notification of each change with the plan. So a
+//! changed peer costs a few messages, independent of the number of peers, and an idle node has no cost.
 //!
-//! The layout on the wire and in the kernel is flannel's. Each peer has a forwarding entry (its hardware address → its
-//! node) and a neighbour entry. It also has a route (its range → through the range's first address → on the device).
+//! The layout on the wire and in the kernel is flannel's. Each peer has a forwarding entry (hardware address → node), a
+//! neighbour entry, and a route (range → first address of the range as the next hop → device).
 
 mod address;
 mod change_text;
@@ -105,7 +105,8 @@ pub struct Peer {
     pub kind: PeerKind,
     /// The peer's addresses, at most one of each family.
     pub ends: Vec<End>,
-    /// Whether the node's bridge has the second address of each range even without pods, as on nodes of Coracle.
+    /// Whether the peer's bridge has the second address of each range even while the peer has no pods, as on nodes of
+    /// Coracle.
     pub bridged: bool,
 }
 
@@ -203,13 +204,13 @@ impl Overlay {
             tracing::warn!("the kernel has no VXLAN, using a UDP tunnel in this process");
             config.backend = Backend::Udp;
         }
-        let nowhere = Node { config: config.clone(), local: Local::default(), uplinks: Vec::new() };
+        let unconfigured = Node { config: config.clone(), local: Local::default(), uplinks: Vec::new() };
         Ok(Self {
             monitor: Monitor::open()?,
             config,
             kernel,
             tunnel: None,
-            plan: Plan::new(nowhere, &BTreeMap::new(), &BTreeMap::new()),
+            plan: Plan::new(unconfigured, &BTreeMap::new(), &BTreeMap::new()),
             known: false,
             uplinks: Vec::new(),
             notified: false,
@@ -218,8 +219,8 @@ impl Overlay {
         })
     }
 
-    /// Locks the names of interface and route protocol number in the network namespace, so that no other overlay removes
-    /// this one's device and routes. Waits for an overlay that is about to end.
+    /// Locks the names of interface and route protocol number in the network namespace, so that no other overlay
+    /// removes the device and routes of this overlay. Waits for an overlay that is about to end.
     ///
     /// # Errors
     /// When another overlay has the same interface name or number.
@@ -263,8 +264,8 @@ impl Overlay {
         Announcement { kind, ends: addresses.iter().map(end).collect() }
     }
 
-    /// Changes the kernel's tables to those for these peers. `narrow` has the path MTU in bytes of each peer to which
-    /// full packets do not pass. A repeated call repairs the tables.
+    /// Changes the kernel's tables to the plan for these peers. `path_mtus` has the path MTU in bytes of each peer that
+    /// full packets do not reach. A repeated call repairs the tables.
     ///
     /// # Errors
     /// When no interface has an address of the node, a foreign interface has the overlay's name or VNI, or the kernel
@@ -273,9 +274,9 @@ impl Overlay {
         &mut self,
         local: &Local,
         peers: &BTreeMap<String, Peer>,
-        narrow: &BTreeMap<String, u32>,
+        path_mtus: &BTreeMap<String, u32>,
     ) -> Result<Applied, OverlayError> {
-        let made = self.make_all(local, peers, narrow);
+        let made = self.make_all(local, peers, path_mtus);
         // Notifications are read even after a failure: one of them reports when the cause of the failure is gone.
         self.monitor.listen_to(self.kernel.watched())?;
         let mut applied = made?;
@@ -291,14 +292,14 @@ impl Overlay {
         &mut self,
         local: &Local,
         peers: &BTreeMap<String, Peer>,
-        narrow: &BTreeMap<String, u32>,
+        path_mtus: &BTreeMap<String, u32>,
     ) -> Result<Applied, OverlayError> {
         let mut changes = if std::mem::take(&mut self.known) && self.plan.addresses() == local.addresses {
-            self.plan.follow(local, peers, narrow)
+            self.plan.follow(local, peers, path_mtus)
         } else {
             let (observed, uplinks) = self.observe(local, !peers.is_empty())?;
             let node = Node { config: self.config.clone(), local: local.clone(), uplinks };
-            self.plan = Plan::new(node, peers, narrow);
+            self.plan = Plan::new(node, peers, path_mtus);
             plan::difference(self.plan.tables(), &observed)
         };
         let mut applied = Applied { mtu: self.plan.mtu(), ..Applied::default() };
@@ -347,17 +348,17 @@ impl Overlay {
     /// Whether the VXLAN devices compute checksums, and if not, why. The setting outlives the process.
     ///
     /// # Errors
-    /// When the kernel does not report it.
+    /// When the kernel does not report the setting.
     pub fn offload(&self) -> Result<Offload, OverlayError> {
         let devices = self.plan.tables().devices.keys().filter(|port| self.known && **port != Port::Tun);
         for name in devices.filter_map(|port| self.kernel.name(*port)) {
-            let is = offload::get(name);
-            let is = is.map_err(|source| OverlayError::Change {
+            let state = offload::get(name);
+            let state = state.map_err(|source| OverlayError::Change {
                 what: format!("to read the checksum offload of {name}"),
                 source,
             })?;
-            if is != Offload::On {
-                return Ok(is);
+            if state != Offload::On {
+                return Ok(state);
             }
         }
         Ok(Offload::On)
@@ -402,7 +403,7 @@ impl Overlay {
         }
         let mut observed = self.kernel.observe()?;
         if self.tunnel.is_none() {
-            // Another process may hold the device: opening it reports that.
+            // Another process may hold the device. Then opening the device fails.
             observed.devices.remove(&Port::Tun);
         }
         Ok((observed, uplinks))

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use crate::spec::list::Capabilities;
 
-/// Parameters of one attachment. ADD, DEL and CHECK get the same.
+/// Parameters of one attachment. ADD, DEL and CHECK get the same parameters.
 #[derive(Debug, Clone)]
 pub(crate) struct Parameters {
     pub(crate) container_id: String,

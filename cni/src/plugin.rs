@@ -25,7 +25,8 @@ pub(crate) fn claim(kind: Kind, request: &Request) -> Result<Option<Claim>, Erro
 
 /// Runs the request. Only ADD has an answer.
 ///
-/// Boxed: the compiler makes a copy of an async function for each of its users, also in other crates.
+/// The future is boxed. Otherwise the compiler makes a copy of the async function for each of its users, also in other
+/// crates.
 pub(crate) fn run<'a>(
     host: &'a Host,
     executables: &'a Executables,

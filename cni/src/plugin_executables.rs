@@ -33,8 +33,8 @@ const MESSAGES_MAX: u64 = 64 << 10;
 pub(crate) struct Executables {
     pub(crate) path: Vec<PathBuf>,
     pub(crate) timeout: Duration,
-    /// Whether each executable leads a process group of its own, which is killed as a whole. A runtime sets this. A plugin
-    /// does not: the plugins that it runs stay in its group and are killed with it.
+    /// Whether each executable leads a process group of its own, which is killed as a whole. True in a runtime. False
+    /// in a plugin: the plugins that it runs stay in its process group, and are killed with this group.
     pub(crate) leads_group: bool,
 }
 
@@ -49,7 +49,7 @@ struct Refusal {
 }
 
 impl Executables {
-    /// The executable of this type, from the first directory that has one.
+    /// The executable of this type, from the first directory that contains it.
     pub(crate) fn find(&self, kind: &str) -> Result<PathBuf, Error> {
         let is_executable = |path: &Path| {
             path.metadata().is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0)

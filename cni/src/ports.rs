@@ -83,7 +83,7 @@ impl<'a> HostPorts<'a> {
         Self { by_number: by_number.collect(), by_address: by_address.collect() }
     }
 
-    /// A port that has the number, the protocol and an address of another port.
+    /// A port of this sandbox that has the number, the protocol and an address of the port `other`.
     pub(crate) fn conflicting(&self, other: &PortMapping) -> Option<&'a PortMapping> {
         let (number, protocol) = (other.host_port, other.protocol);
         let found = match other.address() {

@@ -20,7 +20,7 @@ impl ProcessGroup {
         Self(leader.id().and_then(|id| i32::try_from(id).ok()).map(Pid::from_raw))
     }
 
-    /// Leaves the group's other processes running. To be called when the program has ended by itself.
+    /// Leaves the group's other processes running. Must be called when the program has ended by itself.
     pub fn ended(mut self) {
         self.0 = None;
     }

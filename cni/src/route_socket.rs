@@ -102,8 +102,8 @@ impl RouteSocket {
         answer
     }
 
-    /// Makes these changes, each on its own. Returns the refused ones. The kernel answers a request only if the request
-    /// fails or asks for an acknowledgement, so one acknowledgement for some hundred changes is enough.
+    /// Makes these changes, each on its own. Returns the refused requests. The kernel answers a request only if the
+    /// request fails or asks for an acknowledgement, so one acknowledgement for some hundred changes is enough.
     pub(crate) fn batch(&mut self, requests: Vec<Request>) -> io::Result<Vec<RefusedRequest>> {
         let first = self.sequence.wrapping_add(1);
         let mut refused = Vec::new();

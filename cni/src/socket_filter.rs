@@ -13,7 +13,7 @@ pub(crate) const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u
 /// Ends the program. The socket receives the first `k` bytes of the message. If `k` is 0, the message is dropped.
 pub(crate) const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
 
-/// Attaches a program to a socket, instead of the former one.
+/// Attaches a program to a socket, instead of the previous program.
 pub(crate) fn attach(socket: &impl AsRawFd, program: &[libc::sock_filter]) -> io::Result<()> {
     let mut steps = program.to_vec();
     let length = u16::try_from(steps.len()).unwrap_or(u16::MAX);

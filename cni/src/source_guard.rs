@@ -1,7 +1,7 @@
-//! Ports of the default network's bridge send only from their pod's own addresses: hardware, IPv4, IPv6, ARP and
-//! neighbour discovery. The rate of broadcast and multicast frames is limited, because the bridge copies them to all
-//! ports. Such frames are requests of ARP and neighbour discovery, reports of multicast listeners (MLD, IGMP), and
-//! multicast of applications.
+//! The source filter: a port of the default network's bridge sends only from the addresses of its pod. The filter
+//! checks the source addresses of Ethernet, IPv4, IPv6, ARP and neighbour discovery. It also limits the rate of
+//! broadcast and multicast frames, because the bridge copies them to all ports. Such frames are requests of ARP and
+//! neighbour discovery, reports of multicast listeners (MLD, IGMP), and multicast of applications.
 //!
 //! The rules are in a table of the family `bridge`, because frames must be filtered at the port, before the bridge
 //! forwards them. A frame of IPv4 costs one look-up in a hash set, other frames two, and broadcast and multicast frames
@@ -80,8 +80,8 @@ impl Source {
     fn elements(&self, port: &str) -> Vec<(&'static str, Element)> {
         let named = || Key::default().interface(port);
         let mut all = vec![(GUARDED, Element::member(named()))];
-        // Duplicate address detection and multicast reports have no source address yet. A pod without an IPv6 address
-        // sends no IPv6.
+        // Packets of duplicate address detection and multicast reports have no source address yet. A pod without an
+        // IPv6 address may not send IPv6 packets.
         let derived = [IpAddr::V6(link_local(self.mac)), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
         let derived = derived.into_iter().filter(|_| self.addresses.iter().any(IpAddr::is_ipv6));
         let mut addresses: Vec<IpAddr> = self.addresses.iter().copied().chain(derived).collect();
@@ -107,7 +107,7 @@ impl SourceGuard {
         Self { table: table.to_owned(), state: Mutex::default() }
     }
 
-    /// Permits the source for a port, and nothing else.
+    /// Permits only this source for the port.
     pub(crate) fn put(&self, port: &str, source: Source) -> Result<(), Error> {
         self.change(|state, transaction| {
             if let Some(old) = state.ports.get(port) {
@@ -196,7 +196,7 @@ impl SourceGuard {
     fn make_without_limit(&self, state: &mut State, cause: &Error) -> Result<(), Error> {
         state.is_unlimited = true;
         let made = self.make(state);
-        // If this fails too, the rate limit is not the cause of the error.
+        // If this attempt fails, too, the rate limit is not the cause of the error.
         state.is_unlimited = made.is_ok();
         if made.is_ok() {
             tracing::warn!(
@@ -379,17 +379,18 @@ fn rules() -> [Rule; 14] {
 }
 
 /// Rules for errors of ICMP: a pod may report only packets that were sent to it. The kernel looks up the connection by
-/// the reported packet alone. So a pod could otherwise end or slow down connections of others, for example queries of
-/// the node's DNS server. A fragment that is too short for the header of the reported packet is dropped.
+/// the reported packet alone. Without these rules, a pod could end or slow down connections of other pods and of the
+/// node, for example queries of the node's DNS server. A fragment that is too short for the header of the reported
+/// packet is dropped.
 fn rules_of_errors(addresses: &str, about: Field) -> [Rule; 2] {
     let own = key(Rule::default(), SOURCE, about).in_set(addresses);
     [own.verdict(&Verdict::Return), Rule::default().drop()]
 }
 
 /// Rules for IPv6 packets without a source address. Only duplicate address detection and reports of multicast listeners
-/// need such packets. Others are dropped, because rules for the addresses of pods, such as a network policy, do not
-/// match them. A probe for an address makes any other interface give up this address, so a pod may probe only its own
-/// addresses.
+/// need such packets. All other such packets are dropped, because rules for the addresses of pods, such as a network
+/// policy, do not match them. A probe for an address prevents other interfaces from using this address, so a pod may
+/// probe only its own addresses.
 fn rules_without_address() -> [Rule; 5] {
     let own = |kind: u8| key(icmp(kind), SOURCE, SOURCE_V6).in_set(V6).accept();
     [

@@ -24,9 +24,9 @@ pub(crate) fn forwarding(cidrs: &[IpNetwork]) -> Result<(), Error> {
 /// kernel soon removes unused entries (`gc_thresh2`).
 const NEIGHBOURS: [(&str, u32); 2] = [("gc_thresh3", 32768), ("gc_thresh2", 16384)];
 
-/// Raises the size of the neighbour tables. All network namespaces share them, with room for 1,024 entries by default.
-/// A few pods that send to absent addresses of their network would fill them, and no pod could reach a new neighbour. A
-/// failure is logged: these settings may be read-only.
+/// Raises the size of the neighbour tables. All network namespaces share these tables, which have 1,024 entries by
+/// default. A few pods that send to absent addresses of their network would fill the tables. Then no pod could reach a
+/// new neighbour. A failure is logged: these settings may be read-only.
 pub(crate) fn room_for_neighbours() {
     for family in ["ipv4", "ipv6"] {
         let dir = Path::new("/proc/sys/net").join(family).join("neigh/default");
@@ -36,35 +36,36 @@ pub(crate) fn room_for_neighbours() {
     }
 }
 
-/// Minimum number of connections that the kernel must be able to track. This and the next one are kube-proxy's defaults.
+/// Minimum number of connections that the kernel must be able to track. This number and the next are kube-proxy's
+/// defaults.
 const MIN_CONNECTIONS: u32 = 131_072;
 /// Number of connections for each processor that the kernel must be able to track.
 const CONNECTIONS_PER_PROCESSOR: u32 = 32_768;
 /// Maximum number of connections that is set.
 const MAX_CONNECTIONS: u32 = 1 << 20;
-/// Seconds after which the kernel forgets an open TCP connection without packets: a day, as kube-proxy's default. The
-/// kernel's is five days.
+/// Seconds after which the kernel stops tracking an open TCP connection without packets: a day, kube-proxy's default.
+/// The kernel's default is five days.
 const CONNECTION_IDLE: u32 = 86_400;
 /// Maximum timeouts in seconds of TCP connections that are open, closed, or being closed. The limit on the connections
-/// of a pod does not count closed ones, but they stay in the table.
+/// of a pod does not count closed connections, but they stay in the table until the timeout.
 const CONNECTION_ENDS: [(&str, u32); 3] = [
     ("nf_conntrack_tcp_timeout_established", CONNECTION_IDLE),
     ("nf_conntrack_tcp_timeout_time_wait", 30),
     ("nf_conntrack_tcp_timeout_fin_wait", 60),
 ];
-/// Minimum timeout in seconds of TCP connections that one end has closed: an hour, as kube-proxy's default. The other
-/// end may still send. With the kernel's default, a minute, its later packets through a service would be lost.
+/// Minimum timeout in seconds of TCP connections that one end has closed: an hour, kube-proxy's default. The other end
+/// may still send. With the kernel's default, a minute, later packets of that end through a service would be lost.
 const HALF_CLOSED: [(&str, u32); 1] = [("nf_conntrack_tcp_timeout_close_wait", 3600)];
 
-/// Raises the number of connections that the kernel tracks, and lets idle and closed ones expire earlier. Must be
-/// called after the kernel has begun to track connections. A failure is logged: these settings may be read-only.
+/// Raises the number of connections that the kernel tracks, and lets idle and closed connections expire earlier. Must
+/// be called after the kernel has begun to track connections. A failure is logged: these settings may be read-only.
 pub(crate) fn room_for_connections() {
     if let Err(error) = prepare_tracking(Path::new("/proc/sys/net/netfilter")) {
         tracing::warn!(error = error.chain(), "cannot prepare the kernel's connection tracking table");
     }
 }
 
-/// Writes the settings of connection tracking in the directory. All are tried; the first error is returned.
+/// Writes the settings of connection tracking in the directory. Tries all settings, and returns the first error.
 fn prepare_tracking(dir: &Path) -> Result<(), Error> {
     let most = connections(std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     // Only the initial network namespace can change these numbers. Other namespaces only show them.
@@ -92,8 +93,8 @@ fn lower(path: &Path, most: u32) -> Result<(), Error> {
     }
 }
 
-/// Raises the numbers in files that are lower. Absent files are left out: only the first network namespace has them. All
-/// files are tried; the first error is returned.
+/// Raises the number in each file to this minimum. Absent files are left out: only the first network namespace has
+/// them. Tries all files, and returns the first error.
 fn raise(dir: &Path, least: &[(&str, u32)]) -> Result<(), Error> {
     let mut raised = Ok(());
     for (name, least) in least {
@@ -114,8 +115,8 @@ pub fn filters_bridges() -> bool {
 }
 
 /// Enables IPv6 forwarding, and keeps the node's default route. With forwarding the kernel ignores router advertisements
-/// unless `accept_ra` is 2, and drops the default routes that it learned from them. So interfaces with such a route, or
-/// that may get one, are set to `accept_ra` = 2. Other interfaces are not changed: a pod must not be a router.
+/// unless `accept_ra` is 2, and drops the default routes that it learned from them. So interfaces that have or
+/// may get such a route are set to `accept_ra` = 2. Other interfaces are not changed: a pod must not be a router.
 fn forward_v6() -> Result<(), Error> {
     let all = Path::new("/proc/sys/net/ipv6/conf");
     let forwarding = all.join("all/forwarding");
@@ -164,7 +165,7 @@ pub(crate) fn route_localnet(interface: &str, on: bool) -> Result<(), Error> {
     unless_absent(ensure(&path, if on { "1" } else { "0" }))
 }
 
-/// The interface whose network has the address, so that no router is needed.
+/// The interface whose network contains the address: packets to this address need no router.
 pub(crate) fn interface_to(address: Ipv4Addr) -> Option<String> {
     on_link(&std::fs::read_to_string("/proc/thread-self/net/route").ok()?, address).map(str::to_owned)
 }
@@ -193,7 +194,7 @@ pub(crate) fn no_router_advertisements(interface: &str) -> Result<(), Error> {
 /// arrive. A kernel without IPv6 is not an error.
 pub(crate) fn no_ipv6(port: &str) -> Result<(), Error> {
     let path = format!("/proc/sys/net/ipv6/conf/{port}/disable_ipv6");
-    // A new port usually has IPv6, so the setting is not read first. A write of the same value does nothing.
+    // A new port usually has IPv6, so the setting is not read first. A write of the same value has no effect.
     unless_absent(write(Path::new(&path), "1").or_else(|_| ensure(&path, "1")))
 }
 
@@ -308,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn advertised_default_routes_are_distinguished_from_static_ones() {
+    fn advertised_default_routes_are_distinguished_from_static_routes() {
         let route = |flags: &str, interface: &str| {
             let (any, hop) = ("0".repeat(32), "fe800000000000000000000000000001");
             format!("{any} 00 {any} 00 {hop} 00000400 00000001 00000000 {flags} {interface:>8}\n")

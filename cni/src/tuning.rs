@@ -58,7 +58,7 @@ struct Conf {
 struct Tuning {
     backup: PathBuf,
     /// The temporary file of the record. Its content may be incomplete, so the name of the file contains the network.
-    under_way: PathBuf,
+    temporary: PathBuf,
     /// Paths below /proc/sys and their values.
     sysctl: Vec<(String, String)>,
     wanted: Properties,
@@ -105,8 +105,8 @@ impl Tuning {
         let dir = conf.data_dir.filter(|dir| !dir.as_os_str().is_empty());
         let dir = dir.unwrap_or_else(|| "/run/cni/tuning".into());
         let name = name_of(&request.container_id, &request.ifname);
-        let under_way = dir.join(format!("{}@{name}.new", request.network()));
-        Ok(Self { backup: dir.join(name), under_way, sysctl: sysctl.collect::<Result<_, Error>>()?, wanted })
+        let temporary = dir.join(format!("{}@{name}.new", request.network()));
+        Ok(Self { backup: dir.join(name), temporary, sysctl: sysctl.collect::<Result<_, Error>>()?, wanted })
     }
 
     async fn add(&self, request: &Request) -> Result<Answer, Error> {
@@ -155,13 +155,13 @@ impl Tuning {
         std::fs::create_dir_all(self.backup.parent().unwrap_or(&self.backup)).map_err(failed)?;
         let backup = Backup { network: network.to_owned(), before };
         let text = serde_json::to_vec(&backup).map_err(|error| failed(error.into()))?;
-        std::fs::write(&self.under_way, text).map_err(failed)?;
+        std::fs::write(&self.temporary, text).map_err(failed)?;
         coracle_fault::point("tuning.written");
-        std::fs::rename(&self.under_way, &self.backup).map_err(failed)
+        std::fs::rename(&self.temporary, &self.backup).map_err(failed)
     }
 
     async fn del(&self, request: &Request) -> Result<(), Error> {
-        remove_file(&self.under_way)?;
+        remove_file(&self.temporary)?;
         let Ok(text) = std::fs::read(&self.backup) else { return Ok(()) };
         let Backup { before, .. } = serde_json::from_slice(&text).unwrap_or_default();
         // The namespace may be gone with the interface.
@@ -180,20 +180,22 @@ impl Tuning {
         let valid = request.valid_attachments()?;
         let valid: HashSet<OsString> =
             valid.iter().map(|valid| name_of(&valid.container_id, &valid.ifname).into()).collect();
-        let torn_of = |name: &str| {
+        let attachment_of_temporary = |name: &str| {
             let of = name.strip_prefix(request.network())?.strip_prefix('@')?.strip_suffix(".new")?;
             Some(OsString::from(of))
         };
         let entries = self.backup.parent().and_then(|dir| std::fs::read_dir(dir).ok());
         for entry in entries.into_iter().flatten().flatten() {
             let path = entry.path();
-            if let Some(of) = entry.file_name().to_str().and_then(torn_of) {
+            if let Some(of) = entry.file_name().to_str().and_then(attachment_of_temporary) {
                 if !valid.contains(&of) {
                     remove_file(&path)?;
                 }
                 continue;
             }
-            if valid.contains(&entry.file_name()) || path.extension().is_none_or(|is| is != "json") {
+            if valid.contains(&entry.file_name())
+                || path.extension().is_none_or(|extension| extension != "json")
+            {
                 continue;
             }
             let text = std::fs::read(&path).unwrap_or_default();

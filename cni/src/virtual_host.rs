@@ -125,7 +125,7 @@ impl HostNetwork {
             links.delete(&host.port).await?;
             remove_namespace(&host.namespace)?;
         }
-        // `ensure` marks the bridge after it has created it. It may have been killed between the two steps.
+        // `ensure` marks the bridge after it has created it. The process may have been killed between the two steps.
         links.claim_bridge(&self.bridge, &self.gateways).await?;
         if links.find_ours(&self.bridge).await?.is_some() {
             links.delete_bridge(&self.bridge).await?;
@@ -145,7 +145,7 @@ impl VirtualHost {
         Netns::open(&self.namespace)?.run(work)
     }
 
-    /// Inode number of the host's namespace, which links in `/proc/PID/ns` show. `None` if the host has no namespace.
+    /// Inode number of the host's namespace, as in the links of `/proc/PID/ns`. `None` if the host has no namespace.
     #[must_use]
     pub fn namespace_id(&self) -> Option<u64> {
         Netns::open(&self.namespace).ok()?;

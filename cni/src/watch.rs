@@ -11,8 +11,8 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, WatchDescriptor};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Watches one directory, or its nearest existing parent. It keeps its inotify instance until its end, because others
-/// may use up the instances of this user. Root in a container without a user namespace is the same user.
+/// Watches one directory, or its nearest existing parent. Keeps its inotify instance until it is dropped, because other
+/// processes may use up the instances of this user. Root in a container without a user namespace is the same user.
 pub struct Watch {
     dir: PathBuf,
     queue: AsyncFd<Queue>,
@@ -46,7 +46,7 @@ impl Watch {
         Ok(Self { dir: dir.to_owned(), queue, watched, others: HashMap::new() })
     }
 
-    /// Watches these additional directories, instead of the ones of the previous call. Symbolic links and absent
+    /// Watches these additional directories, instead of the directories of the previous call. Symbolic links and absent
     /// directories are left out. Returns whether a directory is new. A new directory may have changed before it was
     /// watched.
     pub fn watch_also(&mut self, dirs: &BTreeSet<PathBuf>) -> bool {
@@ -80,7 +80,7 @@ impl Watch {
                 Err(error) => return Err(error.into()),
             }
         }
-        // The directory may have been created or removed: watch the nearest existing one.
+        // The directory may have been created or removed: watch the directory or its nearest existing parent.
         let inotify = &self.queue.get_ref().0;
         let watched = watch_nearest(inotify, &self.dir)?;
         let before = std::mem::replace(&mut self.watched, watched);

@@ -1,4 +1,4 @@
-//! Attacks of a pod that may send any frame (CAP_NET_RAW) against its node. As root.
+//! Attacks on a node by a pod that may send any frame (CAP_NET_RAW). The tests need root.
 
 #![allow(
     unsafe_code,
@@ -20,7 +20,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 
 const BRIDGE: &str = "coracle0";
 const ALL_NODES: [u8; 6] = [0x33, 0x33, 0, 0, 0, 1];
-/// Destination of a link-local protocol. A bridge does not forward such frames; its port receives them itself.
+/// Destination of a link-local protocol. A bridge does not forward such frames: the host receives them at the port.
 const OF_THE_PORT: [u8; 6] = [0x01, 0x80, 0xc2, 0, 0, 2];
 
 /// A pod whose programs may send any frame.
@@ -48,7 +48,8 @@ impl Deref for Pod {
     }
 }
 
-/// With `check_sources` the filter of sources is on. This filter hides the other defences.
+/// `check_sources` enables the source filter. Tests of another defence disable it, because it drops forged frames
+/// first.
 fn on_a_node(check_sources: bool, test: impl AsyncFnOnce(Network, Pod) + Send + 'static) {
     in_new_namespace_async(async move || {
         ip("link set lo up");
@@ -71,12 +72,12 @@ async fn add_as(id: &str, network: &Network, pod: &Pod, ports: Vec<PortMapping>)
     network.add(&Attachment { id, netns, ifname, ports, ..Attachment::default() }).await.unwrap();
 }
 
-/// Adds the pod and another one, which it returns.
+/// Adds the pod and a second pod. Returns the second pod.
 async fn add_with_another(network: &Network, pod: &Pod) -> Pod {
     add(network, pod, Vec::new()).await;
     let another = Pod::new();
     add_as("bbbb", network, &another, Vec::new()).await;
-    until_taken(pod);
+    until_received(pod);
     another
 }
 
@@ -94,7 +95,7 @@ fn send_times(frame: &[u8], times: u64) {
     to.sll_ifindex = nix::net::if_::if_nametoindex("eth0").unwrap().cast_signed();
     let length = u32::try_from(size_of_val(&to)).unwrap();
     for _ in 0..times {
-        // SAFETY: frame and address outlive the call, and the lengths are theirs.
+        // SAFETY: frame and address outlive the call, and the lengths are those of frame and address.
         let sent = unsafe {
             libc::sendto(
                 socket.as_raw_fd(),
@@ -123,7 +124,7 @@ fn checksum(bytes: &[u8]) -> [u8; 2] {
 }
 
 /// A router advertisement of 2001:db8:bad::/64 and a default route (RFC 4861 §4.2).
-fn advertisement(from: [u8; 6], to: [u8; 6]) -> Vec<u8> {
+fn router_advertisement(from: [u8; 6], to: [u8; 6]) -> Vec<u8> {
     let (router, all): (Ipv6Addr, Ipv6Addr) = ("fe80::bad".parse().unwrap(), "ff02::1".parse().unwrap());
     let prefix: Ipv6Addr = "2001:db8:bad::".parse().unwrap();
     let hour = 3600u32.to_be_bytes();
@@ -206,8 +207,8 @@ fn bound(at: &str) -> UdpSocket {
     eventually("the address is free", 20, || UdpSocket::bind(at).ok())
 }
 
-/// Waits until the node has received all previous frames of the pod: it receives them in order.
-fn until_taken(pod: &Pod) {
+/// Waits until the node has received all previous frames of the pod. The node receives them in order.
+fn until_received(pod: &Pod) {
     let socket = bound("10.99.0.1:7000");
     socket.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
     let frame = datagram(pod.mac(), [10, 99, 0, 1], 7000);
@@ -217,12 +218,12 @@ fn until_taken(pod: &Pod) {
     });
 }
 
-/// Whether the node accepted the advertisement.
-fn is_fooled() -> bool {
-    let fooled = ip("-6 addr").contains("2001:db8:bad:") || ip("-6 route show").contains("fe80::bad");
+/// Whether the node has accepted the advertisement. Removes the accepted routes and addresses.
+fn accepted_advertisement() -> bool {
+    let accepted = ip("-6 addr").contains("2001:db8:bad:") || ip("-6 route show").contains("fe80::bad");
     ip("-6 route flush proto ra");
     ip("-6 addr flush to 2001:db8:bad::/48");
-    fooled
+    accepted
 }
 
 #[test]
@@ -245,24 +246,24 @@ fn a_pod_is_not_the_nodes_router() {
             } else {
                 eventually("the bridge has its own address", 20, has_address);
             }
-            let frame = advertisement(pod.mac(), to);
+            let frame = router_advertisement(pod.mac(), to);
             pod.send(frame.clone());
-            until_taken(&pod);
-            assert!(!is_fooled(), "{interface}: {}", ip("-6 addr"));
+            until_received(&pod);
+            assert!(!accepted_advertisement(), "{interface}: {}", ip("-6 addr"));
             // The advertisement is valid: with other settings the interface accepts it.
-            let believe = |word: &str| std::fs::write(setting("accept_ra"), word).unwrap();
+            let set_accept_ra = |word: &str| std::fs::write(setting("accept_ra"), word).unwrap();
             if is_port {
                 std::fs::write(setting("disable_ipv6"), "0").unwrap();
                 eventually("the port has its own address", 20, has_address);
             }
-            believe("1");
+            set_accept_ra("1");
             eventually("the advertisement is accepted with accept_ra=1", 20, || {
                 pod.send(frame.clone());
-                until_taken(&pod);
-                is_fooled()
+                until_received(&pod);
+                accepted_advertisement()
             });
-            believe("0");
-            is_fooled();
+            set_accept_ra("0");
+            accepted_advertisement();
         }
     });
 }
@@ -283,9 +284,9 @@ fn a_pod_does_not_reach_ports_of_the_nodes_loopback() {
             let has_port = !ports.is_empty();
             add(&network, &pod, ports).await;
             assert_eq!(opened(), has_port);
-            until_taken(&pod);
+            until_received(&pod);
             pod.send(datagram(pod.mac(), [127, 0, 0, 1], 7777));
-            until_taken(&pod);
+            until_received(&pod);
             assert!(secret.recv(&mut [0; 64]).is_err(), "host port: {has_port}");
             if has_port {
                 // Without the rules the packet arrives. Nothing restores the rules before the end of this check.
@@ -294,21 +295,21 @@ fn a_pod_does_not_reach_ports_of_the_nodes_loopback() {
                 assert!(flushed.unwrap().success());
                 eventually("the datagram arrives without the rules", 20, || {
                     pod.send(datagram(pod.mac(), [127, 0, 0, 1], 7777));
-                    until_taken(&pod);
+                    until_received(&pod);
                     secret.recv(&mut [0; 64]).is_ok()
                 });
             }
             let echo = pod.within(|| bound("0.0.0.0:80"));
-            let asking = UdpSocket::bind("127.0.0.1:0").unwrap();
-            asking.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
+            let client = UdpSocket::bind("127.0.0.1:0").unwrap();
+            client.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
             if has_port {
                 eventually("the host port answers the node", 20, || {
                     echo.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
-                    asking.send_to(b"who", "127.0.0.1:8080").unwrap();
+                    client.send_to(b"who", "127.0.0.1:8080").unwrap();
                     if let Ok((_, from)) = echo.recv_from(&mut [0; 64]) {
                         echo.send_to(b"pod", from).unwrap();
                     }
-                    asking.recv(&mut [0; 64]).is_ok()
+                    client.recv(&mut [0; 64]).is_ok()
                 });
             }
             network.del("aaaa").await.unwrap();
@@ -318,13 +319,13 @@ fn a_pod_does_not_reach_ports_of_the_nodes_loopback() {
 }
 
 /// A gratuitous ARP reply that claims an address (RFC 826).
-fn claim(from: [u8; 6], address: [u8; 4]) -> Vec<u8> {
+fn gratuitous_arp(from: [u8; 6], address: [u8; 4]) -> Vec<u8> {
     let header = [0, 1, 8, 0, 6, 4, 0, 2];
     [&[0xff; 6][..], &from, &[8, 6], &header, &from, &address, &[0xff; 6], &address].concat()
 }
 
 /// A neighbour advertisement that overrides the entry of an address (RFC 4861 §4.4).
-fn neighbour(from: [u8; 6], source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
+fn neighbour_advertisement(from: [u8; 6], source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     let all: Ipv6Addr = "ff02::1".parse().unwrap();
     let mut body = vec![136, 0, 0, 0, 0x20, 0, 0, 0];
     body.extend([&target.octets()[..], &[2, 1], &from].concat());
@@ -337,7 +338,7 @@ fn neighbour(from: [u8; 6], source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
 }
 
 /// A router solicitation (RFC 4861 §4.1), to all nodes, so that a node that is not a router receives it as well.
-fn solicitation(from: [u8; 6], source: Ipv6Addr) -> Vec<u8> {
+fn router_solicitation(from: [u8; 6], source: Ipv6Addr) -> Vec<u8> {
     let all: Ipv6Addr = "ff02::1".parse().unwrap();
     let mut body = [133, 0, 0, 0, 0, 0, 0, 0];
     let addresses = [source.octets(), all.octets()].concat();
@@ -347,8 +348,8 @@ fn solicitation(from: [u8; 6], source: Ipv6Addr) -> Vec<u8> {
     [&ALL_NODES[..], &from, &[0x86, 0xdd], &header, &body].concat()
 }
 
-/// A question for the neighbour with the address `target` (RFC 4861 §4.3), to all nodes.
-fn question(from: [u8; 6], source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
+/// A neighbour solicitation for the address `target` (RFC 4861 §4.3), to all nodes.
+fn neighbour_solicitation(from: [u8; 6], source: Ipv6Addr, target: Ipv6Addr) -> Vec<u8> {
     let all: Ipv6Addr = "ff02::1".parse().unwrap();
     let mut body = [&[135, 0, 0, 0, 0, 0, 0, 0][..], &target.octets()].concat();
     let addresses = [source.octets(), all.octets()].concat();
@@ -376,12 +377,12 @@ fn neighbours(mac: [u8; 6]) -> String {
     ip("neigh show").lines().filter(|line| line.contains(&text)).collect::<Vec<_>>().join("\n")
 }
 
-/// Number of addresses that the node's neighbour tables have for this hardware address, without the pod's own.
+/// Number of addresses of this hardware address in the node's neighbour tables, except the pod's own addresses.
 fn claimed_by(mac: [u8; 6]) -> usize {
     neighbours(mac).lines().filter(|line| !line.starts_with("10.99.0.2 ")).count()
 }
 
-/// Adds entries to the node's neighbour tables. An accepted frame changes them.
+/// Adds entries to the node's neighbour tables. A forged frame that is accepted changes these entries.
 fn add_victims() {
     ip("addr add fd99::1/64 dev coracle0 nodad");
     for address in ["10.99.0.77", "fd99::77"] {
@@ -401,7 +402,7 @@ fn disable_guard() {
 fn a_pod_sends_only_from_its_own_addresses() {
     on_a_node(true, async |network, pod| {
         add(&network, &pod, Vec::new()).await;
-        until_taken(&pod);
+        until_received(&pod);
         let own = pod.mac();
         add_victims();
         let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0x858, 0x0aff, 0xfe63, 2);
@@ -409,23 +410,23 @@ fn a_pod_sends_only_from_its_own_addresses() {
         let inner = bound("10.99.0.1:7001");
         inner.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
         let attacks = [
-            claim(own, [10, 99, 0, 77]),
-            neighbour(own, claimed, claimed),
-            neighbour(own, link_local, claimed),
+            gratuitous_arp(own, [10, 99, 0, 77]),
+            neighbour_advertisement(own, claimed, claimed),
+            neighbour_advertisement(own, link_local, claimed),
             forged_datagram(own, 7001),
             datagram([2, 0, 0, 0, 0, 9], [10, 99, 0, 1], 7001),
-            solicitation(own, link_local),
+            router_solicitation(own, link_local),
         ];
         attacks.iter().for_each(|frame| pod.send(frame.clone()));
-        until_taken(&pod);
+        until_received(&pod);
         assert_eq!(claimed_by(own), 0);
         assert!(inner.recv(&mut [0; 64]).is_err(), "a forged source arrived");
         assert_eq!(solicited(), 0);
-        // The frames are valid: without the table each has its effect.
+        // The frames are valid: without the rules each has its effect.
         disable_guard();
         eventually("the forged frames have their effect without the rules", 20, || {
             attacks.iter().for_each(|frame| pod.send(frame.clone()));
-            until_taken(&pod);
+            until_received(&pod);
             neighbours(own).contains("10.99.0.77") && neighbours(own).contains("fd99::77") && solicited() > 0
         });
         assert!(inner.recv(&mut [0; 64]).is_ok());
@@ -451,15 +452,15 @@ fn a_pod_does_not_flood_the_bridge_with_multicast() {
         let ranges = vec!["10.99.0.0/24".parse().unwrap(), "fd99::/64".parse().unwrap()];
         network.set_pod_cidrs(ranges).await.unwrap();
         add(&network, &pod, Vec::new()).await;
-        until_taken(&pod);
+        until_received(&pod);
         let link_local = Ipv6Addr::new(0xfe80, 0, 0, 0, 0x858, 0x0aff, 0xfe63, 2);
-        let frame = question(pod.mac(), link_local, "fd99::99".parse().unwrap());
+        let frame = neighbour_solicitation(pod.mac(), link_local, "fd99::99".parse().unwrap());
         let flood = || {
             let before = counter("Icmp6InNeighborSolicits");
             let frame = frame.clone();
             pod.within(move || send_times(&frame, FRAMES));
             // Datagrams to one destination still arrive.
-            until_taken(&pod);
+            until_received(&pod);
             counter("Icmp6InNeighborSolicits") - before
         };
         let received = flood();
@@ -494,13 +495,13 @@ fn entries() -> Vec<String> {
     entries
 }
 
-/// A port without the setting receives frames to link-local protocols itself. The rules of sources and all rules for
-/// the bridge do not see them.
+/// Without the setting `group_fwd_mask`, the host receives frames to link-local protocols at the port. Such frames
+/// bypass the source filter and all rules for the bridge.
 #[test]
 fn a_pod_sends_no_packets_past_the_rules_of_sources() {
     on_a_node(true, async |network, pod| {
         add(&network, &pod, Vec::new()).await;
-        until_taken(&pod);
+        until_received(&pod);
         let inner = bound("10.99.0.1:7001");
         inner.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
         let mut frame = forged_datagram(pod.mac(), 7001);
@@ -508,9 +509,9 @@ fn a_pod_sends_no_packets_past_the_rules_of_sources() {
             frame[..6].copy_from_slice(&[0x01, 0x80, 0xc2, 0, 0, last]);
             pod.send(frame.clone());
         }
-        until_taken(&pod);
+        until_received(&pod);
         assert!(inner.recv(&mut [0; 64]).is_err(), "a forged source arrived");
-        // The frames are valid: a port that receives them itself accepts them.
+        // The frames are valid: at a port without the setting, the host accepts them.
         let ports = ports();
         for port in &ports {
             ip(&format!("link set dev {port} type bridge_slave group_fwd_mask 0"));
@@ -521,7 +522,7 @@ fn a_pod_sends_no_packets_past_the_rules_of_sources() {
         frame[..6].copy_from_slice(&OF_THE_PORT);
         let arrives = || {
             pod.send(frame.clone());
-            until_taken(&pod);
+            until_received(&pod);
             inner.recv(&mut [0; 64]).is_ok()
         };
         eventually("the forged source arrives at the port", 20, arrives);
@@ -533,8 +534,8 @@ fn a_pod_sends_no_packets_past_the_rules_of_sources() {
     });
 }
 
-/// Rules for the addresses of pods do not match packets without a source address. A probe for an address makes another
-/// interface that is about to use this address give it up.
+/// Rules for the addresses of pods do not match packets without a source address. A probe for an address (duplicate
+/// address detection) prevents another interface from using this address.
 #[test]
 fn a_pod_sends_only_probes_for_its_own_addresses_without_a_source_address() {
     const FRAMES: u64 = 100;
@@ -542,19 +543,19 @@ fn a_pod_sends_only_probes_for_its_own_addresses_without_a_source_address() {
         let ranges = vec!["10.99.0.0/24".parse().unwrap(), "fd99::/64".parse().unwrap()];
         network.set_pod_cidrs(ranges).await.unwrap();
         add(&network, &pod, Vec::new()).await;
-        until_taken(&pod);
+        until_received(&pod);
         let inner = bound("[fd99::1]:7001");
         inner.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
         let to_node = datagram6(pod.mac(), Ipv6Addr::UNSPECIFIED, "fd99::1".parse().unwrap(), 7001);
         let received_probes = |target: &str| {
-            let probe = question(pod.mac(), Ipv6Addr::UNSPECIFIED, target.parse().unwrap());
+            let probe = neighbour_solicitation(pod.mac(), Ipv6Addr::UNSPECIFIED, target.parse().unwrap());
             let before = counter("Icmp6InNeighborSolicits");
             pod.within(move || send_times(&probe, FRAMES));
-            until_taken(&pod);
+            until_received(&pod);
             counter("Icmp6InNeighborSolicits") - before
         };
         pod.send(to_node.clone());
-        until_taken(&pod);
+        until_received(&pod);
         assert!(inner.recv(&mut [0; 64]).is_err(), "a datagram without a source arrived");
         assert!(received_probes("fd99::77") < FRAMES / 2);
         assert!(received_probes("fd99::2") >= FRAMES, "the pod's own address");
@@ -562,7 +563,7 @@ fn a_pod_sends_only_probes_for_its_own_addresses_without_a_source_address() {
         disable_guard();
         eventually("the datagram arrives without the rules", 20, || {
             pod.send(to_node.clone());
-            until_taken(&pod);
+            until_received(&pod);
             inner.recv(&mut [0; 64]).is_ok()
         });
         assert!(received_probes("fd99::77") >= FRAMES);
@@ -570,7 +571,7 @@ fn a_pod_sends_only_probes_for_its_own_addresses_without_a_source_address() {
     });
 }
 
-/// Where `br_netfilter` is loaded, packets between pods pass the rules for masquerading.
+/// If `br_netfilter` is loaded, packets between pods pass the rules for masquerading.
 #[test]
 fn a_broadcast_of_a_pod_does_not_get_the_nodes_address() {
     on_a_node(true, async |network, pod| {
@@ -578,7 +579,7 @@ fn a_broadcast_of_a_pod_does_not_get_the_nodes_address() {
         let other = Pod::new();
         let (id, netns, ifname) = ("bbbb".into(), other.netns().to_owned(), "eth0".into());
         network.add(&Attachment { id, netns, ifname, ..Attachment::default() }).await.unwrap();
-        until_taken(&pod);
+        until_received(&pod);
         let receiver = other.within(|| bound("0.0.0.0:7002"));
         receiver.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
         let (_, from) = eventually("the broadcast arrives", 20, || {
@@ -594,12 +595,13 @@ fn a_broadcast_of_a_pod_does_not_get_the_nodes_address() {
     });
 }
 
-/// The kernel finds the connection of an ICMP error by the packet that the error quotes. It does not check the sender.
+/// The kernel finds the connection of an ICMP error by the packet that the error quotes. The kernel does not check who
+/// sent the error.
 #[test]
 fn a_pod_reports_errors_of_its_own_packets_only() {
     on_a_node(true, async |network, pod| {
         add(&network, &pod, Vec::new()).await;
-        until_taken(&pod);
+        until_received(&pod);
         let open = |at: &str, to: &str| {
             let socket = bound(at);
             socket.connect(to).unwrap();
@@ -608,7 +610,7 @@ fn a_pod_reports_errors_of_its_own_packets_only() {
         let other = open("10.99.0.1:7100", "10.99.0.50:9");
         let frame = unreachable_port(pod.mac(), 7100, [10, 99, 0, 50]);
         pod.send(frame.clone());
-        until_taken(&pod);
+        until_received(&pod);
         assert!(other.take_error().unwrap().is_none(), "a forged error arrived");
         let own = open("10.99.0.1:7101", "10.99.0.2:9");
         eventually("the pod's own error arrives", 20, || {
@@ -618,7 +620,7 @@ fn a_pod_reports_errors_of_its_own_packets_only() {
         disable_guard();
         eventually("the forged error arrives without the rules", 20, || {
             pod.send(frame.clone());
-            until_taken(&pod);
+            until_received(&pod);
             other.take_error().unwrap().is_some()
         });
         network.remove().await.unwrap();
@@ -632,13 +634,13 @@ fn a_pod_reports_icmpv6_errors_of_its_own_packets_only() {
         let ranges = vec!["10.99.0.0/24".parse().unwrap(), "fd99::/64".parse().unwrap()];
         network.set_pod_cidrs(ranges).await.unwrap();
         add(&network, &pod, Vec::new()).await;
-        until_taken(&pod);
+        until_received(&pod);
         let (own, other): (Ipv6Addr, Ipv6Addr) = ("fd99::2".parse().unwrap(), "fd99::50".parse().unwrap());
         for (kind, name) in [(1, "Icmp6InDestUnreachs"), (100, "Icmp6InType100"), (127, "Icmp6InType127")] {
             let arrives = |about: Ipv6Addr| {
                 let before = counter(name);
                 pod.send(error6(pod.mac(), kind, own, about));
-                until_taken(&pod);
+                until_received(&pod);
                 counter(name) > before
             };
             eventually("the pod's own error arrives", 20, || arrives(own));
@@ -648,8 +650,8 @@ fn a_pod_reports_icmpv6_errors_of_its_own_packets_only() {
     });
 }
 
-/// A port receives frames to link-local protocols before the hook of the rules of sources. With learning, the bridge
-/// would learn their source addresses.
+/// The host receives frames to link-local protocols at the port, before the hook of the source filter. With learning,
+/// the bridge would learn the source addresses of these frames.
 #[test]
 fn a_pod_does_not_take_over_the_entry_of_another_pod() {
     on_a_node(true, async |network, pod| {
@@ -659,7 +661,7 @@ fn a_pod_does_not_take_over_the_entry_of_another_pod() {
         let frame = [&OF_THE_PORT[..], &victim.mac(), &[0x88, 0x09], &[0; 46]].concat();
         let attack = || {
             pod.send(frame.clone());
-            until_taken(&pod);
+            until_received(&pod);
             entries()
         };
         assert_eq!(attack(), before);
@@ -671,7 +673,7 @@ fn a_pod_does_not_take_over_the_entry_of_another_pod() {
     });
 }
 
-/// For a static entry the kernel visits all ports, and for a new port all static entries.
+/// The kernel visits all ports when a static entry is added, and all static entries when a port is added.
 #[test]
 fn a_pod_adds_one_entry_to_the_table_of_the_bridge_and_no_static_one() {
     on_a_node(true, async |network, pod| {
@@ -705,12 +707,12 @@ fn a_pod_does_not_flood_the_bridge_with_unknown_destinations() {
         let arrived = |mac| {
             let (frame, before) = (frame_to(mac), silent.within(received));
             pod.within(move || send_times(&frame, FRAMES));
-            until_taken(&pod);
+            until_received(&pod);
             silent.within(received) - before
         };
         let unknown = [2, 0, 0, 0, 0, 0x77];
         let own = silent.mac();
-        // The bridge knows a pod that has not sent anything.
+        // The bridge knows the address of a pod that has not sent a frame.
         eventually("frames to the pod arrive", 20, || arrived(own) >= FRAMES);
         assert!(arrived(unknown) < FRAMES / 2);
         for port in ports() {
@@ -741,7 +743,7 @@ sendp([
 fn spoofing_with_a_real_tool_has_no_effect() {
     on_a_node(true, async |network, pod| {
         add(&network, &pod, Vec::new()).await;
-        until_taken(&pod);
+        until_received(&pod);
         let (own, bridge) = (pod.mac(), mac_of(BRIDGE).map(|byte| format!("{byte:02x}")).join(":"));
         add_victims();
         let inner = bound("10.99.0.1:7001");
@@ -753,13 +755,13 @@ fn spoofing_with_a_real_tool_has_no_effect() {
             assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
         };
         spoof();
-        until_taken(&pod);
+        until_received(&pod);
         assert_eq!(claimed_by(own), 0);
         assert!(inner.recv(&mut [0; 64]).is_err(), "a forged source arrived");
         disable_guard();
         eventually("the forged frames have their effect without the rules", 20, || {
             spoof();
-            until_taken(&pod);
+            until_received(&pod);
             neighbours(own).contains("10.99.0.77") && neighbours(own).contains("fd99::77")
         });
         assert!(inner.recv(&mut [0; 64]).is_ok());

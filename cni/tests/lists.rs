@@ -1,5 +1,5 @@
-//! Configuration lists as a runtime runs them: our plugins in process and the reference's executables (Debian's
-//! containernetworking-plugins), mixed. Checked by the kernel's state, as root.
+//! Configuration lists with our plugins, which run in process, and with the reference's executables (Debian's
+//! containernetworking-plugins). The tests check the state of the kernel, and need root.
 
 #![allow(
     clippy::disallowed_methods,
@@ -57,12 +57,12 @@ impl Host {
     }
 
     /// The allocated addresses in a directory of host-local.
-    fn held(&self, network: &str) -> Vec<String> {
+    fn allocated(&self, network: &str) -> Vec<String> {
         let entries = std::fs::read_dir(self.path("addresses").join(network)).into_iter().flatten();
         let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        let mut held: Vec<_> = names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect();
-        held.sort();
-        held
+        let mut allocated: Vec<_> = names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect();
+        allocated.sort();
+        allocated
     }
 }
 
@@ -90,15 +90,15 @@ impl Sandbox {
 
     /// Whether a host responds within some seconds.
     fn reaches(&self, to: &str) -> bool {
-        self.reaches_by(to, 9)
+        self.reaches_port(to, 9)
     }
 
-    fn reaches_by(&self, to: &str, port: u16) -> bool {
-        within(10, || self.answered(to, port)).is_some()
+    fn reaches_port(&self, to: &str, port: u16) -> bool {
+        within(10, || self.refuses_connection(to, port)).is_some()
     }
 
-    /// Whether a host refuses a connection, which shows that it responds.
-    fn answered(&self, to: &str, port: u16) -> bool {
+    /// Whether a host refuses a connection. A refusal shows that the host is reachable.
+    fn refuses_connection(&self, to: &str, port: u16) -> bool {
         let netns = format!("--net={}", self.netns().display());
         let script = format!("echo >/dev/tcp/{to}/{port}");
         let connect = Command::new("nsenter").args([&netns, "timeout", "2", "bash", "-c", &script]).output();
@@ -162,18 +162,19 @@ fn third_party_plugins_run_beside_our_own() {
         assert!(network.check("a1").await.unwrap_err().to_string().contains("eth0"));
         network.release("a1").await.unwrap();
         network.del("a1").await.unwrap();
-        assert_eq!((links(), host.held("mixed")), (before, Vec::new()));
+        assert_eq!((links(), host.allocated("mixed")), (before, Vec::new()));
         assert_eq!(run("nft", &["list", "ruleset"]), "");
     });
 }
 
-/// Removes what a boot removes: namespaces, links and files on a tmpfs. The inode of an old namespace may be reused.
-fn boot(host: &Host) {
+/// Simulates a reboot: removes the volatile state, and gives the other records an earlier boot ID. After a reboot, the
+/// inode number of a former namespace may be reused.
+fn simulate_reboot(host: &Host) {
     std::fs::remove_dir_all(host.path("state")).unwrap();
     for entry in std::fs::read_dir(host.path("root/results")).unwrap() {
         let path = entry.unwrap().path();
         let mut record: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-        record["boot"] = json!("the boot before");
+        record["boot"] = json!("an earlier boot");
         std::fs::write(&path, record.to_string()).unwrap();
     }
 }
@@ -190,14 +191,17 @@ fn addresses_of_third_party_plugins_are_freed_after_a_boot() {
             network.add(&attachment(id, sandbox)).await.unwrap();
         }
         // Another runtime uses the same directory.
-        let theirs = host.path("addresses/shared/10.87.0.77");
-        std::fs::write(&theirs, "0123456789abcdef\r\neth0").unwrap();
+        let foreign = host.path("addresses/shared/10.87.0.77");
+        std::fs::write(&foreign, "0123456789abcdef\r\neth0").unwrap();
         drop(network);
-        boot(&host);
+        simulate_reboot(&host);
         let network = host.open().await;
         network.reconcile(&[]).await.unwrap();
-        eventually_async("the DELs", 20, async || host.held("shared") == ["10.87.0.77"]).await;
-        assert!(a.run(&["ip", "link"]).contains("eth0"), "a namespace that has the number of one that was");
+        eventually_async("the DELs", 20, async || host.allocated("shared") == ["10.87.0.77"]).await;
+        assert!(
+            a.run(&["ip", "link"]).contains("eth0"),
+            "the namespace with a reused inode number is not changed"
+        );
         let records = host.path("root/results");
         eventually_async("no records", 20, async || std::fs::read_dir(&records).unwrap().count() == 0).await;
         assert_eq!(text(&network.add(&attachment("c1", &Sandbox::new())).await.unwrap()), ["10.87.0.4/24"]);
@@ -211,9 +215,9 @@ fn the_removal_of_a_node_waits_for_dels_of_executables() {
             {"type": "ptp", "ipam": ipam(&host, &json!([[{"subnet": "10.88.0.0/24"}]]))}]}));
         let (network, before, sandbox) = (host.open().await, links(), Sandbox::new());
         network.add(&attachment("a1", &sandbox)).await.unwrap();
-        assert_eq!(host.held("shared").len(), 1);
+        assert_eq!(host.allocated("shared").len(), 1);
         network.remove().await.unwrap();
-        assert_eq!((links(), host.held("shared")), (before, Vec::new()));
+        assert_eq!((links(), host.allocated("shared")), (before, Vec::new()));
     });
 }
 
@@ -228,9 +232,9 @@ fn a_list_with_disable_gc_is_shared_with_other_runtimes() {
         network.add(&attachment("a1", &sandbox)).await.unwrap();
         std::fs::write(host.path("addresses/own/10.88.0.77"), "0123456789abcdef\r\neth0").unwrap();
         drop((network, sandbox));
-        boot(&host);
+        simulate_reboot(&host);
         host.open().await.reconcile(&[]).await.unwrap();
-        assert_eq!(host.held("own"), ["10.88.0.77"]);
+        assert_eq!(host.allocated("own"), ["10.88.0.77"]);
     });
 }
 
@@ -250,7 +254,7 @@ fn macvlan_and_host_local_of_the_reference_are_run_checked_and_removed() {
         network.check("m1").await.unwrap();
         network.del("m1").await.unwrap();
         assert!(!sandbox.run(&["ip", "link"]).contains("eth0"));
-        assert_eq!((links(), host.held("mac")), (before, Vec::new()));
+        assert_eq!((links(), host.allocated("mac")), (before, Vec::new()));
     });
 }
 
@@ -293,7 +297,7 @@ fn a_dual_stack_pod_is_wired_limited_and_checked() {
         // Frames with a foreign hardware address are dropped.
         a.run(&["ip", "link", "set", "eth0", "address", "0a:00:00:00:00:99"]);
         b.run(&["ip", "neigh", "replace", "10.79.0.2", "lladdr", "0a:00:00:00:00:99", "dev", "eth0"]);
-        assert!(!a.answered("10.79.0.3", 9));
+        assert!(!a.refuses_connection("10.79.0.3", 9));
         let refused = async || network.check("a1").await.unwrap_err().to_string();
         assert!(refused().await.contains("hardware address"));
         a.run(&["ip", "link", "set", "eth0", "address", &attached.mac]);
@@ -312,7 +316,7 @@ fn a_dual_stack_pod_is_wired_limited_and_checked() {
         for id in ["a1", "b1"] {
             network.del(id).await.unwrap();
         }
-        assert_eq!((links(), host.held("own")), (2, Vec::new()), "lo and the bridge");
+        assert_eq!((links(), host.allocated("own")), (2, Vec::new()), "lo and the bridge");
         assert_eq!(run("nft", &["list", "ruleset"]), "");
     });
 }
@@ -329,8 +333,8 @@ fn devices_of_limits_are_removed_without_a_record() {
             at
         };
         let (a, b) = (Sandbox::new(), Sandbox::new());
-        let stays = network.add(&limited("a1", &a)).await.unwrap().host_interfaces[2].clone();
-        let goes = network.add(&limited("b1", &b)).await.unwrap().host_interfaces[2].clone();
+        let kept = network.add(&limited("a1", &a)).await.unwrap().host_interfaces[2].clone();
+        let removed = network.add(&limited("b1", &b)).await.unwrap().host_interfaces[2].clone();
         // Another implementation uses the same names.
         run("ip", &["link", "add", "bwp0123456789ab", "type", "ifb"]);
         drop(network);
@@ -343,7 +347,7 @@ fn devices_of_limits_are_removed_without_a_record() {
         host.open().await.reconcile(&[limited("a1", &a)]).await.unwrap();
         let links = run("ip", &["link"]);
         assert!(
-            links.contains(&stays) && links.contains("bwp0123456789ab") && !links.contains(&goes),
+            links.contains(&kept) && links.contains("bwp0123456789ab") && !links.contains(&removed),
             "{links}"
         );
     });
@@ -360,7 +364,7 @@ fn an_address_of_another_host_is_detected() {
         a.run(&["ip", "addr", "add", "fd80::3/64", "dev", "eth0", "nodad"]);
         let error = network.add(&attachment("b1", &b)).await.unwrap_err();
         assert_eq!(error.to_string(), "the address fd80::3 is in use by another host of the network");
-        assert_eq!(host.held("own"), ["fd80::2"]);
+        assert_eq!(host.allocated("own"), ["fd80::2"]);
         assert!(!b.run(&["ip", "link"]).contains("eth0"));
         assert_eq!(text(&network.add(&attachment("b1", &b)).await.unwrap()), ["fd80::4/64"]);
     });
@@ -451,25 +455,26 @@ fn requested_addresses_reach_the_plugins_and_must_be_assigned() {
             (vec!["10.86.0.9/24".into()], "0a:00:00:00:00:02")
         );
         assert!(sandbox.run(&["ip", "link", "show", "eth0"]).contains("0a:00:00:00:00:02"));
-        let theirs: Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
-        assert_eq!(theirs["runtimeConfig"], json!({"ips": ["10.86.0.9"]}), "what it declares, and no more");
+        let received: Value = serde_json::from_slice(&std::fs::read(&record).unwrap()).unwrap();
+        assert_eq!(received["runtimeConfig"], json!({"ips": ["10.86.0.9"]}), "only the declared capability");
         network.del("a1").await.unwrap();
-        let nothing =
+        let is_undone =
             || !sandbox.run(&["ip", "link"]).contains("eth0") && !host.path("root/results/a1.json").exists();
-        assert!(nothing());
+        assert!(is_undone());
         at.capabilities.insert("ips".into(), json!(["10.86.0.10"]));
         let error = network.add(&at).await.unwrap_err().to_string();
-        let said = "the network asked did not assign 10.86.0.10 although it declares the capability ips";
-        assert!(error == said && nothing(), "{error}");
+        let expected = "the network asked did not assign 10.86.0.10 although it declares the capability ips";
+        assert!(error == expected && is_undone(), "{error}");
         host.configure(&list(json!({"portMappings": true})));
-        let said = "no plugin of the network asked declares the capability ips, which the sandbox requests";
+        let expected =
+            "no plugin of the network asked declares the capability ips, which the sandbox requests";
         eventually_async("the other list", 20, async || {
-            network.check_requested(&at).await.is_err_and(|error| error.to_string() == said)
+            network.check_requested(&at).await.is_err_and(|error| error.to_string() == expected)
         })
         .await;
         std::fs::remove_file(&record).unwrap();
-        assert_eq!(network.add(&at).await.unwrap_err().to_string(), said);
-        assert!(nothing() && !record.exists(), "no plugin was run");
+        assert_eq!(network.add(&at).await.unwrap_err().to_string(), expected);
+        assert!(is_undone() && !record.exists(), "no plugin was run");
     });
 }
 
@@ -483,11 +488,11 @@ fn the_network_follows_the_configuration_directory() {
         let (a, b) = (Sandbox::new(), Sandbox::new());
         assert_eq!(text(&network.add(&attachment("a1", &a)).await.unwrap()), ["10.82.0.2/24"]);
         network.reconcile(&[attachment("a1", &a)]).await.unwrap();
-        // An address of the future network that belongs to a removed container.
+        // An address file of a removed container, in the directory of a network that is configured later.
         std::fs::create_dir_all(host.path("addresses/own")).unwrap();
         std::fs::write(host.path("addresses/own/10.83.0.9"), "gone\r\neth0").unwrap();
         host.configure(&bridge(&host, &json!([[{"subnet": "10.83.0.0/24"}]]), &json!({})));
-        eventually_async("the address", 20, async || host.held("own").is_empty()).await;
+        eventually_async("the address", 20, async || host.allocated("own").is_empty()).await;
         eventually_async("the list", 20, async || {
             let added = network.add(&attachment("b1", &b)).await;
             added.is_ok_and(|attached| text(&attached) == ["10.83.0.2/24"]) || {
@@ -517,7 +522,7 @@ fn the_network_follows_the_configuration_directory() {
         // Each DEL uses the list of its ADD.
         network.del("a1").await.unwrap();
         network.del("b1").await.unwrap();
-        assert_eq!(host.held("own"), Vec::<String>::new());
+        assert_eq!(host.allocated("own"), Vec::<String>::new());
         assert!(!run("ip", &["-o", "link"]).contains("veth"));
     });
 }
@@ -552,18 +557,18 @@ fn a_plugin_gets_status_and_gc() {
         let again = host.open().await;
         again.reconcile(&[attachment("a1", &a)]).await.unwrap();
         // DEL and GC run in the background, and `reconcile` does not wait for them.
-        let said = async || std::fs::read_to_string(&log).unwrap();
-        eventually_async("the DEL", 20, async || said().await.lines().count() == 2).await;
-        let said = said().await;
-        let mut said: Vec<_> = said.lines().collect();
-        said.sort_by_key(|line| !line.starts_with("GC "));
+        let read_log = async || std::fs::read_to_string(&log).unwrap();
+        eventually_async("the DEL", 20, async || read_log().await.lines().count() == 2).await;
+        let text = read_log().await;
+        let mut lines: Vec<_> = text.lines().collect();
+        lines.sort_by_key(|line| !line.starts_with("GC "));
         assert!(
-            said[0].contains(r#""cni.dev/valid-attachments":[{"containerID":"a1","ifname":"eth0"}]"#),
-            "{said:?}"
+            lines[0].contains(r#""cni.dev/valid-attachments":[{"containerID":"a1","ifname":"eth0"}]"#),
+            "{lines:?}"
         );
-        assert!(said[1].starts_with("DEL b1 IgnoreUnknown=1;K8S_POD_NAME=b1 "), "{said:?}");
-        assert!(said[1].contains(r#""prevResult":{"#) && said[1].contains(r#""x":{"y":1}"#), "{said:?}");
-        assert_eq!(said.len(), 2);
+        assert!(lines[1].starts_with("DEL b1 IgnoreUnknown=1;K8S_POD_NAME=b1 "), "{lines:?}");
+        assert!(lines[1].contains(r#""prevResult":{"#) && lines[1].contains(r#""x":{"y":1}"#), "{lines:?}");
+        assert_eq!(lines.len(), 2);
     });
 }
 
@@ -583,33 +588,33 @@ fn an_executable_that_hangs_blocks_nothing_else() {
         std::fs::set_permissions(&plugin, std::fs::Permissions::from_mode(0o755)).unwrap();
         host.configure(&json!({"cniVersion": "1.1.0", "name": "n", "plugins": [{"type": "slow"}]}));
         let network = host.open().await;
-        let said = || std::fs::read_to_string(&log).unwrap_or_default();
+        let read_log = || std::fs::read_to_string(&log).unwrap_or_default();
         let (a, b) = (Sandbox::new(), Sandbox::new());
-        let (hanging, also) = (attachment("h1", &a), attachment("b1", &b));
-        let others = async {
-            eventually_async("the ADD", 20, async || said().contains("ADD h1")).await;
+        let (hanging, other) = (attachment("h1", &a), attachment("b1", &b));
+        let other_calls = async {
+            eventually_async("the ADD", 20, async || read_log().contains("ADD h1")).await;
             network.set_mtu(None).await.unwrap();
             network.set_mtu(Some(1300)).await.unwrap();
             network.set_unmasqueraded(vec!["10.2.0.0/16".parse().unwrap()]).await.unwrap();
-            network.add(&also).await.unwrap();
+            network.add(&other).await.unwrap();
             network.check("b1").await.unwrap();
-            network.reconcile(&[hanging.clone(), also.clone()]).await.unwrap();
-            eventually_async("the GC", 20, async || said().contains("GC ")).await;
+            network.reconcile(&[hanging.clone(), other.clone()]).await.unwrap();
+            eventually_async("the GC", 20, async || read_log().contains("GC ")).await;
             network.set_mtu(Some(1400)).await.unwrap();
             network.del("b1").await.unwrap();
             std::fs::write(format!("{}.go", log.display()), "").unwrap();
         };
         // This limit is far below the timeout of a plugin.
-        let others = tokio::time::timeout(Duration::from_secs(40), others);
-        let (added, others) = tokio::join!(network.add(&hanging), others);
-        others.expect("another call waited");
+        let other_calls = tokio::time::timeout(Duration::from_secs(40), other_calls);
+        let (added, other_calls) = tokio::join!(network.add(&hanging), other_calls);
+        other_calls.expect("another call waited for the executable");
         added.unwrap();
         network.del("h1").await.unwrap();
     });
 }
 
 /// A third-party plugin that assigns an address and whose GC hangs until it is killed.
-fn hanging(host: &Host) {
+fn make_hanging_plugin(host: &Host) {
     script(
         host,
         "hangs",
@@ -627,27 +632,27 @@ fn hanging(host: &Host) {
 #[test]
 fn a_hanging_gc_is_killed_when_a_pod_waits_and_is_retried() {
     on_a_host(async |host| {
-        hanging(&host);
+        make_hanging_plugin(&host);
         let (network, sandbox) = (host.open().await, Sandbox::new());
-        let record = || {
-            let said = std::fs::read_to_string(host.path("log")).unwrap_or_default();
-            let gcs = said.lines().filter(|line| line.starts_with("GC "));
+        let gc_pids = || {
+            let text = std::fs::read_to_string(host.path("log")).unwrap_or_default();
+            let gcs = text.lines().filter(|line| line.starts_with("GC "));
             gcs.map(|line| line.split(' ').nth(2).unwrap().to_owned()).collect::<Vec<_>>()
         };
         network.reconcile(&[]).await.unwrap();
-        eventually_async("the GC", 20, async || record().len() == 1).await;
+        eventually_async("the GC", 20, async || gc_pids().len() == 1).await;
         // The timeout of a plugin is one minute.
         let at = attachment("a1", &sandbox);
         let added = tokio::time::timeout(Duration::from_secs(40), network.add(&at));
         added.await.expect("the pod waited").unwrap();
-        let of_first = |stat: &str| stat.split(' ').nth(4) == Some(record()[0].as_str());
+        let of_first = |stat: &str| stat.split(' ').nth(4) == Some(gc_pids()[0].as_str());
         let processes =
             || std::fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path().join("stat"));
-        let lives =
+        let is_alive =
             || processes().filter_map(|stat| std::fs::read_to_string(stat).ok()).any(|s| of_first(&s));
-        eventually_async("the end of the GC and of what it runs", 20, async || !lives()).await;
+        eventually_async("the end of the GC and of its children", 20, async || !is_alive()).await;
         std::fs::write(host.path("log.go"), "").unwrap();
-        eventually_async("another GC", 20, async || record().len() == 2).await;
+        eventually_async("another GC", 20, async || gc_pids().len() == 2).await;
         network.del("a1").await.unwrap();
     });
 }
@@ -655,11 +660,11 @@ fn a_hanging_gc_is_killed_when_a_pod_waits_and_is_retried() {
 #[test]
 fn an_attachment_uses_the_list_that_is_current_when_it_is_recorded() {
     on_a_host(async |host| {
-        hanging(&host);
+        make_hanging_plugin(&host);
         let (network, sandbox) = (host.open().await, Sandbox::new());
         network.reconcile(&[]).await.unwrap();
-        let said = || std::fs::read_to_string(host.path("log")).unwrap_or_default();
-        eventually_async("the GC", 20, async || said().contains("GC ")).await;
+        let read_log = || std::fs::read_to_string(host.path("log")).unwrap_or_default();
+        eventually_async("the GC", 20, async || read_log().contains("GC ")).await;
         let replaced = async {
             let mut status_changes = network.status_changes();
             host.configure(&bridge(&host, &json!([[{"subnet": "10.91.0.0/24"}]]), &json!({})));
@@ -670,27 +675,27 @@ fn an_attachment_uses_the_list_that_is_current_when_it_is_recorded() {
         // ADD waits for the GC of the old list. The GC ends after the list was replaced.
         let (added, ()) = tokio::join!(biased; network.add(&at), replaced);
         assert_eq!(text(&added.unwrap()), ["10.91.0.2/24"]);
-        assert!(!said().contains("ADD"), "{}", said());
+        assert!(!read_log().contains("ADD"), "{}", read_log());
         drop(network);
         let network = host.open().await;
         network.del("a1").await.unwrap();
-        assert!(!said().contains("DEL"), "{}", said());
-        assert_eq!(host.held("own"), Vec::<String>::new());
+        assert!(!read_log().contains("DEL"), "{}", read_log());
+        assert_eq!(host.allocated("own"), Vec::<String>::new());
     });
 }
 
 #[test]
 fn a_requested_hardware_address_is_unique() {
     on_a_host(async |host| {
-        hanging(&host);
+        make_hanging_plugin(&host);
         std::fs::write(host.path("log.go"), "").unwrap();
         let (network, a, b) = (host.open().await, Sandbox::new(), Sandbox::new());
-        let asks = |id: &str, sandbox: &Sandbox| {
+        let requesting = |id: &str, sandbox: &Sandbox| {
             let mut at = attachment(id, sandbox);
             at.capabilities.insert("mac".into(), json!("0a:00:00:00:00:02"));
             at
         };
-        let (first, second) = (asks("a1", &a), asks("b1", &b));
+        let (first, second) = (requesting("a1", &a), requesting("b1", &b));
         let (first, second) = tokio::join!(network.add(&first), network.add(&second));
         let errors: Vec<_> =
             [first.err(), second.err()].into_iter().flatten().map(|e| e.to_string()).collect();
@@ -707,23 +712,23 @@ fn a_foreign_flush_is_repaired() {
         let mut at = attachment("a1", &sandbox);
         at.ports = serde_json::from_value(json!([{"hostPort": 8080, "containerPort": 80}])).unwrap();
         network.add(&at).await.unwrap();
-        let whole = || run("nft", &["list", "ruleset"]);
-        let before = whole();
+        let ruleset = || run("nft", &["list", "ruleset"]);
+        let before = ruleset();
         assert!(before.contains("8080"));
         // A pod reaches itself by its own host port, which needs hairpin mode and masquerading.
-        assert!(sandbox.reaches_by("10.84.0.1", 8080));
+        assert!(sandbox.reaches_port("10.84.0.1", 8080));
         for foreign in [
             &["flush", "ruleset"][..],
             &["delete", "table", "inet", "coracle"],
             &["flush", "chain", "inet", "coracle", "hostports"],
         ] {
             run("nft", foreign);
-            eventually_async("the repair", 20, async || whole() == before).await;
+            eventually_async("the repair", 20, async || ruleset() == before).await;
         }
         // A table of another program is not changed.
         run("nft", &["add", "table", "inet", "other"]);
         run("nft", &["delete", "table", "inet", "other"]);
-        assert_eq!(whole(), before);
+        assert_eq!(ruleset(), before);
     });
 }
 
@@ -748,20 +753,21 @@ fn lost_records_are_restored_from_running_sandboxes() {
             .set_pod_cidrs(vec!["10.85.0.0/24".parse().unwrap(), "fd85::/64".parse().unwrap()])
             .await
             .unwrap();
-        let held = |host: &Host| {
+        let allocated = |host: &Host| {
             let entries = std::fs::read_dir(host.path("state/networks/coracle")).unwrap();
             let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-            let mut held: Vec<_> = names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect();
-            held.sort();
-            held
+            let mut allocated: Vec<_> =
+                names.filter(|name| name.parse::<std::net::IpAddr>().is_ok()).collect();
+            allocated.sort();
+            allocated
         };
-        assert_eq!(held(&host), ["10.85.0.2", "fd85::2"]);
+        assert_eq!(allocated(&host), ["10.85.0.2", "fd85::2"]);
         assert_eq!(run("ip", &["-o", "link"]).matches("veth").count(), 1, "no attachment uses b1's port");
         assert_eq!(text(&network.add(&attachment("c1", &c)).await.unwrap()), ["10.85.0.3/24", "fd85::3/64"]);
         assert!(c.reaches("10.85.0.2"));
         network.del("a1").await.unwrap();
         network.del("c1").await.unwrap();
-        assert_eq!(held(&host), Vec::<String>::new());
+        assert_eq!(allocated(&host), Vec::<String>::new());
         assert!(!run("ip", &["-o", "link"]).contains("veth"));
     });
 }
@@ -791,10 +797,10 @@ fn a_lost_firewall_is_restored_from_running_sandboxes() {
             Attachment { ports: serde_json::from_value(ports).unwrap(), ..at }
         };
         network.add(&ports(8080)).await.unwrap();
-        let alone = firewall(&host);
+        let one_pod = firewall(&host);
         network.add(&ports(8081)).await.unwrap();
-        let both = firewall(&host);
-        assert_eq!(both.1.len(), 6, "masquerading, ports and isolation of each: {both:?}");
+        let two_pods = firewall(&host);
+        assert_eq!(two_pods.1.len(), 6, "masquerading, ports and isolation of each pod: {two_pods:?}");
         // A running network would repair the table itself.
         drop(network);
         for lost in ["none", "firewall", ""] {
@@ -803,16 +809,16 @@ fn a_lost_firewall_is_restored_from_running_sandboxes() {
             run("nft", &["flush", "ruleset"]);
             let network = host.open().await;
             network.reconcile(&[ports(8080), ports(8081)]).await.unwrap();
-            assert_eq!(firewall(&host), both, "{lost}");
+            assert_eq!(firewall(&host), two_pods, "{lost}");
             for id in ["pod8080", "pod8081"] {
                 network.check(id).await.unwrap();
             }
         }
         let network = host.open().await;
         network.reconcile(&[ports(8080)]).await.unwrap();
-        assert_eq!(firewall(&host), alone);
+        assert_eq!(firewall(&host), one_pod);
         network.del("pod8080").await.unwrap();
-        assert_eq!((run("nft", &["list", "ruleset"]), host.held("own")), (String::new(), Vec::new()));
+        assert_eq!((run("nft", &["list", "ruleset"]), host.allocated("own")), (String::new(), Vec::new()));
     });
 }
 
@@ -825,10 +831,10 @@ fn a_full_range_is_reported_and_recovers() {
         network.add(&attachment("a1", &a)).await.unwrap();
         let error = network.add(&attachment("b1", &b)).await.unwrap_err();
         assert_eq!(error.to_string(), "no address is free in 10.86.0.0/30: all 1 are in use");
-        // A full range must not make the node not Ready.
+        // The node stays Ready while a range is full.
         network.status().await.unwrap();
         assert!(!b.run(&["ip", "link"]).contains("eth0"));
-        // A released sandbox that is not swept yet does not delay the next ADD.
+        // The next ADD does not wait for the sweep of a released sandbox.
         network.release("a1").await.unwrap();
         assert_eq!(text(&network.add(&attachment("b1", &b)).await.unwrap()), ["10.86.0.2/30"]);
     });
@@ -848,9 +854,9 @@ fn plugins_of_old_versions_get_no_unknown_command() {
         let sandbox = Sandbox::new();
         assert_eq!(text(&network.add(&attachment("a1", &sandbox)).await.unwrap()), ["10.91.0.2/24"]);
         network.del("a1").await.unwrap();
-        // With version 1.1.0 STATUS is called. It fails here.
+        // Version 1.1.0 has STATUS. The call fails here.
         host.configure(&conf("1.1.0"));
-        eventually_async("the question", 20, async || network.status().await.is_err()).await;
+        eventually_async("the failed STATUS", 20, async || network.status().await.is_err()).await;
     });
 }
 
@@ -871,9 +877,9 @@ fn a_pod_may_have_two_addresses_of_one_family() {
         }
         network.check("a1").await.unwrap();
         network.del("a1").await.unwrap();
-        assert_eq!(host.held("own"), ["10.92.0.3", "10.93.0.3"]);
+        assert_eq!(host.allocated("own"), ["10.92.0.3", "10.93.0.3"]);
         network.del("b1").await.unwrap();
-        assert_eq!(host.held("own"), Vec::<String>::new());
+        assert_eq!(host.allocated("own"), Vec::<String>::new());
     });
 }
 

@@ -18,8 +18,8 @@ use coracle_cni::{Attachment, NamespaceProcess, Network, NetworkConfig, PortMapp
 use coracle_testing::{NamespaceThread, eventually, eventually_async, in_new_namespace_async, ip, run};
 use ipnetwork::IpNetwork;
 
-/// Hardware address of foreign bridges. A random address of the kernel can begin with our prefix. An empty bridge with
-/// our prefix counts as a bridge that a process of ours is making.
+/// Hardware address of foreign bridges. A random address of the kernel can begin with our prefix. The network takes an
+/// empty bridge with our prefix for a bridge that another of our processes has just created.
 const FOREIGN_MAC: &str = "02:00:00:00:00:01";
 
 /// Runs the test in a new network namespace.
@@ -85,12 +85,12 @@ fn port(host_port: u16, container_port: u16) -> PortMapping {
 }
 
 /// The allocated addresses of the default network.
-fn held(dir: &Path) -> Vec<String> {
+fn allocated(dir: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(dir.join("networks/coracle")).unwrap();
     let names = entries.map(|e| e.unwrap().file_name().into_string().unwrap());
-    let mut held: Vec<_> = names.filter(|name| name.parse::<IpAddr>().is_ok()).collect();
-    held.sort();
-    held
+    let mut allocated: Vec<_> = names.filter(|name| name.parse::<IpAddr>().is_ok()).collect();
+    allocated.sort();
+    allocated
 }
 
 /// The caller's address, as the server at `to` reports it.
@@ -128,7 +128,7 @@ fn del_removes_everything_and_frees_the_address() {
         node.network.del("aaaa").await.unwrap();
         assert_eq!(run("ip", &["-o", "link"]).lines().count(), before);
         assert!(!run("nft", &["list", "ruleset"]).contains("8080"));
-        assert_eq!(held(node.dir.path()), Vec::<String>::new());
+        assert_eq!(allocated(node.dir.path()), Vec::<String>::new());
     });
 }
 
@@ -136,7 +136,7 @@ fn del_removes_everything_and_frees_the_address() {
 fn the_interface_can_be_created_again_when_del_returns() {
     on_a_node(async |node| {
         let sandbox = Sandbox::new();
-        let before = picture();
+        let before = links_and_addresses();
         for round in 0..30 {
             node.network.add(&attachment("aaaa", &sandbox, vec![])).await.unwrap();
             assert!(run_in(&sandbox, &["ip", "-o", "link"]).contains("eth0"));
@@ -146,7 +146,7 @@ fn the_interface_can_be_created_again_when_del_returns() {
             assert_eq!(ports, "", "round {round}");
             assert!(run("ip", &["route", "get", "10.99.0.2"]).contains("coracle0"));
         }
-        assert_eq!(names(&before), names(&picture()));
+        assert_eq!(names(&before), names(&links_and_addresses()));
     });
 }
 
@@ -168,12 +168,12 @@ fn concurrent_adds_and_dels_do_not_interfere() {
                 gone.unwrap();
             }
         }
-        assert_eq!(held(node.dir.path()), Vec::<String>::new());
+        assert_eq!(allocated(node.dir.path()), Vec::<String>::new());
     });
 }
 
 /// An attachment that requests addresses and a hardware address.
-fn asking(id: &str, sandbox: &Sandbox, ips: &[&str], mac: Option<&str>) -> Attachment {
+fn requesting(id: &str, sandbox: &Sandbox, ips: &[&str], mac: Option<&str>) -> Attachment {
     let mut at = attachment(id, sandbox, vec![]);
     at.capabilities.extend((!ips.is_empty()).then(|| ("ips".to_owned(), serde_json::json!(ips))));
     at.capabilities.extend(mac.map(|mac| ("mac".to_owned(), serde_json::json!(mac))));
@@ -184,7 +184,7 @@ fn asking(id: &str, sandbox: &Sandbox, ips: &[&str], mac: Option<&str>) -> Attac
 fn the_result_describes_the_end_on_the_host_as_the_kernel_shows_it() {
     on_a_node(async |node| {
         let a = Sandbox::new();
-        node.network.add(&asking("aaaa", &a, &[], None)).await.unwrap();
+        node.network.add(&requesting("aaaa", &a, &[], None)).await.unwrap();
         let answer = node.network.answer("aaaa").unwrap();
         let mut interfaces = answer["interfaces"].as_array().unwrap().iter();
         let end = interfaces.find(|found| found["name"].as_str().unwrap().starts_with("veth")).unwrap();
@@ -199,15 +199,15 @@ fn a_sandbox_gets_the_requested_addresses_or_nothing_is_left() {
     on_a_node(async |node| {
         let (a, b) = (Sandbox::new(), Sandbox::new());
         let mac = "0a:00:00:00:00:77";
-        let first = asking("aaaa", &a, &["10.99.0.77"], Some(mac));
+        let first = requesting("aaaa", &a, &["10.99.0.77"], Some(mac));
         node.network.check_requested(&first).await.unwrap();
         let got = node.network.add(&first).await.unwrap();
         assert_eq!((got.addresses[0].to_string(), got.mac.as_str()), ("10.99.0.77/24".into(), mac));
         let inside = run_in(&a, &["ip", "addr", "show", "eth0"]);
         assert!(inside.contains(mac) && inside.contains("10.99.0.77/24"), "{inside}");
         let records = || std::fs::read_dir(node.dir.path().join("results")).unwrap().count();
-        let before = (picture(), held(node.dir.path()), records());
-        for (ips, mac, said) in [
+        let before = (links_and_addresses(), allocated(node.dir.path()), records());
+        for (ips, mac, message) in [
             (vec!["10.99.0.77"], None, "the address 10.99.0.77 is taken by aaaa"),
             (vec!["10.98.0.7"], None, "ips: 10.98.0.7 is in no range of the network: 10.99.0.0/24"),
             (vec!["fd99::7"], None, "ips: fd99::7 is in no range of the network: 10.99.0.0/24"),
@@ -216,45 +216,45 @@ fn a_sandbox_gets_the_requested_addresses_or_nothing_is_left() {
             (vec!["10.99.0.78", "10.99.0.79"], None, "which assigns one address"),
             (vec![], Some(mac), "the hardware address 0a:00:00:00:00:77 is taken by aaaa"),
         ] {
-            let second = asking("bbbb", &b, &ips, mac);
+            let second = requesting("bbbb", &b, &ips, mac);
             for refused in
                 [node.network.check_requested(&second).await, node.network.add(&second).await.map(drop)]
             {
                 let error = refused.unwrap_err().to_string();
-                assert!(error.ends_with(said), "{error}");
+                assert!(error.ends_with(message), "{error}");
             }
         }
         for wrong in ["01:00:00:00:00:77", "00:00:00:00:00:00", "0a:00", ""] {
-            let error = node.network.add(&asking("bbbb", &b, &[], Some(wrong))).await.unwrap_err();
+            let error = node.network.add(&requesting("bbbb", &b, &[], Some(wrong))).await.unwrap_err();
             assert!(error.to_string().starts_with("runtimeConfig.mac"), "{error}");
         }
         let shown = run("ip", &["-o", "link", "show", "coracle0"]);
         let of_bridge = shown.split_once("link/ether ").unwrap().1.split(' ').next().unwrap();
-        let error = node.network.add(&asking("bbbb", &b, &[], Some(of_bridge))).await.unwrap_err();
+        let error = node.network.add(&requesting("bbbb", &b, &[], Some(of_bridge))).await.unwrap_err();
         assert!(error.to_string().starts_with("runtimeConfig.mac"), "{error}");
-        assert_eq!((picture(), held(node.dir.path()), records()), before);
+        assert_eq!((links_and_addresses(), allocated(node.dir.path()), records()), before);
         // A released sandbox still exists for a moment, and delays no other call.
         node.network.release("aaaa").await.unwrap();
-        let second = asking("bbbb", &b, &["10.99.0.77/24"], Some(mac));
+        let second = requesting("bbbb", &b, &["10.99.0.77/24"], Some(mac));
         node.network.check_requested(&second).await.unwrap();
         assert_eq!(node.network.add(&second).await.unwrap().addresses, got.addresses);
     });
 }
 
-/// Many IPv6 addresses have the same derived hardware address. A pod that could choose it would get the frames to
-/// another pod.
+/// Many IPv6 addresses have the same derived hardware address. A pod that could choose this address would receive the
+/// frames for another pod.
 #[test]
 fn a_sandbox_chooses_no_derived_hardware_address_by_its_ipv6_address() {
     on_a_node(async |node| {
         node.network.set_pod_cidrs(vec!["fd99::/64".parse().unwrap()]).await.unwrap();
         let a = Sandbox::new();
-        let derived = node.network.add(&asking("aaaa", &a, &[], None)).await.unwrap();
+        let derived = node.network.add(&requesting("aaaa", &a, &[], None)).await.unwrap();
         node.network.del("aaaa").await.unwrap();
         let ip = derived.addresses[0].ip().to_string();
-        let with = asking("aaaa", &a, &[ip.as_str()], Some(derived.mac.as_str()));
+        let with = requesting("aaaa", &a, &[ip.as_str()], Some(derived.mac.as_str()));
         let error = node.network.add(&with).await.unwrap_err();
         assert!(error.to_string().starts_with("runtimeConfig.mac"), "{error}");
-        let chosen = node.network.add(&asking("aaaa", &a, &[ip.as_str()], None)).await.unwrap();
+        let chosen = node.network.add(&requesting("aaaa", &a, &[ip.as_str()], None)).await.unwrap();
         assert_eq!(chosen.addresses, derived.addresses);
         assert_ne!(chosen.mac, derived.mac);
         drop(a);
@@ -276,7 +276,7 @@ fn a_crash_leaks_nothing_after_reconciling() {
         let again = open(node.dir.path()).await;
         again.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
         again.reconcile(&[attachment("aaaa", &a, vec![])]).await.unwrap();
-        assert_eq!(held(node.dir.path()), ["10.99.0.2"]);
+        assert_eq!(allocated(node.dir.path()), ["10.99.0.2"]);
         eventually("the interface is removed", 10, || !run("ip", &["-o", "link"]).contains(&theirs[1]));
         assert!(run("ip", &["-o", "link"]).contains(&ours[1]));
         a.serve(80);
@@ -284,7 +284,8 @@ fn a_crash_leaks_nothing_after_reconciling() {
     });
 }
 
-/// After the end of a sandbox's process, its pid and so the path may belong to another process.
+/// After the end of a sandbox's process, the kernel may reuse the pid. Then the path leads to the namespace of another
+/// process.
 #[test]
 fn a_sandbox_without_a_record_is_adopted_only_while_its_process_is_alive() {
     on_a_node(async |node| {
@@ -302,7 +303,7 @@ fn a_sandbox_without_a_record_is_adopted_only_while_its_process_is_alive() {
             network.set_pod_cidrs(vec!["10.99.0.0/24".parse().unwrap()]).await.unwrap();
             assert_eq!(network.answer("aaaa").is_some(), is_alive);
         }
-        assert_eq!(held(node.dir.path()), Vec::<String>::new());
+        assert_eq!(allocated(node.dir.path()), Vec::<String>::new());
     });
 }
 
@@ -348,12 +349,12 @@ fn running_pods_get_the_networks_new_mtu() {
         let host_a = node.network.add(&attachment("aaaa", &a, vec![])).await.unwrap().host_interfaces;
         let host_b = node.network.add(&attachment("bbbb", &b, vec![])).await.unwrap().host_interfaces;
         let mtus = || {
-            let of = |text: String| {
+            let mtu_of = |text: String| {
                 let words: Vec<&str> = text.split_whitespace().collect();
                 words[words.iter().position(|word| *word == "mtu").unwrap() + 1].parse::<u32>().unwrap()
             };
-            let outside = |name: &str| of(run("ip", &["link", "show", name]));
-            let inside = |sandbox: &Sandbox| of(run_in(sandbox, &["ip", "link", "show", "eth0"]));
+            let outside = |name: &str| mtu_of(run("ip", &["link", "show", name]));
+            let inside = |sandbox: &Sandbox| mtu_of(run_in(sandbox, &["ip", "link", "show", "eth0"]));
             [outside("coracle0"), outside(&host_a[1]), inside(&a), outside(&host_b[1]), inside(&b)]
         };
         assert_eq!(mtus(), [1400; 5]);
@@ -376,13 +377,17 @@ fn running_pods_get_the_networks_new_mtu() {
 }
 
 /// The links and their addresses.
-fn picture() -> String {
+fn links_and_addresses() -> String {
     run("ip", &["addr"])
 }
 
 /// The names of the links.
-fn names(picture: &str) -> Vec<&str> {
-    picture.lines().filter(|line| !line.starts_with(' ')).filter_map(|line| line.split(": ").nth(1)).collect()
+fn names(links_and_addresses: &str) -> Vec<&str> {
+    links_and_addresses
+        .lines()
+        .filter(|line| !line.starts_with(' '))
+        .filter_map(|line| line.split(": ").nth(1))
+        .collect()
 }
 
 #[test]
@@ -395,30 +400,30 @@ fn a_foreign_bridge_with_the_configured_name_is_refused_and_not_changed() {
         run("ip", &["link", "set", "veththeirs", "master", "foreign0", "up"]);
         run("ip", &["link", "set", "foreign0", "address", "0a:00:00:00:00:01", "up"]);
         run("ip", &["addr", "add", "192.0.2.1/24", "dev", "foreign0"]);
-        eventually("no address is tentative", 10, || !picture().contains("tentative"));
-        let before = picture();
+        eventually("no address is tentative", 10, || !links_and_addresses().contains("tentative"));
+        let before = links_and_addresses();
         let second = async || open_with(&node.dir.path().join("second"), "foreign0").await;
         let network = second().await;
         let error = network.set_pod_cidrs(vec!["10.98.0.0/24".parse().unwrap()]).await.unwrap_err();
-        let said = "the bridge foreign0 exists and was not made by coracle: use another name (--bridge), or remove it if it \
+        let expected = "the bridge foreign0 exists and was not made by coracle: use another name (--bridge), or remove it if it \
                     is unused (ip link delete foreign0)";
-        assert_eq!(error.to_string(), said);
-        assert_eq!(network.ready().unwrap_err(), said);
+        assert_eq!(error.to_string(), expected);
+        assert_eq!(network.ready().unwrap_err(), expected);
         let sandbox = Sandbox::new();
         assert!(network.add(&attachment("aaaa", &sandbox, vec![])).await.is_err());
         network.reconcile(&[]).await.unwrap();
-        assert_eq!(picture(), before);
+        assert_eq!(links_and_addresses(), before);
         network.remove().await.unwrap();
-        assert_eq!(picture(), before);
+        assert_eq!(links_and_addresses(), before);
 
         // The bridge is deleted and another program takes its name: the next ADD fails.
         run("ip", &["link", "delete", "coracle0"]);
         run("ip", &["link", "add", "coracle0", "address", FOREIGN_MAC, "type", "bridge"]);
-        let before = picture();
+        let before = links_and_addresses();
         let error = node.network.add(&attachment("bbbb", &sandbox, vec![])).await.unwrap_err();
         assert!(error.to_string().contains("coracle0 exists and was not made by coracle"), "{error}");
         assert_eq!(node.network.status().await.unwrap_err(), error.to_string());
-        assert_eq!(picture(), before);
+        assert_eq!(links_and_addresses(), before);
         // After the foreign bridge is deleted, the next ADD creates the bridge again.
         run("ip", &["link", "delete", "coracle0"]);
         node.network.add(&attachment("bbbb", &sandbox, vec![])).await.unwrap();
@@ -430,24 +435,24 @@ fn a_foreign_bridge_with_the_configured_name_is_refused_and_not_changed() {
 fn a_second_network_with_the_same_bridge_or_table_is_refused() {
     on_a_node(async |node| {
         let second = node.dir.path().join("second");
-        let refused = async |bridge: &str, table: &str, said: &str| {
+        let refused = async |bridge: &str, table: &str, expected: &str| {
             let refused = Network::open(config(&second, bridge, table)).await.err().unwrap();
-            assert_eq!(refused.to_string(), said);
-            assert!(!second.exists(), "nothing was made");
+            assert_eq!(refused.to_string(), expected);
+            assert!(!second.exists(), "the refused network created its directory");
         };
-        // The calls run at the same time, because each waits some seconds for the end of the other process.
+        // Each call waits some seconds for the end of the other process, so the calls run at the same time.
         tokio::join!(
             refused(
                 "coracle0",
                 "second",
                 "the bridge coracle0 is in use by another runtime or agent in this network namespace: \
-                stop it, or use another one (--bridge)",
+                stop it, or use another name (--bridge)",
             ),
             refused(
                 "second0",
                 "coracle",
                 "the nftables table coracle is in use by another runtime or agent in this network \
-                namespace: stop it, or use another one (--nft-table)",
+                namespace: stop it, or use another name (--nft-table)",
             ),
         );
         open_with(&second, "second0").await;
@@ -472,7 +477,7 @@ fn the_bridge_does_not_snoop_on_multicast() {
         let snoops = || run("ip", &["-d", "link", "show", "coracle0"]).contains("mcast_snooping 1");
         assert!(!snoops());
         run("ip", &["link", "set", "coracle0", "type", "bridge", "mcast_snooping", "1"]);
-        assert!(snoops(), "as an earlier version made it");
+        assert!(snoops(), "a bridge of an earlier version snoops");
         let sandbox = Sandbox::new();
         node.network.add(&attachment("aaaa", &sandbox, vec![])).await.unwrap();
         assert!(!snoops());
@@ -490,7 +495,7 @@ fn an_unmarked_bridge_of_an_earlier_version_is_adopted() {
         node.network.add(&attachment("aaaa", &sandbox, vec![])).await.unwrap();
         unmark();
         drop(node.network);
-        // The bridge is marked even if the ranges differ, because it has the addresses of the last configuration.
+        // The bridge is marked even if the ranges differ, because its addresses are those of the last configuration.
         let again = open(node.dir.path()).await;
         again.set_pod_cidrs(vec!["10.97.0.0/24".parse().unwrap()]).await.unwrap();
         assert!(is_marked() && run("ip", &["addr", "show", "coracle0"]).contains("10.97.0.1/24"));
@@ -520,7 +525,7 @@ fn deleting_the_directory_of_addresses_causes_no_duplicate() {
         assert_eq!(add(0).await, "10.99.0.2");
         std::fs::remove_dir_all(node.dir.path().join("networks/coracle")).unwrap();
         assert_eq!(add(1).await, "10.99.0.3");
-        assert_eq!(held(node.dir.path()), ["10.99.0.2", "10.99.0.3"]);
+        assert_eq!(allocated(node.dir.path()), ["10.99.0.2", "10.99.0.3"]);
         for dir in ["networks", "results", "firewall"] {
             std::fs::remove_dir_all(node.dir.path().join(dir)).unwrap();
         }
@@ -529,11 +534,11 @@ fn deleting_the_directory_of_addresses_causes_no_duplicate() {
         node.network.del("pod1").await.unwrap();
         std::fs::remove_file(node.dir.path().join("networks/coracle/10.99.0.2")).unwrap();
         assert_eq!(add(3).await, "10.99.0.5");
-        assert_eq!(held(node.dir.path()), ["10.99.0.2", "10.99.0.4", "10.99.0.5"]);
+        assert_eq!(allocated(node.dir.path()), ["10.99.0.2", "10.99.0.4", "10.99.0.5"]);
         for id in ["pod0", "pod2", "pod3"] {
             node.network.del(id).await.unwrap();
         }
-        assert_eq!(held(node.dir.path()), Vec::<String>::new());
+        assert_eq!(allocated(node.dir.path()), Vec::<String>::new());
     });
 }
 
@@ -552,9 +557,9 @@ fn elements(set: &str) -> Vec<(u128, u128)> {
         .map(|element| match (element.get("prefix"), element.get("range")) {
             (Some(prefix), _) => {
                 let first = prefix["addr"].as_str().unwrap().parse().unwrap();
-                let whole =
+                let network =
                     IpNetwork::new(first, u8::try_from(prefix["len"].as_u64().unwrap()).unwrap()).unwrap();
-                (bits(first), bits(whole.broadcast()))
+                (bits(first), bits(network.broadcast()))
             }
             (_, Some(range)) => (address(&range[0]), address(&range[1])),
             _ => (address(element), address(element)),
@@ -600,22 +605,22 @@ fn ranges_of(number: u32) -> [IpNetwork; 2] {
     [IpNetwork::new([10, 100 + high, low, 0].into(), 24).unwrap(), IpNetwork::new(v6.into(), 48).unwrap()]
 }
 
-/// Random changes of ranges: some are removed, some added, some contain or adjoin others.
-fn changed(mut ranges: Vec<IpNetwork>, chance: &mut u32) -> Vec<IpNetwork> {
+/// Changes the ranges at random: each step removes a range, or adds an unrelated, an adjoining or a containing range.
+fn changed(mut ranges: Vec<IpNetwork>, random: &mut u32) -> Vec<IpNetwork> {
     for _ in 0..5 {
-        *chance = chance.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let at = (*chance >> 8) as usize % ranges.len();
-        let of = ranges[at];
-        let next = match of.broadcast() {
+        *random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let at = (*random >> 8) as usize % ranges.len();
+        let range = ranges[at];
+        let next = match range.broadcast() {
             IpAddr::V4(last) => IpAddr::V4((last.to_bits() + 1).into()),
             IpAddr::V6(last) => IpAddr::V6((last.to_bits() + 1).into()),
         };
-        match *chance >> 30 {
+        match *random >> 30 {
             0 => drop(ranges.swap_remove(at)),
-            1 => ranges.extend(ranges_of(1000 + (*chance >> 20) % 2000)),
-            2 => ranges.push(IpNetwork::new(next, of.prefix()).unwrap()),
+            1 => ranges.extend(ranges_of(1000 + (*random >> 20) % 2000)),
+            2 => ranges.push(IpNetwork::new(next, range.prefix()).unwrap()),
             _ => {
-                let wider = IpNetwork::new(of.network(), of.prefix() - 2).unwrap();
+                let wider = IpNetwork::new(range.network(), range.prefix() - 2).unwrap();
                 ranges.push(IpNetwork::new(wider.network(), wider.prefix()).unwrap());
             }
         }
@@ -643,14 +648,14 @@ fn packets_to_a_thousand_nodes_are_not_masqueraded() {
         }
         // The rest of the table is unchanged.
         let rules = || run("nft", &["list", "chain", "inet", "coracle", "postrouting"]);
-        let (table, before, mut chance) = (handle(), rules(), 7);
+        let (table, before, mut random) = (handle(), rules(), 7);
         for _ in 0..40 {
-            wanted = changed(wanted, &mut chance);
+            wanted = changed(wanted, &mut random);
             network.set_unmasqueraded(wanted.clone()).await.unwrap();
             check_ranges(&wanted);
         }
         assert_eq!((handle(), rules()), (table, before));
-        // Everything else still works.
+        // Host ports still work, and a flushed table is repaired.
         let sandbox = Sandbox::new();
         network.add(&attachment("aaaa", &sandbox, vec![port(8080, 80)])).await.unwrap();
         let has_port = || {
@@ -661,7 +666,7 @@ fn packets_to_a_thousand_nodes_are_not_masqueraded() {
         run("nft", &["flush", "ruleset"]);
         eventually_async("the host port is back", 10, async || has_port()).await;
         check_ranges(&wanted);
-        // The repair does not repeat forever.
+        // The repair ends: the handle of the table no longer changes.
         let mut last = 0;
         eventually_async("the repair ends", 10, async || {
             let now = handle();
@@ -750,8 +755,8 @@ fn a_table_of_another_owner_fails_every_attempt() {
         node.network.add(&attachment("aaaa", &sandbox, vec![port(8080, 80)])).await.unwrap();
         // Another program becomes the exclusive owner of the table.
         let mut owner = Command::new("nft").arg("-i").stdin(std::process::Stdio::piped()).spawn().unwrap();
-        let words = "delete table inet coracle; add table inet coracle { flags owner; }\n";
-        owner.stdin.as_mut().unwrap().write_all(words.as_bytes()).unwrap();
+        let script = "delete table inet coracle; add table inet coracle { flags owner; }\n";
+        owner.stdin.as_mut().unwrap().write_all(script.as_bytes()).unwrap();
         eventually_async("the owned table", 10, async || {
             run("nft", &["list", "tables"]).contains("coracle")
                 && run("nft", &["list", "table", "inet", "coracle"]).contains("flags owner")
@@ -792,6 +797,6 @@ fn a_failed_removal_of_a_released_network_is_retried() {
             !node.dir.path().join("results/aaaa.json").exists()
         })
         .await;
-        assert_eq!(held(node.dir.path()), Vec::<String>::new());
+        assert_eq!(allocated(node.dir.path()), Vec::<String>::new());
     });
 }

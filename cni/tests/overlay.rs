@@ -1,4 +1,5 @@
-//! Overlays between network namespaces, checked by the kernel's tables (`ip`, `bridge`) and by packets, as root.
+//! Overlays between network namespaces. The tests check the tables of the kernel (`ip`, `bridge`) and send packets.
+//! They need root.
 #![allow(
     clippy::disallowed_methods,
     clippy::unwrap_used,
@@ -67,7 +68,7 @@ fn addresses(number: u8) -> Vec<IpAddr> {
     vec![format!("192.0.2.{number}").parse().unwrap(), format!("2001:db8::{number:x}").parse().unwrap()]
 }
 
-/// The node with this number, as its peers see it.
+/// The node with this number, as a peer of another node.
 fn peer(number: u8, backend: Backend) -> (String, Peer) {
     let overlay = Overlay::open(config(number, backend)).unwrap();
     let Announcement { kind, ends } = overlay.announced(&addresses(number));
@@ -214,7 +215,7 @@ fn pods_reach_pods_with_another_vni_and_port() {
     between_two_nodes(other, 1430, |overlay, _| {
         let link = ip("-d link show coracle.1");
         assert!(link.contains("vxlan id 77777") && link.contains("dstport 4790"), "{link}");
-        assert_eq!(passing(overlay), [(1450, true), (1430, true)]);
+        assert_eq!(probe_results(overlay), [(1450, true), (1430, true)]);
         // A peer with another VNI is refused.
         let peers = BTreeMap::from([peer(2, VXLAN)]);
         let refused = overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap().refused;
@@ -225,7 +226,7 @@ fn pods_reach_pods_with_another_vni_and_port() {
 #[test]
 fn pods_reach_pods_by_routes_alone() {
     between_two_nodes(Backend::HostGw, 1500, |overlay, _| {
-        assert_eq!(passing(overlay), [(1500, true); 2]);
+        assert_eq!(probe_results(overlay), [(1500, true); 2]);
         assert!(ip("route show 10.42.2.0/24").starts_with("10.42.2.0/24 via 192.0.2.2 dev eth0"));
     });
 }
@@ -264,8 +265,8 @@ fn a_deleted_tun_device_keeps_no_processor_busy() {
     });
 }
 
-/// The MTU that reaches the other node, for IPv4 and IPv6.
-fn passing(overlay: &Overlay) -> Vec<(u32, bool)> {
+/// The path MTU to the other node, and whether packets with offloaded checksums arrive there. For IPv4 and IPv6.
+fn probe_results(overlay: &Overlay) -> Vec<(u32, bool)> {
     let found = examine(&overlay.paths(&BTreeSet::from(["node-2".to_owned()]))).unwrap();
     found.into_iter().map(|ProbeResult { bytes, offloaded }| (bytes, offloaded)).collect()
 }
@@ -273,23 +274,23 @@ fn passing(overlay: &Overlay) -> Vec<(u32, bool)> {
 #[test]
 fn path_mtus_and_offload_faults_are_found() {
     between_two_nodes(VXLAN, 1430, |overlay, other| {
-        let there = |line: &str| {
+        let run_on_other_node = |line: &str| {
             let namespace = format!("--net=/proc/{}/ns/net", other.tid);
             run("nsenter", &[&[namespace.as_str()], &line.split(' ').collect::<Vec<_>>()[..]].concat());
         };
-        assert_eq!(passing(overlay), [(1450, true), (1430, true)]);
+        assert_eq!(probe_results(overlay), [(1450, true), (1430, true)]);
         // A link with a smaller MTU, which drops larger packets without a message.
-        there("ip link set eth0 mtu 1400");
-        for (bytes, offloaded) in passing(overlay) {
+        run_on_other_node("ip link set eth0 mtu 1400");
+        for (bytes, offloaded) in probe_results(overlay) {
             assert!(offloaded && (1320..=1354).contains(&bytes), "{bytes}");
         }
-        there("ip link set eth0 mtu 1500");
+        run_on_other_node("ip link set eth0 mtu 1500");
         // Packets with offloaded checksums are lost.
-        there("nft add table inet lossy");
-        there("nft add chain inet lossy in { type filter hook input priority 0 ; }");
-        there("nft add rule inet lossy in udp dport 9 drop");
-        assert_eq!(passing(overlay), [(1450, false), (1430, false)]);
-        // After a restart, an offload that the test disabled differs from an offload that another program disabled.
+        run_on_other_node("nft add table inet lossy");
+        run_on_other_node("nft add chain inet lossy in { type filter hook input priority 0 ; }");
+        run_on_other_node("nft add rule inet lossy in udp dport 9 drop");
+        assert_eq!(probe_results(overlay), [(1450, false), (1430, false)]);
+        // After a restart, the overlay knows whether its own test or another program has disabled the offload.
         let offload = || overlay.offload().unwrap();
         assert_eq!(offload(), Offload::On);
         overlay.set_offload(false).unwrap();
@@ -299,11 +300,11 @@ fn path_mtus_and_offload_faults_are_found() {
         assert_eq!(offload(), Offload::OffByOthers, "as `ethtool -K` leaves it");
         overlay.set_offload(true).unwrap();
         assert_eq!(offload(), Offload::On);
-        there("nft delete table inet lossy");
+        run_on_other_node("nft delete table inet lossy");
         overlay.set_offload(false).unwrap();
-        assert_eq!(passing(overlay), [(1450, true), (1430, true)]);
-        there("ip link set eth0 down");
-        assert_eq!(passing(overlay), [(0, false); 2]);
+        assert_eq!(probe_results(overlay), [(1450, true), (1430, true)]);
+        run_on_other_node("ip link set eth0 down");
+        assert_eq!(probe_results(overlay), [(0, false); 2]);
     });
 }
 
@@ -375,8 +376,8 @@ fn foreign_changes_are_notified_and_repaired() {
         let mut overlay = with_uplink();
         let peers = peers(50);
         overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
-        let right = tables();
-        assert_eq!(right.lines().filter(|l| l.starts_with("10.")).count(), 2 * 50, "{right}");
+        let expected = tables();
+        assert_eq!(expected.lines().filter(|l| l.starts_with("10.")).count(), 2 * 50, "{expected}");
         for damage in [
             "link del coracle.1",
             "link set coracle.1 down",
@@ -390,10 +391,10 @@ fn foreign_changes_are_notified_and_repaired() {
             "neigh replace 10.100.9.0 lladdr 02:00:00:00:00:77 dev coracle.1 nud permanent",
         ] {
             ip(damage);
-            assert!(tables() != right, "no damage: {damage}");
+            assert!(tables() != expected, "no damage: {damage}");
             wait_for_foreign_change(&mut overlay, &damage).await;
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
-            assert!(tables() == right, "after {damage}\n{}", tables());
+            assert!(tables() == expected, "after {damage}\n{}", tables());
         }
         for arguments in [
             &["fdb", "del", "02:00:00:00:00:05", "dev", "coracle.1"][..],
@@ -402,7 +403,7 @@ fn foreign_changes_are_notified_and_repaired() {
             run("bridge", arguments);
             wait_for_foreign_change(&mut overlay, &arguments).await;
             overlay.apply(&local(1), &peers, &BTreeMap::new()).unwrap();
-            assert!(tables() == right, "after {arguments:?}\n{}", tables());
+            assert!(tables() == expected, "after {arguments:?}\n{}", tables());
         }
         // The overlay's MTU follows the uplink's.
         ip("link set eth0 mtu 1400");
@@ -504,7 +505,7 @@ fn two_overlays_in_a_network_namespace_keep_their_own_routes() {
             let why = std::error::Error::source(&refused).unwrap().to_string();
             assert!(why.contains(taken) && why.contains(setting), "{why}");
         };
-        // The calls run at the same time, because each waits some seconds for the end of the other process.
+        // Each call waits some seconds for the end of the other process, so the calls run at the same time.
         tokio::join!(
             refused("coracle.1", "overlay interface coracle.1", "--overlay-interface"),
             refused("coracle.3", "route protocol number 67", "--overlay-route-protocol"),

@@ -1,4 +1,5 @@
-//! Packets between pods, a node and a machine behind it: reachability and source addresses. As root.
+//! Packets between pods, a node and a machine at the node's uplink: reachability and source addresses. The tests need
+//! root.
 
 #![allow(
     clippy::disallowed_methods,
@@ -68,9 +69,9 @@ struct TestNetwork {
 
 /// Timeout for expected packets.
 const LONG: Duration = Duration::from_secs(120);
-/// Timeout for packets that may be lost; they are repeated.
+/// Timeout for packets that may be lost. Such packets are repeated.
 const SHORT: Duration = Duration::from_millis(300);
-/// Attempts with that timeout.
+/// Maximum attempts with the timeout `SHORT`.
 const OFTEN: usize = 400;
 
 fn on_a_node(cidrs: &'static [&'static str], test: impl AsyncFnOnce(TestNetwork) + Send + 'static) {
@@ -144,8 +145,8 @@ fn ask(socket: &UdpSocket, to: &str, times: usize) -> Option<String> {
 
 #[test]
 fn datagrams_follow_their_port_from_pod_to_pod() {
-    on_a_node(&["10.99.0.0/29"], async |scene| {
-        let client = scene.beyond.udp("192.0.2.9:5555");
+    on_a_node(&["10.99.0.0/29"], async |test_network| {
+        let client = test_network.beyond.udp("192.0.2.9:5555");
         let to = "192.0.2.1:5353";
         // The client sends before the pod exists.
         client.set_read_timeout(Some(SHORT)).unwrap();
@@ -155,21 +156,21 @@ fn datagrams_follow_their_port_from_pod_to_pod() {
         a.answer("0.0.0.0:53", "a");
         b.answer("0.0.0.0:53", "b");
         let udp = || vec![port(Protocol::Udp, 5353, 53)];
-        let first = scene.add("aaaa", &a, udp()).await;
+        let first = test_network.add("aaaa", &a, udp()).await;
         assert_eq!(ask(&client, to, OFTEN).as_deref(), Some("a"));
-        scene.network.del("aaaa").await.unwrap();
-        assert_ne!(scene.add("bbbb", &b, udp()).await, first);
+        test_network.network.del("aaaa").await.unwrap();
+        assert_ne!(test_network.add("bbbb", &b, udp()).await, first);
         assert_eq!(ask(&client, to, OFTEN).as_deref(), Some("b"));
         // The port is unused, although another pod may have the address.
-        let second = scene.add("cccc", &a, Vec::new()).await;
+        let second = test_network.add("cccc", &a, Vec::new()).await;
         assert_ne!(second, first);
-        scene.network.release("bbbb").await.unwrap();
-        scene.network.del("bbbb").await.unwrap();
+        test_network.network.release("bbbb").await.unwrap();
+        test_network.network.del("bbbb").await.unwrap();
         let mut others = Vec::new();
         loop {
             let other = Space::new();
             other.answer("0.0.0.0:53", "other");
-            let address = scene.add(&format!("other{}", others.len()), &other, Vec::new()).await;
+            let address = test_network.add(&format!("other{}", others.len()), &other, Vec::new()).await;
             others.push(other);
             if address.to_string() == "10.99.0.3" {
                 break;
@@ -181,32 +182,33 @@ fn datagrams_follow_their_port_from_pod_to_pod() {
 
 #[test]
 fn forwarded_datagrams_are_not_affected_by_a_host_port_with_their_number() {
-    on_a_node(&["10.99.0.0/24"], async |scene| {
+    on_a_node(&["10.99.0.0/24"], async |test_network| {
         let (pod, server) = (Space::new(), Space::new());
-        let beyond = scene.beyond.udp("192.0.2.9:5353");
-        scene.add("aaaa", &pod, Vec::new()).await;
+        let beyond = test_network.beyond.udp("192.0.2.9:5353");
+        test_network.add("aaaa", &pod, Vec::new()).await;
         let inside = pod.udp("0.0.0.0:6000");
         inside.send_to(b"hello", "192.0.2.9:5353").unwrap();
         let (_, source) = beyond.recv_from(&mut [0; 64]).unwrap();
         assert_eq!(source.ip().to_string(), "192.0.2.1");
         for one in [None, Some("192.0.2.1".parse().unwrap())] {
             let port = PortMapping { host_ip: one, ..port(Protocol::Udp, 5353, 53) };
-            scene.add("bbbb", &server, vec![port]).await;
+            test_network.add("bbbb", &server, vec![port]).await;
             beyond.send_to(b"with it", source).unwrap();
-            inside.recv_from(&mut [0; 64]).expect("while the port is there");
-            scene.network.del("bbbb").await.unwrap();
+            inside.recv_from(&mut [0; 64]).expect("while the host port exists");
+            test_network.network.del("bbbb").await.unwrap();
             beyond.send_to(b"without", source).unwrap();
-            inside.recv_from(&mut [0; 64]).expect("when it has gone");
+            inside.recv_from(&mut [0; 64]).expect("after the host port is removed");
         }
     });
 }
 
 #[test]
 fn masquerading_follows_the_configuration() {
-    on_a_node(&["10.99.0.0/24"], async |scene| {
+    on_a_node(&["10.99.0.0/24"], async |test_network| {
         let pod = Space::new();
-        let address = scene.add("aaaa", &pod, Vec::new()).await.to_string();
-        let (near, far) = (scene.beyond.udp("192.0.2.9:7000"), scene.beyond.udp("198.51.100.7:7000"));
+        let address = test_network.add("aaaa", &pod, Vec::new()).await.to_string();
+        let (near, far) =
+            (test_network.beyond.udp("192.0.2.9:7000"), test_network.beyond.udp("198.51.100.7:7000"));
         let source_at = |at: &UdpSocket| {
             let to = at.local_addr().unwrap();
             pod.udp("0.0.0.0:0").send_to(b"hello", to).unwrap();
@@ -214,21 +216,21 @@ fn masquerading_follows_the_configuration() {
         };
         assert_eq!([source_at(&near), source_at(&far)], ["192.0.2.1", "192.0.2.1"]);
         let except = |text: &str| vec![text.parse().unwrap(), "203.0.113.0/24".parse().unwrap()];
-        scene.network.set_unmasqueraded(except("198.51.100.0/24")).await.unwrap();
+        test_network.network.set_unmasqueraded(except("198.51.100.0/24")).await.unwrap();
         assert_eq!([source_at(&near), source_at(&far)], ["192.0.2.1", address.as_str()]);
-        scene.network.set_unmasqueraded(except("192.0.2.0/24")).await.unwrap();
+        test_network.network.set_unmasqueraded(except("192.0.2.0/24")).await.unwrap();
         assert_eq!([source_at(&near), source_at(&far)], [address.as_str(), "192.0.2.1"]);
-        scene.network.set_unmasqueraded(Vec::new()).await.unwrap();
+        test_network.network.set_unmasqueraded(Vec::new()).await.unwrap();
         assert_eq!([source_at(&near), source_at(&far)], ["192.0.2.1", "192.0.2.1"]);
-        drop(scene.dir);
+        drop(test_network.dir);
     });
 }
 
 #[test]
 fn a_host_port_works_over_ipv6() {
-    on_a_node(&["10.99.0.0/24", "fd99::/64"], async |scene| {
+    on_a_node(&["10.99.0.0/24", "fd99::/64"], async |test_network| {
         let pod = Space::new();
-        scene.add("aaaa", &pod, vec![port(Protocol::Tcp, 8080, 80)]).await;
+        test_network.add("aaaa", &pod, vec![port(Protocol::Tcp, 8080, 80)]).await;
         let listener = pod.within(|| TcpListener::bind("[::]:80").unwrap());
         std::thread::spawn(move || {
             for mut peer in listener.incoming().flatten() {
@@ -238,7 +240,7 @@ fn a_host_port_works_over_ipv6() {
         });
         for (to, from) in [("[2001:db8::1]:8080", "2001:db8::9"), ("192.0.2.1:8080", "192.0.2.9")] {
             let to: SocketAddr = to.parse().unwrap();
-            let reply = scene.beyond.within(move || {
+            let reply = test_network.beyond.within(move || {
                 // On a busy machine the kernel notices a new link's carrier late. Neighbours do not answer before that.
                 let mut stream =
                     eventually("a connection", 20, || TcpStream::connect_timeout(&to, LONG).ok());
@@ -271,7 +273,7 @@ fn advertise(router: &Space, to: Ipv6Addr, seconds: u16) {
 
 #[test]
 fn a_forwarding_node_still_accepts_router_advertisements() {
-    on_a_node(&["10.42.0.0/24"], async |scene: TestNetwork| {
+    on_a_node(&["10.42.0.0/24"], async |test_network: TestNetwork| {
         let by_router = || ip("-6 route show default dev up0 proto ra").contains("via fe80:");
         // The kernel assigns the address after both ends are up.
         let own: Ipv6Addr = eventually("the link-local address of the uplink", 20, || {
@@ -280,13 +282,13 @@ fn a_forwarding_node_still_accepts_router_advertisements() {
         });
         let advertise_until = |lifetime: u16, has_route: bool| {
             eventually("the default route to follow the router's lifetime", 20, || {
-                advertise(&scene.beyond, own, lifetime);
+                advertise(&test_network.beyond, own, lifetime);
                 by_router() == has_route
             });
         };
         advertise_until(1800, true);
         let ranges = ["10.42.0.0/24", "fd42::/64"].map(|range| range.parse().unwrap());
-        scene.network.set_pod_cidrs(ranges.to_vec()).await.unwrap();
+        test_network.network.set_pod_cidrs(ranges.to_vec()).await.unwrap();
         assert_eq!(std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/forwarding").unwrap().trim(), "1");
         assert!(by_router(), "{}", ip("-6 route"));
         advertise_until(0, false);

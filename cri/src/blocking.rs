@@ -39,7 +39,7 @@ pub enum Blocked {
     Thread(#[source] io::Error),
 }
 
-/// Whether the caller has stopped waiting for the result. The work then leaves nothing behind.
+/// Whether the caller has stopped waiting for the result. Then the work must leave nothing behind.
 #[derive(Clone, Debug, Default)]
 pub struct Abandoned(Arc<AtomicBool>);
 
@@ -103,13 +103,13 @@ async fn run_within<T: Send + 'static>(
     let abandoned = Abandoned::default();
     let _waiting = Waiting(abandoned.clone());
     let (done, result) = oneshot::channel();
-    let apart = move || {
+    let on_thread = move || {
         let result = work(&abandoned);
         drop(in_progress);
         let _receiver_gone = done.send(result);
         ControlFlow::Continue(())
     };
-    THREADS.run(apart).map_err(Blocked::Thread)?;
+    THREADS.run(on_thread).map_err(Blocked::Thread)?;
     match tokio::time::timeout(limit, result).await {
         Ok(Ok(result)) => Ok(result),
         Ok(Err(_panicked)) => Err(Blocked::Thread(io::Error::other("the thread panicked"))),
@@ -141,18 +141,18 @@ impl FileWork {
     ) -> io::Result<T> {
         let permit = self.permits.acquire().await.map_err(io::Error::other)?;
         let (done, result) = oneshot::channel();
-        let apart = move || {
+        let on_thread = move || {
             let result = work();
             drop(permit);
             let _receiver_gone = done.send(result);
             ControlFlow::Continue(())
         };
-        THREADS.run(apart)?;
+        THREADS.run(on_thread)?;
         result.await.map_err(|_panicked| io::Error::other("the thread panicked"))
     }
 }
 
-/// Does the same as [`FileWork`], for work that can end early. Owners share the permits, so that the files of a few namespaces
+/// Like [`FileWork`], for work that can end early. Owners share the permits, so that the files of a few namespaces
 /// do not delay the pods of others.
 #[derive(Debug)]
 pub struct FairWork {
@@ -180,13 +180,13 @@ impl FairWork {
         let abandoned = Abandoned::default();
         let _waiting = Waiting(abandoned.clone());
         let (done, result) = oneshot::channel();
-        let apart = move || {
+        let on_thread = move || {
             let result = work(&abandoned);
             drop(permit);
             let _receiver_gone = done.send(result);
             ControlFlow::Continue(())
         };
-        THREADS.run(apart)?;
+        THREADS.run(on_thread)?;
         result.await.map_err(|_panicked| io::Error::other("the thread panicked"))
     }
 }

@@ -96,7 +96,8 @@ impl Registry {
         registry
     }
 
-    /// The changes for these devices, in order. Changes for all devices of a file come once, before its first device.
+    /// The changes for these devices, in order. Changes for all devices of a file come once, before the first device of
+    /// the file.
     fn find(mut self, names: &[String]) -> Result<Vec<(String, ContainerEdits)>, CdiError> {
         let mut edits = Vec::new();
         let mut lost = Vec::new();

@@ -224,7 +224,7 @@ impl Cgroups {
     }
 
     /// Runs work that visits a group and its descendants. If there are descendants or many processes, the work runs on a
-    /// thread for blocking calls: a container can create very many of both.
+    /// thread for blocking calls: a container can create very many groups and processes.
     async fn on_tree<T: Send + 'static>(
         &self,
         group: &str,
@@ -272,8 +272,8 @@ impl Cgroups {
         self.remove_directories(group, self.dirs(group), BUSY_TIMEOUT).await
     }
 
-    /// Removes the group of a pod whose shim has ended, from all hierarchies. A process that is left in the group, such
-    /// as a daemon of a hook, does not prevent the removal of the pod. Then the group stays.
+    /// Removes the group of a pod whose shim has ended, from all hierarchies. If a process is left in the group, such
+    /// as a daemon of a hook, the group stays, and the pod is removed nevertheless.
     pub(crate) async fn remove_shim(&self, group: &str) {
         let dirs = self.mounted.iter().filter_map(|found| below(&found.mount, group)).collect();
         if let Err(error) = self.remove_directories(group, dirs, SHIM_TIMEOUT).await {

@@ -30,7 +30,7 @@ pub struct RuntimeConfig {
     pub shim_timeouts: Timeouts,
     /// Base URL in the responses of Exec, Attach and PortForward, without a trailing slash.
     pub stream_url: String,
-    /// Time without traffic after which a stream is closed; none disables the limit.
+    /// Time without traffic after which a stream is closed. `None` disables the limit.
     pub stream_idle_limit: Option<Duration>,
     /// Directories and socket of NRI plugins. Default: none.
     pub nri: Settings,

@@ -59,7 +59,7 @@ pub(crate) struct Container {
     pub(crate) stopping: Arc<AtomicBool>,
     /// State for usage rates.
     pub(crate) meter: Meter,
-    /// Holds on the layers of its image and of its image volumes, so that the layers are not removed.
+    /// Keep the layers of its image and of its image volumes from removal.
     _held: Box<[ImageHold]>,
     /// The share of its configuration in the memory of all large configurations.
     _memory: ConfigMemory,
@@ -215,7 +215,7 @@ impl Container {
         // A pod's `imageID` is the reference of the image at its registry.
         let image_ref =
             Some(&self.record.image_digest).filter(|digest| !digest.is_empty()).unwrap_or(image_id);
-        // Read once: a container that exits meanwhile must not be reported as exited with code 0.
+        // The phase is read once: a container that exits meanwhile must not be reported as exited with code 0.
         let phase = self.phase();
         let exit = match &phase {
             ContainerPhase::Exited(exit) => Some(exit),

@@ -227,7 +227,7 @@ impl UnsentTransitions {
 // === impl PendingEvents ===
 
 impl PendingEvents<'_> {
-    /// Adds a transition. Returns `None` without listeners, because nothing needs to be recorded then.
+    /// Adds a transition. Returns `None` without listeners, because then no transition needs to be recorded.
     pub(crate) fn add(&mut self, what: ContainerEventType, at: i64) -> Option<Transition> {
         let number = self.send_guard.number()?;
         let transition = Transition { number, what: what.into(), at };

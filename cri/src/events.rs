@@ -45,7 +45,7 @@ pub(crate) struct Events {
 #[derive(Debug)]
 struct State {
     listeners: Vec<Listener>,
-    /// Events for the first listener. None after it connected.
+    /// Events for the first listener. `None` after the first listener has connected.
     early: Option<VecDeque<Item>>,
     /// Maximum length of `early`. `None` during the recovery: there is no limit.
     room: Option<usize>,

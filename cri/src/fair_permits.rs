@@ -6,12 +6,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 
 /// A number of permits. Each owner, for example a namespace, has its own queue. At most `each` calls of an owner are in the
-/// common queue or have a permit, so a call of another owner waits for few of them.
+/// common queue or have a permit, so a call of another owner waits for only a few of these calls.
 #[derive(Debug)]
 pub struct FairPermits {
     permits: Semaphore,
     each: usize,
-    /// Limits the permits of owners that have one already.
+    /// Limits the permits of owners that already have a permit.
     further: Semaphore,
     /// The owners with calls.
     owners: Mutex<BTreeMap<String, Weak<Owner>>>,
@@ -21,7 +21,7 @@ pub struct FairPermits {
 #[derive(Debug)]
 struct Owner {
     queue: Arc<Semaphore>,
-    /// One permit, for the call that needs none of `FairPermits::further`.
+    /// One permit, for the call that needs no permit of `FairPermits::further`.
     first: Arc<Semaphore>,
 }
 
@@ -40,15 +40,15 @@ pub struct FairPermit<'a> {
 // === impl FairPermits ===
 
 impl FairPermits {
-    /// `most` is the maximum number of permits, and `each` that of one owner.
+    /// `most` is the maximum number of permits, and `each` is the maximum for one owner.
     #[must_use]
     pub const fn new(most: usize, each: usize) -> Self {
         Self::with_further(most, each, most)
     }
 
-    /// As [`new`](Self::new), with a limit on the further permits of all owners together. A further permit is one that an
-    /// owner has in addition to its first. Use this limit if calls hold their permits for long, so that a few owners cannot
-    /// hold all permits.
+    /// As [`new`](Self::new), with a limit on the further permits of all owners together. A further permit is a permit
+    /// that an owner has in addition to its first permit. Use this limit if calls hold their permits for long, so that
+    /// a few owners cannot hold all permits.
     #[must_use]
     pub const fn with_further(most: usize, each: usize, further: usize) -> Self {
         Self {
@@ -64,7 +64,7 @@ impl FairPermits {
         let owner = self.owner(owner);
         let own = Arc::clone(&owner.queue).acquire_owned().await.ok();
         let (first, further) = tokio::select! {
-            // Cancel safe: a dropped wait leaves the permit to others.
+            // Cancel safe: a dropped wait leaves the permit to other calls.
             biased;
             first = Arc::clone(&owner.first).acquire_owned() => (first.ok(), None),
             further = self.further.acquire() => (None, further.ok()),
@@ -73,7 +73,7 @@ impl FairPermits {
         FairPermit { _shared: shared, _further: further, _first: first, _own: own, _owner: owner }
     }
 
-    /// The owner with this name. Forgets owners without calls.
+    /// The owner with this name. Removes owners without calls.
     fn owner(&self, name: &str) -> Arc<Owner> {
         let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
         owners.retain(|_, owner| owner.strong_count() > 0);
@@ -114,7 +114,7 @@ mod tests {
         }
         assert_eq!(done, 100, "all of them get a permit");
         drop(permits.take("c").await);
-        assert_eq!(permits.owners.lock().expect("lock").len(), 1, "owners without calls are forgotten");
+        assert_eq!(permits.owners.lock().expect("lock").len(), 1, "owners without calls are removed");
     }
 
     #[tokio::test]
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn owners_with_a_permit_leave_the_others_to_owners_without_one() {
+    async fn owners_with_a_permit_leave_the_other_permits_to_owners_without_a_permit() {
         let permits = FairPermits::with_further(4, 2, 1);
         let of_a = [permits.take("a").await, permits.take("a").await];
         let of_b = permits.take("b").await;

@@ -9,7 +9,7 @@ use crate::error::Error;
 pub(crate) struct Host {
     /// The capabilities of this process, as `CAP_…` names.
     pub(crate) capabilities: Vec<String>,
-    /// Lowest OOM score adjustment that this process may set; none without a floor.
+    /// Lowest OOM score adjustment that this process may set. `None` without a floor.
     pub(crate) oom_floor: Option<i32>,
     /// Whether cgroups are v2.
     pub(crate) unified: bool,
@@ -70,7 +70,7 @@ impl Host {
         })
     }
 
-    /// The OOM score adjustment nearest to the requested one that this process may set.
+    /// The OOM score adjustment that is nearest to the requested adjustment and that this process may set.
     pub(crate) fn oom_score(&self, requested: i64) -> i32 {
         let requested = i32::try_from(requested.clamp(-1000, 1000)).unwrap_or(0);
         self.oom_floor.map_or(requested, |floor| requested.max(floor))

@@ -34,7 +34,7 @@ impl ImageFiles {
         self.accounts_of(&image.id, &image.layers)
     }
 
-    /// Target of the link `/var/run` of an image. `None` if it is no link.
+    /// Target of the link `/var/run` of an image. `None` if `/var/run` is not a link.
     pub(crate) fn run_link(&self, image: &Image) -> Option<String> {
         self.run_link_of(&image.id, &image.layers)
     }
@@ -118,7 +118,7 @@ mod tests {
         std::fs::remove_dir_all(dir.path().join("one")).expect("removed");
         assert_eq!(uid(&files.accounts_of("one", &one)), Ok(1));
         let two = layer(&dir.path().join("two"), 2);
-        assert_eq!(uid(&files.accounts_of("two", &two)), Ok(2), "another image has its own");
+        assert_eq!(uid(&files.accounts_of("two", &two)), Ok(2), "another image has its own accounts");
     }
 
     #[test]

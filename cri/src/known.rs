@@ -1,4 +1,4 @@
-//! Validation of enum values. The generated code reads an unknown value as the first one, which would silently change
+//! Validation of enum values. The generated code reads an unknown value as the first value, which would silently change
 //! the request. Pure.
 
 use crate::error::Error;

@@ -1,7 +1,7 @@
 //! ListMetricDescriptors, ListPodSandboxMetrics and StreamPodSandboxMetrics: metrics with cAdvisor's names.
 //!
-//! The kubelet passes them on to Prometheus. They are read from the kernel on request. The CRI's values are integers:
-//! times are rounded down to seconds.
+//! The kubelet passes the metrics on to Prometheus. They are read from the kernel on request. The CRI's values are
+//! integers: times are rounded down to seconds.
 
 mod builder;
 mod container;

@@ -25,7 +25,7 @@ pub(crate) struct Names {
 #[derive(Debug)]
 struct Holder {
     id: String,
-    /// Closes when the creation ends. None after that.
+    /// Closes when the creation ends. `None` after the end of the creation.
     in_progress: Option<watch::Receiver<()>>,
 }
 
@@ -125,7 +125,7 @@ mod tests {
         async move { names.claim("name".into(), id).await }
     }
 
-    /// The holder of the name; none if it is free.
+    /// The holder of the name. `None` if the name is free.
     fn taken_by(names: &Names) -> Option<String> {
         match claim(names, "probe").now_or_never().expect("no call is in progress") {
             Ok(_claim) => None,

@@ -40,8 +40,8 @@ pub(crate) enum PidNamespace {
     Target,
 }
 
-/// The pid namespace of a container in its pod. `POD` is the default. It means the node's namespace if the pod uses the
-/// node's, as in containerd. In a pod without a shared namespace it means the container's own.
+/// The pid namespace of a container in its pod. The default, `POD`, means the node's namespace if the pod uses the
+/// node's namespace, as in containerd. In a pod without a shared namespace, `POD` means the container's own namespace.
 pub(crate) fn pids(pod: &NamespaceOption, requested: Option<&NamespaceOption>) -> PidNamespace {
     match requested.map(NamespaceOption::pid).unwrap_or_default() {
         NamespaceMode::Container => PidNamespace::Container,

@@ -84,7 +84,7 @@ impl Process {
     }
 }
 
-/// The text of a file of at most `max` bytes; `FileTooLarge` for a larger one.
+/// The text of a file of at most `max` bytes; `FileTooLarge` for a larger file.
 fn text_of(file: impl io::Read, max: u64) -> io::Result<String> {
     let mut text = Vec::new();
     file.take(max + 1).read_to_end(&mut text)?;
@@ -138,8 +138,8 @@ pub(crate) fn command_line(pid: i32) -> Vec<u8> {
 pub(crate) fn is_of_node(pid: i32) -> bool {
     let status = std::fs::read(format!("/proc/{pid}/status")).unwrap_or_default();
     let status = String::from_utf8_lossy(&status);
-    // The first number is the real user. For a program with the set-user-id bit, it is the user who has started the
-    // program.
+    // The first number is the real user. For a program with the set-user-id bit, the real user is the user that has
+    // started the program.
     let users = status.lines().find_map(|line| line.strip_prefix("Uid:")).unwrap_or_default();
     let user = users.split_whitespace().next().and_then(|user| user.parse::<u32>().ok());
     let is_shared = |name: &str| {

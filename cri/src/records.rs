@@ -64,19 +64,19 @@ pub(crate) struct SandboxRecord {
     pub(crate) created_at: i64,
     #[serde(with = "message")]
     pub(crate) config: cri::PodSandboxConfig,
-    /// Addresses of the pod, the primary one first.
+    /// Addresses of the pod, the primary address first.
     #[serde(default)]
     pub(crate) addresses: Vec<String>,
     /// SELinux labels, if any.
     #[serde(default)]
     pub(crate) selinux: Option<Labels>,
-    /// A restore from a checkpoint is in progress. Undone if found after a restart.
+    /// Whether a restore from a checkpoint is in progress. A restart of the runtime undoes such a restore.
     #[serde(default)]
     pub(crate) restoring: bool,
-    /// A stop is in progress. Completed after a restart.
+    /// Whether a stop is in progress. A restart of the runtime completes such a stop.
     #[serde(default)]
     pub(crate) stopping: bool,
-    /// Transitions with an event number. A later runtime sends those whose events are not delivered yet.
+    /// Transitions with an event number. The next runtime sends the events that are not delivered yet.
     #[serde(default)]
     pub(crate) transitions: Vec<Transition>,
 }
@@ -140,10 +140,10 @@ pub(crate) struct ContainerRecord {
     /// Pid of the first process, 0 before the creation.
     #[serde(default)]
     pub(crate) pid: i32,
-    /// Data to restore the processes at the start; none for a container that starts its command.
+    /// Data to restore the processes at the start. `None` for a container that starts its command.
     #[serde(default)]
     pub(crate) restore: Option<Box<RestoreRecord>>,
-    /// Transitions with an event number. A later runtime sends those whose events are not delivered yet.
+    /// Transitions with an event number. The next runtime sends the events that are not delivered yet.
     #[serde(default)]
     pub(crate) transitions: Vec<Transition>,
 }
@@ -380,7 +380,7 @@ fn scattered(parts: PathBuf) -> Option<PathBuf> {
         }
         for part in (0..PARTS).map(|number| parts.join(number.to_string())) {
             std::fs::create_dir_all(&part)?;
-            // Left by a crash between creation and rename.
+            // These directories are left from a crash between creation and rename.
             std::fs::read_dir(&part)?.try_for_each(|left| std::fs::remove_dir(left?.path()))?;
         }
         Ok(())
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_read_as_written_and_a_torn_one_is_reported() {
+    fn a_record_is_read_as_written_and_an_incomplete_record_is_reported() {
         let dir = tempfile::tempdir().expect("directory");
         let records = records(dir.path());
         let config = cri::PodSandboxConfig { hostname: "h".into(), ..Default::default() };
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn removing_the_absent_succeeds() {
+    fn removing_absent_objects_succeeds() {
         let dir = tempfile::tempdir().expect("directory");
         let records = records(dir.path());
         records.remove_sandbox("x").expect("remove");

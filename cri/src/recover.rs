@@ -103,7 +103,8 @@ pub(crate) struct Recovery {
 impl Recovery {
     /// Runs the recovery, before the runtime serves clients.
     pub(crate) async fn run(&self) -> Result<(), Error> {
-        // A record or shim of an unknown version fails the start here, before any change: its pod continues to run.
+        // The start fails here, before any change, if a record or shim has an unknown version. So its pod continues to
+        // run.
         let (found, containers) = (self.records.sandboxes()?, self.records.containers()?);
         let lost = try_join_all(found.lost.iter().map(|id| self.find_shim(id))).await?;
         let reached = try_join_all(found.readable.iter().map(|record| self.connect_shim(record))).await?;
@@ -133,7 +134,7 @@ impl Recovery {
             stopping.extend(is_stop_incomplete(&record).then(|| record.id.clone()));
             recovered.push(self.recover_sandbox(record, shim));
         }
-        // Replayed before new events are sent.
+        // Unsent events are replayed before new events are sent.
         self.outbox.replay_unsent(removed, last);
         coracle_fault::point("recover.told");
         for ended in recovered {
@@ -169,8 +170,8 @@ impl Recovery {
         }
     }
 
-    /// Completes an interrupted stop of a pod, which may already have lost its network. The wait has a timeout; the stop
-    /// then continues in the background.
+    /// Completes an interrupted stop of a pod, which may already have lost its network. After the timeout of the
+    /// wait, the stop continues in the background.
     async fn complete_stop(&self, id: String) {
         info!(sandbox = id, "completing an interrupted stop of a pod");
         let Some(sandbox) = self.tables.sandboxes.get(&id) else { return };
@@ -192,8 +193,8 @@ impl Recovery {
         }
     }
 
-    /// Connects to a shim. A live shim is not killed only because this runtime cannot talk to it. The shim may be of a
-    /// later version, or this process may lack a resource. A shim that no client can ever reach again is killed.
+    /// Connects to a shim. A live shim stays alive even if this runtime cannot talk to it: the shim may be of a later
+    /// version, or this process may lack a resource. A shim that no client can ever reach again is killed.
     async fn find_shim(&self, id: &str) -> Result<Found, Error> {
         let dir = self.records.sandbox_dir(id);
         let timeouts = self.config.shim_timeouts;
@@ -372,7 +373,8 @@ impl Recovery {
         coracle_fault::point("recover.container-forgotten");
     }
 
-    /// Adds a container to the table, in the state that its shim reports. Returns it and its missed transitions.
+    /// Adds a container to the table, in the state that its shim reports. Returns the container and its missed
+    /// transitions.
     async fn recover_container(
         &self,
         mut record: ContainerRecord,

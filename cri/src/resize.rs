@@ -18,9 +18,9 @@ pub(crate) struct CurrentLimits {
     pub(crate) hugetlb: bool,
     /// Whether the kernel counts swap.
     pub(crate) swap: bool,
-    /// The memory limit; none if unlimited.
+    /// The memory limit. `None` if unlimited.
     pub(crate) memory: Option<u64>,
-    /// v1: the limit of memory and swap together; none if unlimited.
+    /// v1: the limit of memory and swap together. `None` if unlimited.
     pub(crate) memory_and_swap: Option<u64>,
     /// Memory that cannot be reclaimed without swap. On v1 the kernel itself refuses a limit below this value.
     pub(crate) anonymous: u64,
@@ -42,8 +42,8 @@ pub(crate) struct Write {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Step {
     One(Write),
-    /// Two writes in this order, or in the other order if the kernel refuses the first write. The kernel checks each
-    /// value against the other.
+    /// Two writes in this order, or in reverse order if the kernel refuses the first write. The kernel checks each
+    /// value against the other value.
     Pair(Write, Write),
 }
 
@@ -156,7 +156,10 @@ fn swap_alone(memory: i64, both: i64, current: &CurrentLimits) -> Result<String,
         if memory == 0 { current.memory.and_then(|limit| i64::try_from(limit).ok()) } else { Some(memory) };
     match memory {
         Some(memory) if memory >= 0 && memory <= both => Ok((both - memory).to_string()),
-        _ => Err(Error::invalid("memory_swap_limit_in_bytes", "needs a memory limit that is not above it")),
+        _ => Err(Error::invalid(
+            "memory_swap_limit_in_bytes",
+            "needs a memory limit that is not above this limit",
+        )),
     }
 }
 

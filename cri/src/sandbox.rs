@@ -48,7 +48,7 @@ pub(crate) struct Sandbox {
     state: Mutex<SandboxState>,
     size: Mutex<PodSize>,
     transitions: Mutex<Vec<Transition>>,
-    /// Held by stop and remove, and by other writers of the record, one at a time.
+    /// Held by a stop, a removal or another writer of the record, one at a time.
     pub(crate) ending: tokio::sync::Mutex<()>,
     /// State for usage rates of the pod.
     pub(crate) meter: Meter,
@@ -63,7 +63,7 @@ pub(crate) struct Sandbox {
 /// The limits of the pod.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct PodSize {
-    /// Overhead of the pod in addition to its containers. Boxed, because most pods have none.
+    /// Overhead of the pod in addition to its containers. Boxed, because most pods have no overhead.
     pub(crate) overhead: Option<Box<cri::LinuxContainerResources>>,
     /// Limits of all containers together.
     pub(crate) resources: Option<cri::LinuxContainerResources>,
@@ -111,7 +111,7 @@ impl Sandbox {
         &self.record.config
     }
 
-    /// The namespace of the pod; empty if the client gave none.
+    /// The namespace of the pod. Empty if the client gave no namespace.
     pub(crate) fn namespace(&self) -> &str {
         self.config().metadata.as_ref().map(|metadata| metadata.namespace.as_str()).unwrap_or_default()
     }
@@ -265,7 +265,7 @@ impl Sandbox {
         locked(&self.execs).contains_key(exec_id)
     }
 
-    /// Unregisters an exec that was not started, or whose caller does not wait any more.
+    /// Unregisters an exec that was not started, or whose caller no longer waits.
     pub(crate) fn forget_exec(&self, exec_id: &str) {
         locked(&self.execs).remove(exec_id);
     }

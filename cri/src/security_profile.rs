@@ -12,7 +12,7 @@ use oci_spec::runtime::LinuxSeccomp;
 use crate::error::Error;
 use crate::known::known;
 
-/// The requested seccomp profile: in the current field, or in the deprecated one if it is empty.
+/// The requested seccomp profile: in the current field, or in the deprecated field if the current field is empty.
 ///
 /// # Errors
 /// If the profile is invalid.
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn the_deprecated_field_is_used_if_the_current_one_is_empty() {
+    fn the_deprecated_field_is_used_if_the_current_field_is_empty() {
         let of = |old| requested_seccomp(None, old);
         assert_eq!(of("").expect("none"), None);
         assert_eq!(of("localhost//p.json").expect("right"), Some(profile(2, "/p.json")));

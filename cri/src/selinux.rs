@@ -32,7 +32,7 @@ const LAYERS: [&str; 5] = ["images", "containers", "parts", "mount-points", "mou
 /// The SELinux policy of this machine, and the used levels.
 #[derive(Debug)]
 pub(crate) struct Selinux {
-    /// None if containers are not labelled.
+    /// `None` if containers are not labelled.
     policy: Option<Policy>,
     levels: Levels,
 }
@@ -54,7 +54,7 @@ impl Selinux {
     /// Labels the layers of images and containers in the runtime's root directory, once. New files inherit the label of
     /// their directory, and keep it after a rename. The kernel checks a program that maps a file of its root against
     /// the label of the layer, not of the overlay. Policies have rules for the directories of other runtimes, but not
-    /// for the directory of this one.
+    /// for the directory of this runtime.
     pub(crate) fn label_layers(&self, root: &Path) {
         let Some(policy) = &self.policy else { return };
         let label = policy.defaults.read_only.to_string();

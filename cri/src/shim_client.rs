@@ -40,8 +40,8 @@ use self::process::Process;
 pub use self::stdio::{AttachTo, Attached, ExecStdio, PendingStart, StartResult, Started};
 pub use self::timeouts::Timeouts;
 
-/// Maximum bytes of an inline process in an exec call. A larger one (command and environment) is passed as a file. Shims of
-/// earlier versions accept only inline processes.
+/// Maximum bytes of an inline process in an exec call. A larger process (command and environment) is passed as a file.
+/// Shims of earlier versions accept only inline processes.
 const MAX_INLINE_BYTES: usize = 128 << 10;
 
 /// Version of the protocol.
@@ -438,15 +438,14 @@ impl Shim {
     /// Kills the shim without a request, as [`Shim::shutdown`] does after a timeout.
     ///
     /// # Errors
-    /// [`ErrorKind::Silent`] if it does not die: the kernel kills a process only when it no longer sleeps
-    /// uninterruptibly.
+    /// [`ErrorKind::Silent`] if the shim does not die: the kernel kills a process only after its uninterruptible sleep.
     pub async fn kill_shim(&self) -> Result<(), Error> {
         let death = timeout(self.timeouts.death, self.inner.process.kill_and_reap()).await;
         death.map_err(|_late| Error::unkillable(self.pid()))
     }
 
-    /// Kills the shim of a directory, if there is one that no client can reach. Such a shim does not listen yet, or no
-    /// longer. The wait for its end has a timeout: other pods wait meanwhile, and a hanging mount can delay the end.
+    /// Kills the shim of a directory if no client can reach the shim: it does not listen yet, or no longer listens. The
+    /// wait for its end has a timeout, because other pods wait meanwhile, and a hanging mount can delay the end.
     pub async fn kill_unreachable(dir: &Path, timeouts: Timeouts) {
         process::kill_unreachable(dir, timeouts).await;
     }

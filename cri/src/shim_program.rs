@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use nix::fcntl::{OFlag, open};
 use nix::sys::stat::Mode;
 
-/// The executable of this process, which is also the shim's, except in tests.
+/// The executable of this process, which is also the executable of shims, except in tests.
 pub(crate) const OWN_EXECUTABLE: &str = "/proc/self/exe";
 
 /// The executable of shims.

@@ -63,7 +63,7 @@ pub type BoxBody = Full<Bytes>;
 
 /// Timeout for the head of a request.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
-/// Maximum bytes of the head of a request: its path has the token, and it has the headers of the transport.
+/// Maximum bytes of the head of a request: a path with the token, and the headers of the transport.
 const HEAD_MAX: usize = 32 << 10;
 
 /// Serves streams: exec, attach and port-forward.

@@ -57,7 +57,7 @@ pub(crate) struct UndoContext {
 
 /// The steps of a creation. If this value is dropped without [`Undo::finish`], a task undoes the steps.
 pub(crate) struct Undo {
-    /// Weak: a pending undo does not keep the runtime alive.
+    /// A weak reference: a pending undo does not keep the runtime alive.
     context: Weak<UndoContext>,
     steps: Vec<Step>,
 }
@@ -74,7 +74,7 @@ impl Undo {
     }
 
     /// Ends the creation, and returns its result. If the creation has failed, all steps are undone. If the undo of a
-    /// step fails, the undo of the others continues.
+    /// step fails, the undo of the other steps continues.
     pub(crate) async fn finish<T, E>(mut self, result: Result<T, E>) -> Result<T, E> {
         let steps = std::mem::take(&mut self.steps);
         if result.is_err() {

@@ -33,7 +33,7 @@ enum Entry {
 pub(crate) struct User {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
-    /// All groups, the primary one first.
+    /// All groups, the primary group first.
     pub(crate) groups: Vec<u32>,
 }
 
@@ -95,7 +95,7 @@ impl Accounts {
         })
     }
 
-    /// Resolves the user. The request's user has precedence over the image's. The user's own group is used unless
+    /// Resolves the user. The request's user has precedence over the image's user. The user's own group is used unless
     /// another group is requested.
     pub(crate) fn resolve(
         &self,
@@ -139,7 +139,7 @@ impl Accounts {
         Ok(User { uid, gid, groups })
     }
 
-    /// The account of a user, by number or name; root if it is empty.
+    /// The account of a user, by number or name. An empty text means root.
     fn find_user(&self, user: &str) -> Result<Account, String> {
         let user = if user.is_empty() { "0" } else { user };
         if let Some(uid) = numeric(user) {
@@ -386,7 +386,7 @@ mod tests {
         assert_eq!(accounts.resolve(None, "www-data:1004"), user(33, 1004, &[1004]));
         assert_eq!(accounts.resolve(None, "alice:audio"), user(1000, 29, &[29, 50000]));
         assert!(accounts.resolve(None, "nobody").is_err());
-        assert!(accounts.resolve(None, "4294967295").is_err(), "setresuid(2) changes nothing for it");
+        assert!(accounts.resolve(None, "4294967295").is_err(), "setresuid(2) ignores this id");
         assert!(accounts.resolve(None, "1:4294967295").is_err());
     }
 

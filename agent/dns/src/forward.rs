@@ -17,6 +17,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::cache::{Cache, Cached, Question};
 use crate::exchange::exchange;
+use crate::limit::Permit;
 use crate::metrics::{CacheCounts, ForwarderState, Metrics, ServerMetricsByAddress};
 use crate::servers::{Server, Servers, StubDomain};
 
@@ -24,6 +25,9 @@ use crate::servers::{Server, Servers, StubDomain};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum wait for a new answer before an expired one is used.
 const STALE_AFTER: Duration = Duration::from_millis(500);
+/// Renewals of cached answers start while less than this part of the concurrent queries runs: one in eight. A renewal has
+/// no permit of a client, and clients choose the names that are renewed.
+const RENEWALS_PART: usize = 8;
 
 /// The answer to a pending query. `None` before it arrives.
 type Outcome = watch::Receiver<Option<Message>>;
@@ -93,7 +97,7 @@ impl Upstream {
         match cached {
             Some(Cached::Fresh { message, is_due }) => {
                 self.metrics.cache_hit(!message.answers.is_empty());
-                if is_due && self.query(question).is_some() {
+                if is_due && self.query(question, &mut None).is_some() {
                     self.metrics.prefetched();
                 }
                 Some(message)
@@ -105,15 +109,37 @@ impl Upstream {
         }
     }
 
-    /// Queries the servers. An expired answer is used if they are slow or down.
-    pub(crate) async fn resolve(self: &Arc<Self>, question: Question) -> Message {
+    /// An expired answer, for a client without a permit for a query.
+    pub(crate) fn expired(&self, question: &Question) -> Option<Message> {
+        let cached = self.cache().get(question);
+        match cached? {
+            Cached::Stale(message) => {
+                self.metrics.served_stale();
+                Some(message)
+            }
+            // A query of another client has stored its answer since the caller's look-up.
+            Cached::Fresh { message, .. } => Some(message),
+        }
+    }
+
+    /// Maximum concurrent queries for clients. The rest is for renewals.
+    pub(crate) fn max_of_clients(&self) -> usize {
+        self.max_pending - self.max_pending / RENEWALS_PART
+    }
+
+    /// Queries the servers. An expired answer is used if they are slow or down. The query may then last longer than this
+    /// call, and keeps the client's permit to its end. Otherwise a client could start any number of queries for expired
+    /// names whose servers do not respond.
+    pub(crate) async fn resolve(self: &Arc<Self>, question: Question, permit: Permit) -> Message {
         let stale = match self.cache().get(&question) {
             // A query for the same question has stored its answer since the caller's look-up.
             Some(Cached::Fresh { message, .. }) => return message,
             Some(Cached::Stale(message)) => Some(message),
             None => None,
         };
-        let outcome = self.query(&question);
+        // The call itself keeps the permit if it joins a pending query.
+        let mut permit = Some(permit);
+        let outcome = self.query(&question, &mut permit);
         let Some(stale) = stale else { return wait(outcome).await.unwrap_or_else(server_failure) };
         let servers = self.servers.of(&question.name);
         let limit = if servers.iter().any(|server| server.is_up()) { STALE_AFTER } else { Duration::ZERO };
@@ -126,22 +152,26 @@ impl Upstream {
         }
     }
 
-    /// Starts a query, or joins the pending one. `None` if the limit of pending queries is reached.
-    fn query(self: &Arc<Self>, question: &Question) -> Option<Outcome> {
+    /// Starts a query, or joins the pending one. A new query takes the permit. Without a permit it is a renewal. `None` if
+    /// the limit of pending queries is reached.
+    fn query(self: &Arc<Self>, question: &Question, permit: &mut Option<Permit>) -> Option<Outcome> {
         let mut pending = self.pending();
         if let Some(outcome) = pending.get(question) {
             return Some(outcome.clone());
         }
-        if pending.len() >= self.max_pending {
+        let most = if permit.is_some() { self.max_pending } else { self.max_pending / RENEWALS_PART };
+        if pending.len() >= most {
             return None;
         }
+        let permit = permit.take();
         let (result, outcome) = watch::channel(None);
         pending.insert(question.clone(), outcome.clone());
         let own = PendingQuery { upstream: Arc::clone(self), question: question.clone() };
         tokio::spawn(async move {
             let message = own.upstream.query_servers(&own.question).await;
-            // Remove the query before the waiting clients continue. A later question finds the answer in the cache.
-            drop(own);
+            // Remove the query and its permit before the waiting clients continue. A later question finds the answer in the
+            // cache.
+            drop((own, permit));
             result.send_replace(Some(message));
         });
         Some(outcome)

@@ -20,7 +20,7 @@ pub fn dns(data: &[u8]) {
     let message = match reply(data, zone, upstream) {
         Reply::Nothing => None,
         Reply::Now(message) => Some(message),
-        Reply::Forward(pending) => Some(pending.refused()),
+        Reply::Forward(pending) => Some(pending.without_permit(upstream)),
     };
     if let Some(bytes) = message.and_then(|message| encode(&message, most)) {
         assert!(bytes.len() <= usize::from(most), "a reply of {} bytes for {most}", bytes.len());

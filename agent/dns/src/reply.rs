@@ -8,6 +8,7 @@ use hickory_proto::rr::{DNSClass, RecordType};
 use crate::cache::Question;
 use crate::exchange::UDP_PAYLOAD;
 use crate::forward::Upstream;
+use crate::limit::Permit;
 use crate::zone::Zone;
 
 /// Maximum size in bytes of a UDP message without EDNS (RFC 1035, section 2.3.4). All clients accept it.
@@ -133,13 +134,17 @@ fn malformed(bytes: &[u8]) -> Reply {
 
 impl Pending {
     /// Forwards the query to the upstream servers, and completes the reply with their answer.
-    pub(crate) async fn resolve(self, upstream: Arc<Upstream>) -> Message {
-        let answer = upstream.resolve(self.question.clone()).await;
+    pub(crate) async fn resolve(self, upstream: Arc<Upstream>, permit: Permit) -> Message {
+        let answer = upstream.resolve(self.question.clone(), permit).await;
         self.merged(answer)
     }
 
-    /// The reply for a query that exceeds a limit.
-    pub(crate) fn refused(self) -> Message {
+    /// The reply for a query that exceeds a limit: an expired answer, or a refusal.
+    pub(crate) fn without_permit(self, upstream: &Upstream) -> Message {
+        if let Some(answer) = upstream.expired(&self.question) {
+            return self.merged(answer);
+        }
+        upstream.metrics.rejected();
         let mut reply = self.reply;
         reply.metadata.response_code = ResponseCode::Refused;
         reply

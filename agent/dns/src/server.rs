@@ -25,7 +25,8 @@ use crate::zone::Zone;
 
 /// Maximum bytes of a query.
 const QUERY_MAX: usize = 4096;
-/// Maximum queries that wait for other servers: in total, and of each client. Waiting queries have no descriptors.
+/// Maximum queries that wait for other servers: in total, and of each client. The total is lower if the process has few
+/// descriptors. Waiting queries have no descriptors, but each may start a query that has one.
 const FORWARDS: (usize, usize) = (1024, 128);
 /// Maximum TCP connections of each client.
 const CONNECTIONS_OF_CLIENT: usize = 16;
@@ -72,13 +73,14 @@ impl Server {
     #[must_use]
     pub fn new(zone: Zone, upstream: Upstream, clients: watch::Receiver<Vec<IpNetwork>>) -> Self {
         let upstream = Arc::new(upstream);
+        let forwards = Limit::new(FORWARDS.0.min(upstream.max_of_clients()), FORWARDS.1);
         upstream.metrics.show_forwarder(Arc::downgrade(&upstream) as Weak<dyn ForwarderState>);
         Self {
             zone,
             upstream,
             clients,
             is_pod: Arc::new(|_address| false),
-            forwards: Limit::new(FORWARDS.0, FORWARDS.1),
+            forwards,
             connections: Limit::new(Share::DnsConnections.count(), CONNECTIONS_OF_CLIENT),
         }
     }
@@ -168,14 +170,13 @@ impl Server {
             Reply::Now(message) => udp_query.answer(&self.upstream, &message),
             Reply::Forward(pending) => {
                 let Some(permit) = self.forwards.take(client.ip()) else {
-                    self.upstream.metrics.rejected();
-                    return udp_query.answer(&self.upstream, &pending.refused());
+                    let message = pending.without_permit(&self.upstream);
+                    return udp_query.answer(&self.upstream, &message);
                 };
                 let upstream = Arc::clone(&self.upstream);
                 tokio::spawn(async move {
-                    let message = pending.resolve(Arc::clone(&upstream)).await;
+                    let message = pending.resolve(Arc::clone(&upstream), permit).await;
                     udp_query.answer(&upstream, &message);
-                    drop(permit);
                 });
             }
         }
@@ -218,11 +219,8 @@ impl Server {
             Reply::Nothing => return None,
             Reply::Now(message) => message,
             Reply::Forward(pending) => match self.forwards.take(client) {
-                Some(_permit) => pending.resolve(Arc::clone(&self.upstream)).await,
-                None => {
-                    self.upstream.metrics.rejected();
-                    pending.refused()
-                }
+                Some(permit) => pending.resolve(Arc::clone(&self.upstream), permit).await,
+                None => pending.without_permit(&self.upstream),
             },
         };
         let received = received(&message, client, true);

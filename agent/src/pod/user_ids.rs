@@ -1,9 +1,12 @@
 //! Ids of pods with user namespaces (`hostUsers: false`).
 //!
 //! As in the kubelet, a block has 65536 ids for users and groups. The first block is the node's. A block is recorded
-//! in the pod's directory before it is used. No two pods share a block, so an escaped process has no rights in others.
+//! in the pod's directory before it is used. No two pods share a block, so an escaped process has no rights in others. No
+//! pod gets [subordinate ids](subordinate) of local users.
 
-use std::collections::{BTreeSet, HashMap};
+mod subordinate;
+
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -25,8 +28,19 @@ const RECORD_MAX: u64 = 4 << 10;
 /// Errors of the allocation of a block.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum UserIdsError {
-    #[error("cannot allocate ids of a user namespace: all blocks of {BLOCK} ids are in use")]
+    #[error(
+        "cannot allocate ids of a user namespace: all blocks of {BLOCK} ids are in use, or have subordinate ids of local \
+         users; see /etc/subuid and /etc/subgid"
+    )]
     Exhausted,
+    #[error(
+        "cannot allocate ids of a user namespace: cannot read the subordinate ids of local users in {path}"
+    )]
+    Subordinate {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
     #[error("cannot record the ids of the pod's user namespace in {path}")]
     Record {
         path: PathBuf,
@@ -55,6 +69,8 @@ pub(crate) enum UserIdsError {
 #[derive(Debug)]
 pub(crate) struct UserIds {
     pods_dir: PathBuf,
+    /// Files with the subordinate ids of local users.
+    subordinate_files: Vec<PathBuf>,
     state: Mutex<State>,
 }
 
@@ -90,7 +106,8 @@ impl UserIds {
     /// Reads the records of earlier agents. While a record is unreadable, no block can be allocated: see
     /// [`UserIds::restore`].
     pub(crate) fn open(pods_dir: &Path) -> Self {
-        let ids = Self { pods_dir: pods_dir.to_owned(), state: Mutex::default() };
+        let ids =
+            Self { pods_dir: pods_dir.to_owned(), subordinate_files: Vec::new(), state: Mutex::default() };
         match ids.list() {
             Ok(found) => *ids.state() = found,
             Err(error) => {
@@ -99,6 +116,12 @@ impl UserIds {
             }
         }
         ids
+    }
+
+    /// The same allocations, without subordinate ids of local users in new ones. A pod keeps its block if it gets such an id
+    /// later.
+    pub(crate) fn without_subordinate_ids(self) -> Self {
+        Self { subordinate_files: Vec::from(subordinate::FILES.map(PathBuf::from)), ..self }
     }
 
     /// Allocates a block to the pod, the recorded one or the lowest free one, and records it.
@@ -143,7 +166,9 @@ impl UserIds {
         if state.is_unlisted || !state.unread.is_empty() {
             return Err(UserIdsError::Unknown);
         }
-        let free = |first: &u32| !state.blocks.values().any(|other| other == first);
+        let of_users = self.subordinate_blocks()?;
+        let free =
+            |first: &u32| !of_users.contains(first) && !state.blocks.values().any(|other| other == first);
         let first = (1..u32::MAX / BLOCK).map(|block| block * BLOCK).find(free);
         let first = first.ok_or(UserIdsError::Exhausted)?;
         let dir = self.pods_dir.join(uid);
@@ -151,6 +176,17 @@ impl UserIds {
         record(&dir, first).map_err(|source| UserIdsError::Record { path, source })?;
         state.blocks.insert(uid.to_owned(), first);
         Ok(())
+    }
+
+    /// The first ids of the blocks with subordinate ids. The files are read at each allocation, because tools such as
+    /// useradd(8) change them. Pods with a user namespace start rarely.
+    fn subordinate_blocks(&self) -> Result<HashSet<u32>, UserIdsError> {
+        let mut all = HashSet::new();
+        for path in &self.subordinate_files {
+            let failed = |source| UserIdsError::Subordinate { path: path.clone(), source };
+            all.extend(subordinate::blocks(path).map_err(failed)?);
+        }
+        Ok(all)
     }
 
     /// Reads the records of all pods.
@@ -323,6 +359,26 @@ mod tests {
         assert_eq!((first(&ids, "empty"), first(&ids, "new")), (Some(BLOCK), Some(2 * BLOCK)));
         assert_eq!(first(&ids, "other-type"), None);
         assert_eq!(first(&UserIds::open(dir.path()), "empty"), Some(BLOCK), "the record was replaced");
+    }
+
+    #[test]
+    fn a_pod_gets_no_subordinate_ids_of_local_users() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |name: &str, text: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, text).unwrap();
+            path
+        };
+        let files = vec![file("subuid", "alice:100000:65536\n"), file("subgid", "alice:262144:65536\n")];
+        let ids = UserIds { subordinate_files: files, ..UserIds::open(&dir.path().join("pods")) };
+        for (uid, block) in [("a", 3), ("b", 5)] {
+            ids.take(uid).unwrap();
+            assert_eq!(first(&ids, uid), Some(block * BLOCK));
+        }
+        std::fs::remove_file(dir.path().join("subuid")).unwrap();
+        std::fs::create_dir(dir.path().join("subuid")).unwrap();
+        assert!(matches!(ids.take("c"), Err(UserIdsError::Subordinate { .. })));
+        assert!(ids.take("a").is_ok(), "a pod with a block needs no other one");
     }
 
     #[test]

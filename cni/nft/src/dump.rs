@@ -88,8 +88,9 @@ fn members(message: &[u8]) -> Vec<Element> {
     let list = body(message, Verb::NewElements).and_then(|body| member(body, 3)).unwrap_or_default();
     let element = |element: &[u8]| {
         let key = member(member(element, 1)?, 1)?;
-        let left = member(element, 5).and_then(|left| left.try_into().ok()).map(u64::from_be_bytes)?;
-        let expires = Some(Duration::from_millis(left)).filter(|left| !left.is_zero())?;
+        let remaining =
+            member(element, 5).and_then(|remaining| remaining.try_into().ok()).map(u64::from_be_bytes)?;
+        let expires = Some(Duration::from_millis(remaining)).filter(|remaining| !remaining.is_zero())?;
         Some(Element { key: Key::of_bytes(key), value: None, expires: Some(expires) })
     };
     attributes(list).filter_map(|(_, bytes)| element(bytes)).collect()

@@ -55,7 +55,7 @@ mod tests {
     }
 
     #[test]
-    fn torn_messages_are_not_changes() {
+    fn incomplete_messages_are_not_changes() {
         let table = [&7u16.to_ne_bytes()[..], &1u16.to_ne_bytes(), b"ab\0\0"].concat();
         let bytes = message(2, 9, &table);
         for end in 0..bytes.len() - 4 {

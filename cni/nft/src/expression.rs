@@ -1,6 +1,6 @@
 //! Expressions of rules, and their registers.
 //!
-//! Registers are the 32-bit ones (`NFT_REG32_00` = 8 and up), so that the parts of concatenated keys are adjacent.
+//! All registers have 32 bits (`NFT_REG32_00` = 8 and up), so that the parts of concatenated keys are adjacent.
 
 use ipnetwork::IpNetwork;
 

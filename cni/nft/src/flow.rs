@@ -74,12 +74,12 @@ pub struct MarkCounts {
 /// Maximum number of ports that are listed separately. For more ports one list of all connections is cheaper.
 const PORTS_MAX: usize = 16;
 
-/// Deletes the entries of the protocol and address family to these ports, if `stale` is true for them. For few ports,
-/// the kernel lists only the entries to these ports, if it supports the filter. Returns the number of listed entries.
+/// Deletes the entries of the protocol and address family to these ports for which `stale` returns true. For few ports,
+/// a kernel that supports the filter lists only the entries to these ports. Returns the number of listed entries.
 ///
 /// # Errors
-/// If the kernel refuses the list, no entry is deleted. If it refuses a deletion, the other stale entries are still
-/// deleted, and the first error is returned.
+/// If the kernel refuses the list, no entry is deleted. If the kernel refuses a deletion, the other stale entries are
+/// still deleted, and the first error is returned.
 pub fn delete_flows(
     channel: &mut Channel,
     is_ipv4: bool,
@@ -89,18 +89,18 @@ pub fn delete_flows(
 ) -> io::Result<usize> {
     let family = if is_ipv4 { libc::AF_INET } else { libc::AF_INET6 } as u8;
     let (mut found, mut error, mut listed) = (Vec::new(), None, 0);
-    let questions: Vec<_> = match ports.len() {
+    let filters: Vec<_> = match ports.len() {
         0 => return Ok(0),
         1..=PORTS_MAX => ports.iter().map(|port| (dump_filter(protocol, Some(*port)), Some(*port))).collect(),
         _ => vec![(dump_filter(protocol, None), None)],
     };
-    for (question, only) in questions {
-        channel.request_each(Request { kind: GET, flags: DUMP, family }, &question, |message| {
+    for (filter, only) in filters {
+        channel.request_each(Request { kind: GET, flags: DUMP, family }, &filter, |message| {
             error = error.take().or_else(|| error_of(message));
             let Some(flow) = flow_of(message) else { return };
             listed += 1;
-            let is_asked = only.map_or_else(|| ports.contains(&flow.port), |port| port == flow.port);
-            if is_asked && flow.protocol == protocol && stale(&flow) {
+            let is_selected = only.map_or_else(|| ports.contains(&flow.port), |port| port == flow.port);
+            if is_selected && flow.protocol == protocol && stale(&flow) {
                 found.extend(name_of(message));
             }
         })?;
@@ -133,8 +133,8 @@ pub fn count_flows(channel: &mut Channel) -> io::Result<u32> {
 /// its mark.
 ///
 /// # Errors
-/// If the kernel refuses the list, no connection is changed. If it refuses a change, the other connections are still
-/// changed, and the first error is returned.
+/// If the kernel refuses the list, no connection is changed. If the kernel refuses a change, the other connections are
+/// still changed, and the first error is returned.
 pub fn mark_flows(
     channel: &mut Channel,
     ends: FlowSelector,
@@ -143,9 +143,9 @@ pub fn mark_flows(
 ) -> io::Result<MarkCounts> {
     let family = ends.family();
     let (mut changes, mut error, mut marked) = (Vec::new(), None, MarkCounts::default());
-    for question in ends.dump_requests() {
+    for dump in ends.dump_requests() {
         let request = Request { kind: GET, flags: DUMP, family };
-        channel.request_each(request, &question.filter, |message| {
+        channel.request_each(request, &dump.filter, |message| {
             error = error.take().or_else(|| error_of(message));
             let Some(flow) = flow_of(message) else { return };
             marked.listed += 1;
@@ -157,7 +157,7 @@ pub fn mark_flows(
                     .extend(name_of(message).map(|named| (flow.from, named, if is_set { bit } else { 0 })));
             }
         })?;
-        if question.is_probe && marked.listed > 0 {
+        if dump.is_probe && marked.listed > 0 {
             break;
         }
     }
@@ -175,7 +175,7 @@ pub fn mark_flows(
 /// A request for a list of connections.
 struct DumpRequest {
     filter: Attributes,
-    /// Whether this request is a probe for an inverted filter. If the list of a probe is not empty, it has all
+    /// Whether this request is a probe for an inverted filter. If the list of a probe is not empty, the list has all
     /// connections.
     is_probe: bool,
 }
@@ -237,8 +237,8 @@ fn dump_filter(protocol: u8, port: Option<u16>) -> Attributes {
     let filter = if port.is_some() { BY_PROTOCOL | BY_PORT } else { BY_PROTOCOL };
     let port = port.unwrap_or_default();
     let transport = Attributes::default().bytes(1, &[protocol]).bytes(3, &port.to_be_bytes());
-    let question = Attributes::default().nest(ORIGINAL, Attributes::default().nest(2, transport));
-    question.nest(FILTER, Attributes::default().bytes(ORIGINAL_FLAGS, &filter.to_ne_bytes()))
+    let attributes = Attributes::default().nest(ORIGINAL, Attributes::default().nest(2, transport));
+    attributes.nest(FILTER, Attributes::default().bytes(ORIGINAL_FLAGS, &filter.to_ne_bytes()))
 }
 
 /// Deletes or changes one entry.

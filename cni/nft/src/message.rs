@@ -1,6 +1,6 @@
 //! nf_tables messages as bytes: the part of `linux/netfilter/nf_tables.h` that packet filters and NAT need.
 //!
-//! A [`Batch`] is one transaction: the kernel applies all of it or nothing.
+//! A [`Batch`] is one transaction: the kernel applies it completely or not at all.
 
 use std::io;
 
@@ -87,7 +87,7 @@ impl Attributes {
         self
     }
 
-    /// Appends the other attributes.
+    /// Appends all attributes of `others`.
     #[must_use]
     pub fn and(mut self, others: &Self) -> Self {
         self.bytes.extend_from_slice(&others.bytes);
@@ -263,7 +263,7 @@ impl Channel {
     /// kernel sends the acknowledgement only after the commit.
     ///
     /// # Errors
-    /// When the kernel rejects a part; then nothing is changed.
+    /// When the kernel rejects a part. Then the transaction has no effect.
     pub fn commit(&mut self, mut batch: Batch) -> io::Result<()> {
         if batch.too_long {
             return Err(io::Error::new(

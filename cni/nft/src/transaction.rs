@@ -64,7 +64,8 @@ pub struct Transaction<'a> {
     family: u8,
     table: &'a str,
     batch: Batch,
-    /// Number of maps and sets that the transaction has made. It is also the ID of the last one within the transaction.
+    /// Number of maps and sets that the transaction has made. It is also the ID of the last map or set within the
+    /// transaction.
     sets: u32,
 }
 
@@ -222,7 +223,7 @@ impl<'a> Transaction<'a> {
         self.batch.push(self.family, Verb::NewRule, &rule);
     }
 
-    /// Makes an anonymous set. Returns the expression that looks up in it.
+    /// Makes an anonymous set. Returns the expression that looks up a key in the set.
     fn anonymous(&mut self, set: &AnonymousMap, into: Option<u32>) -> Attributes {
         const ANONYMOUS: u32 = 0x1;
         const CONSTANT: u32 = 0x2;

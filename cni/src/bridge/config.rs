@@ -33,7 +33,8 @@ pub(crate) struct Conf {
     pub(crate) disable_container_interface: bool,
     pub(crate) port_isolation: bool,
     pub(crate) vlans: Vlans,
-    /// Whether the bridge must have no other users. This holds for the bridge of the default network; others are shared.
+    /// Whether the bridge must have no other users. True for the bridge of the default network. Other bridges are
+    /// shared.
     pub(crate) ours: bool,
     /// Type of the IPAM plugin.
     pub(crate) ipam: Option<String>,
@@ -134,11 +135,12 @@ impl Conf {
         wanted.then(|| Claim { masquerade, ..Claim::of(request) })
     }
 
-    /// The hardware address of the sandbox: the requested one, or one that is derived from its first IP address. The
-    /// bridge's own address is refused.
+    /// The hardware address of the sandbox: the requested address, or an address that is derived from the sandbox's
+    /// first IP address. The bridge's own address is refused.
     ///
     /// A requested IPv6 address gets no derived hardware address. Many IPv6 addresses have the same hash, so a pod
-    /// could choose an address with the hash of another pod's address. It would then receive the frames to that pod.
+    /// could choose an address with the hash of another pod's address. The first pod would then get the other pod's
+    /// frames.
     pub(crate) fn hardware_address(&self, bridge: &[u8], answer: &Answer) -> Result<[u8; 6], Error> {
         if let Some(mac) = self.mac.filter(|mac| mac[..] == *bridge) {
             let why = format!("{} is the address of the bridge", format_mac(&mac));
@@ -207,7 +209,7 @@ impl JsonConf {
 
     fn vlans(&self) -> Result<Vlans, Error> {
         let wrong = |field: &str, number: u16| {
-            Error::invalid(field, format!("{number} is not a VLAN ID: they are from 1 to {LAST}"))
+            Error::invalid(field, format!("{number} is not a VLAN ID between 1 and {LAST}"))
         };
         let valid = |vlan: &u16| (1..=LAST).contains(vlan);
         if self.vlan > LAST {
@@ -219,7 +221,7 @@ impl JsonConf {
                 (Some(min), Some(max)) => [min, max],
                 // An empty range.
                 (None, None) => [1, 0],
-                _ => return Err(Error::invalid("vlanTrunk", "has one of minID and maxID without the other")),
+                _ => return Err(Error::invalid("vlanTrunk", "needs both minID and maxID, or neither")),
             };
             let mut named = [part.id, part.min, part.max].into_iter().flatten();
             if let Some(number) = named.find(|vlan| !valid(vlan)) {
@@ -289,7 +291,7 @@ mod tests {
 
     #[test]
     fn every_wrong_field_is_named() {
-        for (fields, code, said) in [
+        for (fields, code, message) in [
             (json!({"bridge": ""}), 7, "bridge"),
             (json!({"bridge": "a/b"}), 7, "bridge"),
             (json!({"bridge": "sixteenletters16"}), 7, "bridge"),
@@ -320,7 +322,7 @@ mod tests {
             (json!({"isGatway": true}), 2, "isGatway"),
         ] {
             let error = conf(fields.clone(), "").unwrap_err();
-            assert!(error.code() == code && error.to_string().contains(said), "{fields}: {error}");
+            assert!(error.code() == code && error.to_string().contains(message), "{fields}: {error}");
         }
         assert_eq!(conf(json!({}), "MAC=x").unwrap_err().code(), 7);
     }

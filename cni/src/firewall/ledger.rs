@@ -1,4 +1,4 @@
-//! The content of the table with the number of claims on it, and its changes since the last transaction. Pure.
+//! The objects of the table, each with its number of claims, and the changes since the last transaction. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -66,7 +66,7 @@ impl<T: Ord + Clone> Counted<T> {
         })
     }
 
-    /// The added objects if `is_now`, otherwise the removed ones.
+    /// The added objects if `is_now`, otherwise the removed objects.
     fn changed_in(&self, is_now: bool) -> BTreeSet<T> {
         let changed = self.changed().filter(|(_, now)| *now == is_now);
         changed.map(|(item, _)| item.clone()).collect()
@@ -177,8 +177,8 @@ impl Ledger {
         [was || was_conditional, is || is_conditional]
     }
 
-    /// The previous and the present content. It has only the elements that changed. It has the rules only if
-    /// a rule changed.
+    /// The previous and the present content, without the unchanged elements. If no rule changed, both are without
+    /// rules.
     pub(super) fn change(&self) -> [Plan; 2] {
         let (mut before, mut now) = (Plan::default(), Plan::default());
         if self.are_rules_changed() {
@@ -241,7 +241,7 @@ impl Ledger {
     }
 }
 
-/// The networks, each with the destinations that are exceptions in all claims on it.
+/// The networks, each with the destinations that are exceptions in all claims on the network.
 fn common(claimed: &BTreeSet<(IpNetwork, Vec<IpNetwork>)>) -> BTreeMap<IpNetwork, Vec<IpNetwork>> {
     let mut all: BTreeMap<IpNetwork, Vec<IpNetwork>> = BTreeMap::new();
     for (network, except) in claimed {

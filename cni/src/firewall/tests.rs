@@ -43,10 +43,10 @@ fn ports_with_conditions_are_planned_apart() {
 
 #[test]
 fn a_port_is_given_once_for_each_address() {
-    let held = claim("a", vec![port(Some("192.0.2.1"), 1)]);
-    assert!(check_ports(&claim("b", vec![port(Some("192.0.2.2"), 1)]), [&held].into_iter()).is_ok());
+    let existing = claim("a", vec![port(Some("192.0.2.1"), 1)]);
+    assert!(check_ports(&claim("b", vec![port(Some("192.0.2.2"), 1)]), [&existing].into_iter()).is_ok());
     for ip in [None, Some("0.0.0.0"), Some("192.0.2.1")] {
-        let error = check_ports(&claim("b", vec![port(ip, 1)]), [&held].into_iter()).unwrap_err();
+        let error = check_ports(&claim("b", vec![port(ip, 1)]), [&existing].into_iter()).unwrap_err();
         assert_eq!(error.to_string(), "host port 1/tcp is taken by sandbox a");
     }
 }
@@ -54,14 +54,14 @@ fn a_port_is_given_once_for_each_address() {
 #[test]
 fn very_many_ports_are_compared_in_linear_time() {
     let all = |ip: &str| -> Vec<PortMapping> { (1..60_000).map(|number| port(Some(ip), number)).collect() };
-    let held = claim("a", all("192.0.2.1"));
-    assert!(check_ports(&claim("b", all("192.0.2.2")), [&held].into_iter()).is_ok());
+    let existing = claim("a", all("192.0.2.1"));
+    assert!(check_ports(&claim("b", all("192.0.2.2")), [&existing].into_iter()).is_ok());
     let of_many = |last: u8| -> Vec<PortMapping> {
         let addresses = (0..60_000).map(|at| format!("10.{}.{}.{last}", at / 256, at % 256));
         addresses.map(|address| port(Some(address.as_str()), 1)).collect()
     };
-    let held = claim("a", of_many(1));
-    assert!(check_ports(&claim("b", of_many(2)), [&held].into_iter()).is_ok());
+    let existing = claim("a", of_many(1));
+    assert!(check_ports(&claim("b", of_many(2)), [&existing].into_iter()).is_ok());
 }
 
 #[test]
@@ -107,8 +107,8 @@ fn a_change_of_a_killed_process_is_completed_by_the_next() {
         killed.write(&of_network("b").key(), &of_network("b")).unwrap();
         drop((state, lock));
         assert!(!process().is_applied(&of_network("b")).unwrap());
-        // A claim of the same network: its ranges get into the table although the file of `b` already has
-        // them.
+        // A claim of the same network. Its ranges are added to the table, although the file of `b` already has these
+        // ranges.
         process().put(&of_network("c")).unwrap();
         assert!(listed("t").contains("10.1.0.0/16 ip daddr"), "{}", listed("t"));
         assert!(process().is_applied(&of_network("b")).unwrap());
@@ -165,7 +165,7 @@ fn a_bridge_that_an_earlier_version_opened_closes_with_its_last_claim() {
             fs::write(opened, "1").unwrap();
             let firewall = Firewall::open("t", dir.path(), shared).unwrap();
             firewall.remove(&claim("a", Vec::new())).unwrap();
-            assert!(is_open(), "the other one's port needs it");
+            assert!(is_open(), "the port of the other claim needs the setting");
             firewall.remove(&claim("b", Vec::new())).unwrap();
             assert!(!is_open(), "shared: {shared}");
         }
@@ -173,7 +173,7 @@ fn a_bridge_that_an_earlier_version_opened_closes_with_its_last_claim() {
 }
 
 #[test]
-fn a_failed_claim_keeps_the_previous_one() {
+fn a_failed_claim_keeps_the_previous_claim() {
     in_new_namespace(|| {
         let dir = tempfile::tempdir().unwrap();
         let except = |ranges: &[&str]| Claim {
@@ -300,7 +300,7 @@ fn content_of(table: &str) -> (String, Vec<String>, Vec<String>) {
 }
 
 #[test]
-fn the_table_is_changed_by_differences_and_equals_a_new_one() {
+fn the_table_is_changed_by_differences_and_equals_a_new_table() {
     in_new_namespace(|| {
         let dir = tempfile::tempdir().unwrap();
         let firewall = Firewall::open("t", dir.path(), false).unwrap();

@@ -37,7 +37,7 @@ struct Range {
     gateway: IpAddr,
 }
 
-/// Refuses sets that share an address, because it could be allocated twice.
+/// Refuses sets that share an address, because this address could be allocated twice.
 pub(crate) fn check_overlaps(sets: &[RangeSet]) -> Result<(), Error> {
     if sets.is_empty() {
         return Err(Error::invalid("ipam.ranges", "there is no range"));

@@ -99,7 +99,7 @@ fn allocation_continues_in_the_next_range_of_a_set() {
 }
 
 #[test]
-fn an_add_that_finds_the_second_set_full_frees_its_address_of_the_first_set() {
+fn a_failed_add_with_a_full_second_set_frees_its_address_of_the_first_set() {
     let dir = tempfile::tempdir().unwrap();
     let ipam = json!({"ranges": [[{"subnet": "10.1.2.0/24"}], [{"subnet": "10.1.3.0/30"}]]});
     add(dir.path(), "a", &ipam).unwrap();

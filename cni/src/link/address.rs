@@ -27,7 +27,7 @@ pub(crate) struct AssignedAddress {
 }
 
 impl Links {
-    /// The link's addresses without link-local ones (fe80::/10).
+    /// The link's addresses, except link-local addresses (fe80::/10).
     pub(crate) async fn addresses(&self, link: &Link) -> Result<Vec<AssignedAddress>, Error> {
         let all: Vec<_> = if self.is_here {
             // The kernel must filter the list, because each pod has an address on the host's side. The crate rtnetlink
@@ -97,7 +97,7 @@ impl Links {
         }
     }
 
-    /// Sets the link's addresses, and removes all others, such as the gateway of an earlier range.
+    /// Sets the link's addresses, and removes all other addresses, such as the gateway of an earlier range.
     pub(crate) async fn ensure_addresses(&self, link: &Link, wanted: &[IpNetwork]) -> Result<(), Error> {
         let present = self.addresses(link).await?;
         for address in wanted.iter().filter(|w| present.iter().all(|p| p.network != **w)) {
@@ -109,7 +109,8 @@ impl Links {
         Ok(())
     }
 
-    /// Whether a route to this destination exists, with the same next hop if one is given.
+    /// Whether a route to this destination exists. If `route` has a next hop, the existing route must have the same
+    /// next hop.
     async fn has_route(&self, route: &Route) -> Result<bool, Error> {
         let filter = if route.dst.is_ipv4() {
             RouteMessageBuilder::<Ipv4Addr>::new().build()
@@ -156,7 +157,10 @@ impl Links {
         }
         for route in &result.routes {
             if !self.has_route(route).await? {
-                return Err(changed(&format!("the route to {}", route.dst), "it is gone, or another one"));
+                return Err(changed(
+                    &format!("the route to {}", route.dst),
+                    "it is gone, or has another next hop",
+                ));
             }
         }
         Ok(())

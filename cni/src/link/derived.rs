@@ -22,8 +22,8 @@ fn hash(bytes: impl Iterator<Item = u8>) -> u64 {
 pub(crate) const DERIVED: [u8; 2] = [0x0a, 0x58];
 
 /// A locally administered hardware address derived from the IP address. Cached entries of neighbours stay valid when
-/// the next sandbox gets the address. All bytes of an IPv6 address count: ranges of one bridge may differ in their
-/// prefixes only.
+/// the next sandbox gets the address. All bytes of an IPv6 address count: ranges of one bridge may differ only in
+/// their prefixes.
 pub(crate) fn hardware_address(address: IpAddr) -> [u8; 6] {
     let tail = match address {
         IpAddr::V4(ip) => ip.octets(),

@@ -25,12 +25,12 @@ pub(crate) struct Setup {
     pub(crate) addresses: Vec<IpNetwork>,
     /// Whether the kernel runs duplicate address detection before the addresses are used.
     pub(crate) detect: bool,
-    /// Whether the kernel gives the interface no link-local IPv6 address when it is set up. Then a port of a bridge
-    /// sends no solicitations and reports, each of which the bridge copies to every other port.
+    /// Whether the kernel gives the interface no link-local IPv6 address when it is set up. An interface with such an
+    /// address sends solicitations and reports, and a bridge copies each of them to all other ports.
     pub(crate) no_link_local: bool,
-    /// Index of the other end of the pair, a port of a bridge on the host, which is still down. It is set up immediately
-    /// before this interface. If it were up earlier, the kernel would notice that it has no carrier, and disable the
-    /// port again. Each of these changes takes time in proportion to the number of ports.
+    /// Index of the other end of the pair: a port of a bridge on the host, which is still down. The port is set up
+    /// immediately before this interface. If the port were up earlier, the kernel would notice that it has no carrier,
+    /// and disable it again. Each of these changes takes time in proportion to the number of ports.
     pub(crate) host_end: Option<u32>,
     pub(crate) up: bool,
     /// If two routes have the same destination, the first one is used.
@@ -55,7 +55,7 @@ struct Step {
 struct Description {
     action: &'static str,
     what: String,
-    /// Error number that counts as success, because the state is already the desired one.
+    /// Error number that counts as success, because the desired state already exists.
     ignored: Option<i32>,
 }
 
@@ -70,7 +70,7 @@ impl Setup {
     /// Applies the settings. Returns the previous state of the link.
     pub(crate) async fn apply(self, netns: &Netns, ifname: &str) -> Result<Link, Error> {
         let ifname = ifname.to_owned();
-        // Opened here, so it belongs to the host's namespace.
+        // The socket is opened before the thread enters the sandbox's namespace, so it belongs to the host's namespace.
         let host_end =
             self.host_end.map(|index| open().map(|socket| HostEnd { socket, index })).transpose()?;
         netns.visit(move || self.assign(&ifname, host_end)).await?
@@ -111,7 +111,7 @@ impl Setup {
         addresses.chain(no_link_local).collect()
     }
 
-    /// The steps that set the interface up, and those that need an interface that is up.
+    /// The steps that set the interface up, and the steps that need an interface that is up.
     fn activation(&self, link: &Link) -> Vec<Step> {
         let routes = self.routes.iter().map(|route| {
             let message = RouteNetlinkMessage::NewRoute(route_message(link, route));
@@ -135,7 +135,7 @@ impl Step {
         Self { request, description }
     }
 
-    /// The same change. This error number counts as success.
+    /// Lets this error number count as success.
     fn ignoring(mut self, errno: i32) -> Self {
         self.description.ignored = Some(errno);
         self

@@ -50,8 +50,8 @@ impl Pair<'_> {
             Some(refused) => return Err(failed("create veth", self.host)(refused.error)),
             None => {}
         }
-        // The port must not process packets itself: a bridge passes frames to the addresses 01:80:c2:00:00:0X to the
-        // port. No frame can arrive before the peer is up.
+        // The host must not process IPv6 packets at the port: it receives frames to the addresses 01:80:c2:00:00:0X at
+        // the port, not at the bridge. No frame can arrive before the peer is up.
         sysctl::no_ipv6(self.host)?;
         Ok(true)
     }
@@ -68,7 +68,8 @@ impl Pair<'_> {
         if self.is_up {
             host_end = host_end.up();
         }
-        // A pair uses one queue. By default it gets one for each processor, and their removal takes a grace period.
+        // A pair uses one queue. By default it gets one queue for each processor, and the removal of several queues
+        // takes a grace period.
         for queues in [LinkAttribute::NumTxQueues(1), LinkAttribute::NumRxQueues(1)] {
             container_end = container_end.append_extra_attribute(queues.clone());
             host_end = host_end.append_extra_attribute(queues);

@@ -26,9 +26,9 @@ pub(crate) struct Port {
     pub(crate) isolated: bool,
     /// Locked port: the bridge accepts only packets from the hardware address that it has recorded for the port.
     pub(crate) locked: bool,
-    /// Three settings with one value. Whether the port gets frames to hardware addresses that the bridge does not know.
-    /// Whether the bridge learns addresses from the port's frames. Whether the port itself receives frames to
-    /// link-local protocols. `None` leaves the settings unchanged.
+    /// Whether the port gets frames to hardware addresses that the bridge does not know, the bridge learns addresses
+    /// from the port's frames, and the host receives frames to link-local protocols at the port. `None` leaves these
+    /// three settings unchanged.
     pub(crate) floods: Option<bool>,
 }
 
@@ -49,15 +49,15 @@ impl Links {
         }
         if let Some(floods) = port.floods {
             change = change.append_info_data(InfoBridgePort::UnicastFlood(floods));
-            // Without this mask, the port itself receives frames to link-local protocols, which may contain IP packets.
-            // Such frames bypass the rules of sources and all rules for the bridge. With the mask, the bridge handles
-            // them like all other frames.
+            // Without this mask, the host receives frames to link-local protocols at the port. They may contain IP
+            // packets. Such frames bypass the source filter and all rules for the bridge. With the mask, the bridge
+            // handles them like all other frames.
             let mask = if floods { 0 } else { LINK_LOCAL_PROTOCOLS };
             change = change.append_info_data(InfoBridgePort::GroupFwdMask(mask));
         }
-        // A port without flooding has a recorded address and sends from no other address. If the port itself received
-        // frames to link-local protocols, the bridge would also learn from these frames. The rules of sources would not
-        // see them. So a frame with the source address of another pod would move that pod's entry to this port.
+        // A port without flooding has a recorded address and sends from no other address, so the bridge need not learn.
+        // With learning, the bridge could also learn from frames to link-local protocols, which may bypass the source
+        // filter. Such a frame with the source address of another pod would move that pod's entry to this port.
         if let Some(learns) = if port.locked { Some(false) } else { port.floods } {
             change = change.append_info_data(InfoBridgePort::Learning(learns));
         }
@@ -69,8 +69,8 @@ impl Links {
     pub(crate) async fn add_forwarding(&self, link: &Link, mac: [u8; 6]) -> Result<(), Error> {
         let add = self.handle.neighbours().add_bridge(link.index, &mac).replace();
         // The entry is in the table of the bridge, not of the port. For a static entry, the kernel updates the hardware
-        // filters of ports: it visits all ports for each new entry, and all entries for each new port. It does not do
-        // this for external entries.
+        // filters of ports: it visits all ports for each new entry, and all entries for each new port. The kernel
+        // does not do this for external entries.
         add.flags(NeighbourFlags::Controller | NeighbourFlags::ExtLearned)
             .state(NeighbourState::Noarp)
             .execute()
@@ -79,7 +79,7 @@ impl Links {
     }
 
     /// Sets whether an existing port gets frames to unknown hardware addresses, and whether the bridge learns from its
-    /// frames. If not, the pod's own address is recorded in the bridge. An absent port is not an error.
+    /// frames. Without learning, records the pod's own address in the bridge. An absent port is not an error.
     pub(crate) async fn set_flooding(&self, port: &str, mac: [u8; 6], floods: bool) -> Result<(), Error> {
         let found = self.find(port).await?.filter(|link| link.controller.is_some());
         let Some(link) = found else { return Ok(()) };
@@ -89,8 +89,8 @@ impl Links {
         self.set_port(&link, Port { floods: Some(floods), ..Port::default() }).await
     }
 
-    /// Waits until the bridge forwards packets of a port. The kernel enables this shortly after both ends of the pair
-    /// are up. The wait has a timeout, because a bridge with spanning tree takes half a minute.
+    /// Waits until the bridge forwards packets of a port. The kernel enables forwarding shortly after both ends of the
+    /// pair are up. The wait has a timeout, because a bridge with spanning tree takes half a minute.
     pub(crate) async fn wait_until_forwarding(&self, port: &str) -> Result<(), Error> {
         let connected = rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link]);
         let (connection, _handle, mut changes) =

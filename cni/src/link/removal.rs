@@ -22,7 +22,7 @@ static WAITING: Semaphore = Semaphore::const_new(4);
 /// Removes the link with this index. When this returns, the link cannot be found any more.
 pub(super) async fn remove(index: u32) -> io::Result<()> {
     let permit = WAITING.acquire().await;
-    // Opened before the request, so that no notification is missed.
+    // The socket for notifications is opened before the request, so that no notification is missed.
     let (connection, _handle, mut notifications) =
         rtnetlink::new_multicast_connection(&[rtnetlink::MulticastGroup::Link])?;
     let listening = async {
@@ -42,7 +42,8 @@ pub(super) async fn remove(index: u32) -> io::Result<()> {
     let gone = async {
         while let Some((message, _)) = notifications.next().await {
             if let NetlinkPayload::InnerMessage(RouteNetlinkMessage::DelLink(link)) = message.payload
-                // A bridge sends such a message in its own family when it loses a port. That is not the removal.
+                // The kernel also sends such a message, of the family of bridges, when a port leaves its bridge. That
+                // message does not mean a removal of the link.
                 && link.header.interface_family == AddressFamily::Unspec
                 && link.header.index == index
             {
@@ -51,7 +52,7 @@ pub(super) async fn remove(index: u32) -> io::Result<()> {
         }
         std::future::pending().await
     };
-    // Notifications can be lost, the answer cannot.
+    // A notification can be lost. The answer cannot be lost.
     tokio::select! {
         () = gone => Ok(()),
         never = listening => match never {},

@@ -55,7 +55,7 @@ impl Bucket {
 }
 
 impl Links {
-    /// Makes an intermediate device for a link's traffic or uses the existing one, and sets it up. Its alias names the
+    /// Makes an intermediate device for a link's traffic unless it exists, and sets it up. The device's alias names the
     /// link.
     pub(crate) async fn ensure_ifb(&self, name: &str, of: &Link) -> Result<Link, Error> {
         let message = LinkIfb::new(name).mtu(of.mtu).up().build();
@@ -146,7 +146,7 @@ fn rate(message: &TcMessage) -> Option<u64> {
         return None;
     }
     // The netlink library does not support this kind: it returns the options as one attribute that contains all
-    // others.
+    // attributes of the kind.
     let options = message.attributes.iter().find_map(|a| match a {
         TcAttribute::Options(options) => match options.first() {
             Some(TcOption::Other(nla)) => Some(nla),

@@ -58,14 +58,14 @@ impl Vlans {
         members
     }
 
-    /// Whether a port has the desired memberships, and no others.
+    /// Whether a port has exactly the desired memberships.
     pub(crate) fn match_exactly(&self, present: &[Member]) -> bool {
         let wanted = self.members();
         wanted.iter().all(|member| present.contains(member))
             && (self.keep_default || present.len() == wanted.len())
     }
 
-    /// The memberships in the kernel's form: adjacent VLANs as one range, except the native one.
+    /// The memberships in the kernel's form: adjacent VLANs as one range, except the native VLAN.
     fn infos(&self) -> Vec<AfSpecBridge> {
         let info = |vid, flags| AfSpecBridge::VlanInfo(BridgeVlanInfo { vid, flags });
         let members = self.members();
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_has_one_native_vlan_and_ranges_of_tagged_ones() {
+    fn a_port_has_one_native_vlan_and_ranges_of_tagged_vlans() {
         let own = Flags::Pvid | Flags::Untagged;
         assert_eq!(messages_of(&vlans(Some(100), &[])), [(100, own)]);
         let (begin, end) = (Flags::RangeBegin, Flags::RangeEnd);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_ports_vlans_are_compared_with_the_desired_ones() {
+    fn a_ports_vlans_are_compared_with_the_desired_vlans() {
         let own = Member { vlan: 100, native: true, untagged: true };
         let default = Member { vlan: 1, native: false, untagged: true };
         let mut wanted = vlans(Some(100), &[]);

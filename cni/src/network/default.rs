@@ -21,7 +21,7 @@ pub(super) const NO_RANGE: &str = "no pod address range is set";
 impl Network {
     /// Sets the node's pod ranges. Without a configured network, this makes the default network: the bridge with the
     /// first address of each range as gateway, forwarding, and the firewall table. A repeated call with the same
-    /// ranges repairs them.
+    /// ranges repairs the network.
     ///
     /// # Errors
     /// When a range is too small or the kernel fails.
@@ -52,14 +52,14 @@ impl Network {
         done
     }
 
-    /// Sets the MTU of the default network's bridge and of all its pods, instead of the configured one. `None`
-    /// restores the configured one.
+    /// Sets the MTU of the default network's bridge and of all its pods. It overrides the configured MTU. `None`
+    /// restores the configured MTU.
     ///
     /// # Errors
     /// When the kernel fails. The call can be repeated.
     pub async fn set_mtu(&self, mtu: Option<u32>) -> Result<(), Error> {
         let made = |state: &State| state.list.is_some() && !state.configured;
-        // Usually nothing changes: then this takes no lock for writing.
+        // Usually nothing changes. Then the lock is taken only for reading.
         let nothing_to_do = |state: &State| state.mtu == mtu && !(state.mtu_is_new && made(state));
         if nothing_to_do(&*self.inner.state.read().await) {
             return Ok(());

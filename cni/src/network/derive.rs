@@ -39,9 +39,9 @@ const FIRST_BACKOFF: Duration = Duration::from_secs(10);
 const MAX_BACKOFF: Duration = Duration::from_secs(300);
 
 impl Network {
-    /// Restores the addresses, interfaces and firewall rules of running sandboxes, and frees those of all other sandboxes
-    /// (CNI GC).
-    /// For a sandbox without a record, `live` must contain the parameters of its [`add`](Self::add).
+    /// Restores the addresses, interfaces and firewall rules of running sandboxes, and frees those of all other
+    /// sandboxes (CNI GC). For a sandbox without a record, `live` must contain the parameters of its
+    /// [`add`](Self::add).
     ///
     /// # Errors
     /// The first failure. The later steps run nevertheless.
@@ -197,7 +197,7 @@ impl Network {
 
     async fn collect(&self, list: &List) -> Result<(), Error> {
         let valid = self.known_attachments().await;
-        self.invoker().gc(list, &valid, ExecutionPlace::Elsewhere).await
+        self.invoker().gc(list, &valid, ExecutionPlace::Executable).await
     }
 
     /// The attachments that keep their resources. The state is locked before the records are read. Under this lock a
@@ -312,7 +312,8 @@ fn claims(entries: &[Entry]) -> (Vec<Claim>, Result<(), Error>) {
 }
 
 /// Removes the firewall claims of sandboxes that were released after these entries were read: the next pod may need
-/// their host ports. A release marks the sandbox before it removes its claims, so a later release removes them itself.
+/// their host ports. A release marks the sandbox before it removes the claims. So either this function finds the mark,
+/// or the release removes the claims later.
 fn withdraw_released(firewall: &Firewall, cache: &Cache, entries: &[Entry]) -> Result<(), Error> {
     let mut first = Ok(());
     for entry in entries.iter().filter(|entry| !entry.is_releasing()) {
@@ -428,7 +429,7 @@ mod tests {
                 _ = &mut known => panic!("the state is locked"),
                 () = std::future::ready(()) => {}
             }
-            // As in `adopt`.
+            // `adopt` records a sandbox in the same way.
             network.inner.cache.put(entry(&live("a"))).unwrap();
             state.unrecorded = Some(Vec::new());
             drop(state);

@@ -12,7 +12,7 @@ use tokio::sync::{RwLock, RwLockReadGuard, watch};
 /// Longest wait of a pod for a GC.
 const MAX_POD_WAIT: Duration = Duration::from_secs(5);
 
-/// The lock, which lets either a GC run or attachments be recorded.
+/// The lock. Either one GC runs, or any number of attachments are recorded.
 pub(super) struct GcLock {
     lock: RwLock<()>,
     /// Number of attachments that wait for the running GC.
@@ -21,7 +21,7 @@ pub(super) struct GcLock {
     runs: AtomicU64,
 }
 
-/// No GC runs while this is held.
+/// No GC runs while this guard is held.
 pub(super) type RecordGuard<'c> = RwLockReadGuard<'c, ()>;
 
 /// Counts one waiting attachment.

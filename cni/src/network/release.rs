@@ -35,14 +35,14 @@ struct State {
     released: BTreeSet<String>,
     /// Sandboxes whose removal failed.
     failed: BTreeSet<String>,
-    /// Whether a task retries them.
+    /// Whether a task retries the failed removals.
     retrying: bool,
 }
 
 // === impl ReleaseQueue ===
 
 impl ReleaseQueue {
-    /// Adds a sandbox. Returns whether it is the first one, so that a sweep has to be started.
+    /// Adds a sandbox. Returns true if the queue was empty: then the caller has to start a sweep.
     fn add(&self, id: &str) -> bool {
         let mut state = self.lock();
         let first = state.released.is_empty();
@@ -98,7 +98,7 @@ impl Network {
         }
     }
 
-    /// Removes the networks of released sandboxes. Returns whether this or a concurrent sweep removed any.
+    /// Removes the networks of released sandboxes. Returns whether this or a concurrent sweep removed a network.
     pub(super) async fn remove_released(&self) -> bool {
         let queue = &self.inner.releases;
         let busy = queue.sweeping.try_lock().is_err();
@@ -113,7 +113,7 @@ impl Network {
         busy || !ids.is_empty()
     }
 
-    /// Retries failed removals. Returns whether none is left.
+    /// Retries failed removals. Returns whether all removals have succeeded.
     async fn retry_removals(&self) -> bool {
         let queue = &self.inner.releases;
         let _sweeping = queue.sweeping.lock().await;

@@ -82,7 +82,7 @@ impl Network {
 }
 
 /// Reloads after each change. Returns Ok when the network is dropped, and an error when the directory cannot be
-/// watched. `last_found` is the configuration at the last such error; an equal one is not reloaded.
+/// watched. `last_found` is the configuration at the last such error; an equal configuration is not reloaded.
 async fn reload_on_change(
     dir: &Path,
     network: &impl Fn() -> Option<Network>,

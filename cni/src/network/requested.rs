@@ -1,7 +1,7 @@
 //! Addresses and hardware address that a sandbox requests (the capabilities `ips` and `mac`).
 //!
-//! The sandbox gets exactly the requested addresses, or ADD fails. As far as possible, they are checked before the
-//! sandbox is made.
+//! The sandbox gets exactly the requested addresses, or ADD fails. As far as possible, the requests are checked before
+//! the sandbox is made.
 
 use std::net::IpAddr;
 
@@ -23,8 +23,9 @@ const IPS: &str = "ips";
 const MAC: &str = "mac";
 
 impl Network {
-    /// Checks the requests of a sandbox before it is made: addresses outside the network's ranges or in use, and
-    /// capabilities that no plugin declares. Only our own IPAM plugin is checked; executables answer at [`add`](Self::add).
+    /// Checks the requests of a sandbox before the sandbox is made. Refuses addresses outside the network's ranges,
+    /// addresses in use, and capabilities that no plugin declares. Asks only our own IPAM plugin: an executable reports
+    /// a refused request in [`add`](Self::add).
     ///
     /// # Errors
     /// The request that cannot be fulfilled, and why.
@@ -157,13 +158,13 @@ mod tests {
         ] {
             assert_eq!(given(good.clone(), answer.clone()), Ok(()), "{good}");
         }
-        for (bad, said) in [
+        for (bad, message) in [
             (json!({"ips": ["10.0.0.3"]}), "10.0.0.3"),
             (json!({"ips": ["10.0.0.2", "fd00::3"]}), "fd00::3"),
             (json!({"mac": "0a:00:00:00:00:02"}), "0a:00:00:00:00:02"),
         ] {
             let error = given(bad, answer.clone()).unwrap_err();
-            assert!(error.contains(said), "{error}");
+            assert!(error.contains(message), "{error}");
         }
         assert_eq!(
             given(json!({"mac": "0a:00:00:00:00:02"}), json!({})),

@@ -24,7 +24,8 @@ struct MtuChange {
 
 impl Network {
     /// Sets this MTU at both ends of the veth pair of each running pod of the default network. If the MTU of an end is
-    /// smaller than at its creation, an administrator or the pod has set it. Such an MTU stays unless it is too large.
+    /// smaller than at its creation, an administrator or the pod has set it. Such an MTU is kept unless it is too
+    /// large.
     pub(super) async fn resize_pods(&self, mtu: u32) -> Result<(), Error> {
         let inner = &self.inner;
         let mut first = Ok(());

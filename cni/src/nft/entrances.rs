@@ -10,12 +10,12 @@ use super::{Table, V4, V6};
 /// Base chains with these rules.
 const CHAINS: [&str; 2] = ["prerouting", "output"];
 
-/// Rules that lead to the host ports. They exist only while there are host ports: they search the routes for the first
-/// packet of each connection.
+/// Rules that lead to the host ports. They exist only while there are host ports, because they look up a route for the
+/// first packet of each connection.
 pub(crate) struct Entrances<'a> {
     /// Whether host ports existed before this transaction, and whether some exist after it.
     pub(crate) ports: [bool; 2],
-    /// Addresses that host ports do not take: a host port 53 would take over cluster DNS.
+    /// Addresses to which host ports do not apply. Otherwise a host port 53 would receive the queries to cluster DNS.
     pub(crate) served: &'a [IpAddr],
 }
 

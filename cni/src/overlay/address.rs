@@ -1,4 +1,4 @@
-//! Addresses of this network namespace, from which a node finds its own.
+//! Addresses of this network namespace, from which a node selects its own addresses.
 
 use std::collections::HashMap;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use crate::route_socket::RouteSocket;
 /// An address that other machines can use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LocalAddress {
-    /// The interface that has it.
+    /// The interface that has the address.
     pub interface: String,
     /// The address.
     pub ip: IpAddr,
@@ -59,7 +59,7 @@ fn may_change_addresses(message: &RouteNetlinkMessage) -> bool {
     address.is_some() || is_default_route(message)
 }
 
-/// All addresses of this network namespace, except temporary, deprecated and tentative ones.
+/// All addresses of this network namespace, except temporary, deprecated and tentative addresses.
 ///
 /// # Errors
 /// When a netlink socket cannot be opened or used.
@@ -67,9 +67,9 @@ pub fn local_addresses() -> Result<Vec<LocalAddress>, OverlayError> {
     let found = || {
         let mut socket = RouteSocket::open()?;
         let mut links = HashMap::new();
-        let mut ask = LinkMessage::default();
-        ask.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
-        socket.dump(RouteNetlinkMessage::GetLink(ask), |message| {
+        let mut query = LinkMessage::default();
+        query.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
+        socket.dump(RouteNetlinkMessage::GetLink(query), |message| {
             if let RouteNetlinkMessage::NewLink(link) = message {
                 links.insert(link.header.index, (device::name(&link).unwrap_or_default(), is_virtual(&link)));
             }

@@ -35,7 +35,7 @@ pub(crate) fn without_own_address(index: u32) -> RouteNetlinkMessage {
     RouteNetlinkMessage::SetLink(message)
 }
 
-/// The message that changes local address and uplink of a VXLAN device. `None` for others.
+/// The message that changes local address and uplink of a VXLAN device. `None` for other devices.
 pub(crate) fn move_message(index: u32, device: &Device) -> Option<RouteNetlinkMessage> {
     let Kind::Vxlan { vni, .. } = device.kind else { return None };
     let mut data = placed(&device.kind);
@@ -47,8 +47,8 @@ pub(crate) fn move_message(index: u32, device: &Device) -> Option<RouteNetlinkMe
     Some(RouteNetlinkMessage::NewLink(message))
 }
 
-/// The message that sets a device's MTU and sets it up. The kernel does not accept this and a new uplink in one
-/// message.
+/// The message that sets a device's MTU and sets it up. The kernel does not accept these changes and a new uplink in
+/// one message.
 pub(crate) fn set(index: u32, device: &Device) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = index;

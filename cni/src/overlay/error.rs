@@ -79,7 +79,7 @@ pub enum OverlayError {
         /// The addresses.
         addresses: String,
     },
-    /// An interface name that cannot be the prefix of others.
+    /// An interface name that cannot be the prefix of other interface names.
     #[error(
         "{name:?} is not a valid name of the overlay's interface: use 1 to 11 letters, digits, '.', '-' or '_'"
     )]

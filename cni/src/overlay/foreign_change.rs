@@ -33,7 +33,7 @@ impl Kernel {
         }
     }
 
-    /// A forwarding or neighbour entry of our device that is not desired.
+    /// Whether a forwarding or neighbour entry of our device is not desired.
     fn is_foreign_neighbour(&self, message: &NeighbourMessage, desired: &Tables) -> bool {
         let Some(port) = self.port_of(message.header.ifindex) else { return false };
         let is_foreign_forward =
@@ -46,7 +46,7 @@ impl Kernel {
         is_foreign_forward || is_foreign_neighbour || is_diverted(message, port, desired)
     }
 
-    /// A desired forwarding or neighbour entry that was removed.
+    /// Whether a desired forwarding or neighbour entry was removed.
     fn is_removed_neighbour(&self, message: &NeighbourMessage, desired: &Tables) -> bool {
         let Some(port) = self.port_of(message.header.ifindex) else { return false };
         let forward = read_forward(message, port);
@@ -54,7 +54,8 @@ impl Kernel {
             || is_wanted_neighbour(message, port, desired)
     }
 
-    /// A route with our protocol number that is not desired, or another route to a desired destination.
+    /// Whether a route has our protocol number and is not desired, or differs from the desired route to its
+    /// destination.
     fn is_foreign_route(&self, message: &RouteMessage, desired: &Tables) -> bool {
         if message.header.table != RouteHeader::RT_TABLE_MAIN {
             return false;
@@ -67,7 +68,7 @@ impl Kernel {
         }
     }
 
-    /// A desired route that was removed.
+    /// Whether a desired route was removed.
     fn is_removed_route(&self, message: &RouteMessage, desired: &Tables) -> bool {
         let removed = self.read_route(message).filter(|_| is_ours(message, self.protocol()));
         removed.is_some_and(|(to, route)| desired.routes.get(&to) == Some(&route))
@@ -85,8 +86,9 @@ impl Kernel {
         }
     }
 
-    /// An undesired address that was added to our device, a desired address that was removed from our device, or a change
-    /// of any address of another interface. Link-local addresses do not count, because each interface of a pod has one.
+    /// Whether an undesired address was added to our device, a desired address was removed from our device, or any
+    /// address of another interface has changed. Link-local addresses do not count, because each interface of a pod has
+    /// one.
     fn is_foreign_address(
         &self,
         message: &RouteNetlinkMessage,

@@ -165,7 +165,8 @@ impl Kernel {
         result.and(batched)
     }
 
-    /// Makes a device unless it exists. The outer error concerns netlink itself: no further call would succeed.
+    /// Makes a device unless it exists. The outer error is a failure of the netlink socket: no further call would
+    /// succeed.
     fn make_device(
         &mut self,
         change: &Change,
@@ -182,7 +183,7 @@ impl Kernel {
             return Ok(made.and(Err(self.missing(name, port, wanted)?)));
         };
         self.indexes.insert(port, link.header.index);
-        // A kernel without IPv6 refuses this; the error is ignored.
+        // A kernel without IPv6 refuses this request. The error is ignored.
         self.send(vec![Request::new(device::without_own_address(link.header.index), 0)])?;
         // Pods can send packets that look like packets of peers to the device's UDP port. So the device ignores router
         // advertisements.

@@ -114,9 +114,9 @@ pub(crate) struct DesiredState {
     pub(crate) refused: Vec<(String, String)>,
     /// Hardware addresses of the forwarding entries.
     announced: HashSet<(Port, Mac), RandomState>,
-    /// Whether no two peers share a range or a hardware address: then the desired entries of one peer do not depend on the
-    /// others.
-    pub(crate) apart: bool,
+    /// Whether no two peers share a range or a hardware address: then the desired entries of a peer do not depend on
+    /// other peers.
+    pub(crate) is_disjoint: bool,
 }
 
 /// Owner of a range.
@@ -129,7 +129,8 @@ pub(crate) struct RangeOwner {
     pub(crate) answers: bool,
 }
 
-/// One change. Changes are ordered: obstacles are removed first, and nothing is used before it exists.
+/// One change. Changes are ordered: conflicting objects are removed first, and an object is made before another object
+/// uses it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Change {
     RemoveDevice(Port),
@@ -157,7 +158,7 @@ fn overhead(port: Port, outer_v6: bool) -> u32 {
 // === impl Change ===
 
 impl Change {
-    /// Whether the kernel removes further objects with this change: it removes routes with their device.
+    /// Whether the kernel removes further objects with this change, such as the routes of a removed device.
     pub(crate) fn removes_other_objects(&self) -> bool {
         matches!(
             self,
@@ -201,7 +202,7 @@ pub(crate) fn wanted<'a>(
 ) -> DesiredState {
     let tables = Tables { devices, ..Tables::default() };
     let mut planner =
-        Planner { node, wanted: DesiredState { tables, apart: true, ..DesiredState::default() } };
+        Planner { node, wanted: DesiredState { tables, is_disjoint: true, ..DesiredState::default() } };
     planner.reserve(peers.size_hint().1.unwrap_or_default());
     let plan =
         |(name, peer): (&'a String, &'a Peer)| (name, planner.plan(name, peer, path_mtus.get(name).copied()));
@@ -241,8 +242,8 @@ impl Node {
         if let Backend::Vxlan { vni, port, .. } = self.config.backend {
             for uplink in &self.uplinks {
                 let v6 = uplink.address.is_ipv6();
-                // Pod packets of a family are carried in packets of the same family if both nodes have addresses of
-                // it, else in the other.
+                // Pod packets are carried in packets of their own family if both nodes have addresses of this family,
+                // else in packets of the other family.
                 let carried = |cidr: &&IpNetwork| {
                     cidr.is_ipv6() == v6 || self.uplinks.iter().all(|u| u.address.is_ipv6() == v6)
                 };
@@ -301,21 +302,21 @@ impl Planner<'_> {
     /// Adds the entries for a peer, unless it announces the hardware address of another peer.
     fn add(&mut self, name: &str, planned: Vec<PlannedRange>, owners: &Owners<'_>) {
         if let Some(owner) = planned.iter().find_map(|range| owners.conflicting_owner(name, range)) {
-            self.wanted.apart = false;
+            self.wanted.is_disjoint = false;
             return self.refuse(name, format!("its hardware address is that of {owner}"));
         }
         let is_shared = |address| self.wanted.announced.contains(&address);
-        self.wanted.apart &= !planned.iter().filter_map(PlannedRange::announced).any(is_shared);
+        self.wanted.is_disjoint &= !planned.iter().filter_map(PlannedRange::announced).any(is_shared);
         planned.into_iter().for_each(|range| self.add_range(name, range));
     }
 
-    /// Adds the entries for a range, unless an earlier peer has some of its addresses.
+    /// Adds the entries for a range, unless an earlier peer has some of the addresses of the range.
     fn add_range(&mut self, name: &str, PlannedRange { to, by, answers, route, hop }: PlannedRange) {
         let taken = overlapping(&self.wanted.ranges, to).next();
         if let Some(reason) =
             taken.map(|(other, of)| format!("its range {to} overlaps {other} of {}", of.peer))
         {
-            self.wanted.apart = false;
+            self.wanted.is_disjoint = false;
             return self.refuse(name, reason);
         }
         let tables = &mut self.wanted.tables;
@@ -377,7 +378,7 @@ impl Planner<'_> {
     ) -> (Route, Option<(Forward, Neighbour)>) {
         let port = if to.is_ipv6() { Port::Vxlan6 } else { Port::Vxlan4 };
         // As in flannel, the next hop is the first address of the peer's range. It has a permanent neighbour entry, so
-        // that the kernel never asks the network for it.
+        // that the kernel never sends a neighbour solicitation for it.
         let via = range.network();
         let hop = (Forward { port, mac, to }, Neighbour { port, ip: via, mac });
         (self.tunnel_route(port, Some(via), range, path_mtu), Some(hop))

@@ -2,7 +2,7 @@
 //!
 //! - *small*: an echo request (ICMP, ICMPv6) of 84 bytes;
 //! - *full*: an echo request of the MTU's size that must not be fragmented. If it is lost, a binary search finds the
-//!   longest one that passes;
+//!   longest request that passes;
 //! - *offloaded*: two datagrams passed to the kernel as one (UDP_SEGMENT), so that the device splits them and
 //!   computes their checksums. Their port is closed: "port unreachable" shows that they arrived intact. Wrong
 //!   checksums are a known fault of VXLAN with some network cards.
@@ -47,8 +47,8 @@ pub struct ProbeResult {
     pub offloaded: bool,
 }
 
-/// Probes all paths at the same time. Blocks for some milliseconds if everything passes, and for seconds if packets are
-/// lost.
+/// Probes all paths at the same time. Blocks for some milliseconds if all packets arrive, and for seconds if packets
+/// are lost.
 ///
 /// # Errors
 /// The sockets cannot be opened or used.

@@ -27,7 +27,7 @@ struct PacketAddresses {
     destination: IpAddr,
 }
 
-/// The device, and the tasks that move packets between it and UDP. Dropping it ends all of them.
+/// The device, and the tasks that move packets between the device and UDP sockets. Dropping this value ends them.
 pub(crate) struct Tunnel {
     device: Arc<AsyncFd<File>>,
     ranges: Arc<RwLock<NodeRanges>>,
@@ -48,8 +48,8 @@ impl Tunnel {
         Ok(Self { device, ranges: Arc::default(), sockets: Vec::new(), tasks: Vec::new() })
     }
 
-    /// Makes the device again after its deletion. The sockets are kept: an aborted task may use its socket, and with it
-    /// the address, for some more time.
+    /// Makes the device again after its deletion. The sockets are kept, because an aborted task may still use its
+    /// socket, and so the address, for some time.
     pub(crate) fn open_again(&mut self, name: &str) -> Result<(), OverlayError> {
         self.tasks.drain(..).for_each(|task| task.abort());
         self.device = open_device(name)?;
@@ -62,7 +62,7 @@ impl Tunnel {
         *self.ranges.write().unwrap_or_else(PoisonError::into_inner) = NodeRanges(ranges);
     }
 
-    /// Moves packets between the device and these addresses of the node, and no others.
+    /// Moves packets between the device and only these addresses of the node.
     pub(crate) fn listen(&mut self, addresses: &[SocketAddr]) -> Result<(), OverlayError> {
         if !self.tasks.is_empty() && self.sockets.iter().map(|(address, _)| address).eq(addresses) {
             return Ok(());
@@ -142,8 +142,8 @@ async fn forward_from_pods(
     }
 }
 
-/// Forwards packets from other nodes to local pods. Accepts them only from known nodes, with a source in the node's
-/// ranges.
+/// Forwards packets from other nodes to local pods. Accepts a packet only from a known node, and only if its source
+/// address is in the ranges of that node.
 async fn forward_to_pods(
     device: Arc<AsyncFd<File>>,
     socket: Arc<UdpSocket>,

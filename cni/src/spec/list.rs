@@ -26,7 +26,7 @@ pub(crate) type Capabilities = BTreeMap<String, Value>;
 
 impl List {
     /// Reads the first list of the directory by name, as CNI runtimes do. `None` without a list. A malformed list is an
-    /// error: the next list would configure another network than the intended one.
+    /// error, because the next list would configure a network that the user did not intend.
     pub(crate) fn first_of(dir: &Path) -> Result<Option<Self>, Error> {
         let Some(path) = files(dir, &["conflist", "conf", "json"])?.into_iter().next() else {
             return Ok(None);

@@ -25,7 +25,8 @@ const OF_PROTOCOL: [&str; 12] = [
     "coracle",
 ];
 const VALID_ATTACHMENTS: &str = "cni.dev/valid-attachments";
-/// A second name of the key. The specification and libcni used different names, and libcni writes both.
+/// Another name of the key of the valid attachments. The specification and libcni used different names, and libcni
+/// writes both.
 const ATTACHMENTS: &str = "cni.dev/attachments";
 
 /// The request to a plugin.
@@ -68,7 +69,7 @@ impl Request {
         self.conf.get(key).and_then(Value::as_str).unwrap_or_default()
     }
 
-    /// Version of the protocol. An unknown version is an error; a missing one means 0.1.0, which is unknown, too.
+    /// Version of the protocol. An unknown version is an error. A missing version means 0.1.0, which is unknown, too.
     pub(crate) fn version(&self) -> Result<Version, Error> {
         let text = self.conf.get("cniVersion").and_then(Value::as_str).unwrap_or("0.1.0");
         Version::parse(text).ok_or_else(|| Error::IncompatibleVersion { version: text.to_owned() })
@@ -84,11 +85,11 @@ impl Request {
 
     /// Like [`previous`](Self::previous), for a plugin that must follow another plugin.
     pub(crate) fn chained(&self) -> Result<Answer, Error> {
-        let reason = "is missing: this plugin must follow another one in the list";
+        let reason = "is missing: this plugin must follow another plugin in the list";
         self.previous()?.ok_or_else(|| Error::invalid("prevResult", reason))
     }
 
-    /// The plugin's own keys as `T`. `T` must deny unknown fields, so that they are refused by name.
+    /// The plugin's own keys as `T`. `T` must deny unknown fields, so that the error names an unknown field.
     pub(crate) fn own<T: DeserializeOwned>(&self) -> Result<T, Error> {
         let own = |key: &String| !OF_PROTOCOL.contains(&key.as_str()) && !key.starts_with("cni.dev/");
         let map = self.conf.iter().filter(|(key, _)| own(key));
@@ -96,7 +97,7 @@ impl Request {
         from_value(map.into(), "")
     }
 
-    /// The runtime's value of one capability, if it has one.
+    /// The runtime's value of a capability. `None` if the runtime sets no value.
     pub(crate) fn capability<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, Error> {
         let value = self.conf.get("runtimeConfig").and_then(|config| config.get(name));
         let Some(value) = value.filter(|value| !value.is_null()) else { return Ok(None) };
@@ -229,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn own_keys_are_read_and_unknown_ones_refused_by_name() {
+    fn own_keys_are_read_and_unknown_keys_refused_by_name() {
         let good = json!({"cniVersion": "1.0.0", "name": "n", "type": "t", "cni.dev/x": 1, "size": 3});
         assert_eq!(request(good, "").own::<Own>().unwrap().size, 3);
         let error = request(json!({"size": 3, "colour": 1}), "").own::<Own>().unwrap_err();

@@ -131,8 +131,8 @@ impl Answer {
         })
     }
 
-    /// The interface of the host that routes to the sandbox. In a VLAN it is the interface of the VLAN (`br0.100`),
-    /// otherwise the first one: the bridge or the host's end of the pair.
+    /// The interface of the host that routes to the sandbox. In a VLAN it is the interface of the VLAN (`br0.100`).
+    /// Otherwise it is the first interface of the host: the bridge or the host's end of the pair.
     pub(crate) fn routed_by(&self) -> Option<&Interface> {
         let mut of_host = self.interfaces.iter().filter(|interface| interface.sandbox.is_empty());
         let first = of_host.next()?;
@@ -254,9 +254,9 @@ mod tests {
 
     #[test]
     fn unknown_fields_of_results_are_ignored() {
-        let said = json!({"cniVersion": "1.1.0", "x": 1, "interfaces": [{"name": "b0", "x": 1}],
+        let value = json!({"cniVersion": "1.1.0", "x": 1, "interfaces": [{"name": "b0", "x": 1}],
             "ips": [{"address": "10.1.0.5/16", "x": 1}], "routes": [{"dst": "0.0.0.0/0", "x": {}}], "dns": {"x": 1}});
-        let answer = Answer::parse(said, Version::V1_1_0).unwrap();
+        let answer = Answer::parse(value, Version::V1_1_0).unwrap();
         assert_eq!(answer.routes[0].dst.to_string(), "0.0.0.0/0");
         let all = json!(full().routes[0]);
         assert!(all.as_object().unwrap().keys().all(|key| Route::FIELDS.contains(&key.as_str())));

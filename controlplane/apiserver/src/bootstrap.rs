@@ -233,10 +233,14 @@ async fn local_class(state: &Arc<State>) -> Result<()> {
 }
 
 /// Writes the config map with the certificate authorities, if one of them has changed. Aggregated servers read it to
-/// authenticate clients and this server.
+/// authenticate clients and this server. While config maps cannot be decrypted, nothing is written; [`upkeep`] calls this
+/// again when they are loaded.
 async fn extension_authentication(state: &Arc<State>) -> Result<()> {
     let Some(map) = authentication_map(state) else { return Ok(()) };
     let kind = core("configmaps")?;
+    if state.cache.check_readable(kind).is_err() {
+        return Ok(());
+    }
     if stored(state, kind, &map).is_some_and(|stored| stored["data"] == map["data"]) {
         return Ok(());
     }
@@ -255,7 +259,7 @@ async fn extension_authentication(state: &Arc<State>) -> Result<()> {
 /// Creates the config map of [`extension_authentication`] if it does not exist.
 async fn missing_extension_authentication(state: &Arc<State>) -> Result<()> {
     match authentication_map(state) {
-        Some(map) => ensure(state, "configmaps", map).await,
+        Some(map) => ensure_config_map(state, map).await,
         None => Ok(()),
     }
 }
@@ -287,7 +291,17 @@ async fn token_tracking(state: &Arc<State>) -> Result<()> {
     let since = jiff::Timestamp::now().strftime("%Y-%m-%d").to_string();
     let map =
         json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"since": since}});
-    ensure(state, "configmaps", map).await
+    ensure_config_map(state, map).await
+}
+
+/// Creates a config map if it does not exist. While config maps cannot be decrypted, nothing is created; [`upkeep`] does
+/// this again when they are loaded.
+async fn ensure_config_map(state: &Arc<State>, map: Value) -> Result<()> {
+    let kind = core("configmaps")?;
+    match state.cache.check_readable(kind) {
+        Ok(()) => ensure_kind(state, kind, map).await,
+        Err(_unreadable) => Ok(()),
+    }
 }
 
 async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()> {

@@ -16,6 +16,7 @@ mod object;
 mod progress;
 mod references;
 mod rendered_events;
+mod unreadable;
 mod watchers;
 
 use std::{
@@ -26,9 +27,9 @@ use std::{
     },
 };
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use coracle_kinds::{Resource, kind::built_in};
-use coracle_store::{Commit, Entry, Event as Stored, Expect, Guard, Page, Range, Store, Watch};
+use coracle_store::{Commit, Entry, Event as Stored, Expect, Guard, Page, Range, ReadablePage, Store, Watch};
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
@@ -50,6 +51,7 @@ pub(crate) use object::{Object, encode, encode_fields, key_of, part_of, prefix_o
 use progress::Progress;
 pub(crate) use references::{ReferenceKind, References};
 pub(crate) use rendered_events::RenderedEvents;
+use unreadable::UnreadableObject;
 pub(crate) use watchers::{Event, Events, Watcher};
 
 /// Store key of the guard for service addresses and ports. Each write that allocates an address or a port also updates the
@@ -96,24 +98,32 @@ struct Counts {
 }
 
 /// The collection of one resource.
-pub(crate) struct Shared(Mutex<Collection>);
+pub(crate) struct Shared {
+    collection: Mutex<Collection>,
+    /// An object that cannot be decrypted. The objects are then not loaded. Never set after the start.
+    unreadable: ArcSwapOption<UnreadableObject>,
+}
 
 impl Shared {
     /// Locks the collection. The guard must not be held over an await.
     pub(crate) fn lock(&self) -> MutexGuard<'_, Collection> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.collection.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Cache {
-    /// Loads the objects of the built-in resources. Returns the cache and the watch for [`Cache::follow`].
+    /// Loads the objects of the built-in resources. Returns the cache and the watch for [`Cache::follow`]. Resources with
+    /// unreadable objects are not loaded.
     pub(crate) async fn load(store: &dyn Store) -> std::result::Result<(Self, Watch), coracle_store::Error> {
-        let page = store.list(Range::default()).await?;
+        let ReadablePage { page, unreadable } = store.list_readable(Range::default()).await?;
         let watch = store.watch("", page.revision).await?;
         let cache = Self::new(page.revision);
+        cache.mark_unreadable(unreadable)?;
         for entry in page.entries {
             if let Some(collection) = cache.by_key(&entry.key) {
-                collection.lock().load(entry);
+                if collection.is_readable() {
+                    collection.lock().load(entry);
+                }
             } else {
                 cache.note_guard(&entry.key, entry.modified);
             }
@@ -151,7 +161,7 @@ impl Cache {
         store: &dyn Store,
         stored: &Arc<Resource>,
     ) -> std::result::Result<(), coracle_store::Error> {
-        if let Ok(known) = self.of(stored) {
+        if let Ok(known) = self.collection(stored) {
             known.lock().replace(stored.clone());
             return Ok(());
         }
@@ -161,21 +171,30 @@ impl Cache {
         let (superseded, namespace_bytes) = (self.superseded.clone(), self.namespace_bytes.clone());
         let collection = insert(&mut collections, collection, Counts { superseded, namespace_bytes });
         self.collections.store(Arc::new(collections));
+        let loaded = self.list_into(store, &collection, stored).await;
+        if loaded.is_err() {
+            self.remove(&stored.group, &stored.plural);
+        }
+        loaded
+    }
+
+    /// Loads the stored objects of a resource into its collection, which keeps commits meanwhile.
+    async fn list_into(
+        &self,
+        store: &dyn Store,
+        collection: &Shared,
+        kind: &Resource,
+    ) -> std::result::Result<(), coracle_store::Error> {
         loop {
             let resyncs = self.resyncs.load(Ordering::Acquire);
-            match store.list(Range { prefix: prefix_of(stored, ""), ..Range::default() }).await {
-                // A resync came during the list: commits between both are missing, so list again.
-                Ok(_) if self.resyncs.load(Ordering::Acquire) != resyncs => {}
-                Ok(page) => {
-                    let mut quotas = self.quotas.lock();
-                    collection.lock().loaded(page);
-                    quotas.recount(self, stored);
-                    return Ok(());
-                }
-                Err(error) => {
-                    self.remove(&stored.group, &stored.plural);
-                    return Err(error);
-                }
+            let page = store.list(Range { prefix: prefix_of(kind, ""), ..Range::default() }).await?;
+            // A resync came during the list: commits between both are missing, so list again.
+            if self.resyncs.load(Ordering::Acquire) == resyncs {
+                let mut quotas = self.quotas.lock();
+                collection.lock().loaded(page);
+                quotas.recount(self, kind);
+                collection.unreadable.store(None);
+                return Ok(());
             }
         }
     }
@@ -349,7 +368,17 @@ impl Cache {
     }
 
     /// The collection of a resource. All versions of the resource share one collection.
+    ///
+    /// # Errors
+    /// `NotFound` if the resource is not served, `InternalError` if its stored objects cannot be decrypted.
     pub(crate) fn of(&self, kind: &Resource) -> Result<Arc<Shared>> {
+        let found = self.collection(kind)?;
+        found.check_readable()?;
+        Ok(found)
+    }
+
+    /// Does the same as [`Cache::of`], but also returns a collection whose objects are not loaded.
+    pub(crate) fn collection(&self, kind: &Resource) -> Result<Arc<Shared>> {
         let stored = kind.stored_as();
         let collections = self.collections.load();
         let found = collections.get(&*stored.group).and_then(|group| group.get(&*stored.plural));
@@ -363,13 +392,14 @@ impl Cache {
         found.map_or(0, |objects| u64::try_from(objects.lock().len()).unwrap_or(u64::MAX))
     }
 
-    /// The objects of a namespace in their stored versions. An empty namespace selects all.
+    /// The objects of a namespace in their stored versions. An empty namespace selects all. Empty if
+    /// [`Cache::check_readable`] fails.
     pub(crate) fn list(&self, kind: &Resource, namespace: &str) -> Vec<Arc<Object>> {
         let prefix = prefix_of(kind, namespace);
         self.of(kind).map(|all| all.lock().under(&prefix).cloned().collect()).unwrap_or_default()
     }
 
-    /// An object in its stored version.
+    /// An object in its stored version. `None` if [`Cache::check_readable`] fails.
     pub(crate) fn get(&self, kind: &Resource, namespace: &str, name: &str) -> Option<Arc<Object>> {
         self.of(kind).ok()?.lock().get(&key_of(kind, namespace, name))
     }
@@ -387,7 +417,7 @@ fn insert(collections: &mut Collections, mut collection: Collection, counts: Cou
     let (group, plural) = (collection.kind().group.as_ref().into(), collection.kind().plural.as_ref().into());
     let shared = Arc::new_cyclic(|itself| {
         collection.share_as(itself.clone());
-        Shared(Mutex::new(collection))
+        Shared { collection: Mutex::new(collection), unreadable: ArcSwapOption::empty() }
     });
     collections.entry(group).or_default().insert(plural, shared.clone());
     shared

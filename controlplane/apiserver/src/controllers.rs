@@ -7,4 +7,5 @@ pub(crate) mod flow_control;
 pub(crate) mod initialization;
 pub(crate) mod policy_status;
 pub(crate) mod quota_status;
+pub(crate) mod unreadable;
 pub(crate) mod usage_history;

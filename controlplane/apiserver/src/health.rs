@@ -54,7 +54,8 @@ const READY: &[Check] = &[
     ("shutdown", shutdown),
 ];
 
-/// The check of the key management services, which exists if services encrypt the store. As upstream, it does not fail
+/// The check of the key management services, which exists if services encrypt the store. It also fails while stored objects
+/// cannot be decrypted. As upstream, it does not fail
 /// `/livez`: a restart does not repair a service.
 const SERVICES: Check = ("kms-providers", encryption);
 
@@ -76,7 +77,9 @@ fn store(state: &State) -> Result<(), String> {
 }
 
 fn encryption(state: &State) -> Result<(), String> {
-    state.encryption_health.as_ref().map_or(Ok(()), |health| (health.0)())
+    state.encryption_health.as_ref().map_or(Ok(()), |health| (health.0)())?;
+    let unreadable = state.cache.unreadable();
+    unreadable.iter().try_for_each(|resource| resource.check_readable()).map_err(|error| error.message)
 }
 
 /// The checks of an endpoint: `healthz`, `livez` or `readyz`. `None` for other names.

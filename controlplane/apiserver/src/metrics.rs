@@ -253,9 +253,11 @@ impl Metrics {
             "Number of changes received from the store split by kind.",
             &["group", "resource"],
         );
-        for collection in sources.cache.all() {
-            let collection = collection.lock();
-            let (kind, number) = (collection.kind(), signed(collection.len()));
+        for shared in sources.cache.all() {
+            let collection = shared.lock();
+            // As upstream, -1 means that the objects cannot be read.
+            let number = if shared.is_readable() { signed(collection.len()) } else { -1 };
+            let kind = collection.kind();
             let labels = [&*kind.group, &*kind.plural];
             objects.with_label_values(&labels).set(number);
             events.with_label_values(&labels).inc_by(collection.received());

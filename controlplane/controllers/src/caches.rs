@@ -40,7 +40,9 @@ pub(crate) struct Caches {
     pub(crate) nodes: Arc<Cache<Node>>,
     pub(crate) namespaces: Arc<Cache<Namespace>>,
     pub(crate) service_accounts: Arc<Cache<ServiceAccount>>,
-    /// Contains only config maps with the cluster's CA.
+    /// Contains only config maps with the cluster's CA. [`Caches::synced`] does not wait for config maps and Secrets: an
+    /// API server lists them only after their key management service has responded. The controllers that need them wait
+    /// themselves.
     pub(crate) root_cas: Arc<Cache<ConfigMap>>,
     pub(crate) services: Arc<Cache<Service>>,
     pub(crate) endpoints: Arc<Cache<Endpoints>>,
@@ -173,7 +175,7 @@ impl Caches {
         feed(client, &self.resource_quotas, Config::control_plane())
     }
 
-    /// Returns once every cache of a served kind has its first list.
+    /// Returns once every cache of a served kind has its first list, except the caches that are documented otherwise.
     pub(crate) async fn synced(&self) {
         self.pods.synced().await;
         self.replica_sets.synced().await;
@@ -190,15 +192,11 @@ impl Caches {
         self.nodes.synced().await;
         self.namespaces.synced().await;
         self.service_accounts.synced().await;
-        self.root_cas.synced().await;
         self.services.synced().await;
         self.endpoints.synced().await;
         self.endpoint_slices.synced().await;
         self.signing_requests.synced().await;
         self.leases.synced().await;
-        self.tokens.synced().await;
-        self.account_tokens.synced().await;
-        self.cluster_infos.synced().await;
         self.budgets.synced().await;
         self.cluster_roles.synced().await;
         self.service_cidrs.synced().await;

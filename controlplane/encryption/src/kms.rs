@@ -148,7 +148,7 @@ impl Kms {
             .name("kms".to_owned())
             .spawn(move || serve(&of_thread, of_client, queue));
         started.map_err(|error| failed(&settings, error.to_string()))?;
-        let prefix = format!("k8s:enc:kms:v2:{}:", settings.name).into_bytes();
+        let prefix = prefix_of(&settings.name);
         let [waiting, checking] = [(); 2].map(|()| Semaphore::new(MAX_WAITING));
         let kms = Self { settings, prefix, shared, calls, waiting, checking };
         let (done, checked) = mpsc::channel();
@@ -306,6 +306,11 @@ impl Kms {
         let sent = self.calls.send(call);
         sent.map_err(|_ended| failed(&self.settings, "its thread has ended".to_owned()))
     }
+}
+
+/// Prefix of the values that the plugin with this name encrypts. A name contains no colon.
+pub(super) fn prefix_of(name: &str) -> Vec<u8> {
+    format!("k8s:enc:kms:v2:{name}:").into_bytes()
 }
 
 fn failed(settings: &KmsSettings, reason: String) -> Error {

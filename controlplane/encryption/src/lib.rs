@@ -161,6 +161,12 @@ fn check_services(rules: &[Rule]) -> Result<(), Error> {
     services.try_for_each(Kms::health)
 }
 
+/// Whether the key management service with this name encrypted the value.
+#[must_use]
+pub fn is_of_service(stored: &[u8], name: &str) -> bool {
+    stored.starts_with(&kms::prefix_of(name))
+}
+
 /// Whether the bytes have the prefix of an encrypted value of any provider.
 #[must_use]
 pub fn is_encrypted(bytes: &[u8]) -> bool {

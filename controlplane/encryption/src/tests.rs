@@ -31,6 +31,14 @@ fn load(resources: &str) -> Result<Encryption, Error> {
 }
 
 #[test]
+fn the_service_of_a_value_is_known_by_its_name() {
+    let stored = b"k8s:enc:kms:v2:vault:x";
+    assert!(is_of_service(stored, "vault"));
+    assert!(!is_of_service(stored, "vau") && !is_of_service(stored, "vault2"));
+    assert!(!is_of_service(b"{}", "vault"));
+}
+
+#[test]
 fn the_first_match_of_a_resource_decides() {
     let box_a = keys("secretbox", &[("a", A)]);
     let all = load(&format!(

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use coracle_encryption::{Encryption, is_encrypted};
+use coracle_encryption::{Encryption, is_encrypted, is_of_service};
 use coracle_sealing::{Keys, is_sealed};
 
 use crate::{Entry, Error};
@@ -25,6 +25,34 @@ pub struct Sealing {
 pub(crate) struct Revisions {
     pub(crate) created: u64,
     pub(crate) modified: u64,
+}
+
+/// Key management services that have failed during a pass over many entries. The pass does not call them again, because
+/// each call may take up to the timeout of the service.
+#[derive(Default)]
+pub(crate) struct FailedServices(Vec<FailedService>);
+
+struct FailedService {
+    name: String,
+    reason: String,
+}
+
+// === impl FailedServices ===
+
+impl FailedServices {
+    /// The error of an entry whose service has failed.
+    fn error(&self, key: &str, value: &[u8]) -> Option<Error> {
+        let FailedService { name, reason } = self.0.iter().find(|one| is_of_service(value, &one.name))?;
+        let source = coracle_sealing::Error::Kms { name: name.clone(), reason: reason.clone() };
+        Some(Error::Sealed { key: key.to_owned(), source })
+    }
+
+    /// Records the service that caused an error.
+    fn record(&mut self, error: &Error) {
+        if let Error::Sealed { source: coracle_sealing::Error::Kms { name, reason }, .. } = error {
+            self.0.push(FailedService { name: name.clone(), reason: reason.clone() });
+        }
+    }
 }
 
 /// Encodes and decodes entries.
@@ -48,8 +76,19 @@ impl EntryCodec {
     }
 
     pub(crate) fn decode(&self, key: &str, bytes: &[u8]) -> Result<Option<Entry>, Error> {
+        self.decode_in_pass(&mut FailedServices::default(), key, bytes)
+    }
+
+    /// [`EntryCodec::decode`] in a pass over many entries.
+    pub(crate) fn decode_in_pass(
+        &self,
+        failed: &mut FailedServices,
+        key: &str,
+        bytes: &[u8],
+    ) -> Result<Option<Entry>, Error> {
         let Some((Revisions { created, modified }, value)) = split(bytes) else { return Ok(None) };
-        let value = self.open(key, value)?.unwrap_or_else(|| Bytes::copy_from_slice(value));
+        let opened = self.open_in_pass(failed, key, value)?;
+        let value = opened.unwrap_or_else(|| Bytes::copy_from_slice(value));
         Ok(Some(Entry { key: key.into(), value, created, modified }))
     }
 
@@ -88,6 +127,19 @@ impl EntryCodec {
         opened.map(Some).map_err(|error| failed(failure.unwrap_or(error)))
     }
 
+    /// [`EntryCodec::open`] in a pass over many entries.
+    pub(crate) fn open_in_pass(
+        &self,
+        failed: &mut FailedServices,
+        key: &str,
+        value: &[u8],
+    ) -> Result<Option<Bytes>, Error> {
+        if let Some(error) = failed.error(key, value) {
+            return Err(error);
+        }
+        self.open(key, value).inspect_err(|error| failed.record(error))
+    }
+
     /// The revisions of an encoded entry.
     pub(crate) fn revisions(bytes: &[u8]) -> Option<Revisions> {
         split(bytes).map(|(revisions, _)| revisions)
@@ -104,13 +156,23 @@ impl EntryCodec {
     }
 
     /// The entry with the current encryption. `None` if the stored entry already has it, or if a key management service
-    /// does not respond.
-    pub(crate) fn resealed(&self, key: &str, bytes: &[u8]) -> Result<Option<Vec<u8>>, Error> {
+    /// fails.
+    pub(crate) fn resealed(
+        &self,
+        failed: &mut FailedServices,
+        key: &str,
+        bytes: &[u8],
+    ) -> Result<Option<Vec<u8>>, Error> {
         let Some((revisions, value)) = split(bytes) else { return Ok(None) };
         if self.is_current(key, value) {
             return Ok(None);
         }
-        let Some(entry) = self.decode(key, bytes)? else { return Ok(None) };
+        let entry = match self.decode_in_pass(failed, key, bytes) {
+            // The service of the former key may start later. The value stays as it is until its next write.
+            Err(error) if error.is_of_service() => None,
+            decoded => decoded?,
+        };
+        let Some(entry) = entry else { return Ok(None) };
         match self.encode(key, revisions, &entry.value) {
             Ok(bytes) => Ok(Some(bytes)),
             // A key management service may start later. The value keeps its encryption until its next write.
@@ -168,26 +230,57 @@ fn split(bytes: &[u8]) -> Option<(Revisions, &[u8])> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
-    #[test]
-    fn a_value_stays_as_it_is_while_the_key_management_service_does_not_respond() {
-        let directory = tempfile::tempdir().unwrap();
-        let file = directory.path().join("encryption.yaml");
+    /// A value with the prefix of the service in [`with_absent_service`]. The rest is an empty message.
+    pub(crate) const SEALED_BY_SERVICE: &[u8] = b"k8s:enc:kms:v2:p:";
+
+    /// Encryption of Secrets by a key management service that does not respond.
+    pub(crate) fn with_absent_service(directory: &std::path::Path) -> Sealing {
+        let file = directory.join("encryption.yaml");
         let text = "apiVersion: apiserver.config.k8s.io/v1\nkind: EncryptionConfiguration\nresources:\n\
             - resources: [secrets]\n  providers: [{kms: {apiVersion: v2, name: p, endpoint: 'unix:///absent/s'}}]\n";
         std::fs::write(&file, text).unwrap();
         std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600)).unwrap();
-        let keys = Keys::load_or_create(&directory.path().join("keys")).unwrap();
+        let keys = Keys::load_or_create(&directory.join("keys")).unwrap();
         let encryption = Some(Arc::new(Encryption::load(&file).unwrap()));
-        let codec = EntryCodec(Some(Sealing { keys, prefixes: vec!["/secrets/".to_owned()], encryption }));
+        Sealing { keys, prefixes: vec!["/secrets/".to_owned()], encryption }
+    }
+
+    #[test]
+    fn a_value_stays_as_it_is_while_the_key_management_service_does_not_respond() {
+        let directory = tempfile::tempdir().unwrap();
+        let codec = EntryCodec(Some(with_absent_service(directory.path())));
         let mut plain = [0_u8; 16].to_vec();
         plain.extend(b"{}");
         assert!(!codec.is_current_entry("/secrets/n/a", &plain));
-        assert_eq!(codec.resealed("/secrets/n/a", &plain).unwrap(), None);
+        assert_eq!(codec.resealed(&mut FailedServices::default(), "/secrets/n/a", &plain).unwrap(), None);
         assert!(matches!(codec.ready("/secrets/n/a"), Err(Error::Sealed { .. })));
         codec.ready("/pods/n/a").unwrap();
+    }
+
+    #[test]
+    fn a_pass_does_not_call_a_failed_service_again() {
+        let directory = tempfile::tempdir().unwrap();
+        let sealing = with_absent_service(directory.path());
+        let codec = EntryCodec(Some(sealing));
+        let mut failed = FailedServices::default();
+        let error = codec.open_in_pass(&mut failed, "/secrets/n/a", SEALED_BY_SERVICE).unwrap_err();
+        assert!(error.is_of_service(), "{error}");
+        // This codec has no service, so the error is from the first call.
+        let keys = Keys::load_or_create(&directory.path().join("keys")).unwrap();
+        let without = EntryCodec(Some(Sealing { keys, prefixes: Vec::new(), encryption: None }));
+        let error = without.open_in_pass(&mut failed, "/secrets/n/b", SEALED_BY_SERVICE).unwrap_err();
+        assert!(error.is_of_service(), "{error}");
+        let error = without.open("/secrets/n/b", SEALED_BY_SERVICE).unwrap_err();
+        assert!(!error.is_of_service(), "{error}");
+        let mut stored = [0_u8; 16].to_vec();
+        stored.extend(SEALED_BY_SERVICE);
+        assert_eq!(codec.resealed(&mut failed, "/secrets/n/a", &stored).unwrap(), None);
+        // A damaged value is not the fault of the service.
+        let damaged = [stored.as_slice(), b"\xff"].concat();
+        assert!(codec.resealed(&mut FailedServices::default(), "/secrets/n/a", &damaged).is_err());
     }
 
     #[test]

@@ -22,8 +22,9 @@ use futures::future::BoxFuture;
 use tokio::sync::oneshot;
 
 use crate::{
-    Backup, BackupHead, Entry, Error, Health, Page, Range, Sealing, Store, Tier, Watch, Write,
-    codec::EntryCodec,
+    Backup, BackupHead, Entry, Error, Health, Page, Range, ReadablePage, Sealing, Store, Tier, Unreadable,
+    Watch, Write,
+    codec::{EntryCodec, FailedServices},
 };
 use engine::Engine;
 pub use restore::restore;
@@ -177,7 +178,11 @@ impl Store for Embedded {
     }
 
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>> {
-        Box::pin(async move { self.shared.list(&range) })
+        Box::pin(async move { self.shared.list_readable(&range)?.complete() })
+    }
+
+    fn list_readable(&self, range: Range) -> BoxFuture<'_, Result<ReadablePage, Error>> {
+        Box::pin(async move { self.shared.list_readable(&range) })
     }
 
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>> {
@@ -274,7 +279,9 @@ impl Shared {
         self.read(|engine| engine.get(key))
     }
 
-    fn list(&self, range: &Range) -> Result<Page, Error> {
+    /// The entries of a range. An entry that cannot be read for another reason than a failed key management service is an
+    /// error.
+    fn list_readable(&self, range: &Range) -> Result<ReadablePage, Error> {
         let start = if range.start > range.prefix { &range.start } else { &range.prefix };
         let limit = if range.limit == 0 { usize::MAX } else { range.limit };
         // The writer holds this lock while it commits. With the lock, both tiers and the revision are from the
@@ -294,13 +301,20 @@ impl Shared {
         let revision = state.revision();
         drop(state);
         // This runs without the lock, because a key management service that does not respond must not delay writes.
+        let (mut failed, mut unreadable) = (FailedServices::default(), Vec::new());
         for (key, bytes) in sealed {
-            entries.extend(self.codec.decode(&key, &bytes)?);
+            match self.codec.decode_in_pass(&mut failed, &key, &bytes) {
+                Ok(entry) => entries.extend(entry),
+                Err(error) if error.is_of_service() => {
+                    unreadable.push(Unreadable { key: key.into(), error });
+                }
+                Err(error) => return Err(error),
+            }
         }
         entries.sort_by(|left, right| left.key.cmp(&right.key));
         let more = entries.len() > limit;
         entries.truncate(limit);
-        Ok(Page { entries, revision, more })
+        Ok(ReadablePage { page: Page { entries, revision, more }, unreadable })
     }
 }
 

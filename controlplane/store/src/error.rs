@@ -131,6 +131,17 @@ pub enum Error {
     Closed,
 }
 
+// === impl Error ===
+
+impl Error {
+    /// Whether an entry cannot be decrypted or encrypted because a key management service failed. The service may respond
+    /// later.
+    #[must_use]
+    pub fn is_of_service(&self) -> bool {
+        matches!(self, Self::Sealed { source: coracle_sealing::Error::Kms { .. }, .. })
+    }
+}
+
 /// The state of an entry that a write does not expect.
 fn state(revision: Option<u64>) -> String {
     match revision {

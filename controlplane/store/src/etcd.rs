@@ -20,7 +20,8 @@ use futures::future::BoxFuture;
 use tokio::{sync::mpsc, task::JoinHandle};
 
 use crate::{
-    Backup, Entry, Error, Health, Page, Range, Sealing, Store, Tier, Watch, Write, codec::EntryCodec,
+    Backup, Entry, Error, Health, Page, Range, ReadablePage, Sealing, Store, Tier, Watch, Write,
+    codec::{EntryCodec, FailedServices},
 };
 use connection::Connection;
 use follow::Follower;
@@ -161,6 +162,16 @@ impl Store for Etcd {
         Box::pin(async move { self.shared.list(&range).await })
     }
 
+    fn list_readable(&self, range: Range) -> BoxFuture<'_, Result<ReadablePage, Error>> {
+        Box::pin(async move {
+            let mut found = self.shared.list_readable(&range).await?;
+            match found.unreadable.iter().position(|one| !one.error.is_of_service()) {
+                Some(damaged) => Err(found.unreadable.swap_remove(damaged).error),
+                None => Ok(found),
+            }
+        })
+    }
+
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>> {
         Box::pin(async move { self.shared.write(&write).await })
     }
@@ -273,8 +284,8 @@ impl Shared {
     }
 
     /// The stored value as the caller wrote it.
-    fn opened(&self, key: &str, value: Vec<u8>) -> Result<bytes::Bytes, Error> {
-        Ok(self.codec.open(key, &value)?.unwrap_or_else(|| value.into()))
+    fn opened(&self, failed: &mut FailedServices, key: &str, value: Vec<u8>) -> Result<bytes::Bytes, Error> {
+        Ok(self.codec.open_in_pass(failed, key, &value)?.unwrap_or_else(|| value.into()))
     }
 }
 

@@ -25,4 +25,7 @@ pub use codec::Sealing;
 pub use embedded::{Embedded, EmbeddedOptions, restore};
 pub use error::Error;
 pub use etcd::{Etcd, EtcdIdentity, EtcdOptions, EtcdTls};
-pub use store::{Commit, Entry, Event, Expect, Guard, Health, Page, Range, Store, Tier, Watch, Write};
+pub use store::{
+    Commit, Entry, Event, Expect, Guard, Health, Page, Range, ReadablePage, Store, Tier, Unreadable, Watch,
+    Write,
+};

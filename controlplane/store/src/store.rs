@@ -16,6 +16,15 @@ pub trait Store: Send + Sync + 'static {
     /// Entries in the order of their keys, all from one revision.
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>>;
 
+    /// Does the same as [`Store::list`], but lists entries whose key management service failed separately. A service that
+    /// fails is called once, not once for each entry.
+    fn list_readable(&self, range: Range) -> BoxFuture<'_, Result<ReadablePage, Error>> {
+        Box::pin(async move {
+            let page = self.list(range).await?;
+            Ok(ReadablePage { page, unreadable: Vec::new() })
+        })
+    }
+
     /// Creates, replaces or deletes one entry and touches the write's guard, if the conditions of both hold. Returns
     /// the commit's revision when the commit is as durable as its tier requires.
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>>;
@@ -105,6 +114,39 @@ pub struct Page {
     pub revision: u64,
     /// Whether there are more entries beyond the limit.
     pub more: bool,
+}
+
+/// The result of a list with entries that cannot be read.
+#[derive(Debug)]
+pub struct ReadablePage {
+    /// The entries that can be read.
+    pub page: Page,
+    /// The other entries.
+    pub unreadable: Vec<Unreadable>,
+}
+
+/// An entry that exists but cannot be decrypted.
+#[derive(Debug)]
+pub struct Unreadable {
+    /// The entry's key.
+    pub key: Arc<str>,
+    /// The cause.
+    pub error: Error,
+}
+
+// === impl ReadablePage ===
+
+impl ReadablePage {
+    /// The page if all entries can be read.
+    ///
+    /// # Errors
+    /// The error of the first entry that cannot be read.
+    pub(crate) fn complete(self) -> Result<Page, Error> {
+        match self.unreadable.into_iter().next() {
+            Some(first) => Err(first.error),
+            None => Ok(self.page),
+        }
+    }
 }
 
 /// The condition of a write.

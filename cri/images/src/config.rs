@@ -18,15 +18,16 @@ pub struct ImagesConfig {
     pub platform: Platform,
     /// Limits of unpacked layers.
     pub limits: Limits,
-    /// Timeout for the next byte from a registry. Then the request is retried, and resumes at the last received byte.
+    /// Timeout for the next byte from a registry. After the timeout the request is repeated, and resumes after the last
+    /// received byte.
     pub stall_timeout: Duration,
-    /// Timeout for progress. A pull fails if a registry sends almost nothing for this long, even in many responses.
+    /// Timeout for progress. A pull fails if a registry sends almost no data for this long, even in many responses.
     /// Only time spent waiting for the registry counts.
     pub progress_timeout: Duration,
     /// Time after which the fetch of a layer gives its slot to another owner's fetch, if that owner fetches fewer
     /// layers.
     pub fetch_time_slice: Duration,
-    /// Minimum compressed size of a layer, in bytes, for a later pull to resume its fetch. The data of such a layer is
+    /// Minimum compressed size in bytes of a layer whose fetch a later pull can resume. The data of such a layer is
     /// kept on disk until the layer is complete.
     pub resume_from: u64,
     /// Maximum number of layers that one pull fetches at a time.
@@ -40,7 +41,7 @@ pub struct Platform {
     pub os: String,
     /// Processor architecture, such as `amd64`.
     pub architecture: String,
-    /// Variant of the architecture, such as `v7` for 32-bit ARM. Empty if the architecture has none.
+    /// Variant of the architecture, such as `v7` for 32-bit ARM. Empty if the architecture has no variants.
     pub variant: String,
 }
 

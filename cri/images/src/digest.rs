@@ -103,7 +103,7 @@ impl Digest {
         format!("blobs/{}/{}", self.algorithm.name(), self.hex())
     }
 
-    /// The first 16 digits, as a directory name; the complete digest is checked inside the directory. It is
+    /// The first 16 digits, as a directory name; the complete digest is checked inside the directory. The name is
     /// short because the paths of all layers of an image must fit into one page of mount options.
     pub(crate) fn short(&self) -> String {
         hex::encode(&self.bytes[..8])

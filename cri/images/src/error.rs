@@ -86,7 +86,7 @@ pub struct Cause {
 pub enum ErrorKind {
     /// The registry or the store does not have the image.
     NotFound,
-    /// The registry refuses the credentials, or requires some.
+    /// The registry refuses the credentials, or requires credentials.
     Unauthorized,
     /// The registry is unreachable, stalled, overloaded or broken. A retry may succeed.
     Unavailable,

@@ -61,7 +61,7 @@ type Archive = tar::Builder<BufWriter<File>>;
 
 impl Images {
     /// Writes an image to a file, as an OCI archive that [`Images::import`] and other tools read. The file is
-    /// renamed into place when it is complete, and replaces an existing one.
+    /// renamed into place when it is complete, and replaces an existing file.
     ///
     /// # Errors
     /// If the image does not exist, a layer is damaged or cannot be rebuilt, or a file cannot be written. Also if the path
@@ -307,7 +307,7 @@ mod tests {
         let there = store(other.path()).await;
         let imported = there.import(&archive, None).await.unwrap();
         assert_eq!((&imported[0].id, &imported[0].tags), (&pulled.id, &pulled.tags));
-        // Other tools can read it.
+        // Other tools can read the archive.
         let listed = std::process::Command::new("skopeo")
             .args(["--insecure-policy", "inspect", "--config", &format!("oci-archive:{}", archive.display())])
             .output();

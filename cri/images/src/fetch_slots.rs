@@ -1,9 +1,9 @@
 //! Slots for layers that are fetched at the same time. They limit the memory of a node that pulls many images.
 //!
-//! A fetch from a slow registry would occupy its slot for hours. Two rules limit this. One owner, for example the
-//! namespace of the pods, gets only a part of the slots. And a fetch holds a slot for a time slice. After
-//! it, the fetch gives the slot to a waiting owner that has fewer slots. A free slot goes to the waiting owner with the
-//! fewest slots. So even many hostile owners can only delay the pulls of another owner.
+//! A fetch from a slow registry would occupy its slot for hours. Two rules limit this. First, one owner, for example
+//! the namespace of the pods, gets only a part of the slots. Second, a fetch holds its slot for a time slice. Then it
+//! gives the slot to a waiting owner that has fewer slots. A free slot goes to the waiting owner with the fewest slots.
+//! So even many hostile owners can only delay the pulls of another owner.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn owners_without_slots_are_forgotten() {
+    fn owners_without_slots_are_removed() {
         let slots = FetchSlots::all(Duration::ZERO);
         for number in 0..100 {
             drop(acquire_now(&slots, &number.to_string()));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_owners_give_way_to_one_that_has_no_slot() {
+    async fn slow_owners_yield_a_slot_to_an_owner_without_slots() {
         let slots = FetchSlots::new(8, 5, Duration::ZERO);
         let mut tasks = tokio::task::JoinSet::new();
         for owner in ["slow", "slower"] {

@@ -49,8 +49,9 @@ pub enum Auth {
 pub struct Login {
     /// The credentials.
     pub auth: Auth,
-    /// The host, with a port if it is not the default one, alone or in a URL. If the address is empty, the credentials
-    /// are for the registry in the image's name. No other host gets the credentials, not even a mirror of the registry.
+    /// A host or a URL with the host, and with a port unless it is the default port. If the address is empty, the
+    /// credentials are for the registry in the image's name. No other host gets the credentials, not even a mirror of
+    /// the registry.
     pub address: String,
 }
 
@@ -96,7 +97,7 @@ pub struct Usage {
 // === impl Image ===
 
 impl Image {
-    /// `USER` of the image; empty if it sets none.
+    /// `USER` of the image. Empty if the image sets no user.
     #[must_use]
     pub fn user(&self) -> &str {
         self.process().and_then(|c| c.user().as_deref()).unwrap_or_default()
@@ -120,13 +121,13 @@ impl Image {
         self.process().and_then(|c| c.cmd().as_deref()).unwrap_or_default()
     }
 
-    /// Working directory; empty if the image sets none.
+    /// Working directory. Empty if the image sets no directory.
     #[must_use]
     pub fn working_dir(&self) -> &str {
         self.process().and_then(|c| c.working_dir().as_deref()).unwrap_or_default()
     }
 
-    /// The signal that stops the container; empty if the image sets none.
+    /// The signal that stops the container. Empty if the image sets no signal.
     #[must_use]
     pub fn stop_signal(&self) -> &str {
         self.process().and_then(|c| c.stop_signal().as_deref()).unwrap_or_default()

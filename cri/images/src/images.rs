@@ -59,7 +59,7 @@ pub(crate) enum StoreError {
     Layer(#[from] LayerError),
     #[error(transparent)]
     Record(#[from] RecordError),
-    #[error("another process has it open ({} is locked)", path.display())]
+    #[error("another process has the store open ({} is locked)", path.display())]
     Locked { path: PathBuf },
     #[error("cannot lock {}", path.display())]
     Lock {
@@ -69,7 +69,9 @@ pub(crate) enum StoreError {
     },
     #[error("this kernel cannot resolve paths within a directory (openat2, Linux 5.6)")]
     Kernel,
-    #[error("the large configurations of images take too much memory; remove images that have one")]
+    #[error(
+        "the large configurations of images take too much memory; remove images with a large configuration"
+    )]
     Configurations,
     #[error("the process is shutting down")]
     Stopped,
@@ -85,11 +87,11 @@ pub(crate) struct NewImage {
     pub(crate) size: u64,
     pub(crate) config: String,
     pub(crate) parsed: ParsedConfig,
-    /// One for each layer, lowest first, without duplicates.
+    /// One reference for each layer, lowest first, without duplicates.
     pub(crate) leases: Vec<Lease>,
 }
 
-/// How long [`Images::wait_for_space`] waits for the disk.
+/// Maximum wait of [`Images::wait_for_space`] for the disk.
 const SPACE_TIMEOUT: Duration = Duration::from_millis(500);
 
 // === impl StoreError ===
@@ -202,7 +204,7 @@ impl Images {
         self.inner.layers.usage()
     }
 
-    /// Removes unused data: removed images that are not held any more, and layers of incomplete pulls. Call it once
+    /// Removes unused data: removed images that are no longer held, and layers of incomplete pulls. Call it once
     /// after a restart, after all ids in use are held again.
     ///
     /// # Errors
@@ -328,8 +330,8 @@ impl Images {
         self.sweep().await
     }
 
-    /// Removes a record, then releases its layers: the other order could lose layers of a recorded image.
-    /// Returns false if the image is held. The caller holds `writing`.
+    /// Removes a record, then releases its layers: the reverse order could lose layers of a recorded image. Returns
+    /// false if the image is held. The caller holds `writing`.
     async fn remove_record(&self, id: &Digest) -> Result<bool, StoreError> {
         let Some(entry) = self.table_mut().remove_unused(id) else { return Ok(false) };
         let (records, digest) = (self.inner.records.clone(), *id);
@@ -459,7 +461,7 @@ fn now() -> u64 {
     records::seconds(SystemTime::now())
 }
 
-/// Whether the new record adds nothing. A pull of an unchanged image then writes nothing.
+/// Whether the image is listed and already has all names of the new record. Then a pull writes no record.
 fn is_unchanged(old: &Record, new: &Record) -> bool {
     let all = |old: &[String], new: &[String]| new.iter().all(|name| old.contains(name));
     !old.removed && all(&old.tags, &new.tags) && all(&old.digests, &new.digests)

@@ -83,7 +83,7 @@ pub(crate) enum ImportError {
 /// An image as described by the archive's documents.
 struct Found {
     references: Vec<Reference>,
-    /// The digest of its configuration.
+    /// The digest of the image's configuration.
     id: Digest,
     /// The digest in the layout's index.
     digest: Option<Digest>,
@@ -96,7 +96,7 @@ struct Found {
 #[derive(Clone)]
 struct LayerFile {
     path: String,
-    /// Its digest, if the archive has it.
+    /// The layer's digest, if the archive has it.
     digest: Option<Digest>,
     size: u64,
 }
@@ -244,9 +244,8 @@ fn collect(images: impl Iterator<Item = Result<Found, ImportError>>) -> Result<V
     Ok(found)
 }
 
-/// Selects the entries of a layout for this machine. Entries with the same name are one image for several
-/// platforms; entries without a name are several images. If none is marked for this platform, all are
-/// imported.
+/// Selects the entries of a layout for this machine. Entries with the same name are one image for several platforms.
+/// Entries without a name are several images. If no entry is marked for this platform, all entries are selected.
 fn select_platform(entries: Vec<Descriptor>, platform: &Platform) -> Vec<Descriptor> {
     let mut named: HashMap<Reference, Vec<Descriptor>> = HashMap::new();
     for entry in &entries {
@@ -262,11 +261,11 @@ fn select_platform(entries: Vec<Descriptor>, platform: &Platform) -> Vec<Descrip
         })
         .collect();
     let one_fits = entries.iter().any(|entry| annotated_name(entry).is_none() && fits(entry, platform));
-    let stays = |entry: &Descriptor| match annotated_name(entry) {
+    let is_selected = |entry: &Descriptor| match annotated_name(entry) {
         Some(name) => best.get(&name).is_none_or(|best| *best == entry.digest),
         None => !one_fits || entry.platform.is_none() || fits(entry, platform),
     };
-    entries.iter().filter(|entry| stays(entry)).cloned().collect()
+    entries.iter().filter(|entry| is_selected(entry)).cloned().collect()
 }
 
 fn read_image(source: &Source, top: &Descriptor, platform: &Platform) -> Result<Found, ImportError> {

@@ -39,7 +39,7 @@ pub(crate) use trash::Trash;
 use unpacking::InProgress;
 pub(crate) use unpacking::Source;
 
-/// How long a layer of an interrupted pull is kept for a retry.
+/// Time for which a layer of an interrupted pull is kept for a retry.
 pub(crate) const KEEP: Duration = Duration::from_secs(3600);
 
 /// All layers of a store.
@@ -135,8 +135,8 @@ pub(crate) enum LayerError {
     )]
     Deep { layer: Digest, count: usize },
     #[error(
-        "layer {layer} is refused: the names of directories and links that are kept of all layers would take more than \
-         {} MiB of memory", names::TOTAL >> 20
+        "layer {layer} is refused: the names of directories and links that the store keeps for all layers would \
+         take more than {} MiB of memory", names::TOTAL >> 20
     )]
     Names { layer: Digest },
     #[error(
@@ -173,7 +173,7 @@ impl LayerError {
 // === impl Layers ===
 
 impl Layers {
-    /// Opens the layers of a store. Complete layers are kept, everything else is removed.
+    /// Opens the layers of a store. Keeps complete layers, and removes all other files.
     pub(crate) fn open(root: &Path) -> Result<Layers, LayerError> {
         let (layers, partial) = (root.join("layers"), root.join("partial"));
         for path in [&layers, &partial] {
@@ -253,7 +253,7 @@ impl Layers {
         }
     }
 
-    /// Releases references of records. Deletes nothing; `sweep` does.
+    /// Releases references of records. The next `sweep` removes unreferenced layers.
     pub(crate) fn release(&self, diff_ids: &[Digest]) {
         for diff_id in diff_ids {
             self.drop_reference(diff_id, false);
@@ -302,7 +302,7 @@ impl Layers {
         layers.chain(self.spools.next_expiry()).min()
     }
 
-    /// Disk usage of all complete layers and of those being deleted.
+    /// Disk usage of all complete layers and of the layers that are being deleted.
     pub(crate) fn usage(&self) -> Usage {
         let mut usage = self.trash.usage();
         for state in self.states().values() {

@@ -22,7 +22,8 @@ pub(crate) use search::{Found, Search, Step};
 
 /// Maximum bytes of a manifest or index. Registries must accept 4 MiB; few accept more.
 pub(crate) const MANIFEST_MAX: u64 = 4 << 20;
-/// Maximum bytes of a configuration, which stays in memory as long as the image. Large ones have some hundred KiB.
+/// Maximum bytes of a configuration, which stays in memory as long as the image. Large configurations have some hundred
+/// KiB.
 pub(crate) const CONFIG_MAX: u64 = 2 << 20;
 /// Maximum number of elements and fields in those parts of a configuration that are read.
 const CONFIG_VALUES_MAX: usize = 20_000;
@@ -153,8 +154,8 @@ struct Version {
     schema_version: u32,
 }
 
-/// Parses a manifest or an index, by its fields, not by its media type. A document that is valid as both is
-/// refused: otherwise two readers could see two images behind one digest.
+/// Parses a manifest or an index. Its fields decide, not its media type. A document that is valid as both is refused:
+/// otherwise two readers could get different images for one digest.
 pub(crate) fn parse(bytes: &[u8]) -> Result<Document, ManifestError> {
     let version: Version = serde_json::from_slice(bytes).map_err(|e| ManifestError::Damaged(e.into()))?;
     if version.schema_version == 1 {

@@ -61,8 +61,8 @@ pub(crate) struct Pull {
 
 impl Images {
     /// Pulls an image, or finds it in the store if the name's digest at the registry is unchanged. Equal
-    /// concurrent pulls are merged. A pull that no caller awaits any more stops, and leaves nothing
-    /// incomplete.
+    /// concurrent pulls are merged. A pull stops when no caller awaits it any more, and leaves no
+    /// incomplete layer.
     ///
     /// # Errors
     /// See [`ErrorKind`].
@@ -230,8 +230,8 @@ impl Pull {
         String::from_utf8(bytes).map_err(|_no_text| PullError::ConfigText)
     }
 
-    /// Gets all layers, several at a time. If one fails with a temporary error, the complete ones are kept
-    /// for a retry.
+    /// Gets all layers, several at a time. If a layer fails with a temporary error, the complete layers are kept for a
+    /// retry.
     async fn layers(&self, wanted: Vec<WantedLayer>) -> Result<Vec<Lease>, PullError> {
         let order: Vec<Digest> = wanted.iter().map(|layer| layer.diff_id).collect();
         let mut kept = IncompletePull { images: &self.images, leases: Vec::new(), keep: true };
@@ -288,8 +288,8 @@ impl Drop for IncompletePull<'_> {
     }
 }
 
-/// Each layer once, at its topmost position: overlayfs refuses duplicate directories, and the topmost
-/// occurrence hides the lower ones.
+/// Each layer once, at its topmost position: overlayfs refuses duplicate directories, and the topmost occurrence hides
+/// the lower occurrences.
 fn wanted(layers: &[Descriptor], diff_ids: &[Digest]) -> Vec<WantedLayer> {
     let pairs = layers.iter().cloned().zip(diff_ids.iter().copied());
     let all: Vec<WantedLayer> =

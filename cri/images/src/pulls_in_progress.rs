@@ -34,7 +34,7 @@ pub(crate) struct SharedPull {
 // === impl PullsInProgress ===
 
 impl PullsInProgress {
-    /// The running pull with this key. If there is none, `start` starts it.
+    /// The running pull with this key. If no pull with this key runs, `start` starts it.
     pub(crate) fn join(&self, key: PullKey, start: impl FnOnce(PullKey) -> SharedPull) -> Arc<SharedPull> {
         let mut pulls = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         pulls.retain(|_, pull| pull.strong_count() > 0);

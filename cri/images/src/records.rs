@@ -21,10 +21,11 @@ pub(crate) struct Record {
     pub(crate) size: u64,
     /// The configuration, byte for byte; its digest is the id.
     pub(crate) config: String,
-    /// Removed by the user, but containers still use its layers.
+    /// Whether the image was removed while containers still used its layers.
     #[serde(default)]
     pub(crate) removed: bool,
-    /// Grows with every write. If two records have the same tag, the greater generation wins.
+    /// Generation of the record, which grows with every write. If two records have the same tag, the greater generation
+    /// wins.
     #[serde(default)]
     pub(crate) generation: u64,
     /// Time of the last pull or import, in seconds since 1970.
@@ -90,7 +91,7 @@ fn load_by(
             _ => continue,
         }
         if let Some(version) = later_version(&path) {
-            // Setting it aside would remove layers of running containers.
+            // If the record were set aside, layers of running containers would be removed.
             let why = format!(
                 "the record is of a later version ({version}; this release supports {VERSION}); start the later release again"
             );
@@ -146,7 +147,7 @@ fn put(mut file: File, text: &[u8], used: u64) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Sets the time of the last use. Not synced: a power failure only makes it less exact.
+/// Sets the time of the last use. The time is not synced: a power failure only makes it less exact.
 pub(crate) fn record_use(directory: &Path, id: &Digest, used: u64) -> Result<(), RecordError> {
     let path = path(directory, id);
     let noted = File::options().write(true).open(&path).and_then(|file| file.set_modified(time(used)));
@@ -167,9 +168,9 @@ pub(crate) fn time(seconds: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_secs(seconds)
 }
 
-/// Removes a record. An absent one is not an error. Not synced: a power failure can restore the record. Then its image
-/// is still complete, or [`Images::open`](crate::Images::open) drops it because a layer is missing. `layers/trash.rs`
-/// excludes other states. The next written record makes the removal durable.
+/// Removes a record. An absent record is not an error. The removal is not synced: a power failure can restore the
+/// record. Then its image is still complete, or [`Images::open`](crate::Images::open) drops the image because a layer
+/// is missing. `layers/trash.rs` excludes other states. The next written record makes the removal durable.
 pub(crate) fn remove(directory: &Path, id: &Digest) -> Result<(), RecordError> {
     let path = path(directory, id);
     match std::fs::remove_file(&path) {
@@ -251,12 +252,12 @@ mod tests {
     }
 
     #[test]
-    fn records_are_read_back_and_incomplete_ones_are_set_aside() {
+    fn records_are_read_back_and_incomplete_records_are_set_aside() {
         let directory = tempfile::tempdir().unwrap();
-        let (good, torn) = (record("{}"), record("{ }"));
+        let (good, incomplete) = (record("{}"), record("{ }"));
         write(directory.path(), &good).unwrap();
-        write(directory.path(), &torn).unwrap();
-        let path = directory.path().join(format!("{}.json", torn.id.hex()));
+        write(directory.path(), &incomplete).unwrap();
+        let path = directory.path().join(format!("{}.json", incomplete.id.hex()));
         let text = std::fs::read(&path).unwrap();
         std::fs::write(&path, &text[..text.len() / 2]).unwrap();
         std::fs::write(directory.path().join("x.new"), "half").unwrap();
@@ -273,7 +274,7 @@ mod tests {
         assert_eq!((noted.pulled, noted.used, noted.generation), (1_700_000_000, 1_700_003_600, 4));
         write(directory.path(), &noted).unwrap();
         assert_eq!(load(directory.path()).unwrap(), [noted]);
-        record_use(directory.path(), &torn.id, 1).unwrap();
+        record_use(directory.path(), &incomplete.id, 1).unwrap();
         remove(directory.path(), &good.id).unwrap();
         remove(directory.path(), &good.id).unwrap();
         assert_eq!(load(directory.path()).unwrap(), []);
@@ -285,7 +286,7 @@ mod tests {
         "size":7,"config":"{}","removed":true,"generation":3,"pulled":1700000000}"#;
 
     #[test]
-    fn earlier_record_versions_are_read_and_later_ones_are_not_touched() {
+    fn earlier_record_versions_are_read_and_later_versions_are_not_changed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("a.json");
         std::fs::write(&path, RECORDED).unwrap();
@@ -304,7 +305,7 @@ mod tests {
         for (field, value) in recorded.as_object().unwrap() {
             assert_eq!(today.get(field), Some(value), "{field} is written in another way");
         }
-        // A later version may add fields and change others.
+        // A later version may add fields and change other fields.
         std::fs::write(&path, RECORDED.replacen('{', r#"{"new":[1],"#, 1)).unwrap();
         assert_eq!(load(directory.path()).unwrap().len(), 1);
         std::fs::write(&path, r#"{"version":2,"id":{"sha256":"00"}}"#).unwrap();

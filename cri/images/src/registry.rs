@@ -158,8 +158,9 @@ impl Registry {
         self.manifest(&digest.to_string(), Some(digest)).await
     }
 
-    /// The current digest of a tag or digest, by one HEAD request. Registries do not count a HEAD request as a pull. `None`
-    /// if the first host returns no digest: then the caller fetches the document.
+    /// The digest of a tag or digest that the first host serves, by one HEAD request. Registries do not count a HEAD request
+    /// as a pull. `None` if the host returns no digest of a tag: then the caller fetches the document. The response cannot
+    /// change a digest in the reference: otherwise a registry or mirror could substitute another image of the repository.
     pub(crate) async fn digest(&self, target: &Target) -> Option<Digest> {
         let has_capability = |endpoint: &Endpoint| match target {
             Target::Tag(_) => endpoint.host.resolve,
@@ -170,7 +171,10 @@ impl Registry {
         let path = self.path(index, &format!("manifests/{}", target.as_str()));
         let answer =
             endpoint.request(&Request { path: &path, accept: ACCEPT, from: 0, head: true }).await.ok()?;
-        content_digest(&answer).or_else(|| target.as_str().parse().ok())
+        match target {
+            Target::Tag(_) => content_digest(&answer),
+            Target::Digest(digest) => digest.parse().ok(),
+        }
     }
 
     /// A blob, to be read in pieces.
@@ -226,7 +230,7 @@ impl Registry {
 }
 
 /// Whether credentials belong to a host. Credentials that name a host belong to that host. Other credentials belong to
-/// the registry of the image. A mirror gets only credentials that name it.
+/// the registry of the image. A mirror gets only credentials that name the mirror.
 fn belongs_to(login: &Login, reference: &Reference, host: &hosts::Host) -> bool {
     let name = match host_match::host_of(&login.address) {
         "" => reference.domain(),

@@ -40,7 +40,7 @@ pub(crate) struct Names {
 // === impl Table ===
 
 impl Table {
-    /// The next generation, greater than all existing ones.
+    /// The next generation, greater than all existing generations.
     pub(crate) fn next_generation(&mut self) -> u64 {
         self.generation += 1;
         self.generation
@@ -61,7 +61,7 @@ impl Table {
         self.entries.remove(id)
     }
 
-    /// An image by id, including one that was removed while held.
+    /// An image by id, including an image that was removed while held.
     pub(crate) fn entry(&self, id: &Digest) -> Option<&Entry> {
         self.entries.get(id)
     }
@@ -71,7 +71,7 @@ impl Table {
         self.entries.get_mut(id)
     }
 
-    /// All images, including those that were removed while held.
+    /// All images, including images that were removed while held.
     pub(crate) fn all(&self) -> impl Iterator<Item = &Entry> {
         self.entries.values()
     }
@@ -81,7 +81,7 @@ impl Table {
         self.entries.values().filter(|entry| !entry.record.removed)
     }
 
-    /// Images that were removed and are not held any more.
+    /// Images that were removed and are no longer held.
     pub(crate) fn abandoned(&self) -> Vec<Digest> {
         let gone = self.entries.values().filter(|entry| entry.record.removed && entry.held == 0);
         gone.map(|entry| entry.record.id).collect()
@@ -155,7 +155,7 @@ impl Entry {
     }
 }
 
-/// Resolves conflicts after a crash: if two records have the same tag, the later one keeps it.
+/// Resolves conflicts after a crash: if two records have the same tag, the later record keeps the tag.
 pub(crate) fn resolve_tag_conflicts(records: &mut [Record]) {
     records.sort_by_key(|record| std::cmp::Reverse(record.generation));
     let mut taken: Vec<String> = Vec::new();

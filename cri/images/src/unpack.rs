@@ -47,7 +47,7 @@ const MAJOR_MAX: u32 = (1 << 12) - 1;
 const MINOR_MAX: u32 = (1 << 20) - 1;
 const BUFFER: usize = 128 * 1024;
 const BLOCK: u64 = 4096;
-/// Maximum bytes of names that are kept until the layer ends. The largest images need about a tenth of them.
+/// Maximum bytes of names that are kept until the layer ends. The largest images need about a tenth of this number.
 const NAMES: u64 = 64 << 20;
 
 /// Result of unpacking a layer.
@@ -120,7 +120,7 @@ fn unpack_recorded<I: BufRead>(
         writer.write(&entry, &mut archive)?;
     }
     let (implied, links) = writer.finish()?;
-    // Bytes after the end of the archive belong to its digest.
+    // The digest includes the bytes after the end of the archive.
     let mut rest = archive.into_inner();
     loop {
         let n = rest.fill_buf().map_err(read_error)?.len();
@@ -138,7 +138,7 @@ fn unpack_recorded<I: BufRead>(
     Ok(Unpacked { diff_id, bytes: writer.bytes, inodes: writer.inodes, implied, links })
 }
 
-/// Size of a file, and the stored segments of a sparse one.
+/// Size of a file, and the stored segments of a sparse file.
 struct FileContent<'a> {
     size: u64,
     sparse: Option<&'a [Segment]>,
@@ -170,7 +170,7 @@ impl Writer {
         self.entries += 1;
         self.check_limits()?;
         self.write_entry(entry, archive)?;
-        // The entry may have added implied directories and names, and may be the last one.
+        // Checked again: the entry may have added implied directories and names, and may be the last entry.
         self.check_limits()
     }
 
@@ -401,7 +401,7 @@ fn no_recipe(error: io::Error) -> UnpackError {
     UnpackError::Write { path: "the recipe".to_owned(), source: errno(error) }
 }
 
-/// Limits are detected inside the stream and arrive as I/O errors. They are converted back here.
+/// Converts an I/O error of the stream. The stream reports an exceeded limit as an I/O error, too.
 fn read_error(error: io::Error) -> UnpackError {
     match error.downcast::<TooLarge>() {
         Ok(limit) => UnpackError::TooLarge(limit),

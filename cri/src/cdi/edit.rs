@@ -51,7 +51,7 @@ fn add_env(process: &mut Process, entries: &[String]) {
     process.set_env(Some(env));
 }
 
-/// Group 0 is left out, as in the specification's own code: every process could have it.
+/// Group 0 is left out, as in the specification's own code, because every process could have this group.
 fn add_groups(process: &mut Process, gids: &[u32]) {
     let mut user = process.user().clone();
     let mut groups = user.additional_gids().clone().unwrap_or_default();

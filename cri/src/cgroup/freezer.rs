@@ -39,7 +39,7 @@ impl Freezer {
     /// Freezes the cgroup and returns when all processes are frozen. Blocks.
     ///
     /// # Errors
-    /// The kernel's; `TimedOut` after the timeout; `Interrupted` if the cgroup is thawed meanwhile.
+    /// Errors of the kernel. `TimedOut` after the timeout. `Interrupted` if the cgroup is thawed meanwhile.
     pub(crate) fn freeze(&self) -> io::Result<()> {
         self.write("1", "FROZEN")?;
         let until = Instant::now() + TIMEOUT;
@@ -94,7 +94,7 @@ impl Freezer {
     }
 }
 
-/// Returns when the kernel has changed a file since it was read.
+/// Waits until the kernel has changed a file since it was read.
 fn wait_for_change(file: &File, until: Instant) -> io::Result<()> {
     loop {
         let left = until.saturating_duration_since(Instant::now());

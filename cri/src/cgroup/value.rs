@@ -16,7 +16,7 @@ impl Cgroups {
         self.text(controller, group, name)?.trim().parse().ok()
     }
 
-    /// A limit; none if unlimited: `max` on v2, a huge or negative number on v1.
+    /// A limit. `None` if unlimited: `max` on v2, a huge or negative number on v1.
     pub(crate) fn limit(&self, controller: &str, group: &str, name: &str) -> Option<u64> {
         self.number(controller, group, name).filter(|limit| *limit < UNLIMITED)
     }

@@ -106,7 +106,7 @@ mod tests {
             .expect("entries")
             .map(|entry| entry.expect("entry").path().expect("path").display().to_string());
         assert!(paths.into_iter().any(|path| path == "sub/file"));
-        let taken = name(&file, &location).expect_err("it is there");
+        let taken = name(&file, &location).expect_err("an existing file");
         assert_eq!(taken.kind(), io::ErrorKind::AlreadyExists);
     }
 }

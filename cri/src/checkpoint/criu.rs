@@ -54,7 +54,8 @@ pub(super) fn dump(
         Connections::Kept => "--tcp-established",
         Connections::Ended => "--tcp-close",
     });
-    // CRIU stops each process itself: it thaws the cgroup to reach them, and freezes it again at its end.
+    // CRIU itself stops each process: it thaws the cgroup to reach the processes, and freezes the cgroup again at its
+    // end.
     command.arg("--freeze-cgroup").arg(subject.freezer.dir());
     for place in &external {
         command.arg("--external").arg(format!("mnt[{0}]:{0}", place.display()));
@@ -110,7 +111,7 @@ fn has_working_directory(pid: i32, build_dir: &Path) -> bool {
     is_named && words.any(|word| word == wanted) && pidfd::is_of_node(pid)
 }
 
-/// Returns when no CRIU works in a directory.
+/// Waits until no CRIU works in a directory.
 pub(super) async fn ended(build_dir: &Path) -> io::Result<()> {
     loop {
         let pids = running_criu(build_dir);
@@ -206,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn external_mounts_are_distinguished_from_own_ones() {
+    fn external_mounts_are_distinguished_from_own_mounts() {
         let mountinfo = "\
             10 1 0:29 / / rw - overlay overlay rw\n\
             11 10 0:32 / /proc rw - proc proc rw\n\

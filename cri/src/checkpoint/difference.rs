@@ -1,8 +1,8 @@
 //! The changed files of a container's root file system: the contents of its writable layer.
 //!
-//! The container is frozen meanwhile, but other processes can change its files: another container in the same pid
-//! namespace reaches its root. Its files are untrusted. So files are not opened by path, links are not followed, and
-//! only regular files are opened for reading.
+//! The container is frozen during this work, but other processes can still change its files: a container in the same
+//! pid namespace can reach its root. So its files are untrusted: they are not opened by path, links are not followed,
+//! and only regular files are opened for reading.
 
 use std::collections::{BTreeSet, HashMap};
 use std::ffi::{CStr, OsStr};
@@ -30,7 +30,7 @@ const NAMES_MAX: usize = 64 << 20;
 /// Bytes that count for each kept path in addition to its length.
 const NAME_OVERHEAD: usize = 64;
 /// Maximum data segments of a sparse file. The archive's builder keeps the list of segments in memory. A restore
-/// refuses longer lists; there the end of the file counts as a segment.
+/// refuses longer lists, and counts the end of the file as a segment.
 const SEGMENTS_MAX: usize = (1 << 16) - 1;
 
 /// Archives the contents of a writable layer. Returns the paths that the layer deletes from lower layers. Mount points
@@ -88,7 +88,7 @@ struct Writing<'a> {
     names_left: usize,
 }
 
-/// Opens an entry as a path descriptor, without following a link. `None` if it is gone.
+/// Opens an entry as a path descriptor, without following a link. `None` if the entry is gone.
 fn open(dir: impl AsFd, name: &CStr) -> io::Result<Option<File>> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     match openat(dir, name, flags, Mode::empty()) {
@@ -108,7 +108,8 @@ fn is_opaque(directory: &File) -> bool {
     value.is_ok_and(|value| value.as_deref() == Some(b"y"))
 }
 
-/// A directory of a lower layer. A link on the way is refused: it hides the directory and can lead outside of the layer.
+/// A directory of a lower layer. A link on the way is refused, because the link hides the directory and can lead
+/// outside of the layer.
 fn lower_directory(layer: &Path, path: &Path) -> Option<Dir> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let layer: OwnedFd = openat(CWD, layer, flags, Mode::empty()).ok()?;
@@ -177,7 +178,7 @@ impl Writing<'_> {
         } else if kind.is_dir() {
             self.add_directory(&file, path)?;
         } else if kind.is_socket() {
-            // A socket without its listener has no use.
+            // A socket is left out, because it is useless without its listener.
         } else if let Some(first) = self.first_name(&metadata, path)? {
             let mut header = header(&metadata);
             header.set_entry_type(EntryType::Link);
@@ -427,7 +428,7 @@ mod tests {
         }
         assert!(limit_segments(&file, 3).is_ok());
         assert_eq!(file.read(&mut [0; 1]).expect("read"), 1);
-        assert_eq!(file.stream_position().expect("position"), 1, "it is read from its beginning");
+        assert_eq!(file.stream_position().expect("position"), 1, "the file is read from its beginning");
         assert_eq!(limit_segments(&file, 2).expect_err("three").kind(), io::ErrorKind::FileTooLarge);
         assert!(limit_segments(&tempfile::tempfile().expect("file"), 0).is_ok(), "an empty file");
     }

@@ -237,8 +237,11 @@ mod tests {
             fitting.iter().map(|(_, config)| *config).collect::<Vec<_>>(),
             wanted.iter().collect::<Vec<_>>()
         );
-        let elsewhere = [container("a")];
-        assert!(fit(&manifest, &manifest.sandbox, &elsewhere).is_err(), "a mount of the checkpoint alone");
+        let without_mount = [container("a")];
+        assert!(
+            fit(&manifest, &manifest.sandbox, &without_mount).is_err(),
+            "a mount that only the checkpoint has"
+        );
     }
 
     /// CVE-2024-8676: devices and privileges of a checkpoint were used.

@@ -42,7 +42,7 @@ fn refuse_stopping(subjects: &[Subject]) -> Result<(), CheckpointError> {
     }
 }
 
-/// Thaws all containers. A failure for one container does not prevent the thaw of the others.
+/// Thaws all containers. A failure for one container does not prevent the thaw of the other containers.
 pub(super) fn thaw(subjects: &[Subject]) -> Result<(), CheckpointError> {
     let mut result = Ok(());
     for Subject { freezer, .. } in subjects {

@@ -17,7 +17,8 @@ use crate::error::checkpoint::{CheckpointError, file};
 /// File name of the note.
 const NOTE: &str = "checkpoint.location";
 
-/// The location, and the device and inode of the complete file. They distinguish it from an older file of the same name.
+/// The location, and the device and inode of the complete file. They distinguish this file from an older file of the
+/// same name.
 #[derive(Debug, Serialize, Deserialize)]
 struct Note {
     location: PathBuf,
@@ -64,8 +65,8 @@ pub(super) fn remove_incomplete(layer: &Path) -> Result<(), CheckpointError> {
     let Note { location, whole } =
         serde_json::from_slice(&text).map_err(io::Error::from).map_err(file("read", &path))?;
     remove(&temporary_path(layer, &location))?;
-    let there = fs::symlink_metadata(&location).ok().map(|found| (found.dev(), found.ino()));
-    if there.is_some() && there == whole {
+    let present = fs::symlink_metadata(&location).ok().map(|found| (found.dev(), found.ino()));
+    if present.is_some() && present == whole {
         remove(&location)?;
     }
     remove_note(layer)
@@ -140,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn an_undelivered_checkpoint_is_removed_and_an_earlier_one_stays() {
+    fn an_undelivered_checkpoint_is_removed_and_an_earlier_checkpoint_stays() {
         let fixture = fixture();
         fs::write(&fixture.location, "before").expect("write");
         write_note(&fixture.layer, &fixture.location).expect("note");

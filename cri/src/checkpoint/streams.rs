@@ -1,7 +1,7 @@
 //! Finds the pipes that are a container's standard streams: pipes whose other end the shim holds.
 //!
 //! The first process can have closed its streams while its children keep theirs. So all processes are examined, the first
-//! one first.
+//! process first.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

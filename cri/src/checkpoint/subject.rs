@@ -31,8 +31,9 @@ pub(crate) struct Subject {
 /// Handling of TCP connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Connections {
-    /// Saved in the checkpoint. They are blocked during the dump.
+    /// The connections are saved in the checkpoint. They are blocked during the dump.
     Kept,
-    /// Closed by the restore: a restored pod has another address. So they are not blocked during the dump.
+    /// The restore closes the connections, because a restored pod has another address. So they are not blocked during
+    /// the dump.
     Ended,
 }

@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(kept(&["ALL"], &[]).len(), 16);
         assert!(!kept(&["ALL"], &["net_admin"]).contains(&"CAP_NET_ADMIN".to_owned()));
         assert!(kept(&["CAP_SYS_ADMIN"], &[]).contains(&"CAP_SYS_ADMIN".to_owned()));
-        assert_eq!(kept(&["SYS_RESOURCE"], &[]), strings(&DEFAULT), "this process lacks it");
+        assert_eq!(kept(&["SYS_RESOURCE"], &[]), strings(&DEFAULT), "this process lacks the capability");
     }
 
     #[test]

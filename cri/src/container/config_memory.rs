@@ -141,7 +141,7 @@ mod tests {
         assert!(small.is_some_and(|memory| memory.bytes == 0));
         let recovered = ConfigMemory::of(&config("memory-a", 64 << 20), 0);
         assert!(ConfigMemory::take(&config("memory-c", SMALL + 1), 0).is_none());
-        assert!(ConfigMemory::take(&config("memory-c", SMALL), 1).is_none(), "of the image");
+        assert!(ConfigMemory::take(&config("memory-c", SMALL), 1).is_none(), "the bytes of the image count");
         drop((many, few, recovered));
         assert!(ConfigMemory::take(&config("memory-c", 64 << 20), 0).is_some());
         assert!(!locked(&USED).keys().any(|namespace| namespace.starts_with("memory-")));

@@ -9,14 +9,14 @@ use coracle_proto::cri::security_profile::ProfileType;
 
 /// Name of Coracle's own default profile.
 pub(crate) const OWN_PROFILE: &str = "coracle-default";
-/// Default profiles: Coracle's own, and profiles that distributions and other runtimes load. The first loaded one is
-/// used.
+/// Default profiles: Coracle's own, and profiles that distributions and other runtimes load. The first loaded profile
+/// is used.
 const DEFAULTS: [&str; 3] = [OWN_PROFILE, "cri-containerd.apparmor.d", "containers-default"];
 
 /// The security modules of the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Modules {
-    /// The loaded AppArmor profiles; none without AppArmor.
+    /// The loaded AppArmor profiles. `None` without AppArmor.
     pub(crate) apparmor: Option<Vec<String>>,
 }
 
@@ -71,7 +71,7 @@ pub(crate) fn wants_default(security: &LinuxContainerSecurityContext) -> bool {
     !security.privileged && matches!(wanted(security), Ok((None | Some(ProfileType::RuntimeDefault), _)))
 }
 
-/// The requested profile, in the current field or in the deprecated one.
+/// The requested profile, in the current field or in the deprecated field.
 fn wanted(security: &LinuxContainerSecurityContext) -> Result<(Option<ProfileType>, String), String> {
     let trim = |name: &str| name.trim_start_matches("localhost/").to_owned();
     if let Some(profile) = &security.apparmor {

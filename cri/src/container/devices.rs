@@ -1,4 +1,4 @@
-//! Device nodes of the host for a container: the requested ones, or all for a privileged container.
+//! Device nodes of the host for a container: the requested nodes, or all nodes for a privileged container.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};

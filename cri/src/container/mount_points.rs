@@ -92,7 +92,7 @@ mod tests {
     use crate::user;
 
     #[test]
-    fn the_mount_point_of_a_token_is_in_the_directory_to_which_var_run_leads() {
+    fn the_mount_point_of_a_token_is_in_the_target_directory_of_var_run() {
         let root = tempfile::tempdir().expect("directory");
         let root = root.path();
         make(root).expect("layers");

@@ -1,5 +1,5 @@
 //! Builds the OCI runtime spec of a container from its CRI configuration, its image and the host's abilities.
-//! Pure: [`SpecInputs`] has everything that must be looked up.
+//! Pure: [`SpecInputs`] has all values that must be looked up.
 
 use std::path::PathBuf;
 

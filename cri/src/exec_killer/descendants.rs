@@ -32,7 +32,7 @@ struct Process {
     session: i32,
     /// Start time in clock ticks since the boot. It distinguishes two processes with the same pid.
     started: u64,
-    /// A zombie.
+    /// Whether the process is a zombie.
     dead: bool,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Stopped {
 // === impl Stopped ===
 
 impl Stopped {
-    /// The shim has killed the exec: the drop does nothing.
+    /// The shim has killed the exec, so the drop need not kill it.
     pub(super) fn was_killed(mut self) {
         self.leader = None;
     }
@@ -77,8 +77,8 @@ struct Pass {
     has_new: bool,
 }
 
-/// Stops the exec `leader` in `group` and kills all processes that it started, but not the exec itself. `None` if it has
-/// ended.
+/// Stops the exec `leader` in `group` and kills all processes that it started, but not the exec itself. `None` if the
+/// exec has ended.
 pub(super) async fn kill_descendants(cgroups: &Arc<Cgroups>, group: &str, leader: i32) -> Option<Stopped> {
     let begun = Instant::now();
     let process = pidfd::open(leader).ok()?;
@@ -95,8 +95,8 @@ pub(super) async fn kill_descendants(cgroups: &Arc<Cgroups>, group: &str, leader
     Some(stopped)
 }
 
-/// Kills the processes that the exec has started, until none is left or the time is over. At least one pass is made, even if
-/// the passes for other commands took the time.
+/// Kills the processes that the exec has started, until no such process is left or the time is over. At least one pass
+/// is made, even if the passes for other commands took the time.
 async fn kill_until(end: Instant, cgroups: &Arc<Cgroups>, group: &str, leader: i32) {
     let mut search = Search::default();
     loop {
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_is_found_whatever_its_name_is() {
+    fn a_process_with_any_name_is_found() {
         use std::io::Read as _;
         use std::process::{Command, Stdio};
         let mut shell = Command::new("sh");

@@ -139,7 +139,7 @@ descriptors! {
     SOCKETS Gauge "container_sockets" []
         "Open sockets.";
     ULIMITS_SOFT Gauge "container_ulimits_soft" ["ulimit"]
-        "Soft limits of the container's first process; unlimited ones are left out.";
+        "Soft limits of the container's first process; unlimited resources are left out.";
 
     // the container itself
     LAST_SEEN Gauge "container_last_seen" []
@@ -155,7 +155,7 @@ descriptors! {
     SPEC_MEMORY_LIMIT Gauge "container_spec_memory_limit_bytes" []
         "Memory limit, in bytes; 0 without a limit.";
     SPEC_MEMORY_RESERVATION Gauge "container_spec_memory_reservation_limit_bytes" []
-        "Memory reservation, in bytes; 0 without one.";
+        "Memory reservation, in bytes; 0 without a reservation.";
     SPEC_MEMORY_SWAP_LIMIT Gauge "container_spec_memory_swap_limit_bytes" []
         "Swap limit (on cgroup v1 of memory and swap), in bytes; 0 without a limit.";
 }

@@ -52,7 +52,7 @@ impl Devices {
     }
 }
 
-/// The device of a file; its numbers if it has no name, as for a tmpfs.
+/// The name of the device of a file. A device without a name, as for a tmpfs, is named by its numbers.
 pub(super) fn of_file(path: &Path) -> String {
     let numbers = std::fs::metadata(path).map(|found| found.dev()).unwrap_or_default();
     name(&format!("{}:{}", nix::sys::stat::major(numbers), nix::sys::stat::minor(numbers)))

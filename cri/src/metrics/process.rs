@@ -14,8 +14,8 @@ pub(super) struct Open {
     pub(super) sockets: u64,
 }
 
-/// Counts the file descriptors of a container's processes. Only the first 20,000 are examined for sockets. Before Linux
-/// 6.2 descriptors beyond them are not counted.
+/// Counts the file descriptors of a container's processes. Only the first 20,000 descriptors are examined for sockets.
+/// Before Linux 6.2, further descriptors are not counted.
 pub(super) fn open_files(pids: &[i32]) -> Open {
     count_open(pids, MAX_EXAMINED)
 }
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn limits_are_parsed_by_column_and_unlimited_ones_left_out() {
+    fn limits_are_parsed_by_column_and_unlimited_resources_left_out() {
         let text = "\
 Limit                     Soft Limit           Hard Limit           Units     
 Max cpu time              unlimited            unlimited            seconds   

@@ -1,6 +1,6 @@
 //! Tests with records of earlier versions, as files: every later version must read them.
 //!
-//! If a test fails, a runtime would take running pods for incomplete ones after an upgrade or downgrade. A new field
+//! If a test fails, a runtime would take running pods for incomplete pods after an upgrade or downgrade. A new field
 //! does not change existing files. For a new kind of record, `RECORD=1 cargo test -p coracle-cri recorded` writes a new
 //! file. An existing file is never written again.
 
@@ -201,5 +201,5 @@ fn records_of_later_versions_are_refused() {
     let removed = dir.path().join("state/removed/7.8.sandbox");
     std::fs::write(&removed, later).unwrap();
     assert_eq!(records.removed().unwrap(), []);
-    assert!(removed.exists(), "the later version replays it");
+    assert!(removed.exists(), "the later version replays the event");
 }

@@ -1,5 +1,5 @@
-//! Records of removed objects. Each is kept until a listener received the deletion event, so that the next start can
-//! replay it. The record is renamed, not written again, so a removal costs only one additional rename.
+//! Records of removed objects. Each record is kept until a listener received the deletion event, so that the next start
+//! can replay it. The record is renamed, not written again, so a removal costs only one additional rename.
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};

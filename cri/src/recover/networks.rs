@@ -31,7 +31,7 @@ impl Recovery {
     /// Checks the networks of live pods in a task, because plugins can be slow executables. Logs each network that
     /// differs from its configuration and cannot be repaired.
     pub(super) fn check_networks(&self) {
-        // Weak: the task ends with the runtime.
+        // Weak references: the task ends with the runtime.
         let (tables, network) = (Arc::downgrade(&self.tables), self.network.clone());
         let sandboxes = self.tables.sandboxes.all();
         tokio::spawn(async move {

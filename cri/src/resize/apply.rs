@@ -200,7 +200,7 @@ mod tests {
         let cgroups = machine(dir.path());
         let resize = Resize { cgroups: &cgroups, group: "/box", oom_score: None, bundle: dir.path() };
         std::fs::write(dir.path().join("box/memory.max"), "7\n").expect("write");
-        assert!(resize.changed_by(&write("memory.max", "7")).expect("it is there").is_none());
+        assert!(resize.changed_by(&write("memory.max", "7")).expect("an existing file").is_none());
         let optional = Write { optional: true, ..write("memory.absent", "7") };
         resize.apply_step(&Step::One(optional)).expect("nothing to do");
         assert!(resize.apply_step(&Step::One(write("memory.absent", "7"))).is_err());

@@ -9,7 +9,7 @@ pub(crate) fn matches_labels(labels: &HashMap<String, String>, selector: &HashMa
     selector.iter().all(|(key, value)| labels.get(key) == Some(value))
 }
 
-/// Whether an id is the requested one. Every id matches an empty request.
+/// Whether an id is the requested id. Every id matches an empty request.
 pub(crate) fn matches_id(id: &str, requested: &str) -> bool {
     requested.is_empty() || id == requested
 }

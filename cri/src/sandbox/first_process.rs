@@ -1,9 +1,9 @@
 //! The user and seccomp profile of a pod's first process. Pure.
 //!
-//! A pod with a shared pid namespace has a first process: the init that the shim forks. Other pods have none: the shim
-//! holds their namespaces, and it cannot drop its privileges because it creates containers. Their configuration is
-//! still validated. The root directory of the first process is an empty directory without write access,
-//! independent of `readonly_rootfs`.
+//! A pod with a shared pid namespace has a first process: the init that the shim forks. Other pods have no first
+//! process: the shim holds their namespaces, and it cannot drop its privileges because it creates containers. Their
+//! configuration is still validated. The root directory of the first process is an empty directory without write
+//! access, independent of `readonly_rootfs`.
 
 use coracle_proto::cri::{LinuxSandboxSecurityContext, SecurityProfile};
 
@@ -30,7 +30,7 @@ pub(crate) fn user(security: &LinuxSandboxSecurityContext) -> Result<User, Error
     Ok(User { uid, gid, groups })
 }
 
-/// The seccomp profile. A pod that allows privileged containers has none, as in containerd.
+/// The seccomp profile. A pod that allows privileged containers has no profile, as in containerd.
 pub(crate) fn seccomp(security: &LinuxSandboxSecurityContext) -> Result<Option<SecurityProfile>, Error> {
     #[allow(deprecated, reason = "older kubelets set it")]
     let old = security.seccomp_profile_path.as_str();
@@ -45,7 +45,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_user_is_the_requested_one_or_root() {
+    fn the_user_is_the_requested_user_or_root() {
         let mut security = LinuxSandboxSecurityContext::default();
         let root = User { uid: 0, gid: 0, groups: vec![0] };
         assert_eq!(user(&security).expect("root"), root);

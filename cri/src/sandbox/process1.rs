@@ -39,7 +39,7 @@ pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &LiveShim) {
     });
 }
 
-/// Returns when process 1 has ended. A process that cannot be watched counts as alive, because the shim watches it as
+/// Waits until process 1 has ended. A process that cannot be watched counts as alive, because the shim watches it as
 /// well.
 async fn ended(pid: i32, shim: &Shim) {
     let waited = match process(pid, shim) {

@@ -53,7 +53,7 @@ const ALLOWED: &str = "accept accept4 access adjtimex alarm bind brk cachestat c
      truncate64 ugetrlimit umask uname unlink unlinkat uretprobe utime utimensat utimensat_time64 \
      utimes vfork vmsplice wait4 waitid waitpid write writev";
 
-/// Calls for tracing. Since kernel 4.8, which all supported kernels exceed, a tracer cannot bypass the filter.
+/// Calls for tracing. A tracer cannot bypass the filter since Linux 4.8, and all supported kernels are later.
 const TRACING: &str = "process_vm_readv process_vm_writev ptrace";
 
 /// System calls that a capability allows.
@@ -87,7 +87,7 @@ const PERSONALITIES: [u64; 5] = [0x0, 0x0008, 0x2_0000, 0x2_0008, 0xffff_ffff];
 const CLONE_NAMESPACES: u64 = 0x7e02_0000;
 
 /// Allowed address families of `socket`, as masks and values of the first argument: all families below 64 except AF_ALG
-/// (38) and AF_VSOCK (40). The kernel has fewer than 64 families. It uses the lower half of the argument only, so the
+/// (38) and AF_VSOCK (40). The kernel has fewer than 64 families, and uses only the lower half of the argument. So the
 /// masks leave the upper half out: comparisons of the whole argument would allow AF_ALG with a bit in the upper half.
 /// libseccomp combines conditions on one argument by "or", so it cannot exclude two values.
 const SOCKETS: [(u64, u64); 8] = [
@@ -105,8 +105,8 @@ const ENOSYS: u32 = 38;
 const ENOTTY: u32 = 25;
 
 /// Requests of `ioctl` that change the project id of files: `FS_IOC_FSSETXATTR`, `FS_IOC_SETFLAGS` and
-/// `FS_IOC32_SETFLAGS`. Outside of a user namespace, the kernel allows these requests to the owner of a file. The owner
-/// could so evade the quota of a volume. Programs handle the error `ENOTTY`, because many file systems do not have
+/// `FS_IOC32_SETFLAGS`. Outside of a user namespace, the kernel allows these requests to the owner of a file, so the
+/// owner could evade the quota of a volume. Programs handle the error `ENOTTY`, because many file systems do not have
 /// these requests.
 const PROJECT_REQUESTS: [u64; 3] = [0x401c_5820, 0x4008_6602, 0x4004_6602];
 

@@ -21,10 +21,10 @@ pub(crate) struct Label {
 /// The labels of a pod or container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Labels {
-    /// Label of processes. None leaves the transition at the exec to the policy.
+    /// Label of processes. `None` leaves the transition at the exec to the policy.
     #[serde(default)]
     pub(crate) process: Option<Label>,
-    /// Label of mounted files. None leaves the files unchanged.
+    /// Label of mounted files. `None` leaves the files unchanged.
     #[serde(default)]
     pub(crate) mount: Option<Label>,
 }
@@ -93,12 +93,12 @@ impl fmt::Display for Label {
 // === impl Labels ===
 
 impl Labels {
-    /// The label of processes as the shim expects it: empty for none.
+    /// The label of processes as the shim expects it. Empty without a label.
     pub(crate) fn process_text(&self) -> String {
         self.process.as_ref().map(Label::to_string).unwrap_or_default()
     }
 
-    /// The label of mounted files as the shim expects it: empty for none.
+    /// The label of mounted files as the shim expects it. Empty without a label.
     pub(crate) fn mount_text(&self) -> String {
         self.mount.as_ref().map(Label::to_string).unwrap_or_default()
     }
@@ -139,7 +139,7 @@ fn given(text: &str) -> Result<Option<String>, String> {
     Ok(Some(text.to_owned()).filter(|text| !text.is_empty()))
 }
 
-/// The labels of a pod. `own` is the level of a pod that requests none. It is ignored if the policy has no levels.
+/// The labels of a pod. `own` is the level of a pod that requests no level. It is ignored if the policy has no levels.
 pub(super) fn of_pod(defaults: &Defaults, requested: &RequestedLabel, own: Option<String>) -> Labels {
     let has_levels = defaults.process.level.is_some();
     let base = Labels { process: Some(defaults.process.clone()), mount: Some(defaults.file.clone()) };
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn privileged_containers_have_no_process_label_and_shared_ones_no_labels() {
+    fn privileged_containers_have_no_process_label_and_containers_in_node_namespaces_no_labels() {
         let of = |privileged, shares_with_node| {
             let missing_isolation = MissingIsolation { privileged, shares_with_node };
             texts(&of_container(

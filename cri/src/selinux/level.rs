@@ -116,7 +116,7 @@ mod tests {
     fn the_next_unused_pair_is_found_from_any_start() {
         assert_eq!(free(1, |_| false).as_deref(), Some("s0:c0,c1"));
         assert_eq!(free(1, |level| level == "s0:c0,c1").as_deref(), Some("s0:c0,c2"));
-        // After the last pair the search continues at the first.
+        // After the last pair the search continues at the first pair.
         assert_eq!(free(CATEGORIES * CATEGORIES - 1, |_| false).as_deref(), Some("s0:c0,c1"));
         assert_eq!(free(u32::MAX, |level| level != "s0:c1022,c1023").as_deref(), Some("s0:c1022,c1023"));
         assert_eq!(free(7, |_| true), None);

@@ -3,7 +3,7 @@
 //! Clients that are built on the C core (Python, C++, Ruby) and Go clients in older device plugins send the path,
 //! usually percent-encoded. RFC 9110 allows neither a percent sign nor a slash in a host, so the HTTP library resets
 //! the stream with PROTOCOL_ERROR. Servers in other languages accept such a value, and no server of a Unix socket uses
-//! it. So these characters are replaced before the library reads them.
+//! the value. So these characters are replaced before the library reads them.
 //!
 //! The bytes are changed in place: no frame and no entry of the HPACK table changes its size, and nothing is buffered.
 //! The C core sends the header as plain text. Go clients encode it with the Huffman code, in which each character and

@@ -46,7 +46,7 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        // Computed before the transport's deadline, which begins after this call returns.
+        // This deadline is computed before the transport's deadline, which begins after this call returns.
         let end = parse_timeout(request.headers()).and_then(|time| Instant::now().checked_add(time));
         let answer = self.0.call(request);
         match end {

@@ -1,4 +1,4 @@
-//! Maps errors to gRPC codes. Only this module does so.
+//! Maps errors to gRPC codes. No other module maps errors.
 
 use coracle_images::ErrorKind as ImageErrorKind;
 use tonic::{Code, Status};

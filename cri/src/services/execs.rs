@@ -97,7 +97,8 @@ impl ExecService {
         spawn_holding(held, async move { service.exec(&container, command, stdio).await })
     }
 
-    /// Kills an exec and all processes that it started, as soon as it has started. Its caller has disconnected.
+    /// Kills an exec and all processes that it started, as soon as the exec has started. The caller of the exec has
+    /// disconnected.
     pub(crate) fn kill_when_started(&self, container: Arc<Container>, task: StartTask) {
         let service = self.clone();
         tokio::spawn(async move {

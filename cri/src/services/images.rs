@@ -150,7 +150,7 @@ fn reference(image: Option<cri::ImageSpec>) -> Result<String, Error> {
     Ok(reference)
 }
 
-/// The namespace of the pod; empty if the request has none.
+/// The namespace of the pod. Empty if the request has no namespace.
 fn namespace(pod: Option<cri::PodSandboxConfig>) -> String {
     pod.and_then(|pod| pod.metadata).map(|metadata| metadata.namespace).unwrap_or_default()
 }

@@ -129,7 +129,7 @@ async fn read(shared: Arc<Shared>, events: mpsc::UnboundedSender<shim::Event>, c
             Some(packet::Body::Reply(shim::Reply { result })) => {
                 let result = result.unwrap_or_else(unknown_reply);
                 if let Some(sender) = shared.take_call(packet.id) {
-                    // The caller may have given up.
+                    // The caller may have stopped waiting.
                     let _ = sender.send((result, fds));
                 }
             }

@@ -26,7 +26,7 @@ use crate::pidfd;
 /// File name of the configuration in a shim's directory.
 const CONFIG: &str = "shim.pb";
 
-/// Threads that start shims. Each ends after its work, because it does not share the descriptors of the process.
+/// Threads that start shims. Each thread ends after its work, because it does not share the descriptors of the process.
 static STARTERS: Threads = Threads::new("shim-start");
 
 /// A process. Any number of tasks can wait for its end.
@@ -167,7 +167,7 @@ pub(super) async fn kill_unreachable(dir: &Path, timeouts: Timeouts) {
 /// had this command line.
 pub(super) async fn kill_shim(pid: i32, dir: &Path, timeouts: Timeouts) -> bool {
     let Ok(process) = Process::open(pid) else { return false };
-    // The pid may have been reused before it was opened. From here on it is not reused.
+    // The pid may have been reused before the process was opened. From here on the pid is not reused.
     if !is_of_directory(pid, dir) {
         return false;
     }
@@ -178,8 +178,9 @@ pub(super) async fn kill_shim(pid: i32, dir: &Path, timeouts: Timeouts) -> bool 
     true
 }
 
-/// Starts the shim from a thread without the descriptors of the process: the child would copy and close them all. That
-/// thread cannot wake tasks, because it would need a descriptor for that. So the current thread waits for it.
+/// Starts the shim from a thread without the descriptors of the process, because the child would copy and close all of
+/// them. That thread cannot wake tasks, because a wake-up needs a descriptor. So the current thread waits for that
+/// thread.
 fn start_detached(
     binary: PathBuf,
     dir: PathBuf,
@@ -225,12 +226,12 @@ fn start(binary: &Path, dir: &Path, config: &[u8], begun: &mpsc::Sender<i32>) ->
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log);
     let mut child = command.spawn().map_err(|error| failed("start", binary, &error))?;
     let _timed_out = begun.send(child.id().cast_signed());
-    let mut words = String::new();
+    let mut report = String::new();
     if let Some(mut output) = child.stdout.take() {
-        let _ = output.read_to_string(&mut words);
+        let _ = output.read_to_string(&mut report);
     }
-    let (sibling, words) = parse_output(&words);
-    if words == "ready" {
+    let (sibling, report) = parse_output(&report);
+    if report == "ready" {
         let Some(pid) = sibling else {
             return i32::try_from(child.id())
                 .map_err(|error| Error::new(ErrorKind::Spawn, error.to_string()));
@@ -243,15 +244,15 @@ fn start(binary: &Path, dir: &Path, config: &[u8], begun: &mpsc::Sender<i32>) ->
     if let Some(pid) = sibling {
         let _ = nix::sys::wait::waitpid(nix::unistd::Pid::from_raw(pid), None);
     }
-    let words = if words.is_empty() { status } else { words };
-    Err(Error::new(ErrorKind::Spawn, format!("cannot start the shim: {words}")))
+    let report = if report.is_empty() { status } else { report };
+    Err(Error::new(ErrorKind::Spawn, format!("cannot start the shim: {report}")))
 }
 
 /// Parses the shim's output: the pid of the shim, if it differs from the started process, and the other lines.
-fn parse_output(words: &str) -> (Option<i32>, String) {
+fn parse_output(output: &str) -> (Option<i32>, String) {
     let pid_of = |line: &str| line.strip_prefix("pid ")?.parse::<i32>().ok().filter(|pid| *pid > 0);
-    let rest: Vec<&str> = words.lines().filter(|line| pid_of(line).is_none()).collect();
-    (words.lines().find_map(pid_of), rest.join("\n").trim().to_owned())
+    let rest: Vec<&str> = output.lines().filter(|line| pid_of(line).is_none()).collect();
+    (output.lines().find_map(pid_of), rest.join("\n").trim().to_owned())
 }
 
 /// Writes a file by renaming. A sync is not needed: the state directory is a tmpfs, which a machine crash removes.
@@ -308,7 +309,7 @@ mod tests {
         assert_eq!(super::Process::open(i32::MAX).unwrap_err().kind, super::ErrorKind::Gone);
     }
 
-    /// The program is no shim: its first line is not "ready".
+    /// The program is not a shim: its first line is not "ready".
     #[test]
     fn the_pid_and_the_report_of_a_shim_come_from_the_thread_that_starts_it() {
         let base = tempfile::tempdir().unwrap();

@@ -35,7 +35,7 @@ pub(super) struct Socket {
 
 impl Socket {
     /// Connects to a shim. The local kernel connects at once, unless the backlog of a busy shim is full. Then the connection is
-    /// retried until the caller gives up: the kernel has no notification for free backlog.
+    /// retried until the caller stops waiting: the kernel has no notification for free backlog.
     pub(super) async fn connect(path: &Path) -> Result<Self, Error> {
         let failed = |doing: &str, errno: Errno| {
             let kind = if is_absence(errno) { ErrorKind::Gone } else { ErrorKind::Internal };
@@ -52,7 +52,7 @@ impl Socket {
         // default stays.
         let _ = setsockopt(&fd, sockopt::SndBufForce, &MAX_PACKET)
             .or_else(|_| setsockopt(&fd, sockopt::SndBuf, &MAX_PACKET));
-        // Through the directory's descriptor: the path of a Unix socket has at most 108 bytes.
+        // The path goes through the directory's descriptor, because the path of a Unix socket has at most 108 bytes.
         let (parent, name) = (path.parent().unwrap_or(path), path.file_name().unwrap_or_default());
         let dir = std::fs::File::open(parent).map_err(|error| failed("find", errno_of(&error)))?;
         let short = PathBuf::from(format!("/proc/self/fd/{}", dir.as_raw_fd())).join(name);

@@ -84,7 +84,7 @@ pub struct AttachTo {
     pub stdin: bool,
     /// Read its standard output.
     pub stdout: bool,
-    /// Read its standard error. A container with a terminal has none.
+    /// Read its standard error. A container with a terminal has no standard error.
     pub stderr: bool,
     /// Capacity of the pipe of each output in bytes; 0 means the maximum, 1 MiB. The shim drops a client that falls
     /// behind by more. Shims of earlier versions always use the maximum.

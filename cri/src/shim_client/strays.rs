@@ -14,7 +14,7 @@ use super::process;
 use super::timeouts::Timeouts;
 use crate::pidfd;
 
-/// Kills the shims of directories in `parent` that are not among the known ones, with the processes of their containers.
+/// Kills the shims of directories in `parent` that are not in `known`, with the processes of their containers.
 pub(super) async fn kill(parent: &Path, known: HashSet<String>, timeouts: Timeouts) {
     let wanted = parent.to_owned();
     let search = tokio::task::spawn_blocking(move || find(&wanted, &known));
@@ -31,7 +31,7 @@ pub(super) async fn kill(parent: &Path, known: HashSet<String>, timeouts: Timeou
         }
         for process in &descendants {
             // The first process of a container ends with its shim, except a program that has changed its user. If the
-            // container uses the node's pid namespace, its other processes do not end with the first one.
+            // container uses the node's pid namespace, its other processes do not end with the first process.
             let _ended = pidfd::send(process, libc::SIGKILL);
         }
     }
@@ -70,7 +70,7 @@ fn descendants(pid: i32) -> Vec<OwnedFd> {
     found
 }
 
-/// The children of an opened process; none if it has ended.
+/// The children of an opened process. Empty if the process has ended.
 fn children(pid: i32, process: &OwnedFd) -> Vec<(i32, OwnedFd)> {
     let opened: Vec<(i32, OwnedFd)> =
         list(pid).into_iter().filter_map(|child| Some((child, pidfd::open(child).ok()?))).collect();

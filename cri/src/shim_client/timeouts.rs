@@ -22,7 +22,7 @@ impl Default for Timeouts {
         Self {
             answer: Duration::from_secs(10),
             work: Duration::from_secs(240),
-            // The shim itself gives up on a busy cgroup after half a minute.
+            // The shim itself stops waiting for a busy cgroup after half a minute.
             end: Duration::from_secs(40),
             death: Duration::from_secs(10),
         }

@@ -24,7 +24,7 @@ impl ShimMonitor {
     pub(crate) fn adopt_silent(&self, record: SandboxRecord, shim: Shim) {
         let sandbox = Arc::new(Sandbox::new(record, SandboxState::Silent(shim.clone())));
         self.state.tables.sandboxes.insert(&sandbox.id, Arc::clone(&sandbox));
-        // Weak: the task does not keep the runtime alive.
+        // A weak reference: the task does not keep the runtime alive.
         let state = Arc::downgrade(&self.state);
         tokio::spawn(async move {
             let answer = shim.hello().await;
@@ -40,7 +40,7 @@ impl ShimMonitor {
         });
     }
 
-    /// Applies the state of a shim after a reconnect. Returns false if its sandbox has ended.
+    /// Applies the state of a shim after a reconnect. Returns false if the sandbox has ended.
     pub(super) async fn shim_linked(&self, sandbox: &Arc<Sandbox>, shim: &Shim, state: State) -> bool {
         if sandbox.is_silent() {
             self.shim_responded(sandbox, shim, state).await;
@@ -67,7 +67,7 @@ impl ShimMonitor {
         pending.send_for_sandbox(sandbox);
     }
 
-    /// Applies the state of a shim that was not connected for a while. Returns false if its sandbox has ended.
+    /// Applies the state of a shim that was not connected for a while. Returns false if the sandbox has ended.
     async fn apply_state(&self, sandbox: &Arc<Sandbox>, shim: &Shim, mut state: State) -> bool {
         let this = &self.state;
         // Read before the sandbox is ready: a container created later is not in the shim's answer.

@@ -34,7 +34,7 @@ impl Cgroups {
         })
     }
 
-    /// Swap usage. `None` if the kernel does not count it.
+    /// Swap usage. `None` if the kernel does not count swap.
     pub(super) fn swap(&self, group: &str, timestamp: i64) -> Option<cri::SwapUsage> {
         let used = self.swap_used(group)?;
         let limit = if self.unified() {

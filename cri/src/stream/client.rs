@@ -17,7 +17,7 @@ pub(super) enum Input {
     Resize { width: u16, height: u16 },
 }
 
-/// A message to a client. The status is the last one.
+/// A message to a client. The status is the last message.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Output {
     Stdout(Bytes),

@@ -20,8 +20,8 @@ const MAX_EARLY_MESSAGES: usize = 16;
 /// When the kept messages have this number of bytes, no further messages are kept.
 const MAX_EARLY_BYTES: usize = 64 << 10;
 
-/// A command that has not started. If this is dropped before the start, the command is killed when it starts: its client
-/// has disconnected.
+/// A command that has not started. If this value is dropped before the start, the command is killed when it starts: its
+/// client has disconnected.
 struct Starting {
     execs: ExecService,
     container: Arc<Container>,
@@ -125,7 +125,7 @@ impl Starting {
                 () = client_gone(input, &mut early) => return None,
             }
         };
-        // The task is complete: the drop has nothing to kill.
+        // The task is complete, so the drop kills no command.
         self.task = None;
         // A closed channel, which may still contain messages, means that the client has disconnected.
         if input.is_closed() {

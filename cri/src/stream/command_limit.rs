@@ -1,5 +1,5 @@
-//! Limit of the commands of all clients, and of the clients that are attached to containers. Each has up to three pipes,
-//! which are descriptors of this process.
+//! Limit of the commands of all clients, and of the clients that are attached to containers. Each of them has up to
+//! three pipes, which are descriptors of this process.
 
 use std::sync::LazyLock;
 

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 /// quarters of all permits.
 const PER_FREE: usize = 3;
 
-/// The permits of a node. Clones share them.
+/// The permits of a node. Clones share the permits.
 #[derive(Clone, Debug)]
 pub(super) struct NamespaceLimit {
     most: usize,

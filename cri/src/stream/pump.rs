@@ -20,7 +20,7 @@ use crate::tables::Tables;
 
 /// Bytes that are read at once. One user can have hundreds of clients that do not read, each with several such buffers.
 const READ_SIZE: usize = 16 << 10;
-/// Maximum time that the outputs stay open after the command has ended. Child processes can hold them open. The
+/// Maximum time that the outputs stay open after the command has ended. Child processes can keep the outputs open. The
 /// command's own output is in the pipes by then, and is delivered even if the client takes longer to read it.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
 /// Maximum capacity of a pipe. The pipe of an attached client is in the shim.
@@ -214,7 +214,7 @@ async fn copy(
         buffer.reserve(READ_SIZE);
         let read = tokio::select! {
             biased;
-            // Cancel safe: an incomplete read has read nothing.
+            // Cancel safe: a read that is dropped has taken no bytes.
             read = from.read_buf(&mut buffer) => read,
             () = drained.cancelled() => return,
         };

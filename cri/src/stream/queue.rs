@@ -1,5 +1,5 @@
 //! A queue of a client's data, bounded by messages and by bytes. The command or port that should read the data may
-//! never do so.
+//! never read it.
 //!
 //! Each client has a small memory of its own ([`OWN_MEMORY`]), and more from a budget that all clients of the process
 //! share ([`SHARED_MEMORY`]). If the budget is used up, new clients have only their own memory: their streams are slower,
@@ -44,7 +44,7 @@ pub(super) struct QueueReceiver<T> {
     handled: Option<OwnedSemaphorePermit>,
 }
 
-/// A queued message. Its memory is released when the next one is awaited, or when it is dropped.
+/// A queued message. Its memory is released when the next message is awaited, or when this message is dropped.
 #[derive(Debug)]
 struct Queued<T> {
     message: T,
@@ -84,7 +84,8 @@ impl QueueMemory {
         Self { bytes, free: Arc::new(Semaphore::new(bytes as usize)), _shared: shared.map(Arc::new) }
     }
 
-    /// Waits until the memory has room for that many bytes. A larger message takes all of it.
+    /// Waits until the memory has room for that many bytes. A message that is larger than the memory takes all of the
+    /// memory.
     async fn take(&self, bytes: usize) -> Option<OwnedSemaphorePermit> {
         let bytes = u32::try_from(bytes).unwrap_or(u32::MAX).clamp(1, self.bytes);
         self.free.clone().acquire_many_owned(bytes).await.ok()
@@ -97,7 +98,7 @@ impl<T: Size> QueueSender<T> {
     /// Queues a message, and waits while the queue or its memory is full. Returns false if the receiver is gone.
     pub(super) async fn send(&self, message: T) -> bool {
         let memory = tokio::select! {
-            // Cancel safe: an incomplete acquisition holds nothing.
+            // Cancel safe: an incomplete acquisition holds no permits.
             () = self.sender.closed() => return false,
             memory = self.memory.take(message.bytes()) => memory,
         };
@@ -113,8 +114,8 @@ impl<T: Size> QueueSender<T> {
 // === impl QueueReceiver ===
 
 impl<T> QueueReceiver<T> {
-    /// The next message. None after the last one, when the sender is gone. Cancel safe. The memory of the former message
-    /// is released.
+    /// The next message. `None` after the last message, when the sender is gone. Cancel safe. The memory of the
+    /// previous message is released.
     pub(super) async fn recv(&mut self) -> Option<T> {
         self.handled = None;
         let Queued { message, memory } = self.receiver.recv().await?;
@@ -153,10 +154,10 @@ mod tests {
         assert!(!is_full(&first, 60).await && !is_full(&second, 40).await);
         assert!(is_full(&first, 1).await && is_full(&second, 0).await, "an empty message needs memory, too");
         assert_eq!(received.recv().await.map(|message| message.len()), Some(60));
-        assert!(is_full(&second, 1).await, "the received message keeps its memory until the next one");
+        assert!(is_full(&second, 1).await, "the received message keeps its memory until the next message");
         assert!(timeout(Duration::from_secs(1), received.recv()).await.is_err());
         assert!(!is_full(&second, 60).await);
-        // Dropped messages release their memory, and a closed queue does not wait for any.
+        // Dropped messages release their memory, and a closed queue does not wait for memory.
         drop(other);
         assert!(!second.send(vec![0; 100]).await);
         assert!(!is_full(&first, 1_000).await, "a larger message waits for all of the memory");
@@ -164,7 +165,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_number_of_messages_is_bounded_and_the_end_is_seen_after_the_last_one() {
+    async fn the_number_of_messages_is_bounded_and_the_end_follows_the_last_message() {
         let (sender, mut receiver) = queue(&QueueMemory::new(1 << 20));
         for _ in 0..MESSAGES {
             assert!(!is_full(&sender, 1).await);
@@ -183,7 +184,7 @@ mod tests {
         assert_eq!((first.bytes, second.bytes), (wanted, OWN_MEMORY));
         let (sender, _receiver) = queue(&second);
         assert!(!is_full(&sender, OWN_MEMORY as usize).await && is_full(&sender, 1).await);
-        // The queues of a client keep its part of the budget until the last one is gone.
+        // The queues of a client keep its part of the budget until the last queue is dropped.
         let (sender, receiver) = queue::<Vec<u8>>(&first);
         drop(first);
         assert_eq!(budget.available_permits(), 40_000);

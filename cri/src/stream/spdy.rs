@@ -1,5 +1,5 @@
 //! Server side of one SPDY/3.1 connection: streams opened by the client, and their data in both directions. There is no
-//! flow control, because all clients use the same Go library, which has none.
+//! flow control, because all clients use the same Go library, which has no flow control.
 
 mod dictionary;
 mod frame;
@@ -26,7 +26,7 @@ const EVENT_MEMORY: u32 = 64 << 10;
 /// Time for the client to close the connection after the last frame.
 const LINGER: Duration = Duration::from_secs(5);
 const READ_SIZE: usize = 32 << 10;
-/// RST_STREAM status: the stream is refused, and nothing was done for it.
+/// RST_STREAM status: the stream is refused before any work for it.
 const REFUSED: u32 = 3;
 /// RST_STREAM status: the stream is cancelled.
 const CANCEL: u32 = 5;
@@ -42,7 +42,7 @@ pub(crate) enum Event {
     Reset { id: u32 },
 }
 
-/// A connection: the client's events, and a writer. Dropping both closes it after all data is sent.
+/// A connection: the client's events, and a writer. Dropping both closes the connection after all data is sent.
 #[derive(Debug)]
 pub(crate) struct Session {
     pub(super) events: QueueReceiver<Event>,
@@ -286,12 +286,12 @@ mod tests {
         while sent < 100 && timeout(LINGER, peer.send(&frame)).await.is_ok() {
             sent += 1;
         }
-        // One frame waits for room, and another one is being written.
+        // One frame waits for room, and another frame is being written.
         let queued = EVENT_MEMORY / (16 << 10);
         assert!((queued..queued + 3).contains(&sent), "{sent}");
     }
 
-    /// The idle limit and the eviction of a connection apply until then.
+    /// The idle limit and the eviction of a connection apply until its client has read the last frame.
     #[tokio::test(start_paused = true)]
     async fn a_command_is_served_until_its_client_has_read_the_last_frame() {
         let (server, io) = tokio::io::duplex(1 << 10);

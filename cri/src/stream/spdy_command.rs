@@ -17,7 +17,7 @@ use super::token::StreamRequest;
 const OPEN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Capacity of the queue of outputs.
 const BACKLOG: usize = 2;
-/// Maximum bytes that a client may send before all streams are open. Real clients open them first.
+/// Maximum bytes that a client may send before all streams are open. Real clients open the streams first.
 const MAX_EARLY_BYTES: usize = 64 << 10;
 /// Maximum events before all streams are open.
 const MAX_EARLY_EVENTS: usize = 256;

@@ -23,7 +23,7 @@ pub(crate) enum StreamRequest {
     PortForward(cri::PortForwardRequest),
 }
 
-/// The issued tokens. Expired ones are removed when a new one is issued, without a timer.
+/// The issued tokens. Expired tokens are removed when a new token is issued, without a timer.
 #[derive(Debug, Default)]
 pub(crate) struct Tokens {
     requests: Mutex<HashMap<String, (Instant, StreamRequest)>>,

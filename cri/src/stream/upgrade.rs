@@ -57,7 +57,7 @@ pub(super) enum Transport {
         protocol: &'static str,
     },
     Spdy {
-        /// None for an old port-forward client that offers no protocol. There is only one protocol for port-forward.
+        /// `None` for an old port-forward client that offers no protocol. There is only one protocol for port-forward.
         protocol: Option<&'static str>,
     },
 }

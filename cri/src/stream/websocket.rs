@@ -123,7 +123,7 @@ pub(super) async fn forward(
     };
     let end = async {
         if is_closed_by_client {
-            // Some clients wait for the close frame. Others have already disconnected, so sending may fail.
+            // Some clients wait for the close frame. Other clients have already disconnected, so sending may fail.
             let _sent = writer.close().await;
         } else {
             // A close while data is unread would discard data that the client has not received yet.

@@ -73,7 +73,8 @@ impl Meter {
     }
 
     /// The disk usage of a directory. It is counted again when the last count is too old. `ended` means that the directory no
-    /// longer changes: then one count is enough. During a count, other callers get the last result. If there is none, they wait.
+    /// longer changes: then one count is enough. During a count, other callers get the last result. Without a last
+    /// result, they wait.
     pub(crate) fn disk(&self, dir: &Path, ended: bool) -> Disk {
         self.disk.get_or_init(Box::default).disk(dir, ended)
     }
@@ -217,7 +218,7 @@ mod tests {
         std::fs::write(dir.path().join("c"), "c").expect("write");
         let is_counted = || meter.disk(dir.path(), false).inodes == 3;
         coracle_testing::until("the files are counted again", 20, is_counted).await;
-        // Counted once more after the end.
+        // After the end, the files are counted once more.
         assert_eq!(meter.disk(dir.path(), true).inodes, 3);
     }
 }

@@ -11,6 +11,7 @@ use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::net::UdpSocket;
 
 use super::*;
+use crate::limit::Limit;
 
 /// A server on loopback that answers every question with its own address, and counts the questions.
 struct LoopbackServer {
@@ -56,6 +57,18 @@ impl LoopbackServer {
     }
 }
 
+/// A permit of a limit that no test reaches.
+fn permit() -> Permit {
+    Limit::new(64, 64).take(IpAddr::from([10, 0, 0, 1])).unwrap()
+}
+
+/// The server with this maximum of concurrent queries.
+fn with_max_pending(server: &LoopbackServer, max_pending: usize) -> Arc<Upstream> {
+    let stub = StubDomain { domain: "example.".to_owned(), servers: vec![server.address] };
+    let upstream = Upstream::new("/nonexistent".into(), Vec::new(), &[stub], Arc::default());
+    Arc::new(Upstream { max_pending, ..upstream })
+}
+
 fn question(name: &str) -> Question {
     Question { name: Name::from_ascii(name).unwrap(), kind: RecordType::A }
 }
@@ -69,7 +82,7 @@ async fn equal_questions_at_the_same_time_are_one_query() {
         .map(|_| {
             tokio::spawn({
                 let upstream = Arc::clone(&upstream);
-                async move { upstream.resolve(question("a.example.")).await }
+                async move { upstream.resolve(question("a.example."), permit()).await }
             })
         })
         .collect();
@@ -95,7 +108,7 @@ async fn a_server_that_hangs_is_queried_last() {
         servers.iter().map(|server| server.address).collect()
     };
     assert_eq!(order(), [hanging.address, other.address]);
-    let resolve = |name: &str| upstream.resolve(question(name));
+    let resolve = |name: &str| upstream.resolve(question(name), permit());
     // The queries run at the same time, because each of them waits for the server that hangs.
     let names = ["a.example.", "b.example.", "c.example.", "d.example."];
     let [a, b, c, d] = names.map(resolve);
@@ -114,7 +127,7 @@ async fn queries_are_counted_by_server_and_while_all_servers_are_down() {
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     };
     let to = other.address;
-    upstream.resolve(question("a.example.")).await;
+    upstream.resolve(question("a.example."), permit()).await;
     counted(&format!("coredns_forward_requests_total{{to=\"{to}\"}} 1"));
     counted(&format!("coredns_forward_responses_total{{rcode=\"NOERROR\",to=\"{to}\"}} 1"));
     counted("coredns_forward_healthcheck_broken_total 0");
@@ -122,7 +135,7 @@ async fn queries_are_counted_by_server_and_while_all_servers_are_down() {
     while server.is_up() {
         server.failed();
     }
-    upstream.resolve(question("b.example.")).await;
+    upstream.resolve(question("b.example."), permit()).await;
     counted(&format!("coredns_forward_requests_total{{to=\"{to}\"}} 2"));
     counted("coredns_forward_healthcheck_broken_total 1");
 }
@@ -130,7 +143,7 @@ async fn queries_are_counted_by_server_and_while_all_servers_are_down() {
 #[tokio::test]
 async fn without_servers_the_answer_is_a_failure() {
     let upstream = LoopbackServer::start(60).await.upstream();
-    let answer = upstream.resolve(question("other.")).await;
+    let answer = upstream.resolve(question("other."), permit()).await;
     assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
 }
 
@@ -138,11 +151,11 @@ async fn without_servers_the_answer_is_a_failure() {
 async fn an_expired_answer_is_used_while_the_server_does_not_respond() {
     let other = LoopbackServer::start(1).await;
     let upstream = other.upstream();
-    assert_eq!(upstream.resolve(question("a.example.")).await.answers[0].ttl, 1);
+    assert_eq!(upstream.resolve(question("a.example."), permit()).await.answers[0].ttl, 1);
     other.is_silent.send_replace(true);
     upstream.cache().age(Duration::from_secs(5));
     assert!(upstream.cached(&question("a.example.")).is_none());
-    let stale = upstream.resolve(question("a.example.")).await;
+    let stale = upstream.resolve(question("a.example."), permit()).await;
     assert_eq!((stale.answers.len(), stale.answers[0].ttl), (1, 30));
     other.is_silent.send_replace(false);
     let is_cached = || upstream.cached(&question("a.example.")).is_some();
@@ -153,7 +166,7 @@ async fn an_expired_answer_is_used_while_the_server_does_not_respond() {
 async fn a_used_cache_entry_is_queried_again_before_it_expires() {
     let other = LoopbackServer::start(100).await;
     let upstream = other.upstream();
-    upstream.resolve(question("a.example.")).await;
+    upstream.resolve(question("a.example."), permit()).await;
     upstream.cache().age(Duration::from_secs(95));
     for _ in 0..2 {
         assert!(upstream.cached(&question("a.example.")).unwrap().answers[0].ttl <= 5);
@@ -171,13 +184,53 @@ async fn questions_above_the_limit_are_not_asked() {
     let upstream = Upstream::new("/nonexistent".into(), Vec::new(), &[stub], Arc::default());
     assert_eq!(upstream.max_pending, Share::DnsQuestions.count());
     let upstream = Arc::new(Upstream { max_pending: 1, ..upstream });
-    let pending = upstream.query(&question("a.example."));
+    let pending = upstream.query(&question("a.example."), &mut Some(permit()));
     assert!(
-        pending.is_some() && upstream.query(&question("a.example.")).is_some(),
+        pending.is_some() && upstream.query(&question("a.example."), &mut Some(permit())).is_some(),
         "equal questions share one query"
     );
-    assert!(upstream.query(&question("b.example.")).is_none());
+    assert!(upstream.query(&question("b.example."), &mut Some(permit())).is_none());
     other.is_silent.send_replace(false);
     assert_eq!(wait(pending).await.unwrap().answers.len(), 1);
-    assert!(upstream.query(&question("b.example.")).is_some());
+    assert!(upstream.query(&question("b.example."), &mut Some(permit())).is_some());
+}
+
+#[tokio::test]
+async fn renewals_leave_room_for_the_questions_of_clients() {
+    let other = LoopbackServer::start(100).await;
+    let upstream = with_max_pending(&other, 16);
+    let names = ["a.example.", "b.example.", "c.example.", "d.example."];
+    for name in names {
+        upstream.resolve(question(name), permit()).await;
+    }
+    upstream.cache().age(Duration::from_secs(95));
+    other.is_silent.send_replace(true);
+    for name in names.iter().chain(&names) {
+        assert!(upstream.cached(&question(name)).is_some());
+    }
+    assert_eq!(upstream.pending().len(), 2, "an eighth of the queries");
+    assert!(upstream.query(&question("new.example."), &mut Some(permit())).is_some());
+    assert_eq!(upstream.max_of_clients(), 14);
+}
+
+#[tokio::test]
+async fn a_query_counts_for_its_client_until_it_ends() {
+    let other = LoopbackServer::start(1).await;
+    let upstream = other.upstream();
+    let (limit, client) = (Limit::new(2, 1), IpAddr::from([10, 0, 0, 1]));
+    upstream.resolve(question("a.example."), limit.take(client).unwrap()).await;
+    upstream.cache().age(Duration::from_secs(5));
+    other.is_silent.send_replace(true);
+    // While all servers are down, an expired answer is used at once.
+    let server = upstream.servers.of(&question("a.example.").name).remove(0);
+    while server.is_up() {
+        server.failed();
+    }
+    let stale = upstream.resolve(question("a.example."), limit.take(client).unwrap()).await;
+    assert_eq!(stale.answers[0].ttl, 30);
+    assert!(limit.take(client).is_none(), "the client has a permit while its query runs");
+    assert_eq!(upstream.expired(&question("a.example.")).unwrap().answers[0].ttl, 30);
+    assert!(upstream.expired(&question("b.example.")).is_none());
+    other.is_silent.send_replace(false);
+    until_yielding("the end of the query", 10, || limit.take(client).is_some()).await;
 }

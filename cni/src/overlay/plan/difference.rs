@@ -36,8 +36,8 @@ pub(crate) fn difference(wanted: &Tables, observed: &Tables) -> Vec<Change> {
     changes
 }
 
-/// Whether a device has to be replaced, because the kernel cannot change a property of an existing device. It can change
-/// addresses, uplink and MTU.
+/// Whether a device has to be replaced, because the kernel cannot change a property of an existing device. The kernel
+/// can change the addresses, the uplink and the MTU.
 fn must_be_replaced(want: &Device, have: &Device) -> bool {
     match (&want.kind, &have.kind) {
         (
@@ -63,26 +63,26 @@ fn entries(wanted: &Tables, observed: &Tables, gone: &HashSet<Port>, changes: &m
     let leaves_by_gone =
         |route: &Route| matches!(route.out, OutInterface::Device(port) if gone.contains(&port));
     for (to, have) in &observed.routes {
-        // A route to the same range is replaced without a removal, so that no packet is lost. An IPv6 route is removed
-        // first: the kernel refuses a next hop that a route of another device leads to.
-        let is_in_the_way = |want: &Route| to.is_ipv6() && want.out != have.out;
-        if wanted.routes.get(to).is_none_or(is_in_the_way) && !leaves_by_gone(have) {
+        // A route to the same range is replaced without a removal, so that no packet is lost. An IPv6 route of another
+        // device is removed first, because with this route the kernel would refuse the next hop of the new route.
+        let must_be_removed = |want: &Route| to.is_ipv6() && want.out != have.out;
+        if wanted.routes.get(to).is_none_or(must_be_removed) && !leaves_by_gone(have) {
             changes.push(Change::RemoveRoute(*to, *have));
         }
     }
-    let stays = |port: Port| !gone.contains(&port);
+    let is_kept = |port: Port| !gone.contains(&port);
     let neighbour =
         |((port, ip), mac): (&(Port, IpAddr), &Mac)| Neighbour { port: *port, ip: *ip, mac: *mac };
-    // The kernel replaces an entry with the same address. A removal afterwards would remove the new one.
+    // The kernel replaces an entry with the same address. A later removal would remove the new entry.
     let old =
-        observed.neighbours.iter().filter(|(key, _)| stays(key.0) && !wanted.neighbours.contains_key(key));
+        observed.neighbours.iter().filter(|(key, _)| is_kept(key.0) && !wanted.neighbours.contains_key(key));
     changes.extend(old.map(|entry| Change::RemoveNeighbour(neighbour(entry))));
-    let old = observed.forwards.iter().filter(|f| stays(f.port) && !wanted.forwards.contains(f));
+    let old = observed.forwards.iter().filter(|f| is_kept(f.port) && !wanted.forwards.contains(f));
     changes.extend(old.map(|f| Change::RemoveForward(*f)));
-    let new = wanted.forwards.iter().filter(|f| !stays(f.port) || !observed.forwards.contains(f));
+    let new = wanted.forwards.iter().filter(|f| !is_kept(f.port) || !observed.forwards.contains(f));
     changes.extend(new.map(|f| Change::AddForward(*f)));
     let new = wanted.neighbours.iter();
-    let new = new.filter(|(key, mac)| !stays(key.0) || observed.neighbours.get(key) != Some(mac));
+    let new = new.filter(|(key, mac)| !is_kept(key.0) || observed.neighbours.get(key) != Some(mac));
     changes.extend(new.map(|entry| Change::AddNeighbour(neighbour(entry))));
     for (to, want) in &wanted.routes {
         if leaves_by_gone(want) || observed.routes.get(to) != Some(want) {

@@ -1,8 +1,9 @@
 //! Incremental plan: follows added, changed and removed peers. Pure.
 //!
-//! As long as no two peers share a range or a hardware address (`DesiredState::apart`), the plan is the union of the plans
-//! of single peers. Then a change is planned from the old and new state of the changed peers only, independent of the
-//! number of others. Otherwise, and when anything but peers changes, everything is planned again.
+//! As long as no two peers share a range or a hardware address (`DesiredState::is_disjoint`), the plan is the union of
+//! the plans of single peers. Then a change is planned only from the old and new state of the changed peers,
+//! independent of the number of other peers. Otherwise, and when something else than peers changes, all peers are
+//! planned again.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,7 +27,7 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Plans everything.
+    /// Plans all peers.
     pub(crate) fn new(node: Node, peers: &BTreeMap<String, Peer>, path_mtus: &BTreeMap<String, u32>) -> Self {
         let wanted = wanted(&node, node.devices(peers), peers.iter(), path_mtus);
         Self { node, peers: peers.clone(), path_mtus: path_mtus.clone(), wanted }
@@ -49,14 +50,14 @@ impl Plan {
         difference(&self.wanted.tables, &before.wanted.tables)
     }
 
-    /// Plans only the changed peers. `None`, without effect, if that is not sufficient.
+    /// Plans only the changed peers. Returns `None` and changes nothing if all peers must be planned.
     fn follow_changed(
         &mut self,
         peers: &BTreeMap<String, Peer>,
         path_mtus: &BTreeMap<String, u32>,
     ) -> Option<Vec<Change>> {
         let devices = self.node.devices(peers);
-        if !self.wanted.apart || devices != self.wanted.tables.devices {
+        if !self.wanted.is_disjoint || devices != self.wanted.tables.devices {
             return None;
         }
         let mut changed = differing(&self.peers, peers);
@@ -81,13 +82,13 @@ impl Plan {
         Some(changes)
     }
 
-    /// Whether no two peers share ranges or hardware addresses after one part is replaced by the other.
+    /// Whether no two peers share ranges or hardware addresses after the part `was` is replaced by the part `is`.
     fn remains_disjoint(&self, was: &DesiredState, is: &DesiredState) -> bool {
         let free = |range: &IpNetwork| {
             overlapping(&self.wanted.ranges, *range).all(|(other, _)| was.ranges.contains_key(other))
         };
         let (all, old) = (&self.wanted.announced, &was.announced);
-        is.apart
+        is.is_disjoint
             && is.ranges.keys().all(free)
             && is.announced.iter().all(|address| !all.contains(address) || old.contains(address))
     }

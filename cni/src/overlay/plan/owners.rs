@@ -33,7 +33,7 @@ struct Owner<'a> {
     /// Whether the address is derived from the name.
     is_derived: bool,
     /// Another peer from whose name the address is derived as well. An attacker can choose such a name.
-    rival: Option<&'a str>,
+    colliding_peer: Option<&'a str>,
 }
 
 // === impl PlannedRange ===
@@ -56,7 +56,7 @@ impl<'a> Owners<'a> {
             let name: &'a str = name;
             for (Forward { port, mac, to }, _) in ranges.iter().filter_map(|range| range.hop) {
                 let is_derived = hardware_address(name, port == Port::Vxlan6) == mac;
-                owners.add(port, mac, Owner { name, to, is_derived, rival: None });
+                owners.add(port, mac, Owner { name, to, is_derived, colliding_peer: None });
             }
         }
         owners
@@ -70,7 +70,7 @@ impl<'a> Owners<'a> {
         if !owner.is_derived {
             *owner = new;
         } else if owner.name != new.name && owner.to != new.to {
-            owner.rival = Some(new.name);
+            owner.colliding_peer = Some(new.name);
         }
     }
 
@@ -82,8 +82,8 @@ impl<'a> Owners<'a> {
 
     fn other_than(&self, name: &str, Forward { port, mac, to }: Forward) -> Option<&'a str> {
         let owner = self.0.get(&(port, mac))?;
-        match owner.rival {
-            Some(rival) if owner.name == name => Some(rival),
+        match owner.colliding_peer {
+            Some(colliding_peer) if owner.name == name => Some(colliding_peer),
             Some(_) => Some(owner.name),
             None => (owner.name != name && owner.to != to).then_some(owner.name),
         }
@@ -101,14 +101,18 @@ mod tests {
         let forward = |number: u8| Forward { port: Port::Vxlan4, mac, to: to(number) };
         let mut owners = Owners(HashMap::default());
         for (name, number, is_derived) in [("n1", 1, false), ("n2", 2, true), ("n2", 2, true)] {
-            owners.add(Port::Vxlan4, mac, Owner { name, to: to(number), is_derived, rival: None });
+            owners.add(Port::Vxlan4, mac, Owner { name, to: to(number), is_derived, colliding_peer: None });
         }
         let other = |owners: &Owners<'_>, name: &str, number| {
             owners.other_than(name, forward(number)).map(str::to_owned)
         };
         assert_eq!(other(&owners, "n2", 2), None);
         assert_eq!(other(&owners, "n1", 1).as_deref(), Some("n2"));
-        owners.add(Port::Vxlan4, mac, Owner { name: "n3", to: to(3), is_derived: true, rival: None });
+        owners.add(
+            Port::Vxlan4,
+            mac,
+            Owner { name: "n3", to: to(3), is_derived: true, colliding_peer: None },
+        );
         assert_eq!(other(&owners, "n2", 2).as_deref(), Some("n3"));
         assert_eq!(other(&owners, "n3", 3).as_deref(), Some("n2"));
         assert_eq!(other(&owners, "n1", 1).as_deref(), Some("n2"));

@@ -56,13 +56,14 @@ impl ProbeSockets {
             // Without the privilege for a larger buffer, the default remains.
             let _refused = setsockopt(socket, sockopt::RcvBufForce, &RECEIVE_BUFFER);
         }
-        // The first round number differs between processes, so that no process takes the replies to another.
+        // The first round number differs between processes, so that a process does not take replies to requests of
+        // another process.
         let round = u16::try_from(std::process::id() & 0xffff).unwrap_or_default();
         Ok(Self { v4, v6, round })
     }
 
-    /// Sends all requests. Returns the indexes of those with a reply before the timeout, which starts with the last
-    /// request.
+    /// Sends all requests. Returns the indexes of the paths that replied before the timeout. The timeout starts with
+    /// the last request.
     pub(super) fn round(&mut self, requests: &[Request], timeout: Duration) -> io::Result<HashSet<usize>> {
         self.round = self.round.wrapping_add(1);
         let (mut sent, mut replies) = (HashSet::new(), Replies::to(requests));
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn replies_are_found_and_packets_above_the_maximum_get_none() {
+    fn replies_are_found_and_packets_above_the_maximum_get_no_reply() {
         let mut probe_sockets = ProbeSockets::open().expect("these tests need root");
         let requests: [Request; 3] = [
             Request { index: 7, to: Ipv4Addr::LOCALHOST.into(), bytes: 1400 },

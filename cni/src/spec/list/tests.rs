@@ -59,7 +59,7 @@ fn plugin_files_are_appended_to_the_list_unless_it_disables_them() {
 
 #[test]
 fn errors_name_the_field() {
-    for (text, said) in [
+    for (text, message) in [
         ("[]", "not a JSON object"),
         (r#"{"cniVersion":"1.0.0","type":"a"}"#, "name: is missing"),
         (r#"{"cniVersion":"1.0.0","name":"-n","type":"a"}"#, "name:"),
@@ -78,7 +78,7 @@ fn errors_name_the_field() {
         (r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"a","capabilities":1}]}"#, "capabilities:"),
     ] {
         let error = parse(text).unwrap_err();
-        assert!(error.contains(said), "{text}: {error}");
+        assert!(error.contains(message), "{text}: {error}");
     }
     let files = dir(&[("n.conflist", r#"{"cniVersion":"1.0.0","name":"n","plugins":[]}"#)]);
     assert!(List::first_of(files.path()).unwrap_err().to_string().contains("no plugins"));
@@ -93,7 +93,7 @@ fn a_plugin_gets_the_capabilities_that_it_declares() {
     let list = parse(text).unwrap();
     let offered = Capabilities::from([("portMappings".into(), json!([1])), ("mac".into(), json!("m"))]);
     let conf = list.derive(&list.plugins[0], &offered, Some(json!({"ips": []})));
-    let want = json!({"cniVersion": "1.1.0", "name": "n", "type": "a", "x": 1,
+    let expected = json!({"cniVersion": "1.1.0", "name": "n", "type": "a", "x": 1,
         "runtimeConfig": {"portMappings": [1]}, "prevResult": {"ips": []}});
-    assert_eq!(Value::from(conf), want);
+    assert_eq!(Value::from(conf), expected);
 }

@@ -24,8 +24,9 @@ impl Admit for BootstrapToken {
         if !asks || object["spec"]["signerName"] != certificate::NODE_CLIENT {
             return Ok(());
         }
-        let secret = by_resource("", "v1", "secrets")
-            .and_then(|kind| admission.cache.get(kind, "kube-system", &format!("bootstrap-token-{id}")));
+        let kind = by_resource("", "v1", "secrets").ok_or_else(ApiError::no_resource)?;
+        admission.cache.check_readable(kind)?;
+        let secret = admission.cache.get(kind, "kube-system", &format!("bootstrap-token-{id}"));
         let Some(other) = secret.and_then(|secret| used_by(&secret.value())) else { return Ok(()) };
         let subject = certificate::subject(object).ok().flatten();
         if subject.is_some_and(|subject| subject.common_name == format!("system:node:{other}")) {

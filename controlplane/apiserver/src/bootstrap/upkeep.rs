@@ -13,7 +13,7 @@ use futures::future::select_all;
 
 use super::{
     DEFAULT_RANGE, addresses, default_range, extension_authentication, missing_extension_authentication,
-    namespaces, own_service,
+    namespaces, own_service, token_tracking,
 };
 use crate::{
     cache::{Events, Scope, Watcher, prefix_of},
@@ -100,6 +100,7 @@ async fn restore(state: &Arc<State>) -> Result<()> {
     let mut outcome = namespaces(state).await;
     outcome = outcome.and(default_range(state).await);
     outcome = outcome.and(own_service(state).await);
+    outcome = outcome.and(token_tracking(state).await);
     // Servers that share a store write their addresses periodically themselves. A write here could register the address of
     // a server again that is stopping. The authorities of the servers may differ, for example while the servers replace an
     // authority one after another. If each server restored its own authorities, the servers would overwrite each other
@@ -111,7 +112,8 @@ async fn restore(state: &Arc<State>) -> Result<()> {
     outcome.and(extension_authentication(state).await)
 }
 
-/// Starts a watch of each object.
+/// Starts a watch of each object. If objects of its resource cannot be decrypted, the watch ends when they are loaded. The
+/// objects of the watch are restored then.
 fn watches(state: &State) -> Result<Vec<Events>> {
     let watch = |object: &DefaultObject| -> Result<Events> {
         let DefaultObject { group, resource, namespace, name } = object;
@@ -120,7 +122,7 @@ fn watches(state: &State) -> Result<Vec<Events>> {
         let fields = fields.map_err(|error| ApiError::bad_request(error.to_string()))?;
         let scope = Scope { prefix: prefix_of(kind, namespace), fields, ..Scope::default() };
         let (watcher, events) = Watcher::new(scope, false);
-        let _initial = state.cache.of(kind)?.lock().watch_from_now(watcher, state.cache.revision());
+        let _initial = state.cache.collection(kind)?.lock().watch_from_now(watcher, state.cache.revision());
         Ok(events)
     };
     OBJECTS.iter().map(watch).collect()

@@ -39,8 +39,7 @@ pub(crate) struct Collection {
     /// All changes after this revision are in `changes`.
     compacted: u64,
     watchers: Watchers,
-    /// Commits that arrived while the stored objects were being loaded. `None` after the load.
-    pending: Option<Vec<Commit>>,
+    loading: Loading,
     /// Whether the resource was removed. A closed collection sends no events.
     is_closed: bool,
     /// The references of pods; empty for other kinds.
@@ -51,6 +50,15 @@ pub(crate) struct Collection {
     pub(super) superseded: Arc<SupersededObjects>,
     /// Counts the bytes of the objects by namespace.
     pub(super) namespace_bytes: Arc<NamespaceBytes>,
+}
+
+/// Progress of the load of the stored objects.
+enum Loading {
+    /// The objects cannot be loaded now. Commits are not kept: a later list has their effects.
+    Waiting,
+    /// The objects are being listed. The commits that arrive meanwhile are kept.
+    Running(Vec<Commit>),
+    Done,
 }
 
 // === impl Collection ===
@@ -65,7 +73,7 @@ impl Collection {
             received: 0,
             compacted: revision,
             watchers: Watchers::default(),
-            pending: None,
+            loading: Loading::Done,
             is_closed: false,
             references: References::default(),
             allocated: Allocated::default(),
@@ -91,14 +99,26 @@ impl Collection {
 
     /// A collection that keeps commits until [`Collection::loaded`] is called.
     pub(super) fn loading(kind: Arc<Resource>) -> Self {
-        Self { pending: Some(Vec::new()), ..Self::new(kind, 0) }
+        Self { loading: Loading::Running(Vec::new()), ..Self::new(kind, 0) }
+    }
+
+    /// Keeps commits until [`Collection::loaded`] or [`Collection::unload`] is called. Returns the resource.
+    pub(super) fn begin_load(&mut self) -> Arc<Resource> {
+        self.loading = Loading::Running(Vec::new());
+        self.kind.clone()
+    }
+
+    /// Waits for [`Collection::begin_load`], without objects.
+    pub(super) fn unload(&mut self) {
+        self.loading = Loading::Waiting;
     }
 
     /// Adds the stored objects, then applies the kept commits that are newer than the list.
     pub(super) fn loaded(&mut self, page: Page) {
         self.compacted = page.revision;
         page.entries.into_iter().for_each(|entry| self.load(entry));
-        let pending = self.pending.take().unwrap_or_default();
+        let loading = std::mem::replace(&mut self.loading, Loading::Done);
+        let pending = if let Loading::Running(pending) = loading { pending } else { Vec::new() };
         for commit in pending.iter().filter(|commit| commit.revision > page.revision) {
             self.apply(commit);
         }
@@ -168,6 +188,11 @@ impl Collection {
         replaced.iter().for_each(|old| old.count_superseded(&self.superseded));
     }
 
+    /// Ends all watches, so that their owners list the objects.
+    pub(super) fn end_watches(&mut self) {
+        self.watchers.clear();
+    }
+
     /// Ends all watches: the resource was removed.
     pub(super) fn close(&mut self) {
         self.is_closed = true;
@@ -212,10 +237,14 @@ impl Collection {
         if self.is_closed {
             return;
         }
-        if let Some(pending) = &mut self.pending {
-            // The resource is listed again.
-            pending.clear();
-            return;
+        match &mut self.loading {
+            Loading::Waiting => return,
+            Loading::Running(pending) => {
+                // The resource is listed again.
+                pending.clear();
+                return;
+            }
+            Loading::Done => {}
         }
         self.watchers.clear();
         let kept: Vec<Arc<Object>> = unreadable.iter().filter_map(|key| self.take(key)).collect();
@@ -236,9 +265,13 @@ impl Collection {
     /// Applies a commit and sends it to the watchers. `None` if it changes nothing, or if the objects are not loaded
     /// yet.
     pub(super) fn apply(&mut self, commit: &Commit) -> Option<Change> {
-        if let Some(pending) = &mut self.pending {
-            pending.push(commit.clone());
-            return None;
+        match &mut self.loading {
+            Loading::Waiting => return None,
+            Loading::Running(pending) => {
+                pending.push(commit.clone());
+                return None;
+            }
+            Loading::Done => {}
         }
         // The list of a resource that was added later may contain commits that the watch has not delivered yet.
         if self.is_closed || commit.revision <= self.compacted {

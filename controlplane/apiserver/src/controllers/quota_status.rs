@@ -10,6 +10,7 @@ use coracle_store::Expect;
 use jiff::Timestamp;
 
 use crate::{
+    cache::Shared,
     error::ApiError,
     state::State,
     write::{self, Failed},
@@ -61,9 +62,15 @@ async fn write_status(state: &Arc<State>, namespace: &str, name: &str) -> Result
     let Some(kind) = by_resource("", "v1", "resourcequotas") else { return Ok(()) };
     loop {
         let Some(current) = state.cache.get(kind, namespace, name) else { return Ok(()) };
-        let status = match state.cache.quotas.lock().account(namespace, name) {
-            Some(account) => account.quota.status(&account.used),
-            None => return Ok(()),
+        let status = {
+            let accounts = state.cache.quotas.lock();
+            let Some(account) = accounts.account(namespace, name) else { return Ok(()) };
+            // The use lacks the objects that cannot be decrypted. When they are loaded, the quota is marked again.
+            let lacks = |unread: &Arc<Shared>| account.quota.tracks(unread.lock().kind());
+            if state.cache.unreadable().iter().any(lacks) {
+                return Ok(());
+            }
+            account.quota.status(&account.used)
         };
         let mut object = current.value();
         if object.get("status") == Some(&status) {

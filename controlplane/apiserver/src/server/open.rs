@@ -32,7 +32,7 @@ use crate::{
     component_pages::ComponentPages,
     config::{ApiserverConfig, OpenError, ServerOptions, open_audit},
     controllers::{
-        aggregation, custom_resources, flow_control, initialization, policy_status, quota_status,
+        aggregation, custom_resources, flow_control, initialization, policy_status, quota_status, unreadable,
         usage_history,
     },
     drain::Drain,
@@ -96,6 +96,7 @@ impl Apiserver {
         let send = move |request| send_as_controllers(weak.clone(), request);
         tokio::spawn(legacy_use::record(Arc::downgrade(&state.cache), used, send));
         tokio::spawn(quota_status::write_statuses(Arc::downgrade(&state)));
+        unreadable::load_later(&state);
         Ok(Self { state })
     }
 }

@@ -44,6 +44,7 @@ mod runtime_config;
 mod services;
 mod serving;
 mod terminating;
+mod unreadable;
 mod upstream_metrics;
 mod webhook;
 mod webhook_faults;

@@ -138,6 +138,7 @@ async fn bound(call: &Call, spec: &Value) -> Result<Value> {
         }
     };
     let kind = by_resource("", "v1", resource).ok_or_else(ApiError::no_resource)?;
+    call.state.cache.check_readable(kind)?;
     let name = reference["name"].as_str().unwrap_or_default();
     let namespace = if kind.namespaced { call.namespace() } else { "" };
     let object =

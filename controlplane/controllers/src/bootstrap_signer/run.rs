@@ -41,6 +41,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 
 /// Reconciles the config map. Expiring tokens need no timer: their deletion is a change of the Secret.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
+    context.caches.tokens.synced().await;
+    context.caches.cluster_infos.synced().await;
     let config = &context.config;
     let found = context.caches.cluster_infos.get(&key);
     let data = found.as_ref().and_then(|found| found.data.as_ref());

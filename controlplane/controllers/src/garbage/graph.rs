@@ -153,6 +153,12 @@ impl Graph {
         own.map(|(uid, _)| uid.clone()).collect()
     }
 
+    /// The uids of the objects that wait for the deletion of their dependents.
+    pub(crate) fn foreground(&self) -> Vec<String> {
+        let waiting = self.items.iter().filter(|(_, item)| item.is_foreground());
+        waiting.map(|(uid, _)| uid.clone()).collect()
+    }
+
     /// The object with this uid.
     pub(crate) fn get(&self, uid: &str) -> Option<&Item> {
         self.items.get(uid)

@@ -3,6 +3,7 @@
 //! Kinds that other controllers watch come from their caches. The collector watches the metadata of all other kinds.
 
 use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::absent_owners::AbsentOwners;
 use super::actions::{apply, drop_finalizer};
+use super::first_lists::FirstLists;
 use super::graph::{FollowUp, Graph};
 use super::plan::{Action, ORPHAN, ObservedObject, Owner, foreign_owner, plan};
 use crate::api_kind::{ApiKind, Meta};
@@ -42,6 +44,9 @@ pub(crate) struct Collector {
     absent_owners: Mutex<AbsentOwners>,
     /// Notified when the served kinds may have changed.
     kinds_changed: Notify,
+    /// Whether the graph has the objects of all kinds of the core group. Their first list fails while the API server
+    /// cannot decrypt them.
+    has_core: AtomicBool,
 }
 
 /// Kinds of custom resources that do not exist any more. A definition is deleted after all of its objects.
@@ -68,16 +73,13 @@ pub(crate) async fn run(context: Arc<Context>) {
         removed: Mutex::default(),
         absent_owners: Mutex::default(),
         kinds_changed: Notify::new(),
+        has_core: AtomicBool::new(false),
     });
     let shared_kinds = collector.register_handlers(&context);
     let mut watches = Watches::default();
     let mut listed = watches.update(&context, &collector, &shared_kinds);
     context.caches.synced().await;
-    // An aggregated server that does not respond must not stop the garbage collection of all kinds. `join_next`, because
-    // `join_all` panics if a task is cancelled, which happens at the end of the process.
-    let all = async { while listed.join_next().await.is_some() {} };
-    let _late = tokio::time::timeout(FIRST_LISTS_TIMEOUT, all).await;
-    drop(listed);
+    listed.wait().await;
     let mut tasks = JoinSet::new();
     for _ in 0..4 {
         let (own, context) = (collector.clone(), context.clone());
@@ -87,6 +89,7 @@ pub(crate) async fn run(context: Arc<Context>) {
     }
     let (own, of_orphans) = (collector.clone(), context.clone());
     tasks.spawn(async move {
+        own.complete(listed).await;
         own.orphans.work("garbage-orphan", |uid| own.orphan(&of_orphans, uid)).await;
     });
     loop {
@@ -95,13 +98,10 @@ pub(crate) async fn run(context: Arc<Context>) {
         tokio::time::sleep(DISCOVERY_DELAY).await;
         let known = collector.kinds();
         collector.set_kinds(discover(&context, &known).await);
-        let mut listed = watches.update(&context, &collector, &shared_kinds);
-        listed.detach_all();
+        watches.update(&context, &collector, &shared_kinds).detach();
     }
 }
 
-/// Maximum wait for the first lists, as upstream. Kinds whose first list takes longer are added later.
-const FIRST_LISTS_TIMEOUT: Duration = Duration::from_secs(30);
 /// Delay between a change of a definition and the discovery.
 const DISCOVERY_DELAY: Duration = Duration::from_millis(200);
 
@@ -130,19 +130,19 @@ struct Watches {
 }
 
 impl Watches {
-    /// Starts watches of new kinds, and ends the watches of kinds that are not served any more. Returns a task for each
-    /// new watch, which ends with its first list.
+    /// Starts watches of new kinds, and ends the watches of kinds that are not served any more. Returns the first lists of
+    /// the new watches.
     fn update(
         &mut self,
         context: &Arc<Context>,
         collector: &Arc<Collector>,
         shared_kinds: &HashSet<String>,
-    ) -> JoinSet<()> {
+    ) -> FirstLists {
         let kinds = collector.kinds();
         for (kind, _) in self.running.extract_if(.., |(kind, _)| !kinds.contains(kind)) {
             collector.remove_unserved(&kind);
         }
-        let mut listed = JoinSet::new();
+        let mut listed = FirstLists::default();
         for kind in kinds.iter().filter(|kind| kind.can(&[verbs::DELETE, verbs::LIST, verbs::WATCH])) {
             if shared_kinds.contains(&kind.name()) || self.running.iter().any(|(known, _)| known == kind) {
                 continue;
@@ -150,10 +150,7 @@ impl Watches {
             let (done, first) = tokio::sync::oneshot::channel();
             let task = tokio::spawn(watch(context.clone(), collector.clone(), kind.clone(), done));
             self.running.push((kind.clone(), AbortOnDropHandle::new(task)));
-            listed.spawn(async {
-                // The watch drops the sender after its first list.
-                let _ = first.await;
-            });
+            listed.add(kind, first);
         }
         listed
     }
@@ -196,6 +193,16 @@ async fn watch(
 impl Collector {
     fn lock(&self) -> MutexGuard<'_, Graph> {
         self.graph.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the graph has the objects of all kinds of the core group. Until then no object is orphaned, and no
+    /// foreground deletion ends: both would miss the dependents that the API server cannot read, and these would be
+    /// deleted later.
+    async fn complete(&self, listed: FirstLists) {
+        listed.wait_for_core().await;
+        self.has_core.store(true, Ordering::Release);
+        let waiting = self.lock().foreground();
+        waiting.into_iter().for_each(|uid| self.attempts.add(uid));
     }
 
     fn enqueue(&self, work: FollowUp) {
@@ -372,6 +379,7 @@ impl Collector {
         };
         match plan(&observed) {
             Action::Nothing => {}
+            Action::Finish if !self.has_core.load(Ordering::Acquire) => {}
             Action::AttemptDependents => {
                 // A dependent that waits for its own dependents is queued after their deletion. Two objects that wait
                 // for each other must not queue each other without end.
@@ -488,13 +496,14 @@ impl Collector {
 #[cfg(test)]
 mod tests {
     use std::convert::Infallible;
-    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::sync::atomic::AtomicUsize;
 
     use serde_json::json;
     use tokio::sync::Barrier;
 
     use super::*;
     use crate::config::ControllersConfig;
+    use crate::garbage::plan::FOREGROUND;
     use crate::garbage::plan::tests::kind;
 
     fn object(value: serde_json::Value) -> Meta {
@@ -510,6 +519,7 @@ mod tests {
             removed: Mutex::default(),
             absent_owners: Mutex::default(),
             kinds_changed: Notify::new(),
+            has_core: AtomicBool::new(false),
         }
     }
 
@@ -560,6 +570,38 @@ mod tests {
             assert_eq!(found, expect);
             assert_eq!(reads.load(Ordering::Relaxed), references.len(), "the second time nothing is read");
         }
+    }
+
+    #[tokio::test]
+    async fn a_foreground_deletion_ends_after_the_first_lists_of_the_core_group() {
+        let meta = json!({"name": "owner", "namespace": "n", "uid": "owner",
+            "deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": [FOREGROUND]});
+        let writes = Arc::<AtomicUsize>::default();
+        let (counter, live) = (writes.clone(), object(meta.clone()));
+        let service = tower::service_fn(move |request: http::Request<kube::client::Body>| {
+            if request.method() != http::Method::GET {
+                counter.fetch_add(1, Ordering::Relaxed);
+            }
+            let response = http::Response::new(serde_json::to_string(&live).unwrap());
+            async move { Ok::<_, Infallible>(response) }
+        });
+        let client = kube::Client::new(service, "default");
+        let recorder = coracle_events::recorder(client.clone(), "").0;
+        let context = Context::new(client, recorder, ControllersConfig::default());
+        let (collector, thing, secret) = (collector(), kind("Thing", true), kind("Secret", true));
+        collector.apply_event(&thing, Event::Apply(object(meta)), &mut HashSet::new());
+        collector.attempt(&context, "owner".to_owned()).await.unwrap();
+        assert_eq!(writes.load(Ordering::Relaxed), 0, "a Secret may block the deletion");
+        let (list, first) = tokio::sync::oneshot::channel::<()>();
+        let mut listed = FirstLists::default();
+        listed.add(&secret, first);
+        let mut complete = std::pin::pin!(collector.complete(listed));
+        assert!(futures::poll!(complete.as_mut()).is_pending());
+        drop(list);
+        complete.await;
+        assert_eq!(collector.lock().foreground(), ["owner"]);
+        collector.attempt(&context, "owner".to_owned()).await.unwrap();
+        assert_eq!(writes.load(Ordering::Relaxed), 1);
     }
 
     #[test]

@@ -27,6 +27,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 /// Reconciles one namespace.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(pem) = &context.config.root_ca_pem else { return Ok(Next::Wait) };
+    context.caches.root_cas.synced().await;
     let place = Key::new(&key.name, ROOT_CA_NAME);
     let copy = context.caches.root_cas.get(&place);
     let namespace = context.caches.namespaces.get(&key);

@@ -18,7 +18,10 @@ use super::{
     engine::{Engine, Undo},
     make_directory,
 };
-use crate::{Error, codec::EntryCodec};
+use crate::{
+    Error,
+    codec::{EntryCodec, FailedServices},
+};
 
 /// Minimum size of a batch of the copy in bytes, except of the last one.
 const BATCH_BYTES: usize = 1 << 20;
@@ -30,7 +33,8 @@ pub(super) fn sibling(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Encrypts the entries that are not encrypted with the first key. Returns whether the store was replaced. If so,
+/// Encrypts the entries that are not encrypted with the first key. Entries whose key management service fails stay as they
+/// are: they are encrypted at a later start, or at their next write. Returns whether the store was replaced. If so,
 /// `engine` is the old one, and the caller must open the new one.
 ///
 /// # Errors
@@ -41,9 +45,10 @@ pub(super) fn migrate(path: &Path, engine: &Engine, codec: &Arc<EntryCodec>) -> 
     // The engine holds the store's lock, so an existing copy is from a crash.
     remove(&copy).map_err(|source| Error::Open { path: copy.clone(), source })?;
     let (mut outdated, mut delayed) = (0_usize, 0_usize);
+    let mut failed_services = FailedServices::default();
     for prefix in codec.prefixes() {
         engine.scan(prefix, prefix, |key, bytes| {
-            match codec.resealed(key, bytes)? {
+            match codec.resealed(&mut failed_services, key, bytes)? {
                 Some(_) => outdated += 1,
                 None => delayed += usize::from(!codec.is_current_entry(key, bytes)),
             }
@@ -62,7 +67,7 @@ pub(super) fn migrate(path: &Path, engine: &Engine, codec: &Arc<EntryCodec>) -> 
     let failed = |source| Error::Open { path: copy.clone(), source };
     // The copy becomes the store, so it is private as well.
     make_directory(&copy).map_err(failed)?;
-    let copied = fill(path, engine, &copy, codec)
+    let copied = fill(path, engine, &copy, codec, &mut failed_services)
         .and_then(|()| exchange(path, &copy).map_err(failed))
         .inspect_err(|_| drop(remove(&copy)));
     copied?;
@@ -79,13 +84,20 @@ pub(super) fn remove(directory: &Path) -> io::Result<()> {
     }
 }
 
-fn fill(path: &Path, engine: &Engine, copy: &Path, codec: &Arc<EntryCodec>) -> Result<(), Error> {
+fn fill(
+    path: &Path,
+    engine: &Engine,
+    copy: &Path,
+    codec: &Arc<EntryCodec>,
+    failed_services: &mut FailedServices,
+) -> Result<(), Error> {
     let new = Engine::open(copy, codec.clone())?;
     let failed = |error: fjall::Error| Error::Disk { detail: error.to_string() };
     new.reserve(engine.reserved(path)?).map_err(failed)?;
     let (mut batch, mut size): (Undo, usize) = (Vec::new(), 0);
     engine.scan("", "", |key, bytes| {
-        let bytes = codec.resealed(key, bytes)?.unwrap_or_else(|| bytes.to_vec());
+        let resealed = codec.resealed(failed_services, key, bytes)?;
+        let bytes = resealed.unwrap_or_else(|| bytes.to_vec());
         size += key.len() + bytes.len();
         batch.push((key.into(), Some(bytes)));
         if size > BATCH_BYTES {

@@ -8,7 +8,8 @@ use std::{
 
 use super::{Embedded, EmbeddedOptions, RESERVED};
 use crate::{
-    Error, Expect, Range, Store, Tier,
+    Error, Expect, Range, ReadablePage, Store, Tier, Write,
+    codec::tests::{SEALED_BY_SERVICE, with_absent_service},
     suite::{self, put},
 };
 
@@ -62,6 +63,42 @@ async fn durable_entries_survive_a_restart_volatile_ones_do_not_and_revisions_co
     assert_eq!(page.entries.len(), 1);
     assert_eq!(page.entries[0].modified, durable);
     assert!(matches!(store.watch("", last).await, Err(Error::Compacted { .. })));
+}
+
+/// Entries that a key management service has encrypted do not prevent the start of a store whose service is away.
+#[tokio::test]
+async fn a_store_opens_without_its_key_management_service() {
+    let (dir, keys) = (StoreDir::new(), tempfile::tempdir().unwrap());
+    // Without encryption the values are stored as they are.
+    let store = open(dir.path());
+    let sealed = |key: &str, value: &[u8]| Write {
+        value: Some(value.to_vec().into()),
+        ..put(key, Expect::Absent, "", Tier::Durable)
+    };
+    for key in ["/secrets/n/a", "/secrets/n/b"] {
+        store.write(sealed(key, SEALED_BY_SERVICE)).await.unwrap();
+    }
+    store.write(put("/pods/n/a", Expect::Absent, "{}", Tier::Durable)).await.unwrap();
+    drop(store);
+    let with_service = || {
+        let sealing = Some(with_absent_service(keys.path()));
+        Embedded::open(dir.path(), EmbeddedOptions { sealing, ..EmbeddedOptions::default() })
+    };
+    let store = with_service().unwrap();
+    let ReadablePage { page, unreadable } = store.list_readable(Range::default()).await.unwrap();
+    assert_eq!(page.entries.iter().map(|entry| &*entry.key).collect::<Vec<_>>(), ["/pods/n/a"]);
+    let keys_of: Vec<&str> = unreadable.iter().map(|one| &*one.key).collect();
+    assert_eq!(keys_of, ["/secrets/n/a", "/secrets/n/b"]);
+    assert!(unreadable.iter().all(|one| one.error.is_of_service()));
+    let refused = store.list(Range::default()).await.unwrap_err();
+    assert!(refused.is_of_service(), "{refused}");
+    drop(store);
+    let damaged = [SEALED_BY_SERVICE, b"\xff"].concat();
+    let store = open(dir.path());
+    store.write(sealed("/secrets/n/damaged", &damaged)).await.unwrap();
+    drop(store);
+    let refused = with_service().err().unwrap();
+    assert!(matches!(refused, Error::Sealed { .. }) && !refused.is_of_service(), "{refused}");
 }
 
 #[tokio::test]

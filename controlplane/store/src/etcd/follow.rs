@@ -21,10 +21,9 @@ use super::{
         watch_client::WatchClient, watch_request::RequestUnion,
     },
     connection::{classify, error_text},
-    range::Unreadable,
     revision_of, signed, unsigned,
 };
-use crate::{Commit, Error, Event, Health, Range};
+use crate::{Commit, Error, Event, Health, Range, ReadablePage, Unreadable, codec::FailedServices};
 
 /// Maximum size of a response, in bytes.
 const MAX_RESPONSE: usize = 1 << 30;
@@ -191,9 +190,9 @@ impl Follower {
             return self.send_if_newer(revision);
         }
         let mut last = self.sent;
-        let mut commits = Vec::new();
+        let (mut commits, mut failed_services) = (Vec::new(), FailedServices::default());
         for event in response.events {
-            let commit = self.commit(event).map_err(End::Failed)?;
+            let commit = self.commit(&mut failed_services, event).map_err(End::Failed)?;
             commits.extend(commit.filter(|commit| commit.revision > self.sent));
         }
         let mut commits = commits.into_iter().peekable();
@@ -216,14 +215,14 @@ impl Follower {
         self.events.send(Event::Progress(revision)).map_err(|_closed| End::Unused)
     }
 
-    fn commit(&self, event: api::Event) -> Result<Option<Commit>, Error> {
+    fn commit(&self, failed: &mut FailedServices, event: api::Event) -> Result<Option<Commit>, Error> {
         let is_deletion = event.r#type() == EventType::Delete;
         let Some(kv) = event.kv else { return Ok(None) };
         let Some(key) = self.shared.keys.inner(&kv.key) else { return Ok(None) };
         let value = if is_deletion {
             None
         } else {
-            match self.shared.opened(key, kv.value) {
+            match self.shared.opened(failed, key, kv.value) {
                 Ok(value) => Some(value),
                 // One unreadable value must not stop the watch of all other values. The consumer keeps the previous
                 // value, because a deletion event would affect other objects.
@@ -245,7 +244,7 @@ impl Follower {
 
     async fn resync(&mut self) -> Result<(), Error> {
         let range = Range { prefix: self.prefix.clone(), ..Range::default() };
-        let (page, unreadable) = self.shared.list_readable(&range).await?;
+        let ReadablePage { page, unreadable } = self.shared.list_readable(&range).await?;
         tracing::warn!(
             after = self.sent,
             revision = page.revision,
@@ -282,7 +281,7 @@ mod tests {
     use crate::{
         Sealing,
         codec::EntryCodec,
-        etcd::{Keys as Names, connection::Connection, leases::Leases},
+        etcd::{Keys as Names, connection::Connection, leases::Leases, range::Found},
     };
 
     fn put(key: &str, value: Vec<u8>, revision: i64) -> api::Event {
@@ -314,12 +313,12 @@ mod tests {
         ];
         let response = WatchResponse { events: events_of, ..WatchResponse::default() };
         assert!(follower.receive(response).is_ok());
-        let (mut entries, mut unreadable) = (Vec::new(), Vec::new());
+        let mut found = Found::default();
         let kvs = [put("/secrets/a", foreign(), 2), put("/pods/b", b"y".to_vec(), 3)];
         let kvs = kvs.into_iter().filter_map(|event| event.kv).collect();
-        follower.shared.read(kvs, &mut entries, &mut unreadable);
-        assert_eq!(entries.iter().map(|entry| &*entry.key).collect::<Vec<_>>(), ["/pods/b"]);
-        assert_eq!(unreadable.iter().map(|one| &*one.key).collect::<Vec<_>>(), ["/secrets/a"]);
+        follower.shared.read(kvs, &mut found);
+        assert_eq!(found.entries.iter().map(|entry| &*entry.key).collect::<Vec<_>>(), ["/pods/b"]);
+        assert_eq!(found.unreadable.iter().map(|one| &*one.key).collect::<Vec<_>>(), ["/secrets/a"]);
         let Some(Event::Commit(commit)) = events.recv().await else { panic!("no commit") };
         assert_eq!((&*commit.key, commit.revision, commit.guard_follows), ("/pods/b", 3, false));
     }

@@ -7,12 +7,16 @@ use super::{
     api::{CompactionRequest, KeyValue, RangeRequest},
     revision_of, signed, unsigned,
 };
-use crate::{Entry, Error, Page, Range};
+use crate::{Entry, Error, Page, Range, ReadablePage, Unreadable, codec::FailedServices};
 
-/// An entry that cannot be decrypted.
-pub(super) struct Unreadable {
-    pub(super) key: Arc<str>,
-    pub(super) error: Error,
+/// The entries that a list has read.
+#[derive(Default)]
+pub(super) struct Found {
+    /// The entries that can be decrypted.
+    pub(super) entries: Vec<Entry>,
+    /// The other entries.
+    pub(super) unreadable: Vec<Unreadable>,
+    failed_services: FailedServices,
 }
 
 /// Number of entries in the first response of etcd for a list, and the maximum number in a later one.
@@ -30,7 +34,8 @@ impl Shared {
     pub(super) async fn get(&self, key: &str) -> Result<Option<Entry>, Error> {
         let request = RangeRequest { key: self.keys.outer(key), ..RangeRequest::default() };
         let response = self.connection.range(request).await?;
-        response.kvs.into_iter().next().map(|kv| self.entry(key, kv)).transpose()
+        let kv = response.kvs.into_iter().next();
+        kv.map(|kv| self.entry(&mut FailedServices::default(), key, kv)).transpose()
     }
 
     /// Whether the value of a key is encrypted with the current key, or need not be encrypted.
@@ -56,40 +61,36 @@ impl Shared {
     }
 
     pub(super) async fn list(&self, range: &Range) -> Result<Page, Error> {
-        let (page, unreadable) = self.list_readable(range).await?;
-        match unreadable.into_iter().next() {
-            Some(first) => Err(first.error),
-            None => Ok(page),
-        }
+        self.list_readable(range).await?.complete()
     }
 
     /// The entries of a range that can be decrypted, and the other entries.
-    pub(super) async fn list_readable(&self, range: &Range) -> Result<(Page, Vec<Unreadable>), Error> {
+    pub(super) async fn list_readable(&self, range: &Range) -> Result<ReadablePage, Error> {
         let mut attempts = ATTEMPTS;
         loop {
             let confirmed = self.connection.confirmed();
             match self.list_once(range).await {
                 Err(Error::Compacted { .. }) if attempts > 1 => attempts -= 1,
-                Ok((page, unreadable)) => {
+                Ok(found) => {
                     // A cache that loads the list must not fall back to an older state.
-                    self.connection.check_revision(confirmed, page.revision)?;
-                    self.connection.expect_progress(page.revision);
-                    return Ok((page, unreadable));
+                    self.connection.check_revision(confirmed, found.page.revision)?;
+                    self.connection.expect_progress(found.page.revision);
+                    return Ok(found);
                 }
                 Err(error) => return Err(error),
             }
         }
     }
 
-    async fn list_once(&self, range: &Range) -> Result<(Page, Vec<Unreadable>), Error> {
+    async fn list_once(&self, range: &Range) -> Result<ReadablePage, Error> {
         let start = if range.start > range.prefix { &range.start } else { &range.prefix };
         let limit = if range.limit == 0 { usize::MAX } else { range.limit };
         let end = Keys::end_of(self.keys.outer(&range.prefix));
         let (mut name, mut revision) = (self.keys.outer(start), 0);
-        let (mut entries, mut unreadable) = (Vec::new(), Vec::new());
+        let mut found = Found::default();
         let mut size = FIRST_PAGE_ENTRIES;
         loop {
-            let count = size.min(limit - entries.len());
+            let count = size.min(limit - found.entries.len());
             let response = self.connection.range(RangeRequest {
                 key: name,
                 range_end: end.clone(),
@@ -104,32 +105,31 @@ impl Shared {
             size = next_size(size, response.kvs.iter().map(|kv| kv.value.len()).sum());
             name = response.kvs.last().map_or_else(Vec::new, |kv| kv.key.clone());
             name.push(0);
-            self.read(response.kvs, &mut entries, &mut unreadable);
-            if !response.more || entries.len() >= limit {
-                return Ok((Page { entries, revision, more: response.more }, unreadable));
+            self.read(response.kvs, &mut found);
+            if !response.more || found.entries.len() >= limit {
+                let Found { entries, unreadable, .. } = found;
+                return Ok(ReadablePage {
+                    page: Page { entries, revision, more: response.more },
+                    unreadable,
+                });
             }
         }
     }
 
-    /// Adds the entries that can be decrypted to `entries`, and the other entries to `unreadable`.
-    pub(super) fn read(
-        &self,
-        kvs: Vec<KeyValue>,
-        entries: &mut Vec<Entry>,
-        unreadable: &mut Vec<Unreadable>,
-    ) {
+    /// Decrypts the entries and adds them to `found`.
+    pub(super) fn read(&self, kvs: Vec<KeyValue>, found: &mut Found) {
         for kv in kvs {
             let Some(key) = self.keys.inner(&kv.key).map(Arc::<str>::from) else { continue };
-            match self.entry(&key, kv) {
-                Ok(entry) => entries.push(entry),
-                Err(error) => unreadable.push(Unreadable { key, error }),
+            match self.entry(&mut found.failed_services, &key, kv) {
+                Ok(entry) => found.entries.push(entry),
+                Err(error) => found.unreadable.push(Unreadable { key, error }),
             }
         }
     }
 
-    fn entry(&self, key: &str, kv: KeyValue) -> Result<Entry, Error> {
+    fn entry(&self, failed: &mut FailedServices, key: &str, kv: KeyValue) -> Result<Entry, Error> {
         let (created, modified) = (unsigned(kv.create_revision), unsigned(kv.mod_revision));
-        Ok(Entry { key: key.into(), value: self.opened(key, kv.value)?, created, modified })
+        Ok(Entry { key: key.into(), value: self.opened(failed, key, kv.value)?, created, modified })
     }
 
     /// Checks that a watch can start after a revision.

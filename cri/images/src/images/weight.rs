@@ -1,8 +1,9 @@
 //! Limits the memory for the configurations of images. They are in memory as long as their images are in the store.
 //!
-//! A registry determines the size of a configuration. Nearly all are small and do not count. The others share a limit, so
-//! that many images do not fill the memory of the process. An owner, for example a namespace, must leave at least as
-//! much free as it uses, so no owner can use up the limit. An image counts for the owner that pulled it first.
+//! A registry determines the size of a configuration. Nearly all configurations are small and do not count. The large
+//! configurations share a limit, so that many images do not fill the memory of the process. An owner, for example a
+//! namespace, must leave at least as much of the limit free as it uses, so no owner can use up the limit. An image
+//! counts for the owner that pulled it first.
 
 use std::collections::HashMap;
 
@@ -56,8 +57,8 @@ fn fits(table: &Table, owner: &str, bytes: usize) -> bool {
     bytes == 0 || is_within(table.all().map(of_entry), bytes, !owner.is_empty())
 }
 
-/// Whether a configuration of `bytes` fits beside the others. `others` yields for each other configuration whether it
-/// has the same owner, and its bytes. If `has_owner` is false, only the sum has a limit.
+/// Whether a configuration of `bytes` fits beside the other configurations. `others` yields for each other
+/// configuration whether it has the same owner, and its bytes. If `has_owner` is false, only the sum has a limit.
 fn is_within(others: impl Iterator<Item = (bool, usize)>, bytes: usize, has_owner: bool) -> bool {
     let (mut all, mut of_owner) = (bytes, bytes);
     for (is_own, other) in others {
@@ -67,7 +68,7 @@ fn is_within(others: impl Iterator<Item = (bool, usize)>, bytes: usize, has_owne
     LARGE_TOTAL.checked_sub(all).is_some_and(|free| !has_owner || of_owner <= free)
 }
 
-/// Estimated bytes of a configuration: the document and its parsed form. 0 for a small one.
+/// Estimated bytes of a configuration: the document and its parsed form. 0 for a small configuration.
 fn counted_bytes(document: &str, config: &ImageConfiguration) -> usize {
     let length = |list: &Option<Vec<String>>| list.as_ref().map_or(0, Vec::len);
     let values = config.config().as_ref().map_or(0, |process| {
@@ -89,7 +90,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn a_configuration_above_the_limit_is_rejected_and_is_no_lack_of_disk_space() {
+    fn a_configuration_above_the_limit_is_rejected_and_not_reported_as_a_full_disk() {
         assert_eq!(StoreError::Configurations.kind(), ErrorKind::Rejected);
     }
 
@@ -118,7 +119,7 @@ mod tests {
 
     #[test]
     fn large_configurations_share_a_limit() {
-        assert!(fits(&Table::default(), "a", 0), "a small one");
+        assert!(fits(&Table::default(), "a", 0), "a small configuration");
         let of_node =
             |others: &[usize]| is_within(others.iter().map(|one| (true, *one)), LARGE_TOTAL / 2, false);
         assert!(of_node(&[LARGE_TOTAL / 2]) && !of_node(&[LARGE_TOTAL / 2, 1]));

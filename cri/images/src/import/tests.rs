@@ -43,20 +43,20 @@ async fn layouts_and_archives_of_any_compression_are_imported() {
     let files =
         layout(&[(&image, serde_json::json!({"io.containerd.image.name": "docker.io/library/app:1"}))]);
     let tar = archive(&files);
-    let place = tempfile::tempdir().unwrap();
-    let directory = place.path().join("layout");
+    let work_dir = tempfile::tempdir().unwrap();
+    let directory = work_dir.path().join("layout");
     for (name, content) in &files {
         let path = directory.join(name);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         std::fs::write(path, content).unwrap();
     }
     for (name, content) in [("a.tar", tar.clone()), ("a.tar.gz", gzip(&tar)), ("a.tar.zst", zstd(&tar))] {
-        std::fs::write(place.path().join(name), content).unwrap();
+        std::fs::write(work_dir.path().join(name), content).unwrap();
     }
     for name in ["layout", "a.tar", "a.tar.gz", "a.tar.zst"] {
         let root = tempfile::tempdir().unwrap();
         let images = store(root.path()).await;
-        let imported = images.import(&place.path().join(name), None).await.unwrap();
+        let imported = images.import(&work_dir.path().join(name), None).await.unwrap();
         assert_eq!(imported.len(), 1);
         assert_eq!(
             (imported[0].id.as_str(), imported[0].tags.as_slice()),
@@ -73,8 +73,8 @@ async fn layouts_and_archives_of_any_compression_are_imported() {
 async fn files_of_a_layout_that_are_outside_of_it_or_pipes_are_refused() {
     let image = TestImage::small("imported");
     let files = layout(&[(&image, serde_json::json!({"io.containerd.image.name": "example.com/app:1"}))]);
-    let place = tempfile::tempdir().unwrap();
-    let (directory, outside) = (place.path().join("layout"), place.path().join("outside"));
+    let work_dir = tempfile::tempdir().unwrap();
+    let (directory, outside) = (work_dir.path().join("layout"), work_dir.path().join("outside"));
     std::fs::create_dir(&outside).unwrap();
     for (number, (name, content)) in files.iter().enumerate() {
         let (path, file) = (directory.join(name), outside.join(number.to_string()));
@@ -101,8 +101,8 @@ async fn files_of_a_layout_that_are_outside_of_it_or_pipes_are_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn names_come_from_annotations_or_the_caller() {
     let (one, two) = (TestImage::small("one"), TestImage::small("two"));
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("a.tar");
+    let work_dir = tempfile::tempdir().unwrap();
+    let path = work_dir.path().join("a.tar");
     let full = serde_json::json!({"org.opencontainers.image.ref.name": "example.com/two:2"});
     let bare = serde_json::json!({"org.opencontainers.image.ref.name": "latest"});
     std::fs::write(&path, archive(&layout(&[(&one, bare.clone()), (&two, full)]))).unwrap();
@@ -125,8 +125,8 @@ async fn the_platform_of_this_machine_is_imported_from_several_under_one_name() 
     let images = ["first", "second", "third"].map(TestImage::small);
     let name = serde_json::json!({"io.containerd.image.name": "example.com/app:1"});
     let host = crate::Platform::host().architecture;
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("a.tar");
+    let work_dir = tempfile::tempdir().unwrap();
+    let path = work_dir.path().join("a.tar");
     for (name, platforms, expected) in [
         (&name, [Some("s390x"), Some(host.as_str()), Some("mips")], vec![1]),
         (&name, [Some("s390x"), Some("mips"), Some("mips64")], vec![0, 1, 2]),
@@ -162,8 +162,8 @@ async fn docker_save_archives_are_imported() {
         .file("c.json", &image.config)
         .file("manifest.json", list.to_string().as_bytes())
         .finish();
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("saved.tar");
+    let work_dir = tempfile::tempdir().unwrap();
+    let path = work_dir.path().join("saved.tar");
     std::fs::write(&path, saved).unwrap();
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
@@ -216,9 +216,9 @@ async fn layers_saved_as_links_by_older_dockers_are_imported() {
                 .hard_link("./d/layer.tar", "a/layer.tar"),
         ),
     ];
-    let place = tempfile::tempdir().unwrap();
+    let work_dir = tempfile::tempdir().unwrap();
     for (number, archive) in archives.into_iter().enumerate() {
-        let path = place.path().join(format!("{number}.tar"));
+        let path = work_dir.path().join(format!("{number}.tar"));
         std::fs::write(&path, archive).unwrap();
         let root = tempfile::tempdir().unwrap();
         let images = store(root.path()).await;
@@ -235,8 +235,8 @@ async fn links_to_files_outside_the_archive_are_refused() {
     let tar = TestTar::new().file("one", b"1").finish();
     let image = TestImage::new(vec![(tar.clone(), Digest::of(&tar))]);
     let list = serde_json::json!([{"Config": "c.json", "RepoTags": ["a:1"], "Layers": ["d/layer.tar"]}]);
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("bad.tar");
+    let work_dir = tempfile::tempdir().unwrap();
+    let path = work_dir.path().join("bad.tar");
     for target in ["../c/layer.tar", "../d/layer.tar", "../../../../etc/passwd", "../none/layer.tar"] {
         let archive = TestTar::new().file("a/layer.tar", &tar).file("c.json", &image.config);
         let archive = archive.symlink("c/layer.tar", target).symlink("d/layer.tar", "../c/layer.tar");
@@ -252,14 +252,14 @@ async fn links_to_files_outside_the_archive_are_refused() {
 async fn invalid_archives_are_refused_and_leave_nothing() {
     let image = TestImage::small("x");
     let files = layout(&[(&image, serde_json::json!({}))]);
-    let mut torn = files.clone();
-    let layer_file = torn.iter_mut().find(|(name, _)| *name == blob(&image.layers[0])).unwrap();
+    let mut incomplete = files.clone();
+    let layer_file = incomplete.iter_mut().find(|(name, _)| *name == blob(&image.layers[0])).unwrap();
     layer_file.1 = gzip(&TestTar::new().file("hello", b"other").finish());
     let missing: Vec<_> = files.iter().filter(|(name, _)| *name != blob(&image.layers[0])).cloned().collect();
     let evil = TestImage::new(vec![layer(TestTar::new().file("../evil", b""))]);
-    let place = tempfile::tempdir().unwrap();
+    let work_dir = tempfile::tempdir().unwrap();
     let cases = [
-        (archive(&torn), ErrorKind::Corrupt),
+        (archive(&incomplete), ErrorKind::Corrupt),
         (archive(&missing), ErrorKind::Corrupt),
         (archive(&layout(&[(&evil, serde_json::json!({}))])), ErrorKind::Rejected),
         (b"no archive at all, but longer than a header would be".repeat(20), ErrorKind::Unsupported),
@@ -267,7 +267,7 @@ async fn invalid_archives_are_refused_and_leave_nothing() {
         (gzip(&archive(&files))[..200].to_vec(), ErrorKind::Corrupt),
     ];
     for (content, kind) in cases {
-        let path = place.path().join("bad.tar");
+        let path = work_dir.path().join("bad.tar");
         std::fs::write(&path, content).unwrap();
         let root = tempfile::tempdir().unwrap();
         let images = store(root.path()).await;
@@ -278,7 +278,7 @@ async fn invalid_archives_are_refused_and_leave_nothing() {
         assert_eq!(std::fs::read_dir(root.path().join("images/layers")).unwrap().count(), 0);
     }
     let root = tempfile::tempdir().unwrap();
-    let absent = place.path().join("none.tar");
+    let absent = work_dir.path().join("none.tar");
     let error = store(root.path()).await.import(&absent, None).await.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::NotFound);
     let report = format!("cannot import {}: No such file or directory", absent.display());
@@ -296,8 +296,8 @@ async fn cve_2023_25153_documents_that_take_much_memory_are_refused() {
     let list = serde_json::json!(vec![serde_json::json!({"Config": "c.json"}); 33]).to_string();
     let with_config =
         |config: &[u8]| TestTar::new().file("c.json", config).file("manifest.json", list.as_bytes());
-    let place = tempfile::tempdir().unwrap();
-    let path = place.path().join("large.tar");
+    let work_dir = tempfile::tempdir().unwrap();
+    let path = work_dir.path().join("large.tar");
     for (tar, says) in [
         (TestTar::new().file("index.json", &spaces), "index.json is larger than 4194304 bytes"),
         (TestTar::new().file("manifest.json", &spaces), "manifest.json is larger than 4194304 bytes"),
@@ -314,8 +314,8 @@ async fn cve_2023_25153_documents_that_take_much_memory_are_refused() {
 #[tokio::test(flavor = "multi_thread")]
 async fn the_error_for_a_damaged_archive_names_the_damage() {
     let whole = archive(&layout(&[(&TestImage::small("x"), serde_json::json!({}))]));
-    let (root, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let path = place.path().join("torn.tar");
+    let (root, work_dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let path = work_dir.path().join("incomplete.tar");
     // The first entry has two blocks of 512 bytes; the second header is incomplete.
     std::fs::write(&path, &whole[..1024 + 100]).unwrap();
     let error = store(root.path()).await.import(&path, None).await.unwrap_err();
@@ -325,8 +325,8 @@ async fn the_error_for_a_damaged_archive_names_the_damage() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_compressed_archive_is_unpacked_within_bounds() {
-    let place = tempfile::tempdir().unwrap();
-    let bomb = place.path().join("bomb.tar.gz");
+    let work_dir = tempfile::tempdir().unwrap();
+    let bomb = work_dir.path().join("bomb.tar.gz");
     std::fs::write(&bomb, gzip(&vec![0; 1 << 20])).unwrap();
     let root = tempfile::tempdir().unwrap();
     let mut config = ImagesConfig::new(root.path());

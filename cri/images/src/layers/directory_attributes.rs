@@ -2,8 +2,8 @@
 //!
 //! A layer may contain `tmp/x` without an entry for `tmp`. When this layer is unpacked alone, `tmp` becomes a plain
 //! directory. overlayfs would show that directory instead of the lower layer's `tmp` with its sticky bit. If the
-//! attributes differ, an additional top layer of directories repeats the attributes of the lower layer. It is a layer
-//! like any other, named by the digest of its archive, so images share it too.
+//! attributes differ, an additional top layer of directories repeats the attributes of the lower layer. The additional
+//! layer is named by the digest of its archive like any other layer, so images share it, too.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -129,7 +129,7 @@ mod tests {
     use crate::error::ErrorKind;
 
     #[test]
-    fn directories_of_a_large_image_are_compared_and_those_of_a_hostile_one_are_not() {
+    fn directories_of_a_large_image_are_compared_and_those_of_a_hostile_image_are_not() {
         assert!(check_lookups(50_000, 127).is_ok());
         let refused = check_lookups(1_000_000, 500).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::Rejected);

@@ -16,8 +16,8 @@ pub(super) const RECIPE: &str = "recipe";
 /// File that marks a layer as complete: its [`Meta`].
 const COMPLETE: &str = "complete";
 
-/// Makes a directory that only root may enter, because images contain set-user-id programs. An existing one
-/// is kept.
+/// Makes a directory that only root may enter, because images contain set-user-id programs. An existing directory is
+/// kept.
 pub(crate) fn make_private(path: &Path) -> Result<(), LayerError> {
     DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|source| LayerError::Disk {
         verb: "make",
@@ -35,7 +35,7 @@ pub(super) fn make(path: &Path) -> Result<(), LayerError> {
         .map_err(|source| LayerError::Disk { verb: "make", path: path.to_owned(), source })
 }
 
-/// Deletes a directory tree. An absent one is not an error.
+/// Deletes a directory tree. An absent tree is not an error.
 pub(super) fn remove_tree(path: &Path) -> Result<(), LayerError> {
     coracle_tree::remove(path).map_err(|source| LayerError::Disk {
         verb: "remove",

@@ -7,8 +7,8 @@
 //!
 //! The links are made in an overlayfs mount of the layers, so overlayfs writes the additional layer. Other runtimes
 //! make such links in a mount too. File and link are then one inode with all attributes of the lower file. The layer's
-//! name is the digest of the list of layers below, so images share it too. It is counted and removed like any other
-//! layer.
+//! name is the digest of the list of layers below, so images share the additional layer. It is counted and removed like
+//! any other layer.
 
 use std::collections::HashSet;
 use std::io;

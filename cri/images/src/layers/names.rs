@@ -2,19 +2,19 @@
 //! store.
 //!
 //! A layer's archive determines their number: a path of 4 KiB implies two thousand directories with 4 MiB of names.
-//! Nearly all layers have few names, which do not count. The others share a limit, so that images do not fill the memory
-//! of the process.
+//! Nearly all layers have few names, which do not count. The other layers share a limit, so that images do not fill the
+//! memory of the process.
 
 use super::{LayerState, Meta};
 
-/// Maximum bytes of the names of a layer that does not count.
+/// Maximum bytes of names up to which a layer does not count.
 const FEW: usize = 16 << 10;
 /// Maximum bytes of the names of all layers that count.
 pub(super) const TOTAL: usize = 64 << 20;
 /// Estimated bytes of a name besides its text.
 const PER_NAME: usize = 48;
 
-/// Whether a layer with this many bytes of names fits beside the others.
+/// Whether a layer with this many bytes of names fits beside the other layers.
 pub(super) fn fit<'a>(own: usize, others: impl Iterator<Item = &'a LayerState>) -> bool {
     own == 0 || others.map(of_state).fold(own, usize::saturating_add) <= TOTAL
 }

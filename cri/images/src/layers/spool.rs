@@ -23,12 +23,12 @@ pub(crate) struct Spools {
 
 struct Known {
     busy: bool,
-    /// Whether the current user of the spool must remove it at the end.
+    /// Whether the spool must be removed when its current user drops it.
     unwanted: bool,
     keep_until: Instant,
 }
 
-/// The data of one blob. It is kept when dropped, unless it was discarded.
+/// The data of one blob. The data is kept when this value is dropped, unless it was discarded.
 pub(crate) struct Spool {
     spools: Arc<Spools>,
     digest: Digest,
@@ -98,11 +98,11 @@ impl Spools {
     /// Removes expired spools. Blocks.
     pub(super) fn sweep(&self, now: Instant) {
         self.known().retain(|digest, known| {
-            let stays = known.busy || known.keep_until > now;
-            if !stays {
+            let is_kept = known.busy || known.keep_until > now;
+            if !is_kept {
                 self.remove(digest);
             }
-            stays
+            is_kept
         });
     }
 
@@ -112,7 +112,7 @@ impl Spools {
         self.sweep(Instant::now() + KEEP);
     }
 
-    /// When the next spool may expire.
+    /// The time at which the next spool may expire.
     pub(super) fn next_expiry(&self) -> Option<Instant> {
         self.known().values().map(|known| known.keep_until).min()
     }

@@ -6,7 +6,7 @@
 //!
 //! After a power failure no image may have a layer with missing files. So the trash syncs once between the rename and
 //! the deletion. If a rename is lost, its layer is still complete. A removal needs no other sync. If the removal of a
-//! record is lost, its image is complete again, or it is dropped because a layer is missing.
+//! record is lost, its image is complete again, or the image is dropped because a layer is missing.
 //!
 //! A removal itself does not wait for the sync. A sync waits for a commit of the file system's journal, and
 //! the commit waits for discards of earlier deletions. The thread that deletes next syncs once for all layers
@@ -130,9 +130,9 @@ impl Trash {
             if let Err(error) = thread.spawn(move || trash.work()) {
                 tracing::debug!(%error, "cannot start a thread to delete layers");
                 // The running threads do all the work. If no thread runs, the caller does the work.
-                let alone = state.workers == 1;
-                state.workers -= usize::from(!alone);
-                return !alone;
+                let is_only_thread = state.workers == 1;
+                state.workers -= usize::from(!is_only_thread);
+                return !is_only_thread;
             }
         }
         true

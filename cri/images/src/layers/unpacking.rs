@@ -135,7 +135,7 @@ impl Layers {
                 }
             }
         };
-        // Cancel-safe: an interrupted unpacking leaves nothing, like the unpacking of a cancelled caller.
+        // Cancel-safe: an interrupted unpacking leaves no files, like the unpacking of a cancelled caller.
         let (unpack_dir, unpacked) = tokio::select! {
             unpacked = unpack() => unpacked?,
             lease = self.completed(diff_id, changed) => return Ok(lease),
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn another_source_does_not_wait_for_a_slow_one_and_completes_both() {
+    async fn another_source_does_not_wait_for_a_slow_source_and_completes_both() {
         let root = tempfile::tempdir().unwrap();
         let layers = Arc::new(Layers::open(root.path()).unwrap());
         let id = Digest::of(b"a");

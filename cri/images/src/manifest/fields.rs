@@ -28,13 +28,13 @@ const CONFIG_FIELDS: [&str; 9] =
 /// The used fields of a configuration.
 pub(super) struct ConfigFields(pub(super) Map<String, Value>);
 
-/// The first elements of a list; none for null.
+/// The first elements of a list. Null is an empty list.
 struct First<T> {
     most: usize,
     of: PhantomData<T>,
 }
 
-/// The annotations with names; none for null.
+/// The annotations with names. Null means no annotations.
 struct Names;
 
 /// The fields of a configuration.

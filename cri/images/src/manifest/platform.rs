@@ -6,18 +6,18 @@ use crate::config::Platform;
 /// How a manifest was selected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Chosen {
-    /// The name refers to it directly.
+    /// The name refers to the manifest directly.
     Direct,
-    /// The index marks it for this platform.
+    /// The index marks the manifest for this platform.
     ByPlatform,
-    /// It is in an index that does not state its platform.
+    /// The index does not state the platform of the manifest.
     Unmarked,
 }
 
 /// Candidates of an index for a machine.
 #[derive(Debug)]
 pub(crate) enum Fitting<'a> {
-    /// The best match by the platforms in the index; the first of equal ones.
+    /// The best match by the platforms in the index. Of equal matches, the first.
     Marked(&'a Descriptor),
     /// The manifests without a platform. No other manifest has a platform that matches.
     Unmarked(Vec<&'a Descriptor>),

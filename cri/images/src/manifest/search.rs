@@ -1,6 +1,6 @@
 //! Searches the image for this machine: selects the next document to read, and evaluates each document. Pure.
 //!
-//! Most indexes state the platforms of their manifests and are trusted. If an index does not state them, the
+//! Most indexes state the platforms of their manifests and are trusted. If an index does not state the platforms, the
 //! configurations of its manifests are read. Then several manifests are examined. Entries that are not images, such as
 //! signatures, are skipped.
 
@@ -22,7 +22,7 @@ pub(crate) struct Search<'a> {
     candidate: Option<Candidate>,
     /// The result, if name or index identify it.
     found: Option<Found>,
-    /// An index does not state the platforms of its manifests.
+    /// Whether an index does not state the platforms of its manifests.
     unsure: bool,
     documents_read: usize,
     /// The best candidate so far, with its rank; smaller is better.
@@ -38,7 +38,7 @@ pub(crate) enum Step {
     Document(DocumentToRead),
     /// The configuration of a candidate.
     Configuration(Candidate),
-    /// The result; nothing is left to read.
+    /// The result. No document is left to read.
     Found(Found),
 }
 

@@ -43,15 +43,15 @@ struct LayerContent<'a> {
     /// The diff id in the configuration.
     expected: Digest,
     limits: Limits,
-    /// Whether the layer may have a large zstd window. Only one layer at a time may have it.
-    is_alone: bool,
+    /// Whether the layer may have a large zstd window. Only one such layer is fetched at a time.
+    may_have_large_window: bool,
 }
 
 /// The right to fetch one layer, for some time.
 struct TimeSlice {
     slot: FetchSlot,
     /// The slot of the only layer that may have a large zstd window.
-    alone: Option<FetchSlot>,
+    large_window: Option<FetchSlot>,
     /// Earlier time slices of this layer.
     earlier: u32,
 }
@@ -75,7 +75,7 @@ struct PieceReader {
     current: Bytes,
     state: State,
     spool: Option<Spool>,
-    is_alone: bool,
+    may_have_large_window: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -90,7 +90,7 @@ enum State {
 type Outcome = Result<Result<(UnpackDir, Unpacked), UnpackError>, LayerError>;
 
 impl Pull {
-    /// A reference to a layer. Fetches it if it is missing.
+    /// A reference to a layer. Fetches the layer if it is missing.
     pub(super) async fn layer(&self, descriptor: &Descriptor, diff_id: Digest) -> Result<Lease, PullError> {
         let mut reported = 0;
         let lease = self
@@ -117,16 +117,16 @@ impl Pull {
     ) -> Result<(UnpackDir, Unpacked), PullError> {
         let limits = self.images.inner.config.limits;
         let shared = Limits { zstd_window_log: limits.zstd_window_log.min(SHARED_WINDOW_LOG), ..limits };
-        let layer = LayerContent { descriptor, expected, limits: shared, is_alone: false };
+        let layer = LayerContent { descriptor, expected, limits: shared, may_have_large_window: false };
         let fetched = self.fetch_layer(&layer, reported).await;
         let Err(PullError::Unpack { source: UnpackError::TooLarge(TooLarge::Window(_)), .. }) = fetched
         else {
             return fetched;
         };
-        self.fetch_layer(&LayerContent { limits, is_alone: true, ..layer }, reported).await
+        self.fetch_layer(&LayerContent { limits, may_have_large_window: true, ..layer }, reported).await
     }
 
-    /// Fetches a layer in as many time slices as it needs. Each time slice resumes where the last one ended.
+    /// Fetches a layer in as many time slices as it needs. Each time slice resumes where the previous time slice ended.
     async fn fetch_layer(
         &self,
         layer: &LayerContent<'_>,
@@ -135,11 +135,12 @@ impl Pull {
         let mut blob = self.registry.blob(layer.descriptor);
         let (mut earlier, mut reached, mut idle) = (0, 0, Duration::ZERO);
         loop {
-            let time_slice = self.time_slice(layer.is_alone, earlier).await?;
+            let time_slice = self.time_slice(layer.may_have_large_window, earlier).await?;
             let begun = Instant::now();
             match self.fetch_in_time_slice(layer, &mut blob, &time_slice, reported).await {
                 Err(PullError::TimeSliceOver) => {
-                    // A time slice is shorter than the time limit for progress, so the idle times of several are added.
+                    // A time slice is shorter than the time limit for progress, so the idle times of several time
+                    // slices are added.
                     match blob.progress_since(reached) {
                         Some(offset) => (reached, idle) = (offset, Duration::ZERO),
                         None => idle += begun.elapsed(),
@@ -154,19 +155,19 @@ impl Pull {
     }
 
     /// Waits for the slots of a layer.
-    async fn time_slice(&self, is_alone: bool, earlier: u32) -> Result<TimeSlice, PullError> {
+    async fn time_slice(&self, may_have_large_window: bool, earlier: u32) -> Result<TimeSlice, PullError> {
         let inner = &self.images.inner;
-        if !is_alone {
-            return Ok(TimeSlice { slot: self.slot(&inner.fetch_slots).await?, alone: None, earlier });
+        if !may_have_large_window {
+            return Ok(TimeSlice { slot: self.slot(&inner.fetch_slots).await?, large_window: None, earlier });
         }
         loop {
-            let alone = self.slot(&inner.large_window).await?;
+            let large_window = self.slot(&inner.large_window).await?;
             // Cancel-safe: a cancelled wait takes no slot.
             tokio::select! {
                 slot = self.slot(&inner.fetch_slots) => {
-                    return Ok(TimeSlice { slot: slot?, alone: Some(alone), earlier });
+                    return Ok(TimeSlice { slot: slot?, large_window: Some(large_window), earlier });
                 }
-                () = alone.time_slice_over() => {}
+                () = large_window.time_slice_over() => {}
             }
         }
     }
@@ -175,7 +176,7 @@ impl Pull {
         slots.acquire(&self.owner).await.map_err(|_gone| PullError::Stopped)
     }
 
-    /// Fetches a layer within its limits. If its digest is wrong and another host is left, starts again from the
+    /// Fetches a layer within its limits. If the digest is wrong and another host is left, starts again from the
     /// beginning.
     async fn fetch_in_time_slice(
         &self,
@@ -232,12 +233,18 @@ impl Pull {
         attempt: Attempt<'_>,
         reported: &mut u64,
     ) -> Result<(UnpackDir, Unpacked), PullError> {
-        let LayerContent { descriptor, expected, limits, is_alone } = *layer;
+        let LayerContent { descriptor, expected, limits, may_have_large_window } = *layer;
         let Attempt { time_slice, spool, saved } = attempt;
         let inner = &self.images.inner;
         let layers = inner.layers.clone();
         let (sender, pieces) = mpsc::channel(CHANNEL);
-        let reader = PieceReader { pieces, current: Bytes::new(), state: State::Reading, spool, is_alone };
+        let reader = PieceReader {
+            pieces,
+            current: Bytes::new(),
+            state: State::Reading,
+            spool,
+            may_have_large_window,
+        };
         let algorithm = expected.algorithm();
         let unpacking = tokio::task::spawn_blocking(move || reader.unpack(&layers, &limits, algorithm));
         let source = LayerSource { blob: &mut *blob, saved };
@@ -275,7 +282,7 @@ impl Pull {
             None => 0,
         };
         if sender.is_closed() {
-            // The unpacking thread failed; its result has the error.
+            // The unpacking thread failed. The result of the thread has the error.
             return Ok(());
         }
         // Not cancel-safe: after the time slice the blob is reset, and the channel closes without [`Piece::End`].
@@ -285,8 +292,8 @@ impl Pull {
         }
     }
 
-    /// Sends a layer's bytes from the registry. Returns early without an error if the unpacking thread failed; its result
-    /// has the error.
+    /// Sends a layer's bytes from the registry. Returns early without an error if the unpacking thread failed: the
+    /// result of the thread has the error.
     async fn send_rest(
         &self,
         blob: &mut Blob<'_>,
@@ -315,11 +322,11 @@ impl Pull {
 impl TimeSlice {
     /// Completes when the time slice is over.
     async fn over(&self) {
-        let Some(alone) = &self.alone else { return self.slot.time_slice_over().await };
+        let Some(large_window) = &self.large_window else { return self.slot.time_slice_over().await };
         // Cancel-safe: both arms only wait.
         tokio::select! {
             () = self.slot.time_slice_over() => {}
-            () = alone.time_slice_over() => {}
+            () = large_window.time_slice_over() => {}
         }
     }
 }
@@ -384,8 +391,8 @@ impl PieceReader {
         });
         // The spool is kept only if the download was interrupted, or if the layer is fetched again with a larger
         // window.
-        let is_fetched_again =
-            !self.is_alone && matches!(unpacked, Err(UnpackError::TooLarge(TooLarge::Window(_))));
+        let is_fetched_again = !self.may_have_large_window
+            && matches!(unpacked, Err(UnpackError::TooLarge(TooLarge::Window(_))));
         if let Some(spool) =
             self.spool.take().filter(|_| self.state != State::Interrupted && !is_fetched_again)
         {

@@ -30,7 +30,7 @@ const LONG: Duration = Duration::from_secs(60);
 /// Maximum age of a time that the running test has recorded. Other times in these tests are years ago.
 const RECENT: Duration = Duration::from_secs(3600);
 
-/// Opens a store. A task of the previous one in this process may still hold the lock.
+/// Opens a store. Waits while a task of the previous store in this process still holds the lock.
 async fn store(root: &Path) -> Images {
     opened(&ImagesConfig { stall_timeout: Duration::from_secs(5), ..ImagesConfig::new(root) }).await
 }
@@ -53,7 +53,7 @@ fn entries(path: &Path) -> usize {
     std::fs::read_dir(path).unwrap().count()
 }
 
-/// Waits until nothing of a failed pull is left: aborted threads may need a moment.
+/// Waits until no file of a failed pull is left: aborted threads may run for a moment.
 async fn nothing_left(root: &Path) {
     let images = root.join("images");
     eventually_async("nothing of a failed pull is left", 10, async || {
@@ -199,8 +199,8 @@ async fn a_broken_transfer_is_resumed_where_it_broke() {
         let images = store(root.path()).await;
         let (blob, once) = (Digest::of(&image.layers[0]).to_string(), Mutex::new(Some(fault)));
         let line = TestProxy::to(registry.address(), move |head, _| {
-            let spoiled = head.contains(&blob).then(|| once.lock().unwrap().take()).flatten();
-            spoiled.unwrap_or(ProxyFault::Pass)
+            let fault = head.contains(&blob).then(|| once.lock().unwrap().take()).flatten();
+            fault.unwrap_or(ProxyFault::Pass)
         })
         .await;
         let pulled = images.pull(&line.name("big"), None, None).await.unwrap();
@@ -232,8 +232,8 @@ async fn a_registry_without_ranges_is_asked_for_the_whole_layer() {
         let line = TestProxy::to(registry.address(), move |head, _| match head.contains("range: bytes=") {
             true => ProxyFault::Reply(answer.clone()),
             false => {
-                let spoiled = head.contains(&blob).then(|| once.lock().unwrap().take()).flatten();
-                spoiled.unwrap_or(ProxyFault::Pass)
+                let fault = head.contains(&blob).then(|| once.lock().unwrap().take()).flatten();
+                fault.unwrap_or(ProxyFault::Pass)
             }
         })
         .await;
@@ -251,18 +251,18 @@ async fn a_pull_from_a_broken_registry_fails_and_leaves_nothing_incomplete() {
     let config_blob = Digest::of(&image.config).to_string();
     let manifest_unavailable = "HTTP/1.1 503 Service Unavailable\r\ncontent-length: 0\r\n\r\n";
     type Rule = Box<dyn Fn(&str, usize) -> ProxyFault + Send + Sync>;
-    let spoil = |fault: ProxyFault| -> Rule {
+    let with_fault = |fault: ProxyFault| -> Rule {
         let config_blob = config_blob.clone();
         Box::new(move |head, _| {
-            let spoiled = head.contains("/blobs/") && !head.contains(&config_blob);
-            if spoiled { fault.clone() } else { ProxyFault::Pass }
+            let is_layer = head.contains("/blobs/") && !head.contains(&config_blob);
+            if is_layer { fault.clone() } else { ProxyFault::Pass }
         })
     };
     let cases: Vec<(Rule, ErrorKind, &str)> = vec![
-        (spoil(ProxyFault::Cut(2_000)), ErrorKind::Unavailable, "was interrupted"),
-        (spoil(ProxyFault::Flip(1_000_000)), ErrorKind::Corrupt, "digest"),
+        (with_fault(ProxyFault::Cut(2_000)), ErrorKind::Unavailable, "was interrupted"),
+        (with_fault(ProxyFault::Flip(1_000_000)), ErrorKind::Corrupt, "digest"),
         (
-            spoil(ProxyFault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into())),
+            with_fault(ProxyFault::Reply("HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n".into())),
             ErrorKind::NotFound,
             "404",
         ),
@@ -408,7 +408,7 @@ async fn a_pinned_image_is_marked_and_can_be_removed_explicitly() {
     assert!(images.list()[0].pinned);
     drop(images);
     let images = opened(&ImagesConfig { pinned: Vec::new(), ..config.clone() }).await;
-    assert!(!images.list()[0].pinned, "a setting is not kept");
+    assert!(!images.list()[0].pinned, "the setting is not recorded with the image");
     drop(images);
     let images = opened(&config).await;
     images.remove(&image.id).await.unwrap();
@@ -483,7 +483,7 @@ async fn invalid_layers_are_refused_with_the_reason_and_nothing_is_kept() {
     }
 }
 
-/// CVE-2021-20291: a layer that was no archive stopped all later pulls.
+/// CVE-2021-20291: a layer that was not an archive stopped all later pulls.
 #[tokio::test(flavor = "multi_thread")]
 async fn cve_2021_20291_broken_layers_do_not_stop_later_pulls() {
     let registry = TestRegistry::start().await;
@@ -497,7 +497,7 @@ async fn cve_2021_20291_broken_layers_do_not_stop_later_pulls() {
         let pulled = tokio::time::timeout(LONG, images.pull(&registry.name(name), None, None)).await;
         pulled.expect("a pull ends")
     };
-    // More pulls than layers that are fetched at a time.
+    // The number of pulls exceeds the number of layers that are fetched at a time.
     for _ in 0..10 {
         assert_eq!(pull("broken").await.unwrap_err().kind(), ErrorKind::Corrupt);
     }

@@ -55,7 +55,7 @@ pub(crate) struct Blob<'a> {
     verified: bool,
     /// The current transfer, and the number of its first bytes to skip.
     response: Option<(Response, u64)>,
-    /// The hosts of the requests, and the index of the current one.
+    /// The hosts of the requests, and the index of the current host.
     hosts: Vec<Host>,
     at: usize,
     foreign: Vec<Url>,
@@ -65,8 +65,8 @@ pub(crate) struct Blob<'a> {
     has_spooled_data: bool,
     /// Fetches from the start because spooled data seemed to be damaged.
     damaged_spools: u32,
-    /// Hosts of the next requests, each for the complete blob, because the joint data was wrong.
-    left: Option<VecDeque<Host>>,
+    /// Hosts of the next requests, each for the complete blob, because the data from several hosts was wrong.
+    remaining: Option<VecDeque<Host>>,
     /// Errors of earlier hosts.
     refused: Vec<RegistryError>,
     /// The host returned a wrong range, so the whole blob is requested.
@@ -100,7 +100,7 @@ impl<'a> Blob<'a> {
             senders: BTreeSet::new(),
             has_spooled_data: false,
             damaged_spools: 0,
-            left: None,
+            remaining: None,
             refused: Vec::new(),
             whole: false,
             failures: Vec::new(),
@@ -147,7 +147,7 @@ impl<'a> Blob<'a> {
         self.has_spooled_data = true;
     }
 
-    /// The current offset, if it is at least [`PROGRESS`] bytes after an earlier one.
+    /// The current offset, if it is at least [`PROGRESS`] bytes after `offset`.
     pub(crate) fn progress_since(&self, offset: u64) -> Option<u64> {
         (self.offset >= offset + PROGRESS).then_some(self.offset)
     }
@@ -168,13 +168,13 @@ impl<'a> Blob<'a> {
         }
     }
 
-    /// Determines why the content cannot be unpacked. Returns an error if spooled data or the host is at fault. The
-    /// rest of the blob is read, to check its digest, only if another host could have better content.
+    /// Determines why the content cannot be unpacked. Returns an error if spooled data or the host is at fault. If
+    /// another host could have better content, reads the rest of the blob to check its digest.
     pub(crate) async fn check_rest(&mut self, why: io::Error) -> Result<(), RegistryError> {
         if self.has_spooled_data {
             return Err(self.damaged(why));
         }
-        let others = self.hosts.len() > 1 || self.left.is_some();
+        let others = self.hosts.len() > 1 || self.remaining.is_some();
         if others && self.size - self.offset <= CHECKED_REST_MAX {
             while self.next().await?.is_some() {}
         }
@@ -186,8 +186,8 @@ impl<'a> Blob<'a> {
         RegistryError::DamagedSpool { digest: self.digest.into(), source }
     }
 
-    /// Starts again from the beginning, at a host that may have better content. If there is none, returns the error
-    /// with the errors of the other hosts.
+    /// Starts again from the beginning, at a host that may have better content. If no such host is left, returns the
+    /// error with the errors of the other hosts.
     pub(crate) fn start_again(&mut self, error: RegistryError) -> Result<(), RegistryError> {
         let wrong = matches!(error, RegistryError::Digest { .. });
         let is_of_spool =
@@ -198,14 +198,16 @@ impl<'a> Blob<'a> {
             self.reset();
             return Ok(());
         }
-        if self.left.is_none() && !wrong {
+        if self.remaining.is_none() && !wrong {
             return Err(error);
         }
         let senders = std::mem::take(&mut self.senders);
-        let alone = |host: &Host| senders.len() > 1 || !senders.contains(host);
-        let left = self.left.get_or_insert_with(|| self.hosts.iter().copied().filter(alone).collect());
+        let may_have_better_content = |host: &Host| senders.len() > 1 || !senders.contains(host);
+        let remaining = self
+            .remaining
+            .get_or_insert_with(|| self.hosts.iter().copied().filter(may_have_better_content).collect());
         self.refused.push(error);
-        let Some(next) = left.pop_front() else {
+        let Some(next) = remaining.pop_front() else {
             return Err(self.registry.joined(std::mem::take(&mut self.refused)));
         };
         (self.hosts, self.at) = (vec![next], 0);
@@ -298,7 +300,7 @@ impl<'a> Blob<'a> {
         }
     }
 
-    /// Counts a failure and waits before the next attempt, or gives up with all errors.
+    /// Counts a failure and waits before the next attempt, or returns all errors.
     async fn failed(&mut self, error: RegistryError) -> Result<(), RegistryError> {
         if self.offset >= self.mark + PROGRESS {
             self.failures.clear();
@@ -316,11 +318,11 @@ impl<'a> Blob<'a> {
             self.waited = Duration::ZERO;
         }
         self.failures.push(error);
-        // The first host may fail twice before the others are tried.
+        // The first host may fail twice before the other hosts are tried.
         let max_failures = FAILURES_MAX.max(u32::try_from(hosts).unwrap_or(u32::MAX).saturating_add(1));
         if count >= max_failures || !(delay.is_some() || other_host) {
             let mut failures = std::mem::take(&mut self.failures);
-            if self.left.is_some() {
+            if self.remaining.is_some() {
                 // Only the last error is returned here. `refused` has the errors of the other hosts.
                 failures.drain(..failures.len() - 1);
             }

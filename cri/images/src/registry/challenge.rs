@@ -61,7 +61,7 @@ fn split(value: &str) -> Vec<(String, Parameters)> {
     challenges
 }
 
-/// Parses a token or a quoted string. Returns it and the rest.
+/// Parses a token or a quoted string. Returns the value and the rest.
 fn parameter(text: &str) -> (String, &str) {
     let Some(quoted) = text.strip_prefix('"') else {
         let end = text.find(|c: char| c == ',' || c.is_whitespace()).unwrap_or(text.len());

@@ -20,17 +20,17 @@ impl ClientCertificates {
 }
 
 impl ResolvesClientCert for ClientCertificates {
-    /// The first certificate that an authority known to the server issued (RFC 8446, 4.2.4). If there is none, the
-    /// first one with a supported signature. Without a certificate the server would refuse anyway, and some servers
-    /// list too few authorities.
+    /// The first certificate that was issued by an authority in the server's list (RFC 8446, 4.2.4). If there is no
+    /// such certificate, the first certificate with a supported signature: some servers list too few authorities, and
+    /// without a certificate the server would refuse the client anyway.
     fn resolve(
         &self,
         root_hint_subjects: &[&[u8]],
         sigschemes: &[SignatureScheme],
     ) -> Option<Arc<CertifiedKey>> {
         let mut checkable = self.0.iter().filter(|one| one.key.choose_scheme(sigschemes).is_some());
-        let known = checkable.clone().find(|one| is_issued_by(one, root_hint_subjects));
-        known.or_else(|| checkable.next()).cloned()
+        let issued_by_authority = checkable.clone().find(|one| is_issued_by(one, root_hint_subjects));
+        issued_by_authority.or_else(|| checkable.next()).cloned()
     }
 
     fn has_certs(&self) -> bool {

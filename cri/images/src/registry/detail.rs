@@ -1,8 +1,8 @@
 //! The part of a registry's response that goes into an error, and thereby into events of pods.
 //!
 //! The image's name determines the registry, and the registry determines its token service and redirects.
-//! Each may be a service that only this machine can reach. So the only text that is passed on is an error document of
-//! the distribution specification from the registry itself (compare CVE-2020-8555 and CVE-2020-15157).
+//! Each of them may be a service that only this machine can reach. So the only text that is passed on is an error
+//! document of the distribution specification from the registry itself (compare CVE-2020-8555 and CVE-2020-15157).
 
 use reqwest::{Response, Url};
 
@@ -11,7 +11,7 @@ const DETAIL_MAX: usize = 300;
 /// Maximum bytes of a foreign URL in an error.
 const URL_MAX: usize = 256;
 
-/// Error codes of the distribution specification, and others that registries use.
+/// Error codes of the distribution specification, and other codes that registries use.
 const CODES: [&str; 19] = [
     "BLOB_UNKNOWN",
     "BLOB_UPLOAD_INVALID",
@@ -56,7 +56,7 @@ pub(super) fn of(body: &[u8]) -> String {
     if reasons.is_empty() { reasons } else { format!(" ({reasons})") }
 }
 
-/// A URL from outside, without credentials, query and fragment, which may be secret.
+/// A URL from outside, without credentials, query and fragment, because these parts may be secret.
 pub(super) fn without_secrets(url: &str) -> String {
     let Ok(mut url) = url.parse::<Url>() else { return "an invalid URL".to_owned() };
     // These fail for URLs that cannot have credentials.

@@ -1,6 +1,6 @@
 //! The `urls` of a descriptor: other sources of layers that registries are not permitted to distribute.
 //!
-//! The author of the manifest selects these hosts; no administrator does. So they are tried last, if no host
+//! The author of the manifest selects these hosts, not an administrator. So they are tried last, if no host
 //! of the registry has the content. They get no credentials, headers or certificates, and no reply to a
 //! challenge (CVE-2020-15157). Their error texts are not passed on, because they may come from a service that
 //! only this machine can reach.

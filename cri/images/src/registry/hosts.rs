@@ -1,6 +1,6 @@
 //! The hosts of a registry's content: `hosts.toml` in containerd's layout.
 //!
-//! The first existing file of these is read: `<dir>/<host>_<port>_/hosts.toml`, `<dir>/<host[:port]>/hosts.toml`,
+//! The first of these files that exists is read: `<dir>/<host>_<port>_/hosts.toml`, `<dir>/<host[:port]>/hosts.toml`,
 //! `<dir>/_default/hosts.toml`. Mirrors come in the order of the file, then the server itself.
 
 use std::io;
@@ -32,7 +32,7 @@ pub(crate) struct Host {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TlsFiles {
     pub(crate) ca: Vec<PathBuf>,
-    /// Certificates with their keys. Without a key file, the certificate's file has both.
+    /// Certificates with their keys. Without a key file, the certificate's file contains the key, too.
     pub(crate) client: Vec<(PathBuf, Option<PathBuf>)>,
     pub(crate) skip_verify: bool,
 }
@@ -179,7 +179,7 @@ pub(super) fn parse(text: &str, path: &Path, domain: &str) -> Result<Vec<Host>, 
         None => toml::Table::new(),
     };
     let mut sections: Vec<(String, toml::Value)> = hosts.into_iter().collect();
-    // Hosts are tried in the order of the file, which the parsed table does not keep.
+    // Hosts are tried in the order of the file. The parsed table does not keep this order.
     let order = host_order(text);
     sections.sort_by_key(|(url, _)| order.iter().position(|o| o == url).unwrap_or(usize::MAX));
     let mut found = Vec::new();
@@ -267,7 +267,7 @@ fn base_url(url: &str, override_path: bool) -> Option<String> {
     };
     let base = full.trim_end_matches('/');
     let base = if override_path || base.ends_with("/v2") { base.to_owned() } else { format!("{base}/v2") };
-    // Checked again with the suffix: parsers accept spaces at the end, but not in the middle.
+    // The URL is checked again with the suffix, because parsers accept spaces at the end, but not in the middle.
     let usable = |text: &str| {
         let url = text.parse::<reqwest::Url>();
         url.is_ok_and(|url| matches!(url.scheme(), "http" | "https") && url.has_host())

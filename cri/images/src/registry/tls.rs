@@ -78,8 +78,8 @@ fn certified(
     CertifiedKey::from_der(chain, key, provider).map_err(error)
 }
 
-/// The system's authorities and additional ones. Unusable certificates in the bundle are ignored; a
-/// configured file must have a usable one.
+/// The system's authorities and additional authorities. Unusable certificates in the bundle are ignored. A configured
+/// file must contain a usable certificate.
 fn roots(more: &[PathBuf]) -> Result<RootCertStore, TlsError> {
     let mut store = RootCertStore::empty();
     let chosen = std::env::var_os("SSL_CERT_FILE").map(PathBuf::from);

@@ -14,8 +14,8 @@ use xattr::FileExt as _;
 use super::root::errno;
 use crate::archive::Entry;
 
-/// With more free blocks than this, the disk does not count as full. An attribute takes one block, and other processes
-/// write too.
+/// With more free blocks than this, the disk does not count as full. More than one block is needed: an attribute takes
+/// one block, and other processes write to the disk too.
 const BLOCKS: u64 = 256;
 
 /// Error of making an entry.

@@ -40,7 +40,7 @@ pub(super) struct DeferredLinks(Vec<(PlainPath, PlainPath)>);
 /// Errors of links to lower layers.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum LinkError {
-    #[error("the link {path:?} leads to {target:?}, which is not a file of this layer or of those below it")]
+    #[error("the link {path:?} leads to {target:?}, which is not a file of this layer or of a lower layer")]
     Target { path: String, target: String },
     #[error("the target files of the layer's links are too large")]
     TooLarge(#[source] TooLarge),
@@ -122,10 +122,10 @@ impl DeferredLinks {
             if number(root, path) != Some(own) {
                 continue;
             }
-            // The link refers to a file of a lower layer. If this layer has a file of that name after the link, that file
-            // would hide the lower one.
-            let there = root.find(target).map_err(|source| super::cannot_write(path, source))?;
-            if there.is_some() && number(root, target).is_none_or(|other| other >= own) {
+            // The link refers to a file of a lower layer. A file of that name in this layer, after the link, would hide
+            // the file of the lower layer.
+            let in_this_layer = root.find(target).map_err(|source| super::cannot_write(path, source))?;
+            if in_this_layer.is_some() && number(root, target).is_none_or(|other| other >= own) {
                 return Err(UnpackError::LinkOrder { path: path.display(), target: target.display() });
             }
             links.push(Link { path: path.as_bytes().to_owned(), target: target.as_bytes().to_owned() });

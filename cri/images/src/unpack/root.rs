@@ -1,7 +1,7 @@
 //! File operations inside one directory with untrusted names.
 //!
 //! A path is normalised first: it has no `.`, `..` or empty components, and a path that leads out is refused. Then its
-//! parent directory is opened with `openat2(RESOLVE_IN_ROOT)`, so that links, including absolute ones, stay inside the
+//! parent directory is opened with `openat2(RESOLVE_IN_ROOT)`, so that links, including absolute links, stay inside the
 //! directory. The last component is only used relative to that descriptor and is never followed.
 
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ use xattr::FileExt as _;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct PlainPath(Vec<u8>);
 
-/// Directories that were created because an entry needed them. Repeated creations count each time.
+/// Directories that were created because an entry needed them. A directory that is created again counts again.
 #[derive(Clone, Copy, Default)]
 pub(super) struct ImpliedTotals {
     /// Number of the directories.
@@ -38,7 +38,7 @@ pub(super) struct Root {
     /// Directories that were created because an entry needed them.
     implied: BTreeSet<PlainPath>,
     implied_totals: ImpliedTotals,
-    /// Whether an entry of the archive was replaced by a later one.
+    /// Whether a later entry of the archive replaced an entry.
     replaced: bool,
 }
 
@@ -118,7 +118,7 @@ impl Root {
         self.implied_totals
     }
 
-    /// Whether an entry of the archive was replaced by a later one.
+    /// Whether a later entry of the archive replaced an entry.
     pub(super) fn replaced(&self) -> bool {
         self.replaced
     }
@@ -129,7 +129,7 @@ impl Root {
             let fd = self.open_or_make(path)?;
             self.recent = Some((path.clone(), fd));
         }
-        // `recent` is this path: either just set, or from the call before.
+        // `recent` is this path: it was set above or by the previous call.
         Ok(self.recent.as_ref().map_or(self.fd.as_fd(), |(_, fd)| fd.as_fd()))
     }
 

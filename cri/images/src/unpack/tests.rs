@@ -159,8 +159,9 @@ fn cve_2026_95838_an_opaque_whiteout_does_not_read_its_directory() {
     std::fs::create_dir(&d).unwrap();
     let reads = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK).unwrap();
     reads.add_watch(&d, AddWatchFlags::IN_ACCESS).unwrap();
-    let both = |tar: TestTar, n: u32| tar.file(&format!("d/{n}"), b"").file("d/.wh..wh..opq", b"");
-    let tar = (0..100).fold(TestTar::new(), both).finish();
+    let with_opaque_whiteout =
+        |tar: TestTar, n: u32| tar.file(&format!("d/{n}"), b"").file("d/.wh..wh..opq", b"");
+    let tar = (0..100).fold(TestTar::new(), with_opaque_whiteout).finish();
     unpack(tar.as_slice(), into.path(), &Limits::default()).unwrap();
     assert_eq!(reads.read_events().unwrap_err(), Errno::EAGAIN, "the directory was read");
     assert_eq!(std::fs::read_dir(&d).unwrap().count(), 100);
@@ -168,7 +169,7 @@ fn cve_2026_95838_an_opaque_whiteout_does_not_read_its_directory() {
 }
 
 #[test]
-fn later_entries_replace_earlier_ones() {
+fn later_entries_replace_earlier_entries() {
     let (into, _) = unpacked(
         TestTar::new()
             .file("a", b"first and longer")

@@ -1,9 +1,9 @@
 //! System calls that are newer than libseccomp or than the profile.
 //!
-//! A C library tries the newest call first and falls back to an older one on `ENOSYS`. On a profile's `EPERM` it
-//! assumes that the call is forbidden, and fails. So calls newer than all calls of the profile get `ENOSYS`, as in
-//! runc. Calls that the profile has but libseccomp does not support are decided here. So are refusals of single `ioctl`
-//! requests. The result is a prefix of libseccomp's program, which decides all other calls.
+//! A C library tries the newest call first and falls back to an older call on `ENOSYS`. On a profile's `EPERM` the
+//! library assumes that the call is forbidden, and fails. So calls newer than all calls of the profile get `ENOSYS`, as
+//! in runc. Calls that the profile has but libseccomp does not support are decided here. So are refusals of single
+//! `ioctl` requests. The result is a prefix of libseccomp's program, which decides all other calls.
 
 use libseccomp::{ScmpAction, ScmpSyscall};
 use oci_spec::runtime::{Arch, LinuxSeccomp, LinuxSeccompAction};
@@ -97,7 +97,7 @@ const fn compare(code: u16, value: u32, jump_true: u8, jump_false: u8) -> Instru
     Instruction { code, jump_true, jump_false, value }
 }
 
-/// Maximum refused requests of `ioctl`: a jump over their checks has one byte.
+/// Maximum refused requests of `ioctl`: the length of a jump over their checks has one byte.
 pub(super) const MAX_REQUESTS: usize = 100;
 
 /// The number of a call that is newer than libseccomp. `None` for other calls.
@@ -105,7 +105,7 @@ pub(super) fn number(name: &str) -> Option<u32> {
     NEWER.iter().find(|(known, _)| *known == name).map(|(_, number)| *number)
 }
 
-/// The prefix for libseccomp's program. Empty if there is nothing to decide.
+/// The prefix for libseccomp's program. Empty if the prefix has no decisions.
 pub(super) fn prefix(
     profile: &LinuxSeccomp,
     architectures: &[Arch],
@@ -131,7 +131,7 @@ pub(super) fn prefix(
         program.push(statement(JUMP, length(&block)));
         program.extend(block);
     }
-    // Each block that decides nothing jumps to the end of the prefix.
+    // A block that decides no call jumps to the end of the prefix.
     let end = program.len();
     for (at, instruction) in program.iter_mut().enumerate() {
         if instruction.code == JUMP && instruction.value == PREFIX_END {

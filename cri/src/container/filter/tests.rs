@@ -184,7 +184,7 @@ fn calls_newer_than_the_library_are_decided_by_the_profile() {
 }
 
 #[test]
-fn calls_that_only_arm_has_are_not_taken_for_newer_ones() {
+fn calls_that_only_arm_has_are_not_taken_for_newer_calls() {
     const ARM: u32 = 0x4000_0028;
     const SET_TLS: u32 = 0x000f_0005;
     let profile = |names: &[&str]| {

@@ -100,7 +100,7 @@ mod tests {
 
     #[test]
     fn errors_name_the_annotation() {
-        for (name, text, said) in [
+        for (name, text, message) in [
             (IPS, "", "\"\" is not an IP address"),
             (IPS, "10.42.0.7,", "\"\" is not an IP address"),
             (IPS, "10.42.0", "\"10.42.0\" is not an IP address"),
@@ -125,7 +125,10 @@ mod tests {
             (MAC, "00:00:00:00:00:00", "the zero address"),
         ] {
             let error = requested(name, text).unwrap_err();
-            assert!(error.starts_with(&format!("annotations: {name}: ")) && error.contains(said), "{error}");
+            assert!(
+                error.starts_with(&format!("annotations: {name}: ")) && error.contains(message),
+                "{error}"
+            );
         }
     }
 }

@@ -17,7 +17,7 @@ pub(crate) type ContainerLocks = Arc<Vec<OwnedMutexGuard<()>>>;
 
 impl CheckpointService {
     /// Writes a checkpoint of a running container to the request's location; the container continues to run. Another
-    /// checkpoint of the container waits until this one is delivered or undone.
+    /// checkpoint of the container waits until this checkpoint is delivered or undone.
     pub(crate) async fn checkpoint(
         self,
         request: cri::CheckpointContainerRequest,
@@ -29,9 +29,9 @@ impl CheckpointService {
         }
         let failed = |source| Error::Checkpoint { what: "container", id: container.id.clone(), source };
         is_replaceable(&location)?;
-        // Checked before a container is frozen.
+        // CRIU is looked up before a container is frozen.
         checkpoint::program().map_err(|absent| failed(absent.into()))?;
-        // This comes before the lock, so that the removal of the container does not wait for checkpoints of others.
+        // This comes before the lock, so that the removal of the container does not wait for other checkpoints.
         let permit = checkpoint_permit().await;
         let locks = Arc::new(vec![Arc::clone(&container.removing).lock_owned().await]);
         // The container may have ended while this call waited for another checkpoint.

@@ -15,7 +15,7 @@ use crate::error::Error;
 
 impl CheckpointService {
     /// Writes a checkpoint of running containers of a pod to the request's directory; the containers continue to run.
-    /// Another checkpoint of these containers waits until this one is delivered or undone.
+    /// Another checkpoint of these containers waits until this checkpoint is delivered or undone.
     pub(crate) async fn pod_checkpoint(
         self,
         request: cri::CheckpointPodRequest,
@@ -27,17 +27,17 @@ impl CheckpointService {
         sandbox.shim()?;
         let containers = self.selected(&sandbox.id, &request.container_ids)?;
         let failed = |source| Error::Checkpoint { what: "pod sandbox", id: sandbox.id.clone(), source };
-        // Checked before a container is frozen.
+        // CRIU is looked up before a container is frozen.
         checkpoint::program().map_err(|absent| failed(absent.into()))?;
-        // This comes before the locks, so that the removal of a container does not wait for checkpoints of others.
+        // This comes before the locks, so that the removal of a container does not wait for other checkpoints.
         let permit = checkpoint_permit().await;
         let mut locks = Vec::new();
-        // Locked in the order of ids, in every call.
+        // Every call locks the containers in the order of their ids.
         for container in containers.values() {
             locks.push(Arc::clone(&container.removing).lock_owned().await);
         }
-        // Checked with the locks held: an earlier, cancelled checkpoint holds the locks until its files are removed
-        // from this directory.
+        // The output is checked with the locks held: an earlier, cancelled checkpoint holds the locks until its files
+        // are removed from this directory.
         check_empty(&output)?;
         let mut subjects = Vec::new();
         for container in containers.values() {
@@ -86,7 +86,7 @@ fn name_of(container: &Container) -> String {
     container.record.config.metadata.clone().unwrap_or_default().name
 }
 
-/// Refuses all options: none is supported, and the CRI forbids to ignore an option.
+/// Refuses all options: no option is supported, and the CRI forbids to ignore an option.
 pub(super) fn no_options(options: &HashMap<String, String>) -> Result<(), Error> {
     match options.keys().min() {
         Some(name) => Err(Error::invalid("options", format!("option {name:?} is not supported"))),

@@ -159,7 +159,7 @@ mod tests {
             refused
         };
         let (_, refused) = tokio::join!(blocked, attempt);
-        assert!(refused.is_err(), "the attempt is not made beside one that blocks");
+        assert!(refused.is_err(), "no attempt is made while an earlier attempt blocks");
         make_log_dir(&log).await.expect("made");
         assert!(dir.path().join("pod/c").is_dir());
         make_log_dir(Path::new("")).await.expect("a container without a log");

@@ -41,7 +41,7 @@ pub(super) fn check_privilege<'a>(
     Ok(())
 }
 
-/// The seccomp profile, in the current field or in the deprecated one.
+/// The seccomp profile, in the current field or in the deprecated field.
 pub(super) fn seccomp_profile(config: &cri::ContainerConfig) -> Result<Option<cri::SecurityProfile>, Error> {
     let security = security(config);
     #[allow(deprecated, reason = "older kubelets set it")]

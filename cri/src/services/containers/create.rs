@@ -41,14 +41,14 @@ pub(crate) struct Origin {
 pub(crate) struct ContainerRequest {
     pub(crate) id: String,
     pub(crate) config: cri::ContainerConfig,
-    /// None for a container that starts from its image.
+    /// `None` for a container that starts from its image.
     pub(crate) origin: Option<Origin>,
 }
 
 fn too_large() -> Error {
     Error::invalid(
         "envs, command, args, mounts, supplemental_groups",
-        "are too large beside those of the other containers of this node",
+        "are too large together with those of the other containers of this node",
     )
 }
 
@@ -168,7 +168,7 @@ impl ContainerService {
         Ok(())
     }
 
-    /// Has the shim create the container's first process, and records the container as created.
+    /// Lets the shim create the container's first process, and records the container as created.
     async fn create_process(
         &self,
         pod: PodOf<'_>,
@@ -179,7 +179,7 @@ impl ContainerService {
         let container = create.container;
         // The lock delays the record of the container's end until the creation is recorded.
         let _exits_wait = container.starting.lock().await;
-        // A stop that began before this check may not have found the container. A later one waits for the lock.
+        // A stop that began before this check may not have found the container. A later stop waits for the lock.
         pod.sandbox.live_for_containers()?;
         undo.push(Step::ShimContainer(pod.live.shim.clone(), container.id.clone()));
         let pid = self.create_in_shim(pod, create).await?;

@@ -21,7 +21,7 @@ pub(super) struct ShimCreate<'a> {
 }
 
 impl ContainerService {
-    /// Has the shim create the container. Returns the pid of its first process.
+    /// Lets the shim create the container. Returns the pid of its first process.
     pub(super) async fn create_in_shim(&self, pod: PodOf<'_>, create: ShimCreate<'_>) -> Result<i32, Error> {
         let ShimCreate { container, call } = create;
         let joined = self.joined_process(pod, &container.record.config)?;

@@ -94,7 +94,7 @@ fn apparmor(config: &cri::ContainerConfig) -> Result<Option<String>, Error> {
         .map_err(|why| Error::invalid("apparmor", why))
 }
 
-/// The seccomp profile of a file on this node. A privileged container has none.
+/// The seccomp profile of a file on this node. A privileged container has no profile.
 fn seccomp_file(config: &cri::ContainerConfig) -> Result<Option<LinuxSeccomp>, Error> {
     let security = security(config);
     let requested = security.seccomp.filter(|_| !security.privileged);

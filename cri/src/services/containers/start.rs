@@ -25,7 +25,8 @@ impl ContainerService {
         let _guard = self.transitions.hooks.nri.block_joins().await;
         let _exits_wait = container.starting.lock().await;
         startable(&container)?;
-        // Checked with the lock: a stop that begins later waits for the lock, and then kills the container.
+        // The sandbox is checked with the lock held: a stop that begins later waits for the lock, and then kills the
+        // container.
         let sandbox = self.objects.tables.sandbox(&container.record.sandbox_id)?;
         let shim = sandbox.live_for_containers()?.shim;
         self.transitions.hooks.start_container(&container).await?;

@@ -64,7 +64,8 @@ impl ContainerService {
             return Ok(());
         }
         container.stopping.store(true, Ordering::SeqCst);
-        // Read once: if the shim answered between two reads, it would neither be called nor count as silent.
+        // The state is read once: if the shim answered between two reads, it would neither be called nor count as
+        // silent.
         let sandbox = self.objects.tables.sandboxes.get(&container.record.sandbox_id);
         let state = sandbox.map_or(SandboxState::NotReady, |sandbox| sandbox.state());
         if matches!(state, SandboxState::Silent(_)) {
@@ -109,7 +110,8 @@ impl ContainerService {
         Ok(())
     }
 
-    /// Thaws a container and what it has frozen itself: on v1 killed processes do not end before they are thawed.
+    /// Thaws a container, and the cgroups that the container itself has frozen: on v1 killed processes do not end
+    /// before they are thawed.
     async fn thaw_killed(&self, container: &Container) {
         if let Err(error) = self.machine.cgroups.thaw_killed(&container.record.cgroup).await {
             warn!(container = container.id, %error, "cannot thaw a container that was killed");

@@ -24,7 +24,7 @@ struct LimitChange {
 
 impl ContainerService {
     /// Changes a container's limits. A limit that is 0 or empty in the request stays unchanged. Annotations of the request
-    /// are ignored, as in other runtimes: they are for limits without a CRI field, and this runtime has none.
+    /// are ignored, as in other runtimes: they are for limits without a CRI field, and this runtime has no such limits.
     pub(crate) async fn container_update(
         &self,
         request: cri::UpdateContainerResourcesRequest,
@@ -56,7 +56,8 @@ impl ContainerService {
             (requested.oom_score_adj != 0).then(|| self.machine.host.oom_score(requested.oom_score_adj));
         self.resize(container, before.as_ref(), LimitChange { requested, after: after.clone() }).await?;
         coracle_fault::point("update.written");
-        // Recorded after the kernel's limits are changed: a client without a response sees the old values and retries.
+        // The limits are recorded after the kernel's limits are changed: a client without a response sees the old
+        // values and retries.
         container.resized(Some(after));
         if let Err(error) = self.objects.records.write_container(&container.record_now()) {
             container.resized(before);
@@ -84,7 +85,7 @@ impl ContainerService {
         let on_record = record.config.linux.as_ref().and_then(|linux| linux.resources.as_ref());
         let is_complete = on_record == Some(&note.after);
         let service = self.clone();
-        // Off the async executor: the kernel may reclaim memory before a write returns.
+        // This runs off the async executor, because the kernel may reclaim memory before a write returns.
         let settled = tokio::task::spawn_blocking(move || {
             if is_complete {
                 note.score().map_or(Ok(()), |score| service.write_oom_score(&id, score))?;

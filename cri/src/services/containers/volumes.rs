@@ -78,7 +78,7 @@ impl ContainerService {
     }
 
     /// Sets the container's SELinux label on the pod's files and on volumes with `selinux_relabel`. Large volumes take long,
-    /// so this runs on threads that the namespaces share. It ends when the pod is stopped.
+    /// so this runs on threads that the namespaces share. The work ends when the pod is stopped.
     pub(super) async fn relabel_volumes(
         &self,
         sandbox: &Sandbox,

@@ -9,7 +9,8 @@ use crate::lock::locked;
 const NODE_MAX: usize = 64 << 20;
 /// Maximum bytes of the outputs of the calls for one sandbox: two full outputs.
 const SANDBOX_MAX: usize = 32 << 20;
-/// Bytes of each call that are not counted. So the large outputs of one sandbox do not fail the probes of another.
+/// Bytes of each call that are not counted. So the large outputs of one sandbox do not fail the probes of another
+/// sandbox.
 const UNCOUNTED: usize = 128 << 10;
 
 /// The memory that all calls share. Clones are handles of the same memory.
@@ -54,7 +55,7 @@ impl OutputMemory {
 // === impl Share ===
 
 impl Share {
-    /// Grows the share to `bytes`; a smaller number changes nothing.
+    /// Grows the share to `bytes`. A smaller number has no effect.
     pub(super) fn grow(&mut self, bytes: usize) -> Result<(), Full> {
         let more = bytes.saturating_sub(UNCOUNTED).saturating_sub(self.counted);
         if more == 0 {
@@ -74,7 +75,7 @@ impl Share {
         Ok(())
     }
 
-    /// Releases the whole part.
+    /// Releases the whole share.
     pub(super) fn clear(&mut self) {
         let counted = std::mem::take(&mut self.counted);
         if counted == 0 {

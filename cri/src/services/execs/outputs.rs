@@ -166,8 +166,8 @@ mod tests {
         tokio::io::AsyncWriteExt::write_all(&mut theirs, b"so far").await.expect("write");
         let mut outputs = outputs();
         let reading = outputs.read(ours, tokio::io::empty());
-        let late = tokio::time::timeout(std::time::Duration::from_millis(50), reading).await;
-        assert!(late.is_err(), "it is still open");
+        let cut_off = tokio::time::timeout(std::time::Duration::from_millis(50), reading).await;
+        assert!(cut_off.is_err(), "the output is still open");
         assert_eq!(outputs.answer(0).stdout, b"so far");
     }
 

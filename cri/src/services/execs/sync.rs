@@ -19,7 +19,7 @@ use crate::descriptor::Descriptor;
 use crate::error::Error;
 use crate::shim_client::ExecStdio;
 
-/// Maximum time that the outputs stay open after the command has ended. Child processes can hold them open.
+/// Maximum time that the outputs stay open after the command has ended. Child processes can keep the outputs open.
 const DRAIN_TIME: Duration = Duration::from_secs(5);
 /// Maximum time that the outputs stay open after the command and its child processes were killed. Only the contents of
 /// the pipes are left to read.
@@ -27,12 +27,12 @@ const DRAIN_TIME_KILLED: Duration = Duration::from_millis(500);
 /// Maximum bytes of a command line in an error.
 const COMMAND_SHOWN: usize = 256;
 
-/// How an exec ended.
+/// The end of an exec.
 enum End {
     Exited(shim::Exit),
     /// The shim died.
     ShimLost,
-    /// The call ended before the command, which was killed.
+    /// The call ended before the command, so the command was killed.
     Interrupted,
 }
 
@@ -183,7 +183,7 @@ async fn timeout(seconds: i64) {
     }
 }
 
-/// A command line for an error; a long one is truncated.
+/// A command line for an error. A long command line is truncated.
 fn shortened(command: &[String]) -> String {
     let line = command.join(" ");
     match line.char_indices().find(|(at, _)| *at >= COMMAND_SHOWN) {

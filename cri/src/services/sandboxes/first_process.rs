@@ -14,8 +14,8 @@ use crate::security_profile::seccomp;
 use cri::security_profile::ProfileType;
 
 impl SandboxService {
-    /// The first process of a pod with a shared pid namespace; none for other pods. The requested profiles are checked for
-    /// every pod: a pod must not run with a profile that this machine lacks.
+    /// The first process of a pod with a shared pid namespace. `None` for other pods. The requested profiles are
+    /// checked for every pod: a pod must not run with a profile that this machine lacks.
     pub(super) async fn first_process(
         &self,
         config: &cri::PodSandboxConfig,
@@ -47,7 +47,7 @@ impl SandboxService {
         }))
     }
 
-    /// The AppArmor profile of the first process. Without a request it has none, as in containerd and CRI-O.
+    /// The AppArmor profile of the first process. Without a request it has no profile, as in containerd and CRI-O.
     async fn first_apparmor(
         &self,
         security: &cri::LinuxSandboxSecurityContext,

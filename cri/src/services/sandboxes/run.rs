@@ -48,8 +48,8 @@ impl SandboxService {
         Ok(cri::RunPodSandboxResponse { pod_sandbox_id: id })
     }
 
-    /// Runs a sandbox, or undoes all steps. A restart of the runtime removes a sandbox that is `restoring`, even when
-    /// it is ready, until its record says that the restore is complete.
+    /// Runs a sandbox, or undoes all steps. As long as the record of a sandbox says that it is `restoring`, a restart
+    /// of the runtime removes the sandbox, even if it is ready.
     pub(crate) async fn run_or_undo(
         &self,
         request: cri::RunPodSandboxRequest,

@@ -1,7 +1,7 @@
 //! StopPodSandbox: kills the containers, releases the network, ends the shim.
 //!
-//! A failed step does not prevent the others. An absent or stopped sandbox is not an error, as the CRI requires. The
-//! stop kills a shim that does not answer, and does not wait for events that only this shim could report.
+//! A failed step does not prevent the other steps. An absent or stopped sandbox is not an error, as the CRI requires.
+//! The stop kills a shim that does not answer, and does not wait for events that only this shim could report.
 
 use coracle_proto::cri;
 use cri::ContainerEventType::ContainerStoppedEvent;
@@ -26,11 +26,11 @@ impl SandboxService {
         Ok(cri::StopPodSandboxResponse {})
     }
 
-    /// Stops a sandbox. All steps are tried; the first error is returned.
+    /// Stops a sandbox. Tries all steps, and returns the first error.
     pub(crate) async fn stop_sandbox(&self, sandbox: &Sandbox) -> Result<(), Error> {
         let _guard = sandbox.ending.lock().await;
-        // Recorded first, because the steps below cannot be reverted: if the runtime dies meanwhile, no pod stays ready
-        // without its network. If the record cannot be written (disk full), the sandbox is still stopped.
+        // The stop is recorded first, because the steps below cannot be reverted: if the runtime dies meanwhile, no pod
+        // stays ready without its network. If the record cannot be written (disk full), the sandbox is still stopped.
         if sandbox.begin_stop() {
             self.record_begin(sandbox);
         }
@@ -54,7 +54,8 @@ impl SandboxService {
         if let Some(shim) = sandbox.take_shim() {
             if let Err(source) = if is_silent { shim.kill_shim().await } else { shim.shutdown().await } {
                 sandbox.restore_shim(shim);
-                // Again, because the first record may have failed. The next runtime must not report the pod as ready.
+                // The stop is recorded again, because the first attempt may have failed. The next runtime must not
+                // report the pod as ready.
                 self.record_begin(sandbox);
                 errors.push(Error::Shim { doing: "end the pod's shim", source });
                 errors.extend(disconnected.err());
@@ -105,13 +106,14 @@ impl SandboxService {
         let written = self.objects.records.write_sandbox(&sandbox.record_now());
         coracle_fault::point("stop-pod.recorded");
         info!(sandbox = sandbox.id, "sandbox stopped");
-        // Sent even if the record cannot be written (disk full): there is no other source of this event.
+        // The event is sent even if the record cannot be written (disk full), because there is no other source of this
+        // event.
         pending.send_for_sandbox(sandbox);
         written
     }
 }
 
-/// Returns the first error and logs the others.
+/// Returns the first error and logs the other errors.
 pub(super) fn first(errors: Vec<Error>) -> Result<(), Error> {
     let mut errors = errors.into_iter();
     let Some(first) = errors.next() else { return Ok(()) };

@@ -35,7 +35,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_dictionary_is_the_published_one() {
+    fn the_dictionary_is_the_published_dictionary() {
         assert_eq!(dictionary().len(), 1423);
         assert_eq!(
             hex::encode(Sha256::digest(dictionary())),

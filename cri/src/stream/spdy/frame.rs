@@ -2,7 +2,8 @@
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// Maximum length of a control frame. A data frame can be longer: its data is passed on in parts of this length at most.
+/// Maximum length of a control frame. A data frame can be longer: its data is passed on in parts of at most this
+/// length.
 const LIMIT: usize = 64 << 10;
 const HEADER: usize = 8;
 const VERSION: u16 = 3;
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_frames_are_refused_and_unknown_ones_ignored() {
+    fn invalid_frames_are_refused_and_unknown_frames_ignored() {
         let decode = |bytes: &[u8]| Decoder::default().next(&mut BytesMut::from(bytes));
         assert_eq!(decode(&[0x80, 2, 0, 1, 0, 0, 0, 0]), Err(FrameError::Version(2)));
         assert_eq!(decode(&[0x80, 3, 0, 1, 0, 0, 0, 0]), Err(FrameError::Short(1)));

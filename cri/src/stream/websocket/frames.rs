@@ -56,7 +56,7 @@ pub(super) struct Reader<R> {
 #[derive(Debug)]
 pub(super) struct Writer<W> {
     output: W,
-    /// A message was written in part, because its sending was interrupted.
+    /// Whether a message was written only in part, because its sending was interrupted.
     is_partial: bool,
     pongs: mpsc::Receiver<Bytes>,
 }
@@ -67,7 +67,7 @@ pub(super) struct Frames {
     buffer: BytesMut,
     /// The frame whose payload is being received.
     current: Option<DataFrame>,
-    /// The last frame of the current message has not begun.
+    /// Whether the last frame of the current message has not begun yet.
     is_message_open: bool,
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Decoder {
     codec: Codec,
     /// Channel of the current message. `None` before its first byte.
     channel: Option<u8>,
-    /// The current message is invalid: its rest is ignored.
+    /// Whether the current message is invalid. Then its rest is ignored.
     is_invalid: bool,
     /// Base64 characters that are not a group of four yet.
     group: BytesMut,
@@ -114,7 +114,7 @@ pub(super) fn encode(codec: Codec, output: Output) -> Option<Encoded> {
     })
 }
 
-/// The error message of a Status; none for success.
+/// The error message of a Status. `None` for success.
 fn error_text(status: &[u8]) -> Option<String> {
     let status: serde_json::Value = serde_json::from_slice(status).ok()?;
     (status["status"] != "Success").then(|| status["message"].as_str().unwrap_or_default().to_owned())
@@ -205,7 +205,7 @@ mod tests {
         for part in [1, 3, 100] {
             assert_eq!(stdin(inputs(&mut decoder, b"0aGk=", part)), b"hi");
             assert_eq!(stdin(inputs(&mut decoder, b"0aGVsbG8gd29ybGQ=", part)), b"hello world");
-            // The rest of an invalid message is ignored, and the next one is not.
+            // The rest of an invalid message is ignored. The next message is decoded.
             for invalid in [&b"0???"[..], b"0????aGk=", b"0aGk"] {
                 assert!(inputs(&mut decoder, invalid, part).is_empty(), "{invalid:?}");
             }

@@ -27,7 +27,7 @@ fn name(number: u8) -> String {
 }
 
 fn any_peer(number: u8) -> impl Strategy<Value = Peer> {
-    // Most peers have their own ranges. The others have ranges of other peers or of this node, a part or a union of
+    // Most peers have their own ranges. Some peers have ranges of other peers or of this node, a part or a union of
     // such ranges, or a range with host bits (`10.42.1.7/24`).
     let own = peer(number, PeerKind::Vxlan, &[4, 6]).1.cidrs;
     let ranges = vec![
@@ -72,7 +72,7 @@ proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(512) })]
 
     #[test]
-    fn an_incremental_plan_equals_a_complete_one(
+    fn an_incremental_plan_equals_a_complete_plan(
         backend in select(&[VXLAN, DIRECT, Backend::HostGw, Backend::Udp][..]),
         up in select(vec![BOTH, &BOTH[..1], &BOTH[1..]]),
         steps in vec(vec(any_event(), 1..4), 1..12),

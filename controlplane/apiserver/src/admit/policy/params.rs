@@ -78,6 +78,14 @@ pub(super) async fn collect(
             format!("failed to find resource referenced by paramKind: '{group}/{version}, Kind={kind}'");
         return Err(ParamError::Failed(why));
     };
+    if admission.cache.check_readable(&resource).is_err() {
+        let ParamKind { group, version, kind } = kind;
+        let separator = if group.is_empty() { "" } else { "/" };
+        let why = format!(
+            "paramKind kind `{group}{separator}{version}, Kind={kind}` not yet synced to use for admission"
+        );
+        return Err(ParamError::Failed(why));
+    }
     let namespace = parameter_namespace(&resource, reference, namespace).map_err(ParamError::Failed)?;
     let mut found = Vec::new();
     match &reference.selector {

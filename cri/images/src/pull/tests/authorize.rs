@@ -135,9 +135,9 @@ async fn mirrors_get_the_ns_parameter_and_the_registry_does_not() {
         let requests = &line.requests()[before..];
         let lines: Vec<&str> = requests.iter().filter_map(|head| head.lines().next()).collect();
         for part in ["GET /v2/app/manifests/", "GET /v2/app/blobs/", "HEAD /v2/app/manifests/"] {
-            let mut asked = lines.iter().filter(|line| line.starts_with(part)).peekable();
-            assert!(asked.peek().is_some(), "{part} is not among {lines:?}");
-            assert!(asked.all(|line| line.contains("?ns=registry.example ") == is_mirror
+            let mut matching = lines.iter().filter(|line| line.starts_with(part)).peekable();
+            assert!(matching.peek().is_some(), "{part} is not among {lines:?}");
+            assert!(matching.all(|line| line.contains("?ns=registry.example ") == is_mirror
                 && line.contains("?ns=") == is_mirror));
         }
     }
@@ -176,7 +176,7 @@ async fn credentials_are_sent_only_to_their_host() {
             (got_credentials(&mirror.requests()[before..]), got_credentials(&own.requests()[own_before..])),
             shown
         );
-        assert!(mirror.requests().len() > before, "the mirror was asked");
+        assert!(mirror.requests().len() > before, "the mirror got a request");
     }
 }
 
@@ -314,7 +314,7 @@ async fn text_of_token_services_and_redirect_targets_is_not_passed_on() {
         let report = refusal(&registry.name("app")).await;
         assert!(!report.contains("SECRET"), "{report}");
         assert!(report.contains(service.address()), "{report}");
-        assert!(!service.requests().is_empty(), "the service was asked");
+        assert!(!service.requests().is_empty(), "the token service got a request");
     }
     let inside = TestProxy::to("127.0.0.1:1", move |_, _| reply("403 Forbidden", oci)).await;
     let to = inside.address().to_owned();
@@ -331,7 +331,11 @@ async fn text_of_token_services_and_redirect_targets_is_not_passed_on() {
         let status = if body.contains("schema") { "200 OK" } else { "403 Forbidden" };
         let registry = TestProxy::to("127.0.0.1:1", move |_, _| reply(status, body)).await;
         let report = refusal(&registry.name("app")).await;
-        assert_eq!(report.contains("SECRET"), shown, "the registry's own error document alone: {report}");
+        assert_eq!(
+            report.contains("SECRET"),
+            shown,
+            "only the registry's own error document is passed on: {report}"
+        );
     }
 }
 

@@ -3,7 +3,7 @@
 use super::store;
 use crate::ErrorKind;
 use crate::digest::{Algorithm, Digest};
-use crate::fixture::{ProxyFault, TestProxy, TestTar};
+use crate::fixture::{ProxyFault, TestImage, TestProxy, TestRegistry, TestTar};
 
 fn by_512(content: &str) -> String {
     Digest::by(Algorithm::Sha512, content.as_bytes()).to_string()
@@ -13,7 +13,7 @@ fn descriptor(media_type: &str, content: &str) -> serde_json::Value {
     serde_json::json!({"mediaType": media_type, "digest": by_512(content), "size": content.len()})
 }
 
-/// A registry with these contents under their SHA-512 digests, the first one also as `latest`.
+/// A registry with these contents under their SHA-512 digests. The first content is also tagged `latest`.
 async fn serve(contents: Vec<(String, String)>) -> TestProxy {
     TestProxy::to("unused", move |head, _| {
         let found = contents.iter().find(|(name, _)| head.lines().next().unwrap().contains(name));
@@ -87,4 +87,31 @@ async fn an_image_of_sha512_digests_is_pulled_kept_exported_and_imported() {
         let error = store(root.path()).await.pull(&name, None, None).await.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Corrupt, "{}", error.report());
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_cannot_substitute_another_image_for_a_digest() {
+    let registry = TestRegistry::start().await;
+    let (wanted, other) = (TestImage::small("wanted"), TestImage::small("other"));
+    let digest = registry.push("app", "wanted", &wanted).await;
+    let other_digest = registry.push("app", "other", &other).await;
+    let proxy = TestProxy::to(registry.address(), move |head, _| {
+        if head.starts_with("HEAD") {
+            let head = "HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n";
+            ProxyFault::Reply(format!("{head}docker-content-digest: {other_digest}\r\n\r\n"))
+        } else {
+            ProxyFault::Pass
+        }
+    })
+    .await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let known = images.pull(&proxy.name("app:other"), None, None).await.unwrap();
+    assert_eq!(known.id, other.id());
+    // The image is in the store the second time.
+    for _ in 0..2 {
+        let pulled = images.pull(&format!("{}@{digest}", proxy.name("app")), None, None).await.unwrap();
+        assert_eq!(pulled.id, wanted.id());
+    }
+    assert_eq!(proxy.count("HEAD"), 2);
 }

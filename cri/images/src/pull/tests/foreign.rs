@@ -11,11 +11,11 @@ const TYPE: &str = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip";
 const SIZE: usize = 2 << 20;
 
 /// An image whose layer is at these URLs.
-fn image(places: &[String]) -> TestImage {
+fn image(layer_urls: &[String]) -> TestImage {
     let mut image = TestImage::new(vec![layer(TestTar::new().file("noise", &random_bytes(SIZE)))]);
     let mut manifest: serde_json::Value = serde_json::from_slice(&image.manifest).unwrap();
     manifest["layers"][0] = descriptor(TYPE, &image.layers[0]);
-    manifest["layers"][0]["urls"] = places.into();
+    manifest["layers"][0]["urls"] = layer_urls.into();
     image.manifest = serde_json::to_vec(&manifest).unwrap();
     image
 }
@@ -35,22 +35,22 @@ async fn without_layer(registry: &TestRegistry, image: &TestImage) -> TestProxy 
 }
 
 /// A URL at which the layer is available, with a failure to inject.
-async fn place(elsewhere: &TestRegistry, fault: ProxyFault) -> (TestProxy, String) {
+async fn place(other_registry: &TestRegistry, fault: ProxyFault) -> (TestProxy, String) {
     let layer = &image(&[]).layers[0];
-    elsewhere.push_blob("elsewhere", layer).await;
-    let line = TestProxy::to(elsewhere.address(), move |_, _| fault.clone()).await;
+    other_registry.push_blob("elsewhere", layer).await;
+    let line = TestProxy::to(other_registry.address(), move |_, _| fault.clone()).await;
     let url = format!("http://{}", line.name(&format!("v2/elsewhere/blobs/{}", Digest::of(layer))));
     (line, url)
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn layers_missing_at_the_registry_come_from_their_urls_without_credentials() {
-    let (registry, elsewhere) = (TestRegistry::start_with_password().await, TestRegistry::start().await);
+    let (registry, other_registry) = (TestRegistry::start_with_password().await, TestRegistry::start().await);
     let challenge =
         "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Basic realm=\"x\"\r\ncontent-length: 6\r\n\r\nsecret";
-    let (greedy, first) = place(&elsewhere, ProxyFault::Reply(challenge.into())).await;
-    let (spoiled, second) = place(&elsewhere, ProxyFault::Flip(1_000_000)).await;
-    let (good, third) = place(&elsewhere, ProxyFault::Pass).await;
+    let (greedy, first) = place(&other_registry, ProxyFault::Reply(challenge.into())).await;
+    let (damaged, second) = place(&other_registry, ProxyFault::Flip(1_000_000)).await;
+    let (good, third) = place(&other_registry, ProxyFault::Pass).await;
     let image = image(&["ftp://e.example/layer".to_owned(), first, second, third]);
     let line = without_layer(&registry, &image).await;
     let root = tempfile::tempdir().unwrap();
@@ -60,7 +60,7 @@ async fn layers_missing_at_the_registry_come_from_their_urls_without_credentials
     let pulled = pulled.map_err(|error| error.report()).unwrap();
     assert_eq!(std::fs::read(pulled.layers[0].join("noise")).unwrap(), random_bytes(SIZE));
     assert!(line.count("/blobs/") >= 2 && line.requests().iter().any(|head| head.contains("authorization:")));
-    for place in [&greedy, &spoiled, &good] {
+    for place in [&greedy, &damaged, &good] {
         let requests = place.requests();
         assert!(
             !requests.is_empty() && requests.iter().all(|head| !head.contains("authorization:")),
@@ -71,8 +71,8 @@ async fn layers_missing_at_the_registry_come_from_their_urls_without_credentials
 
 #[tokio::test(flavor = "multi_thread")]
 async fn layers_at_the_registry_are_not_requested_from_their_urls() {
-    let (registry, elsewhere) = (TestRegistry::start().await, TestRegistry::start().await);
-    let (line, url) = place(&elsewhere, ProxyFault::Pass).await;
+    let (registry, other_registry) = (TestRegistry::start().await, TestRegistry::start().await);
+    let (line, url) = place(&other_registry, ProxyFault::Pass).await;
     let image = image(&[url]);
     registry.push_blob("app", &image.layers[0]).await;
     let own = without_layer(&registry, &image).await;
@@ -84,24 +84,24 @@ async fn layers_at_the_registry_are_not_requested_from_their_urls() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_error_for_a_layer_without_a_source_names_all_urls_and_no_text_of_their_responses() {
-    let (registry, elsewhere) = (TestRegistry::start().await, TestRegistry::start().await);
+    let (registry, other_registry) = (TestRegistry::start().await, TestRegistry::start().await);
     let secret = "HTTP/1.1 403 Forbidden\r\ncontent-length: 6\r\n\r\nsecret";
-    let (_refusing, refused) = place(&elsewhere, ProxyFault::Reply(secret.into())).await;
-    let (_spoiling, spoiled) = place(&elsewhere, ProxyFault::Flip(9)).await;
-    for (places, kind, said) in [
+    let (_refusing, refused) = place(&other_registry, ProxyFault::Reply(secret.into())).await;
+    let (_damaging, damaged) = place(&other_registry, ProxyFault::Flip(9)).await;
+    for (layer_urls, kind, expected) in [
         (vec![refused.clone()], ErrorKind::Unauthorized, "answers 403 Forbidden"),
-        (vec![refused.clone(), spoiled.clone()], ErrorKind::Unauthorized, "has the digest"),
+        (vec![refused.clone(), damaged.clone()], ErrorKind::Unauthorized, "has the digest"),
         (vec!["file:///etc/passwd".to_owned()], ErrorKind::NotFound, "404"),
     ] {
         let root = tempfile::tempdir().unwrap();
         let images = store(root.path()).await;
-        let line = without_layer(&registry, &image(&places)).await;
+        let line = without_layer(&registry, &image(&layer_urls)).await;
         let error = images.pull(&line.name("app"), None, None).await.unwrap_err();
         let report = error.report();
         assert_eq!(error.kind(), kind, "{report}");
-        assert!(report.contains(said) && report.contains(line.address()), "{report}");
+        assert!(report.contains(expected) && report.contains(line.address()), "{report}");
         assert!(
-            places.iter().all(|url| report.contains(url.as_str()) || url.starts_with("file:")),
+            layer_urls.iter().all(|url| report.contains(url.as_str()) || url.starts_with("file:")),
             "{report}"
         );
         assert!(!report.contains("secret"), "{report}");

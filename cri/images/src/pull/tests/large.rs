@@ -29,9 +29,9 @@ async fn responses_are_not_read_beyond_their_limit() {
     let refuses = TestProxy::to(registry.address(), |_, _| answer("403 Forbidden", 10 << 20)).await;
     let root = tempfile::tempdir().unwrap();
     let images = store(root.path()).await;
-    for (line, said) in [(&manifests, "larger than"), (&asks, "larger than"), (&refuses, "403")] {
+    for (line, expected) in [(&manifests, "larger than"), (&asks, "larger than"), (&refuses, "403")] {
         let error = images.pull(&line.name("large"), None, None).await.unwrap_err();
         let report = error.report();
-        assert!(report.contains(said) && report.len() < 2000, "{report}");
+        assert!(report.contains(expected) && report.len() < 2000, "{report}");
     }
 }

@@ -17,7 +17,7 @@ fn image() -> TestImage {
     TestImage::new(vec![layer(TestTar::new().file("noise", &random_bytes(SIZE)))])
 }
 
-/// A store that uses these proxies for `DOMAIN`, the last one as the registry itself.
+/// A store that uses these proxies for `DOMAIN`. The last proxy is the registry itself.
 async fn mirrored(root: &Path, lines: &[&TestProxy]) -> (Images, TempDir) {
     let hosts = tempfile::tempdir().unwrap();
     std::fs::create_dir(hosts.path().join(DOMAIN)).unwrap();
@@ -37,7 +37,7 @@ async fn mirrored(root: &Path, lines: &[&TestProxy]) -> (Images, TempDir) {
 }
 
 /// Changes a byte of every response to a GET whose first line contains `part`.
-async fn spoiling(registry: &TestRegistry, part: &str, at: usize) -> TestProxy {
+async fn corrupting(registry: &TestRegistry, part: &str, at: usize) -> TestProxy {
     let part = part.to_owned();
     TestProxy::to(registry.address(), move |head, _| {
         let first = head.lines().next().unwrap();
@@ -72,11 +72,11 @@ async fn content_damaged_by_a_mirror_is_fetched_completely_from_the_next_host() 
     let image = image();
     let manifest = registry.push("big", "latest", &image).await.to_string();
     let (config, blob) = (Digest::of(&image.config).to_string(), Digest::of(&image.layers[0]).to_string());
-    // The first two errors are found by the decoder, at the beginning and at the end. The others are found only by the
-    // digest; offset 9 of the blob is the OS field of gzip's header.
+    // The decoder finds the first two errors, at the beginning and at the end of the blob. Only the digest shows the
+    // other errors. Offset 9 of the blob is the OS field of gzip's header.
     for (part, at) in [(&blob, 0), (&blob, 1_000_000), (&blob, 9), (&config, 5), (&manifest, 9)] {
         let root = tempfile::tempdir().unwrap();
-        let (mirror, server) = (spoiling(&registry, part, at).await, good(&registry).await);
+        let (mirror, server) = (corrupting(&registry, part, at).await, good(&registry).await);
         let (images, _hosts) = mirrored(root.path(), &[&mirror, &server]).await;
         let name = format!("{DOMAIN}/big@{manifest}");
         let pulled = images.pull(&name, None, None).await.map_err(|error| error.report()).unwrap();
@@ -92,7 +92,7 @@ async fn a_mirror_that_answers_everything_with_a_page_is_skipped() {
     let registry = TestRegistry::start().await;
     let image = image();
     registry.push("big", "latest", &image).await;
-    for (head, body, asked) in [
+    for (head, body, max_requests) in [
         ("content-length: 7", "<html/>", 1),
         // A page without a length is detected by its content.
         ("transfer-encoding: chunked", "7\r\n<html/>\r\n0\r\n\r\n", 7),
@@ -108,7 +108,7 @@ async fn a_mirror_that_answers_everything_with_a_page_is_skipped() {
         let server = good(&registry).await;
         let (images, _hosts) = mirrored(root.path(), &[&mirror, &server]).await;
         pull(&images).await.unwrap();
-        assert!(mirror.count(&blob) <= asked, "{head}: {:?}", mirror.requests());
+        assert!(mirror.count(&blob) <= max_requests, "{head}: {:?}", mirror.requests());
     }
 }
 
@@ -120,7 +120,7 @@ async fn a_manifest_that_does_not_match_its_header_digest_is_fetched_from_the_ne
     let root = tempfile::tempdir().unwrap();
     // The changed byte is in the media type, which is not checked. So only the digest shows the damage.
     let at = image.manifest.windows(12).position(|bytes| bytes == b"distribution").unwrap();
-    let (mirror, server) = (spoiling(&registry, "/manifests/latest", at).await, good(&registry).await);
+    let (mirror, server) = (corrupting(&registry, "/manifests/latest", at).await, good(&registry).await);
     let (images, _hosts) = mirrored(root.path(), &[&mirror, &server]).await;
     pull(&images).await.unwrap();
     assert_eq!((mirror.count("/manifests/latest"), server.count("/manifests/latest")), (1, 1));
@@ -134,7 +134,7 @@ async fn when_all_hosts_are_wrong_the_error_lists_each_with_its_digest() {
     let (config, blob) = (Digest::of(&image.config).to_string(), Digest::of(&image.layers[0]).to_string());
     for (part, at) in [(&blob, 1_000_000), (&config, 5), (&manifest, 9)] {
         let root = tempfile::tempdir().unwrap();
-        let lines = [spoiling(&registry, part, at).await, spoiling(&registry, part, at + 1).await];
+        let lines = [corrupting(&registry, part, at).await, corrupting(&registry, part, at + 1).await];
         let absent = without(&registry).await;
         let (images, _hosts) = mirrored(root.path(), &[&lines[0], &absent, &lines[1]]).await;
         let name = format!("{DOMAIN}/big@{manifest}");
@@ -166,7 +166,7 @@ async fn when_the_wrong_part_is_unknown_each_host_is_asked_for_the_whole_blob() 
         cut.unwrap_or(ProxyFault::Pass)
     })
     .await;
-    let server = spoiling(&registry, &blob, 9_000).await;
+    let server = corrupting(&registry, &blob, 9_000).await;
     let (images, _hosts) = mirrored(root.path(), &[&mirror, &server]).await;
     pull(&images).await.unwrap();
     let ranges = |line: &TestProxy| line.requests().iter().filter(|head| head.contains("range:")).count();

@@ -32,7 +32,7 @@ async fn removed_layers_count_as_usage_until_they_are_deleted() {
         std::fs::rename(layer.parent().unwrap(), rubbish.join(number.to_string())).unwrap();
     }
     let images = store(root.path()).await;
-    // The reported usage is never less than the actual one.
+    // The reported usage is never less than the actual usage.
     loop {
         let left = entries(&rubbish);
         if left == 0 {

@@ -94,7 +94,7 @@ async fn spooled_data_is_not_trusted() {
     let registry = TestRegistry::start().await;
     let image = image();
     registry.push("big", "latest", &image).await;
-    for spoil in [
+    for damage in [
         |bytes: &mut Vec<u8>| bytes[1_000_000] ^= 0x55,
         |bytes: &mut Vec<u8>| bytes[..8].fill(0),
         |bytes: &mut Vec<u8>| bytes.resize(2 * SIZE, 7),
@@ -104,7 +104,7 @@ async fn spooled_data_is_not_trusted() {
         pull_interrupted(&registry, &image, root.path()).await;
         let path = &spools(root.path())[0];
         let mut bytes = std::fs::read(path).unwrap();
-        spoil(&mut bytes);
+        damage(&mut bytes);
         std::fs::write(path, bytes).unwrap();
         let images = store(root.path()).await;
         pull_completely(&registry, &images).await;

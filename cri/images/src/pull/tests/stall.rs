@@ -21,7 +21,7 @@ async fn with_short_timeouts(root: &Path, hosts: Option<&Path>) -> Images {
 }
 
 /// Pulls from a stalled registry. Returns the error, which must come in time.
-async fn given_up(images: &Images, name: &str) -> String {
+async fn error_of_stalled_pull(images: &Images, name: &str) -> String {
     let began = Instant::now();
     let error = images.pull(name, None, None).await.unwrap_err();
     // The limit allows for the timeouts of two documents and a blob on a busy machine.
@@ -47,7 +47,7 @@ async fn a_pull_without_progress_ends_in_every_phase() {
         (&blob, ProxyFault::Drip(20_000), "no progress in 5s"),
     ];
     // The pulls run concurrently, because each pull only waits.
-    let all = cases.map(async |(part, fault, said)| {
+    let all = cases.map(async |(part, fault, expected)| {
         let root = tempfile::tempdir().unwrap();
         let images = with_short_timeouts(root.path(), None).await;
         let (part, what) = (part.to_owned(), fault.clone());
@@ -56,8 +56,8 @@ async fn a_pull_without_progress_ends_in_every_phase() {
             if first.starts_with("GET") && first.contains(&part) { fault.clone() } else { ProxyFault::Pass }
         })
         .await;
-        let report = given_up(&images, &line.name("big")).await;
-        assert!(report.contains(said) && report.contains(line.address()), "{what:?}: {report}");
+        let report = error_of_stalled_pull(&images, &line.name("big")).await;
+        assert!(report.contains(expected) && report.contains(line.address()), "{what:?}: {report}");
         nothing_left(root.path()).await;
         assert!(entries(&root.path().join("images/resume")) <= 1);
     });
@@ -82,7 +82,7 @@ async fn a_silent_token_service_times_out_for_all_waiting_requests() {
         .await;
         let root = tempfile::tempdir().unwrap();
         let images = with_short_timeouts(root.path(), None).await;
-        let report = given_up(&images, &line.name("app")).await;
+        let report = error_of_stalled_pull(&images, &line.name("app")).await;
         assert!(report.contains(&format!("a token from http://{realm}/token")), "{report}");
         nothing_left(root.path()).await;
     }
@@ -94,13 +94,13 @@ async fn silent_hosts_time_out() {
     let address = silent.local_addr().unwrap();
     let hosts = tempfile::tempdir().unwrap();
     std::fs::create_dir(hosts.path().join("r.example")).unwrap();
-    for (scheme, said) in [("http", "sent no data within the timeout"), ("https", "cannot reach")] {
+    for (scheme, expected) in [("http", "sent no data within the timeout"), ("https", "cannot reach")] {
         let text = format!("server = \"{scheme}://{address}\"\ndial_timeout = \"1s\"\n");
         std::fs::write(hosts.path().join("r.example/hosts.toml"), text).unwrap();
         let root = tempfile::tempdir().unwrap();
         let images = with_short_timeouts(root.path(), Some(hosts.path())).await;
-        let report = given_up(&images, "r.example/app").await;
-        assert!(report.contains(said) && report.contains(&address.to_string()), "{report}");
+        let report = error_of_stalled_pull(&images, "r.example/app").await;
+        assert!(report.contains(expected) && report.contains(&address.to_string()), "{report}");
         nothing_left(root.path()).await;
     }
 }

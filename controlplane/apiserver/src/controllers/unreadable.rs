@@ -1,0 +1,48 @@
+//! Loads the resources whose stored objects could not be decrypted at the start, when their key management service responds.
+
+use std::{
+    sync::{Arc, Weak},
+    time::Duration,
+};
+
+use coracle_backoff::Backoff;
+
+use crate::{cache::Shared, controllers::initialization::remove_rejected_of, state::State};
+
+/// First and maximum delay between attempts. An attempt calls the service at most once, unless it responds.
+const FIRST_BACKOFF: Duration = Duration::from_millis(500);
+const MAX_BACKOFF: Duration = Duration::from_secs(30);
+
+/// Starts a task for each unreadable resource. It ends when the objects are loaded.
+pub(crate) fn load_later(state: &Arc<State>) {
+    for resource in state.cache.unreadable() {
+        tokio::spawn(load(Arc::downgrade(state), resource));
+    }
+}
+
+async fn load(state: Weak<State>, resource: Arc<Shared>) {
+    let Some(shutdown) = state.upgrade().map(|state| state.shutdown.clone()) else { return };
+    let name = resource.lock().kind().qualified_resource();
+    let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF).with_jitter();
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep(backoff.next_delay()) => {}
+            () = shutdown.cancelled() => return,
+        }
+        let Some(state) = state.upgrade() else { return };
+        match state.cache.load_unreadable(&*state.store, &resource).await {
+            Ok(()) => {
+                tracing::info!(resource = name, "the objects of a resource are decrypted and loaded");
+                if state.admission.initialization.is_some() {
+                    remove_rejected_of(&state, &resource).await;
+                }
+                return;
+            }
+            // The check of the service logs its failures.
+            Err(error) if error.is_of_service() => {
+                tracing::debug!(resource = name, %error, "cannot decrypt the objects of a resource yet");
+            }
+            Err(error) => tracing::error!(resource = name, %error, "cannot load the objects of a resource"),
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! A start while the key management service of some stored objects does not respond.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use coracle_store::{
+    Backup, Entry, Error as StoreError, Health, Page, Range, ReadablePage, Unreadable, Watch, Write,
+};
+use futures::future::BoxFuture;
+
+use super::*;
+
+const SECRETS: &str = "/api/v1/namespaces/default/secrets";
+const QUOTA: &str = "/api/v1/namespaces/default/resourcequotas/q";
+
+type Outcome<'a, T> = BoxFuture<'a, std::result::Result<T, StoreError>>;
+
+/// A store that cannot decrypt the entries under a prefix while their service is away.
+struct Encrypted {
+    store: Embedded,
+    prefix: &'static str,
+    is_away: Arc<AtomicBool>,
+}
+
+impl Encrypted {
+    fn failure(&self, key: &str) -> Option<StoreError> {
+        let is_unreadable = key.starts_with(self.prefix) && self.is_away.load(Ordering::SeqCst);
+        let source = coracle_sealing::Error::Kms { name: "vault".to_owned(), reason: "away".to_owned() };
+        is_unreadable.then(|| StoreError::Sealed { key: key.to_owned(), source })
+    }
+}
+
+impl Store for Encrypted {
+    fn get<'a>(&'a self, key: &'a str) -> Outcome<'a, Option<Entry>> {
+        match self.failure(key) {
+            Some(error) => Box::pin(async { Err(error) }),
+            None => Store::get(&self.store, key),
+        }
+    }
+
+    fn list(&self, range: Range) -> Outcome<'_, Page> {
+        Box::pin(async move {
+            let ReadablePage { page, unreadable } = self.list_readable(range).await?;
+            unreadable.into_iter().next().map_or(Ok(page), |first| Err(first.error))
+        })
+    }
+
+    fn list_readable(&self, range: Range) -> Outcome<'_, ReadablePage> {
+        Box::pin(async move {
+            let mut page = Store::list(&self.store, range).await?;
+            let mut unreadable = Vec::new();
+            for entry in std::mem::take(&mut page.entries) {
+                match self.failure(&entry.key) {
+                    Some(error) => unreadable.push(Unreadable { key: entry.key, error }),
+                    None => page.entries.push(entry),
+                }
+            }
+            Ok(ReadablePage { page, unreadable })
+        })
+    }
+
+    fn write(&self, write: Write) -> Outcome<'_, u64> {
+        assert!(
+            self.failure(&write.key).is_none(),
+            "a write of {} while its resource is unreadable",
+            write.key
+        );
+        self.store.write(write)
+    }
+
+    fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> Outcome<'a, Watch> {
+        self.store.watch(prefix, after)
+    }
+
+    fn compact(&self, revision: u64) -> Outcome<'_, ()> {
+        self.store.compact(revision)
+    }
+
+    fn revision(&self) -> Outcome<'_, u64> {
+        self.store.revision()
+    }
+
+    fn health(&self) -> Health {
+        self.store.health()
+    }
+
+    fn is_shared(&self) -> bool {
+        false
+    }
+
+    fn is_current<'a>(&'a self, key: &'a str) -> Outcome<'a, bool> {
+        self.store.is_current(key)
+    }
+
+    fn backup(&self) -> std::result::Result<Backup, StoreError> {
+        self.store.backup()
+    }
+}
+
+/// Restarts a server while the service of the entries under a prefix is away. The service returns when the flag is false.
+async fn restarted_without(prefix: &'static str, server: Fixture) -> (Fixture, Arc<AtomicBool>) {
+    let (store, directory) = server.close().await;
+    let is_away = Arc::new(AtomicBool::new(true));
+    let store = Arc::new(Encrypted { store, prefix, is_away: is_away.clone() });
+    let responds = crate::EncryptionHealth(Arc::new(|| Ok::<(), String>(())));
+    let api = open_on(store, directory.path(), |config| config.encryption_health = Some(responds)).await;
+    (Fixture { api, directory }, is_away)
+}
+
+fn secret(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "stringData": {"key": name}})
+}
+
+fn assert_unreadable(answer: &Answer, resource: &str, what: &str) {
+    assert_eq!(
+        (answer.code, &answer.body["reason"]),
+        (500, &json!("InternalError")),
+        "{what} {}",
+        answer.body
+    );
+    let message = answer.body["message"].as_str().unwrap();
+    let expect = format!("Internal error occurred: unable to transform {resource} from storage");
+    assert!(message.starts_with(&expect), "{what}: {message}");
+}
+
+async fn used_secrets(server: &Fixture) -> Value {
+    server.get(QUOTA).await.body["status"]["used"]["secrets"].clone()
+}
+
+#[tokio::test]
+async fn other_resources_work_while_secrets_cannot_be_decrypted_and_secrets_return_later() {
+    let server = Fixture::new().await;
+    let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"secrets": "2", "configmaps": "9"}}});
+    assert_eq!(server.post("/api/v1/namespaces/default/resourcequotas", quota).await.code, 201);
+    let made = server.post(SECRETS, secret("a")).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    eventually_async("the quota counts", 20, async || used_secrets(&server).await == "1").await;
+    let (server, is_away) = restarted_without("/secrets/", server).await;
+    assert_eq!(server.post(CONFIG_MAPS, config_map("m", json!({}))).await.code, 201);
+    assert_eq!(server.get(&format!("{CONFIG_MAPS}/m")).await.code, 200);
+    let (one, absent) = (format!("{SECRETS}/a"), format!("{SECRETS}/absent"));
+    for path in ["/api/v1/secrets", SECRETS, &one, &absent, &format!("{SECRETS}?watch=1")] {
+        assert_unreadable(&server.get(path).await, "secrets", path);
+    }
+    let created = server.post(SECRETS, secret("absent")).await;
+    assert_unreadable(&created, "secrets", "create");
+    assert_unreadable(&server.put(&one, secret("a")).await, "secrets", "update");
+    assert_unreadable(&server.merge(&one, json!({"data": {}})).await, "secrets", "patch");
+    assert_unreadable(&server.delete(&one, json!({})).await, "secrets", "delete");
+    assert_unreadable(&server.delete(SECRETS, json!({})).await, "secrets", "delete all");
+    let bound = json!({"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Secret", "name": "absent"}}});
+    let token = server.post("/api/v1/namespaces/default/serviceaccounts/default/token", bound).await;
+    assert_unreadable(&token, "secrets", "bound token");
+    assert_eq!(server.get("/readyz/kms-providers").await.code, 500);
+    assert_eq!(server.get("/livez").await.code, 200);
+    let metrics = server.get("/metrics").await.body;
+    let line = "apiserver_resource_objects{group=\"\",resource=\"secrets\"} -1";
+    assert!(metrics.as_str().unwrap().lines().any(|one| one == line), "{metrics}");
+    assert_eq!(used_secrets(&server).await, "1");
+    is_away.store(false, Ordering::SeqCst);
+    eventually_async("the Secret is readable", 60, async || server.get(&one).await.code == 200).await;
+    assert_eq!(server.get(&one).await.body["metadata"]["uid"], made.body["metadata"]["uid"]);
+    assert_eq!(server.get("/readyz/kms-providers").await.code, 200);
+    assert_eq!(server.post(SECRETS, secret("b")).await.code, 201);
+    assert_eq!(server.post(SECRETS, secret("c")).await.code, 403, "the quota counts the first Secret");
+    eventually_async("the quota counts", 20, async || used_secrets(&server).await == "2").await;
+}
+
+#[tokio::test]
+async fn the_server_writes_its_config_maps_when_they_can_be_decrypted() {
+    let tracking =
+        "/api/v1/namespaces/kube-system/configmaps/kube-apiserver-legacy-service-account-token-tracking";
+    let server = Fixture::new().await;
+    assert_eq!(server.delete(tracking, json!({})).await.code, 200);
+    assert_eq!(server.post(CONFIG_MAPS, config_map("a", json!({}))).await.code, 201);
+    let (server, is_away) = restarted_without("/configmaps/", server).await;
+    assert_unreadable(&server.get(tracking).await, "configmaps", "get");
+    assert_eq!(server.post(SECRETS, secret("a")).await.code, 201);
+    is_away.store(false, Ordering::SeqCst);
+    eventually_async("the config map exists", 60, async || server.get(tracking).await.code == 200).await;
+    assert_eq!(server.get(&format!("{CONFIG_MAPS}/a")).await.code, 200);
+}
+
+#[tokio::test]
+async fn a_policy_fails_while_its_parameters_cannot_be_decrypted() {
+    let server = Fixture::new().await;
+    assert_eq!(server.post(CONFIG_MAPS, config_map("params", json!({}))).await.code, 201);
+    let rules = json!([{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"],
+        "resources": ["secrets"]}]);
+    let policy = json!({"metadata": {"name": "p"}, "spec": {
+        "paramKind": {"apiVersion": "v1", "kind": "ConfigMap"},
+        "matchConstraints": {"resourceRules": rules},
+        "validations": [{"expression": "true"}],
+    }});
+    let binding = json!({"metadata": {"name": "b"}, "spec": {"policyName": "p", "validationActions": ["Deny"],
+        "paramRef": {"name": "params", "namespace": "default", "parameterNotFoundAction": "Allow"}}});
+    let group = "/apis/admissionregistration.k8s.io/v1";
+    for (resource, object) in
+        [("validatingadmissionpolicies", policy), ("validatingadmissionpolicybindings", binding)]
+    {
+        let made = server.post(&format!("{group}/{resource}"), object).await;
+        assert_eq!(made.code, 201, "{}", made.body);
+    }
+    let (server, is_away) = restarted_without("/configmaps/", server).await;
+    let refused = server.post(SECRETS, secret("a")).await;
+    let message = refused.body["message"].as_str().unwrap();
+    let expect = "paramKind kind `v1, Kind=ConfigMap` not yet synced to use for admission";
+    assert!(refused.code == 422 && message.contains(expect), "{}", refused.body);
+    is_away.store(false, Ordering::SeqCst);
+    let is_created = async || server.post(SECRETS, secret("a")).await.code == 201;
+    eventually_async("the policy has its parameters", 60, is_created).await;
+}
+
+#[tokio::test]
+async fn the_server_does_not_start_without_roles() {
+    let server = Fixture::new().await;
+    let (store, _directory) = server.close().await;
+    let is_away = Arc::new(AtomicBool::new(true));
+    let store = Encrypted { store, prefix: "rbac.authorization.k8s.io/", is_away };
+    let refused = crate::cache::Cache::load(&store).await.err().unwrap();
+    assert!(refused.is_of_service(), "{refused}");
+}
