@@ -8,7 +8,8 @@ use std::{
     sync::Arc,
 };
 
-use coracle_sealing::{Encryption, Keys};
+use coracle_encryption::Encryption;
+use coracle_sealing::Keys;
 use coracle_store::{Backup, BackupSummary, Embedded, EmbeddedOptions, Store as _, restore, verify_backup};
 
 use crate::store::sealing;

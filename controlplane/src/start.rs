@@ -11,7 +11,7 @@ use coracle_apiserver::{
     Apiserver, ApiserverConfig, EncryptionHealth, FrontProxy, KubeletTls, ServiceRange, ServiceRanges, User,
 };
 use coracle_controllers::{AccountTokenSigner, ControllersConfig, Signer};
-use coracle_sealing::Encryption;
+use coracle_encryption::Encryption;
 use coracle_token_signer::TokenSigner;
 use futures::future::LocalBoxFuture;
 use ipnetwork::IpNetwork;

@@ -7,7 +7,8 @@ use std::{
     sync::Arc,
 };
 
-use coracle_sealing::{Encryption, Keys};
+use coracle_encryption::Encryption;
+use coracle_sealing::Keys;
 use coracle_store::{
     Embedded, EmbeddedOptions, Entry, Error as StoreError, Etcd, EtcdIdentity, EtcdOptions, EtcdTls, Expect,
     Range, Sealing, Store, Tier, Write,

@@ -87,10 +87,12 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ),
     ("coracle-audit", &[]),
     ("coracle-certificate-subject", &[]),
-    ("coracle-sealing", &["coracle-threads"]),
+    ("coracle-sealing", &[]),
+    ("coracle-encryption", &["coracle-sealing", "coracle-threads"]),
     ("coracle-token-bucket", &[]),
     ("coracle-token-signer", &[]),
-    ("coracle-store", &["coracle-backoff", "coracle-error-chain", "coracle-sealing"]),
+    ("coracle-store", &["coracle-backoff", "coracle-encryption", "coracle-error-chain", "coracle-sealing"]),
+    ("coracle-schedule", &[]),
     ("coracle-values", &["coracle-quantity"]),
     ("coracle-services", &["coracle-values"]),
     ("coracle-service-proxy", &["coracle-fault", "coracle-nft", "coracle-services", "coracle-values"]),
@@ -100,6 +102,8 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
     ("coracle-cel", &["coracle-values"]),
     ("coracle-admission-policies", &["coracle-cel"]),
     ("coracle-custom-resources", &["coracle-cel", "coracle-values"]),
+    ("coracle-schemas", &["coracle-values"]),
+    ("coracle-pod-rules", &["coracle-schemas", "coracle-values"]),
     (
         "coracle-kinds",
         &[
@@ -107,6 +111,9 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-cel",
             "coracle-custom-resources",
             "coracle-managed-fields",
+            "coracle-pod-rules",
+            "coracle-schedule",
+            "coracle-schemas",
             "coracle-values",
         ],
     ),
@@ -143,6 +150,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-certificate-subject",
             "coracle-events",
             "coracle-kinds",
+            "coracle-schedule",
             "coracle-values",
             "coracle-watch",
         ],
@@ -151,6 +159,7 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
         "coracle-controlplane",
         &[
             "coracle-backoff",
+            "coracle-encryption",
             "coracle-sealing",
             "coracle-store",
             "coracle-token-signer",
@@ -173,9 +182,9 @@ const DOWNWARDS: &[(&str, &[&str])] = &[
             "coracle-error-chain",
             "coracle-events",
             "coracle-images",
-            "coracle-kinds",
             "coracle-nft",
             "coracle-open-files",
+            "coracle-pod-rules",
             "coracle-process-metrics",
             "coracle-sealing",
             "coracle-network-policy",
@@ -206,6 +215,16 @@ fn crates_depend_only_downwards() {
         assert!(wrong.is_empty(), "{name} must not depend on {wrong:?}");
     }
 }
+
+/// Crates without I/O.
+const PURE: [&str; 6] = [
+    "coracle-quantity",
+    "coracle-token-bucket",
+    "coracle-values",
+    "coracle-schemas",
+    "coracle-pod-rules",
+    "coracle-kinds",
+];
 
 #[test]
 fn restricted_libraries_are_used_only_by_their_owners() {
@@ -238,7 +257,7 @@ fn restricted_libraries_are_used_only_by_their_owners() {
     for threaded in ["tokio", "tonic", "hyper", "rayon"] {
         assert!(!shim.contains(threaded), "the shim forks: it must not use {threaded}");
     }
-    for pure in ["coracle-quantity", "coracle-token-bucket", "coracle-values", "coracle-kinds"] {
+    for pure in PURE {
         let dependencies = &edges()[pure];
         for effect in ["tokio", "futures", "kube", "hyper", "nix", "libc", "rand", "tracing"] {
             assert!(!dependencies.contains(effect), "{pure} is pure: it must not use {effect}");
@@ -246,24 +265,35 @@ fn restricted_libraries_are_used_only_by_their_owners() {
     }
 }
 
-/// The table of kinds refers to the rules of all kinds and to CEL. The binary of the node alone must not contain them.
-#[test]
-fn the_node_uses_the_rules_of_pods_without_the_table_of_kinds() {
-    let mut found = Vec::new();
-    sources(&root().join("agent"), &mut found);
-    let mut uses = 0;
-    for path in found {
-        let text = fs::read_to_string(&path).unwrap();
-        for rest in text.split("coracle_kinds").skip(1) {
-            assert!(
-                rest.starts_with("::pod_manifest"),
-                "{}: use only coracle_kinds::pod_manifest",
-                path.display()
-            );
-            uses += 1;
+/// All crates of the workspace on which the node alone depends, directly or not.
+fn crates_of_the_node() -> BTreeSet<String> {
+    let edges = edges();
+    let (mut found, mut left) = (BTreeSet::new(), vec!["coracle-agent".to_owned()]);
+    while let Some(name) = left.pop() {
+        // The control plane is an optional dependency of the agent.
+        if name == "coracle-controlplane" || !edges.contains_key(&name) || !found.insert(name.clone()) {
+            continue;
         }
+        left.extend(edges[&name].iter().cloned());
     }
-    assert!(uses > 0);
+    found
+}
+
+/// The node alone needs the rules of pods. The rules of all kinds would bring CEL with its parser.
+#[test]
+fn the_node_depends_on_the_rules_of_pods_only() {
+    let crates = crates_of_the_node();
+    assert!(crates.contains("coracle-pod-rules"));
+    for other in [
+        "coracle-kinds",
+        "coracle-cel",
+        "coracle-custom-resources",
+        "coracle-managed-fields",
+        "coracle-schedule",
+        "coracle-encryption",
+    ] {
+        assert!(!crates.contains(other), "the node alone must not depend on {other}");
+    }
 }
 
 #[test]

@@ -7,7 +7,7 @@ mod yaml;
 use std::io;
 use std::path::Path;
 
-use coracle_kinds::pod_manifest::{self, Cause};
+use coracle_pod_rules::Cause;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
@@ -127,7 +127,8 @@ fn decode(value: Value, place: &Place<'_>, seen: Timestamp) -> Result<Pod, Manif
     if value["apiVersion"] != "v1" || value["kind"] != "Pod" {
         return Err(ManifestError::NotAPod);
     }
-    let mut pod = pod_manifest::decode(value).map_err(|error| ManifestError::Decode(error.to_string()))?;
+    let mut pod =
+        coracle_pod_rules::decode(value).map_err(|error| ManifestError::Decode(error.to_string()))?;
     if pod["metadata"]["name"].as_str().is_none_or(str::is_empty) {
         return Err(ManifestError::NoName);
     }
@@ -136,8 +137,8 @@ fn decode(value: Value, place: &Place<'_>, seen: Timestamp) -> Result<Pod, Manif
     set_node(&mut pod["spec"], place.node);
     // The schema defines spec as an object, so the assignments above cannot fail.
     pod["status"] = json!({"phase": "Pending"});
-    pod_manifest::apply_defaults(&mut pod);
-    let causes = pod_manifest::violations(&pod);
+    coracle_pod_rules::apply_defaults(&mut pod);
+    let causes = coracle_pod_rules::violations(&pod);
     if !causes.is_empty() {
         return Err(ManifestError::Invalid(listed(&causes)));
     }

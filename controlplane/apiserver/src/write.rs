@@ -346,7 +346,7 @@ fn causes_of_update(kind: &Resource, part: Part, new: &Value, old: &Value) -> Ve
         }
         Part::Status => validate::ratcheted(kind, new, old, validate::status_update),
         Part::EphemeralContainers => validate::ephemeral_containers(new, old),
-        Part::Resize => validate::resize(kind, new, old),
+        Part::Resize => validate::resize(new, old),
         Part::Main | Part::Internal | Part::Approval => validate::ratcheted(kind, new, old, validate::update),
     }
 }

@@ -4,20 +4,19 @@ pub(crate) mod admission;
 pub(crate) mod aggregation;
 pub(crate) mod autoscaling;
 pub(crate) mod batch;
-mod container;
 pub(crate) mod devices;
 pub(crate) mod flow_control;
 pub(crate) mod networking;
 pub(crate) mod object;
-pub(crate) mod pod;
 pub(crate) mod policy;
 pub(crate) mod rbac;
 pub(crate) mod service;
 pub(crate) mod storage;
-mod volume;
 pub(crate) mod workload;
 
-use serde_json::{Map, Value};
+pub(crate) use coracle_pod_rules::defaults::pod;
+use coracle_pod_rules::defaults::{child, child_of, each, fill, fill_absent, present, volume};
+use serde_json::Value;
 
 use crate::Resource;
 
@@ -31,49 +30,6 @@ pub fn token_request(request: &mut Value) {
     if let Some(spec) = child(request, "spec") {
         fill(spec, "expirationSeconds", 3600);
     }
-}
-
-/// Sets a field that is absent, null or an empty text: Go clients send empty texts for absent fields.
-fn fill(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
-    let absent = map.get(name).is_none_or(|old| old.is_null() || old == "");
-    if absent {
-        map.insert(name.to_owned(), value.into());
-    }
-}
-
-/// Sets a field that is absent or null. It is for fields that are pointers in Go: there an empty text is a value, and
-/// validation refuses it.
-fn fill_absent(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
-    if map.get(name).is_none_or(Value::is_null) {
-        map.insert(name.to_owned(), value.into());
-    }
-}
-
-/// The object in a field, created if absent. `None` if the field has another type.
-fn child<'a>(parent: &'a mut Value, name: &str) -> Option<&'a mut Map<String, Value>> {
-    parent.as_object_mut().and_then(|map| child_of(map, name))
-}
-
-/// The map in a field, created if absent. `None` if the field has another type.
-fn child_of<'a>(parent: &'a mut Map<String, Value>, name: &str) -> Option<&'a mut Map<String, Value>> {
-    let value = parent.entry(name).or_insert(Value::Null);
-    if value.is_null() {
-        *value = Value::Object(Map::new());
-    }
-    value.as_object_mut()
-}
-
-/// The object in a field, if there is one.
-fn present<'a>(parent: &'a mut Map<String, Value>, name: &str) -> Option<&'a mut Map<String, Value>> {
-    parent.get_mut(name).and_then(Value::as_object_mut)
-}
-
-/// The objects in the list of a field.
-fn each<'a>(
-    parent: &'a mut Map<String, Value>,
-    name: &str,
-) -> impl Iterator<Item = &'a mut Map<String, Value>> {
-    parent.get_mut(name).and_then(Value::as_array_mut).into_iter().flatten().filter_map(Value::as_object_mut)
 }
 
 #[cfg(test)]

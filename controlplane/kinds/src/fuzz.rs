@@ -8,8 +8,8 @@ use coracle_custom_resources::{CustomResource, Definition, Violations, write_who
 use coracle_managed_fields::{
     ApplyRequest, FieldSet, Managers, PathElement, Schema, SingleVersion, UpdateRequest, Updater,
 };
+use coracle_schedule::{Schedule, TimeZone};
 use coracle_values::Quantity;
-use coracle_values::schedule::{Schedule, TimeZone};
 use serde_json::{Value, json};
 
 use crate::{
@@ -72,7 +72,7 @@ pub fn object(data: &[u8]) {
     let _causes = validate::ratcheted(same, &status, &old, validate::status_update);
     if kind.is("", "Pod") {
         let _causes = validate::ephemeral_containers(&new, &old);
-        let _causes = validate::resize(kind, &new, &old);
+        let _causes = validate::resize(&new, &old);
     }
 }
 

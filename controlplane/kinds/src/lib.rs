@@ -8,33 +8,32 @@
 //! duplicate fields) → [`strategy`] `prepare_for_*` → [`defaults::apply`] → [`validate`] → store.
 //! Invariants: no I/O, no clock, no panic on any input; schemas are found by the name of their definition.
 
-mod cause;
+pub mod cel_type;
 pub mod defaults;
 pub mod discovery;
 mod fields;
 pub mod flow_control;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
-mod initialization;
 pub mod initializers;
 pub mod kind;
 pub mod limit_range;
 pub mod openapi;
 pub mod ownership;
 pub mod patch;
-mod pod_level;
-pub mod pod_manifest;
 pub mod pod_security;
 pub mod protobuf;
 pub mod quota;
 pub mod resource;
 pub mod scale;
-pub mod schema;
 pub mod selector;
 pub mod strategy;
 pub mod table;
 pub mod validate;
 pub mod warnings;
 
+use coracle_pod_rules::{cause, initialization};
+
+pub use coracle_schemas as schema;
 pub use kind::{KINDS, Kind};
 pub use resource::{Resource, ResourceNames, Resources};

@@ -10,7 +10,6 @@
 
 mod convert;
 mod field;
-mod name_rule;
 mod set;
 #[cfg(test)]
 mod tests;
@@ -25,10 +24,10 @@ use serde_json::Value;
 
 pub use self::convert::{ConversionError, Convert, Converting};
 pub use self::field::{FieldValue, SelectableField};
-pub use self::name_rule::NameRule;
 pub use self::set::{GroupVersion, Resources, Taken, version_preference};
 use crate::cause::Causes;
 use crate::schema::{FieldValidation, Parsed, SchemaError};
+pub use coracle_pod_rules::validate::meta::NameRule;
 
 /// A text of a built-in row, or of a custom resource.
 pub type Text = Cow<'static, str>;

@@ -9,85 +9,63 @@ pub(crate) mod batch;
 mod batch_policy;
 mod batch_status;
 pub(crate) mod certificate;
-mod claims;
 mod condition;
 pub(crate) mod config;
-mod container;
 mod container_status;
 pub(crate) mod daemon;
 pub(crate) mod devices;
 pub(crate) mod disruption;
-mod env;
 pub(crate) mod event;
 pub(crate) mod extension;
-mod file_path;
 pub(crate) mod flow_control;
-pub(crate) mod format;
-mod fully_qualified_name;
-mod immutable;
 pub(crate) mod initializer_configuration;
-pub mod initializers;
-mod meta;
+mod kind_metadata;
 pub(crate) mod migration;
-mod mount;
 pub(crate) mod networking;
 pub(crate) mod node;
 pub(crate) mod object;
 pub(crate) mod persistent_volume;
-pub(crate) mod pod;
-mod pod_annotations;
 pub(crate) mod pod_group;
 mod pod_status;
 pub(crate) mod policy;
-mod probe;
 pub(crate) mod quota;
 pub(crate) mod rbac;
-mod resize;
-mod resources;
-mod restart;
 mod review;
-mod scheduling;
-mod security;
-mod selector;
 pub(crate) mod service;
 pub(crate) mod stateful;
 pub(crate) mod storage;
-mod value;
-mod volume;
-mod volume_source;
-mod windows;
 pub(crate) mod workload;
 
+use coracle_pod_rules::cause;
+use coracle_pod_rules::validate::value::{entries, items, text};
+use coracle_pod_rules::validate::{
+    claim_spec, file_path, format, fully_qualified_name, meta, pod_annotations, port, resources, restart,
+    scheduling, selector, standard_resource, value, volume_source,
+};
 use serde_json::Value;
 
 pub use self::service::service_addresses;
-use self::value::{entries, items, text};
-pub use crate::cause::{Cause, Causes, Path};
-use crate::{Resource, cause, defaults};
+use crate::{Resource, defaults};
+
+pub use coracle_pod_rules::cause::{Cause, Causes, Path};
+pub(crate) use coracle_pod_rules::validate::pod;
+pub use coracle_pod_rules::validate::{ephemeral_containers, initializers, resize};
 
 /// Validates a new object, after defaulting and name generation.
 pub fn create(kind: &Resource, object: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     if kind.is_stored() {
         // A review is not stored, so it needs no name.
-        meta::create(&mut causes, kind, object);
+        kind_metadata::every_write(&mut causes, kind, object);
     }
     kind.strategy().validate(&mut causes, object, None);
-    causes.into_list()
-}
-
-/// Does the same as [`create`] for a pod, without the table of kinds.
-pub(crate) fn new_pod(pod: &Value) -> Vec<Cause> {
-    let mut causes = Causes::default();
-    meta::pod(&mut causes, pod);
-    self::pod::pod(&mut causes, pod, None);
     causes.into_list()
 }
 
 /// Validates an update of the resource itself, after `strategy` and defaulting.
 pub fn update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
-    meta::create(&mut causes, kind, new);
+    kind_metadata::every_write(&mut causes, kind, new);
     meta::update(&mut causes, new, old);
     // Initializers may change fields of a pod that are immutable later. Source: `isUpdatingUninitializedPod`, v1.9.
     let is_changeable = kind.is("", "Pod") && crate::initialization::is_pending(old);
@@ -98,7 +76,7 @@ pub fn update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
 /// Validates an update of `/status`.
 pub fn status_update(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
-    meta::create(&mut causes, kind, new);
+    kind_metadata::every_write(&mut causes, kind, new);
     meta::update(&mut causes, new, old);
     kind.strategy().validate_status(&mut causes, new, old);
     causes.into_list()
@@ -189,21 +167,9 @@ pub(crate) fn built_in_status(causes: &mut Causes, group: &str, kind: &str, new:
     }
 }
 
-/// Validates an update of `/ephemeralcontainers`.
-pub fn ephemeral_containers(new: &Value, old: &Value) -> Vec<Cause> {
-    let mut causes = Causes::default();
-    pod::ephemeral_update(&mut causes, new, old);
-    causes.into_list()
-}
-
-/// Validates an update of `/resize` of a pod.
-pub fn resize(kind: &Resource, new: &Value, old: &Value) -> Vec<Cause> {
-    let mut causes = Causes::default();
-    meta::create(&mut causes, kind, new);
-    meta::update(&mut causes, new, old);
-    pod::new_problems(&mut causes, new, old, pod::of_pod);
-    resize::pod(&mut causes, new, old);
-    causes.into_list()
+/// Adds the violations of a definition or of a custom resource.
+pub fn add_violations(causes: &mut Causes, violations: coracle_custom_resources::Violations) {
+    extension::add(causes, violations);
 }
 
 /// Validates a Binding.

@@ -1,7 +1,7 @@
 //! Authenticated encryption of data at rest with the keys of a file.
 //!
-//! Start reading at [`Keys`] and [`Encryption`]. [`Keys`] encrypts Secrets without further configuration.
-//! [`Encryption`] encrypts any resource, with the providers of kube-apiserver's `EncryptionConfiguration`.
+//! Start reading at [`Keys`], which encrypts Secrets and the checkpoint of a node without further configuration. The crate
+//! `coracle-encryption` encrypts any resource, with the providers of kube-apiserver's `EncryptionConfiguration`.
 //!
 //! The cipher is AES-256-GCM with a random nonce. The caller's context (the object's name)
 //! is the associated data, so that a sealed value cannot be moved to another object.
@@ -14,14 +14,12 @@
 //! - A key file that other users can read is refused.
 //! - A key file that exists is never changed.
 
-mod encryption;
 mod file;
 mod keys;
-mod private_file;
+pub mod private_file;
 
 use std::path::PathBuf;
 
-pub use encryption::{Encryption, is_encrypted, is_of_service};
 pub use keys::{Keys, is_sealed};
 
 /// A failed operation on a key file or a sealed value.

@@ -15,7 +15,7 @@ use crate::Error;
 ///
 /// # Errors
 /// The file cannot be read or is too large, or other users own it or have access to it.
-pub(crate) fn read(path: &Path, flags: OFlag, max_bytes: u64) -> Result<String, Error> {
+pub fn read(path: &Path, flags: OFlag, max_bytes: u64) -> Result<String, Error> {
     let failed = |source| Error::Read { path: path.to_owned(), source };
     // NONBLOCK, because opening a FIFO at this path would otherwise block the start.
     let flags = (flags | OFlag::O_NONBLOCK).bits();

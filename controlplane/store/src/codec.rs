@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use coracle_sealing::{Encryption, Keys, is_encrypted, is_of_service, is_sealed};
+use coracle_encryption::{Encryption, is_encrypted, is_of_service};
+use coracle_sealing::{Keys, is_sealed};
 
 use crate::{Entry, Error};
 

@@ -14,15 +14,13 @@
 //! | effective requests and limits of a pod | [`pod_resources`] | `component-helpers/resource` |
 //! | quality-of-service class of a pod | [`qos`] | `pkg/apis/core/v1/helper/qos` |
 //! | restart policies and rules, requirements on exit codes | [`restart`] | `pkg/api/v1/pod`, `pkg/controller/job` |
-//! | schedules and time zones of cron jobs | [`schedule`] | `github.com/robfig/cron/v3` |
 //! | booleans, quoted text, names of JSON kinds and architectures in the forms of Go | [`go`] | `strconv`, `encoding/json` |
 //! | merge patches between values | [`merge_patch`] | RFC 7386 |
 //! | name, namespace, uid, owner of an object | [`object`] | `apimachinery/pkg/apis/meta/v1` |
 //! | media types and the header `Accept` | [`media_type`] | RFC 9110 |
 //! | pages `/statusz` and `/flagz` | [`component_page`] | `apiserver/pkg/server/statusz`, `apiserver/pkg/server/flagz` |
 //!
-//! Invariants: no I/O (except that time zones may be read from the system's database), no async, no clock, no panic on
-//! any input. Each text has a limit on its size or is read in linear time.
+//! Invariants: no I/O, no async, no clock, no panic on any input. Each text has a limit on its size or is read in linear time.
 
 pub mod component_page;
 pub mod field_selector;
@@ -37,7 +35,6 @@ pub mod pod_resources;
 pub mod qos;
 pub mod quantity;
 pub mod restart;
-pub mod schedule;
 mod selector_error;
 pub mod toleration;
 

@@ -1,5 +1,5 @@
 // Command fields prints how Go reads and writes each field of the API's types: a JSON object of definition, field and a
-// text. controlplane/kinds/schema/generate.py reads it. The text has three words. The first is a letter:
+// text. controlplane/schemas/data/generate.py reads it. The text has three words. The first is a letter:
 //
 //	o  omitted if zero or empty
 //	p  a pointer: omitted if absent, written even if zero

@@ -5,10 +5,11 @@ use std::time::Instant;
 use coracle_cel::Type;
 use coracle_custom_resources::columns::PrinterColumn;
 use coracle_custom_resources::{CustomResource, Violations, write_whole_numbers};
+use coracle_kinds::cel_type::metadata_type;
 use coracle_kinds::resource::Strategy;
 use coracle_kinds::schema::{self, FieldValidation, Parsed, SchemaError};
 use coracle_kinds::table::age_of;
-use coracle_kinds::validate::{Causes, Path};
+use coracle_kinds::validate::{Causes, Path, add_violations};
 use coracle_managed_fields::{Schema, TypeId};
 use jiff::Timestamp;
 use serde_json::Value;
@@ -125,7 +126,7 @@ impl Strategy for CustomStrategy {
         if !is_complete {
             causes.invalid(&Path::root(""), &Value::Null, "the defaults of the object need too much memory");
         }
-        causes.extend(violations);
+        add_violations(causes, violations);
     }
 
     fn validate_status(&self, causes: &mut Causes, new: &Value, old: &Value) {
@@ -135,7 +136,7 @@ impl Strategy for CustomStrategy {
             self.rules.validate_status_schema(new, old, &mut violations);
             measure(|| self.rules.validate_status_rules(new, old, &mut violations));
         });
-        causes.extend(violations);
+        add_violations(causes, violations);
     }
 
     fn has_long_defaults(&self, object: &Value) -> bool {
@@ -157,7 +158,7 @@ impl Strategy for CustomStrategy {
     }
 
     fn cel_type(&self) -> Option<Type> {
-        self.rules.cel_type(&schema::metadata_type())
+        self.rules.cel_type(&metadata_type())
     }
 
     fn ownership(&self) -> Option<(&Schema, TypeId)> {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_events::Event;
-use coracle_values::schedule::{Schedule, TimeZone};
+use coracle_schedule::{Schedule, TimeZone};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::batch::v1::CronJobStatus;
 use k8s_openapi::api::core::v1::ObjectReference;

@@ -1,6 +1,6 @@
 //! Missed times of a schedule.
 
-use coracle_values::schedule::{Schedule, TimeZone};
+use coracle_schedule::{Schedule, TimeZone};
 use jiff::{SignedDuration, Timestamp};
 
 /// Number of missed times above which a cron job without deadline gets a warning.

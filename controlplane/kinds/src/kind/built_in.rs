@@ -10,6 +10,7 @@ use serde_json::Value;
 use super::definition::{Kind, StoredAs};
 use super::metrics;
 use super::rows::KINDS;
+use crate::cel_type::cel_type;
 use crate::resource::{
     ConversionError, Convert, Converting, Resource, ResourceNames, Resources, SelectableField, Strategy,
     Subresource, Text,
@@ -165,7 +166,7 @@ impl Strategy for BuiltIn {
     }
 
     fn cel_type(&self) -> Option<Type> {
-        schema::cel_type(self.0.schema)
+        cel_type(self.0.schema)
     }
 
     fn ownership(&self) -> Option<(&Schema, TypeId)> {

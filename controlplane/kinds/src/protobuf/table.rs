@@ -4,9 +4,8 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::LazyLock;
 
-use crate::schema::model::inflate;
+use crate::schema::model::messages_text;
 
-static MESSAGES: &[u8] = include_bytes!("../../schema/messages.json.deflate");
 static TABLES: LazyLock<Tables> = LazyLock::new(Tables::load);
 
 /// Index of a message.
@@ -63,7 +62,7 @@ pub(super) fn tables() -> &'static Tables {
 
 impl Tables {
     fn load() -> Tables {
-        let text = inflate(MESSAGES);
+        let text = messages_text();
         let Ok(raw) = serde_json::from_str::<BTreeMap<Cow<'_, str>, Vec<Row<'_>>>>(&text) else {
             return Tables::default();
         };

@@ -5,8 +5,8 @@ use serde_json::Value;
 use super::selector::label_selector;
 use super::workload::selected_template;
 use super::{Causes, Path, batch_policy, format, fully_qualified_name, items, pod, text};
+use coracle_schedule::{Schedule, TimeZone};
 use coracle_values::label_selector::LabelSelector;
-use coracle_values::schedule::{Schedule, TimeZone};
 
 /// Maximum parallelism of a job with the completion mode Indexed.
 const MAX_INDEXED_PARALLELISM: i64 = 100_000;

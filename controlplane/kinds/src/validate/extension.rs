@@ -12,23 +12,19 @@ pub(crate) fn definition(causes: &mut Causes, new: &Value, old: Option<&Value>) 
         Some(old) => validate::update(new, old, &mut violations),
         None => validate::create(new, &mut violations),
     }
-    causes.extend(violations);
+    add(causes, violations);
 }
 
 /// Validates an update of `/status`.
 pub(crate) fn status(causes: &mut Causes, new: &Value) {
     let mut violations = Violations::default();
     validate::update_status(new, &mut violations);
-    causes.extend(violations);
+    add(causes, violations);
 }
 
-// === impl Causes ===
-
-impl Causes {
-    /// Adds the violations of a definition or of a custom resource.
-    pub fn extend(&mut self, violations: Violations) {
-        for violation in violations.into_list() {
-            self.push(Cause { reason: violation.reason, field: violation.field, message: violation.message });
-        }
+/// Adds the violations of a definition or of a custom resource.
+pub(super) fn add(causes: &mut Causes, violations: Violations) {
+    for violation in violations.into_list() {
+        causes.push(Cause { reason: violation.reason, field: violation.field, message: violation.message });
     }
 }

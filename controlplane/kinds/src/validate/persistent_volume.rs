@@ -3,10 +3,9 @@
 
 use serde_json::Value;
 
+use super::claim_spec::{VOLUME_MODES, access_modes, class_name, positive};
 use super::scheduling::node_terms;
-use super::storage::{
-    VOLUME_MODES, access_modes, check_volume_mode_unchanged, class_name, positive, spec_without,
-};
+use super::storage::{check_volume_mode_unchanged, spec_without};
 use super::volume_source::{self, GivenSource, Owner, driver, need};
 use super::{Causes, Path, entries, file_path, format, text};
 

@@ -61,18 +61,6 @@ pub(crate) fn status(causes: &mut Causes, object: &Value) {
     condition::conditions(causes, &path.field("conditions"), &status["conditions"]);
 }
 
-/// Checks the group of a pod.
-pub(super) fn of_pod(causes: &mut Causes, path: &Path, group: &Value) {
-    if group.is_null() {
-        return;
-    }
-    let (here, name) = (path.field("podGroupName"), &group["podGroupName"]);
-    match name.as_str() {
-        None => causes.invalid(&here, &Value::Null, "must specify one of: `podGroupName`"),
-        Some(name) => causes.format(&here, name, format::dns1123_subdomain(name)),
-    }
-}
-
 fn policy(causes: &mut Causes, path: &Path, policy: &Value) {
     match (policy["basic"].is_null(), policy["gang"].is_null()) {
         (false, false) => {
@@ -189,15 +177,5 @@ mod tests {
         let bad =
             json!({"podGroupTemplates": [template("a")], "controllerRef": {"kind": "Job", "name": "a/b"}});
         assert!(of(bad)[0].starts_with("spec.controllerRef.name: Invalid value"));
-    }
-
-    #[test]
-    fn the_group_of_a_pod_has_a_name() {
-        let of = |group: Value| found(|causes| of_pod(causes, &Path::root("schedulingGroup"), &group));
-        assert!(of(json!(null)).is_empty() && of(json!({"podGroupName": "a.b"})).is_empty());
-        assert!(of(json!({}))[0].ends_with("must specify one of: `podGroupName`"));
-        assert!(
-            of(json!({"podGroupName": "A"}))[0].starts_with("schedulingGroup.podGroupName: Invalid value")
-        );
     }
 }

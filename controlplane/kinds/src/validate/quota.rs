@@ -5,33 +5,9 @@ use std::collections::BTreeSet;
 use coracle_values::Quantity;
 use serde_json::Value;
 
+use super::standard_resource::{is_counted, is_standard};
 use super::{Causes, Path, entries, format, items, text};
 
-/// Names of resources without a domain whose amounts are whole numbers.
-const COUNTS: &[&str] = &[
-    "pods",
-    "resourcequotas",
-    "services",
-    "replicationcontrollers",
-    "secrets",
-    "configmaps",
-    "persistentvolumeclaims",
-    "services.nodeports",
-    "services.loadbalancers",
-];
-/// Names of the other resources without a domain.
-const AMOUNTS: &[&str] = &[
-    "cpu",
-    "memory",
-    "ephemeral-storage",
-    "requests.cpu",
-    "requests.memory",
-    "requests.storage",
-    "requests.ephemeral-storage",
-    "limits.cpu",
-    "limits.memory",
-    "limits.ephemeral-storage",
-];
 const COMPUTE: &[&str] =
     &["pods", "cpu", "memory", "limits.cpu", "limits.memory", "requests.cpu", "requests.memory"];
 /// Scopes, each with the resources without a domain that a quota of this scope can limit.
@@ -112,17 +88,9 @@ pub(super) fn amount(causes: &mut Causes, path: &Path, name: &str, amount: &Valu
     if quantity.signum() < 0 {
         causes.invalid(path, amount, "must be greater than or equal to 0");
     }
-    if (COUNTS.contains(&name) || is_extended(name)) && !quantity.is_integer() {
+    if (is_counted(name) || is_extended(name)) && !quantity.is_integer() {
         causes.invalid(path, amount, "must be an integer");
     }
-}
-
-/// Whether a quota can limit the resource with this name, which has no domain.
-pub(super) fn is_standard(name: &str) -> bool {
-    COUNTS.contains(&name)
-        || AMOUNTS.contains(&name)
-        || name.starts_with("hugepages-")
-        || name.starts_with("requests.hugepages-")
 }
 
 /// Whether the name is the name of an extended resource. False for the name with the prefix `requests.`, which quotas

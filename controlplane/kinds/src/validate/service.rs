@@ -9,6 +9,7 @@ use serde_json::Value;
 
 pub use self::addresses::service_addresses;
 pub(crate) use self::slices::endpoint_slice;
+use super::port::{number, target};
 use super::value::{items, text};
 use super::{format, meta, networking};
 use crate::cause::{Causes, Path};
@@ -243,24 +244,9 @@ fn ports(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-fn number(causes: &mut Causes, path: &Path, value: &Value) {
-    for problem in format::port_number(value.as_i64().unwrap_or(0)) {
-        causes.invalid(path, &value.as_i64().unwrap_or(0).into(), &problem);
-    }
-}
-
 fn app_protocol(causes: &mut Causes, path: &Path, port: &Value) {
     if let Some(protocol) = port["appProtocol"].as_str() {
         causes.format(&path.field("appProtocol"), protocol, format::qualified_name(protocol));
-    }
-}
-
-/// Checks the number or name of a port.
-pub(super) fn target(causes: &mut Causes, path: &Path, value: &Value) {
-    match value {
-        Value::String(name) => causes.format(path, name, format::port_name(name)),
-        Value::Null => {}
-        _ => number(causes, path, value),
     }
 }
 

@@ -8,7 +8,7 @@ use super::selector::is_label_selector;
 use super::workload::{
     collisions, int_or_percent, is_zero, percent, restarts, selected_template, template_of,
 };
-use super::{Causes, Path, format, items, storage, text};
+use super::{Causes, Path, claim_spec, format, items, text};
 
 const MUTABLE: &[&str] = &[
     "replicas",
@@ -43,7 +43,7 @@ pub(crate) fn stateful_set(causes: &mut Causes, object: &Value, old: Option<&Val
     if old.is_none() {
         for (index, claim) in items(&spec["volumeClaimTemplates"]) {
             let here = path.field("volumeClaimTemplates").index(index);
-            storage::claim_spec(causes, &here.field("spec"), &claim["spec"]);
+            claim_spec::of_template(causes, &here.field("spec"), &claim["spec"]);
         }
         let service = text(&spec["serviceName"]);
         if !service.is_empty() {

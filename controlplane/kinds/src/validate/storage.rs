@@ -4,13 +4,10 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use serde_json::{Value, json};
 
-use super::selector::label_selector;
-use super::{Causes, Path, entries, format, items, text};
+use super::{Causes, Path, claim_spec, entries, format, items, text};
 use crate::strategy::storage::normalize_data_sources;
 use coracle_values::Quantity;
 
-const ACCESS_MODES: &[&str] = &["ReadOnlyMany", "ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"];
-pub(super) const VOLUME_MODES: &[&str] = &["Block", "Filesystem"];
 const MAX_PARAMETERS: usize = 512;
 /// Maximum size of all parameters of a class, in bytes.
 const MAX_PARAMETERS_SIZE: usize = 256 * 1024;
@@ -80,7 +77,7 @@ pub(crate) fn claim(causes: &mut Causes, object: &Value, old: Option<&Value>) {
     // immutable.
     let fields = ["dataSource", "dataSourceRef"];
     let has_group = |old: &Value| fields.iter().any(|field| !old["spec"][*field]["apiGroup"].is_null());
-    checked_spec(causes, &path, spec, !old.is_some_and(has_group));
+    claim_spec::check(causes, &path, spec, !old.is_some_and(has_group));
     let Some(old) = old else { return };
     let before = &old["spec"];
     let (beta, beta_before) = (beta_class(object), beta_class(old));
@@ -155,76 +152,6 @@ fn kept(spec: &Value, old: &Value) -> Value {
     let mut claim = json!({"spec": kept});
     normalize_data_sources(&mut claim);
     claim["spec"].take()
-}
-
-/// Checks the spec of a claim, or of a claim template in a stateful set.
-pub(super) fn claim_spec(causes: &mut Causes, path: &Path, spec: &Value) {
-    checked_spec(causes, path, spec, true);
-}
-
-fn checked_spec(causes: &mut Causes, path: &Path, spec: &Value, checks_groups: bool) {
-    access_modes(causes, path, spec, "at least 1 access mode is required");
-    if !spec["selector"].is_null() {
-        label_selector(causes, &path.field("selector"), &spec["selector"]);
-    }
-    let here = path.field("resources").key("storage");
-    match &spec["resources"]["requests"]["storage"] {
-        Value::Null => causes.required(&here, ""),
-        size => positive(causes, &here, size),
-    }
-    class_name(causes, path, spec);
-    causes.optional_word(&path.field("volumeMode"), &spec["volumeMode"], VOLUME_MODES);
-    for field in ["dataSource", "dataSourceRef"] {
-        data_source(causes, &path.field(field), &spec[field], checks_groups);
-    }
-    let namespace = text(&spec["dataSourceRef"]["namespace"]);
-    if !namespace.is_empty() {
-        let here = path.field("dataSourceRef").field("namespace");
-        causes.format(&here, namespace, format::dns1123_label(namespace));
-    }
-    same_data_source(causes, path, spec);
-    let attributes = text(&spec["volumeAttributesClassName"]);
-    if !attributes.is_empty() {
-        let here = path.field("volumeAttributesClassName");
-        causes.format(&here, attributes, format::dns1123_subdomain(attributes));
-    }
-}
-
-/// Checks that the two fields of the data source name the same object. A data source in another namespace is allowed
-/// only in `dataSourceRef`.
-fn same_data_source(causes: &mut Causes, path: &Path, spec: &Value) {
-    let (source, reference) = (&spec["dataSource"], &spec["dataSourceRef"]);
-    if source.is_null() || reference.is_null() {
-        return;
-    }
-    // Upstream's error shows a field path in place of the value, which is an empty object in JSON.
-    let value = json!({});
-    let same = |field: &str| source[field] == reference[field];
-    if !text(&reference["namespace"]).is_empty() {
-        causes.invalid(path, &value, "may not be specified when dataSourceRef.namespace is specified");
-    } else if !["apiGroup", "kind", "name"].into_iter().all(same) {
-        causes.invalid(path, &value, "must match dataSourceRef");
-    }
-}
-
-/// Checks the object from which a claim gets its data.
-fn data_source(causes: &mut Causes, path: &Path, source: &Value, checks_group: bool) {
-    if source.is_null() {
-        return;
-    }
-    for field in ["name", "kind"] {
-        if text(&source[field]).is_empty() {
-            causes.required(&path.field(field), "");
-        }
-    }
-    let group = text(&source["apiGroup"]);
-    if group.is_empty() && source["kind"] != "PersistentVolumeClaim" {
-        let detail = "must be 'PersistentVolumeClaim' when referencing the default apiGroup";
-        causes.invalid(path, &source["kind"], detail);
-    }
-    if !group.is_empty() && checks_group {
-        causes.format(&path.field("apiGroup"), group, format::dns1123_subdomain(group));
-    }
 }
 
 pub(crate) fn class(causes: &mut Causes, object: &Value, old: Option<&Value>) {
@@ -311,38 +238,6 @@ fn labels_of(term: &Value) -> BTreeMap<&str, BTreeSet<&str>> {
     expressions
         .map(|(_, one)| (text(&one["key"]), items(&one["values"]).map(|(_, value)| text(value)).collect()))
         .collect()
-}
-
-pub(super) fn access_modes(causes: &mut Causes, path: &Path, spec: &Value, missing: &str) {
-    let here = path.field("accessModes");
-    let modes: Vec<&Value> = items(&spec["accessModes"]).map(|(_, mode)| mode).collect();
-    if modes.is_empty() {
-        causes.required(&here, missing);
-    }
-    for mode in &modes {
-        if !ACCESS_MODES.contains(&text(mode)) {
-            causes.unsupported(&here, mode, ACCESS_MODES);
-        }
-    }
-    if modes.iter().any(|mode| *mode == "ReadWriteOncePod")
-        && modes.iter().any(|mode| *mode != "ReadWriteOncePod" && ACCESS_MODES.contains(&text(mode)))
-    {
-        causes.forbidden(&here, "may not use ReadWriteOncePod with other access modes");
-    }
-}
-
-pub(super) fn positive(causes: &mut Causes, path: &Path, size: &Value) {
-    match Quantity::parse(text(size)) {
-        Ok(quantity) if quantity.signum() > 0 => {}
-        _ => causes.invalid(path, size, "must be greater than zero"),
-    }
-}
-
-pub(super) fn class_name(causes: &mut Causes, path: &Path, spec: &Value) {
-    let name = text(&spec["storageClassName"]);
-    if !name.is_empty() {
-        causes.format(&path.field("storageClassName"), name, format::dns1123_subdomain(name));
-    }
 }
 
 pub(super) fn spec_without(spec: &Value, names: &[&str]) -> Value {
@@ -446,19 +341,5 @@ mod tests {
         assert_eq!(update(json!({"storage": "2500Mi"})), Vec::<String>::new());
         assert_eq!(update(json!({"storage": "2Gi"})), [size]);
         assert_eq!(update(json!({})), ["spec.resources[storage]", size]);
-    }
-
-    #[test]
-    fn both_data_sources_of_a_claim_are_the_same_object() {
-        let problems = |source: &str, reference: Value| {
-            let spec = json!({"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1"}},
-                "dataSource": {"kind": "PersistentVolumeClaim", "name": source}, "dataSourceRef": reference});
-            fields(|causes| claim_spec(causes, &Path::root("spec"), &spec))
-        };
-        let reference = |name: &str| json!({"kind": "PersistentVolumeClaim", "name": name});
-        assert_eq!(problems("a", reference("a")), Vec::<String>::new());
-        assert_eq!(problems("a", reference("b")), ["spec"]);
-        let foreign = json!({"kind": "PersistentVolumeClaim", "name": "a", "namespace": "n"});
-        assert_eq!(problems("a", foreign), ["spec"]);
     }
 }

@@ -212,7 +212,7 @@ async fn a_value_of_an_earlier_key_is_outdated_until_its_next_write() {
         ("b", "BBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBBA="),
     ];
     configure(&[first]);
-    let encryption = std::sync::Arc::new(coracle_sealing::Encryption::load(&file).unwrap());
+    let encryption = std::sync::Arc::new(coracle_encryption::Encryption::load(&file).unwrap());
     let mut options = sealed(&dir.path().join("key"));
     options.sealing.as_mut().unwrap().encryption = Some(encryption.clone());
     let store = Embedded::open(&dir.path().join("store"), options).unwrap();

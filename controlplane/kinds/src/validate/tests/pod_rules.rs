@@ -161,7 +161,7 @@ fn a_pod_that_is_invalid_today_gets_ephemeral_containers_and_is_resized() {
     defaults::apply(kind("Pod"), &mut old);
     let mut new = old.clone();
     new["spec"]["containers"][0]["resources"]["requests"]["cpu"] = "2".into();
-    assert_eq!(texts(resize(kind("Pod"), &new, &old)), Vec::<String>::new());
+    assert_eq!(texts(resize(&new, &old)), Vec::<String>::new());
     let mut new = old.clone();
     new["spec"]["ephemeralContainers"] = json!([{"name": "debug", "image": "x"}]);
     defaults::apply(kind("Pod"), &mut new);
