@@ -16,7 +16,7 @@ const SKIPPED_MAX: usize = 16;
 
 /// Maximum length of a chain of compression pointers that point to each other. Common servers write no such chain. Without a
 /// maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. It is high enough for pointers by chance: in 16 KiB
-/// of random data, one of 200,000 messages has such a chain.
+/// of random data, fewer than one of 200,000 messages have such a chain.
 const CHAIN_MAX: u8 = 16;
 /// Bytes of a message that a compression pointer can reach.
 const POINTER_REACH: usize = 1 << 14;

@@ -16,7 +16,7 @@ pub fn dns(data: &[u8]) {
         Some((zone, Arc::new(Upstream::new(PathBuf::new(), Vec::new(), &[], metrics))))
     });
     let Some((zone, upstream)) = &*SERVER else { return };
-    for transport in [Transport::Udp, Transport::Tcp] {
+    for transport in [Transport::Udp, Transport::Tcp, Transport::TcpLarge] {
         let response = match reply(data, transport, Sources { zone, upstream }) {
             Reply::Nothing => None,
             Reply::Now(response) => Some(response),

@@ -1,4 +1,4 @@
-//! Permit for the decoding and encoding of large messages.
+//! Permit for work with large messages: to decode, build and encode them.
 //!
 //! A client chooses the names that it queries, and so the sizes of their answers: a query of 50 bytes can cause the decoding
 //! and the encoding of thousands of records. One permit bounds the processor time of this work to one core of the node.
@@ -7,7 +7,7 @@
 use tokio::sync::Semaphore;
 
 /// Maximum records of a message that is decoded or encoded without the permit.
-const SMALL_RECORDS: usize = 100;
+pub(crate) const SMALL_RECORDS: usize = 100;
 /// Maximum bytes of a message that is decoded without the permit.
 const SMALL_BYTES: usize = 4096;
 

@@ -12,6 +12,7 @@ use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, BinEncoder};
 use crate::cache::Question;
 use crate::exchange::UDP_PAYLOAD;
 use crate::forward::Upstream;
+use crate::large::SMALL_RECORDS;
 use crate::limit::Permit;
 use crate::zone::Zone;
 
@@ -20,11 +21,14 @@ const UDP_MIN: u16 = 512;
 /// Minimum bytes of an encoded record: name, type, class, time to live, and the length and first byte of the data.
 const RECORD_MIN: u16 = 12;
 
-/// The protocol by which a query arrived.
+/// The protocol of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
     Udp,
+    /// TCP. Few records of the zone are built: a reply with more than [`SMALL_RECORDS`] ones is cut.
     Tcp,
+    /// TCP, with all records. The caller has the permit for large messages.
+    TcpLarge,
 }
 
 /// The decision about a query.
@@ -43,6 +47,8 @@ pub(crate) struct Response {
     pub(crate) message: Message,
     /// Maximum bytes of the encoded reply.
     pub(crate) limit: u16,
+    /// Number of records up to which an answer of the zone is built.
+    built_records: usize,
     forwarded: Option<Forwarded>,
 }
 
@@ -76,13 +82,18 @@ pub(crate) fn reply(bytes: &[u8], transport: Transport, sources: Sources<'_>) ->
     let mut reply = Response::new(Message::response(query.metadata.id, query.metadata.op_code));
     reply.limit = match transport {
         Transport::Udp => udp_size(query.edns.as_ref()),
-        Transport::Tcp => u16::MAX,
+        Transport::Tcp | Transport::TcpLarge => u16::MAX,
+    };
+    reply.built_records = match transport {
+        Transport::Udp | Transport::TcpLarge => reply.max_records(),
+        Transport::Tcp => SMALL_RECORDS + 1,
     };
     reply.message.metadata.recursion_desired = query.metadata.recursion_desired;
     reply.message.metadata.recursion_available = true;
     reply.message.queries.clone_from(&query.queries);
     if let Some(theirs) = &query.edns {
-        if theirs.flags().dnssec_ok {
+        // A reply with all records is the second one to its query.
+        if theirs.flags().dnssec_ok && transport != Transport::TcpLarge {
             sources.upstream.metrics.signatures_requested();
         }
         let mut edns = Edns::new();
@@ -97,7 +108,7 @@ pub(crate) fn reply(bytes: &[u8], transport: Transport, sources: Sources<'_>) ->
     if question.query_class != DNSClass::IN || matches!(kind, RecordType::AXFR | RecordType::IXFR) {
         return with_code(reply, ResponseCode::Refused);
     }
-    if let Some(answer) = sources.zone.answer_up_to(&question.name, kind, reply.max_records()) {
+    if let Some(answer) = sources.zone.answer_up_to(&question.name, kind, reply.built_records) {
         if answer.code == ResponseCode::ServFail {
             return with_code(reply, answer.code);
         }
@@ -137,7 +148,7 @@ fn refused_by_header(bytes: &[u8]) -> Option<Reply> {
 
 /// Adds the addresses of an alias. An alias of the cluster is resolved once, so aliases cannot form a loop.
 fn complete(mut reply: Response, question: &Query, alias: Name, sources: Sources<'_>) -> Reply {
-    match sources.zone.answer_up_to(&alias, question.query_type, reply.max_records()) {
+    match sources.zone.answer_up_to(&alias, question.query_type, reply.built_records) {
         Some(answer) => {
             let message = &mut reply.message;
             // The response code is the one of the alias's target, which may not exist.
@@ -216,14 +227,18 @@ impl Pending {
 impl Response {
     /// A reply that all clients accept by UDP.
     fn new(message: Message) -> Self {
-        Self { message, limit: UDP_MIN, forwarded: None }
+        Self { message, limit: UDP_MIN, built_records: 0, forwarded: None }
     }
 
     /// Number of records of the encoded reply, if its size had no limit.
     pub(crate) fn records(&self) -> usize {
-        let count =
-            |message: &Message| message.answers.len() + message.authorities.len() + message.additionals.len();
-        count(&self.message) + self.forwarded.as_ref().map_or(0, |forwarded| count(&forwarded.answer))
+        let forwarded = self.forwarded.as_ref().map_or(0, |forwarded| count(&forwarded.answer));
+        count(&self.message) + forwarded
+    }
+
+    /// Whether the zone may have more records for a reply by [`Transport::Tcp`].
+    pub(crate) fn is_cut(&self) -> bool {
+        count(&self.message) > SMALL_RECORDS
     }
 
     /// Encodes the reply. A reply by UDP above its maximum size is sent truncated: with the flag TC and without records. The
@@ -285,6 +300,11 @@ impl Forwarded {
         });
         (respelled.collect(), others)
     }
+}
+
+/// Number of records of all sections.
+fn count(message: &Message) -> usize {
+    message.answers.len() + message.authorities.len() + message.additionals.len()
 }
 
 /// Maximum bytes of a UDP reply that the client accepts.

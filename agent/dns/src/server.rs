@@ -224,9 +224,18 @@ impl Server {
         };
         record(&response, &self.upstream, ReceivedBy { client, is_tcp: true, began });
         let records = response.records();
-        let reply = self.upstream.large.with_records(records, || response.encode()).await?;
+        let build = || if response.is_cut() { self.whole_reply(query).unwrap_or(response) } else { response };
+        let reply = self.upstream.large.with_records(records, || build().encode()).await?;
         self.upstream.metrics.record_sizes(true, query.len(), reply.len());
         Some(reply)
+    }
+
+    /// The reply by TCP with all records.
+    fn whole_reply(&self, query: &[u8]) -> Option<Response> {
+        match reply(query, Transport::TcpLarge, self.sources()) {
+            Reply::Now(response) => Some(response),
+            Reply::Forward(_) | Reply::Nothing => None,
+        }
     }
 
     fn sources(&self) -> Sources<'_> {

@@ -58,7 +58,9 @@ fn a_long_reply_is_truncated_for_udp_and_whole_for_tcp() {
     let short = Message::from_vec(&bytes).unwrap();
     assert!(bytes.len() <= 512 && short.metadata.truncation && short.answers.is_empty());
     assert_eq!(short.queries.len(), 1);
-    let long = response(&question, Transport::Tcp, &zone).encode().unwrap();
+    let cut = response(&question, Transport::Tcp, &zone);
+    assert!(cut.is_cut() && cut.records() == SMALL_RECORDS + 1, "all records are built without the permit");
+    let long = response(&question, Transport::TcpLarge, &zone).encode().unwrap();
     let long = Message::from_vec(&long).unwrap();
     assert!(!long.metadata.truncation && long.answers.len() == 500);
     let with_edns = query("many.ns.svc.cluster.local.", |message| {

@@ -12,7 +12,7 @@ use coracle_values::object::Key;
 pub(super) const EXAMINED_MAX: usize = 20_000;
 
 /// Maximum services of a namespace that are examined for the names of an address.
-const SERVICES_MAX: usize = 100;
+const SERVICES_MAX: usize = 500;
 
 /// A search through the services of all namespaces that have an address. A tenant controls the number of its services with
 /// the address, and of their other endpoints. So each namespace has limits of its own: the services of one namespace cannot
@@ -118,7 +118,7 @@ mod tests {
     #[test]
     fn each_namespace_has_its_own_limits_in_a_search() {
         let mut search = Search::default();
-        let included = (0..500).filter(|_| search.includes("a")).count();
+        let included = (0..1000).filter(|_| search.includes("a")).count();
         assert_eq!(included, SERVICES_MAX);
         assert!(search.includes("b"));
         search.examined(EXAMINED_MAX);
