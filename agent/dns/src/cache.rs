@@ -13,6 +13,9 @@ const GENERATION_ENTRIES: usize = 4096;
 const GENERATION_BYTES: usize = 4 << 20;
 /// Largest answer that is stored, in bytes on the wire.
 const MAX_ANSWER_BYTES: usize = 4096;
+/// Maximum bytes of the names of the records of a stored answer, without compression. Each use of an answer decodes it, and
+/// 4 KiB with compression can have 80 KiB of names.
+const MAX_NAME_BYTES: usize = 24 << 10;
 /// Maximum time for which an answer is used, whatever its time to live.
 const MAX_TTL: Duration = Duration::from_secs(3600);
 /// Maximum time for which a negative answer is used. RFC 2308 section 5 allows hours; a short time makes new names
@@ -107,11 +110,10 @@ impl Cache {
 
     /// Stores an answer if it may be cached. `bytes` is the answer in wire format.
     pub(crate) fn put(&mut self, question: Question, message: &Message, bytes: &[u8]) {
-        let Some(lifetime) =
-            lifetime(message).filter(|lifetime| !lifetime.is_zero() && bytes.len() <= MAX_ANSWER_BYTES)
-        else {
+        if bytes.len() > MAX_ANSWER_BYTES || name_bytes(message) > MAX_NAME_BYTES {
             return;
-        };
+        }
+        let Some(lifetime) = lifetime(message).filter(|lifetime| !lifetime.is_zero()) else { return };
         let is_positive = !message.answers.is_empty();
         let entry = Entry { message: bytes.into(), stored: Instant::now(), lifetime, uses: 0, is_positive };
         self.insert(question, entry);
@@ -132,6 +134,11 @@ impl Cache {
             self.new_bytes -= name_bytes + before.message.len();
         }
     }
+}
+
+/// Bytes of the names of all records.
+fn name_bytes(message: &Message) -> usize {
+    message.all_sections().map(|record| record.name.len()).sum()
 }
 
 fn size(question: &Question, entry: &Entry) -> usize {
@@ -227,6 +234,22 @@ mod tests {
         cache.put(question(1), &message(1000), &[0; MAX_ANSWER_BYTES + 1]);
         cache.store(question(2), &message(0));
         assert!(cache.get(&question(1)).is_none() && cache.get(&question(2)).is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_short_answer_with_many_long_names_is_not_stored() {
+        let mut cache = Cache::default();
+        let long = Name::from_ascii("a.".repeat(120)).unwrap();
+        for (number, count, is_stored) in [(1, 10, true), (2, 110, false)] {
+            let mut answer = message(1000);
+            for _ in 0..count {
+                answer.add_answer(Record::from_rdata(long.clone(), 1000, RData::A(A([1, 2, 3, 4].into()))));
+            }
+            let bytes = answer.to_vec().unwrap();
+            assert!(bytes.len() <= MAX_ANSWER_BYTES);
+            cache.put(question(number), &answer, &bytes);
+            assert_eq!(cache.get(&question(number)).is_some(), is_stored, "{count} names");
+        }
     }
 
     #[tokio::test(start_paused = true)]

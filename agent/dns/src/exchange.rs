@@ -14,8 +14,44 @@ pub(crate) const UDP_PAYLOAD: u16 = 1232;
 /// An exchange fails after it has received this number of datagrams that do not answer its query.
 const SKIPPED_MAX: usize = 16;
 
-/// Sends the query to the server. Returns the answer and its bytes.
-pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Result<(Message, Vec<u8>)> {
+/// Maximum length of a chain of compression pointers that point to each other. Common servers write no such chain. Without a
+/// maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. It is high enough for pointers by chance: in 16 KiB
+/// of random data, fewer than one of 200,000 messages have such a chain.
+const CHAIN_MAX: u8 = 16;
+/// Bytes of a message that a compression pointer can reach.
+const POINTER_REACH: usize = 1 << 14;
+
+/// An answer that a server has sent.
+pub(crate) struct Received {
+    query: Message,
+    bytes: Vec<u8>,
+    /// `None` for an answer by TCP. It may be large, so the caller decodes it.
+    message: Option<Message>,
+}
+
+// === impl Received ===
+
+impl Received {
+    /// Number of bytes that are not decoded.
+    pub(crate) fn undecoded(&self) -> usize {
+        if self.message.is_none() { self.bytes.len() } else { 0 }
+    }
+
+    /// The answer and its bytes.
+    pub(crate) fn decode(self) -> io::Result<(Message, Vec<u8>)> {
+        let message = match self.message {
+            Some(message) => message,
+            None => decode(&self.bytes)?,
+        };
+        if !answers(&message, &self.query) {
+            return Err(io::Error::other("the answer belongs to another query"));
+        }
+        Ok((message, self.bytes))
+    }
+}
+
+/// Sends the query to the server.
+pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Result<Received> {
     let query = query(question);
     let bytes = query.to_vec().map_err(io::Error::other)?;
     // A random port and id for each query: an attacker who does not see the query cannot forge an answer.
@@ -27,16 +63,17 @@ pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Res
     let mut buffer = vec![0; 4096];
     for _ in 0..SKIPPED_MAX {
         let size = socket.recv(&mut buffer).await?;
-        let answer = buffer.get(..size).and_then(|bytes| Message::from_vec(bytes).ok());
+        let answer = buffer.get(..size).and_then(|bytes| decode(bytes).ok());
         match answer.filter(|answer| answers(answer, &query)) {
             Some(answer) if answer.metadata.truncation => {
                 // Close this socket before the TCP connection opens: a question has one descriptor at a time.
                 drop(socket);
-                return by_tcp(server, &query, &bytes).await;
+                let bytes = by_tcp(server, &bytes).await?;
+                return Ok(Received { query, bytes, message: None });
             }
             Some(answer) => {
                 buffer.truncate(size);
-                return Ok((answer, buffer));
+                return Ok(Received { query, bytes: buffer, message: Some(answer) });
             }
             None => {}
         }
@@ -44,18 +81,43 @@ pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Res
     Err(io::Error::other("too many datagrams that do not answer the query"))
 }
 
-async fn by_tcp(server: SocketAddr, query: &Message, bytes: &[u8]) -> io::Result<(Message, Vec<u8>)> {
+async fn by_tcp(server: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> {
     let mut stream = TcpStream::connect(server).await?;
     let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes()[..], bytes].concat()).await?;
     let size = stream.read_u16().await?;
     let mut buffer = vec![0; usize::from(size)];
     stream.read_exact(&mut buffer).await?;
-    let answer = Message::from_vec(&buffer).map_err(io::Error::other)?;
-    if !answers(&answer, query) {
-        return Err(io::Error::other("the answer belongs to another query"));
+    Ok(buffer)
+}
+
+/// Decodes the message of another server.
+fn decode(bytes: &[u8]) -> io::Result<Message> {
+    if has_long_chain(bytes) {
+        return Err(io::Error::other("the answer has a long chain of compression pointers"));
     }
-    Ok((answer, buffer))
+    Message::from_vec(bytes).map_err(io::Error::other)
+}
+
+/// Whether a message may have a long chain of compression pointers. Any two bytes can be a pointer. A pointer points to an
+/// earlier byte (RFC 1035, section 4.1.4), so one pass over the bytes finds all chains.
+fn has_long_chain(bytes: &[u8]) -> bool {
+    const POINTER: u8 = 0b1100_0000;
+    let mut lengths: Vec<u8> = Vec::with_capacity(bytes.len().min(POINTER_REACH));
+    for pair in bytes.windows(2).take(POINTER_REACH) {
+        let length = match *pair {
+            [high, low] if high & POINTER == POINTER => {
+                let target = usize::from(u16::from_be_bytes([high & !POINTER, low]));
+                lengths.get(target).map_or(0, |length| length + 1)
+            }
+            _ => 0,
+        };
+        if length > CHAIN_MAX {
+            return true;
+        }
+        lengths.push(length);
+    }
+    false
 }
 
 fn query(question: &Question) -> Message {
@@ -80,11 +142,63 @@ fn answers(answer: &Message, query: &Message) -> bool {
 /// Fuzz target: any bytes as the answer of a server.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
-    let Ok(answer) = Message::from_vec(data) else { return };
+    let Ok(answer) = decode(data) else { return };
     let Some(first) = answer.queries.first() else { return };
     let question = Question { name: first.name.clone(), kind: first.query_type };
     let _same = answers(&answer, &query(&question));
     let mut cache = crate::cache::Cache::default();
     cache.put(question.clone(), &answer, data);
     let _stored = cache.get(&question);
+}
+
+#[cfg(test)]
+mod tests {
+    use hickory_proto::rr::rdata::{NULL, TXT};
+    use hickory_proto::rr::{Name, RData, Record};
+
+    use super::*;
+
+    /// A message whose first record has a chain of compression pointers in its data. The name of each further record is at
+    /// the end of the chain.
+    fn with_chain(length: u16, records: u16) -> Vec<u8> {
+        // A header, then a record of the root with the type NULL (10).
+        let mut bytes = vec![0, 1, 0x80, 0, 0, 0];
+        bytes.extend((1 + records).to_be_bytes());
+        bytes.extend([0; 4]);
+        bytes.extend([0, 0, 10, 0, 1, 0, 0, 0, 60]);
+        bytes.extend((1 + 2 * length).to_be_bytes());
+        // A root name, and the pointers: the first one points to the root name.
+        bytes.push(0);
+        let start = u16::try_from(bytes.len()).unwrap() - 1;
+        let pointer = |number: u16| {
+            let target = if number == 0 { start } else { start + 1 + 2 * (number - 1) };
+            (0xc000 | target).to_be_bytes()
+        };
+        bytes.extend((0..length).flat_map(pointer));
+        for _ in 0..records {
+            bytes.extend(pointer(length));
+            bytes.extend([0, 10, 0, 1, 0, 0, 0, 60, 0, 1, 7]);
+        }
+        bytes
+    }
+
+    #[test]
+    fn answers_with_long_chains_of_compression_pointers_are_not_decoded() {
+        let short = with_chain(u16::from(CHAIN_MAX) - 1, 5);
+        assert_eq!(decode(&short).unwrap().answers.len(), 6);
+        let long = with_chain(5000, 4000);
+        assert!(long.len() <= usize::from(u16::MAX));
+        let error = decode(&long).unwrap_err().to_string();
+        assert!(error.contains("compression pointers"), "{error}");
+    }
+
+    #[test]
+    fn data_that_looks_like_pointers_is_decoded() {
+        let mut message = Message::response(1, OpCode::Query);
+        let text = TXT::from_bytes(vec![&[0xc0; 255][..]]);
+        message.add_answer(Record::from_rdata(Name::root(), 60, RData::TXT(text)));
+        // A pointer of these bytes points beyond the message.
+        message.add_answer(Record::from_rdata(Name::root(), 60, RData::NULL(NULL::with(vec![0xff; 4000]))));
+        assert_eq!(decode(&message.to_vec().unwrap()).unwrap().answers.len(), 2);
+    }
 }

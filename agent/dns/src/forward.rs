@@ -5,7 +5,8 @@
 //! is renewed before it expires.
 
 use std::collections::HashMap;
-use std::net::IpAddr;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -17,6 +18,7 @@ use tokio::time::{Instant, timeout};
 
 use crate::cache::{Cache, Cached, Question};
 use crate::exchange::exchange;
+use crate::large::LargeMessages;
 use crate::limit::Permit;
 use crate::metrics::{CacheCounts, ForwarderState, Metrics, ServerMetricsByAddress};
 use crate::servers::{Server, Servers, StubDomain};
@@ -29,8 +31,8 @@ const STALE_AFTER: Duration = Duration::from_millis(500);
 /// no permit of a client, and clients choose the names that are renewed.
 const RENEWALS_PART: usize = 8;
 
-/// The answer to a pending query. `None` before it arrives.
-type Outcome = watch::Receiver<Option<Message>>;
+/// The answer to a pending query. `None` before it arrives. All waiting clients share it.
+type Outcome = watch::Receiver<Option<Arc<Message>>>;
 
 /// The servers to which names outside the cluster are forwarded, and the cache of their answers.
 pub struct Upstream {
@@ -39,7 +41,17 @@ pub struct Upstream {
     pending: Mutex<HashMap<Question, Outcome>>,
     /// Maximum concurrent queries. Each has a socket.
     max_pending: usize,
+    pub(crate) large: LargeMessages,
     pub(crate) metrics: Arc<Metrics>,
+}
+
+/// The answer of a server.
+struct Answer {
+    message: Message,
+    /// The message in wire format.
+    bytes: Vec<u8>,
+    /// Time until the answer arrived.
+    took: Duration,
 }
 
 /// Removes a question from the pending queries when dropped.
@@ -74,7 +86,8 @@ impl Upstream {
     pub fn new(resolv_conf: PathBuf, own: Vec<IpAddr>, stubs: &[StubDomain], metrics: Arc<Metrics>) -> Self {
         let servers = Servers::new(resolv_conf, own, stubs);
         let max_pending = Share::DnsQuestions.count();
-        Self { servers, cache: Mutex::default(), pending: Mutex::default(), max_pending, metrics }
+        let (cache, pending, large) = (Mutex::default(), Mutex::default(), LargeMessages::new());
+        Self { servers, cache, pending, max_pending, large, metrics }
     }
 
     fn cache(&self) -> MutexGuard<'_, Cache> {
@@ -130,24 +143,26 @@ impl Upstream {
     /// Queries the servers. An expired answer is used if they are slow or down. The query may then last longer than this
     /// call, and keeps the client's permit to its end. Otherwise a client could start any number of queries for expired
     /// names whose servers do not respond.
-    pub(crate) async fn resolve(self: &Arc<Self>, question: Question, permit: Permit) -> Message {
+    pub(crate) async fn resolve(self: &Arc<Self>, question: Question, permit: Permit) -> Arc<Message> {
         let stale = match self.cache().get(&question) {
             // A query for the same question has stored its answer since the caller's look-up.
-            Some(Cached::Fresh { message, .. }) => return message,
+            Some(Cached::Fresh { message, .. }) => return Arc::new(message),
             Some(Cached::Stale(message)) => Some(message),
             None => None,
         };
         // The call itself keeps the permit if it joins a pending query.
         let mut permit = Some(permit);
         let outcome = self.query(&question, &mut permit);
-        let Some(stale) = stale else { return wait(outcome).await.unwrap_or_else(server_failure) };
+        let Some(stale) = stale else {
+            return wait(outcome).await.unwrap_or_else(|| Arc::new(server_failure()));
+        };
         let servers = self.servers.of(&question.name);
         let limit = if servers.iter().any(|server| server.is_up()) { STALE_AFTER } else { Duration::ZERO };
         match timeout(limit, wait(outcome)).await {
             Ok(Some(message)) if is_useful(&message) => message,
             Ok(_) | Err(_) => {
                 self.metrics.served_stale();
-                stale
+                Arc::new(stale)
             }
         }
     }
@@ -172,7 +187,7 @@ impl Upstream {
             // Remove the query and its permit before the waiting clients continue. A later question finds the answer in the
             // cache.
             drop((own, permit));
-            result.send_replace(Some(message));
+            result.send_replace(Some(Arc::new(message)));
         });
         Some(outcome)
     }
@@ -187,10 +202,10 @@ impl Upstream {
             self.probe(&server);
             server.metrics.queried();
             let sent_at = Instant::now();
-            match timeout(ANSWER_TIMEOUT, exchange(server.address, question)).await {
-                Ok(Ok((message, bytes))) => {
+            match self.ask(server.address, question).await {
+                Ok(Ok(Answer { message, bytes, took })) => {
                     server.succeeded();
-                    server.metrics.responded(message.metadata.response_code, sent_at.elapsed());
+                    server.metrics.responded(message.metadata.response_code, took);
                     if is_useful(&message) {
                         self.cache().put(question.clone(), &message, &bytes);
                         return message;
@@ -212,6 +227,23 @@ impl Upstream {
         server_failure()
     }
 
+    /// Queries one server. The timeout does not include the wait for the permit of large messages: otherwise large answers
+    /// would make working servers count as failing.
+    async fn ask(
+        &self,
+        server: SocketAddr,
+        question: &Question,
+    ) -> Result<io::Result<Answer>, tokio::time::error::Elapsed> {
+        let sent_at = Instant::now();
+        let received = match timeout(ANSWER_TIMEOUT, exchange(server, question)).await? {
+            Ok(received) => received,
+            Err(error) => return Ok(Err(error)),
+        };
+        let took = sent_at.elapsed();
+        let decoded = self.large.with_bytes(received.undecoded(), || received.decode()).await;
+        Ok(decoded.map(|(message, bytes)| Answer { message, bytes, took }))
+    }
+
     /// Probes once whether a server forwards queries to this server.
     fn probe(&self, server: &Arc<Server>) {
         let Some(question) = server.probe() else { return };
@@ -224,7 +256,7 @@ impl Upstream {
 }
 
 /// Waits for the answer. `None` if the query's task ended without an answer.
-async fn wait(outcome: Option<Outcome>) -> Option<Message> {
+async fn wait(outcome: Option<Outcome>) -> Option<Arc<Message>> {
     let mut outcome = outcome?;
     let answered = outcome.wait_for(Option::is_some).await.ok()?;
     answered.clone()

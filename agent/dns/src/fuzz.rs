@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, LazyLock, RwLock};
 
-use crate::reply::{Reply, encode, reply, udp_size};
+use crate::reply::{Reply, Sources, Transport, reply};
 use crate::zone::Zone;
 use crate::{exchange, forward::Upstream, metrics::Metrics, servers};
 
@@ -16,14 +16,17 @@ pub fn dns(data: &[u8]) {
         Some((zone, Arc::new(Upstream::new(PathBuf::new(), Vec::new(), &[], metrics))))
     });
     let Some((zone, upstream)) = &*SERVER else { return };
-    let most = udp_size(data);
-    let message = match reply(data, zone, upstream) {
-        Reply::Nothing => None,
-        Reply::Now(message) => Some(message),
-        Reply::Forward(pending) => Some(pending.without_permit(upstream)),
-    };
-    if let Some(bytes) = message.and_then(|message| encode(&message, most)) {
-        assert!(bytes.len() <= usize::from(most), "a reply of {} bytes for {most}", bytes.len());
+    for transport in [Transport::Udp, Transport::Tcp, Transport::TcpLarge] {
+        let response = match reply(data, transport, Sources { zone, upstream }) {
+            Reply::Nothing => None,
+            Reply::Now(response) => Some(response),
+            Reply::Forward(pending) => Some(pending.without_permit(upstream)),
+        };
+        let Some(response) = response else { continue };
+        if let Some(bytes) = response.encode() {
+            let most = response.limit;
+            assert!(bytes.len() <= usize::from(most), "a reply of {} bytes for {most}", bytes.len());
+        }
     }
     exchange::fuzz(data);
     servers::fuzz(data);

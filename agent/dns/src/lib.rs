@@ -9,7 +9,9 @@
 //! - the server answers only pods of this node and the node itself, so other hosts cannot use it for amplification
 //!   attacks;
 //! - clients are served in round-robin order, so that a flood of one client delays no other client;
-//! - connections, forwarded queries and cached answers are limited, in total and for each client.
+//! - connections, forwarded queries and cached answers are limited, in total and for each client;
+//! - the cost of a query has a limit, whatever other servers and the authors of Services answer: a reply by UDP is built up to
+//!   its maximum size, and large messages are decoded, built and encoded one after the other.
 
 mod cache;
 mod exchange;
@@ -17,6 +19,7 @@ mod fair_queue;
 mod forward;
 #[cfg(any(test, feature = "fuzzing"))]
 pub mod fuzz;
+mod large;
 mod limit;
 mod metrics;
 mod reply;

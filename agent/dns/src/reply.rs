@@ -2,119 +2,181 @@
 
 use std::sync::Arc;
 
-use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
-use hickory_proto::rr::{DNSClass, RecordType};
+use hickory_proto::ProtoError;
+use hickory_proto::op::{
+    Edns, Header, Message, MessageType, OpCode, Query, ResponseCode, emit_message_parts,
+};
+use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, BinEncoder};
 
 use crate::cache::Question;
 use crate::exchange::UDP_PAYLOAD;
 use crate::forward::Upstream;
+use crate::large::SMALL_RECORDS;
 use crate::limit::Permit;
 use crate::zone::Zone;
 
 /// Maximum size in bytes of a UDP message without EDNS (RFC 1035, section 2.3.4). All clients accept it.
 const UDP_MIN: u16 = 512;
+/// Minimum bytes of an encoded record: name, type, class, time to live, and the length and first byte of the data.
+const RECORD_MIN: u16 = 12;
+
+/// The protocol of a reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Udp,
+    /// TCP. Few records of the zone are built: a reply with more than [`SMALL_RECORDS`] ones is cut.
+    Tcp,
+    /// TCP, with all records. The caller has the permit for large messages.
+    TcpLarge,
+}
 
 /// The decision about a query.
 pub(crate) enum Reply {
     /// The reply is complete.
-    Now(Message),
+    Now(Response),
     /// The query must be forwarded to upstream servers.
     Forward(Pending),
     /// No reply: the message is not a query.
     Nothing,
 }
 
+/// A reply before it is encoded.
+pub(crate) struct Response {
+    /// The reply without the records of other servers.
+    pub(crate) message: Message,
+    /// Maximum bytes of the encoded reply.
+    pub(crate) limit: u16,
+    /// Number of records up to which an answer of the zone is built.
+    built_records: usize,
+    forwarded: Option<Forwarded>,
+}
+
+/// The answer of another server. All clients that wait for it share its records.
+struct Forwarded {
+    answer: Arc<Message>,
+    /// The queried name in the spelling of the client. The records of the name repeat this spelling.
+    name: Name,
+}
+
 /// A query that upstream servers must answer.
 pub(crate) struct Pending {
-    reply: Message,
-    query: Query,
+    reply: Response,
+    name: Name,
     question: Question,
 }
 
+/// What a reply needs: the zone and the other servers.
+#[derive(Clone, Copy)]
+pub(crate) struct Sources<'a> {
+    pub(crate) zone: &'a Zone,
+    pub(crate) upstream: &'a Arc<Upstream>,
+}
+
 /// Reads a message and decides the reply.
-pub(crate) fn reply(bytes: &[u8], zone: &Zone, upstream: &Arc<Upstream>) -> Reply {
-    let Ok(query) = Message::from_vec(bytes) else { return malformed(bytes) };
-    if query.metadata.message_type != MessageType::Query {
-        return Reply::Nothing;
+pub(crate) fn reply(bytes: &[u8], transport: Transport, sources: Sources<'_>) -> Reply {
+    if let Some(refused) = refused_by_header(bytes) {
+        return refused;
     }
-    let mut reply = Message::response(query.metadata.id, query.metadata.op_code);
-    reply.metadata.recursion_desired = query.metadata.recursion_desired;
-    reply.metadata.recursion_available = true;
-    reply.queries.clone_from(&query.queries);
+    let Ok(query) = Message::from_vec(bytes) else { return malformed(bytes) };
+    let mut reply = Response::new(Message::response(query.metadata.id, query.metadata.op_code));
+    reply.limit = match transport {
+        Transport::Udp => udp_size(query.edns.as_ref()),
+        Transport::Tcp | Transport::TcpLarge => u16::MAX,
+    };
+    reply.built_records = match transport {
+        Transport::Udp | Transport::TcpLarge => reply.max_records(),
+        Transport::Tcp => SMALL_RECORDS + 1,
+    };
+    reply.message.metadata.recursion_desired = query.metadata.recursion_desired;
+    reply.message.metadata.recursion_available = true;
+    reply.message.queries.clone_from(&query.queries);
     if let Some(theirs) = &query.edns {
-        if theirs.flags().dnssec_ok {
-            upstream.metrics.signatures_requested();
+        // A reply with all records is the second one to its query.
+        if theirs.flags().dnssec_ok && transport != Transport::TcpLarge {
+            sources.upstream.metrics.signatures_requested();
         }
         let mut edns = Edns::new();
         edns.set_max_payload(UDP_PAYLOAD);
-        reply.set_edns(edns);
+        reply.message.set_edns(edns);
         if theirs.version() > 0 {
             return with_code(reply, ResponseCode::BADVERS);
         }
-    }
-    if query.metadata.op_code != OpCode::Query {
-        return with_code(reply, ResponseCode::NotImp);
     }
     let [question] = &query.queries[..] else { return with_code(reply, ResponseCode::FormErr) };
     let kind = question.query_type;
     if question.query_class != DNSClass::IN || matches!(kind, RecordType::AXFR | RecordType::IXFR) {
         return with_code(reply, ResponseCode::Refused);
     }
-    if let Some(answer) = zone.answer(&question.name, kind) {
+    if let Some(answer) = sources.zone.answer_up_to(&question.name, kind, reply.built_records) {
         if answer.code == ResponseCode::ServFail {
             return with_code(reply, answer.code);
         }
-        reply.metadata.authoritative = true;
-        reply.metadata.response_code = answer.code;
+        let message = &mut reply.message;
+        message.metadata.authoritative = true;
+        message.metadata.response_code = answer.code;
         if answer.records.is_empty() {
-            reply.add_authority(zone.soa());
+            message.add_authority(sources.zone.soa());
         }
-        reply.add_answers(answer.records);
-        reply.add_additionals(answer.additionals);
+        message.add_answers(answer.records);
+        message.add_additionals(answer.additionals);
         return match answer.alias {
-            Some(alias) => complete(reply, question, alias, zone, upstream),
+            Some(alias) => complete(reply, question, alias, sources),
             None => Reply::Now(reply),
         };
     }
-    forward(reply, question, question.name.to_lowercase(), upstream)
+    forward(reply, question, question.name.to_lowercase(), sources.upstream)
+}
+
+/// The reply to a message that its header excludes, before the message is decoded: the decoding of many questions and
+/// records takes long. The limits are those of CoreDNS' library.
+fn refused_by_header(bytes: &[u8]) -> Option<Reply> {
+    let Header { metadata, counts, .. } = Header::read(&mut BinDecoder::new(bytes)).ok()?;
+    if metadata.message_type != MessageType::Query {
+        return Some(Reply::Nothing);
+    }
+    let is_plain =
+        counts.queries == 1 && counts.answers <= 1 && counts.authorities <= 1 && counts.additionals <= 2;
+    let code = match metadata.op_code {
+        OpCode::Query if is_plain => return None,
+        OpCode::Query => ResponseCode::FormErr,
+        _ => ResponseCode::NotImp,
+    };
+    let message = Message::error_msg(metadata.id, metadata.op_code, code);
+    Some(Reply::Now(Response::new(message)))
 }
 
 /// Adds the addresses of an alias. An alias of the cluster is resolved once, so aliases cannot form a loop.
-fn complete(
-    mut reply: Message,
-    question: &Query,
-    alias: hickory_proto::rr::Name,
-    zone: &Zone,
-    upstream: &Arc<Upstream>,
-) -> Reply {
-    match zone.answer(&alias, question.query_type) {
+fn complete(mut reply: Response, question: &Query, alias: Name, sources: Sources<'_>) -> Reply {
+    match sources.zone.answer_up_to(&alias, question.query_type, reply.built_records) {
         Some(answer) => {
+            let message = &mut reply.message;
             // The response code is the one of the alias's target, which may not exist.
-            reply.metadata.response_code = answer.code;
+            message.metadata.response_code = answer.code;
             if answer.records.is_empty() && answer.code != ResponseCode::ServFail {
-                reply.add_authority(zone.soa());
+                message.add_authority(sources.zone.soa());
             }
-            reply.add_answers(answer.records);
+            message.add_answers(answer.records);
             Reply::Now(reply)
         }
-        None => forward(reply, question, alias.to_lowercase(), upstream),
+        None => forward(reply, question, alias.to_lowercase(), sources.upstream),
     }
 }
 
-fn forward(reply: Message, query: &Query, name: hickory_proto::rr::Name, upstream: &Arc<Upstream>) -> Reply {
+fn forward(reply: Response, query: &Query, name: Name, upstream: &Arc<Upstream>) -> Reply {
     let question = Question { name, kind: query.query_type };
     if upstream.detect_loop(&question) {
         return with_code(reply, ResponseCode::Refused);
     }
-    let pending = Pending { reply, query: query.clone(), question };
+    let pending = Pending { reply, name: query.name.clone(), question };
     match upstream.cached(&pending.question) {
-        Some(answer) => Reply::Now(pending.merged(answer)),
+        Some(answer) => Reply::Now(pending.merged(Arc::new(answer))),
         None => Reply::Forward(pending),
     }
 }
 
-fn with_code(mut reply: Message, code: ResponseCode) -> Reply {
-    reply.metadata.response_code = code;
+fn with_code(mut reply: Response, code: ResponseCode) -> Reply {
+    reply.message.metadata.response_code = code;
     Reply::Now(reply)
 }
 
@@ -124,7 +186,8 @@ fn malformed(bytes: &[u8]) -> Reply {
     match bytes {
         [high, low, flags, _, _, _, _, _, _, _, _, _, ..] if flags & RESPONSE == 0 => {
             let id = u16::from_be_bytes([*high, *low]);
-            Reply::Now(Message::error_msg(id, OpCode::Query, ResponseCode::FormErr))
+            let message = Message::error_msg(id, OpCode::Query, ResponseCode::FormErr);
+            Reply::Now(Response::new(message))
         }
         _ => Reply::Nothing,
     }
@@ -134,51 +197,119 @@ fn malformed(bytes: &[u8]) -> Reply {
 
 impl Pending {
     /// Forwards the query to the upstream servers, and completes the reply with their answer.
-    pub(crate) async fn resolve(self, upstream: Arc<Upstream>, permit: Permit) -> Message {
+    pub(crate) async fn resolve(self, upstream: Arc<Upstream>, permit: Permit) -> Response {
         let answer = upstream.resolve(self.question.clone(), permit).await;
         self.merged(answer)
     }
 
     /// The reply for a query that exceeds a limit: an expired answer, or a refusal.
-    pub(crate) fn without_permit(self, upstream: &Upstream) -> Message {
+    pub(crate) fn without_permit(self, upstream: &Upstream) -> Response {
         if let Some(answer) = upstream.expired(&self.question) {
-            return self.merged(answer);
+            return self.merged(Arc::new(answer));
         }
         upstream.metrics.rejected();
         let mut reply = self.reply;
-        reply.metadata.response_code = ResponseCode::Refused;
+        reply.message.metadata.response_code = ResponseCode::Refused;
         reply
     }
 
-    fn merged(self, answer: Message) -> Message {
+    fn merged(self, answer: Arc<Message>) -> Response {
         let mut reply = self.reply;
-        reply.metadata.response_code = answer.metadata.response_code;
-        reply.metadata.authoritative = false;
-        let queried = self.query.name.to_lowercase();
-        let own = |mut record: hickory_proto::rr::Record| {
-            // The reply repeats the client's spelling of the name.
-            if record.name == queried {
-                record.name = self.query.name.clone();
-            }
-            record
-        };
-        reply.add_answers(answer.answers.into_iter().map(own));
-        reply.add_authorities(answer.authorities);
+        reply.message.metadata.response_code = answer.metadata.response_code;
+        reply.message.metadata.authoritative = false;
+        reply.forwarded = Some(Forwarded { answer, name: self.name });
         reply
     }
+}
+
+// === impl Response ===
+
+impl Response {
+    /// A reply that all clients accept by UDP.
+    fn new(message: Message) -> Self {
+        Self { message, limit: UDP_MIN, built_records: 0, forwarded: None }
+    }
+
+    /// Number of records of the encoded reply, if its size had no limit.
+    pub(crate) fn records(&self) -> usize {
+        let forwarded = self.forwarded.as_ref().map_or(0, |forwarded| count(&forwarded.answer));
+        count(&self.message) + forwarded
+    }
+
+    /// Whether the zone may have more records for a reply by [`Transport::Tcp`].
+    pub(crate) fn is_cut(&self) -> bool {
+        count(&self.message) > SMALL_RECORDS
+    }
+
+    /// Encodes the reply. A reply by UDP above its maximum size is sent truncated: with the flag TC and without records. The
+    /// encoding ends at the maximum size, so its cost does not depend on the number of further records.
+    pub(crate) fn encode(&self) -> Option<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(usize::from(UDP_MIN));
+        let header = {
+            let mut encoder = BinEncoder::new(&mut bytes);
+            encoder.set_max_size(self.limit);
+            self.emit(&mut encoder)
+        };
+        match header {
+            // A message by TCP has the records for which there is room.
+            Ok(header) if !header.metadata.truncation || self.limit == u16::MAX => Some(bytes),
+            Ok(_) | Err(_) => self.message.truncate().to_vec().ok(),
+        }
+    }
+
+    fn emit(&self, encoder: &mut BinEncoder<'_>) -> Result<Header, ProtoError> {
+        let own = &self.message;
+        let (respelled, answers) =
+            self.forwarded.as_ref().map_or_else(Default::default, |other| other.answers(self.max_records()));
+        let authorities =
+            self.forwarded.as_ref().map(|other| &other.answer.authorities[..]).unwrap_or_default();
+        emit_message_parts(
+            &own.metadata,
+            &mut own.queries.iter(),
+            &mut own.answers.iter().chain(&respelled).chain(answers),
+            &mut own.authorities.iter().chain(authorities),
+            &mut own.additionals.iter(),
+            own.edns.as_ref(),
+            own.signature.as_deref(),
+            encoder,
+        )
+    }
+
+    /// A number of records that exceeds the maximum size of the reply, or 64 KiB.
+    fn max_records(&self) -> usize {
+        usize::from(self.limit / RECORD_MIN) + 1
+    }
+}
+
+// === impl Forwarded ===
+
+impl Forwarded {
+    /// The answer's records: copies of the first `most` ones in the spelling of the client, and the other ones. No record is
+    /// copied if the client spells the name in lower case, as nearly all clients do.
+    fn answers(&self, most: usize) -> (Vec<Record>, &[Record]) {
+        let all = &self.answer.answers[..];
+        let is_lower_case = self.name.iter().flatten().all(|byte| !byte.is_ascii_uppercase());
+        let copied = if is_lower_case { 0 } else { all.len().min(most) };
+        let (first, others) = all.split_at(copied);
+        let respelled = first.iter().map(|record| {
+            let mut record = record.clone();
+            if record.name == self.name {
+                record.name = self.name.clone();
+            }
+            record
+        });
+        (respelled.collect(), others)
+    }
+}
+
+/// Number of records of all sections.
+fn count(message: &Message) -> usize {
+    message.answers.len() + message.authorities.len() + message.additionals.len()
 }
 
 /// Maximum bytes of a UDP reply that the client accepts.
-pub(crate) fn udp_size(query: &[u8]) -> u16 {
-    let theirs = Message::from_vec(query).ok().and_then(|query| query.edns);
-    theirs.map_or(UDP_MIN, |edns| edns.max_payload()).clamp(UDP_MIN, UDP_PAYLOAD)
-}
-
-/// Encodes the message. A message of more than `limit` bytes is sent truncated: with the flag TC and without
-/// records.
-pub(crate) fn encode(message: &Message, limit: u16) -> Option<Vec<u8>> {
-    let bytes = message.to_vec().ok().filter(|bytes| bytes.len() <= usize::from(limit));
-    bytes.or_else(|| message.truncate().to_vec().ok())
+fn udp_size(theirs: Option<&Edns>) -> u16 {
+    theirs.map_or(UDP_MIN, Edns::max_payload).clamp(UDP_MIN, UDP_PAYLOAD)
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use coracle_connections::Share;
-use hickory_proto::op::Message;
 use ipnetwork::IpNetwork;
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket, sockopt,
@@ -19,7 +18,7 @@ use crate::fair_queue::FairQueue;
 use crate::forward::Upstream;
 use crate::limit::Limit;
 use crate::metrics::{ForwarderState, ReceivedQuery};
-use crate::reply::{Reply, encode, reply, udp_size};
+use crate::reply::{Reply, Response, Sources, Transport, reply};
 use crate::tcp;
 use crate::zone::Zone;
 
@@ -164,19 +163,19 @@ impl Server {
     fn answer_udp(&self, socket: &Arc<UdpSocket>, client: SocketAddr, query: &[u8]) {
         let began = Instant::now();
         let (socket, size) = (Arc::clone(socket), query.len());
-        let udp_query = UdpQuery { socket, client, size, max_reply: udp_size(query), began };
-        match reply(query, &self.zone, &self.upstream) {
+        let udp_query = UdpQuery { socket, client, size, began };
+        match reply(query, Transport::Udp, self.sources()) {
             Reply::Nothing => {}
-            Reply::Now(message) => udp_query.answer(&self.upstream, &message),
+            Reply::Now(response) => udp_query.answer(&self.upstream, &response),
             Reply::Forward(pending) => {
                 let Some(permit) = self.forwards.take(client.ip()) else {
-                    let message = pending.without_permit(&self.upstream);
-                    return udp_query.answer(&self.upstream, &message);
+                    let response = pending.without_permit(&self.upstream);
+                    return udp_query.answer(&self.upstream, &response);
                 };
                 let upstream = Arc::clone(&self.upstream);
                 tokio::spawn(async move {
-                    let message = pending.resolve(Arc::clone(&upstream), permit).await;
-                    udp_query.answer(&upstream, &message);
+                    let response = pending.resolve(Arc::clone(&upstream), permit).await;
+                    udp_query.answer(&upstream, &response);
                 });
             }
         }
@@ -215,19 +214,32 @@ impl Server {
     /// The reply to a query by TCP.
     async fn answer(&self, query: &[u8], client: IpAddr) -> Option<Vec<u8>> {
         let began = Instant::now();
-        let message = match reply(query, &self.zone, &self.upstream) {
+        let response = match reply(query, Transport::Tcp, self.sources()) {
             Reply::Nothing => return None,
-            Reply::Now(message) => message,
+            Reply::Now(response) => response,
             Reply::Forward(pending) => match self.forwards.take(client) {
                 Some(permit) => pending.resolve(Arc::clone(&self.upstream), permit).await,
                 None => pending.without_permit(&self.upstream),
             },
         };
-        let received = received(&message, client, true);
-        self.upstream.metrics.record_response(received, message.metadata.response_code, began.elapsed());
-        let reply = encode(&message, u16::MAX)?;
+        record(&response, &self.upstream, ReceivedBy { client, is_tcp: true, began });
+        let records = response.records();
+        let build = || if response.is_cut() { self.whole_reply(query).unwrap_or(response) } else { response };
+        let reply = self.upstream.large.with_records(records, || build().encode()).await?;
         self.upstream.metrics.record_sizes(true, query.len(), reply.len());
         Some(reply)
+    }
+
+    /// The reply by TCP with all records.
+    fn whole_reply(&self, query: &[u8]) -> Option<Response> {
+        match reply(query, Transport::TcpLarge, self.sources()) {
+            Reply::Now(response) => Some(response),
+            Reply::Forward(_) | Reply::Nothing => None,
+        }
+    }
+
+    fn sources(&self) -> Sources<'_> {
+        Sources { zone: &self.zone, upstream: &self.upstream }
     }
 
     /// Whether the client is a pod or a process of this node.
@@ -245,8 +257,6 @@ struct UdpQuery {
     client: SocketAddr,
     /// Bytes of the query.
     size: usize,
-    /// Maximum bytes of the reply.
-    max_reply: u16,
     began: Instant,
 }
 
@@ -255,10 +265,11 @@ struct UdpQuery {
 impl UdpQuery {
     /// Sends the reply. While the kernel's buffer is full, the reply is dropped: replies that one client does not receive
     /// must not delay other clients, and clients repeat queries.
-    fn answer(&self, upstream: &Upstream, message: &Message) {
-        let received = received(message, self.client.ip(), false);
-        upstream.metrics.record_response(received, message.metadata.response_code, self.began.elapsed());
-        let Some(reply) = encode(message, self.max_reply) else { return };
+    fn answer(&self, upstream: &Upstream, response: &Response) {
+        let by = ReceivedBy { client: self.client.ip(), is_tcp: false, began: self.began };
+        record(response, upstream, by);
+        // The encoding ends at the maximum size of a reply by UDP, so it needs no permit.
+        let Some(reply) = response.encode() else { return };
         upstream.metrics.record_sizes(false, self.size, reply.len());
         if let Err(error) = self.socket.try_send_to(&reply, self.client) {
             tracing::debug!(%error, client = %self.client, "cannot send a DNS reply");
@@ -266,10 +277,19 @@ impl UdpQuery {
     }
 }
 
-/// Properties of the query that the reply answers, for the metrics.
-fn received(reply: &Message, client: IpAddr, is_tcp: bool) -> ReceivedQuery {
+/// How and when a query arrived.
+struct ReceivedBy {
+    client: IpAddr,
+    is_tcp: bool,
+    began: Instant,
+}
+
+/// Counts the response in the metrics.
+fn record(response: &Response, upstream: &Upstream, by: ReceivedBy) {
+    let reply = &response.message;
     let kind = reply.queries.first().map(|query| query.query_type);
-    ReceivedQuery { is_tcp, is_ipv4: client.is_ipv4(), kind }
+    let received = ReceivedQuery { is_tcp: by.is_tcp, is_ipv4: by.client.is_ipv4(), kind };
+    upstream.metrics.record_response(received, reply.metadata.response_code, by.began.elapsed());
 }
 
 /// Whether an interface of this machine has the address. If a bind to the address fails, no interface has it, and the
@@ -325,6 +345,8 @@ mod tests {
     use std::path::PathBuf;
     use std::sync::RwLock;
 
+    use hickory_proto::op::Message;
+    use serde_json::json;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpStream;
 
@@ -332,8 +354,12 @@ mod tests {
 
     /// A query for a name of the zone.
     fn query() -> Vec<u8> {
+        query_of("x.svc.cluster.local.")
+    }
+
+    fn query_of(name: &str) -> Vec<u8> {
         let mut query = Message::query();
-        let name = hickory_proto::rr::Name::from_ascii("x.svc.cluster.local.").unwrap();
+        let name = hickory_proto::rr::Name::from_ascii(name).unwrap();
         query.add_query(hickory_proto::op::Query::query(name, hickory_proto::rr::RecordType::A));
         query.to_vec().unwrap()
     }
@@ -402,6 +428,40 @@ mod tests {
         let _sent = second.write_all(&message).await;
         assert!(matches!(second.read(&mut [0]).await, Ok(0) | Err(_)), "a second connection gets a reply");
         serving.abort();
+    }
+
+    /// A zone with a headless service of this number of endpoints.
+    fn zone_with_endpoints(count: usize) -> Zone {
+        let mut tables = coracle_services::Tables::default();
+        let service = json!({"metadata": {"namespace": "ns", "name": "many"}, "spec": {"clusterIP": "None"}});
+        tables.replace_services([Arc::new(serde_json::from_value(service).unwrap())]);
+        let address = |number: usize| format!("10.1.{}.{}", number / 256, number % 256);
+        let endpoints: Vec<_> = (0..count).map(|number| json!({"addresses": [address(number)]})).collect();
+        let labels = json!({"kubernetes.io/service-name": "many"});
+        let slice = json!({"metadata": {"namespace": "ns", "name": "x", "labels": labels},
+            "addressType": "IPv4", "endpoints": endpoints});
+        let slice: coracle_services::EndpointSlice = serde_json::from_value(slice).unwrap();
+        tables.replace_slices([slice.slim()]);
+        Zone::new("cluster.local", Arc::new(RwLock::new(tables)), Vec::new()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn large_replies_by_tcp_are_encoded_one_after_the_other() {
+        let upstream = Upstream::new(PathBuf::new(), Vec::new(), &[], Arc::default());
+        let server = Server::new(zone_with_endpoints(500), upstream, watch::channel(Vec::new()).1);
+        let client = IpAddr::from([127, 0, 0, 2]);
+        let held = server.upstream.large.hold().await;
+        let large = query_of("many.ns.svc.cluster.local.");
+        let mut waiting = std::pin::pin!(server.answer(&large, client));
+        tokio::select! {
+            biased;
+            _ = &mut waiting => panic!("a large reply without the permit"),
+            () = std::future::ready(()) => {}
+        }
+        assert!(server.answer(&query(), client).await.is_some(), "small replies need no permit");
+        drop(held);
+        let reply = waiting.await.unwrap();
+        assert_eq!(Message::from_vec(&reply).unwrap().answers.len(), 500);
     }
 
     #[tokio::test]

@@ -1,19 +1,21 @@
 //! The cluster's DNS zone: answers from the tables of services and slices. It does no I/O.
 
+mod endpoints;
 mod names;
 
 use std::collections::HashSet;
 use std::net::IpAddr;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use coracle_services::{Endpoint, EndpointSlice, Tables, cluster_ips, is_headless};
+use coracle_services::{Tables, cluster_ips, is_headless};
 use coracle_values::object::Key;
 use hickory_proto::op::ResponseCode;
 use hickory_proto::rr::rdata::{A, AAAA, CNAME, NS, PTR, SOA, SRV, TXT};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use k8s_openapi::api::core::v1::Service;
 
-use names::{Owner, endpoint_name, parse};
+use endpoints::{EXAMINED_MAX, Endpoints, Host, Search};
+use names::{EndpointLabel, Owner, endpoint_name, parse};
 
 /// Time to live of all records, in seconds.
 const TTL: u32 = 5;
@@ -52,12 +54,13 @@ impl Zone {
         Some(Self { domain, tables, addresses })
     }
 
-    /// The answer for a name and a record type. `None` if the name does not belong to the cluster.
-    pub(crate) fn answer(&self, name: &Name, kind: RecordType) -> Option<Answer> {
+    /// The answer for a name and a record type. `None` if the name does not belong to the cluster. `most` is a number of
+    /// records for which the reply has no room. An answer with more records is built up to about this number.
+    pub(crate) fn answer_up_to(&self, name: &Name, kind: RecordType, most: usize) -> Option<Answer> {
         let tables = self.tables.read().unwrap_or_else(PoisonError::into_inner);
         let lower = name.to_lowercase();
         if self.domain.zone_of(&lower) {
-            let lookup = Lookup { zone: self, tables: &tables, name, kind };
+            let lookup = Lookup { zone: self, tables: &tables, name, kind, most: most.min(RECORDS_MAX) };
             let owner = parse(&lower, self.domain.num_labels());
             return Some(if tables.is_complete() { lookup.answer(&owner) } else { lookup.known(&owner) });
         }
@@ -79,15 +82,19 @@ impl Zone {
         let network = name.parse_arpa_name().ok()?;
         let host_prefix = if network.addr().is_ipv4() { 32 } else { 128 };
         let address = Some(network.addr()).filter(|_| network.prefix_len() == host_prefix)?;
-        let mut targets: Vec<Name> =
-            tables.with_cluster_ip(address).filter_map(|key| self.service_name(key)).collect();
+        let services = tables.with_cluster_ip(address).take(RECORDS_MAX);
+        let mut targets: Vec<Name> = services.filter_map(|key| self.service_name(key)).collect();
+        let mut search = Search::default();
         for key in tables.with_endpoint(address) {
-            if !tables.get(&key.namespace, &key.name).is_some_and(|service| is_headless(service)) {
+            let is_included = search.includes(&key.namespace)
+                && tables.get(&key.namespace, &key.name).is_some_and(|service| is_headless(service));
+            if !is_included {
                 continue;
             }
             // As in CoreDNS, only endpoints that take traffic have a name.
-            let slices = tables.slices(key);
-            let named = hosts(&slices).filter(|host| host.address == address).filter_map(|host| {
+            let endpoints = Endpoints::new(tables, key);
+            search.examined(endpoints.count());
+            let named = endpoints.hosts().filter(|host| host.address == address).filter_map(|host| {
                 self.service_name(key)?.prepend_label(endpoint_name(host.endpoint).as_bytes()).ok()
             });
             targets.extend(named);
@@ -119,6 +126,8 @@ struct Lookup<'a> {
     /// The name in the spelling of the client. Answers repeat this spelling.
     name: &'a Name,
     kind: RecordType,
+    /// Maximum records of the answer.
+    most: usize,
 }
 
 /// The port in the name of an SRV record.
@@ -132,12 +141,6 @@ struct NamedPort<'a> {
 struct SrvTarget {
     port: u16,
     name: Name,
-    address: IpAddr,
-}
-
-/// An endpoint with its address.
-struct Host<'a> {
-    endpoint: &'a Endpoint,
     address: IpAddr,
 }
 
@@ -156,17 +159,15 @@ impl Lookup<'_> {
                 self.addresses([*address])
             }
             Owner::Service { name, namespace } => {
-                self.of_service(namespace, name, |lookup, service, slices| lookup.service(service, slices))
+                self.of_service(namespace, name, |lookup, service, all| lookup.service(service, all))
             }
             Owner::Port { port, protocol, name, namespace } => {
-                self.of_service(namespace, name, |lookup, service, slices| {
-                    lookup.ports(service, slices, Some(NamedPort { name: port, protocol }))
+                self.of_service(namespace, name, |lookup, service, all| {
+                    lookup.ports(service, all, Some(NamedPort { name: port, protocol }))
                 })
             }
             Owner::Endpoint { host, name, namespace } => {
-                self.of_service(namespace, name, |lookup, service, slices| {
-                    lookup.endpoint(service, slices, host)
-                })
+                self.of_service(namespace, name, |lookup, service, all| lookup.endpoint(service, all, host))
             }
             Owner::Namespace(_) | Owner::Pod { .. } | Owner::Unknown => absent(),
         }
@@ -177,10 +178,10 @@ impl Lookup<'_> {
     fn known(&self, owner: &Owner<'_>) -> Answer {
         match owner {
             Owner::Service { name, namespace } => {
-                let slices = self.tables.slices(&Key::new(namespace, name));
+                let endpoints = Endpoints::new(self.tables, &Key::new(namespace, name));
                 match self.tables.get(namespace, name) {
-                    Some(service) if !is_headless(service) || hosts(&slices).next().is_some() => {
-                        self.service(service, &slices)
+                    Some(service) if !is_headless(service) || endpoints.hosts().next().is_some() => {
+                        self.service(service, &endpoints)
                     }
                     _ => unknown(),
                 }
@@ -208,24 +209,24 @@ impl Lookup<'_> {
         &self,
         namespace: &str,
         name: &str,
-        answer: impl FnOnce(&Self, &Service, &[Arc<EndpointSlice>]) -> Answer,
+        answer: impl FnOnce(&Self, &Service, &Endpoints<'_>) -> Answer,
     ) -> Answer {
         match self.tables.get(namespace, name) {
-            Some(service) => answer(self, service, &self.tables.slices(&Key::new(namespace, name))),
+            Some(service) => answer(self, service, &Endpoints::new(self.tables, &Key::new(namespace, name))),
             None => absent(),
         }
     }
 
-    fn service(&self, service: &Service, slices: &[Arc<EndpointSlice>]) -> Answer {
+    fn service(&self, service: &Service, endpoints: &Endpoints<'_>) -> Answer {
         let spec = service.spec.as_ref();
         if spec.and_then(|spec| spec.type_.as_deref()) == Some("ExternalName") {
             return self.alias(spec.and_then(|spec| spec.external_name.as_deref()).unwrap_or_default());
         }
         if self.kind == RecordType::SRV {
-            return self.ports(service, slices, None);
+            return self.ports(service, endpoints, None);
         }
         if is_headless(service) {
-            return self.addresses(hosts(slices).map(|host| host.address));
+            return self.addresses(endpoints.hosts_from_random_slice().map(|host| host.address));
         }
         self.addresses(cluster_ips(service))
     }
@@ -240,28 +241,36 @@ impl Lookup<'_> {
         answer
     }
 
-    fn endpoint(&self, service: &Service, slices: &[Arc<EndpointSlice>], host: &str) -> Answer {
-        let named = |of: &Host<'_>| endpoint_name(of.endpoint).eq_ignore_ascii_case(host);
-        let all: Vec<IpAddr> =
-            hosts(slices).filter(|_| is_headless(service)).filter(named).map(|host| host.address).collect();
+    fn endpoint(&self, service: &Service, endpoints: &Endpoints<'_>, host: &str) -> Answer {
+        if !is_headless(service) {
+            return absent();
+        }
+        let label = EndpointLabel::parse(host);
+        let named = endpoints.hosts().filter(|of: &Host<'_>| label.names(of.endpoint));
+        let all: Vec<IpAddr> = named.map(|host| host.address).collect();
         if all.is_empty() { absent() } else { self.addresses(all) }
     }
 
     /// The SRV records of a service's ports, or of one port by name and protocol.
-    fn ports(&self, service: &Service, slices: &[Arc<EndpointSlice>], only: Option<NamedPort<'_>>) -> Answer {
+    fn ports(&self, service: &Service, endpoints: &Endpoints<'_>, only: Option<NamedPort<'_>>) -> Answer {
         let fits = |name: &str, protocol: &str| {
             only.is_none_or(|port| port.name == name && protocol.eq_ignore_ascii_case(port.protocol))
         };
         let Some(base) = self.zone.service_name(&key_of(service)) else { return absent() };
         let mut targets: Vec<SrvTarget> = Vec::new();
+        // Several targets may have the same record: those of an endpoint with two addresses, or in two slices.
+        let most = self.most.saturating_mul(4).min(RECORDS_MAX);
         if is_headless(service) {
             // A tenant controls the numbers of ports and endpoints, so the list of all their combinations is never
             // built.
-            for slice in slices {
+            let mut left = EXAMINED_MAX;
+            for slice in endpoints.slices() {
+                let Some(rest) = left.checked_sub(slice.ports.len() + slice.endpoints.len()) else { break };
+                left = rest;
                 let ports = slice.ports.iter().filter(|port| fits(port.name(), port.protocol()));
-                let ports: Vec<u16> = ports.filter_map(|port| port.port).take(RECORDS_MAX).collect();
-                for host in hosts(std::slice::from_ref(slice)).filter(|_| !ports.is_empty()) {
-                    if targets.len() >= RECORDS_MAX {
+                let ports: Vec<u16> = ports.filter_map(|port| port.port).take(most).collect();
+                for host in endpoints.of_slice(slice).filter(|_| !ports.is_empty()) {
+                    if targets.len() >= most {
                         break;
                     }
                     if let Ok(target) = base.prepend_label(endpoint_name(host.endpoint).as_bytes()) {
@@ -277,14 +286,14 @@ impl Lookup<'_> {
                 fits(port.name.as_deref().unwrap_or_default(), port.protocol.as_deref().unwrap_or("TCP"))
             }) {
                 let Ok(number) = u16::try_from(port.port) else { continue };
-                if targets.len() >= RECORDS_MAX {
+                if targets.len() >= most {
                     break;
                 }
                 let of_address = |address| SrvTarget { port: number, name: base.clone(), address };
                 targets.extend(cluster_ips(service).map(of_address));
             }
         }
-        targets.truncate(RECORDS_MAX);
+        targets.truncate(most);
         match targets.is_empty() && only.is_some() {
             true => absent(),
             false if self.kind != RecordType::SRV => Answer::default(),
@@ -322,9 +331,7 @@ impl Lookup<'_> {
             RecordType::ANY => true,
             _ => false,
         };
-        let mut all: Vec<IpAddr> = all.into_iter().filter(fits).collect();
-        all.sort_unstable();
-        all.dedup();
+        let mut all = distinct(all.into_iter().filter(fits), self.most);
         // Clients often use the first address, so each answer begins with a random one.
         if !all.is_empty() {
             let first = rand::random_range(0..all.len());
@@ -335,7 +342,7 @@ impl Lookup<'_> {
 
     /// An answer with one record for each item of `data`.
     fn answer_with(&self, data: impl IntoIterator<Item = RData>) -> Answer {
-        let records = data.into_iter().take(RECORDS_MAX);
+        let records = data.into_iter().take(self.most);
         let records = records.map(|data| Record::from_rdata(self.name.clone(), TTL, data)).collect();
         Answer { records, ..Answer::default() }
     }
@@ -369,12 +376,22 @@ fn key_of(service: &Service) -> Key {
     Key::of(&service.metadata)
 }
 
-/// The endpoints that take traffic.
-fn hosts(slices: &[Arc<EndpointSlice>]) -> impl Iterator<Item = Host<'_>> {
-    slices.iter().flat_map(|slice| {
-        let ready = slice.endpoints.iter().filter(|endpoint| endpoint.conditions.is_ready());
-        ready.filter_map(|endpoint| Some(Host { endpoint, address: endpoint.address? }))
-    })
+/// The distinct addresses in order. The search ends when it has found `most` of them.
+fn distinct(all: impl Iterator<Item = IpAddr>, most: usize) -> Vec<IpAddr> {
+    let mut found: Vec<IpAddr> = Vec::new();
+    for address in all {
+        found.push(address);
+        if found.len() >= 2 * most {
+            found.sort_unstable();
+            found.dedup();
+            if found.len() >= most {
+                return found;
+            }
+        }
+    }
+    found.sort_unstable();
+    found.dedup();
+    found
 }
 
 #[cfg(test)]

@@ -135,6 +135,22 @@ impl Tables {
         all.map(current).collect()
     }
 
+    /// The slices of a service as they are listed. Endpoints of [`unready_of`](Self::unready_of) are not marked in them.
+    pub fn listed_slices<'a>(
+        &'a self,
+        service: &Key,
+    ) -> impl Iterator<Item = &'a Arc<EndpointSlice>> + use<'a> {
+        self.slices.get(service).into_iter().flat_map(BTreeMap::values)
+    }
+
+    /// The addresses that take no traffic as endpoints of the service, because [`set_ready`](Self::set_ready) has marked them
+    /// as not ready. `None` if there are none, or only the slices decide.
+    #[must_use]
+    pub fn unready_of(&self, service: &Key) -> Option<&HashSet<IpAddr>> {
+        let is_used = !self.unready.is_empty() && self.follows_readiness(service);
+        is_used.then_some(&self.unready)
+    }
+
     /// Records whether the pod of this node with the address is ready. For an address without a record the slices decide.
     /// Returns the services whose endpoints change.
     pub fn set_ready(&mut self, address: IpAddr, is_ready: bool) -> Vec<Key> {

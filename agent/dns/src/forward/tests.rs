@@ -1,6 +1,5 @@
 //! Queries to upstream servers on loopback.
 
-use std::net::SocketAddr;
 use std::sync::Weak;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,7 +7,8 @@ use coracle_testing::until_yielding;
 use hickory_proto::op::MessageType;
 use hickory_proto::rr::rdata::A;
 use hickory_proto::rr::{Name, RData, Record, RecordType};
-use tokio::net::UdpSocket;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, UdpSocket};
 
 use super::*;
 use crate::limit::Limit;
@@ -112,7 +112,7 @@ async fn a_server_that_hangs_is_queried_last() {
     // The queries run at the same time, because each of them waits for the server that hangs.
     let names = ["a.example.", "b.example.", "c.example.", "d.example."];
     let [a, b, c, d] = names.map(resolve);
-    let answers: [Message; 4] = tokio::join!(a, b, c, d).into();
+    let answers: [Arc<Message>; 4] = tokio::join!(a, b, c, d).into();
     assert!(answers.iter().all(|answer| answer.answers.len() == 1));
     assert_eq!(order(), [other.address, hanging.address]);
 }
@@ -233,4 +233,55 @@ async fn a_query_counts_for_its_client_until_it_ends() {
     assert!(upstream.expired(&question("b.example.")).is_none());
     other.is_silent.send_replace(false);
     until_yielding("the end of the query", 10, || limit.take(client).is_some()).await;
+}
+
+/// A server that answers one question with 1,000 addresses by TCP. Returns its address, and the task that ends when the
+/// answer is sent.
+async fn server_with_large_answer() -> (SocketAddr, tokio::task::JoinHandle<()>) {
+    let (listener, socket) = loop {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        // Another process may have the UDP port of this number.
+        if let Ok(socket) = UdpSocket::bind(listener.local_addr().unwrap()).await {
+            break (listener, socket);
+        }
+    };
+    let address = socket.local_addr().unwrap();
+    let task = tokio::spawn(async move {
+        let mut buffer = [0; 4096];
+        let (size, client) = socket.recv_from(&mut buffer).await.unwrap();
+        let query = Message::from_vec(&buffer[..size]).unwrap();
+        let mut answer = Message::response(query.metadata.id, OpCode::Query);
+        answer.queries.clone_from(&query.queries);
+        socket.send_to(&answer.truncate().to_vec().unwrap(), client).await.unwrap();
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let length = stream.read_u16().await.unwrap();
+        stream.read_exact(&mut buffer[..usize::from(length)]).await.unwrap();
+        let name = &query.queries[0].name;
+        let record = |number: u32| Record::from_rdata(name.clone(), 60, RData::A(A(number.into())));
+        answer.add_answers((0..1000).map(record));
+        let bytes = answer.to_vec().unwrap();
+        let length = u16::try_from(bytes.len()).unwrap();
+        stream.write_all(&[&length.to_be_bytes()[..], &bytes].concat()).await.unwrap();
+    });
+    (address, task)
+}
+
+#[tokio::test]
+async fn a_large_answer_is_decoded_once_with_the_permit_of_large_messages() {
+    let (address, sent) = server_with_large_answer().await;
+    let small = LoopbackServer::start(60).await;
+    let stubs = [("example.", address), ("small.", small.address)]
+        .map(|(domain, server)| StubDomain { domain: domain.to_owned(), servers: vec![server] });
+    let upstream = Arc::new(Upstream::new("/nonexistent".into(), Vec::new(), &stubs, Arc::default()));
+    let held = upstream.large.hold().await;
+    let outcome = upstream.query(&question("a.example."), &mut Some(permit())).unwrap();
+    sent.await.unwrap();
+    let answer = upstream.resolve(question("a.small."), permit()).await;
+    assert_eq!(answer.answers.len(), 1, "small answers need no permit");
+    assert!(outcome.borrow().is_none(), "the answer was decoded without the permit");
+    drop(held);
+    let (one, two) = tokio::join!(wait(Some(outcome.clone())), wait(Some(outcome)));
+    let (one, two) = (one.unwrap(), two.unwrap());
+    assert_eq!(one.answers.len(), 1000);
+    assert!(Arc::ptr_eq(&one, &two), "waiting clients have copies");
 }

@@ -2,7 +2,8 @@ use std::path::PathBuf;
 use std::sync::RwLock;
 
 use coracle_services::Tables;
-use hickory_proto::rr::Name;
+use hickory_proto::rr::RData;
+use hickory_proto::rr::rdata::A;
 use serde_json::json;
 
 use super::*;
@@ -31,9 +32,17 @@ fn query(name: &str, change: impl FnOnce(&mut Message)) -> Vec<u8> {
     message.to_vec().unwrap()
 }
 
+fn decide(bytes: &[u8], zone: &Zone) -> Reply {
+    reply(bytes, Transport::Udp, Sources { zone, upstream: &upstream() })
+}
+
 fn now(bytes: &[u8], zone: &Zone) -> Message {
-    match reply(bytes, zone, &upstream()) {
-        Reply::Now(message) => message,
+    response(bytes, Transport::Udp, zone).message
+}
+
+fn response(bytes: &[u8], transport: Transport, zone: &Zone) -> Response {
+    match reply(bytes, transport, Sources { zone, upstream: &upstream() }) {
+        Reply::Now(response) => response,
         Reply::Forward(_) => panic!("forwarded"),
         Reply::Nothing => panic!("no reply"),
     }
@@ -43,21 +52,25 @@ fn now(bytes: &[u8], zone: &Zone) -> Message {
 fn a_long_reply_is_truncated_for_udp_and_whole_for_tcp() {
     let zone = zone(500);
     let question = query("many.ns.svc.cluster.local.", |_| {});
-    let message = now(&question, &zone);
-    assert_eq!(message.answers.len(), 500);
-    let bytes = encode(&message, udp_size(&question)).unwrap();
+    let by_udp = response(&question, Transport::Udp, &zone);
+    assert!(by_udp.records() <= 43, "{} records for 512 bytes", by_udp.records());
+    let bytes = by_udp.encode().unwrap();
     let short = Message::from_vec(&bytes).unwrap();
     assert!(bytes.len() <= 512 && short.metadata.truncation && short.answers.is_empty());
     assert_eq!(short.queries.len(), 1);
-    let long = Message::from_vec(&encode(&message, u16::MAX).unwrap()).unwrap();
+    let cut = response(&question, Transport::Tcp, &zone);
+    assert!(cut.is_cut() && cut.records() == SMALL_RECORDS + 1, "all records are built without the permit");
+    let long = response(&question, Transport::TcpLarge, &zone).encode().unwrap();
+    let long = Message::from_vec(&long).unwrap();
     assert!(!long.metadata.truncation && long.answers.len() == 500);
     let with_edns = query("many.ns.svc.cluster.local.", |message| {
         let mut edns = Edns::new();
         edns.set_max_payload(65_535);
         message.set_edns(edns);
     });
-    assert_eq!(udp_size(&with_edns), UDP_PAYLOAD);
-    assert!(now(&with_edns, &zone).edns.is_some());
+    let with_edns = response(&with_edns, Transport::Udp, &zone);
+    assert_eq!(with_edns.limit, UDP_PAYLOAD);
+    assert!(with_edns.message.edns.is_some());
 }
 
 #[test]
@@ -83,7 +96,7 @@ fn queries_that_accept_signatures_are_counted() {
         })
     };
     for dnssec_ok in [true, false] {
-        reply(&with_flag(dnssec_ok), &zone(0), &upstream);
+        reply(&with_flag(dnssec_ok), Transport::Udp, Sources { zone: &zone(0), upstream: &upstream });
     }
     let counted = "coredns_dns_do_requests_total{server=\"dns://:53\",view=\"\",zone=\".\"} 1";
     assert!(upstream.metrics.render().lines().any(|line| line == counted));
@@ -92,7 +105,7 @@ fn queries_that_accept_signatures_are_counted() {
 #[test]
 fn names_outside_the_cluster_are_forwarded() {
     let bytes = query("example.com.", |_| {});
-    assert!(matches!(reply(&bytes, &zone(0), &upstream()), Reply::Forward(_)));
+    assert!(matches!(decide(&bytes, &zone(0)), Reply::Forward(_)));
 }
 
 #[test]
@@ -113,7 +126,7 @@ fn malformed_messages_get_an_error_or_no_response() {
     );
     let response = query("a.", |message| message.metadata.message_type = MessageType::Response);
     for silent in [&response[..], &[], &[0; 5], &[0xff; 40]] {
-        assert!(matches!(reply(silent, &zone, &upstream()), Reply::Nothing));
+        assert!(matches!(decide(silent, &zone), Reply::Nothing));
     }
 }
 
@@ -124,11 +137,88 @@ fn cut_and_changed_messages_do_not_panic() {
         message.set_edns(Edns::new());
     });
     for end in 0..whole.len() {
-        reply(&whole[..end], &zone, &upstream());
+        decide(&whole[..end], &zone);
         for flip in [0x01, 0x80, 0xff] {
             let mut bytes = whole.clone();
             bytes[end] ^= flip;
-            reply(&bytes, &zone, &upstream());
+            decide(&bytes, &zone);
+        }
+    }
+}
+
+#[test]
+fn messages_with_many_questions_or_records_are_refused_by_their_header() {
+    let question = Query::query(Name::from_ascii("a.".repeat(100)).unwrap(), RecordType::A);
+    let record = Record::from_rdata(Name::root(), 1, RData::A(A([1, 2, 3, 4].into())));
+    let many: [fn(&mut Message, &Query, &Record); 4] = [
+        |message, question, _| message.queries = vec![question.clone(); 200],
+        |message, _, record| message.answers = vec![record.clone(); 2],
+        |message, _, record| message.authorities = vec![record.clone(); 2],
+        |message, _, record| message.additionals = vec![record.clone(); 3],
+    ];
+    for change in many {
+        let bytes = query("a.", |message| change(message, &question, &record));
+        let refused = now(&bytes, &zone(0));
+        assert_eq!(refused.metadata.response_code, ResponseCode::FormErr);
+        assert!(refused.queries.is_empty(), "the questions are not decoded");
+        let update = query("a.", |message| {
+            message.metadata.op_code = OpCode::Update;
+            change(message, &question, &record);
+        });
+        assert_eq!(now(&update, &zone(0)).metadata.response_code, ResponseCode::NotImp);
+    }
+}
+
+/// The reply to a query for `name` with this answer of another server.
+fn forwarded(name: &str, transport: Transport, answer: &Arc<Message>) -> Response {
+    let bytes = query(name, |_| {});
+    match reply(&bytes, transport, Sources { zone: &zone(0), upstream: &upstream() }) {
+        Reply::Forward(pending) => pending.merged(Arc::clone(answer)),
+        Reply::Now(_) | Reply::Nothing => panic!("not forwarded"),
+    }
+}
+
+/// An answer with this number of addresses of `example.com`.
+fn answer(count: u32) -> Arc<Message> {
+    let mut answer = Message::response(1, OpCode::Query);
+    let name = Name::from_ascii("example.com.").unwrap();
+    let data = |number: u32| RData::A(A(number.into()));
+    answer.add_answers((0..count).map(|number| Record::from_rdata(name.clone(), 60, data(number))));
+    Arc::new(answer)
+}
+
+#[test]
+fn waiting_clients_share_an_answer_and_its_encoding_ends_at_the_size_of_the_reply() {
+    let answer = answer(5000);
+    for name in ["example.com.", "eXample.com."] {
+        let waiting: Vec<_> = (0..100).map(|_| forwarded(name, Transport::Udp, &answer)).collect();
+        assert_eq!(Arc::strong_count(&answer), 101);
+        for response in &waiting {
+            assert_eq!(response.records(), 5000);
+            let mut bytes = Vec::new();
+            let mut encoder = BinEncoder::new(&mut bytes);
+            encoder.set_max_size(response.limit);
+            let header = response.emit(&mut encoder).unwrap();
+            assert!(header.counts.answers < 43 && header.metadata.truncation);
+        }
+        let copies = waiting[0].forwarded.as_ref().unwrap().answers(waiting[0].max_records()).0.len();
+        assert_eq!(copies, if name == "example.com." { 0 } else { 43 });
+        let short = Message::from_vec(&waiting[0].encode().unwrap()).unwrap();
+        assert!(short.metadata.truncation && short.answers.is_empty());
+    }
+    let long = forwarded("example.com.", Transport::Tcp, &answer).encode().unwrap();
+    assert!(Message::from_vec(&long).unwrap().answers.len() > 1000);
+}
+
+#[test]
+fn records_of_other_servers_have_the_name_in_the_spelling_of_the_client() {
+    for transport in [Transport::Udp, Transport::Tcp] {
+        for name in ["example.com.", "eXample.COM."] {
+            let bytes = forwarded(name, transport, &answer(3)).encode().unwrap();
+            let message = Message::from_vec(&bytes).unwrap();
+            assert_eq!(message.answers.len(), 3);
+            let expected = Name::from_ascii(name).unwrap();
+            assert!(message.answers.iter().all(|record| record.name.eq_case(&expected)), "{message}");
         }
     }
 }

@@ -79,6 +79,30 @@ fn parse_dashed_address(text: &str) -> Option<IpAddr> {
     v4.map(IpAddr::V4).or_else(|_| v6().map(IpAddr::V6)).ok()
 }
 
+/// A label that may name an endpoint.
+pub(super) struct EndpointLabel<'a> {
+    text: &'a str,
+    /// The address in the label.
+    address: Option<IpAddr>,
+}
+
+impl<'a> EndpointLabel<'a> {
+    pub(super) fn parse(text: &'a str) -> Self {
+        Self { text, address: parse_dashed_address(text) }
+    }
+
+    /// Whether the endpoint has this name. A query compares all endpoints of a service, so most comparisons write no name.
+    pub(super) fn names(&self, endpoint: &Endpoint) -> bool {
+        match &endpoint.hostname {
+            Some(name) if !name.is_empty() => name.eq_ignore_ascii_case(self.text),
+            _ => {
+                let may_be = self.address.is_some() && self.address == endpoint.address;
+                may_be && endpoint_name(endpoint).eq_ignore_ascii_case(self.text)
+            }
+        }
+    }
+}
+
 /// Label of an endpoint below its service: its host name, or its address with dashes.
 pub(super) fn endpoint_name(endpoint: &Endpoint) -> String {
     match (&endpoint.hostname, endpoint.address) {
@@ -104,5 +128,24 @@ mod tests {
         };
         assert_eq!([of("10.42.0.7", ""), of("10.42.0.7", "Db-0")], ["10-42-0-7", "db-0"]);
         assert_eq!([of("fd00::7", ""), of("fd00::", "")], ["fd00--7", "fd00--0"]);
+    }
+
+    #[test]
+    fn labels_name_endpoints_by_the_same_rules() {
+        let names = |label: &str, address: &str, hostname: &str| {
+            let hostname = Some(hostname.into());
+            let endpoint = Endpoint { address: address.parse().ok(), hostname, ..Endpoint::default() };
+            EndpointLabel::parse(label).names(&endpoint)
+        };
+        for (label, address, hostname) in [
+            ("10-42-0-7", "10.42.0.7", ""),
+            ("db-0", "10.42.0.7", "Db-0"),
+            ("fd00--7", "fd00::7", ""),
+            ("fd00--0", "fd00::", ""),
+        ] {
+            assert!(names(label, address, hostname), "{label}");
+        }
+        assert!(!names("10-42-0-7", "10.42.0.7", "db-0") && !names("fd00-0-0-0-0-0-0-7", "fd00::7", ""));
+        assert!(!names("10-42-0-8", "10.42.0.7", "") && !names("", "", ""));
     }
 }

@@ -1,8 +1,16 @@
 //! Answers from the services of the cluster.
 
+use coracle_services::EndpointSlice;
 use serde_json::{Value, json};
 
 use super::*;
+
+impl Zone {
+    /// The answer by TCP.
+    fn answer(&self, name: &Name, kind: RecordType) -> Option<Answer> {
+        self.answer_up_to(name, kind, RECORDS_MAX)
+    }
+}
 
 fn tables() -> Tables {
     let mut tables = Tables::default();
@@ -237,4 +245,92 @@ fn many_ports_of_many_endpoints_are_a_bounded_answer() {
     assert_eq!(ask("db.ns.svc.cluster.local.").records.len(), RECORDS_MAX);
     let one = ask("_p999._tcp.db.ns.svc.cluster.local.");
     assert_eq!((one.records.len(), one.additionals.len()), (RECORDS_MAX, RECORDS_MAX));
+}
+
+/// A headless service with endpoints in slices of 1,000. `change` changes the endpoint with the given number.
+fn many_endpoints(count: usize, change: impl Fn(usize, &mut Value)) -> Zone {
+    let mut all = tables();
+    let slices = (0..count.div_ceil(1000)).map(|slice| {
+        let endpoint = |number: usize| {
+            let address = format!("10.{}.{}.{}", number / 62_500, number / 250 % 250, number % 250);
+            let mut endpoint = json!({"addresses": [address]});
+            change(number, &mut endpoint);
+            endpoint
+        };
+        let endpoints: Vec<_> = (slice * 1000..count.min((slice + 1) * 1000)).map(endpoint).collect();
+        let labels = json!({"kubernetes.io/service-name": "db"});
+        let slice = json!({"metadata": {"namespace": "ns", "name": format!("db-{slice:04}"), "labels": labels},
+            "addressType": "IPv4", "ports": [{"name": "sql", "port": 5432}], "endpoints": endpoints});
+        serde_json::from_value::<EndpointSlice>(slice).unwrap().slim()
+    });
+    all.replace_slices(slices);
+    Zone::new("cluster.local", Arc::new(RwLock::new(all)), Vec::new()).unwrap()
+}
+
+#[test]
+fn an_answer_is_built_up_to_the_size_of_the_reply() {
+    let zone = many_endpoints(5000, |_, _| {});
+    let name = Name::from_ascii("db.ns.svc.cluster.local.").unwrap();
+    let count = |kind, most| zone.answer_up_to(&name, kind, most).unwrap().records.len();
+    assert_eq!((count(RecordType::A, 50), count(RecordType::A, 5000)), (50, RECORDS_MAX));
+    assert_eq!((count(RecordType::SRV, 50), count(RecordType::SRV, 5000)), (200, RECORDS_MAX));
+}
+
+#[test]
+fn answers_with_a_part_of_many_endpoints_differ() {
+    let zone = many_endpoints(5000, |_, _| {});
+    let name = Name::from_ascii("db.ns.svc.cluster.local.").unwrap();
+    let mut found = HashSet::new();
+    for _ in 0..10_000 {
+        let answer = zone.answer(&name, RecordType::A).unwrap();
+        found.extend(answer.records.iter().map(|record| record.data.to_string()));
+        if found.len() == 5000 {
+            return;
+        }
+    }
+    panic!("only {} endpoints are in the answers", found.len());
+}
+
+#[test]
+fn equal_addresses_do_not_hide_other_ones() {
+    let zone = many_endpoints(2000, |number, endpoint| {
+        if number % 100 != 0 {
+            endpoint["addresses"] = json!(["10.9.9.9"]);
+        }
+    });
+    let answer = zone.answer_up_to(&"db.ns.svc.cluster.local.".parse().unwrap(), RecordType::A, 50).unwrap();
+    assert_eq!(answer.records.len(), 21);
+}
+
+/// The author of a slice decides how many endpoints do not count.
+#[test]
+fn a_query_examines_a_limited_number_of_endpoints() {
+    let not_ready = |number: usize, endpoint: &mut Value| {
+        if number < EXAMINED_MAX {
+            endpoint["conditions"] = json!({"ready": false});
+        }
+    };
+    let zone = many_endpoints(EXAMINED_MAX + 1000, not_ready);
+    let tables = zone.tables.read().unwrap();
+    let endpoints = Endpoints::new(&tables, &Key::new("ns", "db"));
+    assert_eq!((endpoints.hosts().count(), endpoints.count()), (0, EXAMINED_MAX));
+    let zone = many_endpoints(2000, |number, endpoint| {
+        if number > 0 {
+            endpoint["conditions"] = json!({"ready": false});
+        }
+    });
+    let answer = zone.answer(&"db.ns.svc.cluster.local.".parse().unwrap(), RecordType::A).unwrap();
+    assert_eq!(answer.records.len(), 1, "endpoints below the limit are found");
+}
+
+#[test]
+fn endpoints_whose_pods_are_not_ready_have_no_names() {
+    let mut tables = tables();
+    tables.set_ready("10.42.0.7".parse().unwrap(), false);
+    let zone = Zone::new("cluster.local", Arc::new(RwLock::new(tables)), Vec::new()).unwrap();
+    let ask = |name: &str, kind| zone.answer(&name.parse().unwrap(), kind);
+    assert_eq!(ask("db.ns.svc.cluster.local.", RecordType::A).unwrap().records.len(), 1);
+    assert_eq!(ask("_sql._tcp.db.ns.svc.cluster.local.", RecordType::SRV).unwrap().records.len(), 1);
+    assert_eq!(ask("db-0.db.ns.svc.cluster.local.", RecordType::A).unwrap().code, ResponseCode::NXDomain);
+    assert!(ask("7.0.42.10.in-addr.arpa.", RecordType::PTR).is_none());
 }

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, RANGE, WWW_AUTHENTICATE};
-use reqwest::{Client, Method, Response, StatusCode};
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION, RANGE, WWW_AUTHENTICATE};
+use reqwest::{Client, ClientBuilder, Method, Response, StatusCode, Url, redirect};
 use tokio::sync::Mutex;
 
 use super::challenge::{self, Challenge};
@@ -17,7 +17,10 @@ pub(super) const AGENT: &str = concat!("coracle/", env!("CARGO_PKG_VERSION"));
 /// A host to send requests to.
 pub(super) struct Endpoint {
     pub(super) host: Host,
+    /// Client with the headers of `hosts.toml`. It follows redirects at the same host only.
     client: Client,
+    /// Client without these headers, for redirect targets and token services at other hosts.
+    foreign: Client,
     auth: Option<Auth>,
     /// The scope of a pull, for challenges without a scope.
     scope: String,
@@ -47,8 +50,6 @@ impl Endpoint {
         auth: Option<Auth>,
         timeouts: Timeouts,
     ) -> Result<Endpoint, RegistryError> {
-        let secure = host.base.starts_with("https:");
-        let tls = super::tls::config(&host.tls, secure).map_err(RegistryError::Tls)?;
         let mut headers = HeaderMap::new();
         for (name, value) in &host.headers {
             let pair = (name.parse::<HeaderName>(), value.parse::<HeaderValue>());
@@ -57,26 +58,17 @@ impl Endpoint {
             };
             headers.append(name, value);
         }
-        let mut builder = Client::builder()
-            .tls_backend_preconfigured(tls)
-            .user_agent(AGENT)
-            .default_headers(headers)
-            .referer(false)
-            // One connection per layer, so that a lost packet delays one layer only.
-            .http1_only()
-            .connect_timeout(host.dial_timeout.unwrap_or(CONNECT_TIMEOUT))
-            .read_timeout(timeouts.stall);
-        let url: Option<reqwest::Url> = host.base.parse().ok();
-        if url.as_ref().and_then(|url| url.host_str()).is_some_and(is_loopback) {
-            builder = builder.no_proxy();
-        }
-        let client = builder.build().map_err(|e| RegistryError::send(host.base.clone(), e))?;
+        let failed = |e| RegistryError::send(host.base.clone(), e);
+        let own = redirect::Policy::custom(within_host);
+        let client = client_builder(&host, timeouts)?.default_headers(headers).redirect(own);
+        let client = client.build().map_err(failed)?;
+        let foreign = client_builder(&host, timeouts)?.build().map_err(failed)?;
         let granted = match &auth {
             Some(Auth::RegistryToken(token)) => Some(format!("Bearer {token}")),
             _ => None,
         };
         let scope = format!("repository:{repository}:pull");
-        Ok(Endpoint { host, client, auth, scope, granted: Mutex::new(granted), timeouts })
+        Ok(Endpoint { host, client, foreign, auth, scope, granted: Mutex::new(granted), timeouts })
     }
 
     /// The URL of a path below the base.
@@ -135,7 +127,7 @@ impl Endpoint {
                 let scope = if scope.is_empty() { &self.scope } else { scope };
                 let secure = self.host.base.starts_with("https:");
                 let grant = token::Grant { realm, service, scope, secure };
-                Some(token::fetch(&self.client, &grant, auth.as_ref()).await?)
+                Some(token::fetch(self.client_of(realm), &grant, auth.as_ref()).await?)
             }
         };
         granted.clone_from(&new);
@@ -148,16 +140,72 @@ impl Endpoint {
         request: &Request<'_>,
         authorization: Option<&str>,
     ) -> Result<Response, RegistryError> {
-        let method = if request.head { Method::HEAD } else { Method::GET };
-        let mut builder = self.client.request(method, url).header("accept", request.accept);
+        let mut builder = request.builder(&self.client, url);
         if let Some(authorization) = authorization {
             builder = builder.header(AUTHORIZATION, authorization);
         }
-        if request.from > 0 {
-            builder = builder.header(RANGE, format!("bytes={}-", request.from));
+        let failed = |e| RegistryError::send(url.to_owned(), e);
+        let response = builder.send().await.map_err(failed)?;
+        match foreign_target(&response) {
+            Some(target) => request.builder(&self.foreign, target.as_str()).send().await.map_err(failed),
+            None => Ok(response),
         }
-        builder.send().await.map_err(|e| RegistryError::send(url.to_owned(), e))
     }
+
+    /// The client for a token service. A service at the host gets the headers of `hosts.toml`.
+    fn client_of(&self, realm: &str) -> &Client {
+        let urls = (self.host.base.parse::<Url>(), realm.parse::<Url>());
+        let is_own = matches!(&urls, (Ok(base), Ok(realm)) if is_same_host(base, realm));
+        if is_own && !self.host.headers.is_empty() { &self.client } else { &self.foreign }
+    }
+}
+
+// === impl Request ===
+
+impl Request<'_> {
+    fn builder(&self, client: &Client, url: &str) -> reqwest::RequestBuilder {
+        let method = if self.head { Method::HEAD } else { Method::GET };
+        let builder = client.request(method, url).header("accept", self.accept);
+        match self.from {
+            0 => builder,
+            from => builder.header(RANGE, format!("bytes={from}-")),
+        }
+    }
+}
+
+/// A client of the host, without headers of `hosts.toml`.
+fn client_builder(host: &Host, timeouts: Timeouts) -> Result<ClientBuilder, RegistryError> {
+    let secure = host.base.starts_with("https:");
+    let tls = super::tls::config(&host.tls, secure).map_err(RegistryError::Tls)?;
+    let builder = Client::builder()
+        .tls_backend_preconfigured(tls)
+        .user_agent(AGENT)
+        .referer(false)
+        // One connection per layer, so that a lost packet delays one layer only.
+        .http1_only()
+        .connect_timeout(host.dial_timeout.unwrap_or(CONNECT_TIMEOUT))
+        .read_timeout(timeouts.stall);
+    let url: Option<Url> = host.base.parse().ok();
+    let is_local = url.as_ref().and_then(|url| url.host_str()).is_some_and(is_loopback);
+    Ok(if is_local { builder.no_proxy() } else { builder })
+}
+
+/// Redirect policy: follows redirects at the same host. `reqwest` sends the headers of a client to all redirect targets.
+fn within_host(attempt: redirect::Attempt<'_>) -> redirect::Action {
+    let is_own = attempt.previous().last().is_some_and(|last| is_same_host(last, attempt.url()));
+    if is_own { redirect::Policy::default().redirect(attempt) } else { attempt.stop() }
+}
+
+/// The target of a redirect to another host. Other responses have none.
+fn foreign_target(response: &Response) -> Option<Url> {
+    let location = response.headers().get(LOCATION).filter(|_| response.status().is_redirection())?;
+    let target = response.url().join(location.to_str().ok()?).ok()?;
+    Some(target).filter(|target| !is_same_host(response.url(), target))
+}
+
+/// Whether two URLs have the same scheme, host and port.
+fn is_same_host(one: &Url, other: &Url) -> bool {
+    one.origin() == other.origin()
 }
 
 async fn check_status(url: String, response: Response) -> Result<Response, RegistryError> {

@@ -222,6 +222,62 @@ async fn credentials_are_not_sent_to_redirect_targets() {
     }
 }
 
+/// A registry that requires a token of a service at `realm`, and that redirects requests for blobs to another host.
+async fn with_token_and_redirect(registry: &TestRegistry, realm: &str, storage: &str) -> TestProxy {
+    let (realm, storage) = (realm.to_owned(), storage.to_owned());
+    TestProxy::to(registry.address(), move |head, _| {
+        let path = head.split(' ').nth(1).unwrap();
+        if !head.contains("authorization: Bearer") {
+            return ProxyFault::Reply(format!(
+                "HTTP/1.1 401 Unauthorized\r\nwww-authenticate: Bearer realm=\"{realm}\"\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            ));
+        }
+        match path.contains("/blobs/") {
+            true => ProxyFault::Reply(format!(
+                "HTTP/1.1 307 Temporary Redirect\r\nlocation: http://{storage}{path}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            )),
+            false => ProxyFault::Pass,
+        }
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn headers_of_hosts_toml_are_sent_only_to_their_host() {
+    let registry = TestRegistry::start().await;
+    registry.push("app", "latest", &TestImage::small("x")).await;
+    let storage = TestProxy::to(registry.address(), |_, _| ProxyFault::Pass).await;
+    let service = TestProxy::to("127.0.0.1:1", |_, _| {
+        let body = r#"{"token":"t"}"#;
+        let length = body.len();
+        ProxyFault::Reply(format!(
+            "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}"
+        ))
+    })
+    .await;
+    let realm = format!("http://{}/token", service.address());
+    let line = with_token_and_redirect(&registry, &realm, storage.address()).await;
+    let hosts = tempfile::tempdir().unwrap();
+    std::fs::create_dir(hosts.path().join("registry.example")).unwrap();
+    let text = format!(
+        "[host.\"http://{0}\"]\n[host.\"http://{0}\".header]\nx-secret = \"s3cret\"\n",
+        line.address()
+    );
+    std::fs::write(hosts.path().join("registry.example/hosts.toml"), text).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let directory = Some(hosts.path().to_owned());
+    let config = ImagesConfig { registry_config_dir: directory, ..ImagesConfig::new(root.path()) };
+    let images = Images::open(config).await.unwrap();
+    images.pull("registry.example/app", None, None).await.map_err(|error| error.report()).unwrap();
+    let all_have_it = |heads: Vec<String>| heads.iter().all(|head| head.contains("x-secret: s3cret"));
+    assert!(all_have_it(line.requests()), "{:?}", line.requests());
+    for other in [&storage, &service] {
+        let requests = other.requests();
+        assert!(!requests.is_empty() && !requests.concat().contains("x-secret"), "{requests:?}");
+        assert!(requests.iter().all(|head| head.contains("user-agent: coracle")), "{requests:?}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn tls_registries_are_verified_by_the_authorities_of_hosts_toml() {
     let registry = TestRegistry::start().await;
