@@ -70,13 +70,18 @@ impl Threads {
     /// # Errors
     /// If the kernel starts no thread. The work is dropped.
     pub fn run(&'static self, work: impl FnOnce() -> ControlFlow<()> + Send + 'static) -> io::Result<()> {
+        self.run_boxed(Box::new(work))
+    }
+
+    /// Does the work of [`Threads::run`], compiled once for all kinds of work.
+    fn run_boxed(&'static self, work: Work) -> io::Result<()> {
         let thread = std::thread::Builder::new().name(self.name.to_owned());
         if HAS_OWN_NAMESPACES.get() {
             return thread.spawn(|| _ = work()).map(drop);
         }
         let mut state = self.state();
         if state.waiting > state.handed_over.len() {
-            state.handed_over.push_back(Box::new(work));
+            state.handed_over.push_back(work);
             drop(state);
             self.new_work.notify_one();
             return Ok(());
