@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use coracle_connections::{ACCEPT_RETRY_DELAY, ConnectionPermit, Connections, PermitStream};
+use futures::FutureExt as _;
 use http::{HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::body::Incoming;
@@ -54,7 +55,7 @@ pub(crate) async fn serve(
                     if let Ok(permit) = connections.admit(client.ip()) {
                         let (permit, reply) = (Arc::new(permit), reply.clone());
                         let reply = move |path: &str| reply(path, client.ip());
-                        tasks.spawn(connection(stream, permit, reply));
+                        tasks.spawn(connection(stream, permit, reply).boxed());
                     }
                 }
                 Err(error) => {

@@ -3,9 +3,10 @@
 //!
 //! Work never waits behind other work. It goes to a thread that waits, or to a new thread.
 //!
-//! [`off_worker`] runs long work of an async task on the task's own thread.
+//! [`off_worker`] runs long work of an async task on the task's own thread. [`spawn`] starts an async task.
 
 mod async_worker;
+mod task;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -16,6 +17,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use async_worker::off_worker;
+pub use task::{spawn, spawn_blocking};
 
 /// Time for which an idle thread waits for more work. Then it ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
