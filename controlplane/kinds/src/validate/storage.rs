@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use coracle_values::CollectMap;
 use serde_json::{Value, json};
 
 use super::selector::label_selector;
@@ -310,7 +311,7 @@ fn labels_of(term: &Value) -> BTreeMap<&str, BTreeSet<&str>> {
     let expressions = items(&term["matchLabelExpressions"]);
     expressions
         .map(|(_, one)| (text(&one["key"]), items(&one["values"]).map(|(_, value)| text(value)).collect()))
-        .collect()
+        .collect_map()
 }
 
 pub(super) fn access_modes(causes: &mut Causes, path: &Path, spec: &Value, missing: &str) {
