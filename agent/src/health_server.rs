@@ -176,7 +176,8 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, address) = listener.accept().await.unwrap();
         let permit = Arc::new(Connections::new(Limits::of_total(64)).admit(address.ip()).unwrap());
-        let serving = tokio::spawn(connection(stream, permit, |_path: &str| text(StatusCode::OK, "ok")));
+        let reply: MakeReply = Arc::new(|_path: &str, _client: IpAddr| text(StatusCode::OK, "ok"));
+        let serving = tokio::spawn(connection(stream, address.ip(), permit, reply));
         let mut head = "GET / HTTP/1.1\r\nHost: n1\r\nA: ".to_owned();
         head.push_str(&"x".repeat(HEADER_MAX - head.len()));
         client.write_all(head.as_bytes()).await.unwrap();

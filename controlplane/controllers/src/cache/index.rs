@@ -14,7 +14,7 @@ pub(super) type Slot = usize;
 /// The slots of the objects, and the versions that the watch has delivered.
 #[derive(Default)]
 pub(super) struct Index {
-    objects: BTreeMap<Key, Entry>,
+    objects: BTreeMap<Key, Slot>,
     /// Objects by namespace and controller's uid (empty for orphans), and by name below that.
     owned: HashMap<(String, String), BTreeMap<String, Slot>>,
     /// Slots of removed objects.
@@ -25,11 +25,6 @@ pub(super) struct Index {
     tombstones: HashSet<String>,
     /// Objects written since a running list request began: the list may be older or newer than the write.
     written: Option<BTreeSet<Key>>,
-}
-
-struct Entry {
-    slot: Slot,
-    version: u64,
 }
 
 /// Objects that a complete list does not have.
@@ -58,18 +53,18 @@ fn owner(meta: &ObjectMeta) -> (String, String) {
 impl Index {
     /// The slot of the object with this key.
     pub(super) fn slot(&self, key: &Key) -> Option<Slot> {
-        self.objects.get(key).map(|entry| entry.slot)
+        self.objects.get(key).copied()
     }
 
     /// All slots, in the order of the keys.
     pub(super) fn all(&self) -> Vec<Slot> {
-        self.objects.values().map(|entry| entry.slot).collect()
+        self.objects.values().copied().collect()
     }
 
     /// The slots of one namespace, in the order of the names.
     pub(super) fn in_namespace(&self, namespace: &str) -> Vec<Slot> {
         let range = self.objects.range(Key::new(namespace, "")..);
-        range.take_while(|(key, _)| key.namespace == namespace).map(|(_, entry)| entry.slot).collect()
+        range.take_while(|(key, _)| key.namespace == namespace).map(|(_, slot)| *slot).collect()
     }
 
     /// The slots of the objects of one namespace with this controller; an empty uid selects objects without a
@@ -129,29 +124,26 @@ impl Index {
         Some(missing)
     }
 
-    /// Stores the place of an object, instead of the place of its former state. Returns the slot, which is either free
-    /// or the first after all others. `None` if the index has the same or a newer version.
+    /// Stores the place of an object. `old` is the state of the object in the cache. Returns the slot: that of `old`, a
+    /// free one, or the first after all others. `None` if the cache has the same or a newer version.
     pub(super) fn insert(&mut self, key: Key, old: Option<&ObjectMeta>, new: &ObjectMeta) -> Option<Slot> {
-        let version = version(new);
-        let known = self.objects.get(&key).map(|entry| (entry.slot, entry.version));
-        if version != 0 && known.is_some_and(|(_, known)| known >= version) {
+        let newer = version(new);
+        if newer != 0 && old.is_some_and(|old| version(old) >= newer) {
             return None;
         }
         let next = self.objects.len();
-        let slot = known.map(|(slot, _)| slot).or_else(|| self.free.pop()).unwrap_or(next);
+        let slot = self.slot(&key).or_else(|| self.free.pop()).unwrap_or(next);
         if let Some(old) = old {
             self.remove_owned(old, &key.name);
         }
         self.owned.entry(owner(new)).or_default().insert(key.name.clone(), slot);
-        self.objects.insert(key, Entry { slot, version });
+        self.objects.insert(key, slot);
         Some(slot)
     }
 
     /// Removes the place of an object.
     pub(super) fn remove(&mut self, key: &Key, old: &ObjectMeta) {
-        if let Some(entry) = self.objects.remove(key) {
-            self.free.push(entry.slot);
-        }
+        self.free.extend(self.objects.remove(key));
         self.remove_owned(old, &key.name);
     }
 
