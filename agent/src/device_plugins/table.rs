@@ -7,8 +7,7 @@ use k8s_openapi::api::core::v1::{ResourceHealth, ResourceStatus};
 use serde::{Deserialize, Serialize};
 
 use super::choose::{Choice, DeviceHint, DeviceRequest, Devices, HintInputs, hints};
-use super::edits::Edits;
-use super::requests::Request;
+use super::{edits::Edits, requests::Request};
 use crate::node::{DeviceCount, DeviceCounts};
 
 /// Maximum resources of plugins. Each has a connection and a task.

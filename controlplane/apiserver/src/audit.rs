@@ -19,8 +19,6 @@ use coracle_audit::{
     Attributes, AuthenticationMetadata, Decision, Event, Level, ObjectReference, Policy, ResourceAttributes,
     Stage, UserInfo,
 };
-use coracle_values::CollectMap;
-use futures::FutureExt as _;
 use futures::StreamExt as _;
 use http::{HeaderMap, HeaderValue, Uri, header};
 use http_body::Frame;
@@ -357,7 +355,7 @@ impl Record {
             let fields = ["metadata", "status", "message", "reason", "details", "code"];
             let field = |name: &str| Some((name.to_owned(), object.get(name)?.clone()));
             let status = fields.iter().filter_map(|name| field(name));
-            let mut status: Map<String, Value> = status.collect_map();
+            let mut status: Map<String, Value> = status.collect();
             // The code in the body may differ from the HTTP status.
             status.insert("code".to_owned(), code.into());
             event.response_status = Some(Value::Object(status));
@@ -481,7 +479,7 @@ impl Drop for End {
         let record = self.0.clone();
         // Bodies are dropped within the runtime, except when the process exits.
         if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-            runtime.spawn(async move { record.emit(Stage::ResponseComplete).await }.boxed());
+            runtime.spawn(async move { record.emit(Stage::ResponseComplete).await });
         }
     }
 }
