@@ -31,7 +31,7 @@ mod tests {
     #[tokio::test]
     async fn a_task_runs_beside_its_caller() {
         let (sender, receiver) = tokio::sync::oneshot::channel();
-        let task = spawn(async move { drop(sender.send(7)) });
+        let task = spawn(async move { _ = sender.send(7) });
         assert_eq!(receiver.await, Ok(7));
         task.await.expect("no panic");
     }
