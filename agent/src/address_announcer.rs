@@ -219,7 +219,7 @@ impl AddressAnnouncer {
 /// Closes a monitor on a thread that may block: the kernel waits for an RCU grace period.
 fn close(monitor: Option<ConflictMonitor>) {
     if let Some(monitor) = monitor {
-        let _closing = tokio::task::spawn_blocking(move || drop(monitor));
+        let _closing = coracle_threads::spawn_blocking(move || drop(monitor));
     }
 }
 

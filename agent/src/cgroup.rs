@@ -290,7 +290,7 @@ impl Cgroups {
         call: impl FnOnce(&Tree) -> Result<(), CgroupError> + Send + 'static,
     ) -> Result<(), CgroupError> {
         let shared = Arc::clone(&self.shared);
-        let done = tokio::task::spawn_blocking(move || call(&shared.tree)).await;
+        let done = coracle_threads::spawn_blocking(move || call(&shared.tree)).await;
         done.map_err(CgroupError::Interrupted)?
     }
 }

@@ -316,7 +316,7 @@ impl Checkpoint {
             self.collect(&mut many_starts).await;
             while !self.state().due.is_empty() {
                 let writer = self.clone();
-                let failed = tokio::task::spawn_blocking(move || writer.flush()).await.unwrap_or(true);
+                let failed = coracle_threads::spawn_blocking(move || writer.flush()).await.unwrap_or(true);
                 if !failed {
                     backoff.reset();
                     continue;

@@ -88,7 +88,7 @@ impl ClusterDns {
         let text: String = self.addresses.iter().map(|address| format!("{address}\n")).collect();
         let record = self.record.clone();
         let written =
-            tokio::task::spawn_blocking(move || crate::private_file::replace(&record, text.as_bytes()));
+            coracle_threads::spawn_blocking(move || crate::private_file::replace(&record, text.as_bytes()));
         written.await.map_err(|error| chain(&error))?.map_err(|error| chain(&error))?;
         for address in &self.addresses {
             coracle_cni::add_host_address(*address).await.map_err(|error| chain(&error))?;

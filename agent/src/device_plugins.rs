@@ -171,7 +171,7 @@ impl DevicePlugins {
             let restored = self.state().table.names();
             for name in restored {
                 let expiring = self.clone().expire(name.clone(), 0);
-                tasks.insert(name, (0, AbortOnDropHandle::new(tokio::spawn(expiring))));
+                tasks.insert(name, (0, AbortOnDropHandle::new(coracle_threads::spawn(expiring))));
             }
             while let Some(connected) = plugins.recv().await {
                 let (name, number) = (connected.name.clone(), connected.number);
@@ -181,7 +181,7 @@ impl DevicePlugins {
                 }
                 tasks.retain(|_, (_, task)| !task.is_finished());
                 let following = self.clone().follow(connected);
-                tasks.insert(name, (number, AbortOnDropHandle::new(tokio::spawn(following))));
+                tasks.insert(name, (number, AbortOnDropHandle::new(coracle_threads::spawn(following))));
             }
         };
         tokio::join!(serving, following);
@@ -483,5 +483,5 @@ impl DevicePlugins {
 }
 
 async fn blocking(work: impl FnOnce() -> io::Result<()> + Send + 'static) -> io::Result<()> {
-    tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
+    coracle_threads::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
 }

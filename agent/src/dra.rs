@@ -283,7 +283,7 @@ impl Dra {
         if !self.shared.records.is_complete() {
             let shared = Arc::clone(&self.shared);
             // Ignore the error: it only says that the task panicked, which Rust has already reported on standard error.
-            let _ended = tokio::task::spawn_blocking(move || shared.records.reread_all()).await;
+            let _ended = coracle_threads::spawn_blocking(move || shared.records.reread_all()).await;
         }
     }
 
@@ -307,7 +307,8 @@ async fn blocking(
     claim: String,
     work: impl FnOnce() -> io::Result<()> + Send + 'static,
 ) -> Result<(), DraError> {
-    let done = tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)));
+    let done =
+        coracle_threads::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)));
     done.map_err(|source| DraError::Record { claim, source })
 }
 

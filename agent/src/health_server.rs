@@ -25,6 +25,10 @@ const RETRY: Duration = Duration::from_secs(30);
 /// A reply to a health check.
 pub(crate) type Reply = Response<Full<Bytes>>;
 
+/// Makes the reply to a path and a client's address. It is one type for all servers, so that the code of an HTTP server is
+/// compiled once.
+type MakeReply = Arc<dyn Fn(&str, IpAddr) -> Reply + Send + Sync>;
+
 /// Listen addresses for all interfaces, in order of preference: `[::]` for both families, or `0.0.0.0` on a machine
 /// without IPv6.
 pub(crate) fn everywhere(port: u16) -> Vec<SocketAddr> {
@@ -39,7 +43,16 @@ pub(crate) async fn serve(
     addresses: Vec<SocketAddr>,
     ranges: Arc<[IpNetwork]>,
     connections: Connections,
-    reply: impl Fn(&str, IpAddr) -> Reply + Clone + Send + Sync + 'static,
+    reply: impl Fn(&str, IpAddr) -> Reply + Send + Sync + 'static,
+) {
+    serve_replies(addresses, ranges, connections, Arc::new(reply)).await;
+}
+
+async fn serve_replies(
+    addresses: Vec<SocketAddr>,
+    ranges: Arc<[IpNetwork]>,
+    connections: Connections,
+    reply: MakeReply,
 ) {
     let mut tasks = JoinSet::new();
     let listener = listen(&addresses).await;
@@ -52,9 +65,8 @@ pub(crate) async fn serve(
                 Ok((stream, client)) => {
                     // At the limit the connection is closed without a response, and the client tries again.
                     if let Ok(permit) = connections.admit(client.ip()) {
-                        let (permit, reply) = (Arc::new(permit), reply.clone());
-                        let reply = move |path: &str| reply(path, client.ip());
-                        tasks.spawn(connection(stream, permit, reply));
+                        let reply = Arc::clone(&reply);
+                        tasks.spawn(connection(stream, client.ip(), Arc::new(permit), reply));
                     }
                 }
                 Err(error) => {
@@ -91,14 +103,10 @@ async fn listen(addresses: &[SocketAddr]) -> TcpListener {
     }
 }
 
-async fn connection(
-    stream: TcpStream,
-    permit: Arc<ConnectionPermit>,
-    reply: impl Fn(&str) -> Reply + Send + Sync + 'static,
-) {
+async fn connection(stream: TcpStream, client: IpAddr, permit: Arc<ConnectionPermit>, reply: MakeReply) {
     let held = PermitStream::new(stream, Arc::clone(&permit));
     let service = hyper::service::service_fn(move |request: Request<Incoming>| {
-        let reply = reply(request.uri().path());
+        let reply = reply(request.uri().path(), client);
         async move { Ok::<_, Infallible>(reply) }
     });
     let served = hyper::server::conn::http1::Builder::new()
@@ -168,7 +176,8 @@ mod tests {
         let mut client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (stream, address) = listener.accept().await.unwrap();
         let permit = Arc::new(Connections::new(Limits::of_total(64)).admit(address.ip()).unwrap());
-        let serving = tokio::spawn(connection(stream, permit, |_path: &str| text(StatusCode::OK, "ok")));
+        let reply: MakeReply = Arc::new(|_path: &str, _client: IpAddr| text(StatusCode::OK, "ok"));
+        let serving = tokio::spawn(connection(stream, address.ip(), permit, reply));
         let mut head = "GET / HTTP/1.1\r\nHost: n1\r\nA: ".to_owned();
         head.push_str(&"x".repeat(HEADER_MAX - head.len()));
         client.write_all(head.as_bytes()).await.unwrap();

@@ -433,7 +433,7 @@ fn changes_restriction(model: &mut Model, namespace: &str, change: impl FnOnce(&
 /// Replaces the table on a thread that may block.
 async fn replace(mut enforcer: Enforcer, model: SharedModel) -> Result<Enforcer, TableError> {
     let replace = move || enforcer.replace(&mut model.lock()).map(|()| enforcer);
-    let replaced = tokio::task::spawn_blocking(replace).await;
+    let replaced = coracle_threads::spawn_blocking(replace).await;
     replaced.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
@@ -455,7 +455,7 @@ async fn foreign_change(table: Option<&mut Table>, name: &str) {
 /// enabled again.
 pub(crate) async fn remove(table: String, record: PathBuf) {
     let name = table.clone();
-    let removed = tokio::task::spawn_blocking(move || {
+    let removed = coracle_threads::spawn_blocking(move || {
         if let Err(error) = coracle_tree::remove_file(&record) {
             tracing::warn!(%error, record = %record.display(), "cannot remove the record of network policies");
         }

@@ -15,6 +15,7 @@ use std::time::Duration;
 use coracle_backoff::Backoff;
 use coracle_error_chain::chain;
 use coracle_services::ServiceState;
+use coracle_values::CollectMap;
 use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::{LoadBalancerIngress, Node, Service};
 use kube::Api;
@@ -272,7 +273,7 @@ fn checked(
         let user = user.unwrap_or_else(|error| Some(format!("an unknown program: {error}")));
         Some((port.clone(), user?))
     });
-    let check = Check { uid, refused: used.collect(), ports };
+    let check = Check { uid, refused: used.collect_map(), ports };
     let is_new = known.is_none_or(|known| known.refused != check.refused || known.uid != check.uid);
     (check, is_new)
 }

@@ -65,7 +65,7 @@ pub(crate) async fn run(
 async fn write(table: &str, view: &NodeView) -> Result<(Monitor, u32), TableError> {
     let monitor = Monitor::open().map_err(TableError::Socket)?;
     let (table, view) = (table.to_owned(), view.clone());
-    let written = tokio::task::spawn_blocking(move || Proxy::replace_by_guard(&table, &view)).await;
+    let written = coracle_threads::spawn_blocking(move || Proxy::replace_by_guard(&table, &view)).await;
     let author = written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
     Ok((monitor, author))
 }

@@ -292,7 +292,7 @@ impl Restricted {
             let written = crate::private_file::replace(&record, &text);
             written.inspect_err(|_| empty_outdated(&record, &namespaces))
         };
-        let written = tokio::task::spawn_blocking(write).await;
+        let written = coracle_threads::spawn_blocking(write).await;
         let written = written.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
         let failed = written.is_err().then(Instant::now);
         *self.failed.lock().unwrap_or_else(PoisonError::into_inner) = failed;

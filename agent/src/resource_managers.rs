@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use coracle_proto::cri;
+use coracle_values::CollectMap;
 use coracle_values::Quantity;
 use coracle_values::pod_resources::Side;
 use coracle_values::quantity::value_of;
@@ -377,7 +378,7 @@ fn requests_differ(pod: &Pod, other: &Pod, name: &str) -> bool {
     let containers = |pod: &Pod| -> BTreeMap<String, Option<i128>> {
         let spec = pod.spec.iter();
         let all = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));
-        all.map(|container| (container.name.clone(), request(container, name))).collect()
+        all.map(|container| (container.name.clone(), request(container, name))).collect_map()
     };
     containers(pod) != containers(other)
 }

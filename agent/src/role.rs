@@ -30,6 +30,7 @@ use std::process::ExitCode;
 
 use anyhow::Context;
 use coracle_error_chain::chain;
+use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -62,7 +63,7 @@ fn block_on_boxed(role: LocalBoxFuture<'_, anyhow::Result<()>>) -> anyhow::Resul
         .enable_all()
         .build()
         .context("cannot start the async runtime")?;
-    runtime.spawn(program_pages::release_after_start());
+    runtime.spawn(program_pages::release_after_start().boxed());
     let result = runtime.block_on(role);
     // A blocking call that hangs (a stalled mount) must not prevent the end of the process.
     runtime.shutdown_timeout(std::time::Duration::from_secs(2));
@@ -159,7 +160,7 @@ fn until_signalled() -> anyhow::Result<CancellationToken> {
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
     let cancel = token.clone();
-    tokio::spawn(async move {
+    coracle_threads::spawn(async move {
         tokio::select! {
             // Cancel safe: both signals have the same effect.
             _ = interrupt.recv() => {}

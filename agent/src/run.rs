@@ -8,6 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use coracle_proto::cri::{VersionRequest, VersionResponse};
+use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -126,15 +127,15 @@ async fn run_agent(
     let node = Arc::new(services.assemble(&agent, policies)?);
     tracing::info!(node = node.config.node_name, "agent started");
     let mut tasks = JoinSet::new();
-    tasks.spawn(events.run());
+    tasks.spawn(events.run().boxed());
     spawn_certificate_renewal(&mut tasks, &node.config.identity, agent.ips());
     spawn_service_tasks(&mut tasks, &node, &agent, backend.dns.clone().unwrap_or_default());
     spawn_network_policies(&mut tasks, &node, requests);
     spawn_pod_tasks(&mut tasks, &node, &agent, [evicted, device_changes]);
     let machine = pod::MachineShutdown::new(Arc::clone(&node), agent.node());
-    tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes, agent.images()));
-    tasks.spawn(agent.run(shutdown.clone()));
-    tasks.spawn(server.run(completed(backend, &node), shutdown.clone()));
+    tasks.spawn(keep_images(Arc::clone(&node.runtime), runtime.image_changes, agent.images()).boxed());
+    tasks.spawn(agent.run(shutdown.clone()).boxed());
+    tasks.spawn(server.run(completed(backend, &node), shutdown.clone()).boxed());
     end_tasks(tasks, &node, stopped(machine, &shutdown)).await;
     Ok(())
 }
@@ -187,7 +188,7 @@ async fn end_tasks(mut tasks: JoinSet<()>, node: &pod::NodeContext, stopped: imp
         services.store_changed_slices();
         checkpoint.flush()
     };
-    let _unwritten = tokio::task::spawn_blocking(write).await;
+    let _unwritten = coracle_threads::spawn_blocking(write).await;
 }
 
 /// Renews the node's certificates, unless they are files of the user.
@@ -198,8 +199,12 @@ fn spawn_certificate_renewal(
 ) {
     match identity.clone() {
         Identity::Files(_) => {}
-        Identity::Joined(membership) => drop(tasks.spawn(async move { membership.keep(addresses).await })),
-        Identity::Requested(serving) => drop(tasks.spawn(async move { serving.keep(addresses).await })),
+        Identity::Joined(membership) => {
+            drop(tasks.spawn(async move { membership.keep(addresses).await }.boxed()))
+        }
+        Identity::Requested(serving) => {
+            drop(tasks.spawn(async move { serving.keep(addresses).await }.boxed()))
+        }
     }
 }
 
@@ -207,12 +212,12 @@ fn spawn_certificate_renewal(
 fn spawn_network_policies(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>, requests: Option<GateEnd>) {
     match (&node.config.network_policy_table, requests) {
         (Some(table), Some(requests)) => {
-            tasks.spawn(NetworkPolicies::new(node, table, requests).run());
+            tasks.spawn(NetworkPolicies::new(node, table, requests).run().boxed());
         }
         _ => {
             let (table, record) =
                 (node.config.tables.policies.clone(), network_policy::record(&node.config.state_dir));
-            tasks.spawn(network_policy::remove(table, record));
+            tasks.spawn(network_policy::remove(table, record).boxed());
         }
     }
 }
@@ -229,34 +234,34 @@ fn spawn_service_tasks(
     let served_here = config.dns.as_ref().map_or(&[][..], |_| &config.cluster_dns);
     let overlay = pod::admit::in_use::overlay_port(config);
     if config.service_proxy.is_none() {
-        tasks.spawn(overlay_guard::run(config.tables.services.clone(), overlay, agent.node()));
+        tasks.spawn(overlay_guard::run(config.tables.services.clone(), overlay, agent.node()).boxed());
     }
     if let Some(settings) = &config.service_proxy {
         let balancer = Arc::new(NodeBalancer::new(Arc::clone(node)));
-        tasks.spawn(Arc::clone(&balancer).publish(agent.node()));
+        tasks.spawn(Arc::clone(&balancer).publish(agent.node()).boxed());
         let proxy = ServiceProxy::new(settings.clone(), &config.node_name, served_here, overlay, balancer);
         let state = proxy.state();
         node.metrics.show_proxy(state.metrics());
         let ranges = settings.node_port_addresses.clone().into();
         let health = ServiceHealth::new(&config.node_name, node.services.clone(), state.clone(), ranges);
-        tasks.spawn(health.run());
-        tasks.spawn(proxy_health::serve(settings.healthz, settings.status, state, agent.node()));
+        tasks.spawn(health.run().boxed());
+        tasks.spawn(proxy_health::serve(settings.healthz, settings.status, state, agent.node()).boxed());
         let properties =
             NodeProperties { object: agent.node(), pod_ranges: agent.ranges(), addresses: agent.ips() };
-        tasks.spawn(proxy.run(node.services.clone(), properties));
+        tasks.spawn(proxy.run(node.services.clone(), properties).boxed());
         let ranges = &settings.load_balancer_ips;
         let announcer = AddressAnnouncer::new(&config.node_name, ranges, node.services.clone());
-        tasks.spawn(announcer.run(agent.node(), agent.renewals()));
+        tasks.spawn(announcer.run(agent.node(), agent.renewals()).boxed());
     }
     if let Some(settings) = &config.dns {
         node.services.measure_dns(Arc::clone(&dns_metrics));
-        tasks.spawn(node.services.clone().watch_namespaces());
+        tasks.spawn(node.services.clone().watch_namespaces().boxed());
         let dns = ClusterDns::new(settings.clone(), served_here, &config.cluster_domain, &config.run_dir)
             .with_metrics(dns_metrics);
-        tasks.spawn(dns.run(node.services.clone(), agent.node()));
+        tasks.spawn(dns.run(node.services.clone(), agent.node()).boxed());
     }
     if let Some(address) = config.healthz {
-        tasks.spawn(node_health::serve(address));
+        tasks.spawn(node_health::serve(address).boxed());
     }
 }
 
@@ -286,19 +291,19 @@ fn spawn_pod_tasks(
     };
     spawn_device_tasks(tasks, node);
     if let Some(task) = node.managers.task(Arc::clone(&node.runtime)) {
-        tasks.spawn(task);
+        tasks.spawn(task.boxed());
     }
-    tasks.spawn(pod::Eviction::new(Arc::clone(node), agent.heartbeats()).run());
-    tasks.spawn(pod::LimitEviction::new(Arc::clone(node)).run());
-    tasks.spawn(system_oom::run(node.recorder.clone()));
-    tasks.spawn(local_cleanup::run(client, name, directories));
-    tasks.spawn(async move { statuses.run().await });
-    tasks.spawn(image_gc.run());
-    tasks.spawn(pod::sync::run(Arc::clone(node), inputs));
+    tasks.spawn(pod::Eviction::new(Arc::clone(node), agent.heartbeats()).run().boxed());
+    tasks.spawn(pod::LimitEviction::new(Arc::clone(node)).run().boxed());
+    tasks.spawn(system_oom::run(node.recorder.clone()).boxed());
+    tasks.spawn(local_cleanup::run(client, name, directories).boxed());
+    tasks.spawn(async move { statuses.run().await }.boxed());
+    tasks.spawn(image_gc.run().boxed());
+    tasks.spawn(pod::sync::run(Arc::clone(node), inputs).boxed());
     let with_slices = node.config.service_proxy.is_some() || node.config.dns.is_some();
-    tasks.spawn(node.services.clone().run(with_slices));
-    tasks.spawn(node.configs.checkpoint().clone().run(node.recorder.many_starts()));
-    tasks.spawn(source::run(sources(node, agent), changes));
+    tasks.spawn(node.services.clone().run(with_slices).boxed());
+    tasks.spawn(node.configs.checkpoint().clone().run(node.recorder.many_starts()).boxed());
+    tasks.spawn(source::run(sources(node, agent), changes).boxed());
 }
 
 /// Inputs of the sources of pods.
@@ -315,12 +320,12 @@ fn sources(node: &pod::NodeContext, agent: &NodeAgent) -> Sources {
 
 /// Starts the tasks that serve drivers, device plugins and the pod resources API.
 fn spawn_device_tasks(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>) {
-    tasks.spawn(node.dra.clone().run(Arc::new(node.devices.clone())));
-    tasks.spawn(node.devices.clone().run());
+    tasks.spawn(node.dra.clone().run(Arc::new(node.devices.clone())).boxed());
+    tasks.spawn(node.devices.clone().run().boxed());
     let (pods, devices, dra) = (node.pods.clone(), node.devices.clone(), node.dra.clone());
     let (managers, metrics) = (node.managers.clone(), Arc::clone(&node.metrics));
     let resources = PodResources { pods, devices, dra, managers, metrics };
-    tasks.spawn(resources.serve(plugin_root(&node.config).join(sockets::POD_RESOURCES)));
+    tasks.spawn(resources.serve(plugin_root(&node.config).join(sockets::POD_RESOURCES)).boxed());
 }
 
 /// Returns only after a panic of a task: the agent must not continue without one of its parts.
@@ -474,7 +479,7 @@ fn plugin_root(config: &AgentConfig) -> &Path {
 
 async fn open_checkpoint(config: &AgentConfig) -> Result<Checkpoint, Error> {
     let (dir, key) = (config.state_dir.join("agent"), config.state_dir.join("sealing.key"));
-    let opened = tokio::task::spawn_blocking(move || Checkpoint::open(&dir, &key)).await;
+    let opened = coracle_threads::spawn_blocking(move || Checkpoint::open(&dir, &key)).await;
     match opened {
         Ok(opened) => opened.map_err(Error::Checkpoint),
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),

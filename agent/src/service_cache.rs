@@ -271,7 +271,7 @@ impl ServiceCache {
             return;
         }
         let checkpoint = self.shared.checkpoint.clone();
-        let stored = tokio::task::spawn_blocking(move || {
+        let stored = coracle_threads::spawn_blocking(move || {
             let services = checkpoint.all::<Vec<Service>>(Kind::Services);
             (services, checkpoint.all::<Vec<StoredSlice>>(Kind::Slices))
         });

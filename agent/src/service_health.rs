@@ -13,6 +13,7 @@ use std::sync::Arc;
 use coracle_connections::{Connections, Share};
 use coracle_services::{EndpointSlice, ServiceState, cluster_ips};
 use coracle_values::object::Key;
+use futures::FutureExt as _;
 use http::{HeaderValue, StatusCode};
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Service;
@@ -135,7 +136,7 @@ impl ServiceHealth {
         let (health, receiver) = watch::channel(health);
         let mut tasks = JoinSet::new();
         let (proxy, connections) = (self.proxy.clone(), self.connections.clone());
-        tasks.spawn(serve(port, receiver, proxy, self.ranges.clone(), connections));
+        tasks.spawn(serve(port, receiver, proxy, self.ranges.clone(), connections).boxed());
         self.servers.insert(key, Server { port, health, _tasks: tasks });
     }
 }

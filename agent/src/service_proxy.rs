@@ -20,6 +20,7 @@ use coracle_nft::{Monitor, TableError};
 use coracle_service_proxy::{NodeView, Proxy, State};
 use coracle_services::{EndpointSlice, ServiceState};
 use coracle_values::object::Key;
+use futures::FutureExt as _;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::{Node, Service};
 use tokio::sync::watch;
@@ -122,7 +123,7 @@ impl ServiceProxy {
         let mut watch_of_ranges = JoinSet::new();
         let (ranges, received) = watch::channel(Vec::new());
         self.ranges = received;
-        watch_of_ranges.spawn(services.clone().watch_ranges(ranges));
+        watch_of_ranges.spawn(services.clone().watch_ranges(ranges).boxed());
         if !self.wait_for_services(&services, &node).await {
             return;
         }
@@ -186,7 +187,7 @@ impl ServiceProxy {
             let has_table = Proxy::open(&table, view).and_then(|mut proxy| proxy.is_intact());
             has_table.is_ok_and(|has_table| services.take_stored(has_table))
         };
-        let decided = tokio::task::spawn_blocking(decide).await;
+        let decided = coracle_threads::spawn_blocking(decide).await;
         decided.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
@@ -377,7 +378,7 @@ async fn blocking(
     mut proxy: Proxy,
     act: impl FnOnce(&mut Proxy) -> Result<(), TableError> + Send + 'static,
 ) -> Result<Proxy, TableError> {
-    let done = tokio::task::spawn_blocking(move || act(&mut proxy).map(|()| proxy)).await;
+    let done = coracle_threads::spawn_blocking(move || act(&mut proxy).map(|()| proxy)).await;
     match done {
         Ok(result) => result,
         Err(panic) => std::panic::resume_unwind(panic.into_panic()),

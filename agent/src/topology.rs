@@ -17,6 +17,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
+use coracle_values::CollectMap;
 use coracle_values::go;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 
@@ -173,7 +174,7 @@ impl TopologyManager {
                 metrics.create_alignments(scope, Boundary::NumaNode, [true, false]);
             }
         }
-        let distances = nodes.iter().map(|(number, node)| (*number, node.distances.clone())).collect();
+        let distances = nodes.iter().map(|(number, node)| (*number, node.distances.clone())).collect_map();
         let nodes = NumaNodes {
             all: NumaMask::of(nodes.keys().copied()),
             distances: settings.prefers_near_nodes.then_some(distances),

@@ -8,6 +8,7 @@ use std::{
 use coracle_apiserver::ComponentMetrics;
 use coracle_controllers::{AccountTokenSigner, ControllersConfig, Signer};
 use coracle_scheduler::SchedulerConfig;
+use futures::FutureExt as _;
 use kube::{Client, client::Body};
 use tokio::sync::Semaphore;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -171,10 +172,12 @@ impl Clients {
             let work = move |token| coracle_controllers::run(client.clone(), config.clone(), token);
             match election {
                 Some(times) => {
-                    tasks.spawn(candidate("kube-controller-manager", times).run(shutdown.clone(), work));
+                    tasks.spawn(
+                        candidate("kube-controller-manager", times).run(shutdown.clone(), work).boxed(),
+                    );
                 }
                 None => {
-                    tasks.spawn(restart::until_shutdown("controllers", shutdown.clone(), work));
+                    tasks.spawn(restart::until_shutdown("controllers", shutdown.clone(), work).boxed());
                 }
             }
         }
@@ -182,10 +185,10 @@ impl Clients {
             let work = move |token| coracle_scheduler::run(client.clone(), config.clone(), token);
             match election {
                 Some(times) => {
-                    tasks.spawn(candidate("kube-scheduler", times).run(shutdown.clone(), work));
+                    tasks.spawn(candidate("kube-scheduler", times).run(shutdown.clone(), work).boxed());
                 }
                 None => {
-                    tasks.spawn(restart::until_shutdown("scheduler", shutdown.clone(), work));
+                    tasks.spawn(restart::until_shutdown("scheduler", shutdown.clone(), work).boxed());
                 }
             }
         }

@@ -12,6 +12,7 @@ use std::{
     sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
 };
 
+use futures::FutureExt as _;
 use rustls::{
     SupportedProtocolVersion,
     crypto::{CryptoProvider, ring},
@@ -181,7 +182,7 @@ impl ServingCertificates {
             for path in [certificate, key] {
                 let certificates = self.clone();
                 let reload = move || certificates.slots().nth(at).is_some_and(Slot::reload);
-                tasks.spawn(coracle_apiserver::follow_file(path, shutdown.clone(), reload));
+                tasks.spawn(coracle_apiserver::follow_file(path, shutdown.clone(), reload).boxed());
             }
         }
     }

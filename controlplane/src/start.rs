@@ -13,6 +13,7 @@ use coracle_apiserver::{
 use coracle_controllers::{AccountTokenSigner, ControllersConfig, Signer};
 use coracle_encryption::Encryption;
 use coracle_token_signer::TokenSigner;
+use futures::FutureExt as _;
 use futures::future::LocalBoxFuture;
 use ipnetwork::IpNetwork;
 use nix::net::if_::InterfaceFlags;
@@ -101,12 +102,12 @@ async fn start_parts(config: ControlPlaneConfig, shutdown: CancellationToken) ->
     let local = local_server(bound);
     write_client_kubeconfigs(&pki, &kubeconfig, &local).map_err(Error::Pki)?;
     let tasks = TaskTracker::new();
-    tasks.spawn(api.clone().serve(listener, tls));
+    tasks.spawn(api.clone().serve(listener, tls).boxed());
     certificates.follow(&tasks, &stopped);
     if let Some(encryption) =
         encryption.filter(|_| config.encryption_config.as_ref().is_some_and(|file| file.reload))
     {
-        tasks.spawn(follow_encryption(encryption, stopped.clone()));
+        tasks.spawn(follow_encryption(encryption, stopped.clone()).boxed());
     }
     let plane = ControlPlane { api, pki, address: bound, kubeconfig, tasks, _lock: lock };
     plane.start_clients(controllers, config, &stopped);

@@ -91,14 +91,13 @@ pub async fn run<T: Send + 'static>(
     path: &Path,
     work: impl FnOnce(&Abandoned) -> T + Send + 'static,
 ) -> Result<T, Blocked> {
-    run_within(TIMEOUT, path, work).await
+    run_within(TIMEOUT, path, Box::new(work)).await
 }
 
-async fn run_within<T: Send + 'static>(
-    limit: Duration,
-    path: &Path,
-    work: impl FnOnce(&Abandoned) -> T + Send + 'static,
-) -> Result<T, Blocked> {
+/// Work with a result. It is boxed, so that the code that runs it is compiled once per type of the result.
+type Work<T> = Box<dyn FnOnce(&Abandoned) -> T + Send>;
+
+async fn run_within<T: Send + 'static>(limit: Duration, path: &Path, work: Work<T>) -> Result<T, Blocked> {
     let in_progress = InProgress::begin(path).ok_or(Blocked::Earlier)?;
     let abandoned = Abandoned::default();
     let _waiting = Waiting(abandoned.clone());
@@ -263,10 +262,11 @@ mod tests {
         let short = Duration::from_millis(20);
         let (release, released) = mpsc::channel::<()>();
         let (ended, end) = mpsc::channel();
-        let blocked = run_within(short, path, move |abandoned| {
+        let work = move |abandoned: &Abandoned| {
             let _dropped = released.recv();
             let _test_gone = ended.send(abandoned.is_set());
-        });
+        };
+        let blocked = run_within(short, path, Box::new(work));
         assert!(matches!(blocked.await, Err(Blocked::Timeout(_))));
         assert!(matches!(run(path, |_| ()).await, Err(Blocked::Earlier)));
         assert_eq!(run(Path::new("/another/place"), |_| 7).await.expect("not blocked"), 7);

@@ -233,7 +233,7 @@ impl Cgroups {
         let mut dirs = self.mounted.iter().filter_map(|found| below(&found.mount, group));
         let has_descendants = dirs.any(|dir| is_nested(&dir));
         if has_descendants || self.dirs(group).first().is_some_and(|dir| has_many_processes(dir)) {
-            return tokio::task::spawn_blocking(work).await;
+            return coracle_threads::spawn_blocking(work).await;
         }
         Ok(work())
     }
@@ -263,7 +263,7 @@ impl Cgroups {
     /// directories of a unit in some v1 hierarchies.
     pub(crate) async fn remove(&self, group: &str) -> Result<(), Error> {
         if let Some(unit) = unit::of_path(group).filter(|_| is_below_root(group)).map(str::to_owned) {
-            let stopped = tokio::task::spawn_blocking(move || Systemd::connect()?.stop(&unit));
+            let stopped = coracle_threads::spawn_blocking(move || Systemd::connect()?.stop(&unit));
             stopped.await.map_err(|panic| Error::Kernel {
                 doing: "stop a systemd unit",
                 source: std::io::Error::other(panic),
@@ -287,7 +287,7 @@ impl Cgroups {
         let mounts: Vec<PathBuf> =
             self.mounted.iter().filter_map(|found| below(&found.mount, parent)).collect();
         let search = move || mounts.iter().flat_map(|dir| strays(dir, &known)).collect::<Vec<_>>();
-        let found = tokio::task::spawn_blocking(search).await.unwrap_or_default();
+        let found = coracle_threads::spawn_blocking(search).await.unwrap_or_default();
         if found.is_empty() {
             return;
         }
@@ -300,7 +300,7 @@ impl Cgroups {
             }
         };
         // A panic is logged by the executor. The groups are removed at a later start.
-        let _panicked = tokio::task::spawn_blocking(removal).await;
+        let _panicked = coracle_threads::spawn_blocking(removal).await;
     }
 
     /// Removes directories of a group, and waits until killed processes have left them.

@@ -27,7 +27,7 @@ impl ExecKiller {
         for shim::ExecState { container_id, exec_id, pid } in execs {
             let Some(container) = self.tables.containers.get(&container_id) else { continue };
             let killer = self.clone();
-            tokio::spawn(async move { killer.kill(&container, &exec_id, pid).await });
+            coracle_threads::spawn(async move { killer.kill(&container, &exec_id, pid).await });
         }
     }
 

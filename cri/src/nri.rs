@@ -198,7 +198,7 @@ impl PluginHooks {
         }
         if let Some(container) = self.tables.containers.get(id) {
             let hooks = self.clone();
-            tokio::spawn(async move { hooks.stop_container(&container).await });
+            coracle_threads::spawn(async move { hooks.stop_container(&container).await });
         }
     }
 

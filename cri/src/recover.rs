@@ -176,7 +176,7 @@ impl Recovery {
         info!(sandbox = id, "completing an interrupted stop of a pod");
         let Some(sandbox) = self.tables.sandboxes.get(&id) else { return };
         let sandboxes = self.sandboxes.clone();
-        let stopped = tokio::spawn(async move {
+        let stopped = coracle_threads::spawn(async move {
             if let Err(error) = sandboxes.stop_sandbox(&sandbox).await {
                 warn!(sandbox = id, error = error.chain(), "cannot complete the stop of a pod");
             }
@@ -325,7 +325,7 @@ impl Recovery {
         let freezer = self.cgroups.freezer(&container.record.cgroup);
         let (id, looked) = (container.id.clone(), (freezer.clone(), layer.clone()));
         // Runs off the async executor, because it reads all processes and removes files.
-        let work = tokio::task::spawn_blocking(move || {
+        let work = coracle_threads::spawn_blocking(move || {
             let (freezer, layer) = looked;
             let is_at_work = checkpoint::is_criu_running(&layer);
             if !is_at_work {
@@ -339,12 +339,13 @@ impl Recovery {
         info!(container = container.id, "a CRIU of an earlier runtime still works on a container");
         let lock = Arc::clone(&container.removing).lock_owned().await;
         let id = container.id.clone();
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             if let Err(error) = checkpoint::criu_ended(&layer).await {
                 warn!(container = id, %error, "cannot wait for the end of CRIU");
             }
             let _gone =
-                tokio::task::spawn_blocking(move || remove_checkpoint(&id, freezer.as_ref(), &layer)).await;
+                coracle_threads::spawn_blocking(move || remove_checkpoint(&id, freezer.as_ref(), &layer))
+                    .await;
             drop(lock);
         });
     }
@@ -471,7 +472,7 @@ impl Recovery {
     /// their images.
     fn collect_images(&self) {
         let images = self.images.clone();
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             if let Err(error) = images.collect().await {
                 warn!(%error, "cannot remove unused images");
             }

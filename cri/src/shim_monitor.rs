@@ -77,7 +77,7 @@ impl ShimMonitor {
 
     /// Handles a shim's events until the shim ends. A lost connection is replaced by a new one.
     fn listen(&self, sandbox: Arc<Sandbox>, shim: Shim) {
-        tokio::spawn(monitor(Arc::downgrade(&self.state), sandbox, shim));
+        coracle_threads::spawn(monitor(Arc::downgrade(&self.state), sandbox, shim));
     }
 
     /// Handles one event. If the container is being started or updated, a separate task records its end afterwards, so
@@ -114,7 +114,7 @@ impl ShimMonitor {
         record: ExitRecord,
     ) {
         let (exits, connection) = (self.state.exits.clone(), connection.clone());
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             let recorded = exits.record_exit_after_start(&container, record).await;
             connection.acknowledge(sequence, recorded).await;
         });

@@ -101,7 +101,7 @@ impl StreamService {
         let service = self.clone();
         let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();
         let upgraded = hyper::upgrade::on(&mut request);
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             match upgraded.await {
                 Ok(connection) => {
                     let (connection, abandonment) = watch_reads(TokioIo::new(connection), permit);
@@ -180,7 +180,7 @@ fn text(status: StatusCode, text: &str) -> Response<BoxBody> {
 pub(crate) async fn serve(service: StreamService, listener: TcpListener, shutdown: CancellationToken) {
     let connections = Connections::new(Share::StreamConnections.limits());
     let serve = move |connection, permit| {
-        tokio::spawn(serve_connection(service.clone(), connection, permit));
+        coracle_threads::spawn(serve_connection(service.clone(), connection, permit));
     };
     accept(listener, connections, shutdown, serve).await;
 }

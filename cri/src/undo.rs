@@ -6,6 +6,7 @@ use std::time::Duration;
 use coracle_backoff::Backoff;
 use coracle_cni::Network;
 use coracle_nri::Nri;
+use futures::FutureExt as _;
 use tracing::warn;
 
 use crate::announcement::Announcement;
@@ -92,7 +93,7 @@ impl Drop for Undo {
         let steps = std::mem::take(&mut self.steps);
         let context = self.context.upgrade();
         if let Ok(handle) = tokio::runtime::Handle::try_current() {
-            handle.spawn(undo_steps(context, steps));
+            handle.spawn(undo_steps(context, steps).boxed());
         }
     }
 }
@@ -106,7 +107,7 @@ async fn undo_steps(context: Option<Arc<UndoContext>>, steps: Vec<Step>) {
     if left.is_empty() {
         return;
     }
-    tokio::spawn(async move {
+    coracle_threads::spawn(async move {
         let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
         while !left.is_empty() {
             tokio::time::sleep(backoff.next_delay()).await;

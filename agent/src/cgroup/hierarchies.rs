@@ -5,6 +5,7 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use coracle_values::CollectMap;
 use nix::sys::statfs::{CGROUP2_SUPER_MAGIC, statfs};
 
 /// Mount point of the unified hierarchy, if the machine uses cgroup v2 alone.
@@ -59,7 +60,7 @@ impl Version {
     pub(super) fn mounts(self) -> BTreeMap<String, PathBuf> {
         match self {
             Self::V1 => mounts_of_v1(&coracle_tree::read_lossy("/proc/self/mountinfo").unwrap_or_default()),
-            Self::V2 => controllers_of_v2().into_iter().map(|name| (name, UNIFIED.into())).collect(),
+            Self::V2 => controllers_of_v2().into_iter().map(|name| (name, UNIFIED.into())).collect_map(),
         }
     }
 

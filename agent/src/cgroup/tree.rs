@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use coracle_cri::CgroupDriver;
 use coracle_systemd::property::{self, v1};
 use coracle_systemd::{Property, Systemd, unit};
+use coracle_values::CollectMap;
 
 use super::error::CgroupError;
 use super::hierarchies::{Version, inherit_cpusets};
@@ -162,7 +163,7 @@ impl Tree {
 
     /// The directory of the cgroup `below` in each controller's hierarchy, by the name of the controller.
     pub(super) fn directories_by_controller(&self, below: &str) -> BTreeMap<String, PathBuf> {
-        self.mounts.iter().map(|(name, mount)| (name.clone(), mount.join(below))).collect()
+        self.mounts.iter().map(|(name, mount)| (name.clone(), mount.join(below))).collect_map()
     }
 
     /// Names of the child cgroups in any hierarchy, in the form that [`Tree::ensure`] takes.

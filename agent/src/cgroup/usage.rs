@@ -5,6 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use coracle_values::CollectMap;
+
 /// Usage of a cgroup. Values that the kernel does not have are None.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct CgroupUsage {
@@ -126,7 +128,7 @@ pub(super) fn own_directories(
         .filter_map(|(controller, mount)| {
             Some((controller.clone(), mount.join(path_of(controller).filter(is_below)?)))
         })
-        .collect();
+        .collect_map();
     (!dirs.is_empty()).then_some(dirs)
 }
 

@@ -7,6 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use coracle_proto::cri;
 use coracle_proto::device_plugin as api;
+use coracle_values::CollectMap;
 use serde::{Deserialize, Serialize};
 
 /// Maximum entries of each list in an answer.
@@ -99,8 +100,8 @@ impl Edits {
             permissions: device.permissions,
         };
         Self {
-            env: answer.envs.into_iter().collect(),
-            annotations: answer.annotations.into_iter().collect(),
+            env: answer.envs.into_iter().collect_map(),
+            annotations: answer.annotations.into_iter().collect_map(),
             mounts: answer.mounts.into_iter().map(mount).collect(),
             devices: answer.devices.into_iter().map(device).collect(),
             cdi: answer.cdi_devices.into_iter().map(|device| device.name).collect(),

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::CollectMap;
 use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
@@ -64,7 +65,7 @@ pub(super) fn of_container(pod: &Pod, container: &Container) -> Numbers {
     let extended = limits.filter(|(name, _)| is_extended(name) && !is_claimed(name));
     let numbers =
         extended.map(|(name, amount)| (name.clone(), usize::try_from(value_of(amount)).unwrap_or(0)));
-    numbers.filter(|(_, number)| *number > 0).collect()
+    numbers.filter(|(_, number)| *number > 0).collect_map()
 }
 
 #[cfg(test)]

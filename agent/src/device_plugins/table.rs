@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
+use coracle_values::CollectMap;
 use k8s_openapi::api::core::v1::{ResourceHealth, ResourceStatus};
 use serde::{Deserialize, Serialize};
 
 use super::choose::{Choice, DeviceHint, DeviceRequest, Devices, HintInputs, hints};
-use super::edits::Edits;
-use super::requests::Request;
+use super::{edits::Edits, requests::Request};
 use crate::node::{DeviceCount, DeviceCounts};
 
 /// Maximum resources of plugins. Each has a connection and a task.
@@ -201,7 +201,7 @@ impl Table {
             let capacity = if resource.is_removed { 0 } else { resource.devices.len() };
             DeviceCount { capacity, allocatable: resource.healthy().count() }
         };
-        self.resources.iter().map(|(name, resource)| (name.clone(), count(resource))).collect()
+        self.resources.iter().map(|(name, resource)| (name.clone(), count(resource))).collect_map()
     }
 
     /// Whether devices of the resource are allocated here.
@@ -302,7 +302,7 @@ impl Table {
         let nodes = |id: &String| {
             known.and_then(|resource| resource.devices.get(id)).map(|d| d.nodes.clone()).unwrap_or_default()
         };
-        let devices: Devices = ids.iter().map(|id| (id.clone(), nodes(id))).collect();
+        let devices: Devices = ids.iter().map(|id| (id.clone(), nodes(id))).collect_map();
         let used = self.used.entry(want.resource.clone()).or_default();
         used.extend(ids.iter().map(|id| (id.clone(), owner.uid.to_owned())));
         let pod = self.pods.entry(owner.uid.to_owned()).or_default();
@@ -403,8 +403,8 @@ impl Table {
 
     /// All healthy devices, by resource.
     pub(super) fn allocatable(&self) -> BTreeMap<String, Devices> {
-        let devices = |resource: &Resource| resource.healthy().map(own).collect();
-        self.resources.iter().map(|(name, resource)| (name.clone(), devices(resource))).collect()
+        let devices = |resource: &Resource| resource.healthy().map(own).collect_map();
+        self.resources.iter().map(|(name, resource)| (name.clone(), devices(resource))).collect_map()
     }
 
     /// Topology hints for a container's request on a machine with these NUMA nodes. None means no preference.
@@ -443,7 +443,7 @@ impl Table {
         let all = self.all(resource)?;
         let containers = self.pods.get(uid).into_iter().flat_map(|pod| pod.containers.values());
         let held = containers.filter_map(|resources| resources.get(resource));
-        let mut free: Devices = held.flat_map(|allocation| allocation.devices.clone()).collect();
+        let mut free: Devices = held.flat_map(|allocation| allocation.devices.clone()).collect_map();
         if free.len() < count {
             free.extend(self.free(resource));
         }
@@ -453,7 +453,7 @@ impl Table {
     /// All devices of a resource that is not removed.
     fn all(&self, name: &str) -> Option<Devices> {
         let resource = self.resources.get(name).filter(|resource| !resource.is_removed)?;
-        Some(resource.devices.iter().map(own).collect())
+        Some(resource.devices.iter().map(own).collect_map())
     }
 
     /// Returns the request with the affinity of the container's reservation. Also returns the healthy devices that are
@@ -473,7 +473,7 @@ impl Table {
         let used = self.used.get(name);
         let is_free = |id: &String| used.is_none_or(|used| !used.contains_key(id));
         let healthy = self.resources.get(name).into_iter().flat_map(Resource::healthy);
-        healthy.filter(|(id, _)| is_free(id)).map(own).collect()
+        healthy.filter(|(id, _)| is_free(id)).map(own).collect_map()
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::CollectMap;
 use k8s_openapi::api::core::v1::{Container, Pod};
 
 use super::DevicePlugins;
@@ -57,7 +58,7 @@ impl HintProvider for AlignedDevices {
 fn converted(hints: BTreeMap<String, Vec<DeviceHint>>) -> Hints {
     let nodes = |mask: u64| NumaMask::of((0..64).filter(move |node| mask & (1_u64 << node) != 0));
     let one = |hint: DeviceHint| Hint { nodes: Some(nodes(hint.nodes)), preferred: hint.preferred };
-    hints.into_iter().map(|(name, hints)| (name, hints.into_iter().map(one).collect())).collect()
+    hints.into_iter().map(|(name, hints)| (name, hints.into_iter().map(one).collect())).collect_map()
 }
 
 // === impl DevicePlugins ===
@@ -136,7 +137,7 @@ impl DevicePlugins {
             let want = DeviceRequest { resource: resource.clone(), count, reusable, affinity: None };
             Some((resource, state.table.hints(owner, &want, machine)?))
         });
-        hints.collect()
+        hints.collect_map()
     }
 
     /// Topology hints for the devices of all containers of a pod, in the form of [`Self::hints`].
@@ -148,6 +149,6 @@ impl DevicePlugins {
             let found = state.table.pod_hints(uid, &resource, count, machine)?;
             Some((resource, found))
         });
-        hints.collect()
+        hints.collect_map()
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use coracle_values::CollectMap;
 use k8s_openapi::api::core::v1::{Container, Pod, PodExtendedResourceClaimStatus};
 use k8s_openapi::api::resource::v1::{DeviceRequestAllocationResult, ResourceClaim};
 
@@ -93,7 +94,7 @@ pub(super) fn admit(pod: &Pod, used: &Used, claim: &ResourceClaim) -> Result<Rec
         uid,
         pods: BTreeSet::new(),
         skips_unprepare: prepare.difference(&unprepare).cloned().collect(),
-        drivers: prepare.into_iter().map(|driver| (driver, Vec::new())).collect(),
+        drivers: prepare.into_iter().map(|driver| (driver, Vec::new())).collect_map(),
         prepared: None,
     })
 }

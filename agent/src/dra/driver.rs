@@ -104,7 +104,7 @@ impl Link {
                 tracing::debug!(%error, "the connection to a plugin failed");
             }
         };
-        Ok(Self { sender, running: AbortOnDropHandle::new(tokio::spawn(running)) })
+        Ok(Self { sender, running: AbortOnDropHandle::new(coracle_threads::spawn(running)) })
     }
 
     /// A sender of requests.

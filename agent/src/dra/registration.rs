@@ -162,7 +162,7 @@ impl Registry {
             for (name, identity) in found {
                 tasks.entry(name.clone()).or_insert_with(|| {
                     let keep = self.clone().keep(name);
-                    (identity, AbortOnDropHandle::new(tokio::spawn(keep)))
+                    (identity, AbortOnDropHandle::new(coracle_threads::spawn(keep)))
                 });
             }
             if let Err(error) = watch.changed().await {

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::CollectMap;
 use coracle_values::Quantity;
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
 use serde::{Deserialize, Serialize};
@@ -138,15 +139,16 @@ impl MemoryState {
             let reserved =
                 |name: &str| reserved.get(number).and_then(|of| of.get(name)).copied().unwrap_or(0);
             let huge = node.huge_pages.iter();
-            let mut memory_map: BTreeMap<String, MemoryTable> =
-                huge.map(|(name, size)| (name.clone(), MemoryTable::new(*size, reserved(name), 0))).collect();
+            let mut memory_map: BTreeMap<String, MemoryTable> = huge
+                .map(|(name, size)| (name.clone(), MemoryTable::new(*size, reserved(name), 0)))
+                .collect_map();
             let in_huge_pages = node.huge_pages.values().sum();
             memory_map
                 .insert(MEMORY.to_owned(), MemoryTable::new(node.memory, reserved(MEMORY), in_huge_pages));
             let cells = NumaMask::of([*number]);
             (*number, NodeMemory { number_of_assignments: 0, memory_map, cells })
         };
-        Self { nodes: nodes.iter().map(of_node).collect(), blocks: BTreeMap::new() }
+        Self { nodes: nodes.iter().map(of_node).collect_map(), blocks: BTreeMap::new() }
     }
 
     /// Checks a state of an earlier start. `empty` is the state of this machine without containers.
@@ -233,7 +235,7 @@ impl MemoryState {
     pub(crate) fn hints(&self, requested: &Amounts, reusable: &Reusable) -> Hints {
         let hints = self.hints_of_each(requested, reusable);
         let has_hints = !hints.is_empty();
-        requested.keys().filter(|_| has_hints).map(|name| (name.clone(), hints.clone())).collect()
+        requested.keys().filter(|_| has_hints).map(|name| (name.clone(), hints.clone())).collect_map()
     }
 
     /// The hints, which are the same for each resource.
@@ -412,7 +414,7 @@ pub(crate) fn known_hints(blocks: &[Block], requested: &Amounts) -> Hints {
         return Hints::new();
     }
     let hint = |block: &Block| Hint { nodes: Some(block.numa_affinity), preferred: true };
-    blocks.iter().map(|block| (block.resource.clone(), vec![hint(block)])).collect()
+    blocks.iter().map(|block| (block.resource.clone(), vec![hint(block)])).collect_map()
 }
 
 /// Whether containers of a pod get memory of NUMA nodes.
@@ -458,7 +460,7 @@ pub(crate) fn requested_of_pod(spec: &PodSpec) -> Result<Amounts, String> {
     }
     let of = |amounts: &Amounts, name: &str| amounts.get(name).copied().unwrap_or(0);
     let whole = |name: &str, size: u64| size.saturating_add(of(&sidecars, name)).max(of(&inits, name));
-    Ok(mains.iter().map(|(name, size)| (name.clone(), whole(name, *size))).collect())
+    Ok(mains.iter().map(|(name, size)| (name.clone(), whole(name, *size))).collect_map())
 }
 
 /// The preferred hint with the fewest nodes. If no hint is preferred, the hint with the fewest nodes.

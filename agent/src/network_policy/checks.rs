@@ -131,7 +131,7 @@ impl Checks {
         }
         if let Some(due) = self.due.take() {
             let (model, channel) = (self.model.clone(), self.channel.take());
-            self.running = Some(tokio::task::spawn_blocking(move || Outcome {
+            self.running = Some(coracle_threads::spawn_blocking(move || Outcome {
                 is_complete: due == Due::All,
                 marked: check(channel, &model, due.addresses()),
             }));

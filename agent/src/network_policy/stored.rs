@@ -85,7 +85,7 @@ impl Earlier {
                 false => read(&record).map(Self::Stored),
             }
         };
-        let found = tokio::task::spawn_blocking(find).await;
+        let found = coracle_threads::spawn_blocking(find).await;
         found.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 }
@@ -202,7 +202,7 @@ impl PolicyRecord {
             return;
         }
         let (path, is_unknown) = (self.path.clone(), self.written.is_none());
-        self.writing = Some(tokio::task::spawn_blocking(move || {
+        self.writing = Some(coracle_threads::spawn_blocking(move || {
             let written = match content.is_empty() {
                 true => remove_file(&path),
                 false if is_unknown && has_content(&path, &content) => Ok(()),

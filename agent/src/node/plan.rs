@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use coracle_cni::Announcement;
+use coracle_values::CollectMap;
 use coracle_values::go::architecture;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{
@@ -72,7 +73,7 @@ pub(super) fn node(
                 local_volumes(config, properties)
                     .into_iter()
                     .filter_map(|(name, value)| Some((name.to_owned(), value?)))
-                    .collect(),
+                    .collect_map(),
             ),
             ..ObjectMeta::default()
         },
@@ -104,7 +105,7 @@ fn labels(config: &NodeConfig) -> BTreeMap<String, String> {
         ("beta.kubernetes.io/arch", arch),
     ];
     let own = own.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
-    config.labels.clone().into_iter().chain(own).collect()
+    config.labels.clone().into_iter().chain(own).collect_map()
 }
 
 /// The annotations with the directory of local volumes and the size of its file system. The control plane uses them to
@@ -125,7 +126,7 @@ pub(super) fn metadata_patch(
     let mut patch = serde_json::Map::new();
     let held = observed.metadata.labels.clone().unwrap_or_default();
     let missing: BTreeMap<_, _> =
-        labels(config).into_iter().filter(|(key, value)| held.get(key) != Some(value)).collect();
+        labels(config).into_iter().filter(|(key, value)| held.get(key) != Some(value)).collect_map();
     if !missing.is_empty() {
         patch.insert("labels".to_owned(), json!(missing));
     }
@@ -240,7 +241,7 @@ fn with_others<'a>(
     own: &'a BTreeMap<String, Quantity>,
     others: impl Iterator<Item = (&'a String, &'a Quantity)>,
 ) -> BTreeMap<String, Quantity> {
-    others.chain(own).map(|(name, amount)| (name.clone(), amount.clone())).collect()
+    others.chain(own).map(|(name, amount)| (name.clone(), amount.clone())).collect_map()
 }
 
 /// Whether the resource is an extended resource. Source: upstream's `IsExtendedResourceName`.

@@ -5,6 +5,7 @@ use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
+use coracle_values::CollectMap;
 use coracle_values::go::architecture;
 use coracle_values::quantity::{millis_of, value_of};
 use k8s_openapi::api::core::v1::{NodeSwapStatus, NodeSystemInfo};
@@ -131,7 +132,7 @@ fn hugepages(dir: &Path) -> BTreeMap<String, Quantity> {
             Quantity(if pages == 0 { "0".to_owned() } else { binary(pages * size) }),
         ))
     });
-    sizes.collect()
+    sizes.collect_map()
 }
 
 pub(crate) fn binary(kib: u64) -> String {

@@ -6,6 +6,7 @@ use std::net::IpAddr;
 
 use coracle_cni::{End, Mac, Peer, PeerKind};
 use coracle_events::printable;
+use coracle_values::CollectMap;
 use k8s_openapi::api::core::v1::Node;
 use serde::{Deserialize, Serialize};
 
@@ -114,7 +115,7 @@ pub(crate) fn patch(
 /// The patch that removes the annotations of a node without an overlay.
 pub(crate) fn removal(held: &BTreeMap<String, String>) -> BTreeMap<&'static str, Option<String>> {
     let all = [MANAGED, BACKEND, V4.ip, V4.data, V6.ip, V6.data];
-    all.into_iter().filter(|name| held.contains_key(*name)).map(|name| (name, None)).collect()
+    all.into_iter().filter(|name| held.contains_key(*name)).map(|name| (name, None)).collect_map()
 }
 
 fn data(end: &End) -> String {

@@ -337,7 +337,7 @@ impl PathTests {
         if paths.is_empty() {
             return;
         }
-        self.running = Some(tokio::task::spawn_blocking(move || {
+        self.running = Some(coracle_threads::spawn_blocking(move || {
             let passes = coracle_cni::examine(&paths);
             let passes =
                 passes.inspect_err(|error| tracing::debug!(%error, "cannot test the paths to other nodes"));

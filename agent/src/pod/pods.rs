@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use coracle_values::CollectMap;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use tokio::sync::watch;
 
@@ -105,7 +106,7 @@ impl Pods {
             let amount = amount(&name);
             (name, amount)
         });
-        amounts.collect()
+        amounts.collect_map()
     }
 
     /// Counts of the pods' probes.

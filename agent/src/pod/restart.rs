@@ -9,6 +9,7 @@ pub(crate) mod stops;
 
 use std::path::Path;
 
+use coracle_values::CollectMap;
 use coracle_values::restart::{self, RESTART_ALL};
 use k8s_openapi::api::core::v1::{Container, ContainerRestartRule, Pod, PodSpec, PodStatus};
 use k8s_openapi::jiff::Timestamp;
@@ -159,7 +160,7 @@ fn removed_in_status(status: Option<&PodStatus>) -> RemovedContainers {
             (false, false) => None,
         }
     });
-    attempts.map(|(name, attempt)| (name, Removed { attempt, crashed: None })).collect()
+    attempts.map(|(name, attempt)| (name, Removed { attempt, crashed: None })).collect_map()
 }
 
 /// Drops the containers that have been created again.

@@ -81,8 +81,10 @@ enum Admission {
 /// Runs until the source ends. Dropping the future ends the workers and leaves the pods as they are.
 pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
     let (woken, mut wakes) = mpsc::unbounded_channel();
-    let events =
-        tokio_util::task::AbortOnDropHandle::new(tokio::spawn(follow_events(Arc::clone(&node), woken)));
+    let events = tokio_util::task::AbortOnDropHandle::new(coracle_threads::spawn(follow_events(
+        Arc::clone(&node),
+        woken,
+    )));
     let orphans = orphan::find(&node).await;
     let adopted = orphans.keys().cloned().collect();
     let (static_orphans, orphans) = orphans.into_iter().partition(|(uid, _)| is_static(uid));
@@ -101,7 +103,7 @@ pub(crate) async fn run(node: Arc<NodeContext>, inputs: Inputs) {
         workers: JoinSet::new(),
     };
     let stored = sync.node.checkpoint.clone();
-    let stored = tokio::task::spawn_blocking(move || stored.load()).await.unwrap_or_default();
+    let stored = coracle_threads::spawn_blocking(move || stored.load()).await.unwrap_or_default();
     for pod in stored {
         sync.change(PodChange::Stored(Arc::new(pod)));
     }

@@ -131,7 +131,7 @@ impl Service for Served {
         let auth = (!username.is_empty()).then_some(Auth::Basic { username, password });
         let (replies, stream) = mpsc::channel(STEPS);
         let (images, active) = (self.images.clone(), self.pulls.begin());
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             let steps = replies.clone();
             let report: ProgressFn = std::sync::Arc::new(move |step| {
                 let _left_out_or_gone = steps.try_send(Ok(progress(step)));

@@ -37,8 +37,8 @@ pub(crate) async fn run(settings: Settings, issue_node: Option<String>) -> anyho
     let shutdown = signals.stop;
     let Some(plane) = until(&shutdown, start(&settings, shutdown.clone())).await? else { return Ok(()) };
     let (beats, heartbeats) = tokio::sync::watch::channel(());
-    tokio::spawn(super::program_pages::beat_after_changes(plane.revisions(), beats));
-    tokio::spawn(super::program_pages::release_when_idle(plane.revisions(), heartbeats));
+    coracle_threads::spawn(super::program_pages::beat_after_changes(plane.revisions(), beats));
+    coracle_threads::spawn(super::program_pages::release_when_idle(plane.revisions(), heartbeats));
     if let Some(name) = issue_node {
         let identity = plane.node_identity(&name, &[plane.address().ip()])?;
         super::print(&format!(

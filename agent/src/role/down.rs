@@ -122,7 +122,7 @@ async fn remove_all(node: &crate::settings::Node, removes_data: bool) -> anyhow:
 async fn remove_services(node: &crate::settings::Node) -> anyhow::Result<()> {
     let table = crate::settings::service_table(&node.nft_table);
     let policies = crate::settings::policy_table(&node.nft_table);
-    let removed = tokio::task::spawn_blocking(move || {
+    let removed = coracle_threads::spawn_blocking(move || {
         let removed = coracle_service_proxy::Proxy::remove(&table).map_err(anyhow::Error::from);
         let policies = coracle_network_policy::Enforcer::open(&policies).and_then(|mut table| table.remove());
         removed.and(policies.map_err(Into::into))

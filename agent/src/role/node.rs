@@ -75,7 +75,7 @@ pub(crate) async fn run(
     let streaming = tokio::spawn(coracle_cri::serve_streams(runtime.clone(), streams, shutdown.clone()));
     let config = agent_config(&node, credentials, &signals);
     let heartbeats = config.heartbeats.subscribe();
-    tokio::spawn(super::program_pages::release_when_idle(runtime.changes(), heartbeats));
+    coracle_threads::spawn(super::program_pages::release_when_idle(runtime.changes(), heartbeats));
     let socket = node.dirs.run.join("cri.sock");
     let listener = super::listen(&socket)?;
     let served = tokio::spawn(runtime.clone().serve(listener, shutdown.clone()));

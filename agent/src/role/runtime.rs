@@ -38,7 +38,7 @@ pub(crate) async fn run(settings: settings::Runtime) -> anyhow::Result<()> {
     let runtime = Runtime::open(config, images.clone(), network).await.context("cannot open the runtime")?;
     // A runtime without a node has no heartbeats.
     let (_, heartbeats) = tokio::sync::watch::channel(());
-    tokio::spawn(super::program_pages::release_when_idle(runtime.changes(), heartbeats));
+    coracle_threads::spawn(super::program_pages::release_when_idle(runtime.changes(), heartbeats));
     let listener = super::listen(&settings.socket)?;
     let shutdown = super::until_signalled()?;
     let streaming = tokio::spawn(coracle_cri::serve_streams(runtime.clone(), streams, shutdown.clone()));

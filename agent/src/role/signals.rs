@@ -54,7 +54,7 @@ pub(super) fn of_plane(drain: Duration) -> anyhow::Result<PlaneSignals> {
     let signals = PlaneSignals::default();
     let (mut interrupt, mut terminate) = (signal(SignalKind::interrupt())?, signal(SignalKind::terminate())?);
     let (stop, now) = (signals.stop.clone(), signals.now.clone());
-    tokio::spawn(async move {
+    coracle_threads::spawn(async move {
         next(&mut interrupt, &mut terminate).await;
         tracing::info!("shutting down; pods keep running");
         extend_for_drain(drain);
@@ -74,7 +74,7 @@ pub(super) fn of_node(node: &Node, drain: Duration) -> anyhow::Result<NodeSignal
     // A file that exists at the start belongs to an earlier shutdown.
     drop(std::fs::remove_file(&file));
     let (periods, cancelled) = (node.shutdown_periods.clone(), signals.clone());
-    tokio::spawn(async move {
+    coracle_threads::spawn(async move {
         let is_terminated = next(&mut interrupt, &mut terminate).await;
         if is_terminated && !periods.is_empty() && is_shutting_down(&file).await {
             tracing::info!("the machine shuts down");

@@ -76,7 +76,7 @@ impl Relist {
             Some(sender) => sender.subscribe(),
             None => {
                 let (new, receiver) = broadcast::channel(CAPACITY);
-                tokio::spawn(run(self.client.clone(), Arc::clone(&self.sender)));
+                coracle_threads::spawn(run(self.client.clone(), Arc::clone(&self.sender)));
                 *sender = Some(new);
                 receiver
             }

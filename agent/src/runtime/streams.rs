@@ -88,7 +88,7 @@ async fn forward(address: &str, mut request: Request<Incoming>) -> Result<Respon
     }
     let permit = request.extensions().get::<Arc<ConnectionPermit>>().cloned();
     let (theirs, ours) = (hyper::upgrade::on(&mut answer), hyper::upgrade::on(&mut request));
-    tokio::spawn(async move {
+    coracle_threads::spawn(async move {
         if let (Ok(theirs), Ok(ours)) = tokio::join!(theirs, ours) {
             let (mut ours, abandonment) = watch_reads(TokioIo::new(ours), permit);
             let mut theirs = TokioIo::new(theirs);

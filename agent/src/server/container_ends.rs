@@ -60,7 +60,7 @@ impl ContainerEnds {
     }
 
     pub(super) fn listen(self: &Arc<Self>, events: Events) {
-        let task = tokio::spawn(read(Arc::downgrade(self), events));
+        let task = coracle_threads::spawn(read(Arc::downgrade(self), events));
         self.state().task = Some(AbortOnDropHandle::new(task));
     }
 

@@ -100,7 +100,7 @@ impl LogWatches {
             // SAFETY: the queue owns its descriptor, always names the same one, and closes it only when it is dropped.
             // AsyncFd drops it after it has stopped polling.
             let polled = unsafe { AsyncFd::register_with_interest(queue.clone(), Interest::READABLE) }?;
-            let delivering = tokio::spawn(deliver(Arc::downgrade(self), polled));
+            let delivering = coracle_threads::spawn(deliver(Arc::downgrade(self), polled));
             state.task = Some(AbortOnDropHandle::new(delivering));
         }
         let events = AddWatchFlags::IN_MODIFY | AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MOVED_TO;

@@ -135,7 +135,7 @@ async fn stream(backend: &Backend, of: cri::ContainerStatus, options: Options) -
     let reading = follow::read(of.log_path.into(), options, ended, Arc::clone(&backend.logs), sender);
     let permit = LogPermit::default();
     let of_reader = permit.clone();
-    tokio::spawn(async move {
+    coracle_threads::spawn(async move {
         if let Err(error) = reading.await {
             tracing::warn!(error = coracle_error_chain::chain(&error), "cannot read a container's log");
         }

@@ -50,7 +50,7 @@ pub(super) async fn answer(path: String, is_directory: bool) -> Response<Body> {
 }
 
 async fn answer_below(root: PathBuf, path: String, is_directory: bool) -> Response<Body> {
-    let found = tokio::task::spawn_blocking(move || find(&root, &path, is_directory)).await;
+    let found = coracle_threads::spawn_blocking(move || find(&root, &path, is_directory)).await;
     match found.unwrap_or_else(|error| Err(io::Error::other(error))) {
         Ok(Found::Listing(page)) => typed(StatusCode::OK, "text/html; charset=utf-8", page.into()),
         Ok(Found::Elsewhere(location)) => redirect(&location),

@@ -258,7 +258,7 @@ fn claims(current: &mut Current, volumes: BTreeMap<ClaimName, FileSystem>) {
 /// The packets that the limit on the connections of pods has dropped.
 async fn dropped_packets(current: &mut Current, backend: &Backend) {
     let Some(network) = backend.network.clone() else { return };
-    let read = tokio::task::spawn_blocking(move || network.dropped_by_connection_limit());
+    let read = coracle_threads::spawn_blocking(move || network.dropped_by_connection_limit());
     if let Ok(Some(packets)) = read.await {
         current.counter(
             "coracle_connection_limit_dropped_packets_total",

@@ -32,7 +32,7 @@ pub(super) fn json(value: &serde_json::Value) -> Response<Body> {
 pub(super) async fn on_blocking_thread(
     make: impl FnOnce() -> Response<Body> + Send + 'static,
 ) -> Response<Body> {
-    match tokio::task::spawn_blocking(make).await {
+    match coracle_threads::spawn_blocking(make).await {
         Ok(response) => response,
         Err(error) => Refused(StatusCode::INTERNAL_SERVER_ERROR, error.to_string()).answer(),
     }

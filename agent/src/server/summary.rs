@@ -12,6 +12,7 @@ use coracle_proto::cri::{
     CpuUsage, FilesystemUsage, ImageFsInfoRequest, IoUsage, MemoryUsage, NetworkInterfaceUsage, NetworkUsage,
     PsiData, PsiStats, SwapUsage, UInt64Value,
 };
+use coracle_values::CollectMap;
 use http::Response;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, Volume};
@@ -385,7 +386,7 @@ fn without_nulls(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
             let fields = fields.into_iter().filter(|(_, value)| !value.is_null());
-            Value::Object(fields.map(|(name, value)| (name, without_nulls(value))).collect::<Map<_, _>>())
+            Value::Object(fields.map(|(name, value)| (name, without_nulls(value))).collect_map::<Map<_, _>>())
         }
         Value::Array(values) => values.into_iter().map(without_nulls).collect(),
         other => other,

@@ -169,7 +169,7 @@ impl ServiceCache {
 
     async fn blocking(&self, work: fn(&Self)) {
         let cache = self.clone();
-        let done = tokio::task::spawn_blocking(move || work(&cache)).await;
+        let done = coracle_threads::spawn_blocking(move || work(&cache)).await;
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));
     }
 

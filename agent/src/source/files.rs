@@ -125,7 +125,7 @@ impl StaticPods {
     ) -> io::Result<()> {
         let of_watch = path.to_owned();
         // A network file system may not respond.
-        let watch = tokio::task::spawn_blocking(move || DirectoryWatch::on(&of_watch)).await;
+        let watch = coracle_threads::spawn_blocking(move || DirectoryWatch::on(&of_watch)).await;
         let mut watch = watch.map_err(io::Error::other)??;
         loop {
             // The manifests may have changed before the watch began.
@@ -156,7 +156,7 @@ impl StaticPods {
     async fn read_files(&mut self) -> Option<Vec<ManifestFile>> {
         let Some(path) = self.path.clone() else { return Some(Vec::new()) };
         let (of_reader, node) = (path.clone(), self.node.clone());
-        let read = tokio::task::spawn_blocking(move || read_all(&of_reader, &node));
+        let read = coracle_threads::spawn_blocking(move || read_all(&of_reader, &node));
         match read.await {
             Ok(Ok(files)) => Some(files),
             Ok(Err(error)) => {

@@ -187,7 +187,7 @@ impl Reader<'_> {
             return Ok(Vec::new());
         }
         let (url, node) = (self.from.url.to_string(), self.node.to_owned());
-        let decoded = tokio::task::spawn_blocking(move || manifest::of_url(&bytes, &url, &node));
+        let decoded = coracle_threads::spawn_blocking(move || manifest::of_url(&bytes, &url, &node));
         match decoded.await {
             Ok(pods) => pods.map_err(|error| chain(&error)),
             Err(panicked) => Err(panicked.to_string()),

@@ -8,6 +8,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use coracle_values::CollectMap;
+
 use super::CpuSet;
 use super::numa_mask::MAX_NODE;
 
@@ -127,7 +129,7 @@ impl CpuTopology {
 
     /// These CPUs with their places. CPUs that are not in the topology are left out.
     pub(crate) fn keep(&self, cpus: &CpuSet) -> BTreeMap<u32, Cpu> {
-        cpus.iter().filter_map(|number| Some((number, *self.get(number)?))).collect()
+        cpus.iter().filter_map(|number| Some((number, *self.get(number)?))).collect_map()
     }
 }
 
@@ -215,7 +217,7 @@ fn numa_node(dir: &Path, numbers: &CpuSet) -> Result<NumaNode, MachineError> {
     Ok(NumaNode {
         memory: kib.saturating_mul(1024),
         huge_pages: huge_pages(&dir.join("hugepages")),
-        distances: numbers.iter().zip(distances).collect(),
+        distances: numbers.iter().zip(distances).collect_map(),
     })
 }
 
@@ -238,7 +240,7 @@ fn huge_pages(dir: &Path) -> BTreeMap<String, u64> {
         let bytes = pages.saturating_mul(kib).saturating_mul(1024);
         Some((format!("hugepages-{}", crate::node::binary(kib)), bytes))
     });
-    sizes.collect()
+    sizes.collect_map()
 }
 
 fn cpu_list(path: &Path) -> Result<CpuSet, MachineError> {

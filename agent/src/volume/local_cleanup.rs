@@ -109,7 +109,7 @@ async fn resize(
     let Ok(name) = local::own_name(&directories.volumes, node, volume) else { return Ok(Released::Done) };
     let name = name.to_owned();
     let (base, volume) = (directories.volumes.clone(), volume.clone());
-    let resized = tokio::task::spawn_blocking(move || local::resize(&base, &name, &volume)).await;
+    let resized = coracle_threads::spawn_blocking(move || local::resize(&base, &name, &volume)).await;
     let resized = resized.map_err(|error| error.to_string())?;
     resized.map(|()| Released::Done).map_err(|error| coracle_error_chain::chain(&error))
 }

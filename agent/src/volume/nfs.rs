@@ -88,7 +88,7 @@ fn start(
     mut done: oneshot::Sender<Result<(), String>>,
 ) -> Result<(), String> {
     let mut child = process::command(arguments, &attempt.at).spawn().map_err(|error| error.to_string())?;
-    tokio::spawn(async move {
+    coracle_threads::spawn(async move {
         let must_unmount = match process::wait(&mut child, TIMEOUT, &mut done).await {
             Some(ended) => {
                 let result = process::outcome(ended);
@@ -106,7 +106,7 @@ fn start(
         if must_unmount {
             // The pod may be gone, or its attempt has failed. Its next attempt mounts again.
             let unmount = move || umount2(&attempt.at, MntFlags::MNT_DETACH | MntFlags::UMOUNT_NOFOLLOW);
-            let _not_mounted = tokio::task::spawn_blocking(unmount).await;
+            let _not_mounted = coracle_threads::spawn_blocking(unmount).await;
         }
     });
     Ok(())

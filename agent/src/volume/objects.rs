@@ -84,7 +84,7 @@ impl Objects {
                 }
             }
         };
-        Object { key, state, _watch: AbortOnDropHandle::new(tokio::spawn(task)) }
+        Object { key, state, _watch: AbortOnDropHandle::new(coracle_threads::spawn(task)) }
     }
 }
 

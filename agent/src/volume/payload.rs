@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
+use coracle_values::CollectMap;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{
     ConfigMap, DownwardAPIVolumeFile, KeyToPath, Pod, Secret, ServiceAccountTokenProjection, Volume,
@@ -122,13 +123,13 @@ impl Kind {
 pub(super) fn config_map_data(map: ConfigMap) -> Data {
     let text = map.data.into_iter().flatten().map(|(key, value)| (key, value.into_bytes()));
     let binary = map.binary_data.into_iter().flatten().map(|(key, ByteString(value))| (key, value));
-    text.chain(binary).collect()
+    text.chain(binary).collect_map()
 }
 
 pub(super) fn secret_data(secret: Secret) -> Data {
     let data = secret.data.into_iter().flatten().map(|(key, ByteString(value))| (key, value));
     let text = secret.string_data.into_iter().flatten().map(|(key, value)| (key, value.into_bytes()));
-    data.chain(text).collect()
+    data.chain(text).collect_map()
 }
 
 // === impl Projection ===

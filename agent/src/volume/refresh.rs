@@ -128,7 +128,7 @@ pub(super) fn watch(ctx: &VolumeContext, pod: &Pod, written: Written) {
     let (newest, mut of) = watch::channel(Arc::new(pod.clone()));
     // The context holds the task. A strong reference from the task would be a cycle.
     let weak = Arc::downgrade(&ctx.shared);
-    let task = tokio::spawn(async move {
+    let task = coracle_threads::spawn(async move {
         if let Some(old) = old {
             old.stop().await;
             // The old task may have written files of the older version in the meantime.

@@ -72,7 +72,7 @@ impl ClaimUsage {
     /// The volumes of these pods' claims, each once. Volumes that do not answer in time are left out.
     pub(crate) async fn of(&self, pods: Vec<Arc<Pod>>) -> BTreeMap<ClaimName, FileSystem> {
         let pods_dir = self.pods_dir.clone();
-        let found = tokio::task::spawn_blocking(move || directories(&pods_dir, &pods));
+        let found = coracle_threads::spawn_blocking(move || directories(&pods_dir, &pods));
         let directories = found.await.unwrap_or_default();
         let mut reads = futures::stream::iter(directories)
             .map(|(claim, path)| async move { Some((claim, self.read(path).await?)) })

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use futures::future::BoxFuture;
 use ipnetwork::IpNetwork;
 use serde_json::{Value, json};
 
@@ -91,7 +92,12 @@ impl Network {
         done
     }
 
-    async fn make_default(&self, state: &State) -> Result<List, Error> {
+    /// Makes the bridge and the firewall table. The future is boxed, so that it is compiled once, in this crate.
+    fn make_default<'a>(&'a self, state: &'a State) -> BoxFuture<'a, Result<List, Error>> {
+        Box::pin(self.make_bridge(state))
+    }
+
+    async fn make_bridge(&self, state: &State) -> Result<List, Error> {
         let (config, host) = (&self.inner.config, &self.inner.host);
         let mtu = state.mtu.or(config.mtu);
         let gateways = state.cidrs.iter().map(|cidr| gateway(*cidr)).collect::<Result<Vec<_>, _>>()?;

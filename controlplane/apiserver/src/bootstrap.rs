@@ -57,7 +57,7 @@ async fn publish_address(state: &Arc<State>) -> Result<()> {
     if let Err(error) = published {
         tracing::warn!(%error, "cannot register the address of this server yet");
     }
-    tokio::spawn(addresses::keep(state.clone()));
+    coracle_threads::spawn(addresses::keep(state.clone()));
     Ok(())
 }
 

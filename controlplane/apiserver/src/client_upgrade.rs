@@ -43,7 +43,7 @@ impl ClientUpgrade {
     ) where
         F: Future<Output = ()> + Send + 'static,
     {
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             let reader_evicted = self.reader().map(|reader| reader.evicted());
             let Self { on, permit, running: _running } = self;
             let connection = match on.await {

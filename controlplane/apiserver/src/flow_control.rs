@@ -21,6 +21,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use coracle_kinds::flow_control as objects;
+use coracle_values::CollectMap;
 use http::HeaderValue;
 use prometheus::proto::MetricFamily;
 use serde_json::Value;
@@ -122,7 +123,7 @@ impl FlowControl {
             .map(|object| LevelConfig::read(&object))
             .collect();
         let uids: BTreeMap<String, String> =
-            configs.iter().map(|config| (config.name.clone(), config.uid.clone())).collect();
+            configs.iter().map(|config| (config.name.clone(), config.uid.clone())).collect_map();
         let exempt: BTreeSet<String> =
             configs.iter().filter(|config| config.is_exempt).map(|config| config.name.clone()).collect();
         let former = self.table.load();

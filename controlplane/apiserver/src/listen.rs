@@ -105,7 +105,9 @@ impl Apiserver {
             match accepted {
                 Ok((stream, client)) => match connections.admit(client.ip()) {
                     Ok(permit) => {
-                        tasks.spawn(connection(self.clone(), acceptor.clone(), stream, Arc::new(permit)));
+                        tasks.spawn(
+                            connection(self.clone(), acceptor.clone(), stream, Arc::new(permit)).boxed(),
+                        );
                     }
                     Err(reason) => {
                         if let Some(suppressed) = refusals.allow(client.ip()) {

@@ -103,7 +103,7 @@ impl Merged {
         let (document, is_new) = offload::run(true, || cached.build(parts, &is_known, build));
         if is_new {
             let merged = Arc::downgrade(self);
-            tokio::spawn(async move {
+            coracle_threads::spawn(async move {
                 tokio::time::sleep(BODY_LIFETIME).await;
                 if let Some(merged) = merged.upgrade() {
                     merged.cached(form).release();

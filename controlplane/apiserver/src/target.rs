@@ -255,7 +255,7 @@ where
     let (mut sender, connection) = handshake.map_err(|error| failed("no HTTP with", &error))?;
     let ended = CancellationToken::new();
     let guard = ended.clone().drop_guard();
-    tokio::spawn(async move {
+    coracle_threads::spawn(async move {
         tokio::select! {
             // The other arm may be dropped: the connection is closed then. The caller gets a failure of the connection as
             // an error of the body.

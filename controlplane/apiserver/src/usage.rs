@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use coracle_kinds::{Resource, kind::by_resource};
+use coracle_values::CollectMap;
 use futures::StreamExt as _;
 use http::Request;
 use http_body_util::{BodyExt as _, Limited};
@@ -206,7 +207,7 @@ fn head(call: &Call, object: &Value, rate: &Rate) -> serde_json::Map<String, Val
         ("timestamp", json!(time(rate.time))),
         ("window", json!(rate.window())),
     ];
-    head.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+    head.into_iter().map(|(name, value)| (name.to_owned(), value)).collect_map()
 }
 
 /// Two samples of a node, of which the later one is fresh.

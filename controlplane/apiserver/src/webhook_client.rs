@@ -127,7 +127,7 @@ async fn exchange(
     let (mut sender, connection) = handshake.map_err(|error| error.to_string())?;
     // A failure of the connection is returned by the sender. A server that reads nothing delays the end of the connection.
     let limit = hook.timeout + CLOSE_TIMEOUT;
-    tokio::spawn(async move {
+    coracle_threads::spawn(async move {
         let _ended = tokio::time::timeout(limit, connection).await;
         drop(permit);
     });

@@ -28,6 +28,7 @@ use std::sync::Arc;
 
 use coracle_kinds::{Resource, initializers, strategy, validate};
 use coracle_store::{Expect, Guard};
+use futures::future::BoxFuture;
 use serde_json::Value;
 
 use self::encoded::commit_encoded;
@@ -59,8 +60,12 @@ const RETRIES: usize = 16;
 const NAMES: usize = 8;
 
 /// Creates an object. With `generateName`, the full name is generated between mutating and validating admission. Earlier
-/// errors contain the prefix as the name.
-pub(crate) async fn create(call: &Call, mut object: Value, writer: Writer) -> Result<Stored> {
+/// errors contain the prefix as the name. The future is boxed, because verbs and controllers would contain a copy of it.
+pub(crate) fn create(call: &Call, object: Value, writer: Writer) -> BoxFuture<'_, Result<Stored>> {
+    Box::pin(create_object(call, object, writer))
+}
+
+async fn create_object(call: &Call, mut object: Value, writer: Writer) -> Result<Stored> {
     let kind = &*call.kind;
     call.dry_run()?;
     let applied = (writer == Writer::Apply).then(|| object["metadata"]["managedFields"].take());

@@ -5,15 +5,16 @@
 //! watch of one kind increase. So the two sources are merged by version: the higher version wins, and a response older
 //! than the watch is ignored.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+mod index;
+
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_watch::Event;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::watch;
 
-use crate::object::{Key, Object, controller_of};
+use crate::object::{Key, Object};
+use index::{Index, Slot};
 
 /// Handler of changes. The cache calls it for every change, with its lock held.
 ///
@@ -43,23 +44,16 @@ pub(crate) struct Cache<K> {
 }
 
 struct State<K> {
-    objects: BTreeMap<Key, Arc<K>>,
-    /// Objects by namespace and controller's uid (empty for orphans), and by name below that.
-    owned: HashMap<(String, String), BTreeMap<String, Arc<K>>>,
-    /// The highest resource version that the watch has delivered.
-    progress: u64,
-    /// Objects that this process deleted, until the watch reports their deletion.
-    tombstones: HashSet<String>,
-    relist: Option<Relist<K>>,
+    index: Index,
+    /// The objects, at the slots of the index.
+    objects: Vec<Option<Arc<K>>>,
+    /// The objects of a running list request.
+    found: Vec<K>,
     handlers: Vec<Handler<K>>,
 }
 
-/// A running list request.
-struct Relist<K> {
-    found: BTreeMap<Key, K>,
-    /// Objects written since the list began: the list may be older or newer than the write.
-    written: BTreeSet<Key>,
-}
+/// The objects of a locked cache.
+pub(crate) struct Objects<'a, K>(&'a State<K>);
 
 /// An object that may not exist any more. The caller must read it from the API server (see [`Cache::apply`]).
 #[derive(Debug, PartialEq, Eq)]
@@ -68,21 +62,11 @@ pub(crate) struct Unverified {
     pub(crate) uid: String,
 }
 
-fn version(meta: &ObjectMeta) -> u64 {
-    meta.resource_version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default()
-}
-
 impl<K: Object> Cache<K> {
     /// An empty cache.
     pub(crate) fn new() -> Self {
-        let state = State {
-            objects: BTreeMap::new(),
-            owned: HashMap::new(),
-            progress: 0,
-            tombstones: HashSet::new(),
-            relist: None,
-            handlers: Vec::new(),
-        };
+        let state =
+            State { index: Index::default(), objects: Vec::new(), found: Vec::new(), handlers: Vec::new() };
         Self {
             state: Mutex::new(state),
             synced: watch::Sender::new(false),
@@ -93,7 +77,9 @@ impl<K: Object> Cache<K> {
     /// Registers a handler like [`Cache::on_change`], and calls it for each object that is in the cache now.
     pub(crate) fn on_change_and_now(&self, handler: impl Fn(&Change<'_, K>) + Send + Sync + 'static) {
         let mut state = self.lock();
-        state.objects.values().for_each(|object| handler(&Change { old: None, new: Some(object) }));
+        for object in state.at(state.index.all()) {
+            handler(&Change { old: None, new: Some(&object) });
+        }
         state.handlers.push(Box::new(handler));
     }
 
@@ -130,31 +116,30 @@ impl<K: Object> Cache<K> {
 
     /// The object with this key.
     pub(crate) fn get(&self, key: &Key) -> Option<Arc<K>> {
-        self.lock().objects.get(key).cloned()
+        self.lock().get(key).cloned()
     }
 
     /// All objects.
     pub(crate) fn all(&self) -> Vec<Arc<K>> {
-        self.lock().objects.values().cloned().collect()
+        let state = self.lock();
+        state.at(state.index.all())
     }
 
     /// Calls `read` with all objects, with the lock held. The rules are the same as for a [`Handler`].
-    pub(crate) fn read<R>(&self, read: impl FnOnce(&BTreeMap<Key, Arc<K>>) -> R) -> R {
-        read(&self.lock().objects)
+    pub(crate) fn read<R>(&self, read: impl FnOnce(&Objects<'_, K>) -> R) -> R {
+        read(&Objects(&self.lock()))
     }
 
     /// The objects of one namespace.
     pub(crate) fn in_namespace(&self, namespace: &str) -> Vec<Arc<K>> {
         let state = self.lock();
-        let range = state.objects.range(Key::new(namespace, "")..);
-        range.take_while(|(key, _)| key.namespace == namespace).map(|(_, object)| object.clone()).collect()
+        state.at(state.index.in_namespace(namespace))
     }
 
     /// The objects of one namespace with this controller; an empty uid selects objects without a controller.
     pub(crate) fn owned_by(&self, namespace: &str, uid: &str) -> Vec<Arc<K>> {
         let state = self.lock();
-        let owned = state.owned.get(&(namespace.to_owned(), uid.to_owned()));
-        owned.into_iter().flat_map(BTreeMap::values).cloned().collect()
+        state.at(state.index.owned_by(namespace, uid))
     }
 
     /// Adds the response of a write.
@@ -162,14 +147,8 @@ impl<K: Object> Cache<K> {
         object.slim();
         let object = Arc::new(object);
         let mut state = self.lock();
-        let (key, version) = (object.key(), version(object.meta()));
-        let passed = state.relist.is_none() && state.progress >= version;
-        if version != 0
-            && !passed
-            && state.insert(object.clone())
-            && let Some(relist) = &mut state.relist
-        {
-            relist.written.insert(key);
+        if state.index.accepts_write(object.meta()) && state.insert(object.clone()) {
+            state.index.record_write(object.meta());
         }
         object
     }
@@ -177,8 +156,8 @@ impl<K: Object> Cache<K> {
     /// Removes an object that the API server deleted at once on our request.
     pub(crate) fn removed(&self, key: &Key, uid: &str) {
         let mut state = self.lock();
-        if state.objects.get(key).is_some_and(|known| known.uid() == uid) {
-            state.tombstones.insert(uid.to_owned());
+        if state.has(key, uid) {
+            state.index.record_deletion(uid);
             state.remove(key);
         }
     }
@@ -186,7 +165,7 @@ impl<K: Object> Cache<K> {
     /// Removes an object that does not exist any more, without waiting for the watch.
     pub(crate) fn remove_missing(&self, unverified: &Unverified) {
         let mut state = self.lock();
-        if state.objects.get(&unverified.key).is_some_and(|known| known.uid() == unverified.uid) {
+        if state.has(&unverified.key, &unverified.uid) {
             state.remove(&unverified.key);
         }
     }
@@ -199,12 +178,13 @@ impl<K: Object> Cache<K> {
         match event {
             Event::Apply(object) => state.apply_modified(object),
             Event::Delete(object) => state.apply_deleted(&object),
-            Event::Init => state.relist = Some(Relist { found: BTreeMap::new(), written: BTreeSet::new() }),
+            Event::Init => {
+                state.index.begin_list();
+                state.found.clear();
+            }
             Event::InitApply(mut object) => {
                 object.slim();
-                if let Some(relist) = &mut state.relist {
-                    relist.found.insert(object.key(), object);
-                }
+                state.found.push(object);
             }
             Event::InitDone => {
                 let unverified = state.finish_list();
@@ -218,13 +198,40 @@ impl<K: Object> Cache<K> {
     }
 }
 
+// === impl Objects ===
+
+impl<'a, K: Object> Objects<'a, K> {
+    /// The object with this key.
+    pub(crate) fn get(&self, key: &Key) -> Option<&'a Arc<K>> {
+        self.0.get(key)
+    }
+
+    /// The objects of one namespace, in the order of their names.
+    pub(crate) fn in_namespace(&self, namespace: &str) -> Vec<Arc<K>> {
+        self.0.at(self.0.index.in_namespace(namespace))
+    }
+}
+
 // === impl State ===
 
 impl<K: Object> State<K> {
+    fn get(&self, key: &Key) -> Option<&Arc<K>> {
+        self.objects.get(self.index.slot(key)?)?.as_ref()
+    }
+
+    /// Whether the object with this key has this uid.
+    fn has(&self, key: &Key, uid: &str) -> bool {
+        self.get(key).is_some_and(|known| known.uid() == uid)
+    }
+
+    /// The objects at these slots.
+    fn at(&self, slots: Vec<Slot>) -> Vec<Arc<K>> {
+        slots.into_iter().filter_map(|slot| self.objects.get(slot)?.clone()).collect()
+    }
+
     /// Stores an object that the watch or a list delivers, unless this process has deleted it.
     fn apply_modified(&mut self, mut object: K) {
-        self.progress = self.progress.max(version(object.meta()));
-        if !self.tombstones.contains(object.uid()) {
+        if self.index.accepts_event(object.meta()) {
             object.slim();
             self.insert(Arc::new(object));
         }
@@ -232,30 +239,22 @@ impl<K: Object> State<K> {
 
     /// Removes an object whose deletion the watch delivers.
     fn apply_deleted(&mut self, object: &K) {
-        self.progress = self.progress.max(version(object.meta()));
-        self.tombstones.remove(object.uid());
+        self.index.record_deletion_event(object.meta());
         let key = object.key();
-        if self.objects.get(&key).is_some_and(|known| known.uid() == object.uid()) {
+        if self.has(&key, object.uid()) {
             self.remove(&key);
         }
     }
 
     /// Applies a complete list. Returns the objects to verify (see [`Cache::apply`]).
     fn finish_list(&mut self) -> Vec<Unverified> {
-        let Some(relist) = self.relist.take() else { return Vec::new() };
-        let uids: HashSet<String> = relist.found.values().map(|object| object.uid().to_owned()).collect();
-        self.tombstones.retain(|uid| uids.contains(uid));
-        let missing: Vec<Key> =
-            self.objects.keys().filter(|key| !relist.found.contains_key(*key)).cloned().collect();
-        let mut unverified = Vec::new();
-        for key in missing {
-            if let (true, Some(object)) = (relist.written.contains(&key), self.objects.get(&key)) {
-                unverified.push(Unverified { uid: object.uid().to_owned(), key });
-            } else {
-                self.remove(&key);
-            }
-        }
-        for object in relist.found.into_values() {
+        let found = std::mem::take(&mut self.found);
+        let metadata = found.iter().map(|object| object.meta()).collect();
+        let Some(missing) = self.index.finish_list(metadata) else { return Vec::new() };
+        missing.deleted.iter().for_each(|key| self.remove(key));
+        let verify = |key: Key| Some(Unverified { uid: self.get(&key)?.uid().to_owned(), key });
+        let unverified = missing.written.into_iter().filter_map(verify).collect();
+        for object in found {
             self.apply_modified(object);
         }
         unverified
@@ -264,33 +263,23 @@ impl<K: Object> State<K> {
     /// Stores the object unless the cache has the same or a newer version. Returns whether it stored it.
     fn insert(&mut self, object: Arc<K>) -> bool {
         let key = object.key();
-        let newer = version(object.meta());
-        if newer != 0 && self.objects.get(&key).is_some_and(|known| version(known.meta()) >= newer) {
+        let old = self.get(&key).cloned();
+        let Some(slot) = self.index.insert(key, old.as_ref().map(|old| old.meta()), object.meta()) else {
             return false;
+        };
+        match self.objects.get_mut(slot) {
+            Some(place) => *place = Some(object.clone()),
+            None => self.objects.push(Some(object.clone())),
         }
-        let old = self.objects.insert(key, object.clone());
-        if let Some(old) = &old {
-            self.unindex(old);
-        }
-        self.owned.entry(index(&*object)).or_default().insert(object.name().to_owned(), object.clone());
         self.notify(&Change { old: old.as_ref(), new: Some(&object) });
         true
     }
 
     fn remove(&mut self, key: &Key) {
-        if let Some(old) = self.objects.remove(key) {
-            self.unindex(&old);
+        let slot = self.index.slot(key).and_then(|slot| self.objects.get_mut(slot));
+        if let Some(old) = slot.and_then(Option::take) {
+            self.index.remove(key, old.meta());
             self.notify(&Change { old: Some(&old), new: None });
-        }
-    }
-
-    fn unindex(&mut self, object: &Arc<K>) {
-        let place = index(&**object);
-        if let Some(owned) = self.owned.get_mut(&place) {
-            owned.remove(object.name());
-            if owned.is_empty() {
-                self.owned.remove(&place);
-            }
         }
     }
 
@@ -299,16 +288,13 @@ impl<K: Object> State<K> {
     }
 }
 
-fn index<K: Object>(object: &K) -> (String, String) {
-    let owner = controller_of(object.meta()).map(|owner| owner.uid.clone()).unwrap_or_default();
-    (object.namespace().to_owned(), owner)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
     use kube::Resource;
 
+    use super::index::version;
     use crate::object::{ObjectExt, Pod};
 
     fn pod(name: &str, uid: &str, version: u64) -> Pod {

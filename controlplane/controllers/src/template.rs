@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use coracle_values::CollectMap;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 
@@ -77,7 +78,7 @@ impl Template {
             .into_iter()
             .flatten()
             .filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned())))
-            .collect()
+            .collect_map()
     }
 
     /// Whether two templates create the same pods, apart from the hash label. Absent and empty values are equal,

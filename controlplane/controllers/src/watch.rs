@@ -6,8 +6,11 @@ use std::time::Duration;
 use coracle_backoff::Backoff;
 use coracle_watch::{Config, Error};
 use futures::StreamExt;
-use kube::{Api, Client};
+use futures::future::BoxFuture;
+use kube::Client;
+use kube::api::Request;
 
+use crate::api_kind::Meta;
 use crate::cache::{Cache, Unverified};
 use crate::object::Object;
 
@@ -22,83 +25,91 @@ pub(crate) const fn request_backoff() -> Backoff {
 
 /// Watches a kind and updates the cache, forever.
 pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
-    follow(client, cache, config, |_, _| {}).await;
+    follow(client, cache, config, |_| false).await;
 }
 
 /// Does the same as [`feed`], for a kind that the API server possibly does not serve. The cache then counts as listed
 /// and empty.
 pub(crate) async fn feed_if_served<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
-    let on_error = |cache: &Cache<K>, error: &Error| {
-        if error.is_unserved() {
-            cache.set_unserved();
-        }
-    };
-    follow(client, cache, config, on_error).await;
+    follow(client, cache, config, Error::is_unserved).await;
 }
 
 /// Does the same as [`feed_if_served`], for a kind that other controllers do not need. An API server may also forbid
 /// it.
 pub(crate) async fn feed_if_permitted<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
-    let on_error = |cache: &Cache<K>, error: &Error| {
-        if error.is_unserved() || error.is_forbidden() {
-            cache.set_unserved();
-        }
-    };
-    follow(client, cache, config.optional(), on_error).await;
+    let is_absent = |error: &Error| error.is_unserved() || error.is_forbidden();
+    follow(client, cache, config.optional(), is_absent).await;
 }
 
 /// Does the same as [`feed`], for a built-in kind that is disabled by default. The API server is asked once whether it
 /// serves the kind: that is fixed at the start of the server.
 pub(crate) async fn feed_if_enabled<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
-    let mut backoff = request_backoff();
-    loop {
-        match client.list_api_group_resources(&K::api_version(&())).await {
-            Ok(list) if list.resources.iter().any(|resource| resource.name == K::plural(&())) => break,
-            Ok(_) => return std::future::pending().await,
-            Err(error) if crate::error::is_not_found(&error) => return std::future::pending().await,
-            Err(_) => tokio::time::sleep(backoff.next_delay()).await,
-        }
+    if !is_enabled(&client, &K::api_version(&()), &K::plural(&())).await {
+        return std::future::pending().await;
     }
     feed(client, cache, config).await;
 }
 
+/// Whether the API server serves a resource of a group version.
+async fn is_enabled(client: &Client, api_version: &str, plural: &str) -> bool {
+    let mut backoff = request_backoff();
+    loop {
+        match client.list_api_group_resources(api_version).await {
+            Ok(list) => return list.resources.iter().any(|resource| resource.name == plural),
+            Err(error) if crate::error::is_not_found(&error) => return false,
+            Err(_) => tokio::time::sleep(backoff.next_delay()).await,
+        }
+    }
+}
+
+/// Applies the events of a watch to the cache. An error for which `is_absent` holds means that there are no objects.
 async fn follow<K: Object>(
     client: Client,
     cache: Arc<Cache<K>>,
     config: Config,
-    on_error: fn(&Cache<K>, &Error),
+    is_absent: fn(&Error) -> bool,
 ) {
-    let api: Api<K> = Api::all(client.clone());
-    let mut events = coracle_watch::watch(api, config);
+    let mut events = coracle_watch::watch_all::<K>(client.clone(), config);
     while let Some(event) = events.next().await {
         match event {
             Ok(event) => {
                 for unverified in cache.apply(event) {
-                    verify(&client, &cache, unverified).await;
+                    let namespace = &unverified.key.namespace;
+                    let url = K::url_path(&(), (!namespace.is_empty()).then_some(namespace));
+                    if is_missing(&client, url, &unverified).await {
+                        cache.remove_missing(&unverified);
+                    }
                 }
             }
             Err(error) => {
-                let cause = std::error::Error::source(&error).map(ToString::to_string).unwrap_or_default();
-                tracing::debug!(kind = %K::kind(&()), %error, cause, "cannot watch a kind");
-                on_error(&cache, &error);
+                log(&K::kind(&()), &error);
+                if is_absent(&error) {
+                    cache.set_unserved();
+                }
             }
         }
     }
 }
 
-/// Checks with the API server whether an object exists that was missing from a list.
-async fn verify<K: Object>(client: &Client, cache: &Cache<K>, unverified: Unverified) {
-    let namespace = &unverified.key.namespace;
-    let url = K::url_path(&(), (!namespace.is_empty()).then_some(namespace));
-    let mut backoff = request_backoff();
-    loop {
-        let request = kube::api::Request::new(url.clone()).get(&unverified.key.name, &Default::default());
-        let Ok(request) = request else { return cache.remove_missing(&unverified) };
-        match client.request::<K>(request).await {
-            Ok(found) if found.uid() == unverified.uid => return,
-            Ok(_) => return cache.remove_missing(&unverified),
-            Err(error) if crate::error::is_not_found(&error) => return cache.remove_missing(&unverified),
-            Err(_) => tokio::time::sleep(backoff.next_delay()).await,
+fn log(kind: &str, error: &Error) {
+    let cause = std::error::Error::source(error).map(ToString::to_string).unwrap_or_default();
+    tracing::debug!(%kind, %error, cause, "cannot watch a kind");
+}
+
+/// Whether an object does not exist any more. `url` is that of the objects of its kind and namespace. The future is boxed,
+/// so that its code is compiled once for all kinds.
+fn is_missing<'a>(client: &'a Client, url: String, unverified: &'a Unverified) -> BoxFuture<'a, bool> {
+    let requests = Request::new(url);
+    Box::pin(async move {
+        let mut backoff = request_backoff();
+        loop {
+            let request = requests.get(&unverified.key.name, &Default::default());
+            let Ok(request) = request else { return true };
+            match client.request::<Meta>(request).await {
+                Ok(found) => return found.metadata.uid.unwrap_or_default() != unverified.uid,
+                Err(error) if crate::error::is_not_found(&error) => return true,
+                Err(_) => tokio::time::sleep(backoff.next_delay()).await,
+            }
         }
-    }
+    })
 }

@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use coracle_values::merge_patch;
+use futures::future::BoxFuture;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, Request};
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::{Value, json};
 
 use crate::cache::Cache;
@@ -34,31 +37,70 @@ fn failed<K: Object>(verb: &'static str, key: &Key) -> impl FnOnce(kube::Error) 
     move |source| Error::Request { verb, object, source }
 }
 
+/// A request, or the error of its parts.
+type Built = Result<http::Request<Vec<u8>>, kube::core::request::Error>;
+
+/// Sends a request and returns the text of the response. The future is boxed, so that its code is compiled once for all
+/// kinds.
+fn send(client: &Client, request: Built) -> BoxFuture<'_, Result<String, kube::Error>> {
+    Box::pin(async move { client.request_text(request.map_err(kube::Error::BuildRequest)?).await })
+}
+
+fn decode<K: Object>(text: &str) -> Result<K, kube::Error> {
+    serde_json::from_str(text).map_err(kube::Error::SerdeError)
+}
+
+/// Requests on the objects of a kind in one namespace, or of a kind without namespaces.
+fn requests<K: Object>(namespace: &str) -> Request {
+    Request::new(K::url_path(&(), (!namespace.is_empty()).then_some(namespace)))
+}
+
+fn patch_request(requests: &Request, name: &str, part: Part, patch: Value) -> Built {
+    let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
+    match part {
+        Part::Main => requests.patch(name, &params, &patch),
+        Part::Status => requests.patch_subresource("status", name, &params, &patch),
+        Part::Approval => requests.patch_subresource("approval", name, &params, &patch),
+    }
+}
+
+/// The response to a request that deletes an object: the object while it has finalizers, otherwise a status. Some servers
+/// also send the object after the deletion.
+#[derive(Deserialize)]
+struct Deleted {
+    kind: Option<String>,
+    #[serde(default)]
+    metadata: DeletedMetadata,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct DeletedMetadata {
+    deletion_timestamp: Option<IgnoredAny>,
+}
+
+/// Whether the object of a response still exists and waits for its finalizers.
+fn waits_for_finalizers(text: &str) -> Result<bool, kube::Error> {
+    let deleted: Deleted = serde_json::from_str(text).map_err(kube::Error::SerdeError)?;
+    Ok(deleted.kind.as_deref() != Some("Status") && deleted.metadata.deletion_timestamp.is_some())
+}
+
 impl<K: Object> Writer<'_, K> {
     /// Creates an object from JSON without `apiVersion` and `kind`.
     pub(crate) async fn create(&self, namespace: &str, mut object: Value) -> Result<Arc<K>, kube::Error> {
         object["apiVersion"] = K::api_version(&()).into_owned().into();
         object["kind"] = K::kind(&()).into_owned().into();
-        let url = K::url_path(&(), (!namespace.is_empty()).then_some(namespace));
         let body = serde_json::to_vec(&object).map_err(kube::Error::SerdeError)?;
-        let request =
-            Request::new(url).create(&PostParams::default(), body).map_err(kube::Error::BuildRequest)?;
-        let created: K = self.client.request(request).await?;
-        Ok(self.cache.written(created))
+        let request = requests::<K>(namespace).create(&PostParams::default(), body);
+        let created = send(self.client, request).await?;
+        Ok(self.cache.written(decode(&created)?))
     }
 
     /// Applies a merge patch to an object. A patch with `metadata.resourceVersion` applies only to that version.
     pub(crate) async fn merge(&self, key: &Key, part: Part, patch: Value) -> Result<Arc<K>, Error> {
-        let (params, patch) = (PatchParams::default(), Patch::Merge(patch));
-        let url = Request::new(K::url_path(&(), (!key.namespace.is_empty()).then_some(&key.namespace)));
-        let request = match part {
-            Part::Main => url.patch(&key.name, &params, &patch),
-            Part::Status => url.patch_subresource("status", &key.name, &params, &patch),
-            Part::Approval => url.patch_subresource("approval", &key.name, &params, &patch),
-        };
-        let request = request.map_err(kube::Error::BuildRequest).map_err(failed::<K>("patch", key))?;
-        let patched: K = self.client.request(request).await.map_err(failed::<K>("patch", key))?;
-        Ok(self.cache.written(patched))
+        let request = patch_request(&requests::<K>(&key.namespace), &key.name, part, patch);
+        let patched = send(self.client, request).await.and_then(|patched| decode(&patched));
+        Ok(self.cache.written(patched.map_err(failed::<K>("patch", key))?))
     }
 
     /// Deletes the object with this uid. A resource version in the parameters is a further precondition. A missing
@@ -67,14 +109,10 @@ impl<K: Object> Writer<'_, K> {
         let key = object.key();
         let resource_version = params.preconditions.take().and_then(|given| given.resource_version);
         params.preconditions = Some(Preconditions { uid: Some(object.uid().to_owned()), resource_version });
-        let url = Request::new(K::url_path(&(), (!key.namespace.is_empty()).then_some(&key.namespace)));
-        let request = url.delete(&key.name, &params).map_err(kube::Error::BuildRequest)?;
-        match self.client.request_status::<K>(request).await {
-            // The response is the object while it has finalizers; some servers also send it after the deletion.
-            Ok(either) => match either.left() {
-                Some(marked) if marked.is_being_deleted() => drop(self.cache.written(marked)),
-                Some(_) | None => self.cache.removed(&key, object.uid()),
-            },
+        let request = requests::<K>(&key.namespace).delete(&key.name, &params);
+        match send(self.client, request).await {
+            Ok(text) if waits_for_finalizers(&text)? => drop(self.cache.written(decode(&text)?)),
+            Ok(_) => self.cache.removed(&key, object.uid()),
             Err(error) if is_not_found(&error) => self.cache.removed(&key, object.uid()),
             Err(error) => return Err(error),
         }

@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 
 use coracle_managed_fields::{Field, Key, Scalar, Schema, Type, TypeId};
+use coracle_values::CollectMap;
 
 use crate::schema::model::{Definition, ListType, OwnershipMarkers, Property, ValueType, schemas};
 
@@ -50,7 +51,7 @@ impl Ownership {
         }
         let fields =
             definition.properties.iter().map(|property| (property.name.clone(), self.field(property)));
-        Type::Map { fields: fields.collect(), other: None }
+        Type::Map { fields: fields.collect_map(), other: None }
     }
 
     fn field(&mut self, property: &Property) -> Field {

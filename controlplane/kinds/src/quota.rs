@@ -8,6 +8,7 @@ mod usage;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use coracle_values::CollectMap;
 use coracle_values::Quantity;
 use jiff::Timestamp;
 use serde_json::{Map, Value};
@@ -42,7 +43,7 @@ impl Quota {
             hard.filter_map(|(name, amount)| Some((name.clone(), Quantity::parse(amount.as_str()?).ok()?)));
         Quota {
             name: object["metadata"]["name"].as_str().unwrap_or_default().to_owned(),
-            hard: hard.collect(),
+            hard: hard.collect_map(),
             scopes: scope::read(&object["spec"]),
         }
     }
@@ -112,12 +113,12 @@ impl Quota {
     /// The status of the quota.
     pub fn status(&self, used: &Usage) -> Value {
         let hard: Map<String, Value> =
-            self.hard.iter().map(|(name, hard)| (name.clone(), hard.to_string().into())).collect();
+            self.hard.iter().map(|(name, hard)| (name.clone(), hard.to_string().into())).collect_map();
         let used: Map<String, Value> = self
             .hard
             .keys()
             .map(|name| (name.clone(), self.text(name, used.get(name).copied().unwrap_or(0)).into()))
-            .collect();
+            .collect_map();
         let mut status = Map::new();
         if !hard.is_empty() {
             status.insert("hard".to_owned(), hard.into());
@@ -155,7 +156,7 @@ pub fn growth(new: &Usage, old: &Usage) -> Usage {
         let more = amount - old.get(name).copied().unwrap_or(0);
         (more > 0).then(|| (name.clone(), more))
     };
-    new.iter().filter_map(grown).collect()
+    new.iter().filter_map(grown).collect_map()
 }
 
 /// The requests and limits that the pod lacks, although the quota requires them of each container.

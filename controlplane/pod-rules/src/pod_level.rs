@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use coracle_values::CollectMap;
 use coracle_values::Quantity;
 use serde_json::Value;
 
@@ -51,7 +52,7 @@ fn amounts(container: &Value, list: &str) -> Amounts {
     let entries = container["resources"][list].as_object().into_iter().flatten();
     entries
         .filter_map(|(name, amount)| Some((name.clone(), Quantity::parse(amount.as_str()?).ok()?)))
-        .collect()
+        .collect_map()
 }
 
 fn add(to: &mut Amounts, more: &Amounts) {

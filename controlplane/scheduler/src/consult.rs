@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use coracle_events::printable;
+use coracle_values::CollectMap;
 use coracle_values::object::ObjectExt;
 use futures::future::join_all;
 use kube::Client;
@@ -191,8 +192,10 @@ async fn call_preemption(
     let knows = remote.extender.knows_nodes;
     let args = PreemptionArgs {
         pod,
-        node_name_to_victims: (!knows).then(|| found.iter().map(|one| (&*one.node, whole(one))).collect()),
-        node_name_to_meta_victims: knows.then(|| found.iter().map(|one| (&*one.node, meta(one))).collect()),
+        node_name_to_victims: (!knows)
+            .then(|| found.iter().map(|one| (&*one.node, whole(one))).collect_map()),
+        node_name_to_meta_victims: knows
+            .then(|| found.iter().map(|one| (&*one.node, meta(one))).collect_map()),
     };
     let result: PreemptionResult = remote.call(verb, &args).await?;
     let mut chosen = Vec::new();

@@ -12,10 +12,17 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, OwnerReference, Time};
-use serde::de::IgnoredAny;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Deserializer};
+use serde_json::Value;
 
 pub(crate) use disks::{AwsDisk, GceDisk, IscsiDisk, RbdImage};
+
+/// Decodes an object of a simulated cluster. It is converted to text first, because the code that reads objects from text
+/// exists already, for the watches.
+pub(crate) fn decode<T: DeserializeOwned>(object: &Value) -> Result<T, serde_json::Error> {
+    serde_json::from_str(&object.to_string())
+}
 
 /// A pod.
 #[derive(Clone, Debug, Default, Deserialize)]

@@ -6,6 +6,7 @@
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
+use coracle_values::CollectMap;
 use jiff::Timestamp;
 
 use crate::config::Profile;
@@ -120,7 +121,7 @@ pub(crate) fn removable(
         });
         (one.node.clone(), pods.collect())
     };
-    found.iter().map(of_node).collect()
+    found.iter().map(of_node).collect_map()
 }
 
 /// The nodes on which preemption helps, and the reasons of the other nodes.

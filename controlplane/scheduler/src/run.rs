@@ -119,8 +119,8 @@ pub async fn run(client: Client, config: SchedulerConfig, shutdown: Cancellation
         Err(error) => return tracing::error!(error, "scheduler stopped: an extender cannot be used"),
     };
     let mut scheduler = Scheduler::new(client, config, recorder, is_saturated, extender_calls);
-    sending.spawn(volumes::feed::run(scheduler.client.clone(), scheduler.snapshot.volumes.clone()));
-    sending.spawn(devices::feed::run(scheduler.client.clone(), scheduler.snapshot.devices.clone()));
+    sending.spawn(volumes::feed::run(scheduler.client.clone(), scheduler.snapshot.volumes.clone()).boxed());
+    sending.spawn(devices::feed::run(scheduler.client.clone(), scheduler.snapshot.devices.clone()).boxed());
     let mut device_changes = scheduler.snapshot.devices.changes();
     let mut selectors = selectors::feed::changes(&scheduler.client);
     let mut volume_changes = scheduler.snapshot.volumes.changes();

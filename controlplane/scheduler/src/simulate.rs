@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::config::Profile;
 use crate::decide::{Unschedulable, filter, refused_beside_nominated, reserve_failed};
-use crate::object::{Namespace, Node, Pod, PodDisruptionBudget};
+use crate::object::{Namespace, Node, Pod, PodDisruptionBudget, decode};
 use crate::preempt::{candidates, disruption_cost, preempt, with_outcome};
 use crate::score;
 use crate::snapshot::Snapshot;
@@ -81,31 +81,27 @@ fn add(snapshot: &mut Snapshot, object: Value) -> Result<(), serde_json::Error> 
     let key = Key::new(text("/metadata/namespace"), text("/metadata/name"));
     match kind.as_str() {
         "Namespace" => {
-            let namespace: Namespace = serde_json::from_value(object)?;
+            let namespace: Namespace = decode(&object)?;
             let labels = namespace.metadata.labels.clone().unwrap_or_default();
             snapshot.namespaces.insert(namespace.name().to_owned(), labels);
         }
         "PodDisruptionBudget" => {
-            snapshot.budgets.set(&serde_json::from_value::<PodDisruptionBudget>(object)?);
+            snapshot.budgets.set(&decode::<PodDisruptionBudget>(&object)?);
         }
         "Service" => {
             if let Some(selector) = object.pointer("/spec/selector").filter(|selector| !selector.is_null()) {
-                snapshot.selectors.set_service(key, serde_json::from_value(selector.clone())?);
+                snapshot.selectors.set_service(key, decode(selector)?);
             }
         }
         "ReplicaSet" | "StatefulSet" => {
             let kind = if kind == "ReplicaSet" { "ReplicaSet" } else { "StatefulSet" };
-            snapshot.selectors.set_workload(
-                kind,
-                key,
-                &serde_json::from_value(object["spec"]["selector"].clone())?,
-            );
+            snapshot.selectors.set_workload(kind, key, &decode(&object["spec"]["selector"])?);
         }
         "ReplicationController" => {
             let selector = serde_json::json!({"matchLabels": object["spec"]["selector"]});
-            snapshot.selectors.set_workload("ReplicationController", key, &serde_json::from_value(selector)?);
+            snapshot.selectors.set_workload("ReplicationController", key, &decode(&selector)?);
         }
-        _ => snapshot.volumes.add(&kind, object)?,
+        _ => snapshot.volumes.add(&kind, &object)?,
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ use tokio::sync::watch;
 pub(crate) use self::disks::{Disks, disks_of};
 pub(crate) use self::filter::{NodeVolumes, PodClaims, VolumeUsage};
 use self::object::{Attachment, Capacity, Claim, CsiDriver, CsiNode, StorageClass, Volume};
-use crate::object::{Pod, is_older};
+use crate::object::{Pod, decode, is_older};
 
 /// Annotation of a claim with the node of its first pod. The scheduler sets it.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
@@ -114,35 +114,35 @@ impl Volumes {
     }
 
     /// Adds an object of a simulated cluster. Objects of other kinds are ignored.
-    pub(crate) fn add(&self, kind: &str, object: serde_json::Value) -> Result<(), serde_json::Error> {
+    pub(crate) fn add(&self, kind: &str, object: &serde_json::Value) -> Result<(), serde_json::Error> {
         let mut state = self.lock();
         match kind {
             "PersistentVolumeClaim" => {
-                let claim: Claim = serde_json::from_value(object)?;
+                let claim: Claim = decode(object)?;
                 state.claims.insert(claim.key(), claim);
             }
             "PersistentVolume" => {
-                let volume: Volume = serde_json::from_value(object)?;
+                let volume: Volume = decode(object)?;
                 state.volumes.insert(volume.name().to_owned(), volume);
             }
             "StorageClass" => {
-                let class: StorageClass = serde_json::from_value(object)?;
+                let class: StorageClass = decode(object)?;
                 state.classes.insert(class.name().to_owned(), class);
             }
             "CSIDriver" => {
-                let driver: CsiDriver = serde_json::from_value(object)?;
+                let driver: CsiDriver = decode(object)?;
                 state.drivers.insert(driver.name().to_owned(), driver);
             }
             "CSINode" => {
-                let node: CsiNode = serde_json::from_value(object)?;
+                let node: CsiNode = decode(object)?;
                 state.csi_nodes.insert(node.name().to_owned(), node);
             }
             "CSIStorageCapacity" => {
-                let capacity: Capacity = serde_json::from_value(object)?;
+                let capacity: Capacity = decode(object)?;
                 state.capacities.insert(capacity.key(), capacity);
             }
             "VolumeAttachment" => {
-                let attachment: Attachment = serde_json::from_value(object)?;
+                let attachment: Attachment = decode(object)?;
                 state.attachments.insert(attachment.name().to_owned(), attachment);
             }
             _ => {}

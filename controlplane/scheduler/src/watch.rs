@@ -1,9 +1,9 @@
 //! Watches of one kind.
 
-use coracle_watch::{Config, Error, Event, watch};
+use coracle_watch::{Config, Error, Event, watch_all};
 use futures::StreamExt;
 use futures::stream::BoxStream;
-use kube::{Api, Client};
+use kube::Client;
 
 /// The events of the objects of a kind that `config` selects. If the server does not serve the kind, for example an
 /// older server, the kind counts as listed and empty.
@@ -11,7 +11,7 @@ pub(crate) fn stream<K>(client: &Client, config: Config) -> BoxStream<'static, E
 where
     K: kube::Resource<DynamicType = ()> + serde::de::DeserializeOwned + Send + 'static,
 {
-    let events = watch(Api::<K>::all(client.clone()), config);
+    let events = watch_all::<K>(client.clone(), config);
     events.filter_map(|received| std::future::ready(event(received))).boxed()
 }
 

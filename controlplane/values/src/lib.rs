@@ -18,10 +18,12 @@
 //! | merge patches between values | [`merge_patch`] | RFC 7386 |
 //! | name, namespace, uid, owner of an object | [`object`] | `apimachinery/pkg/apis/meta/v1` |
 //! | media types and the header `Accept` | [`media_type`] | RFC 9110 |
+//! | maps from pairs | [`CollectMap`] | |
 //! | pages `/statusz` and `/flagz` | [`component_page`] | `apiserver/pkg/server/statusz`, `apiserver/pkg/server/flagz` |
 //!
 //! Invariants: no I/O, no async, no clock, no panic on any input. Each text has a limit on its size or is read in linear time.
 
+mod collect_map;
 pub mod component_page;
 pub mod field_selector;
 pub mod go;
@@ -41,5 +43,6 @@ pub mod toleration;
 #[doc(hidden)]
 pub use kube_core;
 
+pub use collect_map::CollectMap;
 pub use quantity::Quantity;
 pub use selector_error::SelectorError;

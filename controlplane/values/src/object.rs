@@ -107,6 +107,16 @@ pub fn controller_of(meta: &ObjectMeta) -> Option<&OwnerReference> {
     meta.owner_references.iter().flatten().find(|owner| owner.controller == Some(true))
 }
 
+/// The path of the objects of a resource, in one namespace or in the whole cluster. The `url_path` of
+/// [`kube_core::Resource`] would be compiled for each kind.
+pub fn url_path(group: &str, version: &str, plural: &str, namespace: Option<&str>) -> String {
+    let group = if group.is_empty() { "api".to_owned() } else { format!("apis/{group}") };
+    match namespace {
+        Some(namespace) => format!("/{group}/{version}/namespaces/{namespace}/{plural}"),
+        None => format!("/{group}/{version}/{plural}"),
+    }
+}
+
 /// Implements [`kube_core::Resource`] for a struct that has a field `metadata: ObjectMeta`.
 ///
 /// It is for structs that keep only the fields that a cache needs. If the version is `v1` and the struct has the name
@@ -134,6 +144,9 @@ macro_rules! resource {
             }
             fn plural((): &()) -> ::std::borrow::Cow<'_, str> {
                 $plural.into()
+            }
+            fn url_path((): &(), namespace: Option<&str>) -> ::std::string::String {
+                $crate::object::url_path($group, $version, $plural, namespace)
             }
             fn meta(&self) -> &::k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta {
                 &self.metadata
@@ -172,6 +185,12 @@ mod tests {
     fn a_reduced_type_may_have_another_name_and_version() {
         assert_eq!((&*Group::kind(&()), &*Group::plural(&())), ("PodGroup", "podgroups"));
         assert_eq!(Group::api_version(&()), "scheduling.k8s.io/v1alpha2");
+        assert_eq!(Group::url_path(&(), None), "/apis/scheduling.k8s.io/v1alpha2/podgroups");
+        assert_eq!(
+            Deployment::url_path(&(), Some("n")),
+            k8s_openapi::api::apps::v1::Deployment::url_path(&(), Some("n"))
+        );
+        assert_eq!(url_path("", "v1", "nodes", None), Node::url_path(&(), None));
         assert_eq!((&*Deployment::kind(&()), &*Deployment::version(&())), ("Deployment", "v1"));
         let group = Group { metadata: ObjectMeta { name: Some("g".to_owned()), ..ObjectMeta::default() } };
         assert_eq!(group.name(), "g");

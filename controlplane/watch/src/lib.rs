@@ -27,9 +27,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use futures::Stream;
-use kube::{Api, Resource};
-use serde::Deserialize;
-use serde::de::{DeserializeOwned, IgnoredAny};
+use kube::{Api, Client, Resource};
+use serde::de::DeserializeOwned;
 
 pub use config::Config;
 pub use error::Error;
@@ -63,19 +62,25 @@ pub struct Watch<K> {
 /// Watches the objects of an API. Nothing is requested before the first poll.
 pub fn watch<K: Resource + DeserializeOwned>(api: Api<K>, config: Config) -> Watch<K> {
     let url = api.resource_url().to_owned();
-    let target = Target { client: api.into_client(), url, is_metadata: K::metadata_api() };
-    Watch { raw: RawWatch::new(target, config), objects: PhantomData }
+    Watch::new(api.into_client(), url, config)
 }
 
-/// A line about an object.
-#[derive(Deserialize)]
-struct Line<K> {
-    object: K,
+/// Does the same as [`watch`], for all objects of a kind. It needs no `Api`, whose code is compiled for each kind.
+pub fn watch_all<K>(client: Client, config: Config) -> Watch<K>
+where
+    K: Resource<DynamicType = ()> + DeserializeOwned,
+{
+    Watch::new(client, K::url_path(&(), None), config)
 }
 
 // === impl Watch ===
 
 impl<K: Resource + DeserializeOwned> Watch<K> {
+    fn new(client: Client, url: String, config: Config) -> Self {
+        let target = Target { client, url, is_metadata: K::metadata_api() };
+        Self { raw: RawWatch::new(target, config), objects: PhantomData }
+    }
+
     fn decode(&mut self, event: RawEvent) -> Result<Event<K>, Error> {
         Ok(match event {
             RawEvent::Init => Event::Init,
@@ -92,15 +97,15 @@ impl<K: Resource + DeserializeOwned> Watch<K> {
 
     /// Decodes the object of a line. The watch continues after its version.
     fn changed(&mut self, line: &[u8]) -> Result<K, Error> {
-        let Line::<K> { object } =
-            json::decode(line).map_err(|error| match serde_json::from_slice::<IgnoredAny>(line) {
-                Ok(_json) => self.raw.fail(Error::Object(error)),
-                Err(error) => self.raw.fail_watch(Error::Invalid(error)),
-            })?;
-        match object.meta().resource_version.as_deref() {
-            Some(version) if !version.is_empty() => self.raw.set_version(version),
-            _ => return Err(self.raw.fail_list(Error::NoVersion)),
-        }
+        let object: K = match raw::usual_object(line).map(json::decode) {
+            Some(Ok(object)) => object,
+            // The line has another form, or its object is invalid.
+            Some(Err(_)) | None => {
+                let object = self.raw.object(line)?;
+                json::decode(object).map_err(|error| self.raw.fail(Error::Object(error)))?
+            }
+        };
+        self.raw.record_version(object.meta())?;
         Ok(object)
     }
 }

@@ -6,6 +6,7 @@ use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
+use kube::api::ObjectMeta;
 use kube::client::Body;
 use kube::core::Status;
 use serde::Deserialize;
@@ -100,6 +101,15 @@ struct Metadata {
     version: String,
 }
 
+/// The object of a line that has the form of API servers' lines about objects. The object itself is not checked, so that
+/// the text is read only once: when the object is decoded.
+pub(crate) fn usual_object(line: &[u8]) -> Option<&[u8]> {
+    let rest = line.strip_prefix(b"{\"type\":\"")?;
+    let kinds = [&b"ADDED"[..], b"MODIFIED", b"DELETED"];
+    let rest = kinds.iter().find_map(|kind| rest.strip_prefix(*kind))?;
+    rest.strip_prefix(b"\",\"object\":")?.strip_suffix(b"}")
+}
+
 // === impl RawEvent ===
 
 impl RawEvent {
@@ -169,10 +179,24 @@ impl RawWatch {
         }
     }
 
+    /// The object of a line of any form.
+    pub(crate) fn object<'a>(&mut self, line: &'a [u8]) -> Result<&'a [u8], Error> {
+        match serde_json::from_slice::<Line<'a>>(line) {
+            Ok(line) => Ok(line.object.get().as_bytes()),
+            Err(error) => Err(self.fail_watch(Error::Invalid(error))),
+        }
+    }
+
     /// Sets the resource version of the last event. A later watch begins after it.
-    pub(crate) fn set_version(&mut self, version: &str) {
-        self.version.clear();
-        self.version.push_str(version);
+    pub(crate) fn record_version(&mut self, object: &ObjectMeta) -> Result<(), Error> {
+        match object.resource_version.as_deref() {
+            Some(version) if !version.is_empty() => {
+                self.version.clear();
+                self.version.push_str(version);
+                Ok(())
+            }
+            _ => Err(self.fail_list(Error::NoVersion)),
+        }
     }
 
     /// Backs off, then lists the objects again.
@@ -387,6 +411,24 @@ mod tests {
         let event = watch.line(&Bytes::from_static(br#"{"type":"ADDED","object":{}}"#)).unwrap();
         assert!(matches!(event, Some(RawEvent::Apply(_))));
         assert!(watch.is_first_forbidden(&refused(403)));
+    }
+
+    #[tokio::test]
+    async fn the_object_of_a_line_does_not_depend_on_its_form() {
+        let mut watch = watch(Config::default());
+        let object: &[u8] = br#"{"a":{}}"#;
+        let usual: &[u8] = br#"{"type":"ADDED","object":{"a":{}}}"#;
+        assert_eq!((usual_object(usual), watch.object(usual).unwrap()), (Some(object), object));
+        for line in [r#"{"object":{"a":{}},"type":"ADDED"}"#, r#"{"type":"DELETED", "object":{"a":{}}}"#] {
+            assert_eq!(
+                (usual_object(line.as_bytes()), watch.object(line.as_bytes()).unwrap()),
+                (None, object)
+            );
+        }
+        // The caller cannot decode the first object, and reads the line again.
+        let extended = br#"{"type":"ADDED","object":{"a":{}},"more":1}"#;
+        assert_ne!(usual_object(extended), Some(object));
+        assert_eq!(watch.object(extended).unwrap(), object);
     }
 
     #[tokio::test]

@@ -65,7 +65,7 @@ impl Filters {
             return Ok(known);
         }
         let profile = profile.clone();
-        let compiled = tokio::task::spawn_blocking(move || compile(&profile)).await;
+        let compiled = coracle_threads::spawn_blocking(move || compile(&profile)).await;
         let program: Program = compiled.map_err(|_panicked| FilterError::Stopped)??.into();
         let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         kept.push_front((key, program.clone()));

@@ -34,7 +34,7 @@ impl Recovery {
         // Weak references: the task ends with the runtime.
         let (tables, network) = (Arc::downgrade(&self.tables), self.network.clone());
         let sandboxes = self.tables.sandboxes.all();
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             for sandbox in sandboxes {
                 // This waits for a stop in progress. The stopped sandbox is then skipped.
                 let _guard = sandbox.ending.lock().await;

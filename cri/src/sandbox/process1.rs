@@ -23,7 +23,7 @@ pub(crate) fn watch(sandbox: &Arc<Sandbox>, live: &LiveShim) {
         return;
     }
     let id = sandbox.id.clone();
-    tokio::spawn(async move {
+    coracle_threads::spawn(async move {
         tokio::select! {
             // Cancel safe: both arms only wait.
             () = shim.ended() => return,

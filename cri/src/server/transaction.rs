@@ -58,7 +58,7 @@ where
     U: Future<Output = Result<(), Error>> + Send + 'static,
 {
     let (sender, receiver) = oneshot::channel();
-    tokio::spawn(run_or_undo(Box::pin(call), undo, sender));
+    coracle_threads::spawn(run_or_undo(Box::pin(call), undo, sender));
     let Ok(created) = receiver.await else {
         return Err(Status::internal("the call ended without an answer"));
     };

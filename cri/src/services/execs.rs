@@ -101,7 +101,7 @@ impl ExecService {
     /// disconnected.
     pub(crate) fn kill_when_started(&self, container: Arc<Container>, task: StartTask) {
         let service = self.clone();
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             if let Ok(Ok(exec)) = task.await {
                 service.kill(&container, &exec).await;
             }
@@ -112,7 +112,7 @@ impl ExecService {
     fn kill_late_exec(&self, container_id: &str, exec_id: String, late: shim_client::PendingStart) {
         let Some(container) = self.tables.containers.get(container_id) else { return };
         let killer = self.killer.clone();
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             if let Ok(started) = late.started().await {
                 killer.kill(&container, &exec_id, started.pid).await;
             }

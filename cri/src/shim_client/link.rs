@@ -42,7 +42,7 @@ impl Link {
         let waiting = Waiting { next: 1, calls: Some(HashMap::new()) };
         let shared = Arc::new(Shared { socket, waiting: Mutex::new(waiting) });
         let (closed, open) = watch::channel(true);
-        let reader = tokio::spawn(read(Arc::clone(&shared), events, closed)).abort_handle();
+        let reader = coracle_threads::spawn(read(Arc::clone(&shared), events, closed)).abort_handle();
         Self { shared, reader, open }
     }
 

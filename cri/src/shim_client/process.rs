@@ -54,7 +54,7 @@ impl Process {
         let (sender, alive) = watch::channel(true);
         let pid_is_own = Arc::new(RwLock::new(()));
         let reaping = Arc::clone(&pid_is_own);
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             tokio::select! {
                 // The result is not needed, because a pidfd stays readable after the process has ended.
                 _ = watched.readable() => {}
@@ -132,7 +132,7 @@ pub(super) async fn spawn(
 ) -> Result<Process, Error> {
     let (begun, begins) = oneshot::channel();
     let (binary, of, config) = (binary.to_owned(), dir.to_owned(), config.encode_to_vec());
-    let mut starting = tokio::task::spawn_blocking(move || start_detached(binary, of, config, begun));
+    let mut starting = coracle_threads::spawn_blocking(move || start_detached(binary, of, config, begun));
     if let Ok(pid) = timeout(timeouts.work, &mut starting).await {
         let pid =
             pid.map_err(|error| Error::new(ErrorKind::Spawn, format!("cannot start a shim: {error}")))??;
@@ -157,7 +157,7 @@ pub(super) async fn spawn(
 /// Ends the shim of a directory to which no client can connect, see [`super::Shim::kill_unreachable`].
 pub(super) async fn kill_unreachable(dir: &Path, timeouts: Timeouts) {
     let wanted = dir.to_owned();
-    let strays = tokio::task::spawn_blocking(move || of_directory(&wanted)).await;
+    let strays = coracle_threads::spawn_blocking(move || of_directory(&wanted)).await;
     for pid in strays.unwrap_or_default() {
         kill_shim(pid, dir, timeouts).await;
     }

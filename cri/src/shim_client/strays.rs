@@ -17,14 +17,14 @@ use crate::pidfd;
 /// Kills the shims of directories in `parent` that are not in `known`, with the processes of their containers.
 pub(super) async fn kill(parent: &Path, known: HashSet<String>, timeouts: Timeouts) {
     let wanted = parent.to_owned();
-    let search = tokio::task::spawn_blocking(move || find(&wanted, &known));
+    let search = coracle_threads::spawn_blocking(move || find(&wanted, &known));
     // A path of a foreign process may be on a file system that does not respond.
     let Ok(Ok(strays)) = timeout(timeouts.death, search).await else {
         tracing::warn!(dir = %parent.display(), "cannot search for shims whose directory was removed");
         return;
     };
     for (pid, dir) in strays {
-        let descendants = tokio::task::spawn_blocking(move || descendants(pid)).await.unwrap_or_default();
+        let descendants = coracle_threads::spawn_blocking(move || descendants(pid)).await.unwrap_or_default();
         if !process::kill_shim(pid, &dir, timeouts).await {
             // The shim has ended meanwhile, and another process may have its pid.
             continue;

@@ -26,7 +26,7 @@ impl ShimMonitor {
         self.state.tables.sandboxes.insert(&sandbox.id, Arc::clone(&sandbox));
         // A weak reference: the task does not keep the runtime alive.
         let state = Arc::downgrade(&self.state);
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             let answer = shim.hello().await;
             let Some(state) = state.upgrade() else { return };
             let monitor = Self { state };

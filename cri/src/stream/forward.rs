@@ -80,7 +80,7 @@ impl<K: Copy + Send + Sync + 'static> Forward<K> {
     pub(super) fn open(self, forwarder: &Forwarder, memory: &QueueMemory) -> QueueSender<Bytes> {
         let (sender, receiver) = queue(memory);
         let forwarder = forwarder.clone();
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             if let Err(error) = self.run(&forwarder, receiver).await {
                 self.send(PortMessage::Failed(format!("port {}: {}", self.port, error.chain()))).await;
             }

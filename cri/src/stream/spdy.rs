@@ -113,7 +113,7 @@ impl Session {
             events: event_sender,
             replies: frames.downgrade(),
         };
-        let connection = tokio::spawn(serve(io, reader, frame_receiver));
+        let connection = coracle_threads::spawn(serve(io, reader, frame_receiver));
         Self { events, writer: Writer { frames }, connection }
     }
 }

@@ -82,8 +82,8 @@ pub(super) async fn command(mut session: Session, wanted: &[&str], run: impl Asy
     let Session { events, writer, connection } = session;
     let (input_sender, input) = client::input_queue();
     let (output, output_receiver) = mpsc::channel(BACKLOG);
-    let receiving = tokio::spawn(receive(events, early, opened.clone(), input_sender));
-    let sending = tokio::spawn(send(writer, opened, output_receiver));
+    let receiving = coracle_threads::spawn(receive(events, early, opened.clone(), input_sender));
+    let sending = coracle_threads::spawn(send(writer, opened, output_receiver));
     run(Client { input, output }).await;
     // The end of `send` drops the writer: the connection closes when the client has read everything.
     let _sent = sending.await;

@@ -43,7 +43,7 @@ pub(super) async fn command(connection: Connection, codec: Codec, run: impl Asyn
     let (input_sender, input) = client::input_queue();
     let (output, output_receiver) = mpsc::channel(BACKLOG);
     // Both tasks end with this call, even if it is dropped: they hold the connection.
-    let receiving = AbortOnDropHandle::new(tokio::spawn(receive(reader, codec, input_sender)));
+    let receiving = AbortOnDropHandle::new(coracle_threads::spawn(receive(reader, codec, input_sender)));
     let sending = AbortOnDropHandle::new(tokio::spawn(send(writer, codec, output_receiver)));
     run(Client { input, output }).await;
     // This wait has no timeout, because the client may read slowly. The client closes the connection after it has
@@ -149,7 +149,7 @@ fn port_data(channel: &mut Option<u8>, piece: Piece) -> Option<(usize, Bytes)> {
 /// Converts the messages to a byte stream, for SPDY.
 pub(super) fn tunnel(connection: Connection) -> DuplexStream {
     let (ours, theirs) = tokio::io::duplex(BUFFER);
-    tokio::spawn(async move {
+    coracle_threads::spawn(async move {
         let (reader, writer) = split(connection);
         let (from, to) = tokio::io::split(theirs);
         tokio::select! {

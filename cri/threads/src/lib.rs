@@ -3,9 +3,10 @@
 //!
 //! Work never waits behind other work. It goes to a thread that waits, or to a new thread.
 //!
-//! [`off_worker`] runs long work of an async task on the task's own thread.
+//! [`off_worker`] runs long work of an async task on the task's own thread. [`spawn`] starts an async task.
 
 mod async_worker;
+mod task;
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -16,6 +17,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 pub use async_worker::off_worker;
+pub use task::{spawn, spawn_blocking};
 
 /// Time for which an idle thread waits for more work. Then it ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -70,13 +72,18 @@ impl Threads {
     /// # Errors
     /// If the kernel starts no thread. The work is dropped.
     pub fn run(&'static self, work: impl FnOnce() -> ControlFlow<()> + Send + 'static) -> io::Result<()> {
+        self.run_boxed(Box::new(work))
+    }
+
+    /// Does the work of [`Threads::run`], compiled once for all kinds of work.
+    fn run_boxed(&'static self, work: Work) -> io::Result<()> {
         let thread = std::thread::Builder::new().name(self.name.to_owned());
         if HAS_OWN_NAMESPACES.get() {
             return thread.spawn(|| _ = work()).map(drop);
         }
         let mut state = self.state();
         if state.waiting > state.handed_over.len() {
-            state.handed_over.push_back(Box::new(work));
+            state.handed_over.push_back(work);
             drop(state);
             self.new_work.notify_one();
             return Ok(());

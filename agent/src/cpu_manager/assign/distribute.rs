@@ -5,6 +5,8 @@
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
+use coracle_values::CollectMap;
+
 use super::{Accumulator, AssignError, Order, packed};
 use crate::topology::CpuSet;
 use crate::topology::machine::{CpuTopology, Level};
@@ -73,7 +75,7 @@ fn best_choice(
     request: Distribution,
 ) -> Option<Choice> {
     let free: BTreeMap<u32, usize> =
-        nodes.iter().map(|node| (*node, accumulator.free_in(Level::Numa, *node).len())).collect();
+        nodes.iter().map(|node| (*node, accumulator.free_in(Level::Numa, *node).len())).collect_map();
     let mut best: Option<Choice> = None;
     for_each_choice(nodes, size, &mut Vec::new(), &mut |chosen: &[u32]| {
         if best.as_ref().is_some_and(|best| best.balance == 0) {

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use coracle_values::CollectMap;
 use coracle_values::pod_resources::PodResources;
 use coracle_values::quantity::value_of;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
@@ -100,7 +101,7 @@ pub(crate) fn other_requests(pod: &Pod) -> BTreeMap<String, i128> {
     let is_counted = |name: &str| is_extended(name) || name.starts_with(HUGE_PAGES);
     let others = requests.others.into_iter().filter(|(name, _)| is_counted(name));
     let storage = (EPHEMERAL_STORAGE.to_owned(), requests.ephemeral_storage);
-    others.chain([storage]).filter(|(_, amount)| *amount > 0).collect()
+    others.chain([storage]).filter(|(_, amount)| *amount > 0).collect_map()
 }
 
 /// The spec without the extended resources for which the scheduler has allocated devices in a ResourceClaim. `None` if

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 
 use coracle_proto::cri;
+use coracle_values::CollectMap;
 use k8s_openapi::api::core::v1::{Container, Lifecycle, Pod};
 use sha2::{Digest, Sha256};
 
@@ -78,7 +79,7 @@ pub(crate) fn config(
 
 /// The command and its arguments with the values of variables.
 fn expanded(container: &Container, env: &[(String, String)]) -> Result<(Vec<String>, Vec<String>), EnvError> {
-    let values: BTreeMap<&str, &str> = env.iter().map(|(name, value)| (&**name, &**value)).collect();
+    let values: BTreeMap<&str, &str> = env.iter().map(|(name, value)| (&**name, &**value)).collect_map();
     let mut left = BYTES_MAX;
     let mut each = |text: &String| {
         let text = expand(text, left, |name| values.get(name).copied())?;

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 use std::net::IpAddr;
 
 use coracle_proto::cri::DnsConfig;
+use coracle_values::CollectMap;
 use k8s_openapi::api::core::v1::PodSpec;
 
 /// Maximum servers. Resolvers ignore further ones.
@@ -92,7 +93,7 @@ pub(crate) fn resolve(spec: &PodSpec, host: &DnsConfig, cluster: &Cluster<'_>) -
         let named =
             own.options.iter().flatten().filter_map(|o| Some((o.name.as_deref()?, o.value.as_deref())));
         let last: BTreeMap<&str, usize> =
-            named.clone().enumerate().map(|(at, (name, _))| (name, at)).collect();
+            named.clone().enumerate().map(|(at, (name, _))| (name, at)).collect_map();
         config.options.retain(|o| !last.contains_key(o.split(':').next().unwrap_or_default()));
         for (at, (name, value)) in named.enumerate() {
             if last.get(name) == Some(&at) {

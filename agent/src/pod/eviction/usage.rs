@@ -69,7 +69,7 @@ pub(super) async fn layers(node: &NodeContext, uid: Option<&str>) -> HashMap<Str
 pub(super) async fn of_machine(node: &NodeContext, pods: &[Arc<Pod>]) -> Vec<MeasuredPod<PodUsage>> {
     let (cgroups, pods) = (node.cgroups.clone(), pods.to_vec());
     // A node may have hundreds of pods, so the files are read in a blocking thread.
-    let read = tokio::task::spawn_blocking(move || {
+    let read = coracle_threads::spawn_blocking(move || {
         let usages = pods.into_iter().filter_map(|pod| {
             let usage = cgroups.usage_of_pod(&pod)?;
             Some(MeasuredPod { pod, usage })

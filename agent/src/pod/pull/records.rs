@@ -290,7 +290,7 @@ impl PullRecords {
             return true;
         };
         let path = self.path(id);
-        let written = tokio::task::spawn_blocking(move || {
+        let written = coracle_threads::spawn_blocking(move || {
             json_file::write(&path, &record).inspect(|()| remove(&path.with_extension("bad")))
         });
         let written = written.await.unwrap_or_else(|error| Err(io::Error::other(error)));

@@ -37,13 +37,13 @@ impl ShutdownTimes {
 
     /// The times of the last shutdown. None if there was none.
     pub(super) async fn read(path: PathBuf) -> Option<Self> {
-        let read = tokio::task::spawn_blocking(move || json_file::read(&path));
+        let read = coracle_threads::spawn_blocking(move || json_file::read(&path));
         read.await.ok().flatten()
     }
 
     /// Writes the times in the background.
     pub(super) fn store(self, path: PathBuf) -> JoinHandle<()> {
-        tokio::task::spawn_blocking(move || {
+        coracle_threads::spawn_blocking(move || {
             if let Err(error) = json_file::write(&path, &self) {
                 tracing::warn!(%error, path = %path.display(), "cannot store the times of the shutdown");
             }

@@ -13,6 +13,7 @@ use std::collections::HashSet;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use coracle_values::merge_patch;
+use futures::FutureExt as _;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions, Request};
 use kube::{Client, Resource as _};
@@ -100,7 +101,7 @@ impl StatusWriter {
             for update in updates {
                 in_flight.insert(update.uid.clone());
                 let shared = Arc::clone(&self.shared);
-                busy.spawn(async move { deliver(&shared, update).await });
+                busy.spawn(async move { deliver(&shared, update).await }.boxed());
             }
             // All arms are cancel-safe: a notification is kept, and a finished task is joined later.
             tokio::select! {

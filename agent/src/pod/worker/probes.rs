@@ -74,7 +74,7 @@ impl Probes {
                 counts: counted.counts(),
                 ending: self.ending.clone(),
             };
-            let task = AbortOnDropHandle::new(tokio::spawn(watched.run()));
+            let task = AbortOnDropHandle::new(coracle_threads::spawn(watched.run()));
             self.tasks.insert(current.id.clone(), task);
         }
     }

@@ -62,7 +62,7 @@ pub(super) async fn read(
     // The start of a tail is searched in all files, which takes long. The search ends when the client disconnects.
     let client = sender.clone();
     let begun =
-        tokio::task::spawn_blocking(move || Reader::begin(log, &options, &|| client.is_closed())).await;
+        coracle_threads::spawn_blocking(move || Reader::begin(log, &options, &|| client.is_closed())).await;
     let mut reader = begun.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
     loop {
         let is_last = ended.is_over();

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use coracle_values::CollectMap;
 use coracle_values::merge_patch;
 use coracle_values::object::Key;
 use k8s_openapi::api::core::v1::{Node, Pod, PodStatus};
@@ -109,7 +110,7 @@ impl State {
     }
 
     pub(super) fn replace(&mut self, mirrors: impl Iterator<Item = Mirror>) {
-        self.mirrors = mirrors.map(|mirror| (mirror.uid.clone(), mirror)).collect();
+        self.mirrors = mirrors.map(|mirror| (mirror.uid.clone(), mirror)).collect_map();
     }
 
     pub(super) fn observe(&mut self, mirror: Mirror) {

@@ -4,6 +4,7 @@
 
 use std::{collections::BTreeMap, path::Path};
 
+use coracle_values::CollectMap;
 use serde::{Deserialize, de::DeserializeOwned};
 use serde_yaml_ng::{Mapping, Value};
 
@@ -104,7 +105,7 @@ impl PluginConfigs {
             let config = Mapping::from_iter([(field.into(), fields.get(field)?.clone())]);
             Some((plugin.to_owned(), Value::Mapping(config)))
         });
-        let by_plugin: BTreeMap<String, Value> = found.collect();
+        let by_plugin: BTreeMap<String, Value> = found.collect_map();
         // A field of another plugin makes the whole file invalid.
         (!by_plugin.is_empty() && by_plugin.len() == fields.len()).then_some(Self { by_plugin })
     }

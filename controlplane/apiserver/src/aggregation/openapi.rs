@@ -17,6 +17,7 @@ use std::{
 };
 
 use coracle_kinds::openapi;
+use coracle_values::CollectMap;
 use http::header;
 use serde_json::{Map, Value, json};
 
@@ -116,7 +117,7 @@ pub(crate) fn refresh(forwarder: &Forwarder, remote: &Arc<Remote>) {
         return;
     }
     let (forwarder, remote) = (forwarder.clone(), remote.clone());
-    tokio::spawn(async move {
+    coracle_threads::spawn(async move {
         let read = async {
             read_v2(&forwarder, &remote).await?;
             read_v3_root(&forwarder, &remote).await
@@ -288,7 +289,7 @@ fn part_of(document: &Value, group: &str, version: &str) -> Value {
     let paths: Map<String, Value> = all
         .filter(|(path, _)| path.trim_end_matches('/') == root || path.starts_with(&below))
         .map(|(path, item)| (path.clone(), item.clone()))
-        .collect();
+        .collect_map();
     let mut part = json!({});
     let mut waiting: Vec<&Value> = document["paths"].as_object().map_or_else(Vec::new, |all| {
         all.iter().filter(|(path, _)| paths.contains_key(*path)).map(|(_, item)| item).collect()

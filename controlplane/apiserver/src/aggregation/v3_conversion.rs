@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 
+use coracle_values::CollectMap;
 use serde_json::{Map, Value, json};
 
 /// Fields of a path item that contain operations.
@@ -35,13 +36,14 @@ const MAX_REPEATED: usize = 256;
 /// The v3 document of a part with the paths of one group version.
 pub(super) fn document(part: &Value, group: &str, version: &str) -> Value {
     let repeats = Cell::new(MAX_REPEATS);
-    let paths: Map<String, Value> =
-        entries(&part["paths"]).map(|(path, item)| (path.clone(), path_item(item, part, &repeats))).collect();
+    let paths: Map<String, Value> = entries(&part["paths"])
+        .map(|(path, item)| (path.clone(), path_item(item, part, &repeats)))
+        .collect_map();
     let schemas: Map<String, Value> =
-        entries(&part["definitions"]).map(|(name, one)| (name.clone(), schema(one))).collect();
+        entries(&part["definitions"]).map(|(name, one)| (name.clone(), schema(one))).collect_map();
     let shared = entries(&part["parameters"]).filter(|(_, one)| one["in"] != "body");
     let parameters: Map<String, Value> =
-        shared.map(|(name, one)| (name.clone(), own_parameter(one))).collect();
+        shared.map(|(name, one)| (name.clone(), own_parameter(one))).collect_map();
     json!({
         "openapi": "3.0.0",
         "info": {"title": format!("{group}/{version}"), "version": version},
@@ -67,13 +69,13 @@ fn path_item(item: &Value, part: &Value, repeats: &Cell<usize>) -> Value {
         };
         (name.clone(), value)
     });
-    Value::Object(fields.collect())
+    Value::Object(fields.collect_map())
 }
 
 fn operation(operation: &Value, part: &Value, repeats: &Cell<usize>) -> Value {
     let dropped = ["consumes", "produces", "schemes", "security", "parameters", "responses"];
     let kept = entries(operation).filter(|(name, _)| !dropped.contains(&name.as_str()));
-    let mut new: Map<String, Value> = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let mut new: Map<String, Value> = kept.map(|(name, value)| (name.clone(), value.clone())).collect_map();
     let parameters = || list(&operation["parameters"]);
     let mut found = parameters().filter_map(|one| Some((one, resolved(one, part)?)));
     let body = found.find(|(_, found)| found["in"] == "body");
@@ -96,7 +98,7 @@ fn operation(operation: &Value, part: &Value, repeats: &Cell<usize>) -> Value {
         }
         (code.clone(), new)
     });
-    new.insert("responses".to_owned(), Value::Object(responses.collect()));
+    new.insert("responses".to_owned(), Value::Object(responses.collect_map()));
     Value::Object(new)
 }
 
@@ -155,9 +157,9 @@ fn parameter(parameter: &Value, part: &Value) -> Option<Value> {
 fn own_parameter(parameter: &Value) -> Value {
     let is_of_schema = |name: &str| SCHEMA_FIELDS.contains(&name);
     let kept = entries(parameter).filter(|(name, _)| !is_of_schema(name) && *name != "collectionFormat");
-    let mut new: Map<String, Value> = kept.map(|(name, value)| (name.clone(), value.clone())).collect();
+    let mut new: Map<String, Value> = kept.map(|(name, value)| (name.clone(), value.clone())).collect_map();
     let simple = entries(parameter).filter(|(name, _)| is_of_schema(name));
-    let simple = Value::Object(simple.map(|(name, value)| (name.clone(), value.clone())).collect());
+    let simple = Value::Object(simple.map(|(name, value)| (name.clone(), value.clone())).collect_map());
     let own = parameter.get("schema").filter(|own| own.is_object());
     new.insert("schema".to_owned(), schema(own.unwrap_or(&simple)));
     Value::Object(new)
@@ -170,7 +172,7 @@ fn schema(value: &Value) -> Value {
         Value::Array(list) => list.iter().map(schema).collect(),
         Value::Object(map) => {
             let mut new: Map<String, Value> =
-                map.iter().map(|(name, value)| (name.clone(), schema(value))).collect();
+                map.iter().map(|(name, value)| (name.clone(), schema(value))).collect_map();
             let name =
                 map.get("$ref").and_then(Value::as_str).and_then(|text| text.strip_prefix("#/definitions/"));
             if let Some(name) = name {

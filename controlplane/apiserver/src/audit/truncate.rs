@@ -5,6 +5,7 @@
 //! with long patches of webhooks. So the texts of such an event are cut, and it is dropped only if it is then still too large.
 
 use coracle_audit::{Event, Level, UserInfo};
+use coracle_values::CollectMap;
 use serde_json::Value;
 
 use super::TRUNCATED;
@@ -78,7 +79,8 @@ fn reduced(event: &mut Event) -> String {
         }
     }
     let annotations = std::mem::take(&mut reduced.annotations).into_iter();
-    reduced.annotations = annotations.filter(|(name, _)| name.len() <= MAX_TEXT).take(MAX_ITEMS).collect();
+    reduced.annotations =
+        annotations.filter(|(name, _)| name.len() <= MAX_TEXT).take(MAX_ITEMS).collect_map();
     reduced.annotations.values_mut().for_each(|text| cut(text, MAX_TEXT));
     reduced.annotations.insert(TRUNCATED.to_owned(), "true".to_owned());
     reduced.line()

@@ -5,6 +5,7 @@
 use std::sync::{Arc, LazyLock};
 
 use coracle_cel::{Environment, Field, ObjectType, Program, Session, Shared, Type, Value as Cel};
+use coracle_values::CollectMap;
 use serde_json::{Map, Value};
 
 /// Maximum number of conditions of a webhook.
@@ -138,7 +139,7 @@ fn object(name: &str, fields: &[(&str, Type)]) -> Type {
     let fields = fields
         .iter()
         .map(|(name, kind)| (Box::from(*name), Field { name: (*name).into(), kind: kind.clone() }));
-    Type::Object(Arc::new(ObjectType::new(name, fields.collect())))
+    Type::Object(Arc::new(ObjectType::new(name, fields.collect_map())))
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@
 use std::{path::Path, time::Duration};
 
 use coracle_connections::LogLimit;
+use coracle_values::CollectMap;
 use futures::future::Either;
 use serde_json::{Value, json};
 
@@ -169,7 +170,7 @@ pub(super) fn spec(attributes: &AccessAttributes<'_>, version: &str) -> Value {
     }
     if !user.extra.is_empty() {
         let extra: serde_json::Map<String, Value> =
-            user.extra.iter().map(|(key, values)| (key.to_lowercase(), json!(values))).collect();
+            user.extra.iter().map(|(key, values)| (key.to_lowercase(), json!(values))).collect_map();
         spec["extra"] = extra.into();
     }
     let Some(path) = &attributes.info.resource else {
@@ -187,7 +188,7 @@ pub(super) fn spec(attributes: &AccessAttributes<'_>, version: &str) -> Value {
     ];
     let fields = fields.into_iter().filter(|(_, value)| !value.is_empty());
     let mut fields: serde_json::Map<String, Value> =
-        fields.map(|(field, value)| (field.to_owned(), value.into())).collect();
+        fields.map(|(field, value)| (field.to_owned(), value.into())).collect_map();
     selectors::add(attributes.info, &mut fields);
     spec["resourceAttributes"] = fields.into();
     spec

@@ -65,7 +65,7 @@ struct DefaultObject {
 pub(super) fn start(state: &Arc<State>, is_complete: bool) -> Result<()> {
     let first = watches(state)?;
     let left = Left { objects: !is_complete, authorities: !has_config_maps(state) };
-    tokio::spawn(run(Arc::downgrade(state), first, left));
+    coracle_threads::spawn(run(Arc::downgrade(state), first, left));
     Ok(())
 }
 

@@ -3,6 +3,7 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
+use coracle_values::CollectMap;
 use serde_json::{Value, value::RawValue};
 
 /// The fields of a JSON object by name, with the JSON texts of their values.
@@ -15,7 +16,7 @@ impl<'a> Fields<'a> {
     /// Reads the fields of a JSON object. `None` if the text is not a JSON object.
     pub(crate) fn parse(text: &'a str) -> Option<Self> {
         let fields: BTreeMap<String, &'a RawValue> = serde_json::from_str(text).ok()?;
-        Some(Self(fields.into_iter().map(|(name, value)| (name, Cow::Borrowed(value.get()))).collect()))
+        Some(Self(fields.into_iter().map(|(name, value)| (name, Cow::Borrowed(value.get()))).collect_map()))
     }
 
     /// The fields of a field that is an object. Empty if it is absent or null; `None` if it has another type.

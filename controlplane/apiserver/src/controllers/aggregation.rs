@@ -34,8 +34,8 @@ const REASONS: [&str; 5] =
 /// Starts two tasks: one registers the group versions of this server, the other checks the aggregated servers.
 pub(crate) fn start(state: &Arc<State>) {
     let Some(kind) = by_resource("apiregistration.k8s.io", "v1", "apiservices").cloned() else { return };
-    tokio::spawn(api_services::run(Arc::downgrade(state), kind.clone()));
-    tokio::spawn(run(Arc::downgrade(state), kind));
+    coracle_threads::spawn(api_services::run(Arc::downgrade(state), kind.clone()));
+    coracle_threads::spawn(run(Arc::downgrade(state), kind));
 }
 
 async fn run(state: Weak<State>, kind: Arc<Resource>) {

@@ -48,7 +48,7 @@ pub(crate) async fn start(state: &Arc<State>) {
     let Some((schemas, levels)) = kinds else { return };
     // The first correction after the start is not delayed.
     follow(state, &schemas, &levels, &mut CorrectionTimer::default()).await;
-    tokio::spawn(run(Arc::downgrade(state), schemas, levels));
+    coracle_threads::spawn(run(Arc::downgrade(state), schemas, levels));
 }
 
 async fn run(state: Weak<State>, schemas: Arc<Resource>, levels: Arc<Resource>) {

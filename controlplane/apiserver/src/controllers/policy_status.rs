@@ -45,7 +45,7 @@ pub(crate) fn start(state: &Arc<State>) {
         names: HashMap::new(),
         failed: BTreeSet::new(),
     };
-    tokio::spawn(controller.run(sets));
+    coracle_threads::spawn(controller.run(sets));
 }
 
 struct Controller {

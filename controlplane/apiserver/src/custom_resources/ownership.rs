@@ -3,6 +3,7 @@
 use coracle_custom_resources::schema::{Additional, Schema as Node};
 use coracle_kinds::ownership;
 use coracle_managed_fields::{Field, Key, Scalar, Schema, Type, TypeId};
+use coracle_values::CollectMap;
 
 const METADATA: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta";
 
@@ -19,7 +20,7 @@ pub(super) fn of_schema(root: &Node) -> (Schema, TypeId) {
         .map(|(name, node)| {
             (name.clone(), Field { of: of_node(&mut schema, node, scalar), absent_is_empty: false })
         })
-        .collect();
+        .collect_map();
     fields.insert("metadata".into(), Field { of: metadata, absent_is_empty: false });
     for name in ["apiVersion", "kind"] {
         fields.insert(name.into(), Field { of: scalar, absent_is_empty: false });
@@ -46,7 +47,7 @@ fn of_node(schema: &mut Schema, node: &Node, scalar: TypeId) -> TypeId {
             let fields = fields.map(|(name, inner)| {
                 (name.clone(), Field { of: of_node(schema, inner, scalar), absent_is_empty: false })
             });
-            Type::Map { fields: fields.collect(), other }
+            Type::Map { fields: fields.collect_map(), other }
         }
         "array" => match (node.list_type.as_deref(), &node.items) {
             (Some("set"), _) => Type::Set,

@@ -142,7 +142,7 @@ impl Activity {
     fn end_response_after(&self, wait: impl Future<Output = ()> + Send + 'static) -> DropGuard {
         let (ended, stuck, stream) = (CancellationToken::new(), self.stuck.clone(), stream_end());
         let guard = ended.clone().drop_guard();
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             if ended.run_until_cancelled(wait).await.is_none() {
                 return;
             }

@@ -50,7 +50,7 @@ impl VersionDocuments {
         let (document, is_kept) = offload::run(true, || self.build(version, &is_known));
         if is_kept {
             let (documents, hash) = (Arc::downgrade(self), document.hash.clone());
-            tokio::spawn(async move {
+            coracle_threads::spawn(async move {
                 tokio::time::sleep(BODY_LIFETIME).await;
                 if let Some(documents) = documents.upgrade() {
                     documents.kept().remove(&hash);

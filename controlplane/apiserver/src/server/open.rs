@@ -80,10 +80,10 @@ impl Apiserver {
             drain: drain.clone(),
             drain_limit: config.request_timeout,
         };
-        tokio::spawn(delay.run(stopping.clone(), shutdown.clone()));
+        coracle_threads::spawn(delay.run(stopping.clone(), shutdown.clone()));
         let (cache, watch) = Cache::load(&*store).await.map_err(OpenError::Store)?;
         let cache = Arc::new(cache);
-        tokio::spawn(Arc::clone(&cache).follow(watch));
+        coracle_threads::spawn(Arc::clone(&cache).follow(watch));
         let authorizers = Authorizers::new(config.authorization.clone()).map_err(OpenError::Authorization)?;
         let (token_uses, used) = legacy_use::queue();
         let (authenticators, file) = authenticators(&mut config, authorizers.allows_all(), token_uses)?;
@@ -95,8 +95,8 @@ impl Apiserver {
         start_controllers(&state, files).await;
         let weak = Arc::downgrade(&state);
         let send = move |request| send_as_controllers(weak.clone(), request);
-        tokio::spawn(legacy_use::record(Arc::downgrade(&state.cache), used, send));
-        tokio::spawn(quota_status::write_statuses(Arc::downgrade(&state)));
+        coracle_threads::spawn(legacy_use::record(Arc::downgrade(&state.cache), used, send));
+        coracle_threads::spawn(quota_status::write_statuses(Arc::downgrade(&state)));
         unreadable::load_later(&state);
         Ok(Self { state })
     }
@@ -269,10 +269,10 @@ async fn start_controllers(state: &Arc<State>, files: reload::Files) {
     aggregation::start(state);
     reload::start(state, files);
     if state.admission.initialization.is_some() {
-        tokio::spawn(initialization::remove_all_rejected(state.clone()));
+        coracle_threads::spawn(initialization::remove_all_rejected(state.clone()));
     }
     if let Some(history) = &state.admission.usage_history {
-        tokio::spawn(usage_history::record(Arc::downgrade(state), history.clone()));
+        coracle_threads::spawn(usage_history::record(Arc::downgrade(state), history.clone()));
     }
 }
 

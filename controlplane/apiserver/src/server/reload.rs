@@ -30,10 +30,10 @@ pub(super) struct AuthenticationFile {
 /// Starts a task for each file.
 pub(super) fn start(state: &Arc<State>, files: Files) {
     if let Some(path) = files.authorization {
-        tokio::spawn(follow_authorization(Arc::downgrade(state), path));
+        coracle_threads::spawn(follow_authorization(Arc::downgrade(state), path));
     }
     if let Some(file) = files.authentication {
-        tokio::spawn(follow_authentication(Arc::downgrade(state), file));
+        coracle_threads::spawn(follow_authentication(Arc::downgrade(state), file));
     }
 }
 

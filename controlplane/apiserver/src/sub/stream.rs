@@ -230,7 +230,7 @@ fn upgrade_headers(headers: &HeaderMap) -> HeaderMap {
 /// Copies bytes between both ends after both are upgraded, until one closes. A client's disconnect also ends the copy
 /// while the node does not read.
 pub(crate) fn join(client: ClientUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::CancellationToken) {
-    tokio::spawn(async move {
+    coracle_threads::spawn(async move {
         let ClientUpgrade { on, permit, running: _running } = client;
         let (client, node) = match futures::future::try_join(on, node).await {
             Ok(both) => both,

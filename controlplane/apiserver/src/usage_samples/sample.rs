@@ -5,6 +5,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::Duration;
 
+use coracle_values::CollectMap;
 use jiff::Timestamp;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -90,7 +91,7 @@ impl Sample {
         let pods = summary.pods.into_iter().map(|pod| {
             let containers = pod.containers.into_iter();
             let used = containers.filter_map(|one| Some((one.name.clone(), Usage::of(&one)?)));
-            (pod.pod_ref.uid, used.collect())
+            (pod.pod_ref.uid, used.collect_map())
         });
         Ok(Self { taken, node, pods: pods.collect() })
     }

@@ -1,6 +1,7 @@
 //! POST of a review: a question about a user's identity or permissions. It is not stored.
 
 use coracle_kinds::validate;
+use coracle_values::CollectMap;
 use serde_json::{Value, json};
 
 use crate::{
@@ -117,7 +118,7 @@ fn subject(spec: &Value) -> User {
         name: spec["user"].as_str().unwrap_or_default().to_owned(),
         uid: spec["uid"].as_str().unwrap_or_default().to_owned(),
         groups: texts(&spec["groups"]),
-        extra: extra.map(|(key, values)| (key.clone(), texts(values))).collect(),
+        extra: extra.map(|(key, values)| (key.clone(), texts(values))).collect_map(),
         ..User::default()
     }
 }

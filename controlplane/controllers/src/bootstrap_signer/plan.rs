@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use base64::Engine;
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD};
+use coracle_values::CollectMap;
 use jiff::Timestamp;
 use ring::hmac;
 use serde_json::{Map, Value, json};
@@ -35,7 +36,7 @@ pub(crate) fn change(
     let is_stale = |name: &&String| name.starts_with(SIGNATURE_PREFIX) && !desired.contains_key(*name);
     let stale = old.keys().filter(is_stale).map(|name| (name.clone(), Value::Null));
     let new = desired.iter().filter(|(name, text)| old.get(*name) != Some(text));
-    stale.chain(new.map(|(name, text)| (name.clone(), text.as_str().into()))).collect()
+    stale.chain(new.map(|(name, text)| (name.clone(), text.as_str().into()))).collect_map()
 }
 
 /// Id and secret of a token with the usage `signing`.

@@ -4,6 +4,8 @@ use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use coracle_values::CollectMap;
+
 use crate::object::{Deployment, Object, ObjectExt, ReplicaSet};
 
 pub(crate) const REVISION: &str = "deployment.kubernetes.io/revision";
@@ -80,7 +82,7 @@ pub(crate) fn first_annotations(deployment: &Deployment, revision: i64) -> BTree
 
 fn inherited(deployment: &Deployment) -> BTreeMap<String, String> {
     let all = deployment.metadata.annotations.iter().flatten();
-    all.filter(|(name, _)| !OWN.contains(&name.as_str())).map(|(n, v)| (n.clone(), v.clone())).collect()
+    all.filter(|(name, _)| !OWN.contains(&name.as_str())).map(|(n, v)| (n.clone(), v.clone())).collect_map()
 }
 
 /// The missing annotations of the new set. If an old set becomes the new set again (rollback), one annotation keeps its
@@ -119,7 +121,7 @@ pub(crate) fn size_annotations(set: Option<&ReplicaSet>, desired: i32, max: i32)
         .into_iter()
         .filter(|(name, value)| set.and_then(|set| number(set, name)) != Some(*value))
         .map(|(name, value)| (name.to_owned(), value.to_string()))
-        .collect()
+        .collect_map()
 }
 
 /// The old sets above the history limit that can be deleted, oldest revision first.

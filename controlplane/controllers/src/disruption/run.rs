@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use coracle_values::CollectMap;
 use coracle_values::label_selector::LabelSelector;
 use jiff::Timestamp;
 use serde_json::{Map, Value, json};
@@ -85,7 +86,7 @@ fn controller(context: &Context, pod: &Pod) -> Controller {
 fn status(budget: &PodDisruptionBudget, verdict: &Verdict) -> Value {
     let mut status = json!(verdict.status);
     let before = budget.status.disrupted_pods.iter().flatten();
-    let mut pods: Map<String, Value> = before.map(|(name, _)| (name.clone(), Value::Null)).collect();
+    let mut pods: Map<String, Value> = before.map(|(name, _)| (name.clone(), Value::Null)).collect_map();
     match &verdict.status.disrupted_pods {
         Some(waiting) => {
             pods.extend(waiting.iter().map(|(name, since)| (name.clone(), json!(since))));

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use coracle_values::CollectMap;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointPort};
 
 use crate::object::EndpointSlice;
@@ -73,7 +74,7 @@ struct KeptSlice {
 fn pack_group(group: Group, slices: Vec<Arc<EndpointSlice>>, changes: &mut Changes) {
     let Group { slice_key, endpoints } = group;
     let mut missing: BTreeMap<String, Endpoint> =
-        endpoints.into_iter().map(|endpoint| (identity(&endpoint), endpoint)).collect();
+        endpoints.into_iter().map(|endpoint| (identity(&endpoint), endpoint)).collect_map();
     let former: usize = slices.iter().map(|slice| slice.endpoints.len()).sum();
     let mut all: Vec<KeptSlice> = slices.into_iter().map(|slice| keep(slice, &mut missing)).collect();
     let kept: usize = all.iter().map(|kept| kept.endpoints.len()).sum();

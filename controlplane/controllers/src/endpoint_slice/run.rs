@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use coracle_events::Event;
+use coracle_values::CollectMap;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use kube::api::DeleteParams;
 use serde_json::{Value, json};
@@ -185,7 +186,7 @@ pub(crate) fn copied<'a>(
         bytes <= MAX_COPIED_BYTES
     };
     let copied = all.into_iter().take_while(fits);
-    copied.map(|(name, value)| (name.clone(), value.clone())).collect()
+    copied.map(|(name, value)| (name.clone(), value.clone())).collect_map()
 }
 
 /// The slices of the owner that this manager wrote.
@@ -299,7 +300,7 @@ impl Identity {
         let labels = patch_of(slice.metadata.labels.as_ref(), &self.labels);
         let parts = [("labels", labels), ("annotations", annotations)];
         let parts = parts.into_iter().filter_map(|(name, part)| Some((name.to_owned(), part?)));
-        let metadata: serde_json::Map<String, Value> = parts.collect();
+        let metadata: serde_json::Map<String, Value> = parts.collect_map();
         (!metadata.is_empty()).then_some(Value::Object(metadata))
     }
 }

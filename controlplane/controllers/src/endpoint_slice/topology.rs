@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use coracle_values::CollectMap;
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointHints, ForZone};
 
 use super::pack::Group;
@@ -94,7 +95,7 @@ impl Zones {
     pub(crate) fn of(processors: &BTreeMap<String, i128>) -> Option<Self> {
         let all: f64 = processors.values().map(|own| *own as f64).sum();
         let shares = processors.iter().map(|(zone, own)| (zone.clone(), *own as f64 / all));
-        Some(Self(shares.collect())).filter(|zones| zones.0.len() >= 2)
+        Some(Self(shares.collect_map())).filter(|zones| zones.0.len() >= 2)
     }
 
     /// The zone that each endpoint serves. `endpoints` has the zones of the endpoints. `None` if an endpoint has no
@@ -120,7 +121,7 @@ impl Zones {
         let least = |share: &f64| (share * count * (1.0 / OVERLOAD)).ceil();
         let sum: f64 = self.0.values().map(least).sum();
         let desired = self.0.iter().map(|(zone, share)| (zone.clone(), (share * count).max(least(share))));
-        (self.0.len() <= endpoints && sum <= count).then(|| desired.collect())
+        (self.0.len() <= endpoints && sum <= count).then(|| desired.collect_map())
     }
 }
 

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use coracle_values::CollectMap;
+
 use crate::config::ControllersConfig;
 use crate::object::Node;
 
@@ -68,7 +70,7 @@ pub(crate) fn all<'a>(
         .map(|(name, (ready, lost))| {
             (name, Zone { state: state(ready, lost), nodes: ready + lost, unready: lost })
         })
-        .collect()
+        .collect_map()
 }
 
 /// Whether no node of the cluster is ready. The control plane is then probably disconnected from the nodes.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use coracle_values::CollectMap;
 use coracle_values::label_selector::LabelSelector;
 use coracle_values::quantity::millis_of;
 use jiff::Timestamp;
@@ -113,7 +114,7 @@ impl Selected<'_> {
         if pods.is_empty() {
             return Err("no metrics returned from resource metrics API".to_owned());
         }
-        Ok(Measured::Pods(pods.into_iter().filter_map(|pod| pod.value(name, container)).collect()))
+        Ok(Measured::Pods(pods.into_iter().filter_map(|pod| pod.value(name, container)).collect_map()))
     }
 
     async fn pods(&self, metric: &MetricIdentifier) -> Result<Measured, String> {
@@ -134,7 +135,7 @@ impl Selected<'_> {
             let value = PodValue { time, window, millis: millis_of(&one.value) };
             (one.described_object.name, value)
         };
-        Ok(Measured::Pods(values.into_iter().map(value).collect()))
+        Ok(Measured::Pods(values.into_iter().map(value).collect_map()))
     }
 
     async fn object(

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use coracle_values::CollectMap;
 use serde_json::{Value, json};
 
 use super::plan::{Action, DATA_KEY, plan};
@@ -57,7 +58,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
             let old = copy.iter().filter_map(|copy| copy.data.as_ref()).flatten();
             // A merge patch removes a key only if it sets the key to null.
             let mut data: serde_json::Map<String, Value> =
-                old.map(|(name, _)| (name.clone(), Value::Null)).collect();
+                old.map(|(name, _)| (name.clone(), Value::Null)).collect_map();
             data.insert(DATA_KEY.to_owned(), pem.clone().into());
             writer.merge(&place, Part::Main, json!({"data": data})).await?;
         }

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use coracle_values::CollectMap;
 use jiff::Timestamp;
 
 use crate::object::{Job, Key, ObjectExt};
@@ -43,7 +44,7 @@ impl FailedPods {
         let mut ends: Vec<(&str, Timestamp)> = ends.collect();
         ends.sort_by_key(|(_, end)| std::cmp::Reverse(*end));
         ends.truncate(MAX_PODS);
-        Self { last_success, ends: ends.into_iter().map(|(uid, end)| (uid.to_owned(), end)).collect() }
+        Self { last_success, ends: ends.into_iter().map(|(uid, end)| (uid.to_owned(), end)).collect_map() }
     }
 
     /// These failed pods, together with newer failed pods.

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use crate::cache::{Cache, Change};
+use crate::cache::{Cache, Change, Objects};
 use crate::object::{Key, ObjectExt, Pod};
 
 type Labels = BTreeMap<String, String>;
@@ -52,15 +52,6 @@ fn pair(name: &str, value: &str) -> String {
 
 fn has_all(labels: &Labels, selector: &Labels) -> bool {
     selector.iter().all(|(name, value)| labels.get(name) == Some(value))
-}
-
-/// The pods of a namespace, in the order of their names.
-fn in_namespace<'a>(
-    pods: &'a BTreeMap<Key, Arc<Pod>>,
-    namespace: &'a str,
-) -> impl Iterator<Item = &'a Arc<Pod>> {
-    let range = pods.range(Key::new(namespace, "")..);
-    range.take_while(move |(key, _)| key.namespace == namespace).map(|(_, pod)| pod)
 }
 
 // === impl SelectorIndex ===
@@ -151,16 +142,11 @@ impl SelectorIndex {
     }
 
     /// The pods to compare with a selector. The first call for an anchor reads all pods of the namespace.
-    fn candidate_pods(
-        &self,
-        pods: &BTreeMap<Key, Arc<Pod>>,
-        namespace: &str,
-        selector: &Labels,
-    ) -> Vec<Arc<Pod>> {
+    fn candidate_pods(&self, pods: &Objects<'_, Pod>, namespace: &str, selector: &Labels) -> Vec<Arc<Pod>> {
         let mut all = self.lock();
         // Without an anchor the service has another selector by now. Its change has queued it again.
         let Some((pair_text, anchor)) = all.get_mut(namespace).and_then(|all| all.anchor_of(selector)) else {
-            return in_namespace(pods, namespace).cloned().collect();
+            return pods.in_namespace(namespace);
         };
         let (name, value_of_anchor) = pair_text.split_once('=').unwrap_or((pair_text, ""));
         let names = anchor.pods.get_or_insert_with(|| {
@@ -168,7 +154,7 @@ impl SelectorIndex {
                 let value = labels_of(Some(*pod)).and_then(|labels| labels.get(name));
                 value.map(String::as_str) == Some(value_of_anchor)
             };
-            in_namespace(pods, namespace).filter(has_pair).map(|pod| pod.name().into()).collect()
+            pods.in_namespace(namespace).iter().filter(has_pair).map(|pod| pod.name().into()).collect()
         });
         let mut key = Key::new(namespace, "");
         let found = names.iter().filter_map(|name| {

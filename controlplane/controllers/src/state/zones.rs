@@ -4,6 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use coracle_values::CollectMap;
+
 use crate::object::Key;
 
 /// The zone of a node, and its processors in thousandths.
@@ -73,7 +75,7 @@ impl ZoneIndex {
     /// The processors of each zone, in thousandths. `None` if one of the counted nodes has no zone or no processors.
     pub(crate) fn processors(&self) -> Option<BTreeMap<String, i128>> {
         let state = self.lock();
-        let zones = || state.zones.iter().map(|(name, zone)| (name.clone(), zone.processors)).collect();
+        let zones = || state.zones.iter().map(|(name, zone)| (name.clone(), zone.processors)).collect_map();
         (state.unusable == 0).then(zones)
     }
 }

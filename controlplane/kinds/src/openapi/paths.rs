@@ -1,5 +1,6 @@
 //! The paths of a kind: its collections, its objects and their subresources.
 
+use coracle_values::CollectMap;
 use serde_json::{Map, Value, json};
 
 use super::list::{self, reference};
@@ -94,7 +95,7 @@ impl Place<'_> {
     /// Adds a path with the operations of those verbs that are served. Without operations there is no path.
     fn insert(&self, paths: &mut Map<String, Value>, path: &str, verbs: &[&str]) {
         let served = verbs.iter().filter(|verb| self.has_verb(verb));
-        let mut item: Map<String, Value> = served.filter_map(|verb| self.operation(verb)).collect();
+        let mut item: Map<String, Value> = served.filter_map(|verb| self.operation(verb)).collect_map();
         if item.is_empty() {
             return;
         }
@@ -161,7 +162,7 @@ impl Place<'_> {
             _ => return None,
         };
         let content: Map<String, Value> =
-            types.iter().map(|media| ((*media).to_owned(), json!({"schema": reference(name)}))).collect();
+            types.iter().map(|media| ((*media).to_owned(), json!({"schema": reference(name)}))).collect_map();
         Some(match verb {
             "delete" | "deletecollection" => json!({"content": content}),
             _ => json!({"content": content, "required": true}),

@@ -5,6 +5,7 @@
 
 use std::collections::HashSet;
 
+use coracle_values::CollectMap;
 use serde_json::{Map, Value, json};
 
 use super::{list, paths};
@@ -33,7 +34,7 @@ pub fn json(set: &Resources) -> Value {
     let typed = &file["definitions"][super::DELETE_OPTIONS];
     let lists = set.iter().filter_map(|resource| list::custom(resource, typed));
     let lists = lists.map(|(name, schema)| (name, schema_of(&schema)));
-    let definitions: Map<String, Value> = built_in.chain(lists).chain(custom).collect();
+    let definitions: Map<String, Value> = built_in.chain(lists).chain(custom).collect_map();
     json!({
         "swagger": "2.0",
         "info": {"title": "Kubernetes", "version": file["version"]},
@@ -68,7 +69,7 @@ pub fn protobuf(document: &Value) -> Vec<u8> {
 fn schema_of(schema: &Value) -> Value {
     match schema {
         Value::Object(map) => {
-            Value::Object(map.iter().filter_map(|(name, value)| member(name, value)).collect())
+            Value::Object(map.iter().filter_map(|(name, value)| member(name, value)).collect_map())
         }
         Value::Array(list) => list.iter().map(schema_of).collect(),
         other => other.clone(),
@@ -83,7 +84,7 @@ fn member(name: &str, value: &Value) -> Option<(String, Value)> {
         // A property may have the name of a keyword, as in JSONSchemaProps.
         ("properties", _) => {
             let properties = entries(value).map(|(name, schema)| (name.clone(), schema_of(schema)));
-            (name, Value::Object(properties.collect()))
+            (name, Value::Object(properties.collect_map()))
         }
         ("enum" | "example", _) => (name, value.clone()),
         ("allOf", Some(reference)) => ("$ref", reference_of(reference)),

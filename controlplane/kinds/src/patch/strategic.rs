@@ -8,6 +8,7 @@ mod order;
 
 use std::{collections::HashSet, sync::LazyLock};
 
+use coracle_values::CollectMap;
 use serde_json::{Map, Value};
 
 use self::order::{Places, in_order};
@@ -279,7 +280,7 @@ fn remove_directives(value: Value) -> Value {
     match value {
         Value::Object(map) => {
             let kept = map.into_iter().filter(|(name, value)| !value.is_null() && !is_directive(name));
-            Value::Object(kept.map(|(name, value)| (name, remove_directives(value))).collect())
+            Value::Object(kept.map(|(name, value)| (name, remove_directives(value))).collect_map())
         }
         Value::Array(list) => {
             let deletes = |item: &Value| item.get(DIRECTIVE).is_some_and(|word| word == "delete");

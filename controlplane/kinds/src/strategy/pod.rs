@@ -1,6 +1,7 @@
 //! Changes to the pods of requests: the condition of scheduling gates, selectors from `matchLabelKeys`, profiles from
 //! AppArmor annotations, observed generations. Source: `podStrategy` of `pkg/registry/core/pod`.
 
+use coracle_values::CollectMap;
 use serde_json::{Map, Value, json};
 
 use super::storage::now;
@@ -58,7 +59,7 @@ pub(super) fn keep_observed_generations(new: &mut Value, old: &Value) {
         .flatten()
         .filter_map(|condition| Some((condition["type"].as_str()?.to_owned(), condition[FIELD].clone())))
         .filter(|(_, generation)| !generation.is_null())
-        .collect();
+        .collect_map();
     for condition in list(status, "/conditions") {
         let kind = condition["type"].as_str().unwrap_or_default();
         if let Some(generation) = before.get(kind).cloned() {
@@ -126,7 +127,7 @@ fn apparmor_profiles(pod: &mut Value) {
         .into_iter()
         .flatten()
         .filter_map(|(key, value)| Some((key.strip_prefix(APPARMOR)?.to_owned(), profile(value.as_str()?)?)))
-        .collect();
+        .collect_map();
     if profiles.is_empty() || pod["spec"]["os"]["name"] == "windows" {
         return;
     }

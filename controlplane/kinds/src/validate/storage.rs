@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use coracle_values::CollectMap;
 use serde_json::{Value, json};
 
 use super::{Causes, Path, claim_spec, entries, format, items, text};
@@ -237,7 +238,7 @@ fn labels_of(term: &Value) -> BTreeMap<&str, BTreeSet<&str>> {
     let expressions = items(&term["matchLabelExpressions"]);
     expressions
         .map(|(_, one)| (text(&one["key"]), items(&one["values"]).map(|(_, value)| text(value)).collect()))
-        .collect()
+        .collect_map()
 }
 
 pub(super) fn spec_without(spec: &Value, names: &[&str]) -> Value {

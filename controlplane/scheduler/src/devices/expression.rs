@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use coracle_cel::{Environment, Field, Key, ObjectType, Program, Type, Value as Cel};
+use coracle_values::CollectMap;
 use coracle_values::Quantity;
 use serde_json::Value;
 
@@ -51,7 +52,7 @@ pub(super) fn selects(program: &Program, driver: &str, device: &Device) -> (Resu
         ("allowMultipleAllocations", Cel::Bool(device.is_shared())),
     ];
     let fields: BTreeMap<Key, Cel<'static>> =
-        fields.into_iter().map(|(name, value)| (Key::String(name.to_owned()), value)).collect();
+        fields.into_iter().map(|(name, value)| (Key::String(name.to_owned()), value)).collect_map();
     let (result, cost) = program.evaluate(&[("device", Cel::Map(Arc::new(fields)))]);
     let selected = match result {
         Ok(Cel::Bool(selected)) => Ok(selected),
@@ -92,5 +93,5 @@ fn domains(
 
 fn map(domains: Domains) -> Cel<'static> {
     let entries = domains.into_iter().map(|(domain, names)| (Key::String(domain), Cel::Map(Arc::new(names))));
-    Cel::Map(Arc::new(entries.collect()))
+    Cel::Map(Arc::new(entries.collect_map()))
 }

@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use coracle_values::CollectMap;
 use coracle_values::Quantity;
 use coracle_values::object::{Key, ObjectExt, controller_of};
 use serde_json::{Value, json};
@@ -239,7 +240,7 @@ impl ContainerRequests {
         let amounts = requests.flatten().map(|(name, amount)| {
             (name.clone(), coracle_values::quantity::of(amount).ok().and_then(Quantity::whole))
         });
-        Self { name: container.name.clone(), is_short_lived, amounts: amounts.collect() }
+        Self { name: container.name.clone(), is_short_lived, amounts: amounts.collect_map() }
     }
 }
 

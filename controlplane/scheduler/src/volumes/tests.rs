@@ -247,7 +247,7 @@ fn a_nodes_limit_of_volumes_per_driver_is_respected() {
     let found =
         volumes(&[bound("c", "v"), bound("d", "w"), claim("e", json!({}))], &volumes_, &[class("x.io/y")]);
     let node = json!({"metadata": {"name": "a"}, "spec": {"drivers": [{"name": "x.io/y", "allocatable": {"count": 2}}]}});
-    found.add("CSINode", node).unwrap();
+    found.add("CSINode", &node).unwrap();
     let mut snapshot = fixture::snapshot(&[fixture::node("a", json!({}))]);
     snapshot.volumes = found.clone();
     let refused = |snapshot: &Snapshot, names: &[&str]| {
@@ -267,7 +267,7 @@ fn a_nodes_limit_of_volumes_per_driver_is_respected() {
     assert_eq!(refused(&snapshot, &["d"]), None, "two pods of the node share a claim");
     let attachment = json!({"metadata": {"name": "t"}, "spec": {"attacher": "x.io/y", "nodeName": "a",
         "source": {"persistentVolumeName": "x"}}});
-    found.add("VolumeAttachment", attachment).unwrap();
+    found.add("VolumeAttachment", &attachment).unwrap();
     assert_eq!(refused(&snapshot, &["d"]), many);
 }
 
@@ -276,7 +276,7 @@ fn a_driver_that_reports_its_space_provisions_only_there() {
     let found = volumes(&[claim("c", json!({}))], &[], &[class("x.io/y")]);
     assert_eq!(accepted(&found, &pod(&["c"])).0, ["a", "b"]);
     found
-        .add("CSIDriver", json!({"metadata": {"name": "x.io/y"}, "spec": {"storageCapacity": true}}))
+        .add("CSIDriver", &json!({"metadata": {"name": "x.io/y"}, "spec": {"storageCapacity": true}}))
         .unwrap();
     let none = accepted(&found, &pod(&["c"]));
     assert_eq!((none.0.len(), none.1[0].as_str()), (0, "node(s) did not have enough free storage"));
@@ -284,7 +284,7 @@ fn a_driver_that_reports_its_space_provisions_only_there() {
         let topology = json!({"matchLabels": {"kubernetes.io/hostname": node}});
         let capacity = json!({"metadata": {"name": name, "namespace": "d"}, "storageClassName": "s",
             "nodeTopology": topology, "capacity": capacity});
-        found.add("CSIStorageCapacity", capacity).unwrap();
+        found.add("CSIStorageCapacity", &capacity).unwrap();
     }
     assert_eq!(accepted(&found, &pod(&["c"])).0, ["a"]);
 }

@@ -36,7 +36,7 @@ impl CheckpointService {
         let locks = Arc::new(vec![Arc::clone(&container.removing).lock_owned().await]);
         // The container may have ended while this call waited for another checkpoint.
         let subject = self.subject(self.tables.running(&container.id)?.as_ref())?;
-        let work = tokio::task::spawn_blocking(move || {
+        let work = coracle_threads::spawn_blocking(move || {
             let _permit = permit;
             checkpoint(&subject, &location)
         });

@@ -46,7 +46,7 @@ impl CheckpointService {
             subjects.push(self.subject(&container)?);
         }
         let pod = PodSubject { record: sandbox.record_now(), containers: subjects, output };
-        let work = tokio::task::spawn_blocking(move || {
+        let work = coracle_threads::spawn_blocking(move || {
             let _permit = permit;
             checkpoint_pod(&pod)
         });
@@ -120,7 +120,7 @@ pub(crate) async fn undo_checkpoint(
 ) -> Result<(), Error> {
     let cri::CheckpointPodRequest { pod_sandbox_id: id, output_path, container_ids, .. } = request;
     let work =
-        tokio::task::spawn_blocking(move || remove_pod_output(Path::new(&output_path), &container_ids));
+        coracle_threads::spawn_blocking(move || remove_pod_output(Path::new(&output_path), &container_ids));
     let done = work.await;
     drop(locks);
     let done = done.map_err(Error::panicked("remove the checkpoint"))?;

@@ -141,7 +141,7 @@ fn check_names(configs: &[cri::ContainerConfig]) -> Result<(), Error> {
 
 /// Reads the manifest of a checkpoint and verifies the archives.
 async fn read(from: PathBuf, runtime_handler: &str) -> Result<Manifest, Error> {
-    let work = tokio::task::spawn_blocking(move || {
+    let work = coracle_threads::spawn_blocking(move || {
         let manifest = checkpoint::read(&from)?;
         checkpoint::verify(&from, &manifest).map(|()| manifest)
     });

@@ -197,7 +197,7 @@ impl ContainerService {
     async fn unpack_checkpoint(&self, id: &str, origin: Option<Origin>) -> Result<(), Error> {
         let Some(Origin { archive, .. }) = origin else { return Ok(()) };
         let layer = self.objects.records.layer_dir(id);
-        let work = tokio::task::spawn_blocking(move || checkpoint::unpack_checkpoint(&archive, &layer));
+        let work = coracle_threads::spawn_blocking(move || checkpoint::unpack_checkpoint(&archive, &layer));
         let done = work.await.map_err(Error::panicked("unpack the checkpoint"))?;
         done.map_err(|source| Error::Checkpoint { what: "container", id: id.to_owned(), source })
     }

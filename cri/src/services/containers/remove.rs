@@ -61,10 +61,10 @@ impl ContainerService {
     pub(crate) fn remove_layer(&self, id: &str) {
         let (removal, records, id) =
             (Arc::clone(&self.layer_removal), Arc::clone(&self.objects.records), id.to_owned());
-        tokio::spawn(async move {
+        coracle_threads::spawn(async move {
             let _one = removal.lock().await;
             let layer = id.clone();
-            let removed = tokio::task::spawn_blocking(move || records.remove_layer(&layer)).await;
+            let removed = coracle_threads::spawn_blocking(move || records.remove_layer(&layer)).await;
             // If the runtime ends first, its next start removes the layer.
             if let Ok(Err(error)) = removed {
                 warn!(container = id, error = error.chain(), "cannot remove a layer; the next start retries");

@@ -47,7 +47,7 @@ impl ContainerService {
             }
         };
         container.restored(pid);
-        let removed = tokio::task::spawn_blocking(move || checkpoint::forget_images(&layer)).await;
+        let removed = coracle_threads::spawn_blocking(move || checkpoint::forget_images(&layer)).await;
         if let Ok(Err(error)) = removed {
             warn!(
                 container = container.id,

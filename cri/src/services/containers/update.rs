@@ -86,7 +86,7 @@ impl ContainerService {
         let is_complete = on_record == Some(&note.after);
         let service = self.clone();
         // This runs off the async executor, because the kernel may reclaim memory before a write returns.
-        let settled = tokio::task::spawn_blocking(move || {
+        let settled = coracle_threads::spawn_blocking(move || {
             if is_complete {
                 note.score().map_or(Ok(()), |score| service.write_oom_score(&id, score))?;
             } else {
@@ -127,7 +127,7 @@ impl ContainerService {
         });
         let (cgroups, group) = (Arc::clone(&self.machine.cgroups), container.record.cgroup.clone());
         let bundle = self.objects.records.container_dir(&container.id);
-        let resized = tokio::task::spawn_blocking(move || {
+        let resized = coracle_threads::spawn_blocking(move || {
             Resize { cgroups: &cgroups, group: &group, oom_score, bundle: &bundle }.apply(&requested, after)
         });
         resized.await.map_err(Error::panicked("write the container's limits"))?

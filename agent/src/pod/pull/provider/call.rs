@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use coracle_cni::ProcessGroup;
 use coracle_events::printable;
+use coracle_values::CollectMap;
 use serde::Deserialize;
 use serde_json::json;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -93,7 +94,8 @@ pub(super) async fn call(settings: &Settings, program: &Path, image: &str) -> Re
         None => None,
     };
     let entries = response.auth.into_iter().flatten();
-    let entries = entries.map(|(key, login)| (key, Entry::login(login.username, login.password))).collect();
+    let entries =
+        entries.map(|(key, login)| (key, Entry::login(login.username, login.password))).collect_map();
     Ok(Answer { key: response.cache_key_type, cache, entries })
 }
 

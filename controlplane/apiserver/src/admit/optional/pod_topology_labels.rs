@@ -5,6 +5,7 @@
 
 use async_trait::async_trait;
 use coracle_kinds::kind::by_resource;
+use coracle_values::CollectMap;
 use serde_json::{Map, Value, json};
 
 use crate::{
@@ -58,7 +59,7 @@ fn labels_of(cache: &Cache, node: &str) -> Map<String, Value> {
     let Some(node) = cache.get(kind, "", node) else { return Map::new() };
     let attributes = node.selector_attributes(kind);
     let label = |key: &str| Some((key.to_owned(), Value::from(attributes.label(key)?)));
-    LABELS.into_iter().filter_map(label).collect()
+    LABELS.into_iter().filter_map(label).collect_map()
 }
 
 /// Adds labels to an object. They replace the client's values.

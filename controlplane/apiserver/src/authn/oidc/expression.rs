@@ -8,6 +8,7 @@ use std::{
 };
 
 use coracle_cel::{Environment, Field, ObjectType, Program, Session, Shared, Type, Value as Cel};
+use coracle_values::CollectMap;
 use serde_json::{Value, json};
 
 use super::User;
@@ -118,7 +119,7 @@ fn user_type() -> Type {
     ];
     let fields =
         fields.into_iter().map(|(name, kind)| (Box::<str>::from(name), Field { name: name.into(), kind }));
-    let fields = fields.collect::<BTreeMap<_, _>>();
+    let fields = fields.collect_map::<BTreeMap<_, _>>();
     Type::Object(Arc::new(ObjectType::new("kubernetes.UserInfo", fields)))
 }
 

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 
+use coracle_values::CollectMap;
 use serde_json::{Map, Value, json};
 
 use crate::request::RequestInfo;
@@ -73,7 +74,7 @@ impl Rule {
     pub(crate) fn json(&self) -> Value {
         let lists = [&self.verbs, &self.groups, &self.resources, &self.names, &self.urls];
         let fields = FIELDS.into_iter().zip(lists).filter(|(_, list)| !list.is_empty());
-        fields.map(|(field, list)| (field.to_owned(), json!(list))).collect::<Map<_, _>>().into()
+        fields.map(|(field, list)| (field.to_owned(), json!(list))).collect_map::<Map<_, _>>().into()
     }
 
     /// Whether the rule allows a request. `name` is the request's [`RequestInfo::object_name`], which is parsed once for

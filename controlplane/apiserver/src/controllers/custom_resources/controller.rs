@@ -38,7 +38,7 @@ pub(crate) async fn start(state: &Arc<State>) {
         ended,
     };
     let Ok(events) = controller.load(state).await else { return };
-    tokio::spawn(controller.run(events, cleanups, retries));
+    coracle_threads::spawn(controller.run(events, cleanups, retries));
 }
 
 /// The reason why a definition is not served.
@@ -197,7 +197,7 @@ impl Controller {
             !is_retried && settled.metadata.finalizers.iter().any(|finalizer| finalizer == FINALIZER);
         if settled.is_terminating() && finalizing && self.cleaning.insert(name.to_owned()) {
             let (state, ended, name) = (self.state.clone(), self.ended.clone(), name.to_owned());
-            tokio::spawn(async move {
+            coracle_threads::spawn(async move {
                 cleanup::run(&state, &settled).await;
                 // A closed channel means that the controller has ended.
                 let _ = ended.send(name).await;

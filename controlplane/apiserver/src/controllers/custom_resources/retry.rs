@@ -56,7 +56,7 @@ impl Retries {
 
     fn start_timer(&self, name: &str, delay: Duration) -> AbortHandle {
         let (due, name) = (self.due.clone(), name.to_owned());
-        let timer = tokio::spawn(async move {
+        let timer = coracle_threads::spawn(async move {
             tokio::time::sleep(delay).await;
             // A closed channel means that the controller has ended.
             let _ = due.send(name).await;

@@ -2,6 +2,7 @@
 //!
 //! Source: `pkg/apis/events/v1/conversion.go`.
 
+use coracle_values::CollectMap;
 use serde_json::{Map, Value};
 
 use super::{KIND, Kind, RULES, Rules};
@@ -79,7 +80,7 @@ fn renamed<'a>(event: Value, names: impl Fn((&'a str, &'a str)) -> (&'a str, &'a
         let known = NAMES.into_iter().map(&names).find(|(from, _)| *from == field);
         known.map_or(field, |(_, to)| to.to_owned())
     };
-    Value::Object(event.into_iter().map(|(field, value)| (name(field), value)).collect::<Map<_, _>>())
+    Value::Object(event.into_iter().map(|(field, value)| (name(field), value)).collect_map::<Map<_, _>>())
 }
 
 #[cfg(test)]

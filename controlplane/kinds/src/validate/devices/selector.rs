@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 
 use coracle_cel::{Bounds, Environment, Field, Limits, ObjectType, Program, Type};
+use coracle_values::CollectMap;
 
 /// Maximum estimated cost of a selector (`CELSelectorExpressionMaxCost`).
 const MAX_COST: u64 = 1_000_000;
@@ -73,7 +74,7 @@ fn bounds() -> Bounds {
         ("capacity", map(MAX_DOMAIN, map(MAX_NAME, Bounds::leaf(0, 8)))),
     ];
     let fields = fields.into_iter().map(|(name, bounds)| (name.into(), bounds));
-    Bounds { fields: fields.collect(), ..Bounds::leaf(0, 2) }
+    Bounds { fields: fields.collect_map(), ..Bounds::leaf(0, 2) }
 }
 
 /// The type of `device`: attributes and capacities by domain and name.
@@ -86,7 +87,7 @@ fn device() -> Type {
         ("capacity", by_name(Type::Opaque("kubernetes.Quantity"))),
     ];
     let fields = fields.into_iter().map(|(name, kind)| (name.into(), Field { name: name.into(), kind }));
-    let fields: BTreeMap<_, _> = fields.collect();
+    let fields: BTreeMap<_, _> = fields.collect_map();
     Type::Object(Arc::new(ObjectType::new("kubernetes.DRADevice", fields)))
 }
 

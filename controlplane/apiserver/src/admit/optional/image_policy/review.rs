@@ -1,5 +1,6 @@
 //! ImageReview: the request to the webhook and its response. No I/O.
 
+use coracle_values::CollectMap;
 use coracle_values::names::qualified_name;
 use serde_json::{Map, Value, json};
 
@@ -30,7 +31,7 @@ pub(super) fn spec(pod: &Value, subresource: &str, namespace: &str) -> Value {
     let all = pod["metadata"]["annotations"].as_object().into_iter().flatten();
     let annotations = all.filter(|(name, _)| name.contains(ANNOTATIONS));
     let annotations: Map<String, Value> =
-        annotations.map(|(name, value)| (name.clone(), value.clone())).collect();
+        annotations.map(|(name, value)| (name.clone(), value.clone())).collect_map();
     let mut spec = json!({"containers": images, "namespace": namespace});
     if !annotations.is_empty() {
         spec["annotations"] = annotations.into();

@@ -2,6 +2,7 @@
 //!
 //! Source: `pkg/apis/autoscaling/v1/conversion.go`.
 
+use coracle_values::CollectMap;
 use serde_json::{Map, Value, json};
 
 use crate::schema::{self, FieldValidation};
@@ -222,7 +223,7 @@ fn metric_to_v1(metric: &Value, sources: &[(&str, Fields)]) -> Value {
             let value = v2.iter().try_fold(source, |value, part| value.get(part))?;
             Some(((*v1).to_owned(), value.clone()))
         });
-        converted.insert((*name).to_owned(), values.collect::<Map<_, _>>().into());
+        converted.insert((*name).to_owned(), values.collect_map::<Map<_, _>>().into());
     }
     converted.into()
 }
@@ -285,7 +286,7 @@ fn renamed(value: Value, name: fn(&str) -> String) -> Value {
         Value::Object(map) => map
             .into_iter()
             .map(|(field, value)| (name(&field), renamed(value, name)))
-            .collect::<Map<_, _>>()
+            .collect_map::<Map<_, _>>()
             .into(),
         Value::Array(list) => list.into_iter().map(|value| renamed(value, name)).collect(),
         other => other,
