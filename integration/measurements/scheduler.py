@@ -101,7 +101,7 @@ def plane_with(scheduling):
 
 def measure_once(kind):
     """Pods scheduled per second, of pods that exist before the scheduler starts; then milliseconds from the creation of one
-    pod until a client sees that it is bound; and the scheduler's memory and processor time."""
+    pod until a client sees that it is bound; and the scheduler's memory and processor time, and its memory while it is idle."""
     plane, api = plane_with(False)
     clear(api)
     api.requests("POST", COLLECTION, pod("p{n}"), count=PODS, clients=4)
@@ -121,6 +121,9 @@ def measure_once(kind):
     result = {"rate": count / (bindings.times[-1] - first), "single": single(api)}
     if other:
         result.update(pss=other.pss(), cpu=other.cpu())
+        # Our scheduler releases memory three seconds after its last request, and kube-scheduler in the background.
+        time.sleep(5)
+        result["idle_pss"] = other.pss()
         other.stop()
     plane.stop()
     return result
@@ -164,6 +167,7 @@ def measure():
         row(f"{nodes} nodes: created → bound, seen by a client, ms, p50", middle("built in", "single"), theirs("single"), "{:.2f}")
         row("… ours as a client of the API server, too", middle("ours", "single"), theirs("single"), "{:.2f}")
         row(f"{nodes} nodes: PSS of the scheduler as a client, MB", middle("ours", "pss"), theirs("pss"))
+        row("… five seconds later, idle", middle("ours", "idle_pss"), theirs("idle_pss"))
         row("… its processor time, s", middle("ours", "cpu"), theirs("cpu"), "{:.2f}")
 
 
