@@ -8,8 +8,10 @@ use http::{HeaderValue, header};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
-use kube::client::ConfigExt;
+use kube::client::{Body, ConfigExt};
 use measured::Measured;
+use tokio::sync::watch;
+use tower::util::MapRequest;
 use tower::{BoxError, ServiceBuilder};
 
 use crate::version::KUBELET_VERSION;
@@ -20,12 +22,32 @@ const UNANSWERED: Duration = Duration::from_secs(15);
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// A standard client whose connections fail when the server is unreachable. After a power failure, or after a change of
-/// this machine's address, no packet closes them, and a watch would wait forever.
+/// Prefix of the paths of leases. A component renews its lease even without work.
+const LEASES: &str = "/apis/coordination.k8s.io/";
+
+/// The client of controllers and scheduler. Its connections fail when the server is unreachable. `requests` gets a change
+/// with each request, except requests for leases.
 ///
 /// # Errors
 /// When certificates or credentials of the configuration are unusable.
-pub fn client(config: kube::Config) -> Result<kube::Client, kube::Error> {
+pub fn component_client(
+    config: kube::Config,
+    requests: watch::Sender<()>,
+) -> Result<kube::Client, kube::Error> {
+    client(config, move |request| {
+        if !request.uri().path().starts_with(LEASES) {
+            requests.send_replace(());
+        }
+    })
+}
+
+/// A client whose connections fail when the server is unreachable. After a power failure, or after a change of this
+/// machine's address, no packet closes them, and a watch would wait forever. `on_request` is called with each request
+/// before it is sent.
+fn client(
+    config: kube::Config,
+    on_request: impl Fn(&http::Request<Body>) + Send + 'static,
+) -> Result<kube::Client, kube::Error> {
     let mut tcp = HttpConnector::new();
     tcp.enforce_http(false);
     tcp.set_nodelay(true);
@@ -41,20 +63,24 @@ pub fn client(config: kube::Config) -> Result<kube::Client, kube::Error> {
         .layer(config.extra_headers_layer()?)
         .map_err(BoxError::from)
         .service(Client::builder(TokioExecutor::new()).build(https));
-    let service = Measured::new(service, &config.cluster_url);
+    let on_request = move |request: http::Request<Body>| {
+        on_request(&request);
+        request
+    };
+    let service = MapRequest::new(Measured::new(service, &config.cluster_url), on_request);
     Ok(kube::Client::new(service, config.default_namespace))
 }
 
-/// The [`client`] of a node. Its user agent is a kubelet's. The API server uses it as the name of the field manager,
-/// and as the name of the client in its audit log.
+/// The client of a node. Its connections fail when the server is unreachable. Its user agent is a kubelet's. The API
+/// server uses it as the name of the field manager, and as the name of the client in its audit log.
 ///
 /// # Errors
-/// See [`client`].
+/// When certificates or credentials of the configuration are unusable.
 pub fn node_client(mut config: kube::Config) -> Result<kube::Client, kube::Error> {
     if let Ok(agent) = HeaderValue::from_str(&format!("kubelet/{KUBELET_VERSION}")) {
         config.headers.push((header::USER_AGENT, agent));
     }
-    client(config)
+    client(config, |_request| {})
 }
 
 /// A client whose requests are never answered.
@@ -99,6 +125,26 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
+
+    #[tokio::test]
+    async fn requests_of_components_are_changes_unless_they_are_for_leases() {
+        // The port is closed again when the listener is dropped. A request counts before it is sent.
+        let closed = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+        let mut config = kube::Config::new(format!("http://{closed}").parse().unwrap());
+        config.root_cert = Some(Vec::new());
+        let (requests, mut changes) = watch::channel(());
+        let client = component_client(config, requests).unwrap();
+        for (path, is_change) in [
+            ("/apis/coordination.k8s.io/v1/namespaces/kube-system/leases/kube-scheduler", false),
+            ("/api/v1/pods", true),
+            ("/api/v1/pods?watch=1", true),
+        ] {
+            let request = http::Request::get(path).body(Vec::new()).unwrap();
+            assert!(client.request_text(request).await.is_err());
+            assert_eq!(changes.has_changed().unwrap(), is_change, "{path}");
+            changes.mark_unchanged();
+        }
+    }
 
     #[tokio::test]
     async fn a_node_has_the_user_agent_of_a_kubelet() {

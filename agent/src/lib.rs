@@ -74,7 +74,7 @@ mod run;
 
 pub use bounded::read_text;
 pub use certificate_files::CertificateFiles;
-pub use client::{client, node_client};
+pub use client::{component_client, node_client};
 pub use cluster_dns::dns_record;
 pub use config::{AgentConfig, CredentialProviderPaths, DnsConfig, Identity, ServiceProxyConfig, TableNames};
 pub use coracle_dns::StubDomain;

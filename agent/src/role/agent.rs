@@ -164,10 +164,15 @@ fn token(given: Option<Token>, file: Option<&Path>) -> anyhow::Result<Token> {
     }
 }
 
-/// A client for controllers and scheduler. It uses the API server and the credentials of a kubeconfig.
+/// A client for controllers and scheduler. It uses the API server and the credentials of a kubeconfig. `requests` gets a
+/// change with each request, except requests for leases.
 #[cfg(feature = "controlplane")]
-pub(crate) async fn client(kubeconfig: &Path) -> anyhow::Result<Client> {
-    coracle_agent::client(api_config(kubeconfig).await?).context("cannot create an API client")
+pub(crate) async fn component_client(
+    kubeconfig: &Path,
+    requests: tokio::sync::watch::Sender<()>,
+) -> anyhow::Result<Client> {
+    let config = api_config(kubeconfig).await?;
+    coracle_agent::component_client(config, requests).context("cannot create an API client")
 }
 
 async fn node_client(kubeconfig: &Path) -> anyhow::Result<Client> {

@@ -61,8 +61,13 @@ pub(crate) async fn run_for(settings: Settings, external: External) -> anyhow::R
     super::raise_open_files();
     let External { kubeconfig, pki_dir, metrics_port } = external;
     let kubeconfig = kubeconfig.context("--kubeconfig is missing")?;
-    let server = ExternalServer { client: super::agent::client(&kubeconfig).await?, pki_dir };
+    let (requests, changes) = tokio::sync::watch::channel(());
+    let client = super::agent::component_client(&kubeconfig, requests).await?;
+    let server = ExternalServer { client, pki_dir };
     let shutdown = super::until_signalled()?;
+    let (beats, heartbeats) = tokio::sync::watch::channel(());
+    tokio::spawn(super::program_pages::beat_after_changes(changes.clone(), beats));
+    tokio::spawn(super::program_pages::release_when_idle(changes, heartbeats));
     tracing::info!(kubeconfig = %kubeconfig.display(), "controllers and scheduler run for another API server");
     let clients = ExternalClients::new(config(&settings)?, server)?;
     let metrics = clients.metrics();

@@ -27,7 +27,8 @@ pub(super) async fn release_after_start() {
 }
 
 /// Releases the program's pages and free memory each time the process becomes idle after changes of pods or of the
-/// store. Does the same after each heartbeat of an idle node. An idle process has no timer between heartbeats.
+/// store, or after requests to another API server. Does the same after each heartbeat of an idle node. An idle process
+/// has no timer between heartbeats.
 pub(super) async fn release_when_idle<T>(changes: watch::Receiver<T>, heartbeats: watch::Receiver<()>) {
     when_idle(changes, heartbeats, release_pages).await;
 }
