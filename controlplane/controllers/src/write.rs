@@ -8,7 +8,7 @@ use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions, Req
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource};
 use serde::Deserialize;
-use serde::de::IgnoredAny;
+use serde::de::{Error as _, IgnoredAny};
 use serde_json::{Value, json};
 
 use crate::cache::Cache;
@@ -76,13 +76,23 @@ struct Deleted {
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct DeletedMetadata {
+    uid: Option<String>,
     deletion_timestamp: Option<IgnoredAny>,
 }
 
-/// Whether the object of a response still exists and waits for its finalizers.
-fn waits_for_finalizers(text: &str) -> Result<bool, kube::Error> {
+/// Whether the deleted object still exists and waits for its finalizers, according to the response. Other responses are
+/// errors: the cache would hide an object that it removes by mistake, and controllers would replace it.
+fn waits_for_finalizers(text: &str, uid: &str) -> Result<bool, kube::Error> {
     let deleted: Deleted = serde_json::from_str(text).map_err(kube::Error::SerdeError)?;
-    Ok(deleted.kind.as_deref() != Some("Status") && deleted.metadata.deletion_timestamp.is_some())
+    if deleted.kind.as_deref() == Some("Status") {
+        return Ok(false);
+    }
+    if deleted.metadata.uid.as_deref() != Some(uid) {
+        let error =
+            serde_json::Error::custom("the response to a deletion is neither a status nor the object");
+        return Err(kube::Error::SerdeError(error));
+    }
+    Ok(deleted.metadata.deletion_timestamp.is_some())
 }
 
 impl<K: Object> Writer<'_, K> {
@@ -111,7 +121,9 @@ impl<K: Object> Writer<'_, K> {
         params.preconditions = Some(Preconditions { uid: Some(object.uid().to_owned()), resource_version });
         let request = requests::<K>(&key.namespace).delete(&key.name, &params);
         match send(self.client, request).await {
-            Ok(text) if waits_for_finalizers(&text)? => drop(self.cache.written(decode(&text)?)),
+            Ok(text) if waits_for_finalizers(&text, object.uid())? => {
+                drop(self.cache.written(decode(&text)?))
+            }
             Ok(_) => self.cache.removed(&key, object.uid()),
             Err(error) if is_not_found(&error) => self.cache.removed(&key, object.uid()),
             Err(error) => return Err(error),
@@ -152,4 +164,29 @@ pub(crate) fn owners_patch<K: Object>(
 pub(crate) fn status_patch<K: Object>(object: &K, old: &Value, new: &Value) -> Option<Value> {
     let difference = merge_patch::difference(old, new)?;
     Some(json!({"metadata": {"uid": object.uid()}, "status": difference}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_status_or_the_object_is_a_response_to_a_deletion() {
+        let time = "2026-01-01T00:00:00Z";
+        let waits = |response: Value| waits_for_finalizers(&response.to_string(), "u").ok();
+        assert_eq!(waits(json!({"kind": "Status", "metadata": {}, "status": "Success"})), Some(false));
+        assert_eq!(waits(json!({"kind": "Pod", "metadata": {"uid": "u"}, "spec": 7})), Some(false));
+        assert_eq!(waits(json!({"metadata": {"uid": "u", "deletionTimestamp": null}})), Some(false));
+        assert_eq!(waits(json!({"metadata": {"uid": "u", "deletionTimestamp": time}})), Some(true));
+        for other in [
+            json!({}),
+            json!({"kind": "Pod"}),
+            json!({"kind": "Pod", "metadata": {"deletionTimestamp": time}}),
+            json!({"kind": "Pod", "metadata": {"uid": "v", "deletionTimestamp": time}}),
+            json!([]),
+            json!("deleted"),
+        ] {
+            assert_eq!(waits(other.clone()), None, "{other}");
+        }
+    }
 }
