@@ -105,11 +105,42 @@ fn is_missing<'a>(client: &'a Client, url: String, unverified: &'a Unverified) -
         loop {
             let request = requests.get(&unverified.key.name, &Default::default());
             let Ok(request) = request else { return true };
-            match client.request::<Meta>(request).await {
-                Ok(found) => return found.metadata.uid.unwrap_or_default() != unverified.uid,
+            match client.request::<Meta>(request).await.map(|found| found.metadata.uid) {
+                Ok(Some(uid)) => return uid != unverified.uid,
                 Err(error) if crate::error::is_not_found(&error) => return true,
-                Err(_) => tokio::time::sleep(backoff.next_delay()).await,
+                // A response without a uid is not an object of the API server.
+                Ok(None) | Err(_) => tokio::time::sleep(backoff.next_delay()).await,
             }
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use http::Response;
+    use serde_json::json;
+
+    use super::*;
+    use crate::object::Key;
+
+    #[tokio::test(start_paused = true)]
+    async fn an_object_is_missing_if_its_name_has_another_uid_and_not_if_a_response_has_none() {
+        for (uid, expect) in [("u", false), ("v", true)] {
+            let requests = Arc::new(AtomicUsize::new(0));
+            let count = requests.clone();
+            let service = tower::service_fn(move |_request: http::Request<kube::client::Body>| {
+                let is_first = count.fetch_add(1, Ordering::SeqCst) == 0;
+                let object = if is_first { json!({}) } else { json!({"metadata": {"uid": uid}}) };
+                std::future::ready(Ok::<_, Infallible>(Response::new(object.to_string())))
+            });
+            let client = Client::new(service, "default");
+            let unverified = Unverified { key: Key::new("n", "a"), uid: "u".to_owned() };
+            let url = "/api/v1/namespaces/n/pods".to_owned();
+            assert_eq!(is_missing(&client, url, &unverified).await, expect, "{uid}");
+            assert_eq!(requests.load(Ordering::SeqCst), 2);
+        }
+    }
 }
