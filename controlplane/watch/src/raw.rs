@@ -101,8 +101,8 @@ struct Metadata {
     version: String,
 }
 
-/// The object of a line that has the form of API servers' lines about objects. The object itself is not checked, so that
-/// the text is read only once: when the object is decoded.
+/// The object of a line that has the form of API servers' lines about objects. The caller decodes the result as a single
+/// JSON value, which fails if the line has further fields. So the text is read only once.
 pub(crate) fn usual_object(line: &[u8]) -> Option<&[u8]> {
     let rest = line.strip_prefix(b"{\"type\":\"")?;
     let kinds = [&b"ADDED"[..], b"MODIFIED", b"DELETED"];

@@ -228,6 +228,42 @@ async fn after_an_invalid_line_and_after_an_error_the_watch_continues_from_its_l
 }
 
 #[tokio::test]
+async fn the_form_of_a_line_does_not_change_its_event() {
+    let added = |object: &str, rest: &str| format!("{{\"type\":\"ADDED\",\"object\":{object}{rest}\n");
+    let nested =
+        r#"{"type":"DELETED","object":{"metadata":{}},"metadata":{"name":"nested","resourceVersion":"6"}}"#;
+    let server = Server::start([
+        list("5", &[]),
+        reply([
+            line("ADDED", nested),
+            added(&map("spaces", "7"), " }  \r"),
+            added(&map("more", "8"), r#","more":{"type":"DELETED","object":{}}}"#),
+            format!("{{\"object\":{},\"type\":\"DELETED\"}}\n", map("first", "9")),
+            line("BOOKMARK", r#"{"type":"DELETED","metadata":{"resourceVersion":"10"}}"#),
+            added(&map("a", "11"), ""),
+        ]),
+        reply([added(&map("a", "11"), r#","object":{"metadata":{"name":"b","resourceVersion":"12"}}}"#)]),
+        reply([added(&map("a", "11"), r#","type":"DELETED"}"#)]),
+        reply([line("ADDED", &map("end", "11"))]).end(End::Open),
+    ])
+    .await;
+    let invalid = "a response of the API server is invalid";
+    let expected = [
+        "init",
+        "done",
+        "set nested",
+        "set spaces",
+        "set more",
+        "deleted first",
+        invalid,
+        invalid,
+        invalid,
+        "set end",
+    ];
+    assert_eq!(read(&mut server.watch(), 10).await, expected);
+}
+
+#[tokio::test]
 async fn a_connection_that_ends_early_is_no_error() {
     let mut server = Server::start([
         list("5", &[]),
