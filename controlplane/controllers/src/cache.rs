@@ -376,6 +376,23 @@ mod tests {
     }
 
     #[test]
+    fn objects_have_the_order_of_their_keys_and_a_removal_leaves_no_gap() {
+        let cache = Cache::new();
+        for (name, version) in [("d", 1), ("b", 2), ("c", 3)] {
+            cache.apply(Event::Apply(pod(name, name, version)));
+        }
+        cache.apply(Event::Delete(pod("b", "b", 4)));
+        for (name, version) in [("e", 5), ("a", 6)] {
+            cache.apply(Event::Apply(pod(name, name, version)));
+        }
+        assert_eq!(names(&cache), ["a@6", "c@3", "d@1", "e@5"]);
+        let uids = |pods: Vec<Arc<Pod>>| pods.iter().map(|pod| pod.uid().to_owned()).collect::<Vec<_>>();
+        assert_eq!(uids(cache.in_namespace("n")), ["a", "c", "d", "e"]);
+        assert_eq!(uids(cache.owned_by("n", "")), ["a", "c", "d", "e"]);
+        assert_eq!(cache.lock().objects.len(), 4);
+    }
+
+    #[test]
     fn objects_are_found_by_their_controller() {
         let cache = Cache::new();
         let mut owned = pod("a", "1", 1);
