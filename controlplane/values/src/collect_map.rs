@@ -4,7 +4,7 @@
 ///
 /// `collect` into a `BTreeMap` sorts the pairs first. The compiler generates the code of the sort, about 6 kB, for each
 /// call, because the sort depends on the type of the iterator. Insertion has one function per type of map. It is slower
-/// only for large maps.
+/// for many sorted pairs.
 pub trait CollectMap: Iterator + Sized {
     /// The map. The last of the values of a key wins.
     fn collect_map<M: Default + Extend<Self::Item>>(self) -> M {

@@ -124,7 +124,7 @@ impl Index {
         Some(missing)
     }
 
-    /// Stores the place of an object. `old` is the state of the object in the cache. Returns the slot: that of `old`, a
+    /// Stores the slot of an object. `old` is the state of the object in the cache. Returns the slot: that of `old`, a
     /// free one, or the first after all others. `None` if the cache has the same or a newer version.
     pub(super) fn insert(&mut self, key: Key, old: Option<&ObjectMeta>, new: &ObjectMeta) -> Option<Slot> {
         let newer = version(new);
@@ -141,7 +141,7 @@ impl Index {
         Some(slot)
     }
 
-    /// Removes the place of an object.
+    /// Removes an object, so that its slot is free.
     pub(super) fn remove(&mut self, key: &Key, old: &ObjectMeta) {
         self.free.extend(self.objects.remove(key));
         self.remove_owned(old, &key.name);

@@ -1,4 +1,4 @@
-//! The spec of a claim of a volume, also in claim templates, and its fields that volumes have, too.
+//! Validation of the spec of persistent volume claims and claim templates. Volumes have some of its fields, too.
 
 use coracle_values::Quantity;
 use serde_json::{Value, json};
