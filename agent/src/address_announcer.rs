@@ -246,7 +246,15 @@ fn wanted(assigned: &BTreeMap<Key, BTreeSet<IpAddr>>) -> BTreeSet<IpAddr> {
         }
     }
     all.sort_unstable();
-    all.into_iter().map(|(_, address)| address).take(ADDRESSES_MAX).collect()
+    let mut held = BTreeSet::new();
+    for (_, address) in all {
+        if held.len() >= ADDRESSES_MAX {
+            break;
+        }
+        // Services can share an address.
+        held.insert(address);
+    }
+    held
 }
 
 /// Sets the addresses of a service. Returns whether they changed.
@@ -427,6 +435,12 @@ mod tests {
         }
         let held = wanted(&all);
         assert_eq!(held.len(), 1024);
+        // Services that share an address have one place.
+        for number in 0..100 {
+            let key = Key::new("c", &number.to_string());
+            assign(&mut all, key, BTreeSet::from([address(3000)]));
+        }
+        assert_eq!(wanted(&all), held);
         assert!((3000..3010).all(|number| held.contains(&address(number))));
     }
 }

@@ -54,6 +54,16 @@ struct Answer {
     took: Duration,
 }
 
+/// Why a server gave no answer.
+enum NoAnswer {
+    /// The exchange with the server failed.
+    Exchange(io::Error),
+    /// The server has sent an answer that cannot be used.
+    Unusable(io::Error),
+    /// The server did not respond in time.
+    Timeout,
+}
+
 /// Removes a question from the pending queries when dropped.
 struct PendingQuery {
     upstream: Arc<Upstream>,
@@ -203,7 +213,7 @@ impl Upstream {
             server.metrics.queried();
             let sent_at = Instant::now();
             match self.ask(server.address, question).await {
-                Ok(Ok(Answer { message, bytes, took })) => {
+                Ok(Answer { message, bytes, took }) => {
                     server.succeeded();
                     server.metrics.responded(message.metadata.response_code, took);
                     if is_useful(&message) {
@@ -211,12 +221,16 @@ impl Upstream {
                         return message;
                     }
                 }
-                Ok(Err(error)) => {
+                // The owner of a name controls the answer, so it does not count as a failure of the server.
+                Err(NoAnswer::Unusable(error)) => {
+                    tracing::debug!(server = %server.address, %error, "cannot use the answer of a DNS server");
+                }
+                Err(NoAnswer::Exchange(error)) => {
                     tracing::debug!(server = %server.address, %error, "cannot query a DNS server");
                     server.failed();
                     server.metrics.failed();
                 }
-                Err(_elapsed) => {
+                Err(NoAnswer::Timeout) => {
                     tracing::debug!(server = %server.address, "a DNS server did not respond");
                     if server.timed_out(sent_at) {
                         server.metrics.failed();
@@ -229,19 +243,16 @@ impl Upstream {
 
     /// Queries one server. The timeout does not include the wait for the permit of large messages: otherwise large answers
     /// would make working servers count as failing.
-    async fn ask(
-        &self,
-        server: SocketAddr,
-        question: &Question,
-    ) -> Result<io::Result<Answer>, tokio::time::error::Elapsed> {
+    async fn ask(&self, server: SocketAddr, question: &Question) -> Result<Answer, NoAnswer> {
         let sent_at = Instant::now();
-        let received = match timeout(ANSWER_TIMEOUT, exchange(server, question)).await? {
-            Ok(received) => received,
-            Err(error) => return Ok(Err(error)),
+        let received = match timeout(ANSWER_TIMEOUT, exchange(server, question)).await {
+            Ok(received) => received.map_err(NoAnswer::Exchange)?,
+            Err(_elapsed) => return Err(NoAnswer::Timeout),
         };
         let took = sent_at.elapsed();
         let decoded = self.large.with_bytes(received.undecoded(), || received.decode()).await;
-        Ok(decoded.map(|(message, bytes)| Answer { message, bytes, took }))
+        let (message, bytes) = decoded.map_err(NoAnswer::Unusable)?;
+        Ok(Answer { message, bytes, took })
     }
 
     /// Probes once whether a server forwards queries to this server.

@@ -248,7 +248,7 @@ impl Lookup<'_> {
         let label = EndpointLabel::parse(host);
         let named = endpoints.hosts().filter(|of: &Host<'_>| label.names(of.endpoint));
         let all: Vec<IpAddr> = named.map(|host| host.address).collect();
-        if all.is_empty() { absent() } else { self.addresses(all) }
+        if all.is_empty() { not_found(endpoints) } else { self.addresses(all) }
     }
 
     /// The SRV records of a service's ports, or of one port by name and protocol.
@@ -295,6 +295,7 @@ impl Lookup<'_> {
         }
         targets.truncate(most);
         match targets.is_empty() && only.is_some() {
+            true if is_headless(service) => not_found(endpoints),
             true => absent(),
             false if self.kind != RecordType::SRV => Answer::default(),
             false => self.srv(targets),
@@ -348,7 +349,7 @@ impl Lookup<'_> {
     }
 }
 
-/// `SERVFAIL` while the tables are incomplete, as in CoreDNS. A negative answer would be cached by clients.
+/// `SERVFAIL`, for example while the tables are incomplete, as in CoreDNS. A negative answer would be cached by clients.
 fn unknown() -> Answer {
     Answer { code: ResponseCode::ServFail, ..Answer::default() }
 }
@@ -359,6 +360,12 @@ fn is_private(address: IpAddr) -> bool {
         IpAddr::V4(ip) => ip.is_private() || matches!(ip.octets(), [100, 64..=127, ..]),
         IpAddr::V6(ip) => ip.is_unique_local(),
     }
+}
+
+/// The answer for a name that is not among the endpoints of a service. With more endpoints than a query examines, the name
+/// may exist, so the answer is `SERVFAIL`.
+fn not_found(endpoints: &Endpoints<'_>) -> Answer {
+    if endpoints.is_partial() { unknown() } else { absent() }
 }
 
 fn absent() -> Answer {

@@ -88,8 +88,8 @@ impl Subject {
     async fn check(self, state: &State) -> Result<(), String> {
         let (etcd, probes) = (state.store.is_shared(), &state.store_monitor);
         match self {
-            Self::Etcd | Self::EtcdOrStore if etcd => probes.health.check(&*state.store).await,
-            Self::EtcdReadiness if etcd => probes.readiness.check(&*state.store).await,
+            Self::Etcd | Self::EtcdOrStore if etcd => probes.health.check(&state.store).await,
+            Self::EtcdReadiness if etcd => probes.readiness.check(&state.store).await,
             Self::Server | Self::Etcd => Ok(()),
             Self::Store | Self::EtcdOrStore | Self::EtcdReadiness => store(state),
             Self::Encryption => encryption(state),

@@ -2,7 +2,7 @@
 //! without credentials may call the checks, a check uses the result of the last probe for half of its timeout. Source:
 //! `newETCD3Check` of `apiserver/pkg/storage/storagebackend/factory/etcd3.go`.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use coracle_store::Store;
 use tokio::{sync::Mutex, time::Instant};
@@ -22,7 +22,7 @@ pub(crate) struct StoreMonitor {
 /// A probe with its timeout and its last result.
 pub(crate) struct StoreProbe {
     timeout: Duration,
-    last: Mutex<Option<Probed>>,
+    last: Arc<Mutex<Option<Probed>>>,
 }
 
 /// The result of a probe, and the time of its end.
@@ -47,18 +47,23 @@ impl StoreMonitor {
 
 impl StoreProbe {
     fn new(timeout: Duration) -> Self {
-        Self { timeout, last: Mutex::new(None) }
+        Self { timeout, last: Arc::default() }
     }
 
-    /// Whether the store's server responds. Parallel checks wait for one probe, and share its result.
-    pub(crate) async fn check(&self, store: &dyn Store) -> Result<(), String> {
-        let mut last = self.last.lock().await;
+    /// Whether the store's server responds. Parallel checks wait for one probe, and share its result. The probe continues if
+    /// the client of its check disconnects. Otherwise a client could start any number of probes.
+    pub(crate) async fn check(&self, store: &Arc<dyn Store>) -> Result<(), String> {
+        let mut last = self.last.clone().lock_owned().await;
         if let Some(probed) = last.as_ref().filter(|probed| probed.at.elapsed() < self.timeout / 2) {
             return probed.result.clone();
         }
-        let result = store.probe(self.timeout).await.map_err(|error| error.to_string());
-        *last = Some(Probed { at: Instant::now(), result: result.clone() });
-        result
+        let (store, timeout) = (store.clone(), self.timeout);
+        let probe = tokio::spawn(async move {
+            let result = store.probe(timeout).await.map_err(|error| error.to_string());
+            *last = Some(Probed { at: Instant::now(), result: result.clone() });
+            result
+        });
+        probe.await.unwrap_or_else(|error| Err(error.to_string()))
     }
 }
 
@@ -133,8 +138,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn parallel_and_later_checks_share_a_probe_for_half_of_its_timeout() {
-        let (store, probe) = (Hanging::default(), StoreProbe::new(Duration::from_secs(2)));
-        let probes = || store.0.load(Ordering::Relaxed);
+        let (hanging, probe) = (Arc::new(Hanging::default()), StoreProbe::new(Duration::from_secs(2)));
+        let store: Arc<dyn Store> = hanging.clone();
+        let probes = || hanging.0.load(Ordering::Relaxed);
         let all = futures::future::join_all((0..9).map(|_| probe.check(&store))).await;
         assert!(all.iter().all(Result::is_err));
         assert_eq!(probes(), 1);
@@ -144,5 +150,17 @@ mod tests {
         tokio::time::advance(Duration::from_millis(200)).await;
         probe.check(&store).await.unwrap_err();
         assert_eq!(probes(), 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_disconnects_does_not_end_the_probe() {
+        let (hanging, probe) = (Arc::new(Hanging::default()), StoreProbe::new(Duration::from_secs(2)));
+        let store: Arc<dyn Store> = hanging.clone();
+        for _ in 0..3 {
+            let check = tokio::time::timeout(Duration::from_millis(1), probe.check(&store));
+            assert!(check.await.is_err(), "the probe ended early");
+        }
+        probe.check(&store).await.unwrap_err();
+        assert_eq!(hanging.0.load(Ordering::Relaxed), 1);
     }
 }

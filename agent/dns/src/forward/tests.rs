@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use coracle_testing::until_yielding;
 use hickory_proto::op::MessageType;
-use hickory_proto::rr::rdata::A;
+use hickory_proto::rr::rdata::{A, NULL};
 use hickory_proto::rr::{Name, RData, Record, RecordType};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, UdpSocket};
@@ -235,9 +235,11 @@ async fn a_query_counts_for_its_client_until_it_ends() {
     until_yielding("the end of the query", 10, || limit.take(client).is_some()).await;
 }
 
-/// A server that answers one question with 1,000 addresses by TCP. Returns its address, and the task that ends when the
-/// answer is sent.
-async fn server_with_large_answer() -> (SocketAddr, tokio::task::JoinHandle<()>) {
+/// A server that answers one question by TCP, with the records that `add` adds to the answer. Returns its address, and the
+/// task that ends when the answer is sent.
+async fn server_by_tcp(
+    add: impl FnOnce(&mut Message, &Name) + Send + 'static,
+) -> (SocketAddr, tokio::task::JoinHandle<()>) {
     let (listener, socket) = loop {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         // Another process may have the UDP port of this number.
@@ -256,9 +258,7 @@ async fn server_with_large_answer() -> (SocketAddr, tokio::task::JoinHandle<()>)
         let (mut stream, _) = listener.accept().await.unwrap();
         let length = stream.read_u16().await.unwrap();
         stream.read_exact(&mut buffer[..usize::from(length)]).await.unwrap();
-        let name = &query.queries[0].name;
-        let record = |number: u32| Record::from_rdata(name.clone(), 60, RData::A(A(number.into())));
-        answer.add_answers((0..1000).map(record));
+        add(&mut answer, &query.queries[0].name);
         let bytes = answer.to_vec().unwrap();
         let length = u16::try_from(bytes.len()).unwrap();
         stream.write_all(&[&length.to_be_bytes()[..], &bytes].concat()).await.unwrap();
@@ -266,9 +266,40 @@ async fn server_with_large_answer() -> (SocketAddr, tokio::task::JoinHandle<()>)
     (address, task)
 }
 
+/// Adds 1,000 addresses to an answer.
+fn add_addresses(answer: &mut Message, name: &Name) {
+    let record = |number: u32| Record::from_rdata(name.clone(), 60, RData::A(A(number.into())));
+    answer.add_answers((0..1000).map(record));
+}
+
+/// Adds a record to an answer. Its data are compression pointers, each to the one before it.
+fn add_chain_of_pointers(answer: &mut Message, name: &Name) {
+    let record = |data| Record::from_rdata(name.clone(), 60, RData::NULL(NULL::with(data)));
+    let mut alone = answer.clone();
+    alone.add_answer(record(Vec::new()));
+    let start = u16::try_from(alone.to_vec().unwrap().len()).unwrap();
+    let data = (0..100).flat_map(|number| (0xc000 | (start + 2 * number)).to_be_bytes());
+    // The first two bytes are no pointer.
+    answer.add_answer(record([0, 0].into_iter().chain(data).collect()));
+}
+
+#[tokio::test]
+async fn an_answer_that_is_not_decoded_is_no_failure_of_its_server() {
+    let (address, sent) = server_by_tcp(add_chain_of_pointers).await;
+    let stub = StubDomain { domain: "example.".to_owned(), servers: vec![address] };
+    let upstream = Arc::new(Upstream::new("/nonexistent".into(), Vec::new(), &[stub], Arc::default()));
+    let server = upstream.servers.of(&question("a.example.").name).remove(0);
+    // One more failure makes the server count as failing.
+    server.failed();
+    let answer = upstream.resolve(question("a.example."), permit()).await;
+    sent.await.unwrap();
+    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+    assert!(server.is_up());
+}
+
 #[tokio::test]
 async fn a_large_answer_is_decoded_once_with_the_permit_of_large_messages() {
-    let (address, sent) = server_with_large_answer().await;
+    let (address, sent) = server_by_tcp(add_addresses).await;
     let small = LoopbackServer::start(60).await;
     let stubs = [("example.", address), ("small.", small.address)]
         .map(|(domain, server)| StubDomain { domain: domain.to_owned(), servers: vec![server] });

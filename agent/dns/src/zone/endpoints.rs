@@ -97,6 +97,12 @@ impl<'a> Endpoints<'a> {
         (self.slices.len() + endpoints).min(EXAMINED_MAX)
     }
 
+    /// Whether a search may end before the last endpoint or port. Then a name that is not found may exist.
+    pub(super) fn is_partial(&self) -> bool {
+        let size = |slice: &&Arc<EndpointSlice>| slice.ports.len() + slice.endpoints.len();
+        self.slices.len() >= EXAMINED_MAX || self.slices.iter().map(size).sum::<usize>() > EXAMINED_MAX
+    }
+
     fn of<'b>(
         &'b self,
         slices: impl IntoIterator<Item = &'b &'a Arc<EndpointSlice>> + 'b,

@@ -324,6 +324,21 @@ fn a_query_examines_a_limited_number_of_endpoints() {
 }
 
 #[test]
+fn a_name_beyond_the_examined_endpoints_does_not_count_as_absent() {
+    let named = |number: usize, endpoint: &mut Value| endpoint["hostname"] = json!(format!("h{number}"));
+    let (first, last) = ("h0", format!("h{}", EXAMINED_MAX + 999));
+    let of_large = [(first, ResponseCode::NoError), (last.as_str(), ResponseCode::ServFail)];
+    let of_small = [(first, ResponseCode::NoError), (last.as_str(), ResponseCode::NXDomain)];
+    for (count, expected) in [(EXAMINED_MAX + 1000, of_large), (2000, of_small)] {
+        let zone = many_endpoints(count, named);
+        for (host, code) in expected {
+            let name = format!("{host}.db.ns.svc.cluster.local.").parse().unwrap();
+            assert_eq!(zone.answer(&name, RecordType::A).unwrap().code, code, "{count} {host}");
+        }
+    }
+}
+
+#[test]
 fn endpoints_whose_pods_are_not_ready_have_no_names() {
     let mut tables = tables();
     tables.set_ready("10.42.0.7".parse().unwrap(), false);

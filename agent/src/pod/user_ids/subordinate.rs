@@ -7,6 +7,7 @@
 use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
+use std::ops::RangeInclusive;
 use std::path::Path;
 
 use super::BLOCK;
@@ -28,21 +29,34 @@ pub(super) fn blocks(path: &Path) -> io::Result<HashSet<u32>> {
     if file.take(FILE_MAX + 1).read_to_end(&mut bytes)? as u64 > FILE_MAX {
         return Err(io::Error::new(ErrorKind::FileTooLarge, format!("it is larger than {FILE_MAX} bytes")));
     }
-    Ok(String::from_utf8_lossy(&bytes).lines().filter_map(range).flat_map(first_ids).collect())
+    let merged = merged(String::from_utf8_lossy(&bytes).lines().filter_map(range).collect());
+    Ok(merged.into_iter().flatten().map(|block| block * BLOCK).collect())
 }
 
-/// The first and the last id of a line `user:first:count`. None if the line has no id, or no valid numbers.
-fn range(line: &str) -> Option<(u32, u32)> {
+/// The numbers of the blocks with the ids of a line `user:first:count`. None if the line has no id, or no valid numbers. A
+/// count beyond the last id is valid: newuidmap(1) accepts it.
+fn range(line: &str) -> Option<RangeInclusive<u32>> {
     let mut fields = line.split(':');
     let (user, first, count) = (fields.next()?, fields.next()?, fields.next()?);
-    let (first, count): (u32, u32) = (first.trim().parse().ok()?, count.trim().parse().ok()?);
-    let last = first.saturating_add(count.checked_sub(1)?);
-    (user.trim() != KUBELET).then_some((first, last))
+    let (first, count): (u32, u64) = (first.trim().parse().ok()?, count.trim().parse().ok()?);
+    let last = u64::from(first).saturating_add(count.checked_sub(1)?);
+    let last = u32::try_from(last).unwrap_or(u32::MAX);
+    (user.trim() != KUBELET).then_some(first / BLOCK..=last / BLOCK)
 }
 
-/// The first ids of the blocks that contain the ids from `first` to `last`.
-fn first_ids((first, last): (u32, u32)) -> impl Iterator<Item = u32> {
-    (first / BLOCK..=last / BLOCK).map(|block| block * BLOCK)
+/// The same blocks in ranges that do not overlap. Otherwise many lines with all ids would make 65,536 blocks each.
+fn merged(mut ranges: Vec<RangeInclusive<u32>>) -> Vec<RangeInclusive<u32>> {
+    ranges.sort_unstable_by_key(|range| *range.start());
+    let mut next = 0;
+    let mut merged = Vec::new();
+    for range in ranges {
+        let first = next.max(*range.start());
+        if first <= *range.end() {
+            next = *range.end() + 1;
+            merged.push(first..=*range.end());
+        }
+    }
+    merged
 }
 
 #[cfg(test)]
@@ -64,6 +78,20 @@ mod tests {
         assert_eq!(blocks_of("1000:131072:1\nbob:262144:65536"), [2, 4]);
         assert_eq!(blocks_of("kubelet:65536:7208960\n"), [0; 0]);
         assert_eq!(blocks_of("eve:4294901760:4294967295\n"), [65_535]);
+    }
+
+    #[test]
+    fn a_count_beyond_the_last_id_includes_all_later_ids() {
+        for count in ["4294967296", "18446744073709551615"] {
+            assert_eq!(blocks_of(&format!("eve:4294836224:{count}\n")), [65_534, 65_535], "{count}");
+        }
+    }
+
+    #[test]
+    fn each_block_is_in_one_range_whatever_the_number_of_lines() {
+        assert_eq!(merged(vec![RangeInclusive::new(0, 65_535); 50_000]).len(), 1);
+        assert_eq!(merged(vec![7..=9, 1..=4, 2..=3, 4..=5, 9..=9]), [1..=4, 5..=5, 7..=9]);
+        assert_eq!(blocks_of("alice:65536:131072\nbob:131072:65536\n"), [1, 2]);
     }
 
     #[test]

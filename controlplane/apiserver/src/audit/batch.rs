@@ -70,6 +70,8 @@ pub(super) enum Target {
 
 /// The sending half of the queue.
 pub(super) struct BatchQueue {
+    /// Name of the backend in messages.
+    backend: &'static str,
     queue: mpsc::Sender<Message>,
     waiting: Arc<AtomicUsize>,
     lost: Arc<AtomicU64>,
@@ -110,6 +112,14 @@ impl Target {
         }
     }
 
+    /// The name of the backend, as in the metrics.
+    fn name(&self) -> &'static str {
+        match self {
+            Self::Webhook { .. } => "webhook",
+            Self::Log(_) => "log",
+        }
+    }
+
     /// Sends a batch. Returns the number of events that are lost here; the log counts its lost events itself.
     async fn send(&self, events: Vec<String>) -> usize {
         match self {
@@ -140,6 +150,7 @@ impl Target {
 impl BatchQueue {
     /// Starts the task. Must be called within a tokio runtime.
     pub(super) fn start(target: Target, batch: AuditBatch, lost: Arc<AtomicU64>) -> Self {
+        let backend = target.name();
         let (queue, receiver) = mpsc::channel(batch.buffer.max(1));
         let waiting = Arc::<AtomicUsize>::default();
         let sender = Sender {
@@ -151,7 +162,7 @@ impl BatchQueue {
             lost: lost.clone(),
         };
         tokio::spawn(sender.run());
-        Self { queue, waiting, lost }
+        Self { backend, queue, waiting, lost }
     }
 
     /// Queues an event, which is one line of JSON.
@@ -161,7 +172,8 @@ impl BatchQueue {
         if !fits || self.queue.try_send(Message::Event(line.trim_end().to_owned())).is_err() {
             self.waiting.fetch_sub(size, Ordering::AcqRel);
             if self.lost.fetch_add(1, Ordering::Relaxed).is_power_of_two() {
-                tracing::error!("a queue of audit events is full; events are lost");
+                let backend = self.backend;
+                tracing::error!(backend, "a queue of audit events is full; events are lost");
             }
         }
     }
@@ -326,6 +338,7 @@ mod tests {
         webhook.flush().await;
         assert_eq!((lost.load(Ordering::Relaxed), hook.count()), (9, 1));
     }
+
     #[tokio::test]
     async fn a_log_gets_full_batches_and_events_beyond_the_queue_are_counted() {
         let directory = tempfile::tempdir().unwrap();
