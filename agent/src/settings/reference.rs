@@ -38,6 +38,9 @@ A flag that gives a list or a map replaces the whole list or map of the other so
 roles: `coracle agent` uses the table `node`, `coracle controlplane` the table `control-plane`, `coracle up` both, and
 `coracle runtime` the table `runtime`.
 
+Sections: [files and directories](#files-and-directories), [log](#log), [feature gates](#feature-gates), [node](#node),
+[control plane](#control-plane), [runtime](#runtime), [the kubelet's configuration file](#the-kubelets-configuration-file).
+
 ";
 
 const KUBELET: &str = "\
