@@ -129,7 +129,7 @@ mod tests {
         }
         client.write_all(b"x").await.expect("written");
         assert_eq!(client.read_u8().await.expect("the echo"), b'x');
-        // The next connection of the source takes the place of this one.
+        // The next connection from this source evicts the upgraded connection.
         let _other = port.admit(address).expect("a permit");
         let mut rest = Vec::new();
         let ended = tokio::time::timeout(Duration::from_secs(600), client.read_to_end(&mut rest)).await;

@@ -77,8 +77,8 @@ pub struct ApiserverConfig {
     pub front_proxy: FrontProxy,
     /// Maximum duration of a request that is not long-running, and of the sending of its response.
     pub request_timeout: Duration,
-    /// Maximum read-only and mutating requests in flight. Their sum is the number of seats of all priority levels; one
-    /// user gets half of each.
+    /// Maximum read-only and mutating requests in flight. Their sum is the number of seats of all priority levels. One
+    /// user gets at most half of each maximum.
     pub max_in_flight: [usize; 2],
     /// The settings in effect, by the names of their flags, for `/flagz`. They contain no secrets.
     pub flags: BTreeMap<String, String>,
@@ -152,8 +152,8 @@ pub struct ServerOptions {
     /// Probability that a request asks its HTTP/2 client to connect again, so that clients spread over several servers; 0 for
     /// never.
     pub goaway_chance: f64,
-    /// Whether the server refuses new requests with 429 and `Retry-After` at its shutdown until the requests in flight have
-    /// ended. Otherwise it accepts no more connections.
+    /// Whether the server refuses new requests with 429 and `Retry-After` at its shutdown until the requests in flight
+    /// have ended. Otherwise the server accepts no more connections.
     pub send_retry_after: bool,
     /// The ranges of external IPs that nodes permit. Other external IPs of Services have warnings. `None` if the server
     /// does not know the ranges.
@@ -219,7 +219,7 @@ impl ServerOptions {
 }
 
 /// The default byte limits of namespaces for a machine with `memory` bytes of memory. Objects take up to four times as
-/// much memory as their encoding. One namespace gets at most a quarter of the limit of all.
+/// much memory as their encoding. The limit of one namespace is at most a quarter of the limit of all namespaces.
 fn default_byte_limits(memory: usize) -> ByteLimits {
     let [min, max] = NAMESPACE_BYTES;
     ByteLimits::new((memory / 32).clamp(min, max), (memory / 8).max(4 * min))
@@ -286,7 +286,7 @@ pub enum OpenError {
         /// The invalid field, or the read error.
         reason: String,
     },
-    /// The selection of admission plugins, or the configuration of one, is invalid.
+    /// The selection of admission plugins, or the configuration of a plugin, is invalid.
     #[error("cannot set up the admission plugins: {0}")]
     AdmissionPlugins(String),
     /// The header `Strict-Transport-Security` has invalid bytes.
@@ -330,7 +330,8 @@ pub enum OpenError {
     Bootstrap(#[source] ApiError),
 }
 
-/// Reads the authentication configuration. Returns it with its text. Without a file there are no issuers.
+/// Reads the authentication configuration. Returns the configuration and the text of the file. Without a file there are
+/// no issuers.
 pub(crate) fn read_authentication(path: Option<&Path>) -> Result<(AuthenticationConfig, String), OpenError> {
     let Some(path) = path else { return Ok((AuthenticationConfig::default(), String::new())) };
     let failed = |reason: String| OpenError::AuthenticationFile { path: path.to_owned(), reason };

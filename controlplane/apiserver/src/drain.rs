@@ -16,9 +16,9 @@ use crate::{
     short_lived::ShortLived,
 };
 
-/// Starts of the paths of probes and metrics, which are served until the end.
+/// Prefixes of the paths of probes and metrics. Requests for these paths are served until the end of the shutdown.
 const EXEMPT_PATHS: [&str; 4] = ["/readyz", "/livez", "/healthz", "/metrics"];
-/// Start of the user agent of API servers, which are served until the end.
+/// Prefix of the user agent of API servers. Their requests are served until the end of the shutdown.
 const EXEMPT_AGENT: &[u8] = b"kube-apiserver/";
 /// Seconds after which a client may send a refused request again.
 const RETRY_SECONDS: &str = "5";
@@ -82,7 +82,7 @@ impl Drain {
         }
     }
 
-    /// Refuses further requests, and waits at most `limit` for those in flight.
+    /// Refuses further requests, and waits at most `limit` for the requests in flight.
     pub(crate) async fn finish(&self, limit: Duration) {
         self.refusing.cancel();
         self.running.close();

@@ -152,7 +152,7 @@ impl FlowControl {
         self.table.store(Arc::new(Table { rows }));
     }
 
-    /// Waits for the seats of a request. Long-running requests other than watches need none.
+    /// Waits for the seats of a request. Long-running requests other than watches need no seats.
     ///
     /// # Errors
     /// The request is rejected. The error contains the time before a retry. The classification is returned with the
@@ -236,7 +236,7 @@ impl FlowControl {
         self.lock().counts()
     }
 
-    /// The page of this name below `/debug/api_priority_and_fairness`. `None` if there is none.
+    /// The page of this name below `/debug/api_priority_and_fairness`. `None` if no page has this name.
     pub(crate) fn debug_page(&self, name: &str, query: &Query) -> Option<String> {
         // The lock is released before the text is made.
         let levels = || self.lock().digest();

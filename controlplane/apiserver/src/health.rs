@@ -26,7 +26,7 @@ enum Subject {
     EtcdReadiness,
     /// Whether the key management services respond, and stored objects can be decrypted.
     Encryption,
-    /// Whether the server does not shut down.
+    /// Whether the server is not shutting down.
     Shutdown,
 }
 
@@ -73,9 +73,9 @@ const READY: &[Check] = &[
     ("shutdown", Subject::Shutdown),
 ];
 
-/// The check of the key management services, which exists if services encrypt the store. It also fails while stored objects
-/// cannot be decrypted. As upstream, it does not fail
-/// `/livez`: a restart does not repair a service.
+/// The check of the key management services, which exists if services encrypt the store. It also fails while stored
+/// objects cannot be decrypted. As upstream, a failure of this check does not fail `/livez`: a restart does not repair
+/// a service.
 const SERVICES: Check = ("kms-providers", Subject::Encryption);
 
 // === impl Subject ===

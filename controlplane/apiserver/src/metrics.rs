@@ -401,7 +401,7 @@ fn remove_resource<B: MetricVecBuilder>(all: &MetricVec<B>, group: &str, plural:
             let labels = metric.get_label().iter().map(|label| (label.name(), label.value()));
             let labels: HashMap<&str, &str> = labels.collect();
             if labels.get("group") == Some(&group) && labels.get("resource") == Some(&plural) {
-                // An error means that another removal was faster.
+                // An error means that another task has removed these labels already.
                 let _ = all.remove(&labels);
             }
         }

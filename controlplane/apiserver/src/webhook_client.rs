@@ -59,7 +59,8 @@ enum Target {
     Service { namespace: String, name: String, port: u16, path: String },
 }
 
-/// The TLS configuration with the authorities of `caBundle`, or those of the machine if it is empty.
+/// The TLS configuration with the authorities of `caBundle`, or with the authorities of the machine if `caBundle` is
+/// empty.
 fn tls(ca_bundle: &str, client: Option<&ClientCertificate>) -> Result<Arc<rustls::ClientConfig>, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = BundleVerifier::of(ca_bundle, provider.clone())?;
@@ -160,8 +161,8 @@ async fn exchange(
     parsed.map_err(|error| format!("the response is not JSON: {error}"))
 }
 
-/// A connection to a webhook. A service is reached through one of its ready endpoints, or by its external name. Look-ups of
-/// names have the limits of other look-ups.
+/// A connection to a webhook. A service is reached through one of its ready endpoints, or by its external name. The
+/// limits of `resolver` apply to the look-up of a name.
 async fn connect(cache: &Cache, target: &Target) -> Result<TcpStream, String> {
     match target {
         Target::Url { host, port, .. } => {
@@ -335,7 +336,7 @@ mod tests {
         let (key, value) = (key_of(kind, "n", "s").into(), Some(encode(kind, &service)));
         cache.apply(&Commit { key, revision: 2, value, created: 2, guard_follows: false });
         let target = Target::read(&json!({"service": {"namespace": "n", "name": "s"}}));
-        // The name is used, and the service needs no ports. But the address is one of this machine.
+        // The name is used, and the service needs no ports. But the address belongs to this machine.
         assert_eq!(connect(&cache, &target).await.unwrap_err(), "address not allowed");
         let other = Target::read(&json!({"service": {"namespace": "n", "name": "t"}}));
         assert_eq!(connect(&cache, &other).await.unwrap_err(), "service \"t\" not found");

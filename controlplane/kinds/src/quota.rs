@@ -82,8 +82,8 @@ impl Quota {
         usage
     }
 
-    /// The reason why a request exceeds the quota. `None` if it does not. `requested` has the positive amounts of the
-    /// request.
+    /// The reason why a request exceeds the quota. `None` if the request fits. `requested` has the positive amounts of
+    /// the request.
     pub fn exceeded(&self, used: &Usage, requested: &Usage) -> Option<String> {
         let amount = |name: &str| used.get(name).copied().unwrap_or(0);
         let over: Vec<&str> = self

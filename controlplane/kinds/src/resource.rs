@@ -81,7 +81,7 @@ pub struct Resource {
     pub definition: Option<Arc<Value>>,
     /// The OpenAPI v2 schema to publish. `None` if it is generated from the v3 schema.
     pub definition_v2: Option<Arc<Value>>,
-    /// The version that objects are stored in. `None` means this one.
+    /// The version that objects are stored in. `None` means this version.
     pub storage: Option<Arc<Resource>>,
     /// Conversion between versions. `None` if only `apiVersion` differs.
     pub convert: Option<Arc<dyn Convert>>,

@@ -231,7 +231,7 @@ pub(crate) fn clean_secrets(account: &mut Value) {
     }
 }
 
-/// The metadata of an object, created if absent. `None` if it is not an object.
+/// The metadata of an object. Absent metadata is created. `None` if the metadata is not a JSON object.
 fn metadata_of(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {
     object.entry("metadata").or_insert_with(|| json!({})).as_object_mut()
 }
@@ -275,7 +275,7 @@ fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
         }
         ("", "PodTemplate") => new["template"] != old["template"],
         _ if kind.is_built_in => new["spec"] != old["spec"],
-        // For a custom resource every change outside of metadata and status is a new generation.
+        // For a custom resource, every change outside of metadata and status increases the generation.
         _ => {
             let counts = |object: &Value| {
                 let mut object = object.as_object().cloned().unwrap_or_default();

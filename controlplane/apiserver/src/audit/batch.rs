@@ -87,7 +87,7 @@ enum Message {
 struct Throttle {
     rate: Rate,
     bucket: TokenBucket,
-    /// Time of the last look at the bucket.
+    /// Time at which the bucket was last updated.
     last: Instant,
 }
 
@@ -120,7 +120,8 @@ impl Target {
         }
     }
 
-    /// Sends a batch. Returns the number of events that are lost here; the log counts its lost events itself.
+    /// Sends a batch. Returns the number of events that the webhook did not accept. The log counts its lost events
+    /// itself, so for the log the number is 0.
     async fn send(&self, events: Vec<String>) -> usize {
         match self {
             Self::Webhook { remote, .. } => {

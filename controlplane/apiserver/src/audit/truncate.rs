@@ -1,8 +1,9 @@
 //! Limits on the size of audit events (`--audit-log-truncate-*`, `--audit-webhook-truncate-*`). Source:
 //! `k8s.io/apiserver/plugin/pkg/audit/truncate`.
 //!
-//! Upstream drops an event that is too large without its objects. A user could hide a request by a long query, or by an object
-//! with long patches of webhooks. So the texts of such an event are cut, and it is dropped only if it is then still too large.
+//! Upstream drops an event that is too large without its objects. With this rule, a user could hide a request by a long
+//! query, or by an object with long patches of webhooks. Here the texts of such an event are cut. The event is dropped
+//! only if it is still too large.
 
 use coracle_audit::{Event, Level, UserInfo};
 use coracle_values::CollectMap;
@@ -12,11 +13,11 @@ use super::TRUNCATED;
 
 /// Maximum bytes of the path and query of a reduced event.
 const MAX_URI: usize = 1024;
-/// Maximum bytes of another text of a reduced event.
+/// Maximum bytes of each other text of a reduced event.
 const MAX_TEXT: usize = 256;
 /// Maximum number of annotations of a reduced event, and of groups of a user.
 const MAX_ITEMS: usize = 16;
-/// End of a text that was cut, as of a long user agent.
+/// Suffix of a text that was cut. Upstream uses this suffix for long user agents.
 const CUT: &str = "...TRUNCATED";
 /// The fields of the response status that a reduced event keeps.
 const STATUS_FIELDS: [&str; 4] = ["metadata", "status", "reason", "code"];

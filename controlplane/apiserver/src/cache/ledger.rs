@@ -115,7 +115,7 @@ impl Accounts {
         self.grace_ends.first()
     }
 
-    /// Advances the time of the accounts. Pods whose grace period has ended meanwhile count no more.
+    /// Advances the time of the accounts. Pods whose grace period has ended meanwhile no longer count.
     pub(crate) fn advance(&mut self, cache: &Cache, now: Timestamp) {
         let (before, now) = (self.now, now.max(self.now));
         self.now = now;
@@ -201,8 +201,9 @@ impl Accounts {
             let used = count(&scope, &quota, &mut self.grace_ends);
             accounts.insert(name.to_owned(), Account { quota, used, spec });
         }
-        // A server with a faster clock has written a status without a pod that still counts here. If this server corrected
-        // the status, both would write in turn until the grace period is over here, too.
+        // A server with a faster clock has written a status without a pod that still counts here. If this server
+        // corrected the status, both servers would overwrite the status in turn, until the grace period ends on this
+        // server, too.
         if is_changed || !self.has_grace_ends(namespace) {
             self.mark(namespace, name);
         }
@@ -276,7 +277,7 @@ fn has_same_use(change: &Change) -> Option<bool> {
     Some(is_same)
 }
 
-/// The objects to count: those of a namespace, at a time.
+/// The objects of a namespace, which are counted at a time.
 struct NamespaceAt<'a> {
     cache: &'a Cache,
     namespace: &'a str,
@@ -381,13 +382,14 @@ mod tests {
         cache.quotas.lock().advance(&cache, later);
         assert_eq!((used(), next()), (Some(0), None));
         assert_eq!(cache.quotas.lock().take_changed().len(), 1);
-        // An earlier time does not change the accounts, and the end of the pod does not count it a second time.
+        // An earlier time does not change the accounts, and the removal of the pod does not subtract its usage a second
+        // time.
         cache.quotas.lock().advance(&cache, end);
         pod["metadata"]["labels"] = json!({"a": "b"});
         apply("Pod", 5, Some(pod.clone()));
         apply("Pod", 6, None);
         assert_eq!((used(), next()), (Some(0), None));
-        // Of a namespace without quotas no time is kept.
+        // The ledger keeps no grace periods of pods in a namespace without quotas.
         pod["metadata"]["deletionGracePeriodSeconds"] = 3600.into();
         apply("Pod", 7, Some(pod));
         assert!(next().is_some());

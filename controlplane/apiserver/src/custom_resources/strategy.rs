@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::ownership;
 use crate::{cel_metrics, offload};
 
-/// Evaluates rules in CEL, and counts the evaluation. `evaluate` returns whether there was one.
+/// Evaluates rules in CEL, and counts the evaluation. `evaluate` returns whether it evaluated any rule.
 fn measure(evaluate: impl FnOnce() -> bool) {
     let began = Instant::now();
     if evaluate() {

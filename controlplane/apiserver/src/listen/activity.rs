@@ -69,7 +69,8 @@ struct TrackedRequest {
     _long: Option<LongRunning>,
 }
 
-/// A large frame. The connection may hold its last piece, and thus all of it, after the end of the body.
+/// A large frame. After the end of the body, the connection may still hold the last piece of the frame, and thus the
+/// memory of the whole frame.
 struct LargeFrame {
     bytes: Bytes,
     _request: Arc<TrackedRequest>,
@@ -163,9 +164,10 @@ impl Activity {
 impl Running {
     /// The response. The request runs until the body is sent or dropped. A time limit applies to the sending of a
     /// short-lived response. It also applies to the first events of a watch, and to the last events after its end.
-    /// After the limit, the response ends: its HTTP/2 stream, or else its connection. The connection also ends if it
-    /// still holds large frames of the stream. A response that the client reads slowly gives its seats back earlier. A
-    /// response also ends if its reader is evicted because of the limit on unread bytes (`unread_bytes`).
+    /// After the limit, the server ends the response: it ends the HTTP/2 stream, or the HTTP/1.1 connection. It also
+    /// ends an HTTP/2 connection that still holds large frames of the stream. If the client reads a response slowly,
+    /// the seats of the request are released before the limit. A response also ends if its reader is evicted because of
+    /// the limit on unread bytes (`unread_bytes`).
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
         let mut limited = response.extensions_mut().remove::<ShortLived>();
         let long = response.extensions_mut().remove::<LongRunning>();
@@ -200,7 +202,7 @@ impl Running {
             };
             self.activity.end_response_after(async move {
                 match evicted {
-                    // The response ends: the rest of the wait is not needed.
+                    // An eviction ends the response, so the rest of the wait is not needed.
                     Some(evicted) => {
                         let _late = evicted.run_until_cancelled_owned(late).await;
                     }

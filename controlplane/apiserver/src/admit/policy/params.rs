@@ -123,7 +123,8 @@ impl std::fmt::Display for ParamError {
     }
 }
 
-/// The namespace of the parameters: that of `paramRef`, else that of the request. Empty for a cluster-scoped kind.
+/// The namespace of the parameters: the namespace of `paramRef`, or else the namespace of the request. Empty for a
+/// cluster-scoped kind.
 fn parameter_namespace<'a>(
     resource: &Resource,
     reference: &'a ParamRef,
