@@ -218,7 +218,7 @@ impl Operation {
 }
 
 impl<'a> Attributes<'a> {
-    /// The name in the request. Empty if it is generated later.
+    /// The name in the request. Empty if the name is generated later.
     pub(crate) fn known_name(&self) -> &'a str {
         if self.is_prefix { "" } else { self.name }
     }

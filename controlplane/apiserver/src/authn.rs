@@ -54,7 +54,7 @@ const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 pub struct User {
     /// Name, for example `kubernetes-admin`.
     pub name: String,
-    /// Unique id. Empty if the authenticator provides none.
+    /// Unique id. Empty if the authenticator provides no id.
     pub uid: String,
     /// Groups.
     pub groups: Vec<String>,

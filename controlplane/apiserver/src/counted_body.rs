@@ -22,7 +22,7 @@ use crate::{
 struct CountedBody {
     body: Body,
     reader: Arc<Reader>,
-    /// The body refers to objects, so this field is dropped after it.
+    /// The body refers to objects, so this field is dropped after the body.
     _open: OpenResponse,
 }
 

@@ -1,8 +1,8 @@
 //! Queues requests with large bodies or objects until their part of a common budget is free.
 //!
-//! The tree of an object takes more than twenty times the memory of its text, and a write has several trees at a time. So
-//! the large requests of all users share a budget of bytes. One user, or all service accounts of a namespace, gets at most
-//! half of it: a user with many large requests delays mostly its own.
+//! The tree of an object takes more than twenty times the memory of its text, and a write has several trees at a time.
+//! So the large requests of all users share a budget of bytes. One user, or all service accounts of a namespace, gets
+//! at most half of this budget, so a user with many large requests delays mostly its own requests.
 
 use std::{
     collections::HashMap,
@@ -13,7 +13,8 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Bytes of a unit of the budget.
 const UNIT: usize = 1 << 10;
-/// The budget of all running large requests: 4 MiB of bodies and stored objects. A larger request uses all of it.
+/// The budget of all running large requests: 4 MiB of bodies and stored objects. A larger request uses the whole
+/// budget.
 const BUDGET_UNITS: u32 = 4 << 10;
 /// The part of the budget for one owner. A larger request of the owner uses all of that part.
 const OWN_UNITS: u32 = BUDGET_UNITS / 2;

@@ -49,7 +49,7 @@ pub(crate) const METADATA_LIST: &str = "PartialObjectMetadataList";
 /// In the `forms` of [`negotiate`]: PartialObjectMetadata may be written in protobuf.
 pub(crate) const PROTOBUF_METADATA: &str = "PartialObjectMetadata in protobuf";
 
-/// The form of the response: the first one in the client's order of preference that the server supports. Unchanged
+/// The form of the response: the first form in the client's order of preference that the server supports. Unchanged
 /// objects are written in protobuf only for clients that do not read JSON, because the JSON of stored objects is ready.
 pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> Result<Form> {
     let accept = accepted(headers);

@@ -25,7 +25,7 @@ pub(crate) struct PolledWhenWoken<F> {
 struct Wakeup {
     /// Whether the future must be polled.
     is_due: AtomicBool,
-    /// The task that has polled last. A wake-up does not take it out, because the next poll may not set it again.
+    /// The task that has polled last. A wake-up does not remove this waker, because the next poll may not set it again.
     task: Mutex<Option<Waker>>,
 }
 

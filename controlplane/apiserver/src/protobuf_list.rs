@@ -1,7 +1,7 @@
 //! A list in protobuf as a stream of chunks.
 //!
 //! The envelope begins with the length of the whole list. So each object is encoded twice: first for its length, and
-//! again when it is sent. The server keeps the shared objects, one length for each, and one chunk.
+//! again when it is sent. The server keeps in memory the shared objects, the length of each object, and one chunk.
 
 use std::{
     convert::Infallible,

@@ -2,8 +2,8 @@
 //! also have the identities of this server at admission webhooks.
 //!
 //! Responses are not trusted. The duration of a call, the bytes of a response, and the number of concurrent calls are
-//! limited. Each webhook has calls of its own. The requests that use one webhook share its calls fairly: by source address
-//! before their authentication, and by user after it.
+//! limited. Each webhook has calls of its own. The requests that use one webhook share its calls fairly: by source
+//! address before their authentication, and by user afterwards.
 
 pub(crate) mod cache;
 pub(crate) mod identities;
@@ -25,7 +25,7 @@ const MAX_RESPONSE: usize = 1 << 20;
 /// Maximum concurrent calls to one server. Further calls wait within their timeout. One owner of requests gets at most as many
 /// calls as are still free.
 const MAX_CONCURRENT_CALLS: usize = 100;
-/// Maximum calls that wait for one server. One owner gets a quarter of them.
+/// Maximum calls that wait for one server. One owner gets at most a quarter of these waiting calls.
 const MAX_WAITING_CALLS: usize = 4096;
 /// Back-off before each retry, as upstream's webhook client.
 const BACKOFFS: [Duration; 3] =

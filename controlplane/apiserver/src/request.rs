@@ -362,7 +362,7 @@ mod tests {
             let info = ResourceInfo::parse(path).unwrap();
             assert_eq!((info.has_path(true), info.has_path(false)), (namespaced, cluster), "{path}");
         }
-        // A custom resource of this name has no namespace in its path.
+        // A custom resource with this name has no namespace in its path.
         assert_eq!(ResourceInfo::parse("/apis/example.com/v1/namespaces/a").unwrap().namespace, "");
     }
 

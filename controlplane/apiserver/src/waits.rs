@@ -36,7 +36,7 @@ pub(crate) fn for_server<F: Future>(answer: F) -> impl Future<Output = F::Output
     without_seats(answer)
 }
 
-/// Waits for something that the seats of a request do not limit. After [`SLOW`] the request loses what it [holds](holding).
+/// Runs a wait during which the request needs no seats. After [`SLOW`] the request loses what it [holds](holding).
 pub(crate) async fn without_seats<F: Future>(wait: F) -> F::Output {
     let mut wait = pin!(wait);
     if let Ok(output) = tokio::time::timeout(SLOW, wait.as_mut()).await {

@@ -150,7 +150,7 @@ fn set_times(object: &mut Value, old: &Value, now: &str) {
     }
 }
 
-/// Refuses a subject in the group `system:masters`: a certificate for it would give every permission.
+/// Refuses a subject in the group `system:masters`: a certificate with this group would give every permission.
 fn subject_is_restricted(attributes: &Attributes<'_>, object: &Value) -> Result<()> {
     let signer = object["spec"]["signerName"].as_str().unwrap_or_default();
     if !signer.starts_with(OUR_DOMAIN) {

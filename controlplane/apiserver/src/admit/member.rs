@@ -16,7 +16,7 @@ pub(super) enum Steps {
     Both,
 }
 
-/// A plugin, or a part of one.
+/// A plugin, or a part of a plugin.
 pub(crate) struct Member {
     /// Empty for the rules of a kind. They are not a plugin, so the metrics do not count them.
     name: &'static str,

@@ -4,7 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of tolerations of a list that is compared with another one, because that takes quadratic time.
+/// Maximum number of tolerations of a list that is compared with another list, because the comparison takes quadratic
+/// time.
 pub(super) const MAX_TOLERATIONS: usize = 1000;
 /// The field names of a toleration.
 pub(super) const FIELDS: [&str; 5] = ["key", "operator", "value", "effect", "tolerationSeconds"];
@@ -65,7 +66,7 @@ impl Toleration {
     }
 }
 
-/// Both lists without tolerations that others include. Of equal tolerations the first is kept.
+/// Both lists, without tolerations that another toleration includes. If tolerations are equal, the first is kept.
 pub(super) fn merged(own: Vec<Toleration>, added: Vec<Toleration>) -> Vec<Toleration> {
     let all: Vec<Toleration> = own.into_iter().chain(added).collect();
     let mut merged: Vec<Toleration> = Vec::new();

@@ -58,7 +58,7 @@ impl Forwarder {
         serde_json::from_slice(&body).map_err(|error| format!("{path} is not JSON: {error}"))
     }
 
-    /// Reads a JSON document with the aggregator's credentials. `None` if it is not modified.
+    /// Reads a JSON document with the aggregator's credentials. `None` if the document is not modified.
     pub(super) async fn fetch(
         &self,
         remote: &Remote,

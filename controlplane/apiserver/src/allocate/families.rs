@@ -29,8 +29,8 @@ pub(super) fn synchronize(new: &mut Value, old: Option<&Value>) {
     }
 }
 
-/// Completes policy and families. `cluster` is the families of this cluster, the default one first. A service keeps its
-/// families even if the cluster no longer has them.
+/// Completes policy and families. `cluster` has the families of this cluster, with the default family first. A service
+/// keeps its families even if the cluster no longer has them.
 pub(super) fn complete(new: &mut Value, old: Option<&Value>, cluster: &[&str]) -> Result<(), Vec<Cause>> {
     if old.is_some_and(|old| is_same_preference(new, old)) {
         return Ok(());
@@ -59,8 +59,8 @@ pub(super) fn complete(new: &mut Value, old: Option<&Value>, cluster: &[&str]) -
     Ok(())
 }
 
-/// The policy of a service that sets none: single-stack, or dual-stack if it is headless and has no selector. An update
-/// keeps the policy.
+/// The policy of a service that sets no policy: single-stack, or dual-stack if the service is headless and has no
+/// selector. An update keeps the policy.
 fn inferred_policy(new: &Value, old: Option<&Value>) -> String {
     match old.and_then(policy) {
         Some(kept) => kept.to_owned(),

@@ -1,5 +1,5 @@
-//! Service account tokens: issues JSON web tokens, and authenticates them with a check of the objects that they are
-//! bound to.
+//! Service account tokens: issues JSON web tokens, and authenticates tokens, including a check of the objects that they
+//! are bound to.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ const LEGACY_TYPE: &str = "kubernetes.io/service-account-token";
 /// The signing keys, and the issuers and default audiences of the tokens.
 pub(crate) struct Tokens {
     pub(crate) keys: TokenKeys,
-    /// The first one issues new tokens. Tokens of all of them are accepted.
+    /// The first issuer issues new tokens. Tokens of all issuers are accepted.
     issuers: Vec<String>,
     pub(crate) audiences: Vec<String>,
     legacy_uses: TokenUseQueue,
@@ -108,8 +108,8 @@ impl Tokens {
         Ok((self.keys.sign(&payload).await?, until))
     }
 
-    /// The service account of a token. `None` if another key signed the token, or it is not valid now or not for these
-    /// audiences. It is also `None` if the account or a bound object no longer exists.
+    /// The service account of a token. `None` if another key signed the token, or if the token is not valid now, or not
+    /// for these audiences. Also `None` if the account or a bound object no longer exists.
     pub(crate) fn user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
         let claims = self.keys.verified(token)?;
         if claims["iss"] == LEGACY_ISSUER {

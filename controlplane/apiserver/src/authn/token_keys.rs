@@ -60,7 +60,7 @@ impl TokenKeys {
         }
     }
 
-    /// The claims of a token. `None` unless one of the keys has signed it.
+    /// The claims of a token. `None` if none of the keys has signed the token.
     pub(crate) fn verified(&self, token: &str) -> Option<Value> {
         match self {
             Self::Own(key) => key.verified(token),

@@ -181,8 +181,8 @@ impl Indexed {
         Self { revisions, policy: Arc::new(policy) }
     }
 
-    /// Applies the changes since the last call. Returns false if the cache no longer has all of them. The index is copied
-    /// only if a request reads it at the same time.
+    /// Applies the changes since the last call. Returns false if the cache no longer has all of these changes. The
+    /// index is copied only if a request reads it at the same time.
     fn catch_up(&mut self, cache: &Cache) -> bool {
         for (resource, revision) in RESOURCES.into_iter().zip(&mut self.revisions) {
             let Some(objects) = objects(cache, resource) else { continue };
@@ -326,7 +326,7 @@ enum Subject {
     Group(String),
 }
 
-/// The subjects of a binding. It may repeat a subject.
+/// The subjects of a binding. A binding may repeat a subject.
 fn subjects(binding: &Value) -> impl Iterator<Item = Subject> {
     let namespace = binding["metadata"]["namespace"].as_str();
     binding["subjects"].as_array().into_iter().flatten().filter_map(move |subject| {

@@ -60,9 +60,9 @@ struct Running {
 // === impl Conversions ===
 
 impl Conversions {
-    /// The object in the version of `kind`. `convert` makes the conversion, unless another watch has begun it. An error
-    /// is returned to all watches of the owner, and is not kept. `convert` must depend only on the object, the version and the
-    /// owner of the task.
+    /// The object in the version of `kind`. `convert` makes the conversion, unless another watch has already begun the
+    /// conversion. An error is returned to all watches of the owner, and is not kept. `convert` must depend only on the
+    /// object, the version and the owner of the task.
     pub(crate) async fn get(
         &self,
         object: &Arc<Object>,
@@ -96,7 +96,7 @@ impl Conversions {
         converted
     }
 
-    /// The conversion of the object. If the cache has none, it is started.
+    /// The conversion of the object. If the cache has no such conversion, it is started.
     fn find(
         &self,
         object: &Arc<Object>,

@@ -8,12 +8,12 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Namespaces of the system. Users cannot write to them with the default roles, so they do not count for the limit of all
-/// namespaces. The components of the cluster therefore work even if users have reached this limit.
+/// Namespaces of the system. Users cannot write to them with the default roles, so the limit of all namespaces does not
+/// count system namespaces. The components of the cluster therefore work even if users have reached this limit.
 const SYSTEM: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];
 
-/// Encoded bytes up to which a namespace may grow while the limit of all namespaces is reached. So a few full namespaces do
-/// not prevent that others are used.
+/// Encoded bytes up to which a namespace may grow while the limit of all namespaces is reached. So a few full
+/// namespaces do not prevent writes to other namespaces.
 const GUARANTEED: usize = 1 << 20;
 
 /// Maximum encoded bytes of objects in namespaces.
@@ -23,8 +23,8 @@ pub(crate) struct ByteLimits {
     pub(crate) namespace: usize,
     /// In all namespaces except the system namespaces. `usize::MAX`: no limit.
     pub(crate) all: usize,
-    /// In all namespaces without those of the system, for writes after which their namespace has at most [`GUARANTEED`]
-    /// bytes.
+    /// In all namespaces except the system namespaces, for writes after which their namespace has at most
+    /// [`GUARANTEED`] bytes.
     pub(crate) all_if_small: usize,
 }
 
@@ -35,7 +35,7 @@ pub(crate) enum Full {
     All(usize),
 }
 
-/// Encoded bytes by namespace. Its lock is the last one: no other lock is taken while it is held.
+/// Encoded bytes by namespace. Its lock is the last in the lock order: no other lock is taken while this lock is held.
 #[derive(Default)]
 pub(crate) struct NamespaceBytes {
     counts: Mutex<Counts>,
@@ -64,8 +64,8 @@ pub(crate) struct ReservedBytes {
     bytes: usize,
 }
 
-/// Whether a namespace with `used` bytes may grow. All namespaces without those of the system have `all` bytes. The error
-/// is the limit that would be exceeded.
+/// Whether a namespace with `used` bytes may grow. `all` is the number of bytes in all namespaces except the system
+/// namespaces. The error is the limit that would be exceeded.
 fn decide(namespace: &str, used: usize, all: usize, growth: usize, limits: ByteLimits) -> Result<(), Full> {
     let grown = used.saturating_add(growth);
     if grown > limits.namespace {
@@ -161,7 +161,7 @@ impl NamespaceBytes {
         }
     }
 
-    /// The stored and reserved bytes of a namespace. `None` if it has no entry.
+    /// The stored and reserved bytes of a namespace. `None` if the namespace has no entry.
     #[cfg(test)]
     pub(crate) fn of(&self, namespace: &str) -> Option<[usize; 2]> {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);

@@ -48,8 +48,8 @@ struct Rendered {
 // === impl RenderedEvents ===
 
 impl RenderedEvents {
-    /// The event with this name about an object. `render` makes it, unless another watch has made it. `render` must depend
-    /// only on the object, the name and the form.
+    /// The event with this name about an object. `render` makes the event, unless another watch has already made it.
+    /// `render` must depend only on the object, the name and the form.
     pub(crate) fn get(
         &self,
         object: &Arc<Object>,

@@ -99,7 +99,8 @@ pub(super) fn queues(levels: &[LevelDigest]) -> String {
     table(&QUEUES, rows.collect())
 }
 
-/// A row for each request that waits or runs. The requests of a queue are in its order, then those that run.
+/// A row for each request that waits or runs. The rows are sorted by level and queue. In each queue, the waiting
+/// requests come first, in their order, and then the running requests.
 pub(super) fn requests(mut requests: Vec<RequestDigest>, has_details: bool) -> String {
     requests.sort_by(|a, b| {
         let key = |one: &RequestDigest| (one.queue.unwrap_or(usize::MAX), one.place.unwrap_or(usize::MAX));
@@ -151,7 +152,7 @@ fn details(one: &RequestDigest) -> [String; 8] {
     ]
 }
 
-/// An index; -1 if there is none.
+/// An index; -1 if there is no index.
 fn index(index: Option<usize>) -> String {
     index.map_or_else(|| "-1".to_owned(), |index| index.to_string())
 }

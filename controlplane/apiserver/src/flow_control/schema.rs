@@ -83,7 +83,7 @@ impl Schema {
         self.rules.iter().any(|rule| rule.matches(user, info))
     }
 
-    /// The flow distinguisher of a request: its user, its namespace, or empty.
+    /// The flow distinguisher of a request: its user or its namespace. Empty if the schema does not distinguish flows.
     pub(crate) fn flow<'a>(&self, user: &'a User, info: &'a RequestInfo) -> &'a str {
         match self.distinguisher {
             Distinguisher::None => "",

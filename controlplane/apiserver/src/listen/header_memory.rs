@@ -12,13 +12,13 @@ use crate::{
 
 /// Maximum bytes of a header that do not count. Each connection has a buffer of this size.
 const SMALL_HEADER: usize = 8 << 10;
-/// Memory for each received byte: a full buffer is replaced by one of twice its size.
+/// Memory for each received byte: a full buffer is replaced by a buffer of twice the size.
 const PER_RECEIVED_BYTE: usize = 2;
 /// Bytes that are reserved at once.
 const STEP: usize = 16 << 10;
 
-/// The memory of the request header that a connection receives. It is counted for the source of the connection, like
-/// the memory of requests that are not authenticated yet.
+/// The memory of the request header that a connection receives. The memory is counted for the source of the connection,
+/// like the memory of requests that are not authenticated yet.
 ///
 /// An HTTP/1.1 connection keeps its buffer, which is as large as its longest header. So the memory counts until the
 /// connection has received a byte after its client has authenticated.
@@ -46,8 +46,8 @@ impl HeaderMemory {
         Self { in_flight, permit, incomplete: Mutex::new(incomplete) }
     }
 
-    /// Reserves memory for received bytes of a header. `is_between` means that the connection has no running request. With
-    /// HTTP/1.1, the bytes then belong to a header; otherwise they are ignored.
+    /// Reserves memory for received bytes of a header. `is_between` means that the connection has no running request.
+    /// With HTTP/1.1, the bytes then belong to a header; otherwise the bytes are ignored.
     ///
     /// # Errors
     /// 429 if other headers and requests use all the memory. The caller must close the connection.
@@ -78,7 +78,8 @@ impl HeaderMemory {
         incomplete.reserved.len() * STEP
     }
 
-    /// Releases the memory. With HTTP/1.1, keeps it until the client has authenticated: the connection keeps its buffer.
+    /// Releases the memory. With HTTP/1.1, the memory stays reserved until the client has authenticated, because the
+    /// connection keeps its buffer.
     fn release(&self, incomplete: &mut Incomplete) {
         if !incomplete.reserved.is_empty() && (incomplete.block.is_some() || self.permit.is_authenticated()) {
             incomplete.reserved.clear();

@@ -2,8 +2,8 @@
 //!
 //! The bytes that follow a complete request wait in the connection's buffer until the request ends. They are the start
 //! of the next header. [`HeaderMemory`](super::header_memory::HeaderMemory) cannot know where a body ends, so it does
-//! not count them. The HTTP library reads nothing while its buffer has such bytes, so they come from one read. Such a
-//! read is not longer than a header that does not count.
+//! not count these bytes. The HTTP library reads nothing while its buffer has such bytes, so all of them come from one
+//! read. One read is limited to the size of a header that does not count.
 
 use std::{
     io,

@@ -13,8 +13,8 @@ tokio::task_local! {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamTasks;
 
-/// Ends the HTTP/2 stream of the current task when it is cancelled. `None` for HTTP/1.1: there the end of a response is
-/// the end of its connection.
+/// Ends the HTTP/2 stream of the current task when it is cancelled. `None` for HTTP/1.1, where the end of a response
+/// also ends the connection.
 pub(super) fn stream_end() -> Option<CancellationToken> {
     STREAM_END.try_with(CancellationToken::clone).ok()
 }

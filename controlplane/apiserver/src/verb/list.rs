@@ -150,7 +150,8 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
     if let Some(token) = earlier {
         let (found, revision) = match token.rv {
             0 => (objects.candidates(scope), newest),
-            // Only a forged token, or one of a server that is ahead, has such a revision. Source: `waitAndListExactRV`.
+            // Only a forged token, or a token of another server with later commits, has such a revision. Source:
+            // `waitAndListExactRV`.
             asked if asked > newest => return Err(ApiError::future_revision(asked, newest)),
             _ if token.is_expired(now()) => return Err(ApiError::expired_list(token.inconsistent()?)),
             rv => match objects.under_at(&scope.prefix, &token.start, rv) {

@@ -94,7 +94,7 @@ enum Start {
     After(u64),
 }
 
-/// Starts a watch. `reader` is its reader; `None` for requests of this process.
+/// Starts a watch. `reader` is the reader of the watch; `None` for requests of this process.
 pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let superseded = &call.state.cache.superseded;
     let begin = superseded.counted();
@@ -249,7 +249,7 @@ async fn in_version(
     conversions.get(&object, kind, begin).await
 }
 
-/// The pieces of an event. An error is the last event: the writer is `None` after it.
+/// The pieces of an event. An error is the last event: afterwards the writer is `None`.
 fn written(writer: &mut Option<Writer>, event: Result<Event>) -> Option<Vec<Bytes>> {
     let current = writer.as_mut()?;
     let form = current.form;
@@ -392,7 +392,7 @@ impl Writer {
         Ok(vec![bookmark])
     }
 
-    /// The pieces of a change. A large object that is sent as it is stored is not copied.
+    /// The pieces of a change. A large object is not copied if it is sent in its stored form.
     fn change(&self, name: &'static str, object: &Arc<Object>) -> Result<Vec<Bytes>> {
         let is_plain = matches!(self.form, Form::Plain | Form::Discovery);
         if is_plain && !self.is_whole && object.json_len() >= MIN_HELD_BYTES {
@@ -419,7 +419,7 @@ impl Writer {
         }
     }
 
-    /// A change of an object that is not sent as it is stored.
+    /// A change of an object that is not sent in its stored form.
     fn rendered_change(&self, name: &str, object: &Arc<Object>) -> Bytes {
         offload::run(object.is_large(), || self.rendered(name, object))
     }

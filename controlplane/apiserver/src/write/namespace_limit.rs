@@ -11,8 +11,9 @@
 //! | of the status of a built-in kind, a binding | users cannot write them with the default roles |
 //! | eviction, deletion | they make room |
 //!
-//! A write that removes a finalizer, or of an object that is being deleted, may make the object longer, for example by an
-//! entry of `managedFields`. It may add few bytes to a full namespace, up to a limit of its own.
+//! A write that removes a finalizer, or that changes an object that is being deleted, may make the object longer, for
+//! example by an entry of `managedFields`. Such writes may add a few bytes to a full namespace, up to a limit of their
+//! own.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -34,7 +35,7 @@ const COMPONENTS: [&str; 2] = ["system:kube-controller-manager", "system:kube-sc
 /// Maximum bytes that a write that helps a deletion adds to a full namespace.
 const MAX_DELETION_GROWTH: usize = 4 << 10;
 
-/// The limits for the write of a call. `None` if it has no limit.
+/// The limits for the write of a call. `None` if the write has no limit.
 pub(super) fn limits(call: &Call, expect: Expect) -> Option<ByteLimits> {
     let (limits, user) = (call.state.byte_limits, &call.user);
     let is_exempt = match &*call.resource.subresource {
@@ -91,7 +92,7 @@ pub(super) fn reserve(
     })
 }
 
-/// Whether a write is of an object that is being deleted, or removes a finalizer and adds none.
+/// Whether the written object is being deleted, or the write removes a finalizer and adds no finalizer.
 fn helps_deletion(current: &Object, new: &Bytes) -> bool {
     const FIELDS: &[&[&str]] = &[&["metadata", "deletionTimestamp"], &["metadata", "finalizers"]];
     let new = Object::from_stored(current.key.clone(), current.revision, new.clone()).part(FIELDS);

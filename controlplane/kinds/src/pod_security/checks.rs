@@ -56,7 +56,7 @@ const BASELINE: &[Row] = &[
     row("windowsHostProcess", &[(0, baseline::host_process)]),
 ];
 
-/// Sorted by id. They run after the baseline checks.
+/// The checks of the level `restricted`, sorted by id. They run after the baseline checks.
 const RESTRICTED: &[Row] = &[
     row(
         "allowPrivilegeEscalation",

@@ -143,7 +143,7 @@ impl Resources {
             insert(&mut set.paths, &resource, &resource.plural);
             insert(&mut set.kinds, &resource, &resource.kind);
             if resource.is_stored() {
-                // The stored version may be one that is not served.
+                // The stored version may be a version that is not served.
                 let stored = resource.storage.as_ref().unwrap_or(&resource);
                 let of_group = set.stored.entry(stored.group.as_ref().into()).or_default();
                 of_group.entry(stored.plural.as_ref().into()).or_insert_with(|| stored.clone());

@@ -69,7 +69,8 @@ impl<'a> Resources<'a> {
         Resources { requests: &resources["requests"], claims: claims.collect() }
     }
 
-    /// The error of a resource name that is neither a requested resource of the container nor one of its claims.
+    /// The error of a resource name that is neither a requested resource of the container nor one of the container's
+    /// claims.
     fn problem(&self, name: &str) -> Option<&'static str> {
         let Some(claim) = name.strip_prefix("claim:") else {
             let is_known = self.requests.get(name).is_some();

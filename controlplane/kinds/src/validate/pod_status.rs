@@ -50,8 +50,8 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     addresses(causes, &path.field("hostIPs"), &status["hostIPs"], &before["hostIPs"]);
 }
 
-/// Refuses the restart of terminated containers that must not start again. `list` is their field in the status.
-/// `containers` is their field in the spec, or `None` if none of them may start again.
+/// Refuses the restart of terminated containers that must not start again. `list` is the field of these containers in
+/// the status. `containers` is their field in the spec, or `None` if no container of the list may start again.
 fn restarts(causes: &mut Causes, new: &Value, old: &Value, list: &str, containers: Option<&str>) {
     let spec = &old["spec"];
     if containers.is_some() && restart::may_restart_all(spec) {

@@ -212,7 +212,8 @@ pub(super) fn percent(value: &Value) -> Option<u64> {
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }
 
-/// Whether a number or percentage is 0. A text that is neither counts as 0. Source: `getIntOrPercentValue`.
+/// Whether a number or percentage is 0. A text that is neither a number nor a percentage counts as 0. Source:
+/// `getIntOrPercentValue`.
 pub(super) fn is_zero(value: &Value) -> bool {
     match value {
         Value::String(text) => percent(value).unwrap_or_else(|| text.parse().unwrap_or(0)) == 0,

@@ -1,4 +1,4 @@
-//! Addresses and ranges in another form than the standard one. Source: `GetWarningsForIP` and `GetWarningsForCIDR` of
+//! Addresses and ranges that are not in the standard form. Source: `GetWarningsForIP` and `GetWarningsForCIDR` of
 //! `k8s.io/apimachinery`.
 
 use std::net::{IpAddr, Ipv4Addr};

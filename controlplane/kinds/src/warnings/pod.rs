@@ -152,7 +152,7 @@ fn app_armor(annotation: &str) -> Option<Value> {
     }
 }
 
-/// Warns about fractions of bytes, and about variables that hide earlier ones.
+/// Warns about fractions of bytes, and about variables that hide earlier variables.
 fn container(found: &mut Found, path: &str, container: &Value) {
     for resource in ["memory", "ephemeral-storage"] {
         for list in ["limits", "requests"] {

@@ -1,5 +1,5 @@
-//! Adds a toleration to pods that request an extended resource. Nodes with special hardware can thus have a taint with
-//! the resource's name that keeps other pods away.
+//! Adds a toleration to pods that request an extended resource. So nodes with special hardware can have a taint with
+//! the name of the resource. The taint prevents that other pods are scheduled to these nodes.
 //!
 //! Source: `plugin/pkg/admission/extendedresourcetoleration`.
 

@@ -1,5 +1,5 @@
-//! Adds the node selector in an annotation of the namespace to its pods. The plugin's configuration has the default for
-//! namespaces without the annotation, and whitelists of labels per namespace.
+//! Adds the node selector in an annotation of a namespace to the pods of the namespace. The plugin's configuration has
+//! the default for namespaces without the annotation, and whitelists of labels per namespace.
 //!
 //! Source: `plugin/pkg/admission/podnodeselector`.
 

@@ -55,7 +55,7 @@ pub(super) fn claims(token: &str, key: &Jwk, config: &IssuerConfig, now: i64) ->
     Ok(claims)
 }
 
-/// The claims of a token. `None` unless it is signed with the key.
+/// The claims of a token. `None` if the key has not signed the token.
 fn verified(token: &str, key: &Jwk) -> Option<Value> {
     let AlgorithmParameters::EllipticCurve(point) = &key.algorithm else { return None };
     (point.curve == EllipticCurve::P521).then_some(())?;

@@ -29,7 +29,7 @@ impl Fixture {
 #[tokio::test]
 async fn a_write_removes_the_fields_of_a_later_version() {
     let mut server = Fixture::new().await;
-    // The second patch changes nothing else.
+    // The second patch is empty, so the write only removes the fields.
     for (name, patch) in [("a", json!({"metadata": {"labels": {"x": "y"}}})), ("b", json!({}))] {
         let made = server.post(PODS, pod(name)).await;
         assert_eq!(made.code, 201, "{}", made.body);

@@ -43,7 +43,7 @@ async fn a_refused_default_object_does_not_prevent_the_others() {
     eventually_async("the addresses are written again", 20, async || server.get(ENDPOINTS).await.code == 200)
         .await;
     assert_eq!(server.get(SERVICE).await.code, 404);
-    // The refused object is created as soon as it is permitted.
+    // The refused service is created as soon as the policy no longer refuses it.
     let removed = server.delete(&format!("{GROUP}/validatingadmissionpolicybindings/b"), json!({})).await;
     assert_eq!(removed.code, 200, "{}", removed.body);
     eventually_async("the service is created again", 20, async || server.get(SERVICE).await.code == 200)

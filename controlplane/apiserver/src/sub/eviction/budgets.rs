@@ -74,7 +74,8 @@ fn selects(budget: &Object, pod: &Value) -> bool {
     }
 }
 
-/// Whether a budget selects the pod. A budget without selector selects no pods, one with an empty selector all pods.
+/// Whether a budget selects the pod. A budget without a selector selects no pods. A budget with an empty selector
+/// selects all pods.
 fn covers(budget: &Value, pod: &Value) -> bool {
     let selector = &budget["spec"]["selector"];
     !selector.is_null()
