@@ -163,8 +163,8 @@ pub(crate) trait Admit: Send + Sync {
         !self.is_local()
     }
 
-    /// Whether the plugin also runs for reviews, such as SubjectAccessReview. As upstream, policies do not: a policy for
-    /// all resources could disable the cluster.
+    /// Whether the plugin also runs for reviews, such as SubjectAccessReview. As upstream, policies do not run for
+    /// reviews, because a policy for all resources could disable the cluster.
     fn handles_reviews(&self) -> bool {
         false
     }
@@ -233,7 +233,7 @@ impl<'a> Attributes<'a> {
         self.operation == Operation::Update && self.subresource == "resize" && self.kind.is("", "Pod")
     }
 
-    /// Whether the request creates a pod, or changes an uninitialized pod, whose whole spec can change.
+    /// Whether the request creates a pod, or changes an uninitialized pod. The whole spec of such a pod can change.
     pub(crate) fn writes_new_pod(&self) -> bool {
         let is_uninitialized = || self.old.is_some_and(is_uninitialized);
         self.is(Operation::Create, "Pod") || (self.is(Operation::Update, "Pod") && is_uninitialized())

@@ -160,7 +160,8 @@ impl Authorizers {
         Ok(())
     }
 
-    /// The first verdict other than [`Verdict::NoOpinion`]. Otherwise no opinion with all reasons.
+    /// The first verdict other than [`Verdict::NoOpinion`]. If there is no such verdict, [`Verdict::NoOpinion`] with
+    /// all reasons.
     pub(crate) async fn decide(&self, attributes: &AccessAttributes<'_>) -> Decision {
         let mut reasons = Vec::new();
         let chain = self.chain.load_full();

@@ -31,7 +31,7 @@ pub(crate) enum Writer {
     Apply,
 }
 
-/// The name of the manager: the parameter `fieldManager`, otherwise the program in the user agent. The components of this
+/// The name of the manager: the parameter `fieldManager`, or else the program in the user agent. The components of this
 /// process send no user agent.
 pub(crate) fn name(call: &Call) -> String {
     let given = call.info.query.get("fieldManager");

@@ -164,7 +164,7 @@ fn is_transient(error: &io::Error) -> bool {
 
 /// Digest of the content of a regular file.
 fn digest(path: &Path) -> io::Result<[u8; 32]> {
-    // Without O_NONBLOCK the open of a named pipe would wait for a writer.
+    // Without `O_NONBLOCK`, opening a named pipe would wait for a writer.
     let file = File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));

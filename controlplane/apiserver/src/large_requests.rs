@@ -16,7 +16,7 @@ const UNIT: usize = 1 << 10;
 /// The budget of all running large requests: 4 MiB of bodies and stored objects. A larger request uses the whole
 /// budget.
 const BUDGET_UNITS: u32 = 4 << 10;
-/// The part of the budget for one owner. A larger request of the owner uses all of that part.
+/// The part of the budget for one owner. A larger request of the owner uses the whole part.
 const OWN_UNITS: u32 = BUDGET_UNITS / 2;
 
 /// The running and the waiting large requests, or other work with a common budget.
@@ -63,7 +63,7 @@ impl LargeRequests {
     pub(crate) async fn enter_units(&self, owner: &str, units: u32) -> LargeRequestPermit {
         let most = self.own_units;
         let own = lock(&self.owners).entry(owner.to_owned()).or_insert_with(|| semaphore(most)).clone();
-        // Made before the waits: a cancelled wait must remove the entry of the owner, too.
+        // The permit is created before the waits, because a cancelled wait must also remove the entry of the owner.
         let mut permit =
             LargeRequestPermit { owner: owner.to_owned(), owners: self.owners.clone(), permits: Vec::new() };
         // The semaphores are never closed.

@@ -122,8 +122,8 @@ fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Result<F
     }
 }
 
-/// The form of a response with metadata only. As upstream, a list has another form than one object, and the server does
-/// not try the client's next media type.
+/// The form of a response with metadata only. As upstream, the form of a list differs from the form of one object, and
+/// the server does not try the client's next media type.
 fn metadata_form(
     media: &MediaType<'_>,
     wanted: &str,

@@ -45,7 +45,8 @@ impl<F: Future + Unpin> Future for PolledWhenWoken<F> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = &mut *self;
         if this.task.as_ref().is_none_or(|task| !task.will_wake(cx.waker())) {
-            // The task is set before the flag is read: a wake-up that the flag does not show yet finds the new task.
+            // The task is set before the flag is read. So a wake-up that sets the flag after this read finds the new
+            // task.
             *this.wakeup.task() = Some(cx.waker().clone());
             this.task = Some(cx.waker().clone());
         }

@@ -86,7 +86,7 @@ impl ProtobufList {
                     sized.push((object, size));
                 }
             });
-            // Lets other requests run, and the time limit of this request.
+            // Lets other requests run, and lets the time limit of this request take effect.
             tokio::task::yield_now().await;
         }
         let mut bytes = encode::envelope_head(&api_version, list_kind, length);

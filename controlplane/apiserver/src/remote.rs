@@ -1,5 +1,5 @@
-//! Clients of the servers that kubeconfig files name: webhooks of authentication, authorization and audit. Kubeconfig files
-//! also have the identities of this server at admission webhooks.
+//! Clients of the servers that kubeconfig files name: webhooks of authentication, authorization and audit. Kubeconfig
+//! files also contain the identities of this server at admission webhooks.
 //!
 //! Responses are not trusted. The duration of a call, the bytes of a response, and the number of concurrent calls are
 //! limited. Each webhook has calls of its own. The requests that use one webhook share its calls fairly: by source

@@ -176,7 +176,7 @@ impl ResourceInfo {
             return None;
         }
         let mut namespace = String::new();
-        // `namespaces/x/status` and `namespaces/x/finalize` are about the namespace itself.
+        // `namespaces/x/status` and `namespaces/x/finalize` are subresources of the namespace itself.
         let below_namespace =
             rest.len() > 2 && rest[0] == "namespaces" && rest[2] != "status" && rest[2] != "finalize";
         if below_namespace {

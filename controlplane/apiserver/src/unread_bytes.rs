@@ -37,7 +37,7 @@ pub(crate) const MIN_HELD_BYTES: usize = 8 << 10;
 /// each watch has its own slots. Without this count, the slots of small shared events would take memory without a limit.
 pub(crate) const SLOT_BYTES: usize = 32;
 
-/// Number of elements for which an empty map keeps memory reserved.
+/// Capacity, in elements, that an empty map keeps.
 const KEPT_CAPACITY: usize = 14;
 
 /// Identity of bytes. It is unique only while the bytes are in memory.

@@ -228,7 +228,7 @@ impl Histogram {
         self.0.iter().map(|(_, count)| u64::from(*count)).sum()
     }
 
-    /// The upper bound of the bucket with the percentile. None without samples.
+    /// The upper bound of the bucket with the percentile. `None` without samples.
     fn percentile(&self, percentile: u8) -> Option<u64> {
         let wanted = (self.samples() * u64::from(percentile)).div_ceil(100).max(1);
         let mut below = 0;

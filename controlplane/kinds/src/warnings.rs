@@ -86,7 +86,7 @@ impl Found {
     }
 }
 
-/// The warnings about a valid object. `old` is the object before an update. None at a creation.
+/// The warnings about a valid object. `old` is the object before an update. `None` for a create.
 pub fn about(kind: &Resource, new: &Value, old: Option<&Value>) -> Vec<String> {
     let mut found = Found::default();
     if !kind.is_built_in() {

@@ -1,5 +1,5 @@
-//! Certificate signing requests: the requester is recorded, approvers and signers need the permission for the signer,
-//! and requests for the group of administrators are refused.
+//! Certificate signing requests: the requester is recorded, and requests for the group of administrators are refused.
+//! Users that approve or sign need the permission for the signer.
 
 use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD};

@@ -80,7 +80,8 @@ impl Member {
         result
     }
 
-    /// Whether the member implements this step. The call of another step would only allocate a future for each member.
+    /// Whether the member implements this step. Calls of the other steps are omitted, because each call allocates a
+    /// future.
     fn implements(&self, step: Steps) -> bool {
         self.steps == step || self.steps == Steps::Both
     }

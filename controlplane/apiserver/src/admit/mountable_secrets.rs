@@ -56,8 +56,8 @@ impl Admit for MountableSecrets {
     }
 }
 
-/// Why a mirror pod is refused. Any author of a pod can set the annotation, and the ServiceAccount plugin does not
-/// complete such a pod.
+/// The reason why a mirror pod is refused. Any author of a pod can set the annotation of mirror pods, and the
+/// ServiceAccount plugin does not complete such a pod.
 fn mirror_violation(pod: &Value) -> Option<&'static str> {
     let spec = &pod["spec"];
     if spec["serviceAccountName"].as_str().is_some_and(|name| !name.is_empty()) {

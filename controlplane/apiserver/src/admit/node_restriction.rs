@@ -1,6 +1,6 @@
 //! Node restriction: a node can write only its own Node and the pods that are bound to it.
 //!
-//! Upstream has a plugin with the same name. The node authorizer determines what a node can read.
+//! Upstream has a plugin with the same name. The node authorizer restricts the reads of a node.
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -240,7 +240,7 @@ fn claim(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
     })
 }
 
-/// Whether two versions of a claim differ in the progress of an expansion only.
+/// Whether two versions of a claim differ only in the progress of an expansion.
 fn is_expansion(old: &Value, new: &Value) -> bool {
     let others = |claim: &Value| {
         let mut others = claim.clone();

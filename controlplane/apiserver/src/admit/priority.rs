@@ -139,7 +139,8 @@ fn named(admission: &Admission, name: &str) -> Option<Class> {
     })
 }
 
-/// The default class. If concurrent requests created several, the class with the lowest value.
+/// The default class. If concurrent requests have created several default classes, the class with the lowest value is
+/// the default.
 fn default_class(admission: &Admission) -> Option<Class> {
     let kind = by_resource(GROUP, "v1", "priorityclasses")?;
     let all = admission.cache.list(kind, "");

@@ -174,7 +174,7 @@ pub(super) fn response(review: &Value, version: &str, uid: &str, phase: Phase) -
     Ok(Verdict { allowed, status: response["status"].clone(), patch, warnings, annotations })
 }
 
-/// Fails if a validating webhook wants to change the object. Source: `VerifyAdmissionResponse`.
+/// Refuses the response of a validating webhook that contains a patch. Source: `VerifyAdmissionResponse`.
 fn refuse_patch(response: &Value) -> Result<(), String> {
     if response["patch"].as_str().is_some_and(|patch| !patch.is_empty()) {
         return Err("validating webhook may not return response.patch".to_owned());

@@ -105,7 +105,7 @@ fn add(class: &Value, spec: &mut Value) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Adds the tolerations of the class. As upstream, a toleration that another one includes is left out.
+/// Adds the tolerations of the class. As upstream, a toleration that another toleration includes is omitted.
 fn add_tolerations(spec: &mut Value, wanted: &Value) {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let (own, mut added) = (list(&spec["tolerations"]), list(wanted));

@@ -39,8 +39,8 @@ impl Toleration {
         }
     }
 
-    /// Whether this toleration tolerates every taint that the other one tolerates, for at least as long. As upstream,
-    /// an omitted operator means `Equal` on this side only.
+    /// Whether this toleration tolerates every taint that `other` tolerates, for at least as long. As upstream, an
+    /// omitted operator of `self` means `Equal`. An omitted operator of `other` does not.
     fn includes(&self, other: &Self) -> bool {
         if self == other {
             return true;
@@ -81,7 +81,7 @@ pub(super) fn merged(own: Vec<Toleration>, added: Vec<Toleration>) -> Vec<Tolera
     merged
 }
 
-/// Whether the whitelist includes each toleration. An empty whitelist allows all.
+/// Whether the whitelist includes each toleration. An empty whitelist allows all tolerations.
 pub(super) fn are_allowed(tolerations: &[Toleration], whitelist: &[Toleration]) -> bool {
     let is_allowed = |toleration: &Toleration| whitelist.iter().any(|allowed| allowed.includes(toleration));
     whitelist.is_empty() || tolerations.iter().all(is_allowed)

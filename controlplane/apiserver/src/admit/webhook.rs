@@ -242,8 +242,8 @@ async fn change(
     Ok(Effect::Patched { patch: verdict.patch, changed })
 }
 
-/// The object after a webhook's patch, with defaults. Long work waits for a slot, as for the patch of a client and for
-/// the first defaulting. The inner error means that the patch is invalid.
+/// The object after a webhook's patch, with defaults. A long patch or defaulting waits for a slot, as for the patch of
+/// a client and for the first defaulting. The inner error means that the patch is invalid.
 ///
 /// # Errors
 /// Too many requests wait for a long function.

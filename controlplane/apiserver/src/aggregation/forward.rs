@@ -83,7 +83,7 @@ impl Forwarder {
         Ok(Some(Fetched { headers: head.headers, body: read(body, &wanted).await? }))
     }
 
-    /// Sends a request on behalf of a user. The permit is held as long as the connection.
+    /// Sends a request on behalf of a user. The permit is held until the connection ends.
     pub(crate) async fn send(
         &self,
         remote: &Remote,

@@ -50,7 +50,7 @@ pub(super) fn complete(new: &mut Value, old: Option<&Value>, cluster: &[&str]) -
     infer_families(new, cluster, &mut causes);
     refuse_any(causes)?;
     if has_no_selector(new) && is_headless(new) {
-        // Without a selector the author of the endpoints determines their families.
+        // Without a selector, the author of the endpoints determines the families of the endpoints.
         add_families(new, cluster, true);
         return Ok(());
     }
@@ -132,7 +132,8 @@ fn not_configured(new: &Value, old: Option<&Value>, cluster: &[&str]) -> Vec<Cau
     causes
 }
 
-/// Adds the default family, and the other one if the policy requests both and `may_have_both`.
+/// Adds the default family. Also adds the other family if the policy requests both families and `may_have_both` is
+/// true.
 fn add_families(new: &mut Value, cluster: &[&str], may_have_both: bool) {
     let mut families = list(new, "ipFamilies");
     if families.is_empty() {

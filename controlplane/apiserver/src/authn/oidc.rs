@@ -34,7 +34,7 @@ pub(super) struct Issuers(Vec<Arc<Issuer>>);
 struct Issuer {
     config: IssuerConfig,
     keys: Arc<Keys>,
-    /// The client for distributed claims. `None` if the groups are not a claim.
+    /// The client for distributed claims. `None` if the configuration does not read the groups from a claim.
     endpoints: Option<Endpoints>,
 }
 

@@ -207,7 +207,7 @@ pub(super) fn fuzz(token: &str) {
     }
 }
 
-/// Those requested audiences for which a token with these claims is intended.
+/// The requested audiences for which a token with these claims is intended.
 fn requested_audiences(claims: &Value, requested: &[String]) -> Vec<String> {
     let of_token = claims["aud"].as_array().map(Vec::as_slice).unwrap_or_default();
     requested.iter().filter(|one| of_token.iter().any(|other| other == one.as_str())).cloned().collect()

@@ -63,7 +63,7 @@ type RoleKey = (String, String);
 /// value is the key of a role, so a change of the role does not change this map.
 type Grants = BTreeMap<Arc<BindingKey>, Arc<RoleKey>>;
 
-/// Namespace and name of a binding. The order is by namespace, then by name.
+/// Namespace and name of a binding. Bindings are ordered by namespace, then by name.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct BindingKey {
     /// `None` for all namespaces.
@@ -660,7 +660,8 @@ mod tests {
         assert_eq!(resources(), [""; 0]);
         store(&cache, "roles", &role(Some("a"), "own", "pods"), false);
         assert_eq!(resources(), ["pods"]);
-        // The index misses commits: the store now has another role and no binding. A restore may lower the revision.
+        // The index has missed commits: the store now has another role and no binding. A restore may decrease the
+        // revision.
         let (kind, newest) = (kind("roles").unwrap(), cache.revision());
         for revision in [newest + 10, newest - 10] {
             let own = role(Some("a"), "own", "nodes");

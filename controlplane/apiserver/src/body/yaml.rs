@@ -19,7 +19,7 @@ use crate::{
 const MAX_STEPS: usize = 1 << 28;
 /// Maximum [`steps`] of a document that is parsed on an async worker: a few milliseconds.
 const MAX_INLINE_STEPS: usize = 1 << 22;
-/// Bytes to which aliases may expand any document, however short.
+/// Bytes to which aliases may expand even a very short document.
 const MIN_EXPANSION: usize = 64 << 10;
 
 /// Maximum number of recorded duplicate keys.
@@ -100,7 +100,7 @@ struct Tree<'a> {
     left: &'a Cell<usize>,
     duplicates: &'a RefCell<Vec<String>>,
     path: &'a TreePath<'a>,
-    /// Whether to fail at the first duplicate key, which is then the only recorded key.
+    /// Whether the parser fails at the first duplicate key. That key is then the only recorded key.
     only_first: bool,
 }
 

@@ -248,7 +248,7 @@ fn binding<'a>(
 }
 
 /// All default objects, roles before their bindings. As upstream, rules about optional resources are included only
-/// while these are served.
+/// while these resources are served.
 pub(super) fn objects(served: &Resources) -> Vec<Value> {
     let cluster = |name: &str| object("ClusterRoleBinding", "", name);
     let is_served = |optional: &&Optional| optional.is_served(served);

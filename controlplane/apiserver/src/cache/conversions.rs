@@ -3,8 +3,8 @@
 //!
 //! A running conversion is dropped with the last watch that waits for it. Only the newest small results are kept.
 //!
-//! A call of a webhook belongs to the owner of the watch that begins the conversion. If the call fails, the watches of other
-//! owners begin another conversion: the first owner may have too many calls.
+//! A call of a webhook belongs to the owner of the watch that begins the conversion. If the call fails, the watches of
+//! other owners begin another conversion: the call may have failed because the first owner has too many calls.
 
 use std::{
     collections::VecDeque,
@@ -169,8 +169,8 @@ mod tests {
         Arc::new(Object::of(kind, "k".into(), 7, &value))
     }
 
-    /// Gets an object from three watches at the same time, and then from one more. Returns the number of conversions,
-    /// and the number of successes.
+    /// Three watches get an object at the same time, and then one further watch. Returns the number of conversions, and
+    /// the number of successes.
     async fn conversions(result: Result<Arc<Object>>) -> (usize, usize) {
         let (shared, source, kind) = (Conversions::default(), object(1), by_kind("v1", "ConfigMap").unwrap());
         let (count, open) = (AtomicUsize::new(0), Arc::new(Semaphore::new(0)));

@@ -92,13 +92,15 @@ impl ByteLimits {
         Self { namespace, all, all_if_small: all.saturating_add(all / 4) }
     }
 
-    /// The limits for writes that help the deletion of an object. Components may use more than these writes.
+    /// The limits for writes that help the deletion of an object. The limits for components are higher than these
+    /// limits.
     pub(crate) fn of_deletions(self) -> Self {
         let all = self.all.max(self.all_if_small).saturating_add(self.all / 16);
         Self { namespace: self.namespace.saturating_add(self.namespace / 8), all, all_if_small: all }
     }
 
-    /// The limits for updates by the components of the cluster. Small namespaces do not use up their part.
+    /// The limits for updates by the components of the cluster. Small namespaces do not use up the part of the
+    /// components.
     pub(crate) fn of_components(self) -> Self {
         let all = self.all.saturating_add(self.all / 8 * 3);
         Self { namespace: self.namespace.saturating_add(self.namespace / 4), all, all_if_small: all }

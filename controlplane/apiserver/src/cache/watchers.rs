@@ -110,7 +110,7 @@ struct Running {
     reached: Option<u64>,
 }
 
-/// The objects that a watcher may select. Changes of other objects do not visit the watcher.
+/// The objects that a watcher may select. The collection does not visit the watcher for changes of other objects.
 enum Selection {
     /// The pods of a node.
     Node(Box<str>),

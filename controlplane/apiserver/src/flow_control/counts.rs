@@ -1,6 +1,6 @@
 //! Counters of flow schemas, for metrics.
 //!
-//! A request changes atomic numbers only: the histograms of a schema are looked up once.
+//! The histograms of a schema are looked up once. Afterwards a request changes only atomic numbers.
 
 use std::{
     sync::{

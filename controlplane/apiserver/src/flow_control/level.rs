@@ -94,7 +94,7 @@ pub(crate) struct Levels {
     seats: u64,
     /// Sum of the nominal seats of all levels. It can exceed `seats`, because each level rounds up.
     total: u64,
-    /// Sum over the levels of the seats in use or reserved, whichever is greater.
+    /// Sum over the levels of the maximum of the seats in use and the reserved seats.
     committed: u64,
     waiting: usize,
     /// The waiting and the running requests, by the ids of their tickets.

@@ -13,7 +13,7 @@ pub(crate) struct Schema {
     pub(crate) uid: String,
     /// Name of the priority level.
     pub(crate) level: String,
-    /// The matching schema with the lowest value is used; on a tie, the first by name.
+    /// The matching schema with the lowest value is used; if the values are equal, the first schema by name is used.
     pub(crate) precedence: i64,
     distinguisher: Distinguisher,
     rules: Vec<Rule>,

@@ -121,7 +121,7 @@ mod tests {
         (0..UNCERTIFIED_HEADER / PIECE.len()).all(|_| header.received(&PIECE, true).is_ok())
     }
 
-    /// Opens connections of a source, each with an incomplete header, until one gets no memory.
+    /// Opens connections of a source, each with an incomplete header, until a connection gets no memory.
     fn incomplete(in_flight: &Arc<InFlight>, port: &Connections, last: u8) -> Vec<HeaderMemory> {
         let headers = std::iter::repeat_with(|| header(in_flight, permit(port, last)));
         headers.take_while(is_received).collect()

@@ -42,7 +42,7 @@ pub(crate) struct LongRunning {
 
 struct Counted(IntGauge);
 
-/// Counts the events of one watch. Each event changes atomic numbers only.
+/// Counts the events of one watch. Each event changes only atomic numbers.
 pub(crate) struct WatchEvents {
     number: IntCounter,
     sizes: Histogram,

@@ -106,7 +106,8 @@ fn bound(kind: &Resource, pod: &Object, binding: &Value) -> Result<Bytes> {
         }
         spec.set("nodeName", &binding["target"]["name"]);
         set_scheduled(&mut status);
-        // As upstream, because a bound pod needs no other node (gate ClearingNominatedNodeNameAfterBinding).
+        // A bound pod needs no nominated node. Upstream clears the field with the gate
+        // `ClearingNominatedNodeNameAfterBinding`.
         status.remove("nominatedNodeName");
         [("metadata", metadata.json()), ("spec", spec.json()), ("status", status.json())]
     };

@@ -24,13 +24,13 @@ use crate::{
 /// Lifetime of a continue token in seconds. Upstream compacts its history at this interval.
 const TOKEN_LIFETIME_SECONDS: u64 = 300;
 
-/// The continue token: where the next page starts, and the revision of the list.
+/// The continue token: the start of the next page, and the revision of the list.
 #[derive(Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Continue {
     /// 0 for the newest revision: the list is not consistent.
     rv: u64,
     start: String,
-    /// When the first page was made, in seconds since 1970. A token of the newest revision does not expire.
+    /// Time at which the first page was created, in seconds since 1970. A token of the newest revision does not expire.
     #[serde(default)]
     issued: u64,
 }

@@ -134,7 +134,8 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let lines = stream::iter(first)
         .chain(stream::unfold(FollowingEvents { events, first: Some(first_events.clone()) }, following))
         .then(move |event| match is_in_version(&kind, &event) {
-            // Most events need no conversion. A conversion clones references that all watches share, which takes time.
+            // Most events need no conversion. Without this branch, each event would clone references that all watches
+            // share, which takes time.
             true => Either::Left(std::future::ready(Ok::<_, ApiError>(event))),
             false => {
                 let event = converted(conversions.clone(), kind.clone(), event, first_events.clone());

@@ -78,7 +78,7 @@ const RESTRICTED: &[Row] = &[
     },
 ];
 
-/// The checks of a level and version. A version newer than all checks gets the newest revision of each.
+/// The checks of a level and version. A version that is newer than all checks gets the newest revision of each check.
 pub(super) fn selected(at: LevelVersion) -> Vec<Check> {
     let minor = match at.version {
         Version::Latest => u32::MAX,

@@ -179,7 +179,7 @@ fn user(causes: &mut Causes, path: &Path, container: &Value, spec: &Value) {
     }
 }
 
-/// Checks the devices of a resource that a container has. The container may be missing in the spec.
+/// Checks the devices of a resource that a container has. The spec may lack the container.
 fn allocated(causes: &mut Causes, path: &Path, resource: &Value, container: Option<&Resources<'_>>) {
     let name = text(&resource["name"]);
     if let Some(problem) = container.and_then(|container| container.problem(name)) {

@@ -74,7 +74,7 @@ fn restarts(causes: &mut Causes, new: &Value, old: &Value, list: &str, container
     }
 }
 
-/// The elements of a list by their names. Of several elements with one name, the first is used.
+/// The elements of a list by their names. If several elements have one name, the first element is used.
 fn by_name(list: &Value) -> HashMap<&Value, &Value> {
     let mut elements = HashMap::new();
     for (_, element) in items(list) {

@@ -72,7 +72,7 @@ pub(crate) fn runtime_class(causes: &mut Causes, class: &Value, old: Option<&Val
             causes.duplicate(&path.field("tolerations").index(index), toleration);
         }
     }
-    // After the other checks: upstream validates the object, then the update.
+    // This check comes last, because upstream first validates the object, and then the update.
     if old.is_some_and(|old| old["handler"] != class["handler"]) {
         causes.invalid(&Path::root("handler"), &class["handler"], "field is immutable");
     }

@@ -119,7 +119,7 @@ fn selector(causes: &mut Causes, path: &Path, spec: &Value) -> bool {
         causes.invalid_selector(&here, selector, "invalid label selector");
         return false;
     } else if LabelSelector::from_object(selector).is_ok_and(|parsed| parsed.is_empty()) {
-        // Upstream names deployments in the error of replica sets, too.
+        // The error of replica sets also names deployments, as upstream.
         causes.invalid(&here, selector, "empty selector is invalid for deployment");
         return true;
     }
@@ -154,13 +154,13 @@ pub(super) fn collisions(causes: &mut Causes, path: &Path, status: &Value, old: 
     }
 }
 
-/// Checks the pod template of a workload whose pods restart always. `owner` is the workload's kind.
+/// Checks the pod template of a workload whose pods always restart. `owner` is the workload's kind.
 pub(super) fn template_of(causes: &mut Causes, path: &Path, template: &Value, owner: &str) {
     pod::template(causes, path, template);
     restarts(causes, &path.field("spec"), &template["spec"], owner);
 }
 
-/// Checks that the pods of a workload restart always, and have no deadline.
+/// Checks that the pods of a workload always restart, and have no deadline.
 pub(super) fn restarts(causes: &mut Causes, here: &Path, spec: &Value, owner: &str) {
     if !text(&spec["restartPolicy"]).is_empty() && spec["restartPolicy"] != "Always" {
         causes.unsupported(&here.field("restartPolicy"), &spec["restartPolicy"], &["Always"]);

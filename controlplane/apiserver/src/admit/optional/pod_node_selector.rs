@@ -87,7 +87,7 @@ impl PodNodeSelector {
         Ok(Self { cluster_default: whitelists.remove(CLUSTER_DEFAULT).unwrap_or_default(), whitelists })
     }
 
-    /// The labels in the namespace's annotation, otherwise the default.
+    /// The labels in the namespace's annotation, or else the default labels.
     fn wanted(&self, admission: &Admission, attributes: &Attributes<'_>) -> Result<Labels> {
         let Some(kind) = by_resource("", "v1", "namespaces") else { return Ok(Map::new()) };
         let Some(namespace) = admission.cache.get(kind, "", attributes.namespace) else {

@@ -156,8 +156,8 @@ struct Mappings {
 #[serde(deny_unknown_fields, default)]
 struct Source {
     claim: String,
-    /// Required beside `claim` for users and groups, as upstream: a name without a prefix can equal a name of the
-    /// cluster.
+    /// As upstream, required together with `claim` for users and groups: a name without a prefix can be equal to a name
+    /// of the cluster.
     prefix: Option<String>,
     expression: String,
 }

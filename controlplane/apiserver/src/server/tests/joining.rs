@@ -188,7 +188,7 @@ async fn a_request_is_for_one_name_however_it_is_read() {
 #[tokio::test]
 async fn the_name_of_the_controllers_is_not_a_credential() {
     let server = Fixture::new().await;
-    // The default role of this name lists everything, and does not read single nodes.
+    // The default role of kube-controller-manager can list all resources, but cannot get single nodes.
     let node = "/api/v1/nodes/none";
     assert_eq!(server.get_as(User::new("system:kube-controller-manager", &[]), node).await.code, 403);
     assert_eq!(server.get_as(User::controllers(), node).await.code, 404);

@@ -254,7 +254,7 @@ async fn connections_through_the_proxy_are_admitted() {
 async fn each_object_of_a_deleted_collection_has_a_budget_of_its_own() {
     let server = Fixture::new().await;
     // An expression costs a tenth of one length times a tenth of the other: 810,000. The ten validations of one object
-    // cost more than 8 million. All objects together cost more than one request may.
+    // cost more than 8 million. All objects together cost more than the limit of one request.
     let one = json!({"expression": "!oldObject.data.a.contains(oldObject.data.b)"});
     let spec = json!({
         "matchConstraints": {"resourceRules": [{"operations": ["DELETE"], "apiGroups": ["*"], "apiVersions": ["*"],
