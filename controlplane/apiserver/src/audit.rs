@@ -123,8 +123,8 @@ impl Auditor {
         }
     }
 
-    /// Numbers of all events, of events that the webhook did not receive, of events that the log did not receive, and of
-    /// refused requests.
+    /// Numbers of all events, of events that the webhook did not receive, of events that the log did not receive, and
+    /// of refused requests.
     pub(crate) fn counts(&self) -> [u64; 4] {
         self.backends.counts()
     }
@@ -146,8 +146,8 @@ impl Auditor {
     /// Starts the record of a request. `None` if the policy records nothing about it.
     ///
     /// # Errors
-    /// A backend in the mode `blocking-strict` does not have the first event, or too many requests wait for a backend. The
-    /// request must not run.
+    /// A backend in the mode `blocking-strict` does not have the first event, or too many requests wait for a backend.
+    /// The request must not run.
     pub(crate) async fn begin(
         self: &Arc<Self>,
         request: &Received<'_>,

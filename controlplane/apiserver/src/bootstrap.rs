@@ -314,7 +314,8 @@ async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()>
     ensure_kind(state, core(resource)?, object).await
 }
 
-/// Creates an object if it does not exist. Does not write an existing object: admission webhooks could refuse the write.
+/// Creates an object if it does not exist. Does not write an existing object: admission webhooks could refuse the
+/// write.
 async fn ensure_kind(state: &Arc<State>, kind: &Arc<Resource>, object: Value) -> Result<()> {
     if stored(state, kind, &object).is_some() {
         return Ok(());

@@ -1,7 +1,7 @@
 //! Verification of a server's certificate with a bundle of certificates, such as the `caBundle` of a webhook.
 //!
-//! As in Go, the bundle may contain the server's own certificate. That certificate may be marked as an authority, which is
-//! the default of `openssl req -x509`. The WebPKI rules alone would refuse an authority as a server certificate.
+//! As in Go, the bundle may contain the server's own certificate. That certificate may be marked as an authority, which
+//! is the default of `openssl req -x509`. The WebPKI rules alone would refuse an authority as a server certificate.
 
 use std::sync::{Arc, OnceLock};
 

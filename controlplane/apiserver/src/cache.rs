@@ -115,8 +115,8 @@ impl Shared {
 }
 
 impl Cache {
-    /// Loads the objects of the built-in resources. Returns the cache and the watch for [`Cache::follow`]. Resources with
-    /// unreadable objects are not loaded.
+    /// Loads the objects of the built-in resources. Returns the cache and the watch for [`Cache::follow`]. Resources
+    /// with unreadable objects are not loaded.
     pub(crate) async fn load(store: &dyn Store) -> std::result::Result<(Self, Watch), coracle_store::Error> {
         let ReadablePage { page, unreadable } = store.list_readable(Range::default()).await?;
         let watch = store.watch("", page.revision).await?;
@@ -191,8 +191,8 @@ impl Cache {
         loop {
             let resyncs = self.resyncs.load(Ordering::Acquire);
             let page = store.list(Range { prefix: prefix_of(kind, ""), ..Range::default() }).await?;
-            // A resync counts itself before it takes this lock. So it cannot drop the kept commits between the comparison
-            // and the load.
+            // A resync counts itself before it takes this lock. So it cannot drop the kept commits between the
+            // comparison and the load.
             let mut quotas = self.quotas.lock();
             // A resync happened during the list. The commits between the list and the resync are missing, so list
             // again.

@@ -28,7 +28,8 @@ impl ClientUpgrade {
         Self { on: hyper::upgrade::on(request), permit, running: None }
     }
 
-    /// The reader of a watch. Its owner is the caller, who may impersonate another user. `None` for requests of this process.
+    /// The reader of a watch. Its owner is the caller, who may impersonate another user. `None` for requests of this
+    /// process.
     pub(crate) fn reader(&self) -> Option<Arc<Reader>> {
         self.running.as_ref().and_then(LongRunning::reader)
     }

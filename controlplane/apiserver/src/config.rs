@@ -88,8 +88,8 @@ pub struct ApiserverConfig {
     pub encryption_health: Option<EncryptionHealth>,
     /// The components (`controller-manager`, `scheduler`) that run in this process, for the component statuses.
     pub own_components: Vec<&'static str>,
-    /// Time for which the server still accepts requests after a shutdown begins. Load balancers switch to another server
-    /// during this time.
+    /// Time for which the server still accepts requests after a shutdown begins. Load balancers switch to another
+    /// server during this time.
     pub shutdown_delay: Duration,
 }
 
@@ -123,11 +123,11 @@ pub struct ServerOptions {
     pub toleration_seconds: [i64; 2],
     /// Time after which an event is deleted.
     pub event_lifetime: Duration,
-    /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: 1/32 of the machine's memory, at least
-    /// 32 MiB and at most 1 GiB.
+    /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: 1/32 of the machine's memory, at
+    /// least 32 MiB and at most 1 GiB.
     pub max_namespace_bytes: Option<usize>,
-    /// Maximum encoded bytes of the objects in all namespaces except the system namespaces; 0: no limit. `None`: an eighth
-    /// of the machine's memory, at least 128 MiB.
+    /// Maximum encoded bytes of the objects in all namespaces except the system namespaces; 0: no limit. `None`: an
+    /// eighth of the machine's memory, at least 128 MiB.
     pub max_all_namespaces_bytes: Option<usize>,
     /// Issuers of service account tokens. The first issuer issues new tokens. Tokens of all issuers are accepted. If
     /// the list is empty, [`ApiserverConfig::issuer`] is the issuer.
@@ -143,14 +143,15 @@ pub struct ServerOptions {
     /// Minimum duration of a watch whose request has no timeout. Such a watch ends at a random time between once and
     /// twice this duration; 0: no limit.
     pub min_watch: Duration,
-    /// Whether priority levels share the requests in flight. Otherwise only [`ApiserverConfig::max_in_flight`] limits them.
+    /// Whether priority levels share the requests in flight. Otherwise only [`ApiserverConfig::max_in_flight`] limits
+    /// them.
     pub priority_and_fairness: bool,
     /// Value of the header `Strict-Transport-Security`; empty for none.
     pub strict_transport_security: String,
     /// Regular expressions of the origins whose web pages may read responses; empty for none.
     pub allowed_origins: Vec<String>,
-    /// Probability that a request asks its HTTP/2 client to connect again, so that clients spread over several servers; 0 for
-    /// never.
+    /// Probability that a request asks its HTTP/2 client to connect again, so that clients spread over several servers;
+    /// 0 for never.
     pub goaway_chance: f64,
     /// Whether the server refuses new requests with 429 and `Retry-After` at its shutdown until the requests in flight
     /// have ended. Otherwise the server accepts no more connections.

@@ -1,5 +1,5 @@
-//! Bodies that count each rendered frame as unread bytes as soon as the frame exists. Indentation and compression keep a
-//! frame in memory until the connection has taken its last part.
+//! Bodies that count each rendered frame as unread bytes as soon as the frame exists. Indentation and compression keep
+//! a frame in memory until the connection has taken its last part.
 
 use std::{
     pin::Pin,

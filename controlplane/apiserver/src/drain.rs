@@ -1,5 +1,6 @@
-//! Refuses new requests at the shutdown, until the requests in flight have ended (`--shutdown-send-retry-after`). The listener
-//! stays open until then, so that clients get a response. Source: `WithRetryAfter` and `WithWaitGroup` of `k8s.io/apiserver`.
+//! Refuses new requests at the shutdown, until the requests in flight have ended (`--shutdown-send-retry-after`). The
+//! listener stays open until then, so that clients get a response. Source: `WithRetryAfter` and `WithWaitGroup` of
+//! `k8s.io/apiserver`.
 
 use std::time::Duration;
 

@@ -44,8 +44,8 @@ pub(crate) fn name(call: &Call) -> String {
     program(agent.as_bytes())
 }
 
-/// The program in a user agent: the printable characters before the first slash, at most [`MAX_NAME`] bytes. Each byte that
-/// is not UTF-8 becomes a replacement character. Source: `prefixFromUserAgent` of `k8s.io/apiserver`.
+/// The program in a user agent: the printable characters before the first slash, at most [`MAX_NAME`] bytes. Each byte
+/// that is not UTF-8 becomes a replacement character. Source: `prefixFromUserAgent` of `k8s.io/apiserver`.
 fn program(agent: &[u8]) -> String {
     let start = agent.split(|byte| *byte == b'/').next().unwrap_or_default();
     let mut program = String::new();

@@ -54,7 +54,8 @@ pub(crate) struct FlowControl {
     /// Seats of all limited levels.
     seats: u64,
     max_wait: Duration,
-    /// Random key of the hash. Without this key a client could choose a user name that shares the queues of another user.
+    /// Random key of the hash. Without this key a client could choose a user name that shares the queues of another
+    /// user.
     hasher: RandomState,
     times: Times,
 }

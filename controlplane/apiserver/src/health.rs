@@ -30,8 +30,8 @@ enum Subject {
     Shutdown,
 }
 
-/// The checks of `/livez` and `/healthz`. An embedded store that refuses writes recovers on its own and still serves reads,
-/// so it does not fail `/livez`.
+/// The checks of `/livez` and `/healthz`. An embedded store that refuses writes recovers on its own and still serves
+/// reads, so it does not fail `/livez`.
 const ALIVE: &[Check] = &[("ping", Subject::Server), ("log", Subject::Server), ("etcd", Subject::Etcd)];
 /// Upstream's names of the steps of the server's start. Requests are accepted after these steps, so their checks always
 /// pass.

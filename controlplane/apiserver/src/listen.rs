@@ -1,7 +1,7 @@
 //! The listener: TLS connections with HTTP/1.1 and HTTP/2. [`Apiserver::handle`] handles each request.
 //!
-//! Limits: number of connections ([`coracle_connections`]); duration of handshakes, headers, idle connections and unread
-//! responses; streams and memory of one HTTP/2 connection.
+//! Limits: number of connections ([`coracle_connections`]); duration of handshakes, headers, idle connections and
+//! unread responses; streams and memory of one HTTP/2 connection.
 
 mod activity;
 mod client;
@@ -171,8 +171,8 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
     let activity = Arc::new(Activity::new(server.state.request_timeout));
     let header = Arc::new(HeaderMemory::new(server.state.in_flight.clone(), permit.clone(), is_http2));
-    // The first received bytes start the time limit of a request header. After an upgrade, `header` is dropped: the bytes
-    // of another protocol do not count.
+    // The first received bytes start the time limit of a request header. After an upgrade, `header` is dropped: the
+    // bytes of another protocol do not count.
     let (receiving, incomplete, closing) = (activity.clone(), Arc::downgrade(&header), permit.clone());
     let limiting = if is_certified || is_http2 { Weak::new() } else { incomplete.clone() };
     let permitted = SmallReads::new(PermitStream::of_socket(stream, permit.clone()), limiting);

@@ -159,8 +159,8 @@ pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType> {
     }
 }
 
-/// Whether the media type is for unchanged objects. As upstream, each of the parameters `as`, `g` and `v` names a kind to
-/// which the objects are converted.
+/// Whether the media type is for unchanged objects. As upstream, each of the parameters `as`, `g` and `v` names a kind
+/// to which the objects are converted.
 fn is_plain(media: &MediaType<'_>) -> bool {
     ["as", "g", "v"].iter().all(|name| media.parameter(name).is_none())
 }

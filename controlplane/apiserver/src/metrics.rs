@@ -214,8 +214,8 @@ impl Metrics {
         }
     }
 
-    /// Removes the counts of a resource that is not served any more. Clients that create and delete definitions of custom
-    /// resources would otherwise add labels without end.
+    /// Removes the counts of a resource that is not served any more. Clients that create and delete definitions of
+    /// custom resources would otherwise add labels without end.
     pub(crate) fn forget(&self, group: &str, plural: &str) {
         remove_resource(&self.requests, group, plural);
         remove_resource(&self.durations, group, plural);

@@ -24,8 +24,8 @@ const MAX_LEVELS: usize = 64;
 /// Prefixes of the header `User-Agent` of programs that show responses to people.
 const HUMAN_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
 
-/// Marks a response of an aggregated server. Its body is not changed: the aggregated server decides about indentation, and
-/// the body may be a stream in which white space separates documents.
+/// Marks a response of an aggregated server. Its body is not changed: the aggregated server decides about indentation,
+/// and the body may be a stream in which white space separates documents.
 #[derive(Clone, Copy)]
 pub(crate) struct Forwarded;
 

@@ -65,7 +65,8 @@ pub(crate) async fn charge(
     Ok((uses && !call.dry_run()?).then_some(QuotaPermit::new(lock, guard)))
 }
 
-/// Whether the commit needs a guard: other servers can write objects of this kind, and the kind has no guard of its own.
+/// Whether the commit needs a guard: other servers can write objects of this kind, and the kind has no guard of its
+/// own.
 fn needs_guard(call: &Call) -> bool {
     call.state.store.is_shared() && !call.kind.stored_as().volatile && !is_allocated(&call.kind)
 }

@@ -22,8 +22,8 @@ use crate::{request_owner, resolver::HttpLookups, waits, webhook_connections::We
 
 /// Maximum bytes of a response.
 const MAX_RESPONSE: usize = 1 << 20;
-/// Maximum concurrent calls to one server. Further calls wait within their timeout. One owner of requests gets at most as many
-/// calls as are still free.
+/// Maximum concurrent calls to one server. Further calls wait within their timeout. One owner of requests gets at most
+/// as many calls as are still free.
 const MAX_CONCURRENT_CALLS: usize = 100;
 /// Maximum calls that wait for one server. One owner gets at most a quarter of these waiting calls.
 const MAX_WAITING_CALLS: usize = 4096;
@@ -82,14 +82,14 @@ impl Remote {
         Ok(Self { http, url, credential, calls, timeout, backoffs, retries_connections: false })
     }
 
-    /// Also retries calls whose connection failed. Without this, such a call fails at once, as upstream, so that requests
-    /// do not wait for a webhook that is down.
+    /// Also retries calls whose connection failed. Without this, such a call fails at once, as upstream, so that
+    /// requests do not wait for a webhook that is down.
     pub(crate) fn with_connection_retries(self) -> Self {
         Self { retries_connections: true, ..self }
     }
 
-    /// Uses four retries. Each back-off is one and a half times the previous one, as upstream. The total timeout does not
-    /// change.
+    /// Uses four retries. Each back-off is one and a half times the previous one, as upstream. The total timeout does
+    /// not change.
     pub(crate) fn with_retry_backoff(self, first: Duration) -> Self {
         let backoffs = std::iter::successors(Some(first), |backoff| Some(*backoff * 3 / 2)).take(4).collect();
         Self { backoffs, ..self }

@@ -282,8 +282,8 @@ impl Query {
         self.get(key).parse().ok()
     }
 
-    /// Maximum number of objects of a page. A list at `resourceVersion=0` without a continue token has no limit. Source:
-    /// `computeListLimit` of the cacher.
+    /// Maximum number of objects of a page. A list at `resourceVersion=0` without a continue token has no limit.
+    /// Source: `computeListLimit` of the cacher.
     pub(crate) fn page_limit(&self) -> usize {
         if self.get("resourceVersion") == "0" && self.get("continue").is_empty() {
             return usize::MAX;

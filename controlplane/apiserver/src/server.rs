@@ -234,8 +234,8 @@ impl Apiserver {
         }
     }
 
-    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. Releases the
-    /// memory that the request has until its authentication.
+    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. Releases
+    /// the memory that the request has until its authentication.
     async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
         let identity = request_owner::scope(request_seats::source(&parts.extensions), self.identify(parts));
         let identified = self.state.metrics.access.authentication(identity).await;
@@ -277,7 +277,8 @@ impl Apiserver {
         reply
     }
 
-    /// Begins the audit record of a request. If the request must not run without its first event, the caller is an error.
+    /// Begins the audit record of a request. If the request must not run without its first event, the caller is an
+    /// error.
     async fn record(
         &self,
         parts: &http::request::Parts,

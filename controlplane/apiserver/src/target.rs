@@ -173,7 +173,8 @@ impl Endpoint {
             .ok_or_else(|| ApiError::bad_request("address not allowed"))
     }
 
-    /// Sends a request. With TLS, the server may have any certificate. The permit is held until the connection is closed.
+    /// Sends a request. With TLS, the server may have any certificate. The permit is held until the connection is
+    /// closed.
     pub(crate) async fn send(
         &self,
         is_tls: bool,
@@ -257,8 +258,8 @@ where
     let guard = ended.clone().drop_guard();
     coracle_threads::spawn(async move {
         tokio::select! {
-            // The other arm may be dropped: the connection is closed then. The caller gets a failure of the connection as
-            // an error of the body.
+            // The other arm may be dropped: the connection is closed then. The caller gets a failure of the connection
+            // as an error of the body.
             _ = connection.with_upgrades() => {}
             () = ended.cancelled() => {}
         }

@@ -34,7 +34,7 @@ const MAX_COUNTED_BYTES: usize = MAX_BYTES / 2;
 pub(crate) const MIN_HELD_BYTES: usize = 8 << 10;
 
 /// Bytes that the server counts for the slot of a queued event; the real slot is not larger. Watches share objects, but
-/// each watch has its own slots. Without this count, the slots of small shared events would take memory without a limit.
+/// each watch has its own slots. Otherwise the slots of small shared events would take memory without a limit.
 pub(crate) const SLOT_BYTES: usize = 32;
 
 /// Capacity, in elements, that an empty map keeps.
@@ -327,8 +327,8 @@ impl Reader {
         &self.owner
     }
 
-    /// Whether the client is a member of `system:masters` or a component of the cluster. Other users must not be able to
-    /// end its response.
+    /// Whether the client is a member of `system:masters` or a component of the cluster. Other users must not be able
+    /// to end its response.
     pub(crate) fn is_protected(&self) -> bool {
         self.is_of_masters || self.class == Class::Components
     }

@@ -81,8 +81,8 @@ pub(crate) struct Slot {
     deadline: Instant,
 }
 
-/// Waits for a connection to a webhook, within the webhook's timeout. The timeout includes the call that follows. A caller
-/// makes its review afterwards, so that waiting calls need little memory.
+/// Waits for a connection to a webhook, within the webhook's timeout. The timeout includes the call that follows. A
+/// caller makes its review afterwards, so that waiting calls need little memory.
 pub(crate) async fn reserve(in_flight: &InFlight, hook: &Endpoint) -> Result<Slot, String> {
     let deadline = Instant::now() + hook.timeout;
     let host = hook.host();
@@ -126,7 +126,8 @@ async fn exchange(
         TlsConnector::from(tls).connect(name, stream).await.map_err(|error| format!("tls: {error}"))?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| error.to_string())?;
-    // A failure of the connection is returned by the sender. A server that reads nothing delays the end of the connection.
+    // A failure of the connection is returned by the sender. A server that reads nothing delays the end of the
+    // connection.
     let limit = hook.timeout + CLOSE_TIMEOUT;
     coracle_threads::spawn(async move {
         let _ended = tokio::time::timeout(limit, connection).await;

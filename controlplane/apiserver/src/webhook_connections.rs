@@ -1,5 +1,5 @@
-//! Connections to webhooks: a maximum for all hosts, and a fair part for each. The users that call the same host share its
-//! part.
+//! Connections to webhooks: a maximum for all hosts, and a fair part for each. The users that call the same host share
+//! its part.
 //!
 //! A call above the limits waits for a connection. If the call were refused at once, a user with many parallel requests
 //! could evade a webhook whose failure policy is `Ignore`. A host that has used its part does not delay the calls of
@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use coracle_connections::Share;
 use tokio::sync::oneshot;
 
-/// Maximum slots of one host, as a multiple of the free slots. So a host gets at most three quarters of all slots. A slot is
-/// a connection or a waiting call.
+/// Maximum slots of one host, as a multiple of the free slots. So a host gets at most three quarters of all slots. A
+/// slot is a connection or a waiting call.
 const PER_FREE: usize = 3;
 /// Maximum number of calls that wait for a connection.
 const MAX_WAITING: usize = 8192;
@@ -91,8 +91,8 @@ fn part_of_host(most: usize) -> usize {
     most.saturating_mul(PER_FREE) / (PER_FREE + 1)
 }
 
-/// Whether an owner with `own` connections to a host may have one more. An owner gets at most as many connections as are
-/// still free for the host.
+/// Whether an owner with `own` connections to a host may have one more. An owner gets at most as many connections as
+/// are still free for the host.
 fn is_in_share(most: usize, used_of_host: usize, own: usize) -> bool {
     own < part_of_host(most).saturating_sub(used_of_host)
 }
@@ -116,8 +116,8 @@ impl WebhookConnections {
         Self { slots: Arc::new(Mutex::new(slots)) }
     }
 
-    /// At most `max_used` connections to a single host, and at most `max_waiting` waiting calls. The name of the host is
-    /// arbitrary.
+    /// At most `max_used` connections to a single host, and at most `max_waiting` waiting calls. The name of the host
+    /// is arbitrary.
     pub(crate) fn of_one_host(max_used: usize, max_waiting: usize) -> Self {
         let of_all = |of_host: usize| (of_host * (PER_FREE + 1)).div_ceil(PER_FREE);
         Self::with_limits(of_all(max_used), of_all(max_waiting))

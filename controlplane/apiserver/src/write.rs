@@ -59,8 +59,9 @@ const RETRIES: usize = 16;
 /// Attempts to find a free name for generateName.
 const NAMES: usize = 8;
 
-/// Creates an object. With `generateName`, the full name is generated between mutating and validating admission. Earlier
-/// errors contain the prefix as the name. The future is boxed, because verbs and controllers would contain a copy of it.
+/// Creates an object. With `generateName`, the full name is generated between mutating and validating admission.
+/// Earlier errors contain the prefix as the name. The future is boxed, because verbs and controllers would contain a
+/// copy of it.
 pub(crate) fn create(call: &Call, object: Value, writer: Writer) -> BoxFuture<'_, Result<Stored>> {
     Box::pin(create_object(call, object, writer))
 }
@@ -133,8 +134,8 @@ async fn commit_named(
     outcome
 }
 
-/// Validates an object, runs validating admission and commits the object. Source: `Store.Create` of the generic registry,
-/// where the strategy validates first, and `AdmissionToValidateObjectFunc`, which sets the generated name.
+/// Validates an object, runs validating admission and commits the object. Source: `Store.Create` of the generic
+/// registry, where the strategy validates first, and `AdmissionToValidateObjectFunc`, which sets the generated name.
 async fn commit_new(
     call: &Call,
     object: &Value,

@@ -144,8 +144,8 @@ pub fn whole_usage(kind: &Resource, object: &Value, now: Timestamp) -> Usage {
     usage::of(kind, object, now)
 }
 
-/// The time after which a pod that is being deleted counts only for `count/pods`, although it still exists. `None` if its
-/// usage does not change with the time.
+/// The time after which a pod that is being deleted counts only for `count/pods`, although it still exists. `None` if
+/// its usage does not change with the time.
 pub fn grace_end(pod: &Value) -> Option<Timestamp> {
     usage::grace_end(pod)
 }

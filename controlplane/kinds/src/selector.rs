@@ -73,8 +73,8 @@ impl FieldSelector {
     }
 }
 
-/// The message about a field that a kind cannot be selected by. Source: `AddFieldLabelConversionFunc` of the groups, and
-/// `DefaultMetaV1FieldSelectorConversion` for kinds without a function.
+/// The message about a field that a kind cannot be selected by. Source: `AddFieldLabelConversionFunc` of the groups,
+/// and `DefaultMetaV1FieldSelectorConversion` for kinds without a function.
 fn unknown(kind: &Resource, name: &str) -> String {
     let has_function = matches!(
         (&*kind.group, &*kind.kind),

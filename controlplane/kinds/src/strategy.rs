@@ -24,8 +24,8 @@ const SERVER_OWNED: [&str; 5] =
 const CERTIFICATES: &str = "certificates.k8s.io";
 const SIGNING_REQUEST: &str = "CertificateSigningRequest";
 
-/// Prepares a new object: removes the client's status, and sets generation 1 if the kind has generations. Objects of other
-/// kinds keep the generation that the client sets, as upstream.
+/// Prepares a new object: removes the client's status, and sets generation 1 if the kind has generations. Objects of
+/// other kinds keep the generation that the client sets, as upstream.
 pub fn prepare_for_create(kind: &Resource, object: &mut Value) {
     let Some(metadata) = object.as_object_mut().and_then(metadata_of) else { return };
     metadata.remove("selfLink");
@@ -312,8 +312,8 @@ pub fn reset_fields(kind: &Resource, subresource: &str) -> &'static [&'static [&
     }
 }
 
-/// Metadata that a write of `/status` does not change. Source: `PrepareForUpdate` of the status strategies; several call
-/// `ResetObjectMetaForStatus`.
+/// Metadata that a write of `/status` does not change. Source: `PrepareForUpdate` of the status strategies; several
+/// call `ResetObjectMetaForStatus`.
 fn status_preserved_metadata(kind: &Resource) -> &'static [&'static str] {
     match (&*kind.group, &*kind.kind) {
         ("apps", "Deployment") => &["labels"],

@@ -25,8 +25,8 @@ pub(crate) struct Member {
     durations: Durations,
 }
 
-/// Durations by step, operation and whether the object was refused. A histogram is created at its first use, so that the
-/// metrics do not have series for combinations that never occurred.
+/// Durations by step, operation and whether the object was refused. A histogram is created at its first use, so that
+/// the metrics do not have series for combinations that never occurred.
 #[derive(Default)]
 struct Durations([[[OnceLock<Histogram>; 2]; 4]; 2]);
 

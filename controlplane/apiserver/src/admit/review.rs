@@ -32,8 +32,8 @@ pub(super) enum Phase {
 const MAX_ANNOTATIONS: usize = 100;
 const MAX_ANNOTATION_BYTES: usize = 32 << 10;
 
-/// Maximum bytes of a webhook's text in the message of an error. The client may read the error slowly, and its memory is not
-/// charged to the memory of webhook responses.
+/// Maximum bytes of a webhook's text in the message of an error. The client may read the error slowly, and its memory
+/// is not charged to the memory of webhook responses.
 const MAX_MESSAGE_BYTES: usize = 64 << 10;
 
 /// The object before and after the request, in the version that the webhook's rules select.

@@ -1,4 +1,5 @@
-//! The backends of audit events: the log and the webhook, each with its mode. A request waits at most [`MAX_WAIT`] for them.
+//! The backends of audit events: the log and the webhook, each with its mode. A request waits at most [`MAX_WAIT`] for
+//! them.
 
 use std::{
     path::PathBuf,
@@ -174,8 +175,8 @@ impl Backends {
         })
     }
 
-    /// Numbers of all events, of events that the webhook did not receive, of events that the log did not receive, and of
-    /// refused requests.
+    /// Numbers of all events, of events that the webhook did not receive, of events that the log did not receive, and
+    /// of refused requests.
     pub(super) fn counts(&self) -> [u64; 4] {
         let counts = [&self.events, &*self.lost_by_webhook, &self.refused];
         let [events, lost_by_webhook, refused] = counts.map(|count| count.load(Ordering::Relaxed));
@@ -217,8 +218,8 @@ impl Backends {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a request of an owner that waits for another server before it runs. The empty owner has no limit: it stands for
-    /// members of `system:masters`.
+    /// Counts a request of an owner that waits for another server before it runs. The empty owner has no limit: it
+    /// stands for members of `system:masters`.
     ///
     /// # Errors
     /// Too many requests wait. The client may retry.
@@ -291,8 +292,8 @@ impl Backends {
     }
 
     /// Sends the event of a request whose client has disconnected. The number of these events is not limited by
-    /// requests in flight. While the memory of a backend is used up, this backend gets the event without its objects; above
-    /// a second limit the event is lost and counted, as upstream does in the mode `batch`.
+    /// requests in flight. While the memory of a backend is used up, this backend gets the event without its objects;
+    /// above a second limit the event is lost and counted, as upstream does in the mode `batch`.
     pub(super) fn write_late(&self, event: &mut Event, owner: &Arc<str>) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let EventLines { log: log_line, webhook: webhook_line } = self.lines(event);

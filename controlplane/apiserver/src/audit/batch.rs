@@ -1,7 +1,7 @@
 //! The batch mode of backends: events wait in a queue, and go to the backend in batches.
 //!
-//! The number and the bytes of queued events are limited. Requests do not wait for the backend. If the queue is full, or
-//! a webhook does not accept a batch, the events are lost and counted. Source:
+//! The number and the bytes of queued events are limited. Requests do not wait for the backend. If the queue is full,
+//! or a webhook does not accept a batch, the events are lost and counted. Source:
 //! `k8s.io/apiserver/plugin/pkg/audit/buffered`.
 
 use std::{

@@ -25,8 +25,8 @@ const STATUS_FIELDS: [&str; 4] = ["metadata", "status", "reason", "code"];
 /// The limits of one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuditTruncateConfig {
-    /// Maximum bytes of an event. A larger event loses its objects, and then long texts. If it is still larger, the event is
-    /// lost.
+    /// Maximum bytes of an event. A larger event loses its objects, and then long texts. If it is still larger, the
+    /// event is lost.
     pub max_event_bytes: usize,
     /// Maximum bytes of the events in one request to the webhook. The log has no batches.
     pub max_batch_bytes: usize,
@@ -44,8 +44,8 @@ pub(super) fn shortened(event: &mut Event) -> String {
     line
 }
 
-/// The line of an event without its objects, extra values of users and details of the response, and with cut texts. User, verb,
-/// object, code and the start of the path remain.
+/// The line of an event without its objects, extra values of users and details of the response, and with cut texts.
+/// User, verb, object, code and the start of the path remain.
 fn reduced(event: &mut Event) -> String {
     let objects = (event.request_object.take(), event.response_object.take());
     let mut reduced = event.clone();
@@ -105,7 +105,8 @@ fn cut(text: &mut String, most: usize) {
 // === impl AuditTruncateConfig ===
 
 impl AuditTruncateConfig {
-    /// The line of an event within the limit. `None` if the event is too large even without its objects and with cut texts.
+    /// The line of an event within the limit. `None` if the event is too large even without its objects and with cut
+    /// texts.
     pub(super) fn limit(self, line: String, event: &mut Event) -> Option<String> {
         let fits = |line: &String| line.len() <= self.max_event_bytes;
         if fits(&line) {

@@ -232,8 +232,8 @@ fn names_secret(cache: &Cache, namespace: &str, name: &str, secret: &str) -> boo
     })
 }
 
-/// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing for a
-/// limited time.
+/// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing for
+/// a limited time.
 fn require_live(cache: &Cache, resource: &str, namespace: &str, name: &str, uid: &str) -> Option<()> {
     let kind = coracle_kinds::kind::by_resource("", "v1", resource)?;
     let fields: &[&[&str]] = &[&["metadata", "deletionTimestamp"], &["metadata", "uid"]];
@@ -246,9 +246,9 @@ fn require_live(cache: &Cache, resource: &str, namespace: &str, name: &str, uid:
     (is_live && object["metadata"]["uid"] == uid).then_some(())
 }
 
-/// Whether the tokens of a pod are still valid. `deletion` is its `deletionTimestamp`, the end of the grace period; `now`
-/// is in Unix seconds. Tokens end one minute after the grace period, even if the node never confirms the deletion.
-/// Source: `invalidIfDeletedBefore` in `pkg/serviceaccount`.
+/// Whether the tokens of a pod are still valid. `deletion` is its `deletionTimestamp`, the end of the grace period;
+/// `now` is in Unix seconds. Tokens end one minute after the grace period, even if the node never confirms the
+/// deletion. Source: `invalidIfDeletedBefore` in `pkg/serviceaccount`.
 fn is_pod_live(deletion: &Value, now: i64) -> bool {
     let end = deletion.as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
     deletion.is_null() || end.is_some_and(|end| now <= end.as_second().saturating_add(TERMINATING_SECONDS))

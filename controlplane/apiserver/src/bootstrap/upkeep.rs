@@ -60,8 +60,8 @@ struct DefaultObject {
     name: &'static str,
 }
 
-/// Restores the objects after each change, until the server stops. If not `is_complete`, some objects are missing now, and
-/// the first attempt follows after [`RETRY`].
+/// Restores the objects after each change, until the server stops. If not `is_complete`, some objects are missing now,
+/// and the first attempt follows after [`RETRY`].
 pub(super) fn start(state: &Arc<State>, is_complete: bool) -> Result<()> {
     let first = watches(state)?;
     let left = Left { objects: !is_complete, authorities: !has_config_maps(state) };

@@ -22,8 +22,8 @@ use crate::{
 /// Maximum number of changes in the history of a kind, and maximum bytes of their superseded objects.
 const MAX_HISTORY: usize = 1000;
 const MAX_HISTORY_BYTES: usize = 384 << 10;
-/// Age up to which the history keeps changes above these limits. During a burst of changes, a client that has listed the
-/// objects can then still start its watch at the revision of the list.
+/// Age up to which the history keeps changes above these limits. During a burst of changes, a client that has listed
+/// the objects can then still start its watch at the revision of the list.
 pub(crate) const RECENT: Duration = Duration::from_secs(2);
 /// Maximum bytes of the history including these recent changes. This also limits the number of recent changes, because
 /// each change counts at least 256 bytes.
@@ -178,8 +178,8 @@ impl Collection {
         }
     }
 
-    /// Counts replaced objects that responses refer to, even if a current object shares their bytes. After its next change
-    /// only the responses keep these bytes in memory.
+    /// Counts replaced objects that responses refer to, even if a current object shares their bytes. After its next
+    /// change only the responses keep these bytes in memory.
     fn count_replaced(&self, mut replaced: Vec<Arc<Object>>) {
         // The same object may have been in the history and in the objects, so remove duplicates. Any further reference
         // then belongs to a response.

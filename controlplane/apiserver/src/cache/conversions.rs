@@ -1,5 +1,5 @@
-//! Conversions that watches share, so that an object is converted once for all watches of a version. A webhook is called
-//! once for an event, not once for each watch.
+//! Conversions that watches share, so that an object is converted once for all watches of a version. A webhook is
+//! called once for an event, not once for each watch.
 //!
 //! A running conversion is dropped with the last watch that waits for it. Only the newest small results are kept.
 //!

@@ -35,7 +35,8 @@ pub(crate) struct Accounts {
     /// Namespace and name of quotas whose status may differ from their account.
     changed: BTreeSet<(String, String)>,
     notify: Arc<Notify>,
-    /// The time of all usages in the accounts. It never decreases. Pods whose grace period ended before it do not count.
+    /// The time of all usages in the accounts. It never decreases. Pods whose grace period ended before it do not
+    /// count.
     now: Timestamp,
     /// Pods whose usage changes after `now`.
     grace_ends: GraceEnds,
@@ -255,9 +256,9 @@ impl Account {
     }
 }
 
-/// Whether a change of a pod cannot change its usage: a binding, or a change of conditions or of the metadata without the
-/// fields of a deletion. Such pods are not parsed. The usage of a pod depends on conditions and other metadata only while the
-/// pod has conditions of a resize. `None` for a new pod.
+/// Whether a change of a pod cannot change its usage: a binding, or a change of conditions or of the metadata without
+/// the fields of a deletion. Such pods are not parsed. The usage of a pod depends on conditions and other metadata only
+/// while the pod has conditions of a resize. `None` for a new pod.
 fn has_same_use(change: &Change) -> Option<bool> {
     let (old, new) = (change.old.as_deref()?.fields()?, change.new.fields()?);
     let (old_spec, new_spec) = (old.object("spec")?, new.object("spec")?);

@@ -1,7 +1,7 @@
 //! The encoded bytes of all objects in each namespace, and in all namespaces except the system namespaces.
 //!
-//! The cache counts an object when it is added, replaced or removed, in constant time. A write reserves the growth of its
-//! object until the cache has the commit. So concurrent writes on one server do not exceed the limit together.
+//! The cache counts an object when it is added, replaced or removed, in constant time. A write reserves the growth of
+//! its object until the cache has the commit. So concurrent writes on one server do not exceed the limit together.
 
 use std::{
     collections::HashMap,
@@ -143,8 +143,8 @@ impl NamespaceBytes {
         decision.map(|()| ReservedBytes { all: self.clone(), key: key.clone(), bytes })
     }
 
-    /// Changes the count of the namespace of a key, and removes the count if it becomes zero. `update` also gets the bytes
-    /// of all namespaces except the system namespaces.
+    /// Changes the count of the namespace of a key, and removes the count if it becomes zero. `update` also gets the
+    /// bytes of all namespaces except the system namespaces.
     fn update(&self, key: &str, update: impl FnOnce(&mut Count, usize)) {
         let Some(namespace) = namespace_of(key) else { return };
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);

@@ -79,8 +79,9 @@ impl References {
         self.nodes.get(node).into_iter().flat_map(|node| &node.pods)
     }
 
-    /// Adds or updates a pod. If only the status of a bound pod has changed, which is the most frequent case, the pod is
-    /// parsed only if it has ResourceClaims. The scheduler names the claim of extended resources before it binds the pod.
+    /// Adds or updates a pod. If only the status of a bound pod has changed, which is the most frequent case, the pod
+    /// is parsed only if it has ResourceClaims. The scheduler names the claim of extended resources before it binds the
+    /// pod.
     pub(super) fn set(&mut self, old: Option<&Object>, pod: &Object) {
         // The comparison of the specs reads both pods. Specs of unbound pods are not compared, because most changes of
         // an unbound pod are its binding.

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use super::Object;
 use crate::media::Form;
 
-/// Maximum number of kept events. While the event of one write reaches a thousand watches, further writes make dozens of
-/// events. If the first event were dropped meanwhile, each remaining watch would render its own copy.
+/// Maximum number of kept events. While the event of one write reaches a thousand watches, further writes make dozens
+/// of events. If the first event were dropped meanwhile, each remaining watch would render its own copy.
 const MAX_EVENTS: usize = 128;
 /// Maximum bytes of all kept events. A larger event is not kept.
 const MAX_BYTES: usize = 256 << 10;

@@ -114,7 +114,8 @@ struct Running {
 enum Selection {
     /// The pods of a node.
     Node(Box<str>),
-    /// If the text is empty or ends with `/`: the objects whose keys have this prefix. Otherwise the object with this key.
+    /// If the text is empty or ends with `/`: the objects whose keys have this prefix. Otherwise the object with this
+    /// key.
     Key(Box<str>),
 }
 
@@ -338,7 +339,8 @@ impl Selection {
         if let Some(node) = scope.node().filter(|_| is_pod) {
             return Self::Node(node.into());
         }
-        // Whether the prefix has group, resource, and the namespace of a namespaced kind: prefix and name are then a key.
+        // Whether the prefix has group, resource, and the namespace of a namespaced kind: prefix and name are then a
+        // key.
         let is_complete = scope.prefix.matches('/').count() == 2 + usize::from(kind.namespaced);
         Self::Key(match scope.fields.exact_name() {
             Some(name) if is_complete => format!("{}{name}", scope.prefix).into(),

@@ -1,4 +1,5 @@
-//! Loads the resources whose stored objects could not be decrypted at the start, when their key management service responds.
+//! Loads the resources whose stored objects could not be decrypted at the start, when their key management service
+//! responds.
 
 use std::{
     sync::{Arc, Weak},

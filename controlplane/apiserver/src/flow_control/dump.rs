@@ -1,5 +1,5 @@
-//! The pages `dump_priority_levels`, `dump_queues` and `dump_requests` below `/debug/api_priority_and_fairness`, as tables.
-//! Source: `apf_controller_debug.go` of `k8s.io/apiserver/pkg/util/flowcontrol`.
+//! The pages `dump_priority_levels`, `dump_queues` and `dump_requests` below `/debug/api_priority_and_fairness`, as
+//! tables. Source: `apf_controller_debug.go` of `k8s.io/apiserver/pkg/util/flowcontrol`.
 
 use super::counts::SchemaCounts;
 use super::level::Rejection;

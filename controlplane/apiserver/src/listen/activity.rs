@@ -30,8 +30,8 @@ use crate::{
 /// Maximum bytes of a piece of a body that the connection gets. The connection takes a whole piece even if the client
 /// reads nothing.
 const MAX_PIECE_BYTES: usize = 64 << 10;
-/// Maximum time for a connection to drop the bytes of an HTTP/2 stream that has ended. The connection does not drop them
-/// while its socket takes no bytes. After this time, the connection is closed.
+/// Maximum time for a connection to drop the bytes of an HTTP/2 stream that has ended. The connection does not drop
+/// them while its socket takes no bytes. After this time, the connection is closed.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Activity of the requests of one connection.
@@ -89,7 +89,8 @@ impl Activity {
         }
     }
 
-    /// Records that bytes were received. Returns whether they are part of a request header, because no request is running.
+    /// Records that bytes were received. Returns whether they are part of a request header, because no request is
+    /// running.
     pub(super) fn received(&self) -> bool {
         let is_header = *self.running.borrow() == 0;
         if is_header {

@@ -69,8 +69,8 @@ impl HeaderMemory {
         Ok(())
     }
 
-    /// Records that the header is complete. Returns the bytes that stay reserved for the buffer, which contains the header.
-    /// The request has memory of its own for the other bytes.
+    /// Records that the header is complete. Returns the bytes that stay reserved for the buffer, which contains the
+    /// header. The request has memory of its own for the other bytes.
     pub(super) fn complete(&self) -> usize {
         let mut incomplete = self.lock();
         incomplete.received = 0;

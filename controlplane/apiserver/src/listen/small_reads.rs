@@ -114,7 +114,8 @@ mod tests {
         let served = builder.serve_connection_with_upgrades(TokioIo::new(held), service);
         // The clock advances when the server has nothing to do.
         assert!(tokio::time::timeout(Duration::from_secs(1), served).await.is_err());
-        // The library first reads as many bytes as the preface of HTTP/2 has. They are the start of the running request.
+        // The library first reads as many bytes as the preface of HTTP/2 has. They are the start of the running
+        // request.
         let preface = 24;
         let taken = taken.load(Ordering::Relaxed);
         assert!((1..=preface + MAX_READ).contains(&taken), "{taken}");

@@ -8,8 +8,8 @@ tokio::task_local! {
     static STREAM_END: CancellationToken;
 }
 
-/// Runs each HTTP/2 stream of a connection in a task that can be ended. The client of an ended stream gets RST_STREAM, and
-/// the bytes of the stream that the connection has not begun to send are dropped.
+/// Runs each HTTP/2 stream of a connection in a task that can be ended. The client of an ended stream gets RST_STREAM,
+/// and the bytes of the stream that the connection has not begun to send are dropped.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamTasks;
 

@@ -60,8 +60,8 @@ pub(super) fn source(extensions: &Extensions) -> Arc<str> {
     permit.map_or_else(|| "".into(), |permit| format!("source:{}", permit.source()).into())
 }
 
-/// Authorizes a request. While the request waits for a slow webhook it gives its seats back. After the authorization it waits
-/// for seats again.
+/// Authorizes a request. While the request waits for a slow webhook it gives its seats back. After the authorization it
+/// waits for seats again.
 pub(super) async fn authorize(
     state: &State,
     requester: Requester<'_>,
@@ -84,8 +84,8 @@ async fn enter_again(state: &State, requester: Requester<'_>) -> Result<Option<S
     granted
 }
 
-/// Reads the body of a request; `None` is the body of a GET. After [`SLOW_CLIENT`] the request gives its seats back, and
-/// waits for seats again when the body is complete.
+/// Reads the body of a request; `None` is the body of a GET. After [`SLOW_CLIENT`] the request gives its seats back,
+/// and waits for seats again when the body is complete.
 pub(super) async fn receive<B>(
     state: &State,
     body: Option<B>,

@@ -42,8 +42,8 @@ impl NegotiatedProtocol {
         Ok(Some(Self { accept, protocol }))
     }
 
-    /// Responds with the upgrade, and copies the log until the log or the connection ends. A message that the client does
-    /// not read within the limit ends the connection.
+    /// Responds with the upgrade, and copies the log until the log or the connection ends. A message that the client
+    /// does not read within the limit ends the connection.
     ///
     /// # Errors
     /// The header of the protocol is invalid.

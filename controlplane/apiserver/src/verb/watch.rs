@@ -48,8 +48,8 @@ pub(crate) use first_events::FirstEvents;
 /// The media types of a watch, as upstream names them in an error.
 const STREAM_TYPES: &str = "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
 
-/// Maximum time by which one conversion extends the time limit of the first events. The conversion seems to last longer if
-/// the client stops reading meanwhile.
+/// Maximum time by which one conversion extends the time limit of the first events. The conversion seems to last longer
+/// if the client stops reading meanwhile.
 const MAX_CONVERSION: Duration = Duration::from_secs(1);
 /// The end of a line, after its object.
 const END_OF_LINE: &[u8] = b"}\n";
@@ -404,7 +404,8 @@ impl Writer {
         let line = match self.form {
             // Watches do not share tables: rows have ages, and only the first table of a watch has column headers.
             Form::Table(_) => self.rendered_change(name, object),
-            // Other watches do not send these first objects now. Keeping them would evict events that other watches need.
+            // Other watches do not send these first objects now. Keeping them would evict events that other watches
+            // need.
             _ if object.revision <= self.first_revision => self.rendered_change(name, object),
             form => self.shared.get(object, name, form, || self.rendered_change(name, object)),
         };

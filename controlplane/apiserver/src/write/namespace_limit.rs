@@ -1,8 +1,9 @@
 //! The limits of the encoded bytes of all objects in one namespace, and in all namespaces except the system namespaces.
 //!
-//! All objects are in memory, so a user who may create objects in one namespace, or namespaces, could otherwise fill the
-//! memory of the machine. The limits apply to all users, because controllers create pods for users. A full namespace still
-//! works and can be emptied: only writes that make an object longer are refused. The following writes are never refused:
+//! All objects are in memory, so a user who may create objects in one namespace, or namespaces, could otherwise fill
+//! the memory of the machine. The limits apply to all users, because controllers create pods for users. A full
+//! namespace still works and can be emptied: only writes that make an object longer are refused. The following writes
+//! are never refused:
 //!
 //! | write | reason |
 //! |---|---|
@@ -46,8 +47,8 @@ pub(super) fn limits(call: &Call, expect: Expect) -> Option<ByteLimits> {
     if is_exempt || user.is_in("system:nodes") || user.name == INTERNAL_USER {
         return None;
     }
-    // Controllers must still update objects in a full namespace and report errors by events, so their limit is a quarter
-    // higher. They act for users, so they are not exempt.
+    // Controllers must still update objects in a full namespace and report errors by events, so their limit is a
+    // quarter higher. They act for users, so they are not exempt.
     let is_update = expect != Expect::Absent || call.kind.stored_as().volatile;
     // Some controllers and add-ons have service accounts of their own.
     let is_component =

@@ -29,8 +29,8 @@ impl Default for Policy {
 // === impl Policy ===
 
 impl Policy {
-    /// The policy of a namespace with these labels, and a cause for each invalid label. An invalid level of `enforce` means
-    /// `restricted`, an invalid level of `audit` or `warn` means `privileged`.
+    /// The policy of a namespace with these labels, and a cause for each invalid label. An invalid level of `enforce`
+    /// means `restricted`, an invalid level of `audit` or `warn` means `privileged`.
     pub fn of_labels(labels: &Value, defaults: Self) -> (Self, Vec<Cause>) {
         let mut read = Reader { labels, causes: Causes::default() };
         let mut policy = defaults;

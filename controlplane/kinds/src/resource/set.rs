@@ -25,7 +25,8 @@ pub struct Resources {
     stored: ByGroupAndPlural<Arc<Resource>>,
     /// By group and version: the core group first, and the versions of a group in the order of preference.
     versions: Vec<Arc<GroupVersion>>,
-    /// The versions in this set of each resource, by group and plural of its stored version, in the order of `versions`.
+    /// The versions in this set of each resource, by group and plural of its stored version, in the order of
+    /// `versions`.
     served: ByGroupAndPlural<Vec<Arc<Resource>>>,
 }
 
@@ -78,7 +79,8 @@ impl Resources {
         self.stored.get(group)?.get(plural)
     }
 
-    /// All versions of a resource in this set, by group and in the order of preference. Events have versions in two groups.
+    /// All versions of a resource in this set, by group and in the order of preference. Events have versions in two
+    /// groups.
     pub fn served_versions(&self, resource: &Resource) -> &[Arc<Resource>] {
         let stored = resource.stored_as();
         let of_group = self.served.get(&*stored.group);

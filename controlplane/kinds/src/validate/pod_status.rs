@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::{Causes, Path, container_status, format, items, pod_annotations, restart, text};
 
 /// Lists of container statuses, each with the list of its containers in the spec. A terminated container must stay
-/// terminated, unless a restart rule or policy allows a restart. Ephemeral containers never start again, so their entry has
-/// no list of the spec.
+/// terminated, unless a restart rule or policy allows a restart. Ephemeral containers never start again, so their entry
+/// has no list of the spec.
 const STATUSES: [(&str, Option<&str>); 3] = [
     ("containerStatuses", Some("containers")),
     ("initContainerStatuses", Some("initContainers")),

@@ -109,8 +109,8 @@ pub(super) fn counts(causes: &mut Causes, status: &Value, part: &str, others: &[
     }
 }
 
-/// Checks a selector and the labels of the template. Returns false if the selector is invalid. In this case upstream does
-/// not check the template.
+/// Checks a selector and the labels of the template. Returns false if the selector is invalid. In this case upstream
+/// does not check the template.
 fn selector(causes: &mut Causes, path: &Path, spec: &Value) -> bool {
     let (here, selector) = (path.field("selector"), &spec["selector"]);
     if selector.is_null() {

@@ -57,8 +57,8 @@ fn of_range(text: &str) -> Vec<String> {
     warnings
 }
 
-/// The address of a text, and whether the text has the standard form. Other forms are leading zeros in numbers, and IPv4
-/// addresses in IPv6 notation.
+/// The address of a text, and whether the text has the standard form. Other forms are leading zeros in numbers, and
+/// IPv4 addresses in IPv6 notation.
 fn parse(text: &str) -> Option<(IpAddr, bool)> {
     if let Ok(address) = text.parse::<IpAddr>() {
         let canonical = address.to_canonical();

@@ -1,4 +1,5 @@
-//! Parameters of policies: the objects that a binding names. Source: `policy/generic/policy_dispatcher.go`, CollectParams.
+//! Parameters of policies: the objects that a binding names. Source: `policy/generic/policy_dispatcher.go`,
+//! CollectParams.
 
 use std::sync::Arc;
 

@@ -30,7 +30,8 @@ const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_AGE: Duration = Duration::from_secs(3600);
 /// Maximum number of keys.
 const MAX_KEYS: usize = 100;
-/// Maximum number of keys that are tried for a token. A token without a key id can be signed with any key of its algorithm.
+/// Maximum number of keys that are tried for a token. A token without a key id can be signed with any key of its
+/// algorithm.
 const MAX_TRIED: usize = 8;
 
 pub(super) struct Keys {

@@ -77,8 +77,8 @@ impl Rule {
         fields.map(|(field, list)| (field.to_owned(), json!(list))).collect_map::<Map<_, _>>().into()
     }
 
-    /// Whether the rule allows a request. `name` is the request's [`RequestInfo::object_name`], which is parsed once for
-    /// all rules.
+    /// Whether the rule allows a request. `name` is the request's [`RequestInfo::object_name`], which is parsed once
+    /// for all rules.
     pub(crate) fn allows(&self, verb: &str, info: &RequestInfo, name: &str) -> bool {
         let any = |list: &[String], word: &str| has(list, word) || has(list, "*");
         if !any(&self.verbs, verb) {

@@ -26,7 +26,8 @@ fn tlv(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     [&[tag, 0x82][..], &length, &content].concat()
 }
 
-/// A request with this subject. Each part of the subject is a list of attributes: the x of the type 2.5.4.x, and the text.
+/// A request with this subject. Each part of the subject is a list of attributes: the x of the type 2.5.4.x, and the
+/// text.
 fn with_subject(name: &str, signer: &str, subject: &[&[(u8, &str)]]) -> Value {
     use base64::Engine as _;
     let attribute =

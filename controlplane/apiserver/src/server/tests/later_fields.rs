@@ -37,7 +37,8 @@ async fn a_write_removes_the_fields_of_a_later_version() {
         stored["spec"]["later"] = json!([{"name": "example.com/later"}]);
         stored["spec"]["containers"][0]["later"] = true.into();
         server = server.with_stored_pod(name, &stored).await;
-        // The spec of a pod is immutable, and strict validation refuses unknown fields. Neither rule applies to this field.
+        // The spec of a pod is immutable, and strict validation refuses unknown fields. Neither rule applies to this
+        // field.
         let path = format!("{PODS}/{name}");
         let patched = server.merge(&format!("{path}?fieldValidation=Strict"), patch).await;
         assert_eq!(patched.code, 200, "{}", patched.body);

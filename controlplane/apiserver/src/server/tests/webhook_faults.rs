@@ -11,7 +11,8 @@ const CONFIGURATION: &str =
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/test.example.com";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// The fault of a webhook. After a request it writes `answer`. Then it closes the connection, or hangs if `hangs` is true.
+/// The fault of a webhook. After a request it writes `answer`. Then it closes the connection, or hangs if `hangs` is
+/// true.
 #[derive(Clone)]
 struct Fault {
     answer: Vec<u8>,

@@ -1,7 +1,8 @@
 //! The disruption budgets that select a pod.
 //!
-//! A tenant can store tens of megabytes of budgets, and each eviction compares its pod with all budgets of the namespace.
-//! So the stored text is read without copies and outside of the async workers, and few budgets are kept in memory.
+//! A tenant can store tens of megabytes of budgets, and each eviction compares its pod with all budgets of the
+//! namespace. So the stored text is read without copies and outside of the async workers, and few budgets are kept in
+//! memory.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
