@@ -163,8 +163,8 @@ pub(crate) trait Admit: Send + Sync {
         !self.is_local()
     }
 
-    /// Whether the plugin also runs for reviews, such as SubjectAccessReview. As upstream, policies do not: a policy for
-    /// all resources could disable the cluster.
+    /// Whether the plugin also runs for reviews, such as SubjectAccessReview. As upstream, policies do not run for
+    /// reviews, because a policy for all resources could disable the cluster.
     fn handles_reviews(&self) -> bool {
         false
     }
@@ -218,7 +218,7 @@ impl Operation {
 }
 
 impl<'a> Attributes<'a> {
-    /// The name in the request. Empty if it is generated later.
+    /// The name in the request. Empty if the name is generated later.
     pub(crate) fn known_name(&self) -> &'a str {
         if self.is_prefix { "" } else { self.name }
     }
@@ -233,7 +233,7 @@ impl<'a> Attributes<'a> {
         self.operation == Operation::Update && self.subresource == "resize" && self.kind.is("", "Pod")
     }
 
-    /// Whether the request creates a pod, or changes an uninitialized pod, whose whole spec can change.
+    /// Whether the request creates a pod, or changes an uninitialized pod. The whole spec of such a pod can change.
     pub(crate) fn writes_new_pod(&self) -> bool {
         let is_uninitialized = || self.old.is_some_and(is_uninitialized);
         self.is(Operation::Create, "Pod") || (self.is(Operation::Update, "Pod") && is_uninitialized())

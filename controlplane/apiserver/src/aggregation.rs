@@ -140,8 +140,8 @@ impl Remote {
         self.resources.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Takes over the resources and documents of `former`, which has the same connection. Other fields, such as
-    /// priorities, may differ.
+    /// Keeps the resources and documents of `former`, which has the same connection. Other fields, such as priorities,
+    /// may differ.
     pub(crate) fn after(self, former: &Self) -> Self {
         let resources = Mutex::new(former.resources());
         Self { resources, documents: former.documents.clone(), ..self }

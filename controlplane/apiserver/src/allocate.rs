@@ -23,8 +23,8 @@ use crate::{
     service_range::{ServiceRange, ServiceRanges},
 };
 
-/// Number of addresses at the start of a range that are allocated automatically only after all others. Manifests can
-/// request them, for example for the cluster's DNS. Source: `calculateRangeOffset` in
+/// Number of addresses at the start of a range that are allocated automatically only after all other addresses.
+/// Manifests can request them, for example for the cluster's DNS. Source: `calculateRangeOffset` in
 /// `pkg/registry/core/service/ipallocator`.
 fn static_addresses(range: ServiceRange) -> u128 {
     if range.size() <= 16 { 0 } else { (range.size() / 16).clamp(16, 256) }
@@ -102,7 +102,7 @@ pub(crate) type Allocating = Option<Arc<Permit>>;
 /// meanwhile.
 pub(crate) struct Permit {
     _lock: OwnedMutexGuard<()>,
-    /// Revision of the guard at the start of the allocation; 0 if it does not exist.
+    /// Revision of the guard at the start of the allocation; 0 if the guard does not exist.
     guard_revision: u64,
 }
 
@@ -246,8 +246,8 @@ fn networking(kind: &str) -> Result<&'static Arc<Resource>> {
     by_kind("networking.k8s.io/v1", kind).ok_or_else(ApiError::no_resource)
 }
 
-/// Sets the cluster IPs: one for each family of the service. An update cannot change an address: a changed address is
-/// left for the validation, which refuses it.
+/// Sets the cluster IPs: one for each family of the service. An update cannot change an address: a changed address
+/// stays in the object, so that the validation refuses it.
 fn cluster_ips(
     object: &mut Value,
     ranges: &[ServiceRange],
@@ -272,8 +272,8 @@ fn cluster_ips(
 }
 
 /// The configured range, and the usable ranges of ServiceCIDRs of its family. The configured range is excluded if
-/// ServiceCIDRs with this range exist but none of them is usable, for example during a deletion. After a change of the
-/// setting no ServiceCIDR has the configured range, and it is included.
+/// ServiceCIDRs with this range exist but none of them is usable, for example during a deletion. The configured range
+/// is included if no ServiceCIDR has it, for example after a change of the setting.
 fn usable(configured: ServiceRange, known: &[ServiceCidrRange]) -> Vec<ServiceRange> {
     let mut same = known.iter().filter(|one| one.range == configured).peekable();
     let is_open = same.peek().is_none() || same.any(|one| one.is_usable);
@@ -424,8 +424,8 @@ fn requested(wanted: i64, used: &UsedAllocations<'_>) -> std::result::Result<u16
     Ok(number)
 }
 
-/// Number of ports at the start of the range that are allocated automatically only after all others. Services can request
-/// them. Source: `calculateRangeOffset` in `pkg/registry/core/service/portallocator`.
+/// Number of ports at the start of the range that are allocated automatically only after all other ports. Services can
+/// request them. Source: `calculateRangeOffset` in `pkg/registry/core/service/portallocator`.
 fn static_ports(range: &RangeInclusive<u16>) -> u16 {
     let size = range.end().saturating_sub(*range.start()).saturating_add(1);
     if size <= 16 { 0 } else { (size / 32).clamp(16, 128) }

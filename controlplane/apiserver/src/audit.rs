@@ -123,14 +123,14 @@ impl Auditor {
         }
     }
 
-    /// Numbers of all events, of events that the webhook did not receive, of events that the log did not receive, and of
-    /// refused requests.
+    /// Numbers of all events, of events that the webhook did not receive, of events that the log did not receive, and
+    /// of refused requests.
     pub(crate) fn counts(&self) -> [u64; 4] {
         self.backends.counts()
     }
 
-    /// Number of events that no backend got, or only one of two, because they are too large without their objects and long
-    /// texts.
+    /// Number of events that a backend did not get, because they are too large even without their objects and long
+    /// texts. An event counts once for each such backend.
     pub(crate) fn lost_by_size(&self) -> u64 {
         self.backends.lost_by_size()
     }
@@ -146,8 +146,8 @@ impl Auditor {
     /// Starts the record of a request. `None` if the policy records nothing about it.
     ///
     /// # Errors
-    /// A backend in the mode `blocking-strict` does not have the first event, or too many requests wait for a backend. The
-    /// request must not run.
+    /// A backend in the mode `blocking-strict` does not have the first event, or too many requests wait for a backend.
+    /// The request must not run.
     pub(crate) async fn begin(
         self: &Arc<Self>,
         request: &Received<'_>,
@@ -272,7 +272,7 @@ impl Record {
         Reply::from_parts(parts, body)
     }
 
-    /// Whether another server created the response. Its body is then not recorded.
+    /// Whether another server created the response. The body of such a response is not recorded.
     fn is_proxied(&self) -> bool {
         let event = self.event();
         let subresource = event.object_ref.as_ref().map_or("", |reference| &reference.subresource);
@@ -427,7 +427,7 @@ impl Drop for Record {
         }
         let event = self.event.get_mut().unwrap_or_else(PoisonError::into_inner);
         event.reach(stage);
-        // As upstream: the event of a response has a status, although the client has got none.
+        // As upstream, the event of a response has a status, although the client got no response.
         event.response_status.get_or_insert_with(
             || json!({"metadata": {}, "status": "Success", "message": "Connection closed early", "code": 200}),
         );

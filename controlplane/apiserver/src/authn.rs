@@ -54,7 +54,7 @@ const CREDENTIAL: &str = "authentication.kubernetes.io/credential-id";
 pub struct User {
     /// Name, for example `kubernetes-admin`.
     pub name: String,
-    /// Unique id. Empty if the authenticator provides none.
+    /// Unique id. Empty if the authenticator provides no id.
     pub uid: String,
     /// Groups.
     pub groups: Vec<String>,
@@ -62,7 +62,7 @@ pub struct User {
     pub extra: BTreeMap<String, Vec<String>>,
     /// Whether this is a component of the control plane in this process. Credentials cannot set it.
     pub(crate) component: bool,
-    /// Those requested audiences for which the token of the user is intended. Empty: the audiences of this API server.
+    /// The requested audiences for which the token of the user is intended. Empty: the audiences of this API server.
     pub(crate) audiences: Vec<String>,
     /// The service account token that authenticated the request, if its use is recorded.
     pub(crate) noted_token: Option<NotedToken>,
@@ -101,7 +101,7 @@ pub(crate) struct Credential<'a> {
     pub(crate) headers: Option<&'a HeaderMap>,
     /// The bearer token.
     pub(crate) token: Option<&'a str>,
-    /// `user:password` of basic authentication. None for a TokenReview.
+    /// `user:password` of basic authentication. `None` for a TokenReview.
     pub(crate) password: Option<&'a [u8]>,
     /// Audiences that the token may be intended for.
     pub(crate) audiences: &'a [String],
@@ -314,7 +314,7 @@ impl Authenticators {
     /// The certificate of a connection.
     pub(crate) fn peer(&self, chain: &[CertificateDer<'_>]) -> Option<PeerCertificate> {
         let certificate = Arc::new(chain.first()?.clone().into_owned());
-        // Without a proxy, every certificate is one of a client of the cluster.
+        // Without a proxy, every certificate belongs to a client of the cluster.
         let of_client = SignedBy { cluster: true, proxy: false };
         let signed_by = self.peers.as_ref().map_or(of_client, |peers| peers.verify(chain));
         Some(PeerCertificate {

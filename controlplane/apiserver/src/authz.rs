@@ -64,7 +64,7 @@ pub(crate) type Deciding<'a> = Either<Ready<Decision>, BoxFuture<'a, Decision>>;
 pub(crate) trait Authorizer: Send + Sync {
     fn authorize<'a>(&'a self, attributes: &'a AccessAttributes<'a>) -> Deciding<'a>;
 
-    /// Adds the rules of a user. By default none are added.
+    /// Adds the rules of a user. By default, no rules are added.
     fn add_rules(&self, _of: &RulesScope<'_>, _found: &mut UserRules) {}
 }
 
@@ -152,15 +152,16 @@ impl Authorizers {
     pub(crate) fn reload(&self) -> std::result::Result<(), String> {
         let members = self.config.members(&self.policies)?;
         if members.allows_all && !self.allows_all {
-            // At its start the server determines whether it accepts anonymous requests. A chain that allows everything
-            // needs a server that refuses them.
+            // The server determines at its start whether it accepts anonymous requests. With a chain that allows
+            // everything, the server must refuse them.
             return Err("the authorizer AlwaysAllow cannot be added without a restart".to_owned());
         }
         self.chain.store(Arc::new(members.chain));
         Ok(())
     }
 
-    /// The first verdict other than [`Verdict::NoOpinion`]. Otherwise no opinion with all reasons.
+    /// The first verdict other than [`Verdict::NoOpinion`]. If there is no such verdict, [`Verdict::NoOpinion`] with
+    /// all reasons.
     pub(crate) async fn decide(&self, attributes: &AccessAttributes<'_>) -> Decision {
         let mut reasons = Vec::new();
         let chain = self.chain.load_full();
@@ -203,7 +204,7 @@ impl Authorizers {
     }
 }
 
-/// Whether a request opens a stream into a pod. It needs the verb `create` for every HTTP method.
+/// Whether a request opens a stream into a pod. Such a request needs the verb `create` for every HTTP method.
 pub(crate) fn enters_pod(info: &RequestInfo) -> bool {
     info.resource.as_ref().is_some_and(|resource| {
         resource.group.is_empty()

@@ -47,8 +47,9 @@ pub(crate) async fn run(state: &Arc<State>) -> Result<()> {
     upkeep::start(state, range.is_ok())
 }
 
-/// Writes the address of this server. With a shared store a failure does not end the start, because it is repeated: an
-/// etcd whose database is full refuses the registration, but not the deletions that make space.
+/// Writes the address of this server. With a shared store a failure does not end the start, because the write is
+/// repeated. For example, an etcd whose database is full refuses the registration, but not the deletions that make
+/// space.
 async fn publish_address(state: &Arc<State>) -> Result<()> {
     let published = addresses::publish(state).await;
     if !state.store.is_shared() {
@@ -182,7 +183,8 @@ fn is_extended(stored: &Value, ranges: &Value) -> bool {
     ranges.len() == 2 && *stored == json!([ranges[0]])
 }
 
-/// Creates the service of cluster DNS. The nodes themselves answer at its address. The service reserves the address.
+/// Creates the service of cluster DNS. The nodes themselves answer at the address of this service. The service only
+/// reserves the address.
 async fn cluster_dns(state: &Arc<State>) -> Result<()> {
     /// Number of the address in the service range, as in clusters of kubeadm.
     const DNS_ADDRESS_NUMBER: u128 = 10;
@@ -233,8 +235,8 @@ async fn local_class(state: &Arc<State>) -> Result<()> {
 }
 
 /// Writes the config map with the certificate authorities, if one of them has changed. Aggregated servers read it to
-/// authenticate clients and this server. While config maps cannot be decrypted, nothing is written; [`upkeep`] calls this
-/// again when they are loaded.
+/// authenticate clients and this server. While config maps cannot be decrypted, nothing is written; [`upkeep`] calls
+/// this function again when the config maps are loaded.
 async fn extension_authentication(state: &Arc<State>) -> Result<()> {
     let Some(map) = authentication_map(state) else { return Ok(()) };
     let kind = core("configmaps")?;
@@ -294,8 +296,8 @@ async fn token_tracking(state: &Arc<State>) -> Result<()> {
     ensure_config_map(state, map).await
 }
 
-/// Creates a config map if it does not exist. While config maps cannot be decrypted, nothing is created; [`upkeep`] does
-/// this again when they are loaded.
+/// Creates a config map if it does not exist. While config maps cannot be decrypted, nothing is created; [`upkeep`]
+/// repeats the attempt when the config maps are loaded.
 async fn ensure_config_map(state: &Arc<State>, map: Value) -> Result<()> {
     match has_config_maps(state) {
         true => ensure(state, "configmaps", map).await,
@@ -303,7 +305,7 @@ async fn ensure_config_map(state: &Arc<State>, map: Value) -> Result<()> {
     }
 }
 
-/// Whether the config maps are loaded. They are not while they cannot be decrypted.
+/// Whether the config maps are loaded. False while they cannot be decrypted.
 fn has_config_maps(state: &State) -> bool {
     core("configmaps").is_ok_and(|kind| state.cache.check_readable(kind).is_ok())
 }
@@ -312,7 +314,8 @@ async fn ensure(state: &Arc<State>, resource: &str, object: Value) -> Result<()>
     ensure_kind(state, core(resource)?, object).await
 }
 
-/// Creates an object if it does not exist. Does not write an existing object: admission webhooks could refuse the write.
+/// Creates an object if it does not exist. Does not write an existing object: admission webhooks could refuse the
+/// write.
 async fn ensure_kind(state: &Arc<State>, kind: &Arc<Resource>, object: Value) -> Result<()> {
     if stored(state, kind, &object).is_some() {
         return Ok(());

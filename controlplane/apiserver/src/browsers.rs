@@ -1,4 +1,5 @@
-//! What only browsers need: the origins whose pages may read responses (CORS), and `Strict-Transport-Security`.
+//! Settings that only browsers need: the origins whose pages may read responses (CORS), and
+//! `Strict-Transport-Security`.
 //!
 //! Source: `WithCORS` of `k8s.io/apiserver`.
 

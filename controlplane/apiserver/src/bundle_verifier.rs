@@ -1,7 +1,7 @@
 //! Verification of a server's certificate with a bundle of certificates, such as the `caBundle` of a webhook.
 //!
-//! As in Go, the bundle may contain the server's own certificate. That certificate may be marked as an authority, which is
-//! the default of `openssl req -x509`. The WebPKI rules alone would refuse an authority as a server certificate.
+//! As in Go, the bundle may contain the server's own certificate. That certificate may be marked as an authority, which
+//! is the default of `openssl req -x509`. The WebPKI rules alone would refuse an authority as a server certificate.
 
 use std::sync::{Arc, OnceLock};
 
@@ -28,7 +28,7 @@ pub(crate) struct BundleVerifier {
 // === impl BundleVerifier ===
 
 impl BundleVerifier {
-    /// Reads an optional `caBundle`. Without it, the authorities of the machine are trusted, as upstream.
+    /// Reads an optional `caBundle`. Without a bundle, the authorities of the machine are trusted, as upstream.
     ///
     /// # Errors
     /// As [`read`](Self::read), or the machine has no authorities.
@@ -51,7 +51,7 @@ impl BundleVerifier {
     /// Reads a `caBundle`: PEM in base64.
     ///
     /// # Errors
-    /// The bundle is not PEM in base64, or contains no certificate or an invalid one.
+    /// The bundle is not PEM in base64, or contains no certificate, or an invalid certificate.
     pub(crate) fn read(bundle: &str, provider: Arc<CryptoProvider>) -> Result<Self, String> {
         let pem =
             BASE64_STANDARD.decode(bundle).map_err(|error| format!("caBundle is not base64: {error}"))?;
@@ -210,7 +210,7 @@ mod tests {
         assert!(verdict(&authority(|_| ())).is_err());
         let none = BundleVerifier::of_roots(Arc::new(RootCertStore::empty()), provider.clone());
         assert!(none.unwrap_err().starts_with("caBundle is not set"));
-        // The result depends on the machine, but it is not that of an invalid bundle.
+        // The result depends on the machine, but it is not the error of an invalid bundle.
         let own = BundleVerifier::of("", provider).err().unwrap_or_default();
         assert!(own.is_empty() || own.starts_with("caBundle is not set"), "{own}");
     }

@@ -54,8 +54,8 @@ pub(crate) use rendered_events::RenderedEvents;
 use unreadable::UnreadableObject;
 pub(crate) use watchers::{Event, Events, Watcher};
 
-/// Store key of the guard for service addresses and ports. Each write that allocates an address or a port also updates the
-/// guard. The key contains no `/`, so no object has it.
+/// Store key of the guard for service addresses and ports. Each write that allocates an address or a port also updates
+/// the guard. The key contains no `/`, so no object has this key.
 pub(crate) const ALLOCATIONS: &str = "allocations";
 /// Number of guards of quotas, which all namespaces share. Changing it requires that all servers are replaced at once.
 pub(crate) const QUOTA_GUARDS: usize = 64;
@@ -70,9 +70,11 @@ pub(crate) struct Cache {
     /// Replaced when a resource is added or removed; read without a lock.
     collections: ArcSwap<Collections>,
     revision: Progress,
-    /// Revision of [`ALLOCATIONS`]; 0 if it does not exist. The collections contain all allocations up to it.
+    /// Revision of the guard [`ALLOCATIONS`]; 0 if the guard does not exist. The collections contain all allocations up
+    /// to this revision.
     allocations: AtomicU64,
-    /// Revisions of the guards of quotas; 0 if they do not exist. The accounts contain all uses up to them.
+    /// Revisions of the guards of quotas; 0 for a guard that does not exist. The accounts contain all uses up to these
+    /// revisions.
     quota_guards: [AtomicU64; QUOTA_GUARDS],
     /// Number of [`Stored::Resync`] events.
     resyncs: AtomicU64,
@@ -100,8 +102,8 @@ struct Counts {
 /// The collection of one resource.
 pub(crate) struct Shared {
     collection: Mutex<Collection>,
-    /// An object that cannot be decrypted. The objects are then not loaded. Set only at the start, and replaced by another
-    /// object that cannot be decrypted.
+    /// An object that cannot be decrypted. While there is such an object, the objects of the collection are not loaded.
+    /// The field is set only at the start. Later, another object that cannot be decrypted may replace this one.
     unreadable: ArcSwapOption<UnreadableObject>,
 }
 
@@ -113,8 +115,8 @@ impl Shared {
 }
 
 impl Cache {
-    /// Loads the objects of the built-in resources. Returns the cache and the watch for [`Cache::follow`]. Resources with
-    /// unreadable objects are not loaded.
+    /// Loads the objects of the built-in resources. Returns the cache and the watch for [`Cache::follow`]. Resources
+    /// with unreadable objects are not loaded.
     pub(crate) async fn load(store: &dyn Store) -> std::result::Result<(Self, Watch), coracle_store::Error> {
         let ReadablePage { page, unreadable } = store.list_readable(Range::default()).await?;
         let watch = store.watch("", page.revision).await?;
@@ -189,10 +191,11 @@ impl Cache {
         loop {
             let resyncs = self.resyncs.load(Ordering::Acquire);
             let page = store.list(Range { prefix: prefix_of(kind, ""), ..Range::default() }).await?;
-            // A resync counts itself before it takes this lock. So it cannot drop the kept commits between the comparison
-            // and the load.
+            // A resync counts itself before it takes this lock. So it cannot drop the kept commits between the
+            // comparison and the load.
             let mut quotas = self.quotas.lock();
-            // A resync came during the list: commits between both are missing, so list again.
+            // A resync happened during the list. The commits between the list and the resync are missing, so list
+            // again.
             if self.resyncs.load(Ordering::Acquire) == resyncs {
                 collection.lock().loaded(page);
                 quotas.recount(self, kind);
@@ -363,7 +366,7 @@ impl Cache {
         }
     }
 
-    /// Waits until a condition holds. It is evaluated after each applied revision.
+    /// Waits until a condition holds. The condition is evaluated after each applied revision.
     pub(crate) async fn until(&self, holds: impl Fn() -> bool) {
         let mut revisions = self.revision.subscribe();
         // An error means that the cache was dropped.
@@ -388,15 +391,15 @@ impl Cache {
         found.cloned().ok_or_else(ApiError::no_resource)
     }
 
-    /// Number of objects of a resource; 0 if it is not served.
+    /// Number of objects of a resource; 0 if the resource is not served.
     pub(crate) fn count(&self, group: &str, plural: &str) -> u64 {
         let collections = self.collections.load();
         let found = collections.get(group).and_then(|group| group.get(plural));
         found.map_or(0, |objects| u64::try_from(objects.lock().len()).unwrap_or(u64::MAX))
     }
 
-    /// The objects of a namespace in their stored versions. An empty namespace selects all. Empty if
-    /// [`Cache::check_readable`] fails.
+    /// The objects of a namespace in their stored versions. An empty namespace selects the objects of all namespaces.
+    /// The result is empty if [`Cache::check_readable`] fails.
     pub(crate) fn list(&self, kind: &Resource, namespace: &str) -> Vec<Arc<Object>> {
         let prefix = prefix_of(kind, namespace);
         self.of(kind).map(|all| all.lock().under(&prefix).cloned().collect()).unwrap_or_default()

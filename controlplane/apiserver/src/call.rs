@@ -222,8 +222,8 @@ impl Call {
         if self.kind.namespaced { &self.resource.namespace } else { "" }
     }
 
-    /// The current object of this name, of the call's kind and namespace. The error is `NotFound`, or `InternalError` if
-    /// objects of the kind cannot be decrypted.
+    /// The current object of this name, of the call's kind and namespace. The error is `NotFound`, or `InternalError`
+    /// if objects of the kind cannot be decrypted.
     pub(crate) fn current(&self, name: &str) -> Result<Arc<Object>> {
         self.state.cache.check_readable(&self.kind)?;
         let object = self.state.cache.get(&self.kind, self.namespace(), name);

@@ -1,7 +1,8 @@
-//! Durations of the rules of custom resources in CEL (`x-kubernetes-validations`). Source: `k8s.io/apiserver/pkg/cel/metrics`.
+//! Durations of the rules of custom resources in CEL (`x-kubernetes-validations`). Source:
+//! `k8s.io/apiserver/pkg/cel/metrics`.
 //!
-//! As upstream, expressions of other APIs are not measured. The histograms belong to the process, because a custom resource
-//! does not know its server.
+//! As upstream, expressions of other APIs are not measured. The histograms belong to the process, because a custom
+//! resource does not know its server.
 
 use std::{sync::LazyLock, time::Duration};
 

@@ -28,7 +28,8 @@ impl ClientUpgrade {
         Self { on: hyper::upgrade::on(request), permit, running: None }
     }
 
-    /// The reader of a watch. Its owner is the caller, who may impersonate another user. `None` for requests of this process.
+    /// The reader of a watch. Its owner is the caller, who may impersonate another user. `None` for requests of this
+    /// process.
     pub(crate) fn reader(&self) -> Option<Arc<Reader>> {
         self.running.as_ref().and_then(LongRunning::reader)
     }
@@ -129,7 +130,7 @@ mod tests {
         }
         client.write_all(b"x").await.expect("written");
         assert_eq!(client.read_u8().await.expect("the echo"), b'x');
-        // The next connection of the source takes the place of this one.
+        // The next connection from this source evicts the upgraded connection.
         let _other = port.admit(address).expect("a permit");
         let mut rest = Vec::new();
         let ended = tokio::time::timeout(Duration::from_secs(600), client.read_to_end(&mut rest)).await;

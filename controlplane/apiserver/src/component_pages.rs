@@ -15,7 +15,7 @@ use crate::{
 
 /// The name of the component, as upstream.
 const COMPONENT: &str = "apiserver";
-/// The first parts of the paths that `/statusz` lists. As upstream, it lists only pages for troubleshooting.
+/// The first parts of the paths that `/statusz` lists. As upstream, `/statusz` lists only pages for troubleshooting.
 const LISTED: [&str; 6] = ["/flagz", "/healthz", "/livez", "/metrics", "/readyz", "/version"];
 
 /// The data that the pages show.

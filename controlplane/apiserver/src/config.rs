@@ -77,8 +77,8 @@ pub struct ApiserverConfig {
     pub front_proxy: FrontProxy,
     /// Maximum duration of a request that is not long-running, and of the sending of its response.
     pub request_timeout: Duration,
-    /// Maximum read-only and mutating requests in flight. Their sum is the number of seats of all priority levels; one
-    /// user gets half of each.
+    /// Maximum read-only and mutating requests in flight. Their sum is the number of seats of all priority levels. One
+    /// user gets at most half of each maximum.
     pub max_in_flight: [usize; 2],
     /// The settings in effect, by the names of their flags, for `/flagz`. They contain no secrets.
     pub flags: BTreeMap<String, String>,
@@ -88,8 +88,8 @@ pub struct ApiserverConfig {
     pub encryption_health: Option<EncryptionHealth>,
     /// The components (`controller-manager`, `scheduler`) that run in this process, for the component statuses.
     pub own_components: Vec<&'static str>,
-    /// Time for which the server still accepts requests after a shutdown begins. Load balancers switch to another server
-    /// during this time.
+    /// Time for which the server still accepts requests after a shutdown begins. Load balancers switch to another
+    /// server during this time.
     pub shutdown_delay: Duration,
 }
 
@@ -123,11 +123,11 @@ pub struct ServerOptions {
     pub toleration_seconds: [i64; 2],
     /// Time after which an event is deleted.
     pub event_lifetime: Duration,
-    /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: 1/32 of the machine's memory, at least
-    /// 32 MiB and at most 1 GiB.
+    /// Maximum encoded bytes of the objects in one namespace; 0: no limit. `None`: 1/32 of the machine's memory, at
+    /// least 32 MiB and at most 1 GiB.
     pub max_namespace_bytes: Option<usize>,
-    /// Maximum encoded bytes of the objects in all namespaces except the system namespaces; 0: no limit. `None`: an eighth
-    /// of the machine's memory, at least 128 MiB.
+    /// Maximum encoded bytes of the objects in all namespaces except the system namespaces; 0: no limit. `None`: an
+    /// eighth of the machine's memory, at least 128 MiB.
     pub max_all_namespaces_bytes: Option<usize>,
     /// Issuers of service account tokens. The first issuer issues new tokens. Tokens of all issuers are accepted. If
     /// the list is empty, [`ApiserverConfig::issuer`] is the issuer.
@@ -143,17 +143,18 @@ pub struct ServerOptions {
     /// Minimum duration of a watch whose request has no timeout. Such a watch ends at a random time between once and
     /// twice this duration; 0: no limit.
     pub min_watch: Duration,
-    /// Whether priority levels share the requests in flight. Otherwise only [`ApiserverConfig::max_in_flight`] limits them.
+    /// Whether priority levels share the requests in flight. Otherwise only [`ApiserverConfig::max_in_flight`] limits
+    /// them.
     pub priority_and_fairness: bool,
     /// Value of the header `Strict-Transport-Security`; empty for none.
     pub strict_transport_security: String,
     /// Regular expressions of the origins whose web pages may read responses; empty for none.
     pub allowed_origins: Vec<String>,
-    /// Probability that a request asks its HTTP/2 client to connect again, so that clients spread over several servers; 0 for
-    /// never.
+    /// Probability that a request asks its HTTP/2 client to connect again, so that clients spread over several servers;
+    /// 0 for never.
     pub goaway_chance: f64,
-    /// Whether the server refuses new requests with 429 and `Retry-After` at its shutdown until the requests in flight have
-    /// ended. Otherwise it accepts no more connections.
+    /// Whether the server refuses new requests with 429 and `Retry-After` at its shutdown until the requests in flight
+    /// have ended. Otherwise the server accepts no more connections.
     pub send_retry_after: bool,
     /// The ranges of external IPs that nodes permit. Other external IPs of Services have warnings. `None` if the server
     /// does not know the ranges.
@@ -219,7 +220,7 @@ impl ServerOptions {
 }
 
 /// The default byte limits of namespaces for a machine with `memory` bytes of memory. Objects take up to four times as
-/// much memory as their encoding. One namespace gets at most a quarter of the limit of all.
+/// much memory as their encoding. The limit of one namespace is at most a quarter of the limit of all namespaces.
 fn default_byte_limits(memory: usize) -> ByteLimits {
     let [min, max] = NAMESPACE_BYTES;
     ByteLimits::new((memory / 32).clamp(min, max), (memory / 8).max(4 * min))
@@ -286,7 +287,7 @@ pub enum OpenError {
         /// The invalid field, or the read error.
         reason: String,
     },
-    /// The selection of admission plugins, or the configuration of one, is invalid.
+    /// The selection of admission plugins, or the configuration of a plugin, is invalid.
     #[error("cannot set up the admission plugins: {0}")]
     AdmissionPlugins(String),
     /// The header `Strict-Transport-Security` has invalid bytes.
@@ -330,7 +331,8 @@ pub enum OpenError {
     Bootstrap(#[source] ApiError),
 }
 
-/// Reads the authentication configuration. Returns it with its text. Without a file there are no issuers.
+/// Reads the authentication configuration. Returns the configuration and the text of the file. Without a file there are
+/// no issuers.
 pub(crate) fn read_authentication(path: Option<&Path>) -> Result<(AuthenticationConfig, String), OpenError> {
     let Some(path) = path else { return Ok((AuthenticationConfig::default(), String::new())) };
     let failed = |reason: String| OpenError::AuthenticationFile { path: path.to_owned(), reason };

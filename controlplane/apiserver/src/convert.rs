@@ -52,7 +52,7 @@ pub(crate) async fn objects(to: &Resource, mut objects: Vec<Arc<Object>>) -> Res
     Ok(objects)
 }
 
-/// Indexes of the next objects that need a conversion, and the index at which the following part starts.
+/// Indexes of the next objects that need a conversion, and the start index of the next part.
 fn part(api_version: &str, objects: &[Arc<Object>], begin: usize) -> (Vec<usize>, usize) {
     let (mut places, mut bytes) = (Vec::new(), 0);
     for (place, object) in objects.iter().enumerate().skip(begin) {

@@ -1,5 +1,5 @@
-//! Bodies that count each rendered frame as unread bytes as soon as the frame exists. Indentation and compression keep a
-//! frame in memory until the connection has taken its last part.
+//! Bodies that count each rendered frame as unread bytes as soon as the frame exists. Indentation and compression keep
+//! a frame in memory until the connection has taken its last part.
 
 use std::{
     pin::Pin,
@@ -22,7 +22,7 @@ use crate::{
 struct CountedBody {
     body: Body,
     reader: Arc<Reader>,
-    /// The body refers to objects, so this field is dropped after it.
+    /// The body refers to objects, so this field is dropped after the body.
     _open: OpenResponse,
 }
 

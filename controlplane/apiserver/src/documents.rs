@@ -37,7 +37,7 @@ const PATHS: [&str; 13] = [
     "/version",
 ];
 
-/// The document at a path. `None` if there is none.
+/// The document at a path. `None` if the path has no document.
 pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Result<Option<Reply>> {
     let resources = &**state.registry.load();
     let path: Vec<&str> = info.path.split('/').filter(|part| !part.is_empty()).collect();

@@ -1,5 +1,6 @@
-//! Refuses new requests at the shutdown, until the requests in flight have ended (`--shutdown-send-retry-after`). The listener
-//! stays open until then, so that clients get a response. Source: `WithRetryAfter` and `WithWaitGroup` of `k8s.io/apiserver`.
+//! Refuses new requests at the shutdown, until the requests in flight have ended (`--shutdown-send-retry-after`). The
+//! listener stays open until then, so that clients get a response. Source: `WithRetryAfter` and `WithWaitGroup` of
+//! `k8s.io/apiserver`.
 
 use std::time::Duration;
 
@@ -16,9 +17,9 @@ use crate::{
     short_lived::ShortLived,
 };
 
-/// Starts of the paths of probes and metrics, which are served until the end.
+/// Prefixes of the paths of probes and metrics. Requests for these paths are served until the end of the shutdown.
 const EXEMPT_PATHS: [&str; 4] = ["/readyz", "/livez", "/healthz", "/metrics"];
-/// Start of the user agent of API servers, which are served until the end.
+/// Prefix of the user agent of API servers. Their requests are served until the end of the shutdown.
 const EXEMPT_AGENT: &[u8] = b"kube-apiserver/";
 /// Seconds after which a client may send a refused request again.
 const RETRY_SECONDS: &str = "5";
@@ -82,7 +83,7 @@ impl Drain {
         }
     }
 
-    /// Refuses further requests, and waits at most `limit` for those in flight.
+    /// Refuses further requests, and waits at most `limit` for the requests in flight.
     pub(crate) async fn finish(&self, limit: Duration) {
         self.refusing.cancel();
         self.running.close();

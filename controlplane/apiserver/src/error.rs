@@ -76,7 +76,7 @@ impl ApiError {
         Self { details: json!({}), ..error }
     }
 
-    /// No component has this name. As upstream, the error has the resource in the singular.
+    /// No component has this name. As upstream, the error has the singular name of the resource.
     pub(crate) fn unknown_component(name: &str) -> Self {
         let kind = "componentstatus";
         let error = Self::new(404, "NotFound", format!("{kind} \"{name}\" not found"));

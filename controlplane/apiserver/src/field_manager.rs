@@ -31,7 +31,7 @@ pub(crate) enum Writer {
     Apply,
 }
 
-/// The name of the manager: the parameter `fieldManager`, otherwise the program in the user agent. The components of this
+/// The name of the manager: the parameter `fieldManager`, or else the program in the user agent. The components of this
 /// process send no user agent.
 pub(crate) fn name(call: &Call) -> String {
     let given = call.info.query.get("fieldManager");
@@ -44,8 +44,8 @@ pub(crate) fn name(call: &Call) -> String {
     program(agent.as_bytes())
 }
 
-/// The program in a user agent: the printable characters before the first slash, at most [`MAX_NAME`] bytes. Each byte that
-/// is not UTF-8 becomes a replacement character. Source: `prefixFromUserAgent` of `k8s.io/apiserver`.
+/// The program in a user agent: the printable characters before the first slash, at most [`MAX_NAME`] bytes. Each byte
+/// that is not UTF-8 becomes a replacement character. Source: `prefixFromUserAgent` of `k8s.io/apiserver`.
 fn program(agent: &[u8]) -> String {
     let start = agent.split(|byte| *byte == b'/').next().unwrap_or_default();
     let mut program = String::new();

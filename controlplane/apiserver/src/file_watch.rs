@@ -23,7 +23,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(60);
 
 /// Calls `changed` at the start and after each change of the file's content, until `shutdown` is cancelled. `changed`
 /// may block: it runs on a blocking thread. It reads the file itself, and returns whether it could use the content. If
-/// it returns false, the next event in the directory calls it again, even if the content is the same: a writer may
+/// it returns false, the next event in the directory causes another call, even if the content is the same: a writer may
 /// have truncated the file in between. A watch that fails is logged and restarted after a delay.
 ///
 /// The function watches the directory of `path`, because programs replace the file, or a symbolic link, by a rename.
@@ -164,7 +164,7 @@ fn is_transient(error: &io::Error) -> bool {
 
 /// Digest of the content of a regular file.
 fn digest(path: &Path) -> io::Result<[u8; 32]> {
-    // Without O_NONBLOCK the open of a named pipe would wait for a writer.
+    // Without `O_NONBLOCK`, opening a named pipe would wait for a writer.
     let file = File::options().read(true).custom_flags(nix::libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {
         return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file"));
@@ -242,7 +242,7 @@ mod tests {
             assert_ne!(text, "panics");
             true
         };
-        // The directory does not exist yet. It is removed and made again.
+        // At first the directory does not exist. Later the test removes it, and creates it again.
         let following = tokio::spawn(follow_file(path.clone(), shutdown.clone(), read));
         for text in ["a", "panics", "b"] {
             tokio::time::sleep(Duration::from_secs(5)).await;

@@ -54,7 +54,8 @@ pub(crate) struct FlowControl {
     /// Seats of all limited levels.
     seats: u64,
     max_wait: Duration,
-    /// Random key of the hash. Without this key a client could choose a user name that shares the queues of another user.
+    /// Random key of the hash. Without this key a client could choose a user name that shares the queues of another
+    /// user.
     hasher: RandomState,
     times: Times,
 }
@@ -152,7 +153,7 @@ impl FlowControl {
         self.table.store(Arc::new(Table { rows }));
     }
 
-    /// Waits for the seats of a request. Long-running requests other than watches need none.
+    /// Waits for the seats of a request. Long-running requests other than watches need no seats.
     ///
     /// # Errors
     /// The request is rejected. The error contains the time before a retry. The classification is returned with the
@@ -236,7 +237,7 @@ impl FlowControl {
         self.lock().counts()
     }
 
-    /// The page of this name below `/debug/api_priority_and_fairness`. `None` if there is none.
+    /// The page of this name below `/debug/api_priority_and_fairness`. `None` if no page has this name.
     pub(crate) fn debug_page(&self, name: &str, query: &Query) -> Option<String> {
         // The lock is released before the text is made.
         let levels = || self.lock().digest();

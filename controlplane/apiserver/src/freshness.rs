@@ -52,8 +52,8 @@ pub(crate) async fn wait(store: &dyn Store, cache: &Cache, verb: &str, resource_
     Ok(())
 }
 
-/// Refuses a user whose credential is a stored object, if the store has not responded for a long time: another server may
-/// have deleted the credential.
+/// Refuses a user whose credential is a stored object, if the store has not responded for a long time: another server
+/// may have deleted the credential.
 pub(crate) fn check_credential(store: &dyn Store, user: &User) -> Result<()> {
     if is_outdated(user, store.unreachable_for()) {
         return Err(ApiError::unavailable("cannot verify the token: the store does not answer"));

@@ -26,12 +26,12 @@ enum Subject {
     EtcdReadiness,
     /// Whether the key management services respond, and stored objects can be decrypted.
     Encryption,
-    /// Whether the server does not shut down.
+    /// Whether the server is not shutting down.
     Shutdown,
 }
 
-/// The checks of `/livez` and `/healthz`. An embedded store that refuses writes recovers on its own and still serves reads,
-/// so it does not fail `/livez`.
+/// The checks of `/livez` and `/healthz`. An embedded store that refuses writes recovers on its own and still serves
+/// reads, so it does not fail `/livez`.
 const ALIVE: &[Check] = &[("ping", Subject::Server), ("log", Subject::Server), ("etcd", Subject::Etcd)];
 /// Upstream's names of the steps of the server's start. Requests are accepted after these steps, so their checks always
 /// pass.
@@ -73,9 +73,9 @@ const READY: &[Check] = &[
     ("shutdown", Subject::Shutdown),
 ];
 
-/// The check of the key management services, which exists if services encrypt the store. It also fails while stored objects
-/// cannot be decrypted. As upstream, it does not fail
-/// `/livez`: a restart does not repair a service.
+/// The check of the key management services, which exists if services encrypt the store. It also fails while stored
+/// objects cannot be decrypted. As upstream, a failure of this check does not fail `/livez`: a restart does not repair
+/// a service.
 const SERVICES: Check = ("kms-providers", Subject::Encryption);
 
 // === impl Subject ===

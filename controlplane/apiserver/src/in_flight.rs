@@ -3,8 +3,8 @@
 //! authenticated yet have a limit on their memory.
 //!
 //! Watches have a limit of their own. Other long-running requests (logs and streams), health checks and members of
-//! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's requests
-//! on all priority levels together. `flow_control` limits the total.
+//! `system:masters` are exempt. One user, or all service accounts of a namespace, get at most half of the server's
+//! requests on all priority levels together. `flow_control` limits the total.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,7 +31,7 @@ const WRITE: usize = 1;
 /// Maximum watches of one user, or of all service accounts of a namespace. A watch takes about 25 kB over HTTP/2. Each
 /// unread event of its collection takes some additional bytes.
 const MAX_WATCHES: usize = 10_000;
-/// Maximum watches of such an owner for each node. The higher one of the two limits applies, because the pods of a
+/// Maximum watches of such an owner for each node. The higher of the two limits applies, because the pods of a
 /// DaemonSet use one service account.
 const MAX_WATCHES_PER_NODE: u64 = 20;
 /// Maximum bytes of all request bodies that are held in memory.
@@ -50,8 +50,8 @@ const MAX_UNAUTHENTICATED_BYTES: usize = 64 << 20;
 /// Maximum bytes of all requests of unknown clients whose response is not sent yet. Clients that do not read could
 /// otherwise use up the memory of requests with valid credentials.
 const MAX_UNKNOWN_BYTES: usize = 32 << 20;
-/// Bytes that each source always gets under each of the two limits above, even if other sources have used up the memory.
-/// A source needs no credentials to use memory. There are at most as many sources as connections.
+/// Bytes that each source always gets under each of the two limits above, even if other sources have used up the
+/// memory. A source needs no credentials to use memory. There are at most as many sources as connections.
 pub(crate) const GRANTED_WITHOUT_CREDENTIALS: usize = 128 << 10;
 /// Maximum bytes of all responses of webhooks that are held in memory.
 const MAX_RESPONSES_BYTES: usize = 64 << 20;
@@ -62,13 +62,13 @@ const MAX_COPIES_BYTES: usize = 64 << 20;
 const MAX_LIST_COPIES_BYTES: usize = MAX_COPIES_BYTES / (PER_FREE_BYTE + 1) * PER_FREE_BYTE;
 /// The copies of a list do not count if they have at most this many bytes.
 const SMALL_COPIES_BYTES: usize = 256 << 10;
-/// Maximum memory of one owner, as a multiple of the free memory. So one owner gets at most three quarters of the total.
+/// Maximum memory of one owner, as a multiple of the free memory: at most three quarters of the total.
 const PER_FREE_BYTE: usize = 3;
-/// Maximum connections to one kubelet for logs, streams and proxied requests. A kubelet accepts a limited number from
-/// the API server, and one user must not use up the connections of other users.
+/// Maximum connections to one kubelet for logs, streams and proxied requests. A kubelet accepts a limited number of
+/// connections from the API server, and one user must not use up the connections of other users.
 const MAX_STREAMS_OF_NODE: usize = 512;
-/// Key of the connections to pods, Services and aggregated servers in the map of kubelet connections. No node has an empty
-/// name.
+/// Key of the connections to pods, Services and aggregated servers in the map of kubelet connections. No node has an
+/// empty name.
 const PROXIED: &str = "";
 /// Key of the connections to all kubelets in this map. No node has this name.
 const ALL_KUBELETS: &str = " ";
@@ -114,8 +114,8 @@ struct OwnedStream {
     owner: String,
 }
 
-/// Memory (bytes) or connections (number) that users or webhooks share. An owner with a large part leaves some for
-/// others.
+/// Memory (bytes) or connections (number) that users or webhooks share. An owner that uses a large part must leave some
+/// capacity for other owners.
 #[derive(Clone)]
 struct SharedCapacity {
     bytes: usize,
@@ -205,7 +205,7 @@ impl InFlight {
         }
     }
 
-    /// Counts a request, or refuses it if its user has too many. `None` for exempt requests.
+    /// Counts a request, or refuses it if its user has too many requests. `None` for exempt requests.
     pub(crate) fn enter(&self, user: &User, info: &RequestInfo) -> Result<Option<Permit>> {
         // Probes have no credentials. If they counted, an anonymous client could use up the limit of anonymous
         // requests.
@@ -226,8 +226,8 @@ impl InFlight {
         Ok(Some(Permit { counts: self.counts.clone(), owner: owner.to_owned(), kind }))
     }
 
-    /// Counts a watch, or refuses it if its user has too many for a cluster of `nodes` nodes. It is also refused if too
-    /// little memory is free for its selectors, whose text has `selectors` bytes. `None` for users without a limit.
+    /// Counts a watch, or refuses it if its user has too many watches for `nodes` nodes, or too little memory is free
+    /// for its selectors. Their text has `selectors` bytes. `None` for users without a limit.
     pub(crate) fn watch(&self, user: &User, nodes: u64, selectors: usize) -> Result<Option<WatchPermit>> {
         if user.is_in("system:masters") {
             return Ok(None);
@@ -277,8 +277,8 @@ impl InFlight {
         reserved(&self.unauthenticated, &source.to_string(), bytes)
     }
 
-    /// Memory for a request that authentication has refused, or that is anonymous. It replaces `memory`, which the request
-    /// had before. `None` if too little is free.
+    /// Memory for a request that authentication has refused, or that is anonymous. It replaces `memory`, which the
+    /// request had before. `None` if too little memory is free.
     pub(crate) fn unknown(&self, memory: &BodyMemory) -> Option<BodyMemory> {
         let Some((_, source)) = &memory.shared else { return Some(BodyMemory::default()) };
         reserved(&self.unknown, source, memory.bytes).ok()
@@ -318,7 +318,7 @@ impl InFlight {
             return Ok(StreamPermit::default());
         }
         let streams = limits.iter().map(|(key, most)| self.owned_stream(owner(&user.name), key, *most));
-        // If a limit is reached, the reservations in the others are dropped.
+        // If one limit is reached, the reservations in the other limits are dropped.
         Ok(StreamPermit { _streams: streams.collect::<Result<_>>()? })
     }
 
@@ -342,14 +342,14 @@ impl InFlight {
         Ok(memory)
     }
 
-    /// Memory for the response of a webhook. It is separate, so that webhooks cannot use up the memory of clients.
+    /// Memory for the response of a webhook. Its own limit prevents that webhooks use up the memory of clients.
     pub(crate) fn response(&self, host: &str) -> BodyMemory {
         BodyMemory { shared: Some((self.responses.clone(), host.to_owned())), bytes: 0 }
     }
 }
 
 /// The owner of a user's reservations. All service accounts of a namespace are one owner, because a user who can create
-/// one can create many.
+/// one service account can create many.
 pub(crate) fn owner(user: &str) -> &str {
     let of_account = user.starts_with("system:serviceaccount:").then(|| user.rsplit_once(':')).flatten();
     of_account.map_or(user, |(namespace, _name)| namespace)
@@ -478,7 +478,7 @@ impl BodyMemory {
         if bytes <= SMALL_BODY_BYTES.max(self.bytes) {
             return Ok(());
         }
-        // In steps of a quarter of a megabyte, so that the lock is taken rarely.
+        // The reservation grows in steps of a quarter of a megabyte, so that the lock is taken rarely.
         let wanted = bytes.next_multiple_of(256 << 10);
         if !memory.reserve(owner, wanted - self.bytes) {
             return Err(ApiError::too_many_requests());

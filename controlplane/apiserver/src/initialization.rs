@@ -46,9 +46,9 @@ pub(crate) struct WaitPermit {
 // === impl Initialization ===
 
 impl Initialization {
-    /// Reserves a slot for a create, or refuses the create if too many creates of its user wait. `None` for the controllers
-    /// of this process, which do not wait. The controllers share one user, so the initializers of one kind would block the
-    /// controllers of all other kinds.
+    /// Reserves a slot for a create, or refuses the create if too many creates of its user wait. `None` for the
+    /// controllers of this process, which do not wait. The controllers share one user, so the initializers of one kind
+    /// would block the controllers of all other kinds.
     pub(crate) fn enter(self: &Arc<Self>, user: &User) -> Result<Option<WaitPermit>> {
         if user.is_component() {
             return Ok(None);

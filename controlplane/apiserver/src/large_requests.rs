@@ -1,8 +1,8 @@
 //! Queues requests with large bodies or objects until their part of a common budget is free.
 //!
-//! The tree of an object takes more than twenty times the memory of its text, and a write has several trees at a time. So
-//! the large requests of all users share a budget of bytes. One user, or all service accounts of a namespace, gets at most
-//! half of it: a user with many large requests delays mostly its own.
+//! The tree of an object takes more than twenty times the memory of its text, and a write has several trees at a time.
+//! So the large requests of all users share a budget of bytes. One user, or all service accounts of a namespace, gets
+//! at most half of this budget, so a user with many large requests delays mostly its own requests.
 
 use std::{
     collections::HashMap,
@@ -13,9 +13,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Bytes of a unit of the budget.
 const UNIT: usize = 1 << 10;
-/// The budget of all running large requests: 4 MiB of bodies and stored objects. A larger request uses all of it.
+/// The budget of all running large requests: 4 MiB of bodies and stored objects. A larger request uses the whole
+/// budget.
 const BUDGET_UNITS: u32 = 4 << 10;
-/// The part of the budget for one owner. A larger request of the owner uses all of that part.
+/// The part of the budget for one owner. A larger request of the owner uses the whole part.
 const OWN_UNITS: u32 = BUDGET_UNITS / 2;
 
 /// The running and the waiting large requests, or other work with a common budget.
@@ -62,7 +63,7 @@ impl LargeRequests {
     pub(crate) async fn enter_units(&self, owner: &str, units: u32) -> LargeRequestPermit {
         let most = self.own_units;
         let own = lock(&self.owners).entry(owner.to_owned()).or_insert_with(|| semaphore(most)).clone();
-        // Made before the waits: a cancelled wait must remove the entry of the owner, too.
+        // The permit is created before the waits, because a cancelled wait must also remove the entry of the owner.
         let mut permit =
             LargeRequestPermit { owner: owner.to_owned(), owners: self.owners.clone(), permits: Vec::new() };
         // The semaphores are never closed.

@@ -1,9 +1,9 @@
 //! The Kubernetes API over HTTP: authentication, authorization, admission, storage, watch, discovery.
 //!
 //! Start reading at [`Apiserver::handle`] (`server.rs`). Every request, from the network or from inside the process, is
-//! authenticated (`authn`) and authorized (`authz`), then runs one verb (`verb/`) or subresource (`sub/`).
-//! `write.rs` lists the stages of a write. Reads come from the watch cache (`cache`), which holds each object's bytes
-//! once. `registry.rs` has the set of served resources; [`Apiserver::add_resource`] adds a custom one at run time.
+//! authenticated (`authn`) and authorized (`authz`), then runs one verb (`verb/`) or subresource (`sub/`). `write.rs`
+//! lists the stages of a write. Reads come from the watch cache (`cache`), which holds each object's bytes once.
+//! `registry.rs` has the set of served resources; [`Apiserver::add_resource`] adds a custom resource at run time.
 //!
 //! Modules depend downwards only; `integration/tests/tidy/modules.rs` checks that there are no cycles:
 //!

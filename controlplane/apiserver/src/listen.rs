@@ -1,7 +1,7 @@
 //! The listener: TLS connections with HTTP/1.1 and HTTP/2. [`Apiserver::handle`] handles each request.
 //!
-//! Limits: number of connections ([`coracle_connections`]); duration of handshakes, headers, idle connections and unread
-//! responses; streams and memory of one HTTP/2 connection.
+//! Limits: number of connections ([`coracle_connections`]); duration of handshakes, headers, idle connections and
+//! unread responses; streams and memory of one HTTP/2 connection.
 
 mod activity;
 mod client;
@@ -63,15 +63,15 @@ const MAX_HEADER_BYTES: u32 = 64 << 10;
 /// Maximum bytes of request bodies that an HTTP/2 client sends before they are read, on one connection and one stream.
 const RECEIVE_WINDOW: u32 = 1 << 20;
 /// Maximum bytes of a request body that an HTTP/2 client without a certificate sends before they are read. Until the
-/// request is authenticated, its body takes memory that any client can use up. An HTTP/1.1 body takes no more: the
-/// connection reads at most [`UNCERTIFIED_HEADER`] at once.
+/// request is authenticated, its body takes memory that any client can use up. An HTTP/1.1 body does not take more
+/// memory: the connection reads at most [`UNCERTIFIED_HEADER`] at once.
 const UNCERTIFIED_WINDOW: u32 = 64 << 10;
-/// Maximum bytes in the send buffer of one HTTP/2 stream. Above it, the stream takes no further piece of the response.
-/// Small events of watches wait here, and a user may have thousands of watches.
+/// Maximum bytes in the send buffer of one HTTP/2 stream. Above this limit, the stream takes no further piece of the
+/// response. Small events of watches wait here, and a user may have thousands of watches.
 const MAX_SEND_BUFFER: usize = 16 << 10;
 /// Interval of HTTP/2 pings to a client.
 const PING_INTERVAL: Duration = Duration::from_secs(60);
-/// Maximum time for the response to a ping. After it, the connection is closed.
+/// Maximum time for the response to a ping. After this time, the connection is closed.
 const PING_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The reason why the server ends a connection.
@@ -171,8 +171,8 @@ async fn requests(server: Apiserver, stream: TlsStream<TcpStream>, permit: Arc<C
     let is_http2 = stream.get_ref().1.alpn_protocol() == Some(H2);
     let activity = Arc::new(Activity::new(server.state.request_timeout));
     let header = Arc::new(HeaderMemory::new(server.state.in_flight.clone(), permit.clone(), is_http2));
-    // The first received bytes start the time limit of a request header. After an upgrade, `header` is dropped: the bytes
-    // of another protocol do not count.
+    // The first received bytes start the time limit of a request header. After an upgrade, `header` is dropped: the
+    // bytes of another protocol do not count.
     let (receiving, incomplete, closing) = (activity.clone(), Arc::downgrade(&header), permit.clone());
     let limiting = if is_certified || is_http2 { Weak::new() } else { incomplete.clone() };
     let permitted = SmallReads::new(PermitStream::of_socket(stream, permit.clone()), limiting);

@@ -2,9 +2,10 @@
 //!
 //! Each owner of requests gets at most a part of the slots, and has one request in the queue for a slot. The owner's
 //! other requests wait until that request leaves the queue. So the owners take turns, and an owner with many waiting
-//! requests does not delay others.
+//! requests does not delay other owners.
 //!
-//! A waiting request holds its objects in memory, and may hold no seats. So the number of waiting requests is limited, too.
+//! A waiting request holds its objects in memory, and may hold no seats. So the number of waiting requests is limited,
+//! too.
 
 use std::{
     collections::HashMap,
@@ -43,7 +44,7 @@ struct Waiting {
     owners: HashMap<String, usize>,
 }
 
-/// A waiting request. Dropping it ends the count.
+/// A waiting request. When this value is dropped, the request no longer counts as waiting.
 struct WaitingRequest<'a> {
     work: &'a LongWork,
     owner: &'a str,
@@ -75,8 +76,8 @@ impl LongWork {
         Ok(waits::without_seats(slot).await)
     }
 
-    /// Counts a waiting request, or refuses it. The empty owner has no limit: it stands for members of `system:masters`,
-    /// and for tasks of this server.
+    /// Counts a waiting request, or refuses the request. The empty owner has no limit, because it stands for members of
+    /// `system:masters`, and for tasks of this server.
     fn wait<'a>(&'a self, owner: &'a str) -> Result<WaitingRequest<'a>> {
         if owner.is_empty() {
             return Ok(WaitingRequest { work: self, owner });

@@ -49,7 +49,7 @@ pub(crate) const METADATA_LIST: &str = "PartialObjectMetadataList";
 /// In the `forms` of [`negotiate`]: PartialObjectMetadata may be written in protobuf.
 pub(crate) const PROTOBUF_METADATA: &str = "PartialObjectMetadata in protobuf";
 
-/// The form of the response: the first one in the client's order of preference that the server supports. Unchanged
+/// The form of the response: the first form in the client's order of preference that the server supports. Unchanged
 /// objects are written in protobuf only for clients that do not read JSON, because the JSON of stored objects is ready.
 pub(crate) fn negotiate(headers: &HeaderMap, query: &Query, forms: &[&str]) -> Result<Form> {
     let accept = accepted(headers);
@@ -122,8 +122,8 @@ fn form(media: &MediaType<'_>, query: &Query, forms: &[&str]) -> Option<Result<F
     }
 }
 
-/// The form of a response with metadata only. As upstream, a list has another form than one object, and the server does
-/// not try the client's next media type.
+/// The form of a response with metadata only. As upstream, the form of a list differs from the form of one object, and
+/// the server does not try the client's next media type.
 fn metadata_form(
     media: &MediaType<'_>,
     wanted: &str,
@@ -159,8 +159,8 @@ pub(crate) fn body_type(headers: &HeaderMap) -> Result<BodyType> {
     }
 }
 
-/// Whether the media type is for unchanged objects. As upstream, each of the parameters `as`, `g` and `v` names a kind to
-/// which the objects are converted.
+/// Whether the media type is for unchanged objects. As upstream, each of the parameters `as`, `g` and `v` names a kind
+/// to which the objects are converted.
 fn is_plain(media: &MediaType<'_>) -> bool {
     ["as", "g", "v"].iter().all(|name| media.parameter(name).is_none())
 }

@@ -214,8 +214,8 @@ impl Metrics {
         }
     }
 
-    /// Removes the counts of a resource that is not served any more. Clients that create and delete definitions of custom
-    /// resources would otherwise add labels without end.
+    /// Removes the counts of a resource that is not served any more. Clients that create and delete definitions of
+    /// custom resources would otherwise add labels without end.
     pub(crate) fn forget(&self, group: &str, plural: &str) {
         remove_resource(&self.requests, group, plural);
         remove_resource(&self.durations, group, plural);
@@ -401,7 +401,7 @@ fn remove_resource<B: MetricVecBuilder>(all: &MetricVec<B>, group: &str, plural:
             let labels = metric.get_label().iter().map(|label| (label.name(), label.value()));
             let labels: HashMap<&str, &str> = labels.collect();
             if labels.get("group") == Some(&group) && labels.get("resource") == Some(&plural) {
-                // An error means that another removal was faster.
+                // An error means that another task has removed these labels already.
                 let _ = all.remove(&labels);
             }
         }

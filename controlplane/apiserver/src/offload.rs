@@ -1,8 +1,8 @@
 //! Runs CPU-heavy work on untrusted bytes outside of the async workers, with bounded concurrency.
 //!
 //! Parsing a request of three megabytes takes tens of milliseconds and many times its size in memory. At most
-//! [`CONCURRENCY`] such functions run at a time. Functions that may take seconds have separate slots. One user gets one
-//! of these slots.
+//! [`CONCURRENCY`] such functions run at a time. Functions that may take seconds have separate slots. One user gets
+//! only one of these slots.
 //!
 //! The node has few threads (`agent/src/role.rs`). If very many functions waited on a thread, no thread would be left
 //! for other tasks. So the number of functions that wait on a thread is limited, and long functions wait without a
@@ -20,8 +20,8 @@ use crate::{error::Result, long_work::LongWork, request_owner};
 pub(crate) const MIN_OFFLOADED_BYTES: usize = 32 << 10;
 /// Maximum number of concurrent offloaded functions.
 const CONCURRENCY: usize = 2;
-/// Maximum number of functions that wait on a thread. It is half of the node's blocking threads. Further functions run on
-/// their async worker.
+/// Maximum number of functions that wait on a thread. This is half of the node's blocking threads. Further functions
+/// run on their async worker.
 const MAX_WAITING: usize = 8;
 
 thread_local!(static IS_OFFLOADED: Cell<bool> = const { Cell::new(false) });
@@ -83,8 +83,8 @@ pub(crate) async fn occupy(owner: &'static str) -> impl Sized {
     LONG.occupy(owner).await
 }
 
-/// Runs a function of a caller that may hold locks. It waits for no permit, because the functions with a permit may wait
-/// for these locks.
+/// Runs a function of a caller that may hold locks. The function does not wait for a permit, because functions with a
+/// permit may wait for these locks.
 pub(crate) fn run_with_locks<T>(is_heavy: bool, work: impl FnOnce() -> T) -> T {
     if must_leave_worker(is_heavy) { tokio::task::block_in_place(work) } else { work() }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// Annotation of mirror pods. A kubelet creates one for each pod of its static manifests.
+/// Annotation of mirror pods. A kubelet creates a mirror pod for each pod of its static manifests.
 pub(crate) const MIRROR: &str = "kubernetes.io/config.mirror";
 
 /// Types of volumes that name a secret in `secretRef`.

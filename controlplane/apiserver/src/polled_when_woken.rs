@@ -1,6 +1,7 @@
 //! A future beside the main work of a task, for example a time limit. A task polls all of its futures at each wake-up.
-//! To poll a timer or a cancellation token takes locks that other tasks use. A connection with a watch wakes up for each
-//! event. Without this type, a change that reaches a thousand watches would poll thousands of unchanged time limits.
+//! To poll a timer or a cancellation token takes locks that other tasks use. A connection with a watch wakes up for
+//! each event. Without this type, a change that reaches a thousand watches would poll thousands of unchanged time
+//! limits.
 
 use std::{
     pin::Pin,
@@ -25,7 +26,7 @@ pub(crate) struct PolledWhenWoken<F> {
 struct Wakeup {
     /// Whether the future must be polled.
     is_due: AtomicBool,
-    /// The task that has polled last. A wake-up does not take it out, because the next poll may not set it again.
+    /// The task that has polled last. A wake-up does not remove this waker, because the next poll may not set it again.
     task: Mutex<Option<Waker>>,
 }
 
@@ -45,7 +46,8 @@ impl<F: Future + Unpin> Future for PolledWhenWoken<F> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<F::Output> {
         let this = &mut *self;
         if this.task.as_ref().is_none_or(|task| !task.will_wake(cx.waker())) {
-            // The task is set before the flag is read: a wake-up that the flag does not show yet finds the new task.
+            // The task is set before the flag is read. So a wake-up that sets the flag after this read finds the new
+            // task.
             *this.wakeup.task() = Some(cx.waker().clone());
             this.task = Some(cx.waker().clone());
         }

@@ -21,11 +21,11 @@ use crate::{
 const MAX_PART_BYTES: usize = 4 << 10;
 /// Maximum levels of indentation. Deeper values are not indented further, so that the size of a response is bounded.
 const MAX_LEVELS: usize = 64;
-/// Starts of the header User-Agent of programs that show responses to people.
+/// Prefixes of the header `User-Agent` of programs that show responses to people.
 const HUMAN_AGENTS: [&str; 3] = ["curl", "Wget", "Mozilla/5.0"];
 
-/// Marks a response of an aggregated server. Its body is not changed: the aggregated server decides about indentation, and
-/// the body may be a stream in which white space separates documents.
+/// Marks a response of an aggregated server. Its body is not changed: the aggregated server decides about indentation,
+/// and the body may be a stream in which white space separates documents.
 #[derive(Clone, Copy)]
 pub(crate) struct Forwarded;
 

@@ -1,7 +1,7 @@
 //! A list in protobuf as a stream of chunks.
 //!
 //! The envelope begins with the length of the whole list. So each object is encoded twice: first for its length, and
-//! again when it is sent. The server keeps the shared objects, one length for each, and one chunk.
+//! again when it is sent. The server keeps in memory the shared objects, the length of each object, and one chunk.
 
 use std::{
     convert::Infallible,
@@ -86,7 +86,7 @@ impl ProtobufList {
                     sized.push((object, size));
                 }
             });
-            // Lets other requests run, and the time limit of this request.
+            // Lets other requests run, and lets the time limit of this request take effect.
             tokio::task::yield_now().await;
         }
         let mut bytes = encode::envelope_head(&api_version, list_kind, length);

@@ -11,9 +11,10 @@
 //! returns after the cache and its ledger contain the object. The ledger is therefore exact while the lock is held, and
 //! concurrent requests cannot exceed a quota.
 //!
-//! Several servers on one store also use guards. The commit of such a request updates an entry of the namespace. It
-//! fails if another server has updated the entry since the check. Then the request is checked again. Services have a
-//! guard already, for their addresses. Objects in memory, such as leases, have none.
+//! Several servers on one store also use guards. The commit of such a request updates the guard of the namespace, which
+//! is an entry of the store. The commit fails if another server has updated the guard since the check. Then the request
+//! is checked again. Services already have a guard for their addresses. Objects in memory, such as leases, have no
+//! guard.
 
 use coracle_kinds::{
     Resource,
@@ -64,12 +65,13 @@ pub(crate) async fn charge(
     Ok((uses && !call.dry_run()?).then_some(QuotaPermit::new(lock, guard)))
 }
 
-/// Whether the commit needs a guard: other servers can write objects of this kind, and the kind has no guard of its own.
+/// Whether the commit needs a guard: other servers can write objects of this kind, and the kind has no guard of its
+/// own.
 fn needs_guard(call: &Call) -> bool {
     call.state.store.is_shared() && !call.kind.stored_as().volatile && !is_allocated(&call.kind)
 }
 
-/// Whether a request can change the use of a quota. Each create can.
+/// Whether a request can change the use of a quota. True for each create.
 fn is_charged(kind: &Resource, object: &Value, update: Option<Update<'_>>) -> bool {
     let Some(Update { old, part }) = update else { return true };
     match (&*kind.group, &*kind.plural, part) {

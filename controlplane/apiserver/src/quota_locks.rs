@@ -1,4 +1,4 @@
-//! Locks of namespaces with quotas. A request holds one from its check to its commit.
+//! Locks of namespaces with quotas. A request holds the lock of its namespace from the check to the commit.
 
 use std::sync::Arc;
 
@@ -43,8 +43,8 @@ impl Locks {
     }
 }
 
-/// The number of the lock and of the guard that a namespace shares with others. It is the same in all versions of the
-/// server: FNV-1a.
+/// The number of the lock and of the guard that a namespace shares with other namespaces. The hash FNV-1a gives the
+/// same number in all versions of the server.
 pub(crate) fn slot(namespace: &str) -> usize {
     let hash = namespace.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)

@@ -1,9 +1,9 @@
-//! Clients of the servers that kubeconfig files name: webhooks of authentication, authorization and audit. Kubeconfig files
-//! also have the identities of this server at admission webhooks.
+//! Clients of the servers that kubeconfig files name: webhooks of authentication, authorization and audit. Kubeconfig
+//! files also contain the identities of this server at admission webhooks.
 //!
 //! Responses are not trusted. The duration of a call, the bytes of a response, and the number of concurrent calls are
-//! limited. Each webhook has calls of its own. The requests that use one webhook share its calls fairly: by source address
-//! before their authentication, and by user after it.
+//! limited. Each webhook has calls of its own. The requests that use one webhook share its calls fairly: by source
+//! address before their authentication, and by user afterwards.
 
 pub(crate) mod cache;
 pub(crate) mod identities;
@@ -22,10 +22,10 @@ use crate::{request_owner, resolver::HttpLookups, waits, webhook_connections::We
 
 /// Maximum bytes of a response.
 const MAX_RESPONSE: usize = 1 << 20;
-/// Maximum concurrent calls to one server. Further calls wait within their timeout. One owner of requests gets at most as many
-/// calls as are still free.
+/// Maximum concurrent calls to one server. Further calls wait within their timeout. One owner of requests gets at most
+/// as many calls as are still free.
 const MAX_CONCURRENT_CALLS: usize = 100;
-/// Maximum calls that wait for one server. One owner gets a quarter of them.
+/// Maximum calls that wait for one server. One owner gets at most a quarter of these waiting calls.
 const MAX_WAITING_CALLS: usize = 4096;
 /// Back-off before each retry, as upstream's webhook client.
 const BACKOFFS: [Duration; 3] =
@@ -82,14 +82,14 @@ impl Remote {
         Ok(Self { http, url, credential, calls, timeout, backoffs, retries_connections: false })
     }
 
-    /// Also retries calls whose connection failed. Without this, such a call fails at once, as upstream, so that requests
-    /// do not wait for a webhook that is down.
+    /// Also retries calls whose connection failed. Without this, such a call fails at once, as upstream, so that
+    /// requests do not wait for a webhook that is down.
     pub(crate) fn with_connection_retries(self) -> Self {
         Self { retries_connections: true, ..self }
     }
 
-    /// Uses four retries. Each back-off is one and a half times the previous one, as upstream. The total timeout does not
-    /// change.
+    /// Uses four retries. Each back-off is one and a half times the previous one, as upstream. The total timeout does
+    /// not change.
     pub(crate) fn with_retry_backoff(self, first: Duration) -> Self {
         let backoffs = std::iter::successors(Some(first), |backoff| Some(*backoff * 3 / 2)).take(4).collect();
         Self { backoffs, ..self }

@@ -176,7 +176,7 @@ impl ResourceInfo {
             return None;
         }
         let mut namespace = String::new();
-        // `namespaces/x/status` and `namespaces/x/finalize` are about the namespace itself.
+        // `namespaces/x/status` and `namespaces/x/finalize` are subresources of the namespace itself.
         let below_namespace =
             rest.len() > 2 && rest[0] == "namespaces" && rest[2] != "status" && rest[2] != "finalize";
         if below_namespace {
@@ -282,8 +282,8 @@ impl Query {
         self.get(key).parse().ok()
     }
 
-    /// Maximum number of objects of a page. A list at `resourceVersion=0` without a continue token has no limit. Source:
-    /// `computeListLimit` of the cacher.
+    /// Maximum number of objects of a page. A list at `resourceVersion=0` without a continue token has no limit.
+    /// Source: `computeListLimit` of the cacher.
     pub(crate) fn page_limit(&self) -> usize {
         if self.get("resourceVersion") == "0" && self.get("continue").is_empty() {
             return usize::MAX;
@@ -362,7 +362,7 @@ mod tests {
             let info = ResourceInfo::parse(path).unwrap();
             assert_eq!((info.has_path(true), info.has_path(false)), (namespaced, cluster), "{path}");
         }
-        // A custom resource of this name has no namespace in its path.
+        // A custom resource with this name has no namespace in its path.
         assert_eq!(ResourceInfo::parse("/apis/example.com/v1/namespaces/a").unwrap().namespace, "");
     }
 

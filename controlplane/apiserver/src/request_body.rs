@@ -42,8 +42,8 @@ where
 }
 
 /// Sets the header for the length of the body. Servers could disagree about the end of a request that has both
-/// `Content-Length` and `Transfer-Encoding`, so it has only one. As Go's client does, a request without a body has a length
-/// only if requests with its method usually have a body.
+/// `Content-Length` and `Transfer-Encoding`, so a request has only one of these headers. As Go's client does, a request
+/// without a body has a length only if requests with its method usually have a body.
 pub(crate) fn set_length(request: &mut Request<Body>) {
     let usually_has_body = matches!(*request.method(), Method::POST | Method::PUT | Method::PATCH);
     let length = if request.body().is_end_stream() { Some(0) } else { request.body().size_hint().exact() };

@@ -1,5 +1,5 @@
-//! The owner of the current request: its user, or all service accounts of a namespace. Queues that requests of all users
-//! share use it to be fair.
+//! The owner of the current request: its user, or all service accounts of a namespace. Queues that requests of all
+//! users share use it to be fair.
 
 use std::sync::Arc;
 
@@ -7,8 +7,8 @@ tokio::task_local! {
     static OWNER: Arc<str>;
 }
 
-/// Runs a request of an owner. All members of `system:masters`, and tasks without a request, have an empty name. They have no
-/// limits of their own for connections to webhooks. Elsewhere they count as one owner.
+/// Runs a request of an owner. All members of `system:masters`, and tasks without a request, have an empty name. They
+/// have no limits of their own for connections to webhooks. Elsewhere they count as one owner.
 pub(crate) async fn scope<F: Future>(owner: Arc<str>, request: F) -> F::Output {
     OWNER.scope(owner, request).await
 }

@@ -1,7 +1,8 @@
 //! Look-ups of host names.
 //!
-//! The resolver of the system blocks a thread for seconds if a name server does not respond. So look-ups have threads of their
-//! own, and their number and their duration are limited. One owner of requests gets few of them.
+//! The resolver of the system blocks a thread for seconds if a name server does not respond. So look-ups have threads
+//! of their own, and their number and their duration are limited. One owner of requests can have only few look-ups at a
+//! time.
 
 use std::{
     io,
@@ -16,7 +17,8 @@ use tokio::sync::oneshot;
 
 use crate::{large_requests::LargeRequests, request_owner};
 
-/// Maximum number of concurrent look-ups, and of those of one owner. So fewer than 32 owners cannot occupy all look-ups.
+/// Maximum number of concurrent look-ups of all owners, and of one owner. So fewer than 32 owners cannot occupy all
+/// look-ups.
 const CONCURRENCY: [u32; 2] = [64, 2];
 /// Maximum time for which a request waits for its look-up.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -56,7 +58,8 @@ pub(crate) async fn occupy() -> Vec<crate::large_requests::LargeRequestPermit> {
     permits
 }
 
-/// Runs a look-up on its own thread. It occupies its slot until it ends, even if the request no longer waits for it.
+/// Runs a look-up on its own thread. The look-up occupies its slot until it ends, even if the request no longer waits
+/// for it.
 async fn look_up<T: Send + 'static>(
     slots: &LargeRequests,
     work: impl FnOnce() -> io::Result<T> + Send + 'static,

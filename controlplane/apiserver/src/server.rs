@@ -53,10 +53,10 @@ struct Incoming {
     memory: BodyMemory,
     upgrade: ClientUpgrade,
     record: Option<Arc<Record>>,
-    /// Whether it comes from a caller in this process.
+    /// Whether the request comes from a caller in this process.
     is_local: bool,
-    /// Whether large bodies need no permit: the caller is in this process, or a member of `system:masters`. Impersonation
-    /// does not change it.
+    /// Whether large bodies need no permit: the caller is in this process, or a member of `system:masters`.
+    /// Impersonation does not change this.
     is_exempt: bool,
 }
 
@@ -218,8 +218,8 @@ impl Apiserver {
         reply
     }
 
-    /// The permit of a watch, or the error if its user has too many. `caller` is `None` for requests that are not from
-    /// the network.
+    /// The permit of a watch, or the error if its user has too many watches. `caller` is `None` for requests that are
+    /// not from the network.
     fn watch_permit(
         &self,
         caller: Option<&User>,
@@ -234,8 +234,8 @@ impl Apiserver {
         }
     }
 
-    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. Releases the
-    /// memory that the request has until its authentication.
+    /// The caller of a request from the network. Counts the attempt, and removes the token from the headers. Releases
+    /// the memory that the request has until its authentication.
     async fn network_caller(&self, parts: &mut http::request::Parts) -> Result<User> {
         let identity = request_owner::scope(request_seats::source(&parts.extensions), self.identify(parts));
         let identified = self.state.metrics.access.authentication(identity).await;
@@ -277,7 +277,8 @@ impl Apiserver {
         reply
     }
 
-    /// Begins the audit record of a request. If the request must not run without its first event, the caller is an error.
+    /// Begins the audit record of a request. If the request must not run without its first event, the caller is an
+    /// error.
     async fn record(
         &self,
         parts: &http::request::Parts,
@@ -287,7 +288,7 @@ impl Apiserver {
         let Some(auditor) = &self.state.auditor else { return (caller, None) };
         let begun = {
             let user = caller.as_ref().ok();
-            // As one owner, anonymous clients could delay the probes of others.
+            // If all anonymous clients were one owner, one client could delay the probes of the others.
             let owner = user.filter(|user| !user.is_anonymous()).map_or_else(
                 || request_seats::source(&parts.extensions),
                 |user| in_flight::queued_owner(user).into(),

@@ -8,7 +8,7 @@ use ipnetwork::IpNetwork;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceRange(IpNetwork);
 
-/// The configured ranges of services: one of the default family, and optionally one of the other family.
+/// The configured ranges of services: a range of the default family, and optionally a range of the other family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ServiceRanges {
     primary: ServiceRange,

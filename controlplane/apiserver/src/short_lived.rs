@@ -1,4 +1,4 @@
-//! Responses that must be delivered within the request timeout, and what their requests hold until then.
+//! Responses that must be delivered within the request timeout, and the resources that their requests hold until then.
 
 use std::sync::Arc;
 
@@ -38,12 +38,12 @@ impl ShortLived {
         Self { _permit: permit.map(Arc::new), ..self }
     }
 
-    /// Adds a token. The shutdown waits until it is dropped.
+    /// Adds a token. The shutdown waits until the token is dropped.
     pub(crate) fn with_drained(self, token: TaskTrackerToken) -> Self {
         Self { _drained: Some(token), ..self }
     }
 
-    /// Takes the seats. The last copy that is dropped releases them.
+    /// Takes the seats. They are released when the last copy is dropped.
     pub(crate) fn take_seats(&mut self) -> Option<Arc<Seats>> {
         self.seats.take()
     }

@@ -76,7 +76,7 @@ pub(crate) struct State {
     pub(crate) priority_and_fairness: bool,
     /// Probability that a request asks its HTTP/2 client to connect again; 0 for never.
     pub(crate) goaway_chance: f64,
-    /// The ranges of external IPs that nodes permit. `None` if the server does not know them.
+    /// The ranges of external IPs that nodes permit. `None` if the server does not know the ranges.
     pub(crate) external_ips: Option<Vec<IpNetwork>>,
     /// The settings for browsers.
     pub(crate) browsers: Browsers,
@@ -95,8 +95,8 @@ pub(crate) struct State {
 // === impl State ===
 
 impl State {
-    /// Counts a long-running request from the network. `watch` is the permit of a watch, if it has one. `caller` is
-    /// `None` if the client is not authenticated.
+    /// Counts a long-running request from the network. `watch` is the permit of a watch, or `None` if the request has
+    /// no such permit. `caller` is `None` if the client is not authenticated.
     pub(crate) fn begin_long(
         &self,
         request: &Request,

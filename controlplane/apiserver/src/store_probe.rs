@@ -1,6 +1,6 @@
-//! Probes of the store's server, for the checks `etcd` and `etcd-readiness`. Each probe is a read from etcd. Because clients
-//! without credentials may call the checks, a check uses the result of the last probe for half of its timeout. Source:
-//! `newETCD3Check` of `apiserver/pkg/storage/storagebackend/factory/etcd3.go`.
+//! Probes of the store's server, for the checks `etcd` and `etcd-readiness`. Each probe is a read from etcd. Because
+//! clients without credentials may call the checks, a check uses the result of the last probe for half of its timeout.
+//! Source: `newETCD3Check` of `apiserver/pkg/storage/storagebackend/factory/etcd3.go`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -50,8 +50,8 @@ impl StoreProbe {
         Self { timeout, last: Arc::default() }
     }
 
-    /// Whether the store's server responds. Parallel checks wait for one probe, and share its result. The probe continues if
-    /// the client of its check disconnects. Otherwise a client could start any number of probes.
+    /// Whether the store's server responds. Parallel checks wait for one probe, and share its result. The probe
+    /// continues if the client of its check disconnects. Otherwise a client could start any number of probes.
     pub(crate) async fn check(&self, store: &Arc<dyn Store>) -> Result<(), String> {
         let mut last = self.last.clone().lock_owned().await;
         if let Some(probed) = last.as_ref().filter(|probed| probed.at.elapsed() < self.timeout / 2) {

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Decodes the body as the kind of the called subresource. Returns the object and warnings. As upstream, the object
-/// gets the namespace of the path, and another namespace is refused: admission policies read it.
+/// gets the namespace of the path, and another namespace is refused, because admission policies read the namespace.
 pub(crate) fn body_of(call: &Call) -> Result<(Value, Vec<String>)> {
     let name = call.resource.subresource.as_str();
     let sub = call.kind.subresource(name).ok_or_else(ApiError::no_resource)?;

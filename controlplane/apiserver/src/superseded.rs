@@ -1,10 +1,10 @@
 //! Memory of superseded objects that responses still refer to.
 //!
 //! A response that a client does not read keeps its objects in memory, even after they have changed. A client could
-//! thus keep many versions of its objects. When the cache and its history drop an object to which responses still refer,
-//! the cache counts the object until its memory is freed. Above a limit, the server selects the owner whose responses may
-//! refer to the most of these bytes. It ends the oldest responses of that owner. Current objects do not count, so many
-//! readers of the same objects do not end.
+//! thus keep many versions of its objects. When the cache and its history drop an object to which responses still
+//! refer, the cache counts the object until its memory is freed. Above a limit, the server selects the owner whose
+//! responses may refer to the most of these bytes. It ends the oldest responses of that owner. Current objects do not
+//! count, so the responses of many readers of the same objects do not end.
 //!
 //! Responses to members of `system:masters` and to components of the cluster are protected: they have a limit of their
 //! own. The server subtracts all bytes to which the other responses may refer. It ends protected responses only if the
@@ -20,8 +20,8 @@ use std::{
 
 use crate::unread_bytes::Reader;
 
-/// Maximum bytes of superseded objects. Unread bytes are allowed in addition: they have a limit of their own, and queued
-/// events of watches count as both.
+/// Maximum bytes of superseded objects. Unread bytes are allowed in addition: unread bytes have a limit of their own.
+/// Queued events of watches count for both limits.
 const MAX_BYTES: usize = 64 << 20;
 /// Maximum bytes of superseded objects that only protected responses ([`Reader::is_protected`]) refer to, in addition.
 const MAX_PROTECTED_BYTES: usize = 64 << 20;
@@ -155,7 +155,7 @@ impl Responses {
         self.end_oldest(excess, counted, |one| one.is_of(&owner))
     }
 
-    /// Maximum bytes of superseded objects that the protected responses refer to, or all others.
+    /// Maximum bytes of superseded objects that the protected responses refer to, or that all other responses refer to.
     fn held(&self, is_protected: bool, counted: usize) -> usize {
         let mut held = Held::default();
         let chosen = self.open.values().filter(|one| one.reader.is_protected() == is_protected);

@@ -49,8 +49,8 @@ pub(crate) struct TlsServer {
     pub(crate) name: ServerName<'static>,
 }
 
-/// Ends the connection of a request when all clones are dropped. The reply to the client holds it: a server may respond,
-/// and then never read the body of the request. As upstream, the connection ends with the response.
+/// Ends the connection of a request when all clones are dropped. The reply to the client holds a clone: a server may
+/// respond, and then never read the body of the request. As upstream, the connection ends with the response.
 #[derive(Clone)]
 pub(crate) struct ConnectionGuard {
     _end: Arc<DropGuard>,
@@ -101,8 +101,8 @@ fn number(port: &Value) -> Option<u16> {
     u16::try_from(port["containerPort"].as_u64()?).ok()
 }
 
-/// A ready endpoint of a service. `port` is a number or a name; it may be empty if the service has one port or an
-/// unnamed one.
+/// A ready endpoint of a service. `port` is a number or a name; it may be empty if the service has only one port, or an
+/// unnamed port.
 pub(crate) fn service(cache: &Cache, namespace: &str, name: &str, port: &str) -> Result<Endpoint> {
     let services = by_resource("", "v1", "services").ok_or_else(ApiError::no_resource)?;
     let service = cache.get(services, namespace, name);
@@ -173,7 +173,8 @@ impl Endpoint {
             .ok_or_else(|| ApiError::bad_request("address not allowed"))
     }
 
-    /// Sends a request. With TLS, the server may have any certificate. The permit is held until the connection is closed.
+    /// Sends a request. With TLS, the server may have any certificate. The permit is held until the connection is
+    /// closed.
     pub(crate) async fn send(
         &self,
         is_tls: bool,
@@ -236,7 +237,7 @@ fn any_certificate() -> std::result::Result<Arc<rustls::ClientConfig>, rustls::E
 
 /// Sends the request and waits for the head of the response, up to `limit` after the server took the last piece of the
 /// request's body. The body of the response may take longer. The response to a request with a body has a
-/// [`ConnectionGuard`]. If this is cancelled, or the client does not send the whole body, the connection ends.
+/// [`ConnectionGuard`]. If the future is dropped, or the client does not send the whole body, the connection ends.
 pub(crate) async fn exchange<I>(
     stream: I,
     request: Request<Body>,
@@ -257,8 +258,8 @@ where
     let guard = ended.clone().drop_guard();
     coracle_threads::spawn(async move {
         tokio::select! {
-            // The other arm may be dropped: the connection is closed then. The caller gets a failure of the connection as
-            // an error of the body.
+            // The other arm may be dropped: the connection is closed then. The caller gets a failure of the connection
+            // as an error of the body.
             _ = connection.with_upgrades() => {}
             () = ended.cancelled() => {}
         }

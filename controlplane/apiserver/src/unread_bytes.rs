@@ -7,8 +7,8 @@
 //!
 //! Bytes that several responses share count once: one service account may have watches on every node of a cluster.
 //!
-//! If many users hold a few bytes each, a component of the cluster could be the owner with the most bytes. So each class
-//! of owners has a share of the limit that the others cannot take from it.
+//! If many users hold a few bytes each, a component of the cluster could be the owner with the most bytes. So each
+//! class of owners has a share of the limit that other classes cannot use up.
 
 mod class;
 
@@ -34,10 +34,10 @@ const MAX_COUNTED_BYTES: usize = MAX_BYTES / 2;
 pub(crate) const MIN_HELD_BYTES: usize = 8 << 10;
 
 /// Bytes that the server counts for the slot of a queued event; the real slot is not larger. Watches share objects, but
-/// each watch has its own slots. Without this count, the slots of small shared events would take memory without a limit.
+/// each watch has its own slots. Otherwise the slots of small shared events would take memory without a limit.
 pub(crate) const SLOT_BYTES: usize = 32;
 
-/// Number of elements for which an empty map keeps memory reserved.
+/// Capacity, in elements, that an empty map keeps.
 const KEPT_CAPACITY: usize = 14;
 
 /// Identity of bytes. It is unique only while the bytes are in memory.
@@ -50,7 +50,7 @@ struct Identity {
 /// Bytes that count for a reader.
 #[derive(Clone, Copy)]
 struct Piece {
-    /// Bytes that others may share.
+    /// Bytes that other readers may share.
     shared: Identity,
     /// Number of bytes that only this reader has.
     own: usize,
@@ -65,7 +65,7 @@ pub(crate) struct UnreadBytes {
     of_masters: AtomicUsize,
 }
 
-/// A response that a client reads. It counts from its first unread bytes to the last.
+/// A response that a client reads. It counts while it has unread bytes.
 pub(crate) struct Reader {
     all: Arc<UnreadBytes>,
     is_of_masters: bool,
@@ -171,7 +171,7 @@ impl Piece {
         Self { shared: object.map_or_else(Identity::default, identity), own: SLOT_BYTES }
     }
 
-    /// Number of bytes, including those that others may share.
+    /// Number of bytes, including the bytes that other readers may share.
     fn bytes(self) -> usize {
         counted(self.shared) + self.own
     }
@@ -317,7 +317,7 @@ impl Reader {
         self.hold(frame).ok_or_else(refused)
     }
 
-    /// Cancelled when the response must end, because others need the memory.
+    /// Cancelled when the response must end, because other responses need the memory.
     pub(crate) fn evicted(&self) -> CancellationToken {
         self.evicted.clone()
     }
@@ -327,8 +327,8 @@ impl Reader {
         &self.owner
     }
 
-    /// Whether the client is a member of `system:masters` or a component of the cluster. Other users must not be able to
-    /// end its response.
+    /// Whether the client is a member of `system:masters` or a component of the cluster. Other users must not be able
+    /// to end its response.
     pub(crate) fn is_protected(&self) -> bool {
         self.is_of_masters || self.class == Class::Components
     }
@@ -444,8 +444,8 @@ impl Unread {
         of_class.bytes.saturating_sub(of_class.ending).saturating_sub(class.share())
     }
 
-    /// The reader with the most bytes of the owner with the most bytes. If readers are equal, the newest one. Evicted
-    /// readers do not count. `None` within the limit.
+    /// The reader with the most bytes of the owner with the most bytes. If several readers have equally many bytes, the
+    /// newest of them. Evicted readers do not count. `None` within the limit.
     fn next_to_end(&self) -> Option<(Arc<str>, u64)> {
         if self.bytes.saturating_sub(self.ending) <= MAX_BYTES {
             return None;

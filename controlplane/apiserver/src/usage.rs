@@ -1,7 +1,7 @@
 //! `metrics.k8s.io`: usage of nodes and pods, computed for each request from the kubelets' summaries.
 //!
-//! A CPU rate needs two samples. Samples are kept for a minute, so that the next request needs only one more. Without
-//! earlier samples a request takes two, one second apart. Without requests nothing is sampled.
+//! A CPU rate needs two samples. Samples are kept for a minute, so that the next request needs only one more sample.
+//! Without earlier samples a request takes two samples, one second apart. Without requests nothing is sampled.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -34,7 +34,7 @@ pub(crate) const GROUP: &str = "metrics.k8s.io";
 
 /// Samples younger than this are reused.
 const MAX_FRESH_AGE: Duration = Duration::from_secs(10);
-/// Time between the two samples if there is no earlier one.
+/// Time between the two samples if there is no earlier sample.
 const MIN_WINDOW: Duration = Duration::from_secs(1);
 /// Maximum time to get the samples of a node, including the wait for another request that gets them.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -43,7 +43,7 @@ const MAX_SUMMARY: usize = 16 << 20;
 /// Maximum number of concurrent requests to nodes.
 const MAX_CONCURRENT_REQUESTS: usize = 32;
 
-/// Reads the usage of one object, or of those that the query selects.
+/// Reads the usage of one object, or of the objects that the query selects.
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let form = call.form()?;
     let source = by_resource("", "v1", &call.kind.plural).ok_or_else(ApiError::no_resource)?;

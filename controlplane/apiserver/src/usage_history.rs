@@ -20,7 +20,7 @@ const WEEKS: u64 = 5;
 const WEEK: u64 = 7 * 24 * 3600;
 /// Buckets of each power of two.
 const BUCKETS_OF_POWER: u64 = 8;
-/// Smallest and largest value of each resource that gets a bucket of its own; they limit the number of buckets.
+/// Smallest and largest value of each resource that gets a bucket of its own. These values limit the number of buckets.
 const CPU_MILLIS: [u64; 2] = [1, 1 << 20];
 const MEMORY_BYTES: [u64; 2] = [1 << 20, 1 << 46];
 /// Samples that an estimate needs before it uses more distant data, as upstream.
@@ -228,7 +228,7 @@ impl Histogram {
         self.0.iter().map(|(_, count)| u64::from(*count)).sum()
     }
 
-    /// The upper bound of the bucket with the percentile. None without samples.
+    /// The upper bound of the bucket with the percentile. `None` without samples.
     fn percentile(&self, percentile: u8) -> Option<u64> {
         let wanted = (self.samples() * u64::from(percentile)).div_ceil(100).max(1);
         let mut below = 0;

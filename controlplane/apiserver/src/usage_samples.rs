@@ -31,7 +31,7 @@ pub(crate) enum LastResult {
 pub(crate) type NodeSamples = Arc<tokio::sync::Mutex<Option<LastResult>>>;
 
 /// The last samples of each node. A request holds the lock of a node while it takes samples, so that concurrent
-/// requests share them. The lock is held for `usage::TIMEOUT` at most.
+/// requests share the samples. The lock is held for `usage::TIMEOUT` at most.
 #[derive(Default)]
 pub(crate) struct Samples(Mutex<HashMap<String, NodeSamples>>);
 

@@ -3,8 +3,8 @@
 use coracle_values::go::architecture;
 use serde_json::{Value, json};
 
-/// The Kubernetes version whose behaviour the server has. The schemas, the conformance suite, and the servers that it
-/// is compared with have this version.
+/// The Kubernetes minor version whose behaviour the server has. The schemas, the conformance suite, and the servers
+/// that this server is compared with have this version.
 const MINOR: &str = "36";
 /// The oldest Kubernetes version whose servers may use the same store.
 const MIN_COMPATIBILITY_MINOR: &str = "35";

@@ -1,8 +1,8 @@
-//! Waits of a request: for webhooks, for other servers, for long functions of other requests, and for seats of its priority
-//! level.
+//! Waits of a request: for webhooks, for other servers, for long functions of other requests, and for seats of its
+//! priority level.
 //!
-//! The SLI metric excludes the time of waits for webhooks and seats. A request that waits for a long time gives its seats
-//! back.
+//! The SLI metric excludes the time of waits for webhooks and seats. A request that waits for a long time gives its
+//! seats back.
 
 use std::{cell::Cell, future::poll_fn, pin::pin, time::Duration};
 
@@ -36,7 +36,7 @@ pub(crate) fn for_server<F: Future>(answer: F) -> impl Future<Output = F::Output
     without_seats(answer)
 }
 
-/// Waits for something that the seats of a request do not limit. After [`SLOW`] the request loses what it [holds](holding).
+/// Runs a wait during which the request needs no seats. After [`SLOW`] the request loses what it [holds](holding).
 pub(crate) async fn without_seats<F: Future>(wait: F) -> F::Output {
     let mut wait = pin!(wait);
     if let Ok(output) = tokio::time::timeout(SLOW, wait.as_mut()).await {
@@ -47,9 +47,9 @@ pub(crate) async fn without_seats<F: Future>(wait: F) -> F::Output {
     wait.await
 }
 
-/// Runs a request that holds a resource of this server, such as seats. The resource is dropped when the request waits for a
-/// slow server, or for a long function of another request. Otherwise one slow server, or one user, could use up a resource
-/// that all requests share.
+/// Runs a request that holds a resource of this server, such as seats. The resource is dropped when the request waits
+/// for a slow server, or for a long function of another request. Otherwise one slow server, or one user, could use up a
+/// resource that all requests share.
 pub(crate) async fn holding<T, F: Future>(held: &mut Option<T>, request: F) -> F::Output {
     let running = async move {
         let mut request = pin!(request);

@@ -36,8 +36,8 @@ impl Warnings {
         warnings::about(kind, new, old).into_iter().for_each(|text| self.add(text));
     }
 
-    /// Adds warnings about the external IPs of a valid Service that no range permits: nodes ignore them. `ranges` are those
-    /// of the setting `service-external-ips` of this process.
+    /// Adds warnings about the external IPs of a valid Service that no range permits: nodes ignore them. `ranges` are
+    /// the ranges of the setting `service-external-ips` of this process.
     pub(crate) fn add_about_external_ips(&self, service: &Value, ranges: &[IpNetwork]) {
         let is_permitted = |address: &str| {
             address.parse::<IpAddr>().is_ok_and(|address| ranges.iter().any(|range| range.contains(address)))

@@ -59,7 +59,8 @@ enum Target {
     Service { namespace: String, name: String, port: u16, path: String },
 }
 
-/// The TLS configuration with the authorities of `caBundle`, or those of the machine if it is empty.
+/// The TLS configuration with the authorities of `caBundle`, or with the authorities of the machine if `caBundle` is
+/// empty.
 fn tls(ca_bundle: &str, client: Option<&ClientCertificate>) -> Result<Arc<rustls::ClientConfig>, String> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let verifier = BundleVerifier::of(ca_bundle, provider.clone())?;
@@ -80,8 +81,8 @@ pub(crate) struct Slot {
     deadline: Instant,
 }
 
-/// Waits for a connection to a webhook, within the webhook's timeout. The timeout includes the call that follows. A caller
-/// makes its review afterwards, so that waiting calls need little memory.
+/// Waits for a connection to a webhook, within the webhook's timeout. The timeout includes the call that follows. A
+/// caller makes its review afterwards, so that waiting calls need little memory.
 pub(crate) async fn reserve(in_flight: &InFlight, hook: &Endpoint) -> Result<Slot, String> {
     let deadline = Instant::now() + hook.timeout;
     let host = hook.host();
@@ -125,7 +126,8 @@ async fn exchange(
         TlsConnector::from(tls).connect(name, stream).await.map_err(|error| format!("tls: {error}"))?;
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await;
     let (mut sender, connection) = handshake.map_err(|error| error.to_string())?;
-    // A failure of the connection is returned by the sender. A server that reads nothing delays the end of the connection.
+    // A failure of the connection is returned by the sender. A server that reads nothing delays the end of the
+    // connection.
     let limit = hook.timeout + CLOSE_TIMEOUT;
     coracle_threads::spawn(async move {
         let _ended = tokio::time::timeout(limit, connection).await;
@@ -160,8 +162,8 @@ async fn exchange(
     parsed.map_err(|error| format!("the response is not JSON: {error}"))
 }
 
-/// A connection to a webhook. A service is reached through one of its ready endpoints, or by its external name. Look-ups of
-/// names have the limits of other look-ups.
+/// A connection to a webhook. A service is reached through one of its ready endpoints, or by its external name. The
+/// limits of `resolver` apply to the look-up of a name.
 async fn connect(cache: &Cache, target: &Target) -> Result<TcpStream, String> {
     match target {
         Target::Url { host, port, .. } => {
@@ -335,7 +337,7 @@ mod tests {
         let (key, value) = (key_of(kind, "n", "s").into(), Some(encode(kind, &service)));
         cache.apply(&Commit { key, revision: 2, value, created: 2, guard_follows: false });
         let target = Target::read(&json!({"service": {"namespace": "n", "name": "s"}}));
-        // The name is used, and the service needs no ports. But the address is one of this machine.
+        // The name is used, and the service needs no ports. But the address belongs to this machine.
         assert_eq!(connect(&cache, &target).await.unwrap_err(), "address not allowed");
         let other = Target::read(&json!({"service": {"namespace": "n", "name": "t"}}));
         assert_eq!(connect(&cache, &other).await.unwrap_err(), "service \"t\" not found");

@@ -1,10 +1,10 @@
-//! Connections to webhooks: a maximum for all hosts, and a fair part for each. The users that call the same host share its
-//! part.
+//! Connections to webhooks: a maximum for all hosts, and a fair part for each. The users that call the same host share
+//! its part.
 //!
 //! A call above the limits waits for a connection. If the call were refused at once, a user with many parallel requests
-//! could evade a webhook whose failure policy is `Ignore`. A host that has used its part does not delay the calls of other
-//! hosts. A connection goes to the user with the fewest connections to its host, then to the first call. So a user with many
-//! parallel requests to a slow webhook does not use up the connections, and delays mostly its own calls.
+//! could evade a webhook whose failure policy is `Ignore`. A host that has used its part does not delay the calls of
+//! other hosts. A connection goes to the user with the fewest connections to its host, then to the oldest call. So a
+//! user with many parallel requests to a slow webhook does not use up the connections, and delays mostly its own calls.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use coracle_connections::Share;
 use tokio::sync::oneshot;
 
-/// Maximum slots of one host, as a multiple of the free slots. So a host gets at most three quarters of all slots. A slot is
-/// a connection or a waiting call.
+/// Maximum slots of one host, as a multiple of the free slots. So a host gets at most three quarters of all slots. A
+/// slot is a connection or a waiting call.
 const PER_FREE: usize = 3;
 /// Maximum number of calls that wait for a connection.
 const MAX_WAITING: usize = 8192;
@@ -80,7 +80,8 @@ struct Candidate<'a> {
     number: u64,
 }
 
-/// Whether a host with `own` slots may have one more. A host gets at most three times as many slots as are still free.
+/// Whether a host with `own` slots may have one more slot. A host gets at most three times as many slots as are still
+/// free.
 fn is_free(most: usize, used: usize, own: usize) -> bool {
     most.checked_sub(used + 1).is_some_and(|free| own < free.saturating_mul(PER_FREE))
 }
@@ -90,8 +91,8 @@ fn part_of_host(most: usize) -> usize {
     most.saturating_mul(PER_FREE) / (PER_FREE + 1)
 }
 
-/// Whether an owner with `own` connections to a host may have one more. An owner gets at most as many connections as are
-/// still free for the host.
+/// Whether an owner with `own` connections to a host may have one more. An owner gets at most as many connections as
+/// are still free for the host.
 fn is_in_share(most: usize, used_of_host: usize, own: usize) -> bool {
     own < part_of_host(most).saturating_sub(used_of_host)
 }
@@ -103,7 +104,7 @@ fn lock(slots: &Mutex<Slots>) -> MutexGuard<'_, Slots> {
 // === impl WebhookConnections ===
 
 impl WebhookConnections {
-    /// As many connections as the limit of descriptors permits.
+    /// The maximum number of connections follows from the limit on file descriptors.
     pub(crate) fn new() -> Self {
         Self::with_limits(Share::Webhooks.count(), MAX_WAITING)
     }
@@ -115,8 +116,8 @@ impl WebhookConnections {
         Self { slots: Arc::new(Mutex::new(slots)) }
     }
 
-    /// At most `max_used` connections to a single host, and at most `max_waiting` waiting calls. The name of the host is
-    /// arbitrary.
+    /// At most `max_used` connections to a single host, and at most `max_waiting` waiting calls. The name of the host
+    /// is arbitrary.
     pub(crate) fn of_one_host(max_used: usize, max_waiting: usize) -> Self {
         let of_all = |of_host: usize| (of_host * (PER_FREE + 1)).div_ceil(PER_FREE);
         Self::with_limits(of_all(max_used), of_all(max_waiting))
@@ -213,7 +214,7 @@ impl Slots {
         }
     }
 
-    /// Gives a connection to the first waiting call that may have one. Returns false if there is none.
+    /// Gives a connection to the first waiting call that may have one. Returns false if there is no such call.
     fn grant(&mut self) -> bool {
         let (most, used) = (self.max_used, self.used);
         let next = self
@@ -241,8 +242,8 @@ impl Slots {
 // === impl Host ===
 
 impl Host {
-    /// The next call to this host: that of the owner with the fewest connections, then the oldest one. `most` is the maximum
-    /// number of connections to all hosts.
+    /// The next call to this host: the oldest call of the owner with the fewest connections. If several owners have
+    /// equally few, the oldest of their calls. `most` is the maximum number of connections to all hosts.
     fn next(&self, most: usize) -> Option<Candidate<'_>> {
         let waiting = self.owners.iter().filter_map(|(owner, own)| {
             let (number, _sender) = own.waiting.first_key_value()?;

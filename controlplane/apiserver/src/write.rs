@@ -59,8 +59,9 @@ const RETRIES: usize = 16;
 /// Attempts to find a free name for generateName.
 const NAMES: usize = 8;
 
-/// Creates an object. With `generateName`, the full name is generated between mutating and validating admission. Earlier
-/// errors contain the prefix as the name. The future is boxed, because verbs and controllers would contain a copy of it.
+/// Creates an object. With `generateName`, the full name is generated between mutating and validating admission.
+/// Earlier errors contain the prefix as the name. The future is boxed, because verbs and controllers would contain a
+/// copy of it.
 pub(crate) fn create(call: &Call, object: Value, writer: Writer) -> BoxFuture<'_, Result<Stored>> {
     Box::pin(create_object(call, object, writer))
 }
@@ -133,8 +134,8 @@ async fn commit_named(
     outcome
 }
 
-/// Validates an object, runs validating admission and commits the object. Source: `Store.Create` of the generic registry,
-/// where the strategy validates first, and `AdmissionToValidateObjectFunc`, which sets the generated name.
+/// Validates an object, runs validating admission and commits the object. Source: `Store.Create` of the generic
+/// registry, where the strategy validates first, and `AdmissionToValidateObjectFunc`, which sets the generated name.
 async fn commit_new(
     call: &Call,
     object: &Value,
@@ -172,9 +173,9 @@ async fn commit_new(
     }
 }
 
-/// Refuses a new custom resource if its definition is being deleted or does not exist any more. Unlike upstream, the check is
-/// repeated before the commit: a slow body or webhook may delay the request until the other objects are deleted. The new object
-/// would then stay in the store, and a later definition of that name would have it.
+/// Refuses a new custom resource if its definition is being deleted or does not exist any more. Unlike upstream, the
+/// check is repeated before the commit: a slow body or webhook may delay the request until the other objects are
+/// deleted. The new object would then stay in the store, and a later definition with the same name would serve it.
 fn check_definition(call: &Call, name: &str) -> Result<()> {
     let kind = &call.kind;
     let registry = call.state.registry.load();
@@ -186,7 +187,7 @@ fn check_definition(call: &Call, name: &str) -> Result<()> {
     Err(ApiError::forbidden_object(kind, name, why))
 }
 
-/// The error if another object has the name of a new object.
+/// The error of a new object whose name another object already has.
 fn taken(kind: &Resource, object: &Value) -> ApiError {
     let name = text(object, "name");
     match text(object, "generateName") {
@@ -458,7 +459,7 @@ pub(crate) async fn commit(
         return Ok(object.map(|object| Arc::new(Object::of(kind, key, revision, object))));
     }
     Ok(value.map(|bytes| {
-        // Shares the object of the cache, unless a later write has replaced it there.
+        // Shares the object of the cache, unless a later write has replaced that object.
         let cached = state.cache.of(kind).ok().and_then(|objects| objects.lock().get(&key));
         cached
             .filter(|cached| cached.revision == revision)

@@ -1,7 +1,7 @@
 //! CEL types of built-in definitions (`SchemaDeclType` of upstream).
 //!
-//! Fields that the schema does not describe, quantities, and recursive definitions have any type. Upstream has no
-//! fields there, so it warns about correct expressions, too.
+//! Fields that the schema does not describe, quantities, and recursive definitions have any type. In upstream these
+//! types have no fields, so upstream also warns about correct expressions.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use coracle_cel::{Field, ObjectType, Type, escape};
 use crate::schema::METADATA;
 use crate::schema::model::{self, DefinitionId, Schemas, ValueType};
 
-/// The type of the objects of a definition. `None` if there is no definition with this name. Each call builds the type:
-/// it is needed seldom, and takes about as much memory as the definitions that it reaches.
+/// The type of the objects of a definition. `None` if there is no definition with this name. Each call builds the type,
+/// because the type is rarely needed, and takes about as much memory as the definitions that it reaches.
 pub fn cel_type(name: &str) -> Option<Type> {
     let schemas = model::schemas();
     let id = schemas.id(name)?;

@@ -138,8 +138,8 @@ fn plain_resources(kind: &Resource) -> Vec<Value> {
     resources
 }
 
-/// A short hash of the stored version and the kind. Migrations of stored objects read it. Source: `StorageVersionHash` of
-/// `k8s.io/apiserver/pkg/endpoints/discovery`.
+/// A short hash of the stored version and the kind. Migrations of stored objects read it. Source: `StorageVersionHash`
+/// of `k8s.io/apiserver/pkg/endpoints/discovery`.
 fn storage_version_hash(stored: &Resource) -> String {
     const BYTES: usize = 8;
     let text = format!("{}/{}/{}", stored.group, stored.version, stored.kind);

@@ -5,9 +5,9 @@ use serde_json::Value;
 /// A field by which lists and watches can select objects.
 #[derive(Clone, Copy)]
 pub struct Field {
-    /// Its path as clients write it: `spec.nodeName`.
+    /// The path of the field as clients write it: `spec.nodeName`.
     pub name: &'static str,
-    /// Reads its value from an object, as text.
+    /// Reads the value of the field from an object, as text.
     pub value: fn(&Value) -> String,
 }
 

@@ -1,5 +1,5 @@
 //! Entry points of the fuzz targets in `integration/fuzz`, and the test that replays their corpora with a stable
-//! compiler. Each accepts any bytes. An entry point fails if it panics or exceeds the fuzzer's limits on time and
+//! compiler. Each entry point accepts any bytes. It fails if it panics or exceeds the fuzzer's limits on time and
 //! memory.
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};

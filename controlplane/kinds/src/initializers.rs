@@ -1,6 +1,6 @@
 //! Initializers: `metadata.initializers` of any object, and the kind InitializerConfiguration.
 //!
-//! Kubernetes 1.7 to 1.13 had them; no generated definition has them. Only a server with the admission plugin
+//! Kubernetes 1.7 to 1.13 had initializers. No generated definition has them. Only a server with the admission plugin
 //! `Initializers` uses this module. For all other servers the field is unknown.
 
 use std::sync::Arc;

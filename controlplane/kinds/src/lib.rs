@@ -1,8 +1,9 @@
 //! The kinds of the API as data: schemas, defaults, validation, patches, decoding of requests and tables.
 //!
-//! Start at [`kind`]: one table with a row for each built-in kind, so that a new kind is added in one place.
-//! The API server uses [`Resource`], the common type of built-in kinds and custom resources. Objects are JSON trees
-//! (`serde_json::Value`), not typed structs, because a conversion to a struct and back would drop fields of later versions.
+//! Start at [`kind`]: one table with a row for each built-in kind, so that a new kind is added in one place. The API
+//! server uses [`Resource`], the common type of built-in kinds and custom resources. Objects are JSON trees
+//! (`serde_json::Value`), not typed structs, because a conversion to a struct and back would drop fields of later
+//! versions.
 //!
 //! Steps of a write: bytes → [`schema::parse_json`] or [`protobuf::decode`] → [`schema::decode`] (types, unknown and
 //! duplicate fields) → [`strategy`] `prepare_for_*` → [`defaults::apply`] → [`validate`] → store.

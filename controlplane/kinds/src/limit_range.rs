@@ -13,7 +13,7 @@ struct Usage<'a> {
     limits: &'a dyn Fn(&str) -> Option<Quantity>,
 }
 
-/// Sets missing requests and limits of a pod's containers, and notes them in an annotation.
+/// Sets missing requests and limits of a pod's containers, and records the set values in an annotation.
 pub fn complete(limit_range: &Value, pod: &mut Value) {
     let mut notes = Vec::new();
     for limit in limits(limit_range, "Container") {

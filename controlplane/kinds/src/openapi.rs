@@ -115,7 +115,7 @@ impl<'a> Definitions<'a> {
         serde_json::to_vec(&document).unwrap_or_default()
     }
 
-    /// The definitions of the kinds and of their bodies, and all definitions that these refer to.
+    /// The definitions of the kinds and of their bodies, and all definitions that these definitions refer to.
     fn reachable<'b>(&'b self, version: &'b GroupVersion) -> BTreeMap<Cow<'b, str>, Cow<'b, RawValue>> {
         let kinds = &version.resources;
         let bodies = kinds

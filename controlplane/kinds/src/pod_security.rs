@@ -1,6 +1,7 @@
 //! Pod Security Standards: the policy of a namespace and the checks of a pod, as data and pure functions.
 //!
-//! Source: `k8s.io/pod-security-admission`, v1.36. [`Policy::of_labels`] reads the namespace, [`evaluate`] checks a pod.
+//! Source: `k8s.io/pod-security-admission`, v1.36. [`Policy::of_labels`] reads the namespace, [`evaluate`] checks a
+//! pod.
 
 mod checks;
 mod level;

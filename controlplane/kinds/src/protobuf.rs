@@ -109,8 +109,8 @@ fn read_message(
     Ok(())
 }
 
-/// Adds a field. If the field occurs again, a message is merged with the earlier one, and any other value replaces the
-/// earlier one.
+/// Adds a field. If the field occurs again, a message is merged with the earlier message, and any other value replaces
+/// the earlier value.
 fn insert(into: &mut Map<String, Value>, name: &str, value: Value) {
     match (into.get_mut(name), value) {
         (Some(Value::Object(old)), Value::Object(new)) => old.extend(new),

@@ -82,8 +82,8 @@ impl Quota {
         usage
     }
 
-    /// The reason why a request exceeds the quota. `None` if it does not. `requested` has the positive amounts of the
-    /// request.
+    /// The reason why a request exceeds the quota. `None` if the request fits. `requested` has the positive amounts of
+    /// the request.
     pub fn exceeded(&self, used: &Usage, requested: &Usage) -> Option<String> {
         let amount = |name: &str| used.get(name).copied().unwrap_or(0);
         let over: Vec<&str> = self
@@ -144,8 +144,8 @@ pub fn whole_usage(kind: &Resource, object: &Value, now: Timestamp) -> Usage {
     usage::of(kind, object, now)
 }
 
-/// The time after which a pod that is being deleted counts only for `count/pods`, although it still exists. `None` if its
-/// usage does not change with the time.
+/// The time after which a pod that is being deleted counts only for `count/pods`, although it still exists. `None` if
+/// its usage does not change with the time.
 pub fn grace_end(pod: &Value) -> Option<Timestamp> {
     usage::grace_end(pod)
 }

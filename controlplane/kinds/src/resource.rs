@@ -81,7 +81,7 @@ pub struct Resource {
     pub definition: Option<Arc<Value>>,
     /// The OpenAPI v2 schema to publish. `None` if it is generated from the v3 schema.
     pub definition_v2: Option<Arc<Value>>,
-    /// The version that objects are stored in. `None` means this one.
+    /// The version that objects are stored in. `None` means this version.
     pub storage: Option<Arc<Resource>>,
     /// Conversion between versions. `None` if only `apiVersion` differs.
     pub convert: Option<Arc<dyn Convert>>,
@@ -200,8 +200,8 @@ pub trait Strategy: Send + Sync {
         false
     }
 
-    /// Whether stored objects may lack defaults, because the schema can change. The server adds missing defaults when it
-    /// loads an object.
+    /// Whether stored objects may lack defaults, because the schema can change. The server adds missing defaults when
+    /// it loads an object.
     fn completes_stored(&self) -> bool {
         false
     }
@@ -297,7 +297,8 @@ impl Resource {
         self.verbs.iter().any(|known| known == verb)
     }
 
-    /// The verbs in discovery. As upstream, a kind whose definition is being deleted does not have the verbs that write.
+    /// The verbs in discovery. As upstream, a kind whose definition is being deleted does not have the verbs that
+    /// write.
     pub(crate) fn discovered_verbs(&self) -> Vec<&Text> {
         let writes = |verb: &Text| matches!(&**verb, "create" | "patch" | "update");
         self.verbs.iter().filter(|verb| !(self.is_terminating && writes(verb))).collect()

@@ -50,8 +50,8 @@ pub fn read(kind: &Resource, workload: &Value) -> Value {
     scale
 }
 
-/// Writes the replicas of a Scale into the workload. If the Scale has a resourceVersion, it becomes the precondition of
-/// the update.
+/// Writes the replicas of a Scale into the workload. If the Scale has a resourceVersion, this resourceVersion becomes
+/// the precondition of the update.
 pub fn apply(kind: &Resource, workload: &mut Value, scale: &Value) -> Result<(), Vec<Cause>> {
     let replicas = scale["spec"]["replicas"].as_i64().unwrap_or(0);
     let mut causes = Causes::default();

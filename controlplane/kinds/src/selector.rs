@@ -30,7 +30,7 @@ struct Term {
 // === impl FieldSelector ===
 
 impl FieldSelector {
-    /// Parses the text form. A field that the kind cannot be selected by is an error.
+    /// Parses the text form. A field by which the kind cannot be selected is an error.
     pub fn parse(kind: &Resource, text: &str) -> Result<FieldSelector, SelectorError> {
         let mut terms = Vec::new();
         for field_selector::FieldRequirement { field: name, equal, value } in field_selector::parse(text)? {
@@ -41,7 +41,7 @@ impl FieldSelector {
         Ok(FieldSelector { terms })
     }
 
-    /// Whether the selector has no requirements and so matches every object.
+    /// Whether the selector has no requirements. Such a selector matches every object.
     pub fn is_empty(&self) -> bool {
         self.terms.is_empty()
     }
@@ -73,8 +73,8 @@ impl FieldSelector {
     }
 }
 
-/// The message about a field that a kind cannot be selected by. Source: `AddFieldLabelConversionFunc` of the groups, and
-/// `DefaultMetaV1FieldSelectorConversion` for kinds without a function.
+/// The message about a field that a kind cannot be selected by. Source: `AddFieldLabelConversionFunc` of the groups,
+/// and `DefaultMetaV1FieldSelectorConversion` for kinds without a function.
 fn unknown(kind: &Resource, name: &str) -> String {
     let has_function = matches!(
         (&*kind.group, &*kind.kind),

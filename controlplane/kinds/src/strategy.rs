@@ -24,8 +24,8 @@ const SERVER_OWNED: [&str; 5] =
 const CERTIFICATES: &str = "certificates.k8s.io";
 const SIGNING_REQUEST: &str = "CertificateSigningRequest";
 
-/// Prepares a new object: removes the client's status, and sets generation 1 if the kind has generations. Objects of other
-/// kinds keep the generation that the client sets, as upstream.
+/// Prepares a new object: removes the client's status, and sets generation 1 if the kind has generations. Objects of
+/// other kinds keep the generation that the client sets, as upstream.
 pub fn prepare_for_create(kind: &Resource, object: &mut Value) {
     let Some(metadata) = object.as_object_mut().and_then(metadata_of) else { return };
     metadata.remove("selfLink");
@@ -231,7 +231,7 @@ pub(crate) fn clean_secrets(account: &mut Value) {
     }
 }
 
-/// The metadata of an object, created if absent. `None` if it is not an object.
+/// The metadata of an object. Absent metadata is created. `None` if the metadata is not a JSON object.
 fn metadata_of(object: &mut Map<String, Value>) -> Option<&mut Map<String, Value>> {
     object.entry("metadata").or_insert_with(|| json!({})).as_object_mut()
 }
@@ -275,7 +275,7 @@ fn is_new_generation(kind: &Resource, new: &Value, old: &Value) -> bool {
         }
         ("", "PodTemplate") => new["template"] != old["template"],
         _ if kind.is_built_in => new["spec"] != old["spec"],
-        // For a custom resource every change outside of metadata and status is a new generation.
+        // For a custom resource, every change outside of metadata and status increases the generation.
         _ => {
             let counts = |object: &Value| {
                 let mut object = object.as_object().cloned().unwrap_or_default();
@@ -312,8 +312,8 @@ pub fn reset_fields(kind: &Resource, subresource: &str) -> &'static [&'static [&
     }
 }
 
-/// Metadata that a write of `/status` does not change. Source: `PrepareForUpdate` of the status strategies; several call
-/// `ResetObjectMetaForStatus`.
+/// Metadata that a write of `/status` does not change. Source: `PrepareForUpdate` of the status strategies; several
+/// call `ResetObjectMetaForStatus`.
 fn status_preserved_metadata(kind: &Resource) -> &'static [&'static str] {
     match (&*kind.group, &*kind.kind) {
         ("apps", "Deployment") => &["labels"],

@@ -35,7 +35,7 @@ pub struct Column {
     pub name: &'static str,
     /// Type of the cells: `string`, `integer`, `boolean` or `date`.
     pub r#type: &'static str,
-    /// `name` for the first column, empty for the others.
+    /// `name` for the first column, empty for the other columns.
     pub format: &'static str,
     /// 0 is always shown; 1 only with `-o wide`.
     pub priority: u8,
@@ -90,7 +90,7 @@ pub fn age_of(at: Timestamp, now: Timestamp) -> String {
     age::span(now.as_second() - at.as_second())
 }
 
-/// A Table. `list_meta` is its metadata (resourceVersion, continue, remainingItemCount).
+/// A Table. `list_meta` is the metadata of the Table (resourceVersion, continue, remainingItemCount).
 pub fn render<'a>(
     kind: &Resource,
     objects: impl IntoIterator<Item = &'a Value>,

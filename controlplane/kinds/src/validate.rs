@@ -91,9 +91,8 @@ pub fn uninitialized_status() -> Vec<Cause> {
     causes.into_list()
 }
 
-/// Validates an update with `rules`, which are [`update`] or [`status_update`]. Violations that the stored object
-/// already has are omitted. An earlier version accepted them, and without this rule no update could remove the
-/// object's finalizers.
+/// Validates an update with `rules`: [`update`] or [`status_update`]. Violations that the stored object already has are
+/// omitted. An earlier version accepted them, and without this rule no update could remove the object's finalizers.
 ///
 /// Custom resources get all violations: their expressions may compare the new object with the old object.
 pub fn ratcheted(

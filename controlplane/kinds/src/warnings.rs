@@ -1,4 +1,5 @@
-//! Warnings about fields of valid objects: deprecated, ignored and contradictory ones. Clients show them to their users.
+//! Warnings about fields of valid objects: deprecated, ignored and contradictory fields. Clients show them to their
+//! users.
 //!
 //! Source: `WarningsOnCreate` and `WarningsOnUpdate` of upstream's strategies. Upstream's warnings about Go types and
 //! about a Secret's key are not implemented. The number of warnings and the number of compared elements are limited,
@@ -21,8 +22,8 @@ use crate::pod_security::template_path;
 
 /// Maximum number of warnings about one object.
 const MAX: usize = 100;
-/// Limit of the bytes of all warnings about one object. The warning that reaches it is the last one. A warning contains
-/// parts of the object, which may be very long. A response has fewer bytes of warnings.
+/// Limit of the bytes of all warnings about one object. The warning that reaches this limit is the last warning. A
+/// warning contains parts of the object, which may be very long. Responses have a lower limit.
 const MAX_BYTES: usize = 16 << 10;
 /// Maximum number of earlier elements of a list with which an element is compared.
 const MAX_COMPARED: usize = 100;
@@ -85,7 +86,7 @@ impl Found {
     }
 }
 
-/// The warnings about a valid object. `old` is the object before an update. None at a creation.
+/// The warnings about a valid object. `old` is the object before an update. `None` for a create.
 pub fn about(kind: &Resource, new: &Value, old: Option<&Value>) -> Vec<String> {
     let mut found = Found::default();
     if !kind.is_built_in() {

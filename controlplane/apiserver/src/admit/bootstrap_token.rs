@@ -1,5 +1,5 @@
 //! Refuses certificate requests that use the bootstrap token of another machine. The client gets the error immediately,
-//! and the request is not stored. Of two concurrent requests the approving controller accepts one.
+//! and the request is not stored. If two requests are concurrent, the approving controller accepts only one of them.
 
 use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -43,7 +43,7 @@ impl Admit for BootstrapToken {
     }
 }
 
-/// The node that has used a single-machine token. `None` if it is unused or valid for several machines.
+/// The node that has used a single-machine token. `None` if the token is unused, or valid for several machines.
 fn used_by(secret: &Value) -> Option<String> {
     let field = |name: &str| {
         let bytes = BASE64_STANDARD.decode(secret["data"][name].as_str()?).ok()?;

@@ -1,5 +1,5 @@
-//! Certificate signing requests: the requester is recorded, approvers and signers need the permission for the signer,
-//! and requests for the group of administrators are refused.
+//! Certificate signing requests: the requester is recorded, and requests for the group of administrators are refused.
+//! Users that approve or sign need the permission for the signer.
 
 use async_trait::async_trait;
 use base64::{Engine as _, prelude::BASE64_STANDARD};
@@ -150,7 +150,7 @@ fn set_times(object: &mut Value, old: &Value, now: &str) {
     }
 }
 
-/// Refuses a subject in the group `system:masters`: a certificate for it would give every permission.
+/// Refuses a subject in the group `system:masters`: a certificate with this group would give every permission.
 fn subject_is_restricted(attributes: &Attributes<'_>, object: &Value) -> Result<()> {
     let signer = object["spec"]["signerName"].as_str().unwrap_or_default();
     if !signer.starts_with(OUR_DOMAIN) {

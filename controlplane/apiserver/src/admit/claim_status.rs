@@ -142,7 +142,7 @@ fn part(attributes: &Attributes<'_>, subresource: &str) -> ResourceInfo {
     }
 }
 
-/// The elements of a list. Empty if it is absent.
+/// The elements of a list. Empty if the list is absent.
 fn list(value: &Value) -> &[Value] {
     value.as_array().map_or(&[][..], Vec::as_slice)
 }
@@ -165,7 +165,7 @@ fn changed_drivers<'a>(old: &'a Value, new: &'a Value) -> BTreeSet<&'a str> {
     changed
 }
 
-/// The node to which an allocation is restricted. `None` unless it is restricted to one named node.
+/// The node to which an allocation is restricted. `None` if the allocation is not restricted to exactly one named node.
 fn allocated_node(status: &Value) -> Option<&str> {
     let [term] = list(&status["allocation"]["nodeSelector"]["nodeSelectorTerms"]) else { return None };
     let ([], [field]) = (list(&term["matchExpressions"]), list(&term["matchFields"])) else { return None };

@@ -25,7 +25,7 @@ const CONFIGURABLE: [&str; 8] = [
     "ResourceQuota",
     "ValidatingAdmissionWebhook",
 ];
-/// Fields of files without a kind, which precede AdmissionConfiguration, and their plugins.
+/// Fields of files without a kind, and their plugins. This form of the file is older than AdmissionConfiguration.
 const LEGACY: [(&str, &str); 2] =
     [("imagePolicy", "ImagePolicyWebhook"), ("podNodeSelectorPluginConfig", "PodNodeSelector")];
 
@@ -56,7 +56,8 @@ struct Plugin {
 // === impl PluginConfigs ===
 
 impl PluginConfigs {
-    /// Reads the file and the files that it refers to. Relative paths are relative to its directory.
+    /// Reads the configuration file and the files that it refers to. Relative paths start at the directory of the
+    /// configuration file.
     ///
     /// # Errors
     /// A file cannot be read, or is invalid.

@@ -18,7 +18,8 @@ impl Admit for DefaultTolerations {
         attributes: &Attributes<'_>,
         object: &mut Value,
     ) -> Result<()> {
-        // Updates get them, too: otherwise a client that sends its original manifest would remove them.
+        // Updates also get the default tolerations. Otherwise a client that sends its original manifest would remove
+        // them.
         if attributes.is(Operation::Create, "Pod") || attributes.is(Operation::Update, "Pod") {
             add(&mut object["spec"], admission.toleration_seconds);
         }

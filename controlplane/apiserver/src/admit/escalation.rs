@@ -61,8 +61,9 @@ async fn write(admission: &Admission, attributes: &Attributes<'_>, role: &Value)
     }
     let mut wanted = Rule::list(role);
     if [role, attributes.old.unwrap_or(role)].iter().any(|role| role["aggregationRule"].is_object()) {
-        // A controller sets the rules of an aggregated role later, so the user must have all rules. The same applies to
-        // an update that removes the aggregation rule: the role then keeps rules that the controller would remove.
+        // A controller sets the rules of an aggregated role later, so the user must have all rules. An update that
+        // removes the aggregation rule also needs all rules, because the role then keeps rules that the controller
+        // would remove.
         wanted.extend(Rule::all());
     }
     holds(admission, attributes, &wanted)

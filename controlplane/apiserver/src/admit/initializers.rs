@@ -27,7 +27,7 @@ const OF_SPEC: [&str; 3] = ["scale", "resize", "ephemeralcontainers"];
 /// The message for users without the verb.
 const UPDATE_DENIED: &str = "update to uninitialized resource denied";
 
-/// Adds initializers to objects and protects them.
+/// Adds initializers to objects, and protects these initializers.
 #[derive(Default)]
 pub(super) struct Initializers {
     /// The initializers of all configurations, as of a revision.
@@ -67,7 +67,8 @@ impl Admit for Initializers {
         }
     }
 
-    /// The plugin runs after the webhooks. A second run would regard the initializers that it has added as the user's.
+    /// The plugin runs after the webhooks. A second run would regard the initializers that the first run has added as
+    /// initializers of the user.
     fn is_local(&self) -> bool {
         false
     }
@@ -109,7 +110,7 @@ impl Initializers {
         Ok(())
     }
 
-    /// The initializers. They are parsed again if a configuration changed.
+    /// The initializers. They are parsed again if a configuration has changed.
     fn current(&self, admission: &Admission) -> Arc<[Initializer]> {
         let resources = admission.registry.load();
         let kind = resources.find(initializers::GROUP, initializers::VERSION, initializers::PLURAL);
@@ -119,8 +120,8 @@ impl Initializers {
         if of == newest {
             return known;
         }
-        // The objects may be newer than this revision. They are then parsed once more. The configurations are ordered
-        // by name.
+        // The objects may be newer than this revision. In this case, the next call parses them once more. The
+        // configurations are ordered by name.
         let configurations = admission.cache.list(kind, "");
         let parsed: Arc<[Initializer]> = configurations
             .iter()
@@ -160,7 +161,7 @@ fn is_empty(object: &Value) -> bool {
     !initializers::is_pending(object) && initializers::failure(object).is_none()
 }
 
-/// Whether the request is the server's own. The server could not start if its objects waited for initializers.
+/// Whether the server itself sends the request. The server could not start if its objects waited for initializers.
 fn is_of_server(attributes: &Attributes<'_>) -> bool {
     attributes.user.name == "system:apiserver" && attributes.user.is_in("system:masters")
 }

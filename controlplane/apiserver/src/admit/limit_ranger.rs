@@ -57,8 +57,8 @@ fn is_checked_pod(attributes: &Attributes<'_>) -> bool {
     attributes.writes_new_pod() || attributes.is_resize()
 }
 
-/// Whether the object is being deleted. As upstream, no limit applies to it: a limit that is newer than the object would
-/// otherwise prevent the removal of its finalizers.
+/// Whether the object is being deleted. As upstream, no limit applies to such an object. Otherwise a limit that is
+/// newer than the object would prevent the removal of its finalizers.
 fn is_being_deleted(attributes: &Attributes<'_>) -> bool {
     attributes.old.is_some_and(|old| !old["metadata"]["deletionTimestamp"].is_null())
 }

@@ -21,7 +21,7 @@ struct Config {
     limited_resources: Vec<LimitedResource>,
 }
 
-/// Reads the configuration. Without it no resource needs a quota.
+/// Reads the configuration. Without a configuration, no resource needs a quota.
 ///
 /// # Errors
 /// The configuration has another kind, an unknown field, or an entry without a resource.

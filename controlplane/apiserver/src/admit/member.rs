@@ -16,7 +16,7 @@ pub(super) enum Steps {
     Both,
 }
 
-/// A plugin, or a part of one.
+/// A plugin, or a part of a plugin.
 pub(crate) struct Member {
     /// Empty for the rules of a kind. They are not a plugin, so the metrics do not count them.
     name: &'static str,
@@ -25,8 +25,8 @@ pub(crate) struct Member {
     durations: Durations,
 }
 
-/// Durations by step, operation and whether the object was refused. A histogram is created at its first use, so that the
-/// metrics do not have series for combinations that never occurred.
+/// Durations by step, operation and whether the object was refused. A histogram is created at its first use, so that
+/// the metrics do not have series for combinations that never occurred.
 #[derive(Default)]
 struct Durations([[[OnceLock<Histogram>; 2]; 4]; 2]);
 
@@ -80,7 +80,8 @@ impl Member {
         result
     }
 
-    /// Whether the member implements this step. The call of another step would only allocate a future for each member.
+    /// Whether the member implements this step. Calls of the other steps are omitted, because each call allocates a
+    /// future.
     fn implements(&self, step: Steps) -> bool {
         self.steps == step || self.steps == Steps::Both
     }

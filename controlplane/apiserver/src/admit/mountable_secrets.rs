@@ -1,5 +1,5 @@
 //! Limits the secrets that a pod may use. A service account with the annotation
-//! `kubernetes.io/enforce-mountable-secrets` limits its pods to the secrets and pull secrets that it lists.
+//! `kubernetes.io/enforce-mountable-secrets` limits its pods to the secrets and pull secrets that the account lists.
 //!
 //! The rule is the rule of upstream's ServiceAccount admission plugin (`limitSecretReferences`), including ephemeral
 //! containers (CVE-2023-2728) and `envFrom` (CVE-2024-3177). A mirror pod references no account and no secret.
@@ -56,8 +56,8 @@ impl Admit for MountableSecrets {
     }
 }
 
-/// Why a mirror pod is refused. Any author of a pod can set the annotation, and the ServiceAccount plugin does not
-/// complete such a pod.
+/// The reason why a mirror pod is refused. Any author of a pod can set the annotation of mirror pods, and the
+/// ServiceAccount plugin does not complete such a pod.
 fn mirror_violation(pod: &Value) -> Option<&'static str> {
     let spec = &pod["spec"];
     if spec["serviceAccountName"].as_str().is_some_and(|name| !name.is_empty()) {
@@ -71,7 +71,8 @@ fn mirror_violation(pod: &Value) -> Option<&'static str> {
     has_token.then_some("a mirror pod may not use ServiceAccountToken volume projections")
 }
 
-/// The message about the first secret of the pod that its account does not list. `None` if all are listed.
+/// The message about the first secret of the pod that the pod's account does not list. `None` if the account lists all
+/// secrets.
 fn violation(spec: &Value, account_name: &str, account: &Value) -> Option<String> {
     let enforced = account["metadata"]["annotations"][ENFORCE].as_str().unwrap_or_default();
     if go::parse_bool(enforced) != Some(true) {

@@ -1,6 +1,6 @@
 //! Node restriction: a node can write only its own Node and the pods that are bound to it.
 //!
-//! Upstream has a plugin with the same name. The node authorizer determines what a node can read.
+//! Upstream has a plugin with the same name. The node authorizer restricts the reads of a node.
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -93,7 +93,7 @@ fn node_object(node: &str, attributes: &Attributes<'_>, object: &Value) -> Check
 }
 
 /// Whether a node changes the ranges of its pods. All nodes send the packets for these ranges to that node. So a node
-/// that chose its ranges could get the packets of other nodes' pods. Upstream's plugin allows that.
+/// that chose its ranges could get the packets of other nodes' pods. Upstream's plugin allows this change.
 fn sets_pod_ranges(old: Option<&Value>, new: &Value) -> bool {
     let before = old.map_or(&Value::Null, |old| &old["spec"]);
     let after = &new["spec"];
@@ -101,7 +101,7 @@ fn sets_pod_ranges(old: Option<&Value>, new: &Value) -> bool {
     range(before) != range(after) || !same(&before["podCIDRs"], &after["podCIDRs"])
 }
 
-/// Whether two lists are equal. An absent list equals an empty one.
+/// Whether two lists are equal. An absent list equals an empty list.
 fn same(a: &Value, b: &Value) -> bool {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     list(a) == list(b)
@@ -240,7 +240,7 @@ fn claim(node: &str, attributes: &Attributes<'_>, object: &Value) -> Checked {
     })
 }
 
-/// Whether two versions of a claim differ in the progress of an expansion only.
+/// Whether two versions of a claim differ only in the progress of an expansion.
 fn is_expansion(old: &Value, new: &Value) -> bool {
     let others = |claim: &Value| {
         let mut others = claim.clone();

@@ -45,7 +45,7 @@ fn add_not_ready(node: &mut Value) {
     }
 }
 
-/// Sets `timeAdded` of NoExecute taints. tolerationSeconds are counted from that time, even after a restart of the
+/// Sets `timeAdded` of NoExecute taints. `tolerationSeconds` are counted from this time, even after a restart of the
 /// controller.
 fn set_time_added(node: &mut Value, now: &str) {
     let list = node["spec"].get_mut("taints").and_then(Value::as_array_mut);

@@ -69,7 +69,7 @@ pub(super) fn chain(mut configs: PluginConfigs, selection: &PluginSelection) -> 
 // === impl PluginSelection ===
 
 impl PluginSelection {
-    /// Whether a plugin that is disabled by default is enabled.
+    /// Whether the configuration enables a plugin that is disabled by default.
     pub(crate) fn enables(&self, name: &str) -> bool {
         self.enabled.iter().any(|enabled| enabled == name)
     }

@@ -81,8 +81,9 @@ struct Current<P> {
 /// The groups of reviews.
 const REVIEWS: [&str; 2] = ["authentication.k8s.io", "authorization.k8s.io"];
 
-/// Whether a resource is a policy, a webhook configuration or a review. Policies do not apply to it, so that a broken
-/// policy can be repaired and does not stop other components. They apply to custom resources of the same groups.
+/// Whether a resource is a policy, a webhook configuration or a review. Policies do not apply to such a resource, so
+/// that a broken policy can be repaired and does not stop other components. Policies apply to custom resources of the
+/// same groups.
 fn is_exempt(kind: &Resource) -> bool {
     kind.is_built_in() && (kind.group == GROUP || REVIEWS.contains(&&*kind.group))
 }
@@ -120,7 +121,8 @@ impl<P> Policies<P> {
         })
     }
 
-    /// Stores compiled policies. The objects may be newer than these revisions. They are then read once more.
+    /// Stores compiled policies. The objects may be newer than these revisions. In this case, the next call reads them
+    /// once more.
     fn replace(&self, of: Revisions, bound: &Arc<[Bound<P>]>) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
         // Another request may have stored newer policies meanwhile.

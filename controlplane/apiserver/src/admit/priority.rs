@@ -109,7 +109,7 @@ impl Admit for Priority {
 }
 
 /// Copies the priority of the stored pod to an update that omits it. Clients may update with the original manifest,
-/// which does not contain it.
+/// which does not contain the priority.
 fn keep_priority(object: &mut Value, old: &Value) {
     let Some(spec) = object.get_mut("spec").and_then(Value::as_object_mut) else { return };
     for field in ["priority", "preemptionPolicy"] {
@@ -139,7 +139,8 @@ fn named(admission: &Admission, name: &str) -> Option<Class> {
     })
 }
 
-/// The default class. If concurrent requests created several, the class with the lowest value.
+/// The default class. If concurrent requests have created several default classes, the class with the lowest value is
+/// the default.
 fn default_class(admission: &Admission) -> Option<Class> {
     let kind = by_resource(GROUP, "v1", "priorityclasses")?;
     let all = admission.cache.list(kind, "");

@@ -32,8 +32,8 @@ pub(super) enum Phase {
 const MAX_ANNOTATIONS: usize = 100;
 const MAX_ANNOTATION_BYTES: usize = 32 << 10;
 
-/// Maximum bytes of a webhook's text in the message of an error. The client may read the error slowly, and its memory is not
-/// charged to the memory of webhook responses.
+/// Maximum bytes of a webhook's text in the message of an error. The client may read the error slowly, and its memory
+/// is not charged to the memory of webhook responses.
 const MAX_MESSAGE_BYTES: usize = 64 << 10;
 
 /// The object before and after the request, in the version that the webhook's rules select.
@@ -174,7 +174,7 @@ pub(super) fn response(review: &Value, version: &str, uid: &str, phase: Phase) -
     Ok(Verdict { allowed, status: response["status"].clone(), patch, warnings, annotations })
 }
 
-/// Fails if a validating webhook wants to change the object. Source: `VerifyAdmissionResponse`.
+/// Refuses the response of a validating webhook that contains a patch. Source: `VerifyAdmissionResponse`.
 fn refuse_patch(response: &Value) -> Result<(), String> {
     if response["patch"].as_str().is_some_and(|patch| !patch.is_empty()) {
         return Err("validating webhook may not return response.patch".to_owned());

@@ -57,7 +57,7 @@ fn remove_former_overhead(pod: &mut Value, old: &Value) {
     }
 }
 
-/// The class of a new pod. `None` if the pod names none.
+/// The class of a new pod. `None` if the pod names no class.
 fn class(admission: &Admission, attributes: &Attributes<'_>, pod: &Value) -> Result<Option<Value>> {
     let name = pod["spec"]["runtimeClassName"].as_str().unwrap_or_default();
     if !attributes.writes_new_pod() || name.is_empty() {
@@ -69,7 +69,7 @@ fn class(admission: &Admission, attributes: &Attributes<'_>, pod: &Value) -> Res
     found.map(Some).ok_or_else(|| ApiError::forbidden_object(attributes.kind, attributes.name, why()))
 }
 
-/// Checks that a pod has the overhead of its class. `class` is null if the pod names none.
+/// Checks that a pod has the overhead of its class. `class` is null if the pod names no class.
 fn check_overhead(class: &Value, own: &Value) -> std::result::Result<(), &'static str> {
     match &class["overhead"] {
         Value::Null if own.is_null() => Ok(()),
@@ -105,7 +105,7 @@ fn add(class: &Value, spec: &mut Value) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Adds the tolerations of the class. As upstream, a toleration that another one includes is left out.
+/// Adds the tolerations of the class. As upstream, a toleration that another toleration includes is omitted.
 fn add_tolerations(spec: &mut Value, wanted: &Value) {
     let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
     let (own, mut added) = (list(&spec["tolerations"]), list(wanted));

@@ -23,8 +23,8 @@ const DEFAULT_ACCOUNT_TIMEOUT: Duration = Duration::from_secs(10);
 
 pub(super) struct ServiceAccount;
 
-/// Waits for the service account of a new pod, for a limited time. In a new namespace or cluster the controller may not
-/// have created it yet.
+/// Waits for the service account of a new pod, for a limited time. In a new namespace or cluster, the controller may
+/// not have created the account yet.
 async fn wait_for_account(admission: &Admission, pod: &Value) {
     let Some(kind) = by_resource("", "v1", "serviceaccounts") else { return };
     let namespace = pod["metadata"]["namespace"].as_str().unwrap_or_default();
@@ -118,7 +118,7 @@ fn mount_token(spec: &mut Value) {
     }
 }
 
-/// Adds the mount to a container, unless it has a mount at that path. Returns whether it was added.
+/// Adds the mount to a container, unless it has a mount at that path. Returns whether the mount was added.
 fn mount(container: &mut Value, volume: &str) -> bool {
     let Some(container) = container.as_object_mut() else { return false };
     let mounts = container.entry("volumeMounts").or_insert_with(|| json!([]));

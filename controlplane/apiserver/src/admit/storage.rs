@@ -130,7 +130,7 @@ fn allows_expansion(admission: &Admission, class: &str) -> bool {
     class.is_some_and(|class| class.value()["allowVolumeExpansion"] == true)
 }
 
-/// Name of the default class. Of several classes, the newest is chosen, as upstream.
+/// Name of the default class. If there are several default classes, the newest is used, as upstream.
 fn default_class(admission: &Admission) -> Option<String> {
     let kind = by_resource(GROUP, "v1", "storageclasses")?;
     let classes: Vec<Value> = admission.cache.list(kind, "").iter().map(|class| class.value()).collect();

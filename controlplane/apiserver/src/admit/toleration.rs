@@ -4,7 +4,8 @@
 
 use serde::{Deserialize, Serialize};
 
-/// Maximum number of tolerations of a list that is compared with another one, because that takes quadratic time.
+/// Maximum number of tolerations of a list that is compared with another list, because the comparison takes quadratic
+/// time.
 pub(super) const MAX_TOLERATIONS: usize = 1000;
 /// The field names of a toleration.
 pub(super) const FIELDS: [&str; 5] = ["key", "operator", "value", "effect", "tolerationSeconds"];
@@ -38,8 +39,8 @@ impl Toleration {
         }
     }
 
-    /// Whether this toleration tolerates every taint that the other one tolerates, for at least as long. As upstream,
-    /// an omitted operator means `Equal` on this side only.
+    /// Whether this toleration tolerates every taint that `other` tolerates, for at least as long. As upstream, an
+    /// omitted operator of `self` means `Equal`. An omitted operator of `other` does not.
     fn includes(&self, other: &Self) -> bool {
         if self == other {
             return true;
@@ -65,7 +66,7 @@ impl Toleration {
     }
 }
 
-/// Both lists without tolerations that others include. Of equal tolerations the first is kept.
+/// Both lists, without tolerations that another toleration includes. If tolerations are equal, the first is kept.
 pub(super) fn merged(own: Vec<Toleration>, added: Vec<Toleration>) -> Vec<Toleration> {
     let all: Vec<Toleration> = own.into_iter().chain(added).collect();
     let mut merged: Vec<Toleration> = Vec::new();
@@ -80,7 +81,7 @@ pub(super) fn merged(own: Vec<Toleration>, added: Vec<Toleration>) -> Vec<Tolera
     merged
 }
 
-/// Whether the whitelist includes each toleration. An empty whitelist allows all.
+/// Whether the whitelist includes each toleration. An empty whitelist allows all tolerations.
 pub(super) fn are_allowed(tolerations: &[Toleration], whitelist: &[Toleration]) -> bool {
     let is_allowed = |toleration: &Toleration| whitelist.iter().any(|allowed| allowed.includes(toleration));
     whitelist.is_empty() || tolerations.iter().all(is_allowed)

@@ -142,8 +142,8 @@ impl Admit for ValidatingWebhooks {
     }
 }
 
-/// Whether a request is for a webhook configuration. Webhooks do not receive it, so that a broken webhook can be
-/// repaired.
+/// Whether a request is for a webhook configuration. Webhooks do not receive such a request, so that a broken webhook
+/// can be repaired.
 fn is_exempt(attributes: &Attributes<'_>) -> bool {
     attributes.kind.group == GROUP
 }
@@ -193,7 +193,7 @@ async fn judge(
     Ok(())
 }
 
-/// Calls a mutating webhook if the request matches, and applies its patch. Returns whether it was called.
+/// Calls a mutating webhook if the request matches, and applies its patch. Returns whether the webhook was called.
 async fn apply(
     admission: &Admission,
     hook: &Hook,
@@ -242,8 +242,8 @@ async fn change(
     Ok(Effect::Patched { patch: verdict.patch, changed })
 }
 
-/// The object after a webhook's patch, with defaults. Long work waits for a slot, as for the patch of a client and for
-/// the first defaulting. The inner error means that the patch is invalid.
+/// The object after a webhook's patch, with defaults. A long patch or defaulting waits for a slot, as for the patch of
+/// a client and for the first defaulting. The inner error means that the patch is invalid.
 ///
 /// # Errors
 /// Too many requests wait for a long function.
@@ -407,7 +407,7 @@ impl Hooks {
         if of == newest {
             return hooks;
         }
-        // The objects may be newer than this revision. They are then parsed once more.
+        // The objects may be newer than this revision. In this case, the next call parses them once more.
         let configurations = admission.cache.list(kind, "");
         let hooks: Vec<Hook> = configurations
             .iter()

@@ -16,7 +16,7 @@ pub struct FrontProxy {
     pub certificate: String,
     /// Private key of the certificate.
     pub key: String,
-    /// The authority that signed the certificate. It must sign no other certificates.
+    /// The authority that signed the certificate. The authority must sign no other certificates.
     pub authority: String,
     /// The authority for client certificates of the cluster.
     pub client_authority: String,

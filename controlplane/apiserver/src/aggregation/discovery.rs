@@ -86,7 +86,7 @@ fn converted(remote: &Remote, list: &Value) -> Value {
         let or = |field: &str, default: &str| entry[field].as_str().unwrap_or(default).to_owned();
         json!({"group": or("group", &remote.group), "version": or("version", &remote.version), "kind": text(&entry["kind"])})
     };
-    // One pass: the other server is not trusted, and its list may have 100,000 entries.
+    // The list is read in one pass: the other server is not trusted, and its list may have 100,000 entries.
     let mut subresources: HashMap<&str, Vec<Value>> = HashMap::new();
     for entry in entries() {
         if let Some((parent, part)) = entry["name"].as_str().and_then(|name| name.split_once('/')) {

@@ -58,7 +58,7 @@ impl Forwarder {
         serde_json::from_slice(&body).map_err(|error| format!("{path} is not JSON: {error}"))
     }
 
-    /// Reads a JSON document with the aggregator's credentials. `None` if it is not modified.
+    /// Reads a JSON document with the aggregator's credentials. `None` if the document is not modified.
     pub(super) async fn fetch(
         &self,
         remote: &Remote,
@@ -83,7 +83,7 @@ impl Forwarder {
         Ok(Some(Fetched { headers: head.headers, body: read(body, &wanted).await? }))
     }
 
-    /// Sends a request on behalf of a user. The permit is held as long as the connection.
+    /// Sends a request on behalf of a user. The permit is held until the connection ends.
     pub(crate) async fn send(
         &self,
         remote: &Remote,

@@ -2,8 +2,8 @@
 //!
 //! - Version 2: the paths of the group version, and the definitions that they refer to, are merged into this server's
 //!   document.
-//! - Version 3: this server's root document links to the aggregated server's document. Requests for it are forwarded.
-//!   For a server without version 3, the part of version 2 is converted.
+//! - Version 3: this server's root document links to the aggregated server's document. Requests for that document are
+//!   forwarded. If the aggregated server does not have version 3, the part of version 2 is converted.
 //!
 //! Both documents are read again every minute. A document that is too large or invalid is omitted.
 
@@ -163,7 +163,7 @@ async fn read_v2(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
 }
 
 impl Part {
-    /// The part with this text. An equal former part is kept, with its version.
+    /// The part with this text. If the former part has the same text, it is kept with its version.
     fn after(former: Option<Self>, text: &str) -> Self {
         former
             .filter(|former| *former.text == *text)
@@ -200,8 +200,8 @@ fn link_to_converted(remote: &Remote) -> Option<Document> {
     })
 }
 
-/// Converts the part of version 2, and returns the version of the part. The result is not cached: clients cache it by
-/// its hash.
+/// Converts the part of version 2, and returns the version of the part. The result is not cached: clients cache the
+/// document by its hash.
 fn converted(remote: &Remote) -> Option<(u64, openapi::Document)> {
     let part = remote.documents.with(|inner| inner.v2.clone())?;
     (part.text.len() <= MAX_CONVERTED).then_some(())?;

@@ -25,7 +25,7 @@ const SCHEMA_FIELDS: [&str; 10] = [
 ];
 /// Maximum number of media types of a body.
 const MAX_MEDIA_TYPES: usize = 8;
-/// Maximum bytes of a media type. An operation has one list of them for all of its responses.
+/// Maximum bytes of a media type. All responses of an operation share one list of media types.
 const MAX_MEDIA_TYPE: usize = 128;
 /// Maximum number of bodies of a document that are repeated for a further media type.
 const MAX_REPEATS: usize = 20_000;
@@ -122,8 +122,8 @@ fn is_short(value: &Value) -> bool {
     left_of(MAX_REPEATED, value).is_some()
 }
 
-/// The approximate number of bytes that remain of a limit after a value. `None` if the value is larger. Reads at most
-/// that many bytes of the value.
+/// The approximate number of bytes that remain of `limit` after `value`. `None` if the value is larger than the limit.
+/// Reads at most `limit` bytes of the value.
 fn left_of(limit: usize, value: &Value) -> Option<usize> {
     let limit = limit.checked_sub(2)?;
     match value {
@@ -144,7 +144,7 @@ fn resolved<'a>(parameter: &'a Value, part: &'a Value) -> Option<&'a Value> {
     part["parameters"].get(reference.strip_prefix("#/parameters/")?)
 }
 
-/// A parameter or a reference to one. `None` for a body.
+/// A parameter, or a reference to a parameter. `None` for a body.
 fn parameter(parameter: &Value, part: &Value) -> Option<Value> {
     let found = resolved(parameter, part).filter(|found| found["in"] != "body")?;
     match parameter["$ref"].as_str() {

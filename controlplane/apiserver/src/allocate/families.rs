@@ -29,8 +29,8 @@ pub(super) fn synchronize(new: &mut Value, old: Option<&Value>) {
     }
 }
 
-/// Completes policy and families. `cluster` is the families of this cluster, the default one first. A service keeps its
-/// families even if the cluster no longer has them.
+/// Completes policy and families. `cluster` has the families of this cluster, with the default family first. A service
+/// keeps its families even if the cluster no longer has them.
 pub(super) fn complete(new: &mut Value, old: Option<&Value>, cluster: &[&str]) -> Result<(), Vec<Cause>> {
     if old.is_some_and(|old| is_same_preference(new, old)) {
         return Ok(());
@@ -50,7 +50,7 @@ pub(super) fn complete(new: &mut Value, old: Option<&Value>, cluster: &[&str]) -
     infer_families(new, cluster, &mut causes);
     refuse_any(causes)?;
     if has_no_selector(new) && is_headless(new) {
-        // Without a selector the author of the endpoints determines their families.
+        // Without a selector, the author of the endpoints determines the families of the endpoints.
         add_families(new, cluster, true);
         return Ok(());
     }
@@ -59,8 +59,8 @@ pub(super) fn complete(new: &mut Value, old: Option<&Value>, cluster: &[&str]) -
     Ok(())
 }
 
-/// The policy of a service that sets none: single-stack, or dual-stack if it is headless and has no selector. An update
-/// keeps the policy.
+/// The policy of a service that sets no policy: single-stack, or dual-stack if the service is headless and has no
+/// selector. An update keeps the policy.
 fn inferred_policy(new: &Value, old: Option<&Value>) -> String {
     match old.and_then(policy) {
         Some(kept) => kept.to_owned(),
@@ -132,7 +132,8 @@ fn not_configured(new: &Value, old: Option<&Value>, cluster: &[&str]) -> Vec<Cau
     causes
 }
 
-/// Adds the default family, and the other one if the policy requests both and `may_have_both`.
+/// Adds the default family. Also adds the other family if the policy requests both families and `may_have_both` is
+/// true.
 fn add_families(new: &mut Value, cluster: &[&str], may_have_both: bool) {
     let mut families = list(new, "ipFamilies");
     if families.is_empty() {

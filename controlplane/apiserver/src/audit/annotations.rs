@@ -15,8 +15,9 @@ impl Record {
         self.event().annotations.entry(key.to_owned()).or_insert_with(|| value.into());
     }
 
-    /// Adds an annotation of a webhook or a policy. The first value of a key is kept: a request can call a webhook for each
-    /// of many objects. All of these annotations share a limit. Above it, the event is marked as truncated.
+    /// Adds an annotation of a webhook or a policy. The first value of a key is kept: a request can call a webhook for
+    /// each of many objects. All of these annotations share a limit. Above this limit, the event is marked as
+    /// truncated.
     pub(crate) fn annotate_limited(&self, key: &str, value: &str) {
         let mut event = self.event();
         let former = self.annotated.load(Ordering::Relaxed);

@@ -1,4 +1,5 @@
-//! The backends of audit events: the log and the webhook, each with its mode. A request waits at most [`MAX_WAIT`] for them.
+//! The backends of audit events: the log and the webhook, each with its mode. A request waits at most [`MAX_WAIT`] for
+//! them.
 
 use std::{
     path::PathBuf,
@@ -68,7 +69,7 @@ pub(crate) struct LogBackend {
     lost: Arc<AtomicU64>,
 }
 
-/// An event as the backends get it: a line of JSON for each. `None` if the backend gets no event.
+/// An event as the backends get it: one line of JSON for each backend. `None` if the backend gets no event.
 pub(super) struct EventLines {
     log: Option<String>,
     webhook: Option<String>,
@@ -82,7 +83,8 @@ enum Webhook {
 /// The result of a backend in a blocking mode. `None` in the batch mode.
 type Outcome = Option<oneshot::Receiver<bool>>;
 
-/// Replaces the line of an event by the one without its objects, unless the limit of the backend has made it shorter.
+/// Replaces the line of an event by its line without objects, unless the limit of the backend has already made the line
+/// shorter.
 fn shorten(line: &mut String, event: &mut Event) {
     let without_objects = shortened(event);
     if without_objects.len() < line.len() {
@@ -173,8 +175,8 @@ impl Backends {
         })
     }
 
-    /// Numbers of all events, of events that the webhook did not receive, of events that the log did not receive, and of
-    /// refused requests.
+    /// Numbers of all events, of events that the webhook did not receive, of events that the log did not receive, and
+    /// of refused requests.
     pub(super) fn counts(&self) -> [u64; 4] {
         let counts = [&self.events, &*self.lost_by_webhook, &self.refused];
         let [events, lost_by_webhook, refused] = counts.map(|count| count.load(Ordering::Relaxed));
@@ -187,8 +189,8 @@ impl Backends {
         self.lost_by_size.load(Ordering::Relaxed)
     }
 
-    /// The event as the backends get it. An event above the maximum size of a backend is shortened for it, or lost and
-    /// counted.
+    /// The event as the backends get it. An event above the maximum size of a backend is shortened for this backend, or
+    /// lost and counted.
     pub(super) fn lines(&self, event: &mut Event) -> EventLines {
         let mut line = event.line();
         let webhook = self.webhook.as_ref().and_then(|_| {
@@ -216,8 +218,8 @@ impl Backends {
         self.refused.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts a request of an owner that waits for another server before it runs. The empty owner has no limit: it stands for
-    /// members of `system:masters`.
+    /// Counts a request of an owner that waits for another server before it runs. The empty owner has no limit: it
+    /// stands for members of `system:masters`.
     ///
     /// # Errors
     /// Too many requests wait. The client may retry.
@@ -239,13 +241,13 @@ impl Backends {
         self.webhook_mode != Mode::Batch
     }
 
-    /// Sends an event of an owner's request to the backends, and waits for those in a blocking mode. Returns false if a
-    /// backend in the mode [`Mode::BlockingStrict`] does not have the event.
+    /// Sends an event of an owner's request to the backends, and waits for the backends in a blocking mode. Returns
+    /// false if a backend in the mode [`Mode::BlockingStrict`] does not have the event.
     ///
     /// Calls `queued` as soon as the event is sent even if this future is dropped. If the future is dropped earlier, no
     /// backend gets the event.
     ///
-    /// As upstream, a backend that gets no event because of its limits counts as having it.
+    /// As upstream, a backend that does not get the event because of its limits counts as if it had the event.
     pub(super) async fn write(&self, lines: EventLines, owner: &Arc<str>, queued: impl FnOnce()) -> bool {
         let deadline = Instant::now() + MAX_WAIT;
         let EventLines { log: log_line, webhook: webhook_line } = lines;
@@ -290,8 +292,8 @@ impl Backends {
     }
 
     /// Sends the event of a request whose client has disconnected. The number of these events is not limited by
-    /// requests in flight. While the memory of a backend is used up, this backend gets the event without its objects; above
-    /// a second limit the event is lost and counted, as upstream does in the mode `batch`.
+    /// requests in flight. While the memory of a backend is used up, this backend gets the event without its objects;
+    /// above a second limit the event is lost and counted, as upstream does in the mode `batch`.
     pub(super) fn write_late(&self, event: &mut Event, owner: &Arc<str>) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else { return };
         let EventLines { log: log_line, webhook: webhook_line } = self.lines(event);

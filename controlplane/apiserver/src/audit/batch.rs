@@ -1,7 +1,7 @@
 //! The batch mode of backends: events wait in a queue, and go to the backend in batches.
 //!
-//! The number and the bytes of queued events are limited. Requests do not wait for the backend. If the queue is full, or
-//! a webhook does not accept a batch, the events are lost and counted. Source:
+//! The number and the bytes of queued events are limited. Requests do not wait for the backend. If the queue is full,
+//! or a webhook does not accept a batch, the events are lost and counted. Source:
 //! `k8s.io/apiserver/plugin/pkg/audit/buffered`.
 
 use std::{
@@ -87,7 +87,7 @@ enum Message {
 struct Throttle {
     rate: Rate,
     bucket: TokenBucket,
-    /// Time of the last look at the bucket.
+    /// Time at which the bucket was last updated.
     last: Instant,
 }
 
@@ -120,7 +120,8 @@ impl Target {
         }
     }
 
-    /// Sends a batch. Returns the number of events that are lost here; the log counts its lost events itself.
+    /// Sends a batch. Returns the number of events that the webhook did not accept. The log counts its lost events
+    /// itself, so for the log the number is 0.
     async fn send(&self, events: Vec<String>) -> usize {
         match self {
             Self::Webhook { remote, .. } => {

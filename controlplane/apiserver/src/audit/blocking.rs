@@ -1,6 +1,6 @@
-//! The webhook backend in a blocking mode: each event is a request of its own. The number of calls and the bytes of their
-//! events are limited, and the owners of requests share both fairly. So is the number of requests that wait before they run:
-//! the limit on requests in flight does not apply to them yet.
+//! The webhook backend in a blocking mode: each event is a request of its own. The number of calls and the bytes of
+//! their events are limited. The number of requests that wait before they run is also limited, because the limit on
+//! requests in flight does not apply to them yet. The owners of requests share each of these limits fairly.
 
 use std::{
     path::Path,
@@ -22,14 +22,14 @@ use crate::{
     webhook_connections::{WebhookConnections, WebhookPermit},
 };
 
-/// Maximum KiB of the events that are being sent. One owner gets half of it.
+/// Maximum KiB of the events that are being sent. One owner gets at most half of this memory.
 const MAX_KIB: u32 = 32 << 10;
 /// Maximum KiB of shortened events, which have no objects. They are for requests whose clients have disconnected. One
-/// owner gets half of it.
+/// owner gets at most half of this memory.
 const MAX_SHORTENED_KIB: u32 = 16 << 10;
-/// Minimum KiB for which an event counts. So the events of one owner, and those of all, are fewer than the calls that may wait
-/// for the server ([`Remote`]). Otherwise very many small events of an owner would use up these slots, and its further
-/// events would be lost.
+/// Minimum KiB for which an event counts. It keeps the number of events, of one owner and of all owners, below the
+/// number of calls that may wait for the server ([`Remote`]). Otherwise very many small events of an owner would use up
+/// the slots of these calls, and further events of this owner would be lost.
 const MIN_KIB: u32 = 32;
 /// Maximum number of requests that wait before they run. One owner gets at most as many slots as are still free.
 const MAX_WAITING: usize = 1024;
@@ -98,7 +98,7 @@ impl BlockingWebhook {
     }
 
     /// Sends an event, which is one line of JSON. If `memory` is `None`, the event is lost. The receiver gets true if
-    /// the server has accepted the event. False or an error means that it has not.
+    /// the server has accepted the event. False or an error means that the server has not accepted it.
     pub(super) fn send(
         &self,
         line: &str,

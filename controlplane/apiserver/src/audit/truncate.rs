@@ -1,8 +1,9 @@
 //! Limits on the size of audit events (`--audit-log-truncate-*`, `--audit-webhook-truncate-*`). Source:
 //! `k8s.io/apiserver/plugin/pkg/audit/truncate`.
 //!
-//! Upstream drops an event that is too large without its objects. A user could hide a request by a long query, or by an object
-//! with long patches of webhooks. So the texts of such an event are cut, and it is dropped only if it is then still too large.
+//! Upstream drops an event that is too large without its objects. With this rule, a user could hide a request by a long
+//! query, or by an object with long patches of webhooks. Here the texts of such an event are cut. The event is dropped
+//! only if it is still too large.
 
 use coracle_audit::{Event, Level, UserInfo};
 use coracle_values::CollectMap;
@@ -12,11 +13,11 @@ use super::TRUNCATED;
 
 /// Maximum bytes of the path and query of a reduced event.
 const MAX_URI: usize = 1024;
-/// Maximum bytes of another text of a reduced event.
+/// Maximum bytes of each other text of a reduced event.
 const MAX_TEXT: usize = 256;
 /// Maximum number of annotations of a reduced event, and of groups of a user.
 const MAX_ITEMS: usize = 16;
-/// End of a text that was cut, as of a long user agent.
+/// Suffix of a text that was cut. Upstream uses this suffix for long user agents.
 const CUT: &str = "...TRUNCATED";
 /// The fields of the response status that a reduced event keeps.
 const STATUS_FIELDS: [&str; 4] = ["metadata", "status", "reason", "code"];
@@ -24,8 +25,8 @@ const STATUS_FIELDS: [&str; 4] = ["metadata", "status", "reason", "code"];
 /// The limits of one backend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AuditTruncateConfig {
-    /// Maximum bytes of an event. A larger event loses its objects, and then long texts. If it is still larger, the event is
-    /// lost.
+    /// Maximum bytes of an event. A larger event loses its objects, and then long texts. If it is still larger, the
+    /// event is lost.
     pub max_event_bytes: usize,
     /// Maximum bytes of the events in one request to the webhook. The log has no batches.
     pub max_batch_bytes: usize,
@@ -43,8 +44,8 @@ pub(super) fn shortened(event: &mut Event) -> String {
     line
 }
 
-/// The line of an event without its objects, extra values of users and details of the response, and with cut texts. User, verb,
-/// object, code and the start of the path remain.
+/// The line of an event without its objects, extra values of users and details of the response, and with cut texts.
+/// User, verb, object, code and the start of the path remain.
 fn reduced(event: &mut Event) -> String {
     let objects = (event.request_object.take(), event.response_object.take());
     let mut reduced = event.clone();
@@ -104,7 +105,8 @@ fn cut(text: &mut String, most: usize) {
 // === impl AuditTruncateConfig ===
 
 impl AuditTruncateConfig {
-    /// The line of an event within the limit. `None` if the event is too large even without its objects and with cut texts.
+    /// The line of an event within the limit. `None` if the event is too large even without its objects and with cut
+    /// texts.
     pub(super) fn limit(self, line: String, event: &mut Event) -> Option<String> {
         let fits = |line: &String| line.len() <= self.max_event_bytes;
         if fits(&line) {

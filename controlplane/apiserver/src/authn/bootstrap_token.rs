@@ -26,7 +26,7 @@ impl Authenticator for BootstrapTokens {
     }
 }
 
-/// The user of a token. `None` unless the token exists, permits authentication, and has not expired.
+/// The user of a token. `None` if the token does not exist, does not permit authentication, or has expired.
 fn user(cache: &Cache, token: &str) -> Option<User> {
     let (id, secret) = parts(token)?;
     let kind = by_resource("", "v1", "secrets")?;

@@ -34,7 +34,7 @@ pub(super) struct Issuers(Vec<Arc<Issuer>>);
 struct Issuer {
     config: IssuerConfig,
     keys: Arc<Keys>,
-    /// The client for distributed claims. `None` if the groups are not a claim.
+    /// The client for distributed claims. `None` if the configuration does not read the groups from a claim.
     endpoints: Option<Endpoints>,
 }
 
@@ -135,7 +135,8 @@ impl Issuer {
         Ok(claims::user(&self.config, &claims)?)
     }
 
-    /// Adds the groups that the issuer keeps at another endpoint. As upstream, only the claim of the groups can be distributed.
+    /// Adds the groups that the issuer keeps at another endpoint. As upstream, only the claim of the groups can be
+    /// distributed.
     async fn add_groups(&self, claims: &mut Value, now: i64) -> Result<(), Refusal> {
         let (Some(endpoints), Some(Mapping::Claim(groups))) = (&self.endpoints, &self.config.groups) else {
             return Ok(());
@@ -270,8 +271,8 @@ pub(super) fn fuzz(token: &str) {
     }
 }
 
-/// Fuzz target: the discovery document and the key set of an issuer, with a line end between them. Verifies a token of each
-/// algorithm with each key.
+/// Fuzz target: the discovery document and the key set of an issuer, with a line end between them. Verifies a token of
+/// each algorithm with each key.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz_keys(data: &[u8]) {
     // Algorithms, and bytes of their signatures.

@@ -44,9 +44,9 @@ pub(crate) struct PeerVerifier {
 /// The authorities that signed a certificate.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct SignedBy {
-    /// Whether the authority of the cluster's clients signed it.
+    /// Whether the authority of the cluster's clients signed the certificate.
     pub(super) cluster: bool,
-    /// Whether the authority of the proxy signed it.
+    /// Whether the authority of the proxy signed the certificate.
     pub(super) proxy: bool,
 }
 

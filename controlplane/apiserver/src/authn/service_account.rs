@@ -1,5 +1,5 @@
-//! Service account tokens: issues JSON web tokens, and authenticates them with a check of the objects that they are
-//! bound to.
+//! Service account tokens: issues JSON web tokens, and authenticates tokens, including a check of the objects that they
+//! are bound to.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ const LEGACY_TYPE: &str = "kubernetes.io/service-account-token";
 /// The signing keys, and the issuers and default audiences of the tokens.
 pub(crate) struct Tokens {
     pub(crate) keys: TokenKeys,
-    /// The first one issues new tokens. Tokens of all of them are accepted.
+    /// The first issuer issues new tokens. Tokens of all issuers are accepted.
     issuers: Vec<String>,
     pub(crate) audiences: Vec<String>,
     legacy_uses: TokenUseQueue,
@@ -108,8 +108,8 @@ impl Tokens {
         Ok((self.keys.sign(&payload).await?, until))
     }
 
-    /// The service account of a token. `None` if another key signed the token, or it is not valid now or not for these
-    /// audiences. It is also `None` if the account or a bound object no longer exists.
+    /// The service account of a token. `None` if another key signed the token, or if the token is not valid now, or not
+    /// for these audiences. Also `None` if the account or a bound object no longer exists.
     pub(crate) fn user(&self, cache: &Cache, token: &str, audiences: &[String]) -> Option<User> {
         let claims = self.keys.verified(token)?;
         if claims["iss"] == LEGACY_ISSUER {
@@ -207,7 +207,7 @@ pub(super) fn fuzz(token: &str) {
     }
 }
 
-/// Those requested audiences for which a token with these claims is intended.
+/// The requested audiences for which a token with these claims is intended.
 fn requested_audiences(claims: &Value, requested: &[String]) -> Vec<String> {
     let of_token = claims["aud"].as_array().map(Vec::as_slice).unwrap_or_default();
     requested.iter().filter(|one| of_token.iter().any(|other| other == one.as_str())).cloned().collect()
@@ -232,8 +232,8 @@ fn names_secret(cache: &Cache, namespace: &str, name: &str, secret: &str) -> boo
     })
 }
 
-/// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing for a
-/// limited time.
+/// `Some` if the object exists with this name and uid and is not being deleted. Terminating pods count as existing for
+/// a limited time.
 fn require_live(cache: &Cache, resource: &str, namespace: &str, name: &str, uid: &str) -> Option<()> {
     let kind = coracle_kinds::kind::by_resource("", "v1", resource)?;
     let fields: &[&[&str]] = &[&["metadata", "deletionTimestamp"], &["metadata", "uid"]];
@@ -246,9 +246,9 @@ fn require_live(cache: &Cache, resource: &str, namespace: &str, name: &str, uid:
     (is_live && object["metadata"]["uid"] == uid).then_some(())
 }
 
-/// Whether the tokens of a pod are still valid. `deletion` is its `deletionTimestamp`, the end of the grace period; `now`
-/// is in Unix seconds. Tokens end one minute after the grace period, even if the node never confirms the deletion.
-/// Source: `invalidIfDeletedBefore` in `pkg/serviceaccount`.
+/// Whether the tokens of a pod are still valid. `deletion` is its `deletionTimestamp`, the end of the grace period;
+/// `now` is in Unix seconds. Tokens end one minute after the grace period, even if the node never confirms the
+/// deletion. Source: `invalidIfDeletedBefore` in `pkg/serviceaccount`.
 fn is_pod_live(deletion: &Value, now: i64) -> bool {
     let end = deletion.as_str().and_then(|text| text.parse::<jiff::Timestamp>().ok());
     deletion.is_null() || end.is_some_and(|end| now <= end.as_second().saturating_add(TERMINATING_SECONDS))

@@ -26,7 +26,7 @@ pub(crate) struct OwnKey {
 // === impl TokenKeys ===
 
 impl TokenKeys {
-    /// The keys of the signer, otherwise the server's own key. `None` if that key is invalid.
+    /// The keys of the signer, or else the server's own key. `None` if the own key is invalid.
     pub(crate) fn new(signer: Option<Arc<TokenSigner>>, own: &[u8]) -> Option<Self> {
         signer.map_or_else(|| Self::own(own), |signer| Some(Self::External(signer)))
     }
@@ -60,7 +60,7 @@ impl TokenKeys {
         }
     }
 
-    /// The claims of a token. `None` unless one of the keys has signed it.
+    /// The claims of a token. `None` if none of the keys has signed the token.
     pub(crate) fn verified(&self, token: &str) -> Option<Value> {
         match self {
             Self::Own(key) => key.verified(token),
@@ -75,7 +75,7 @@ impl TokenKeys {
         (signer.is_unknown(token) && is_issued()).then_some(signer)
     }
 
-    /// Whether the keys are this server's own. The keys of an external signer can change at any time.
+    /// Whether the key is this server's own key. The keys of an external signer can change at any time.
     pub(crate) fn are_own(&self) -> bool {
         matches!(self, Self::Own(_))
     }

@@ -45,8 +45,8 @@ fn user(certificate: &CertificateDer<'_>) -> Option<User> {
     (!name.is_empty()).then_some(user)
 }
 
-/// The uid of a subject, or an empty text if it has none. `None` if the subject has several uids, or an empty or
-/// invalid one.
+/// The uid of a subject, or an empty text if the subject has no uid. `None` if the subject has several uids, or an
+/// empty or invalid uid.
 fn uid(subject: &X509Name<'_>) -> Option<String> {
     let mut uids = subject.iter_attributes().filter(|one| one.attr_type().as_bytes() == UID);
     match (uids.next(), uids.next()) {

@@ -12,7 +12,7 @@ use crate::{authn::User, bounded_file};
 
 /// Maximum bytes of the file.
 const LIMIT: u64 = 4 << 20;
-/// Bytes from which on a line is too long, as upstream: `bufio.MaxScanTokenSize`.
+/// A line with at least this number of bytes is refused, as upstream (`bufio.MaxScanTokenSize`).
 const LINE_LIMIT: usize = 64 << 10;
 /// Maximum number of characters of a line in an error.
 const SHOWN: usize = 200;
@@ -30,7 +30,7 @@ const AUTHENTICATED: &str = "system:authenticated";
 #[derive(Debug)]
 pub(super) struct Abac(Vec<Policy>);
 
-/// A policy in the version v0, which is also that of lines without a version. Source:
+/// A policy in the version v0. Lines without a version also have this version. Source:
 /// `k8s.io/kubernetes/pkg/apis/abac/v0`.
 #[derive(Default, Deserialize)]
 #[serde(default)]
@@ -142,7 +142,7 @@ impl Parsed {
     fn of(line: &str) -> Result<Self, String> {
         let value: Value = serde_json::from_str(line).map_err(|error| error.to_string())?;
         if value.is_null() {
-            // Upstream takes it for a policy without fields, which allows everything.
+            // Upstream reads null as a policy without fields, which allows everything.
             return Err("it is not an object".to_owned());
         }
         let mut fields = object(value)?;
@@ -167,7 +167,8 @@ impl Parsed {
     }
 }
 
-/// The fields of an object, without those that are null: as in Go, they count as absent. So does a spec that is null.
+/// The fields of an object, without the fields that are null. As in Go, null counts as absent. This also applies to a
+/// spec that is null.
 fn object(value: Value) -> Result<Map<String, Value>, String> {
     match value {
         Value::Object(mut fields) => {
@@ -187,7 +188,7 @@ fn text(fields: &Map<String, Value>, name: &str) -> Result<String, String> {
     }
 }
 
-/// Names of the fields that are not among the known ones.
+/// Names of the fields that are not in `known`.
 fn unknown(fields: &Map<String, Value>, known: &[&str]) -> Vec<String> {
     fields.keys().filter(|name| !known.contains(&name.as_str())).cloned().collect()
 }

@@ -26,7 +26,7 @@ const UNAUTHENTICATED: &str = "system:unauthenticated";
 /// A user that a request impersonates.
 pub(crate) struct Impersonated {
     pub(crate) user: User,
-    /// The verb that allows it, for audit events. Empty for the verb `impersonate`.
+    /// The verb that allows the impersonation, for audit events. Empty for the verb `impersonate`.
     pub(crate) constraint: &'static str,
 }
 

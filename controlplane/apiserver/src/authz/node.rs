@@ -33,14 +33,14 @@ impl Authorizer for Nodes {
         Decision::allow_if(allows(attributes), "").ready()
     }
 
-    /// The permissions of a node depend on the object, so they cannot be listed as rules.
+    /// The permissions of a node depend on the object, so these permissions cannot be listed as rules.
     fn add_rules(&self, of: &RulesScope<'_>, found: &mut UserRules) {
         found.unlisted.extend(of.user.node().map(|_| "node"));
     }
 }
 
 fn allows(attributes: &AccessAttributes<'_>) -> bool {
-    // As upstream, an empty name is not the name of a node. It would match the pods that have no node yet.
+    // As upstream, an empty name is not the name of a node. An empty name would match the pods that have no node yet.
     let Some(node) = attributes.user.node().filter(|node| !node.is_empty()) else { return false };
     let Some(resource) = &attributes.info.resource else { return false };
     let verb = attributes.verb;

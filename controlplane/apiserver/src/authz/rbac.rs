@@ -63,7 +63,7 @@ type RoleKey = (String, String);
 /// value is the key of a role, so a change of the role does not change this map.
 type Grants = BTreeMap<Arc<BindingKey>, Arc<RoleKey>>;
 
-/// Namespace and name of a binding. The order is by namespace, then by name.
+/// Namespace and name of a binding. Bindings are ordered by namespace, then by name.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct BindingKey {
     /// `None` for all namespaces.
@@ -181,8 +181,8 @@ impl Indexed {
         Self { revisions, policy: Arc::new(policy) }
     }
 
-    /// Applies the changes since the last call. Returns false if the cache no longer has all of them. The index is copied
-    /// only if a request reads it at the same time.
+    /// Applies the changes since the last call. Returns false if the cache no longer has all of these changes. The
+    /// index is copied only if a request reads it at the same time.
     fn catch_up(&mut self, cache: &Cache) -> bool {
         for (resource, revision) in RESOURCES.into_iter().zip(&mut self.revisions) {
             let Some(objects) = objects(cache, resource) else { continue };
@@ -326,7 +326,7 @@ enum Subject {
     Group(String),
 }
 
-/// The subjects of a binding. It may repeat a subject.
+/// The subjects of a binding. A binding may repeat a subject.
 fn subjects(binding: &Value) -> impl Iterator<Item = Subject> {
     let namespace = binding["metadata"]["namespace"].as_str();
     binding["subjects"].as_array().into_iter().flatten().filter_map(move |subject| {
@@ -660,7 +660,8 @@ mod tests {
         assert_eq!(resources(), [""; 0]);
         store(&cache, "roles", &role(Some("a"), "own", "pods"), false);
         assert_eq!(resources(), ["pods"]);
-        // The index misses commits: the store now has another role and no binding. A restore may lower the revision.
+        // The index has missed commits: the store now has another role and no binding. A restore may decrease the
+        // revision.
         let (kind, newest) = (kind("roles").unwrap(), cache.revision());
         for revision in [newest + 10, newest - 10] {
             let own = role(Some("a"), "own", "nodes");

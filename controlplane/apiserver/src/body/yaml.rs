@@ -19,7 +19,7 @@ use crate::{
 const MAX_STEPS: usize = 1 << 28;
 /// Maximum [`steps`] of a document that is parsed on an async worker: a few milliseconds.
 const MAX_INLINE_STEPS: usize = 1 << 22;
-/// Bytes to which aliases may expand any document, however short.
+/// Bytes to which aliases may expand even a very short document.
 const MIN_EXPANSION: usize = 64 << 10;
 
 /// Maximum number of recorded duplicate keys.
@@ -45,8 +45,8 @@ pub(crate) fn parse(bytes: &[u8]) -> Result<Parsed> {
 
 /// Upper bound for the steps of the parser: the product of bytes and flow collections.
 ///
-/// Brackets in texts count as well. Only the parser itself can tell them from flow collections, so the exact depth is
-/// not known before a document is parsed.
+/// Brackets in texts count as well. Only the parser itself can distinguish them from brackets of flow collections, so
+/// the exact depth is not known before a document is parsed.
 fn steps(bytes: &[u8]) -> usize {
     bytes.iter().filter(|byte| matches!(byte, b'[' | b'{')).count().saturating_mul(bytes.len())
 }
@@ -92,7 +92,7 @@ fn expansion(bytes: &[u8]) -> usize {
     bytes.len().saturating_mul(2).max(MIN_EXPANSION)
 }
 
-/// Reads a tree. The total size of its nodes and texts is limited, because aliases can repeat any of them.
+/// Reads a tree. The total size of its nodes and texts is limited, because aliases can repeat nodes and texts.
 #[derive(Clone, Copy)]
 struct Tree<'a> {
     /// The document.
@@ -100,7 +100,7 @@ struct Tree<'a> {
     left: &'a Cell<usize>,
     duplicates: &'a RefCell<Vec<String>>,
     path: &'a TreePath<'a>,
-    /// Whether to fail at the first duplicate key, which is then the only recorded key.
+    /// Whether the parser fails at the first duplicate key. That key is then the only recorded key.
     only_first: bool,
 }
 
@@ -120,8 +120,8 @@ fn old_boolean(text: &str, scalar: &str) -> Option<bool> {
     let mut words = before.split(|byte| byte.is_ascii_whitespace() || matches!(byte, b'[' | b'{' | b','));
     let last = words.rfind(|word| !word.is_empty() && !word.starts_with(b"&"));
     let is_tagged = last.is_some_and(|word| word.starts_with(b"!"));
-    // A quote before the scalar may be separated from it by a line break. So the byte after the scalar is checked:
-    // after a plain scalar it is never a quote.
+    // There may be a line break between an opening quote and its scalar. So the byte after the scalar is checked: the
+    // byte after a plain scalar is never a quote.
     let is_quoted = matches!(text.as_bytes().get(at + scalar.len()), Some(b'"' | b'\''));
     (!is_tagged && !is_quoted).then_some(flag)
 }

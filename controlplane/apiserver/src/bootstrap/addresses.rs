@@ -81,8 +81,8 @@ async fn write_registered(state: &Arc<State>) -> Result<()> {
     write_endpoints(state, &servers).await
 }
 
-/// Writes the Endpoints and the EndpointSlice if they differ. Without registered servers the objects are not changed:
-/// the next server that starts writes its address.
+/// Writes the Endpoints and the EndpointSlice if they differ from the registered servers. Without registered servers
+/// the objects are not changed: the next server that starts writes its address.
 async fn write_endpoints(state: &Arc<State>, servers: &[SocketAddr]) -> Result<()> {
     let Some((addresses, port)) = endpoints(servers) else { return Ok(()) };
     let metadata = json!({"name": "kubernetes", "namespace": "default",

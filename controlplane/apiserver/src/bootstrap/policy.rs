@@ -36,10 +36,10 @@ enum Rule {
 
 use Rule::{Named, On, Urls};
 
-/// A cluster role: its name, the role that it is aggregated to (or empty), and its rules.
+/// A cluster role: its name, the role to which it is aggregated (empty: no role), and its rules.
 type Role<'a> = (&'a str, &'a str, &'a [Rule]);
 
-/// Aggregated roles: the name, and the role that it is aggregated to (or empty).
+/// Aggregated roles: the name of the role, and the role to which it is aggregated (empty: no role).
 const AGGREGATED: &[(&str, &str)] = &[("admin", ""), ("edit", "admin"), ("view", "edit")];
 
 /// A binding of a cluster role: its name, the role, and the kind and names of its subjects.
@@ -209,7 +209,7 @@ fn label(to: &str) -> String {
     format!("{API}/aggregate-to-{to}")
 }
 
-/// A cluster role. `to` is the role that it is aggregated to, or empty.
+/// A cluster role. `to` is the role to which it is aggregated. Empty for no role.
 fn role(name: &str, to: &str, rules: &[Rule]) -> Value {
     let mut role = object("ClusterRole", "", name);
     if !to.is_empty() {
@@ -248,7 +248,7 @@ fn binding<'a>(
 }
 
 /// All default objects, roles before their bindings. As upstream, rules about optional resources are included only
-/// while these are served.
+/// while these resources are served.
 pub(super) fn objects(served: &Resources) -> Vec<Value> {
     let cluster = |name: &str| object("ClusterRoleBinding", "", name);
     let is_served = |optional: &&Optional| optional.is_served(served);

@@ -20,7 +20,7 @@ use crate::{
 
 const AUTOUPDATE: &str = "rbac.authorization.kubernetes.io/autoupdate";
 
-/// Number of concurrent writes. The store commits concurrent writes together, which shortens the first start.
+/// Number of concurrent writes. The store commits concurrent writes together, so the first start takes less time.
 const CONCURRENT_WRITES: usize = 32;
 
 pub(super) async fn run(state: &Arc<State>) -> Result<()> {

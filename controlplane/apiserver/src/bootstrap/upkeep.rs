@@ -60,8 +60,8 @@ struct DefaultObject {
     name: &'static str,
 }
 
-/// Restores the objects after each change, until the server stops. If not `is_complete`, some objects are missing now, and
-/// the first attempt follows after [`RETRY`].
+/// Restores the objects after each change, until the server stops. If not `is_complete`, some objects are missing now,
+/// and the first attempt follows after [`RETRY`].
 pub(super) fn start(state: &Arc<State>, is_complete: bool) -> Result<()> {
     let first = watches(state)?;
     let left = Left { objects: !is_complete, authorities: !has_config_maps(state) };
@@ -69,7 +69,7 @@ pub(super) fn start(state: &Arc<State>, is_complete: bool) -> Result<()> {
     Ok(())
 }
 
-/// What the passes must still do.
+/// The work that remains for the next passes.
 struct Left {
     /// Some objects are missing.
     objects: bool,
@@ -110,10 +110,10 @@ async fn restore(state: &Arc<State>, left: &mut Left) -> Result<()> {
     outcome = outcome.and(default_range(state).await);
     outcome = outcome.and(own_service(state).await);
     outcome = outcome.and(token_tracking(state).await);
-    // Servers that share a store write their addresses periodically themselves. A write here could register the address of
-    // a server again that is stopping. The authorities of the servers may differ, for example while the servers replace an
-    // authority one after another. If each server restored its own authorities, the servers would overwrite each other
-    // forever. But a server whose start could not write its authorities does so once.
+    // Servers that share a store write their addresses periodically themselves. A write here could register a stopping
+    // server again. The authorities of the servers may differ, for example while the servers replace an authority one
+    // after another. If each server restored its own authorities, the servers would overwrite each other forever. But a
+    // server that could not write its authorities at its start writes them once.
     let is_shared = state.store.is_shared();
     let is_late = left.authorities && has_config_maps(state);
     if is_shared && !is_late {
@@ -127,8 +127,8 @@ async fn restore(state: &Arc<State>, left: &mut Left) -> Result<()> {
     outcome.and(written)
 }
 
-/// Starts a watch of each object. If objects of its resource cannot be decrypted, the watch ends when they are loaded. The
-/// objects of the watch are restored then.
+/// Starts a watch of each object. If objects of the watched resource cannot be decrypted, the watch ends when these
+/// objects are loaded. Then the default object is restored.
 fn watches(state: &State) -> Result<Vec<Events>> {
     let watch = |object: &DefaultObject| -> Result<Events> {
         let DefaultObject { group, resource, namespace, name } = object;

@@ -19,7 +19,8 @@ use crate::service_range::ServiceRange;
 
 /// Label of an IPAddress with the name of its manager.
 const MANAGED_BY: &str = "ipaddress.kubernetes.io/managed-by";
-/// The manager of the addresses of services. Its IPAddresses are excluded, because the services are indexed.
+/// The manager of the addresses of services. The IPAddresses of this manager are excluded, because the services
+/// themselves are indexed.
 const ALLOCATOR: &str = "ipallocator.k8s.io";
 
 /// Addresses, node ports and ranges of the objects of one collection.

@@ -23,7 +23,7 @@ pub(crate) struct Change {
     pub(crate) new: Arc<Object>,
     pub(crate) deleted: bool,
     /// The state before the change, with the revision of the change. Watches whose selectors no longer match the object
-    /// share it. Created at first use.
+    /// share this state. Created at the first use.
     pub(super) left: OnceLock<Arc<Object>>,
 }
 

@@ -22,11 +22,11 @@ use crate::{
 /// Maximum number of changes in the history of a kind, and maximum bytes of their superseded objects.
 const MAX_HISTORY: usize = 1000;
 const MAX_HISTORY_BYTES: usize = 384 << 10;
-/// Age up to which the history keeps changes above these limits. During a burst of changes, a client that has listed the
-/// objects can then still start its watch at the revision of the list.
+/// Age up to which the history keeps changes above these limits. During a burst of changes, a client that has listed
+/// the objects can then still start its watch at the revision of the list.
 pub(crate) const RECENT: Duration = Duration::from_secs(2);
-/// Maximum bytes of the history including these recent changes. This also limits their number, because each change counts
-/// at least 256 bytes.
+/// Maximum bytes of the history including these recent changes. This also limits the number of recent changes, because
+/// each change counts at least 256 bytes.
 const MAX_RECENT_BYTES: usize = 4 << 20;
 
 pub(crate) struct Collection {
@@ -54,7 +54,7 @@ pub(crate) struct Collection {
 
 /// Progress of the load of the stored objects.
 enum Loading {
-    /// The objects cannot be loaded now. Commits are not kept: a later list has their effects.
+    /// The objects cannot be loaded now. Commits are not kept: a later list contains their effects.
     Waiting,
     /// The objects are being listed. The commits that arrive meanwhile are kept.
     Running(Vec<Commit>),
@@ -178,8 +178,8 @@ impl Collection {
         }
     }
 
-    /// Counts replaced objects that responses refer to, even if a current object shares their bytes. After its next change
-    /// only the responses keep these bytes in memory.
+    /// Counts replaced objects that responses refer to, even if a current object shares their bytes. After its next
+    /// change only the responses keep these bytes in memory.
     fn count_replaced(&self, mut replaced: Vec<Arc<Object>>) {
         // The same object may have been in the history and in the objects, so remove duplicates. Any further reference
         // then belongs to a response.
@@ -262,8 +262,8 @@ impl Collection {
         }
     }
 
-    /// Applies a commit and sends it to the watchers. `None` if it changes nothing, or if the objects are not loaded
-    /// yet.
+    /// Applies a commit and sends it to the watchers. `None` if the commit changes nothing, or if the objects are not
+    /// loaded yet.
     pub(super) fn apply(&mut self, commit: &Commit) -> Option<Change> {
         match &mut self.loading {
             Loading::Waiting => return None,
@@ -398,8 +398,8 @@ impl Collection {
             .map(|(_, object)| object)
     }
 
-    /// The objects that a scope may select, in key order: the objects under its prefix. If it selects the pods of one
-    /// node, only these pods.
+    /// The objects that a scope may select, in key order: the objects under its prefix. If the scope selects the pods
+    /// of one node, only these pods are candidates.
     pub(crate) fn candidates(&self, scope: &Scope) -> Vec<Arc<Object>> {
         match scope.node().filter(|node| self.has_references() && !node.is_empty()) {
             Some(node) => {
@@ -431,8 +431,8 @@ impl Collection {
             return Err(too_old(revision, self.compacted));
         }
         let later = self.changes.iter().rev().take_while(|change| change.revision > revision);
-        // The former states of the objects that have changed since. If an object changed several times, its oldest change
-        // counts.
+        // The former states of the objects that have changed since this revision. If an object changed several times,
+        // its oldest change counts.
         let mut former: HashMap<&str, Option<&Arc<Object>>> = HashMap::new();
         for change in later.filter(|change| change.new.key.starts_with(prefix) && *change.new.key >= *start) {
             former.insert(&*change.new.key, change.old.as_ref());
@@ -448,7 +448,7 @@ impl Collection {
     }
 
     /// Registers a watcher. It gets the changes after `revision`. As upstream, `revision` may be in the future, because
-    /// another server may have reached it already. The watcher gets no events up to `revision`.
+    /// another server may have reached this revision already. The watcher gets no events up to `revision`.
     pub(crate) fn watch_after(&mut self, mut watcher: Watcher, revision: u64) -> Result<()> {
         if revision < self.compacted {
             return Err(too_old(revision, self.compacted));
@@ -458,8 +458,8 @@ impl Collection {
             if let Some(event) = watcher.scope.event(&self.kind, change)
                 && !watcher.send(event, change.revision)
             {
-                // The watcher is dropped. The client gets the queued events and resumes after the last one. At least one
-                // event is queued, unless the owner of the watch has too many unread bytes.
+                // The watcher is dropped. The client gets the queued events, and resumes after the last event. At least
+                // one event is queued, unless the owner of the watch has too many unread bytes.
                 return Ok(());
             }
         }
@@ -523,7 +523,7 @@ mod tests {
         assert_eq!(list(), (50, 0));
     }
 
-    /// A client lists, and watches during a burst of changes.
+    /// A client lists the objects, and starts its watch during a burst of changes.
     #[tokio::test(start_paused = true)]
     async fn recent_changes_stay_until_they_are_old() {
         let (cache, kind) = (Arc::new(Cache::new(0)), by_kind("v1", "ConfigMap").unwrap());

@@ -1,10 +1,10 @@
-//! Conversions that watches share, so that an object is converted once for all watches of a version. A webhook is called
-//! once for an event, not once for each watch.
+//! Conversions that watches share, so that an object is converted once for all watches of a version. A webhook is
+//! called once for an event, not once for each watch.
 //!
 //! A running conversion is dropped with the last watch that waits for it. Only the newest small results are kept.
 //!
-//! A call of a webhook belongs to the owner of the watch that begins the conversion. If the call fails, the watches of other
-//! owners begin another conversion: the first owner may have too many calls.
+//! A call of a webhook belongs to the owner of the watch that begins the conversion. If the call fails, the watches of
+//! other owners begin another conversion: the call may have failed because the first owner has too many calls.
 
 use std::{
     collections::VecDeque,
@@ -60,9 +60,9 @@ struct Running {
 // === impl Conversions ===
 
 impl Conversions {
-    /// The object in the version of `kind`. `convert` makes the conversion, unless another watch has begun it. An error
-    /// is returned to all watches of the owner, and is not kept. `convert` must depend only on the object, the version and the
-    /// owner of the task.
+    /// The object in the version of `kind`. `convert` makes the conversion, unless another watch has already begun the
+    /// conversion. An error is returned to all watches of the owner, and is not kept. `convert` must depend only on the
+    /// object, the version and the owner of the task.
     pub(crate) async fn get(
         &self,
         object: &Arc<Object>,
@@ -96,7 +96,7 @@ impl Conversions {
         converted
     }
 
-    /// The conversion of the object. If the cache has none, it is started.
+    /// The conversion of the object. If the cache has no such conversion, it is started.
     fn find(
         &self,
         object: &Arc<Object>,
@@ -169,8 +169,8 @@ mod tests {
         Arc::new(Object::of(kind, "k".into(), 7, &value))
     }
 
-    /// Gets an object from three watches at the same time, and then from one more. Returns the number of conversions,
-    /// and the number of successes.
+    /// Three watches get an object at the same time, and then one further watch. Returns the number of conversions, and
+    /// the number of successes.
     async fn conversions(result: Result<Arc<Object>>) -> (usize, usize) {
         let (shared, source, kind) = (Conversions::default(), object(1), by_kind("v1", "ConfigMap").unwrap());
         let (count, open) = (AtomicUsize::new(0), Arc::new(Semaphore::new(0)));

@@ -1,5 +1,5 @@
-//! The fields of an encoded object, with the texts of their values. To change a few fields, the caller does not parse the
-//! others.
+//! The fields of an encoded object, with the texts of their values. A caller that changes a few fields does not parse
+//! the other fields.
 
 use std::{borrow::Cow, collections::BTreeMap};
 
@@ -19,7 +19,8 @@ impl<'a> Fields<'a> {
         Some(Self(fields.into_iter().map(|(name, value)| (name, Cow::Borrowed(value.get()))).collect_map()))
     }
 
-    /// The fields of a field that is an object. Empty if it is absent or null; `None` if it has another type.
+    /// The fields of a field that is an object. Empty if the field is absent or null; `None` if the field has another
+    /// type.
     pub(crate) fn object(&self, name: &str) -> Option<Fields<'_>> {
         match self.text(name) {
             None | Some("null") => Some(Fields::default()),

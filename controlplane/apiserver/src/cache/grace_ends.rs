@@ -12,14 +12,14 @@ use jiff::Timestamp;
 #[derive(Default)]
 pub(super) struct GraceEnds {
     by_time: BTreeSet<(Timestamp, Arc<str>)>,
-    /// By the key of the pod in the store.
+    /// The ends by the store key of the pod.
     by_pod: BTreeMap<Arc<str>, Timestamp>,
 }
 
 // === impl GraceEnds ===
 
 impl GraceEnds {
-    /// Sets or removes the time of a pod. Returns whether it is the first of all times.
+    /// Sets or removes the end of a pod's grace period. Returns whether this end is the earliest of all pods.
     pub(super) fn set(&mut self, pod: &Arc<str>, end: Option<Timestamp>) -> bool {
         if let Some(known) = self.by_pod.remove(pod) {
             self.by_time.remove(&(known, pod.clone()));
@@ -30,12 +30,12 @@ impl GraceEnds {
         self.first() == Some(end)
     }
 
-    /// The first of all times.
+    /// The earliest end of all pods.
     pub(super) fn first(&self) -> Option<Timestamp> {
         self.by_time.first().map(|(end, _pod)| *end)
     }
 
-    /// Removes a pod whose time is before `now`, and returns its key.
+    /// Removes a pod whose grace period ended before `now`, and returns the key of the pod.
     pub(super) fn pop_before(&mut self, now: Timestamp) -> Option<Arc<str>> {
         if self.first()? >= now {
             return None;

@@ -35,7 +35,8 @@ pub(crate) struct Accounts {
     /// Namespace and name of quotas whose status may differ from their account.
     changed: BTreeSet<(String, String)>,
     notify: Arc<Notify>,
-    /// The time of all usages in the accounts. It never decreases. Pods whose grace period ended before it do not count.
+    /// The time of all usages in the accounts. It never decreases. Pods whose grace period ended before it do not
+    /// count.
     now: Timestamp,
     /// Pods whose usage changes after `now`.
     grace_ends: GraceEnds,
@@ -115,7 +116,7 @@ impl Accounts {
         self.grace_ends.first()
     }
 
-    /// Advances the time of the accounts. Pods whose grace period has ended meanwhile count no more.
+    /// Advances the time of the accounts. Pods whose grace period has ended meanwhile no longer count.
     pub(crate) fn advance(&mut self, cache: &Cache, now: Timestamp) {
         let (before, now) = (self.now, now.max(self.now));
         self.now = now;
@@ -201,8 +202,9 @@ impl Accounts {
             let used = count(&scope, &quota, &mut self.grace_ends);
             accounts.insert(name.to_owned(), Account { quota, used, spec });
         }
-        // A server with a faster clock has written a status without a pod that still counts here. If this server corrected
-        // the status, both would write in turn until the grace period is over here, too.
+        // A server with a faster clock has written a status without a pod that still counts here. If this server
+        // corrected the status, both servers would overwrite the status in turn, until the grace period ends on this
+        // server, too.
         if is_changed || !self.has_grace_ends(namespace) {
             self.mark(namespace, name);
         }
@@ -254,9 +256,9 @@ impl Account {
     }
 }
 
-/// Whether a change of a pod cannot change its usage: a binding, or a change of conditions or of the metadata without the
-/// fields of a deletion. Such pods are not parsed. The usage of a pod depends on conditions and other metadata only while the
-/// pod has conditions of a resize. `None` for a new pod.
+/// Whether a change of a pod cannot change its usage: a binding, or a change of conditions or of the metadata without
+/// the fields of a deletion. Such pods are not parsed. The usage of a pod depends on conditions and other metadata only
+/// while the pod has conditions of a resize. `None` for a new pod.
 fn has_same_use(change: &Change) -> Option<bool> {
     let (old, new) = (change.old.as_deref()?.fields()?, change.new.fields()?);
     let (old_spec, new_spec) = (old.object("spec")?, new.object("spec")?);
@@ -276,7 +278,7 @@ fn has_same_use(change: &Change) -> Option<bool> {
     Some(is_same)
 }
 
-/// The objects to count: those of a namespace, at a time.
+/// The objects of a namespace, which are counted at a time.
 struct NamespaceAt<'a> {
     cache: &'a Cache,
     namespace: &'a str,
@@ -381,13 +383,14 @@ mod tests {
         cache.quotas.lock().advance(&cache, later);
         assert_eq!((used(), next()), (Some(0), None));
         assert_eq!(cache.quotas.lock().take_changed().len(), 1);
-        // An earlier time does not change the accounts, and the end of the pod does not count it a second time.
+        // An earlier time does not change the accounts, and the removal of the pod does not subtract its usage a second
+        // time.
         cache.quotas.lock().advance(&cache, end);
         pod["metadata"]["labels"] = json!({"a": "b"});
         apply("Pod", 5, Some(pod.clone()));
         apply("Pod", 6, None);
         assert_eq!((used(), next()), (Some(0), None));
-        // Of a namespace without quotas no time is kept.
+        // The ledger keeps no grace periods of pods in a namespace without quotas.
         pod["metadata"]["deletionGracePeriodSeconds"] = 3600.into();
         apply("Pod", 7, Some(pod));
         assert!(next().is_some());

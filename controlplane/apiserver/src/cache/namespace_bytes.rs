@@ -1,19 +1,19 @@
 //! The encoded bytes of all objects in each namespace, and in all namespaces except the system namespaces.
 //!
-//! The cache counts an object when it is added, replaced or removed, in constant time. A write reserves the growth of its
-//! object until the cache has the commit. So concurrent writes on one server do not exceed the limit together.
+//! The cache counts an object when it is added, replaced or removed, in constant time. A write reserves the growth of
+//! its object until the cache has the commit. So concurrent writes on one server do not exceed the limit together.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError},
 };
 
-/// Namespaces of the system. Users cannot write to them with the default roles, so they do not count for the limit of all
-/// namespaces. The components of the cluster therefore work even if users have reached this limit.
+/// Namespaces of the system. Users cannot write to them with the default roles, so the limit of all namespaces does not
+/// count system namespaces. The components of the cluster therefore work even if users have reached this limit.
 const SYSTEM: [&str; 3] = ["kube-system", "kube-public", "kube-node-lease"];
 
-/// Encoded bytes up to which a namespace may grow while the limit of all namespaces is reached. So a few full namespaces do
-/// not prevent that others are used.
+/// Encoded bytes up to which a namespace may grow while the limit of all namespaces is reached. So a few full
+/// namespaces do not prevent writes to other namespaces.
 const GUARANTEED: usize = 1 << 20;
 
 /// Maximum encoded bytes of objects in namespaces.
@@ -23,8 +23,8 @@ pub(crate) struct ByteLimits {
     pub(crate) namespace: usize,
     /// In all namespaces except the system namespaces. `usize::MAX`: no limit.
     pub(crate) all: usize,
-    /// In all namespaces without those of the system, for writes after which their namespace has at most [`GUARANTEED`]
-    /// bytes.
+    /// In all namespaces except the system namespaces, for writes after which their namespace has at most
+    /// [`GUARANTEED`] bytes.
     pub(crate) all_if_small: usize,
 }
 
@@ -35,7 +35,7 @@ pub(crate) enum Full {
     All(usize),
 }
 
-/// Encoded bytes by namespace. Its lock is the last one: no other lock is taken while it is held.
+/// Encoded bytes by namespace. Its lock is the last in the lock order: no other lock is taken while this lock is held.
 #[derive(Default)]
 pub(crate) struct NamespaceBytes {
     counts: Mutex<Counts>,
@@ -64,8 +64,8 @@ pub(crate) struct ReservedBytes {
     bytes: usize,
 }
 
-/// Whether a namespace with `used` bytes may grow. All namespaces without those of the system have `all` bytes. The error
-/// is the limit that would be exceeded.
+/// Whether a namespace with `used` bytes may grow. `all` is the number of bytes in all namespaces except the system
+/// namespaces. The error is the limit that would be exceeded.
 fn decide(namespace: &str, used: usize, all: usize, growth: usize, limits: ByteLimits) -> Result<(), Full> {
     let grown = used.saturating_add(growth);
     if grown > limits.namespace {
@@ -92,13 +92,15 @@ impl ByteLimits {
         Self { namespace, all, all_if_small: all.saturating_add(all / 4) }
     }
 
-    /// The limits for writes that help the deletion of an object. Components may use more than these writes.
+    /// The limits for writes that help the deletion of an object. The limits for components are higher than these
+    /// limits.
     pub(crate) fn of_deletions(self) -> Self {
         let all = self.all.max(self.all_if_small).saturating_add(self.all / 16);
         Self { namespace: self.namespace.saturating_add(self.namespace / 8), all, all_if_small: all }
     }
 
-    /// The limits for updates by the components of the cluster. Small namespaces do not use up their part.
+    /// The limits for updates by the components of the cluster. Small namespaces do not use up the part of the
+    /// components.
     pub(crate) fn of_components(self) -> Self {
         let all = self.all.saturating_add(self.all / 8 * 3);
         Self { namespace: self.namespace.saturating_add(self.namespace / 4), all, all_if_small: all }
@@ -141,8 +143,8 @@ impl NamespaceBytes {
         decision.map(|()| ReservedBytes { all: self.clone(), key: key.clone(), bytes })
     }
 
-    /// Changes the count of the namespace of a key, and removes the count if it becomes zero. `update` also gets the bytes
-    /// of all namespaces except the system namespaces.
+    /// Changes the count of the namespace of a key, and removes the count if it becomes zero. `update` also gets the
+    /// bytes of all namespaces except the system namespaces.
     fn update(&self, key: &str, update: impl FnOnce(&mut Count, usize)) {
         let Some(namespace) = namespace_of(key) else { return };
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
@@ -161,7 +163,7 @@ impl NamespaceBytes {
         }
     }
 
-    /// The stored and reserved bytes of a namespace. `None` if it has no entry.
+    /// The stored and reserved bytes of a namespace. `None` if the namespace has no entry.
     #[cfg(test)]
     pub(crate) fn of(&self, namespace: &str) -> Option<[usize; 2]> {
         let counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,9 +1,9 @@
 //! The encoded form of an object and its key in the store.
 //!
-//! Stored objects have no resourceVersion, because it is the revision of their commit. The encoding starts with
-//! apiVersion, kind and metadata, in this order, so the revision is inserted at a known offset when an object is sent.
-//! The object shares its bytes with the store's memory, which matters for events: they are most of the objects of a
-//! node with many pods.
+//! Stored objects have no resourceVersion, because the resourceVersion is the revision of their commit. The encoding
+//! starts with apiVersion, kind and metadata, in this order, so the revision is inserted at a known offset when an
+//! object is sent. The object shares its bytes with the store's memory, which matters for events: most objects of a
+//! node with many pods are events.
 
 use std::sync::{Arc, OnceLock};
 

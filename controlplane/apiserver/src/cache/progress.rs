@@ -40,7 +40,7 @@ impl Progress {
         let due = std::mem::replace(&mut *waiting, later);
         drop(waiting);
         for request in due.into_values().flatten() {
-            // The receiver of a cancelled request is gone.
+            // If the request was cancelled, its receiver was dropped.
             let _ = request.send(());
         }
     }

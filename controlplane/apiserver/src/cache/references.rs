@@ -36,7 +36,7 @@ pub(crate) struct References {
 /// A node with bound pods.
 #[derive(Debug, Default)]
 struct Node {
-    /// Keys of its pods.
+    /// Keys of the pods of the node.
     pods: BTreeSet<Arc<str>>,
     /// For each object, the number of pods of the node that refer to it.
     names: HashMap<Arc<Reference>, usize>,
@@ -79,11 +79,12 @@ impl References {
         self.nodes.get(node).into_iter().flat_map(|node| &node.pods)
     }
 
-    /// Adds or updates a pod. If only the status of a bound pod has changed, which is the most frequent case, the pod is
-    /// parsed only if it has ResourceClaims. The scheduler names the claim of extended resources before it binds the pod.
+    /// Adds or updates a pod. If only the status of a bound pod has changed, which is the most frequent case, the pod
+    /// is parsed only if it has ResourceClaims. The scheduler names the claim of extended resources before it binds the
+    /// pod.
     pub(super) fn set(&mut self, old: Option<&Object>, pod: &Object) {
-        // The comparison of the specs reads both pods. Most changes of an unbound pod are its binding, so they are not
-        // compared.
+        // The comparison of the specs reads both pods. Specs of unbound pods are not compared, because most changes of
+        // an unbound pod are its binding.
         let compares = self.pods.get(&pod.key).is_some_and(|bound| !bound.has_resource_claims);
         if compares && old.is_some_and(|old| old.spec() == pod.spec()) {
             return;

@@ -12,8 +12,8 @@ use bytes::Bytes;
 use super::Object;
 use crate::media::Form;
 
-/// Maximum number of kept events. While the event of one write reaches a thousand watches, further writes make dozens of
-/// events. If the first event were dropped meanwhile, each remaining watch would render its own copy.
+/// Maximum number of kept events. While the event of one write reaches a thousand watches, further writes make dozens
+/// of events. If the first event were dropped meanwhile, each remaining watch would render its own copy.
 const MAX_EVENTS: usize = 128;
 /// Maximum bytes of all kept events. A larger event is not kept.
 const MAX_BYTES: usize = 256 << 10;
@@ -48,8 +48,8 @@ struct Rendered {
 // === impl RenderedEvents ===
 
 impl RenderedEvents {
-    /// The event with this name about an object. `render` makes it, unless another watch has made it. `render` must depend
-    /// only on the object, the name and the form.
+    /// The event with this name about an object. `render` makes the event, unless another watch has already made it.
+    /// `render` must depend only on the object, the name and the form.
     pub(crate) fn get(
         &self,
         object: &Arc<Object>,

@@ -1,7 +1,7 @@
 //! Resources whose stored objects cannot be decrypted, because a key management service fails.
 //!
-//! The server starts without the objects of such a resource. All its requests fail until all its objects are loaded:
-//! without the unreadable ones, an absent object would count as deleted, and a new object could take its name. Each
+//! The server starts without the objects of such a resource. All requests for this resource fail until all its objects
+//! are loaded. Otherwise an unreadable object would count as deleted, and a new object could take its name. Each
 //! resource is in one of these states:
 //!
 //! ```text
@@ -18,9 +18,9 @@ use coracle_store::{Error as StoreError, Store, Unreadable};
 use super::{Cache, Shared, split};
 use crate::error::{ApiError, Result};
 
-/// Group and name of the resources that the server does not need for its own decisions. If objects of another resource are
-/// unreadable, the server does not start. It would decide about requests without roles, quotas, policies or allocated
-/// addresses.
+/// Group and name of the resources that the server does not need for its own decisions. If objects of another resource
+/// are unreadable, the server does not start. Otherwise the server would decide about requests without the roles,
+/// quotas, policies or allocated addresses.
 const OPTIONAL: [(&str, &str); 2] = [("", "configmaps"), ("", "secrets")];
 
 /// An object that cannot be decrypted.
@@ -115,13 +115,15 @@ impl Cache {
         store.get(&object.key).await?;
         let kind = collection.lock().begin_load();
         let loaded = self.list_into(store, collection, &kind).await;
-        // After the resource is readable again: a watcher that lists must not find it unreadable.
+        // The watches end only after the resource is readable again: a watcher that then lists the objects must not get
+        // an error.
         let mut objects = collection.lock();
         match &loaded {
             Ok(()) => objects.end_watches(),
             Err(error) => {
                 objects.unload();
-                // The former object was deleted or encrypted again. The next attempt reads this one.
+                // The former object was deleted or encrypted again. The next attempt reads the object that this error
+                // names.
                 if let StoreError::Sealed { key, .. } = error {
                     tracing::warn!(%error, "another object of the resource cannot be decrypted");
                     let (key, resource) = (key.as_str().into(), object.resource.clone());
@@ -186,7 +188,7 @@ mod tests {
         assert!(cache.check_readable(kind).is_err());
         let configmaps = by_kind("v1", "ConfigMap").unwrap();
         assert!(cache.check_readable(configmaps).is_ok() && cache.of(configmaps).is_ok());
-        // Commits before the list are not kept: the list has their effects.
+        // Commits before the list are not kept: the list contains their effects.
         let commit = |revision| Commit {
             key: key.clone(),
             revision,

@@ -38,9 +38,9 @@ pub(crate) enum Event {
 pub(crate) struct Watcher {
     pub(crate) scope: Scope,
     pub(crate) bookmarks: bool,
-    /// Revision of the newest queued event, or of the watch's start if there is none.
+    /// Revision of the newest queued event, or of the start of the watch if no event is queued.
     pub(super) sent: u64,
-    /// The watch begins after this revision, which may be in the future. Events up to it are not queued.
+    /// The watch begins after this revision, which may be in the future. Events up to this revision are not queued.
     pub(super) after: u64,
     events: mpsc::Sender<Queued>,
     link: Arc<Link>,
@@ -50,8 +50,8 @@ pub(crate) struct Watcher {
     _cut: DropGuard,
 }
 
-/// The receiving half of a watch. Dropping it locks the collection and removes the watcher, so it must not be dropped
-/// while the caller holds that lock.
+/// The receiving half of a watch. Dropping it locks the collection and removes the watcher, so the caller must not hold
+/// that lock while this value is dropped.
 pub(crate) struct Events {
     events: mpsc::Receiver<Queued>,
     link: Arc<Link>,
@@ -59,7 +59,7 @@ pub(crate) struct Events {
     pub(crate) cut: CancellationToken,
 }
 
-/// An event in the queue of a watch. Its bytes and its slot in the queue count as unread until it is dropped.
+/// An event in the queue of a watch. Its bytes and its slot in the queue count as unread until the event is dropped.
 struct Queued {
     event: Event,
     reader: Option<Arc<Reader>>,
@@ -92,8 +92,8 @@ pub(super) struct Watchers {
     of_nodes: Numbers,
     /// Numbers of the other watchers, by the prefix of the keys that they select, or by the key of one object.
     of_keys: Numbers,
-    /// The watchers with bookmarks: a revision that they have reached, and their number. A watcher may have reached a
-    /// later revision since.
+    /// The watchers with bookmarks. Each entry is a revision that the watcher has reached, and the number of the
+    /// watcher. Meanwhile the watcher may have reached a later revision.
     reached: BTreeSet<(u64, u64)>,
     next: u64,
     collection: Weak<Shared>,
@@ -110,11 +110,12 @@ struct Running {
     reached: Option<u64>,
 }
 
-/// The objects that a watcher may select. Changes of other objects do not visit the watcher.
+/// The objects that a watcher may select. The collection does not visit the watcher for changes of other objects.
 enum Selection {
     /// The pods of a node.
     Node(Box<str>),
-    /// If the text is empty or ends with `/`: the objects whose keys have this prefix. Otherwise the object with this key.
+    /// If the text is empty or ends with `/`: the objects whose keys have this prefix. Otherwise the object with this
+    /// key.
     Key(Box<str>),
 }
 
@@ -338,7 +339,8 @@ impl Selection {
         if let Some(node) = scope.node().filter(|_| is_pod) {
             return Self::Node(node.into());
         }
-        // Whether the prefix has group, resource, and the namespace of a namespaced kind: prefix and name are then a key.
+        // Whether the prefix has group, resource, and the namespace of a namespaced kind: prefix and name are then a
+        // key.
         let is_complete = scope.prefix.matches('/').count() == 2 + usize::from(kind.namespaced);
         Self::Key(match scope.fields.exact_name() {
             Some(name) if is_complete => format!("{}{name}", scope.prefix).into(),

@@ -396,7 +396,7 @@ mod tests {
         timer.wait().await;
         assert!(Instant::now() >= start + CORRECTION_INTERVAL);
         assert!(timer.take(true, Instant::now()));
-        // If the objects were corrected by others, nothing is due.
+        // If another server has corrected the objects, no correction is due.
         assert!(!timer.take(true, Instant::now()) && timer.due.is_some());
         assert!(!timer.take(false, Instant::now()) && timer.due.is_none());
     }

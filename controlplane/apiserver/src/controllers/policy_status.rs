@@ -1,8 +1,8 @@
 //! Writes the status of validating admission policies: the observed generation, and warnings about expressions that do
 //! not fit the types of the matched kinds. Source: `pkg/controller/validatingadmissionpolicystatus`.
 //!
-//! A policy is checked when its specification changes. Unlike upstream, it is also checked when a resource that it names
-//! appears or changes. One policy is checked at a time.
+//! A policy is checked when its specification changes. Unlike upstream, it is also checked when a resource that it
+//! names appears or changes. One policy is checked at a time.
 
 mod matched;
 

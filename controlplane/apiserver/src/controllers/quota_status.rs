@@ -50,11 +50,11 @@ pub(crate) async fn write_statuses(state: Weak<State>) {
     }
 }
 
-/// Waits until the time has passed. Without a time there is no end.
+/// Waits until the time has passed. Without a time, waits forever.
 async fn pass(time: Option<Timestamp>) {
     let Some(time) = time else { return std::future::pending().await };
     let left = Duration::try_from(time.duration_since(Timestamp::now())).unwrap_or_default();
-    // At the time itself nothing has changed yet.
+    // The usage changes only after this time, so wait a millisecond longer.
     tokio::time::sleep(left + Duration::from_millis(1)).await;
 }
 

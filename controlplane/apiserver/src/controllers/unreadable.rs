@@ -1,4 +1,5 @@
-//! Loads the resources whose stored objects could not be decrypted at the start, when their key management service responds.
+//! Loads the resources whose stored objects could not be decrypted at the start, when their key management service
+//! responds.
 
 use std::{
     sync::{Arc, Weak},
@@ -9,11 +10,11 @@ use coracle_backoff::Backoff;
 
 use crate::{cache::Shared, controllers::initialization::remove_rejected_of, state::State};
 
-/// First and maximum delay between attempts. An attempt calls the service at most once, unless it responds.
+/// First and maximum delay between attempts. If the service does not respond, an attempt calls the service only once.
 const FIRST_BACKOFF: Duration = Duration::from_millis(500);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// Starts a task for each unreadable resource. It ends when the objects are loaded.
+/// Starts a task for each unreadable resource. The task ends when the objects are loaded.
 pub(crate) fn load_later(state: &Arc<State>) {
     for resource in state.cache.unreadable() {
         tokio::spawn(load(Arc::downgrade(state), resource));

@@ -7,8 +7,8 @@ use std::{
 
 use crate::{state::State, usage, usage_history::UsageHistory};
 
-/// Time between two measurements. It is shorter than the lifetime of a sample. So each sample is also the start of the
-/// next rate, and one request per node and interval suffices.
+/// Time between two measurements. This interval is shorter than the lifetime of a sample. So each sample is also the
+/// start of the next rate, and one request per node and interval suffices.
 const INTERVAL: Duration = Duration::from_secs(50);
 
 /// Measures until the server ends.

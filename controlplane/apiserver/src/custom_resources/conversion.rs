@@ -24,12 +24,12 @@ const MAX_RESPONSE: usize = 48 << 20;
 /// Maximum number of objects in one call. A longer list is converted by several calls.
 const MAX_OBJECTS: usize = 500;
 
-/// Maximum bytes of the reason of a failed conversion. The reason may contain parts of the response. The client may read the
-/// error slowly, and its memory is not charged to the memory of webhook responses.
+/// Maximum bytes of the reason of a failed conversion. The reason may contain parts of the response. The client may
+/// read the error slowly, and its memory is not charged to the memory of webhook responses.
 const MAX_REASON: usize = 64 << 10;
 
-/// The services that a call of a conversion webhook needs. The cache owns the custom resources, and the custom resources
-/// own this client. The reference to the cache is weak to avoid a reference cycle.
+/// The services that a call of a conversion webhook needs. The cache owns the custom resources, and the custom
+/// resources own this client. The reference to the cache is weak to avoid a reference cycle.
 #[derive(Clone)]
 pub(crate) struct ConversionClient {
     pub(crate) cache: Weak<Cache>,

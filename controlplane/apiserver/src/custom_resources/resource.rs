@@ -18,7 +18,7 @@ use super::conversion::{ConversionClient, WebhookConversion};
 use super::strategy::CustomStrategy;
 use crate::cel_metrics;
 
-/// The served versions of a definition. They refer to the storage version, even if it is not served.
+/// The served versions of a definition. They refer to the storage version, even if the storage version is not served.
 pub(crate) fn of_definition(
     definition: &Definition,
     client: &ConversionClient,
@@ -101,7 +101,7 @@ pub(crate) fn with_spec(spec: &Value) -> Resource {
     of_version(&definition, definition.version("v1").unwrap()).unwrap()
 }
 
-/// The warning about a deprecated version. It names the preferred version that is not deprecated.
+/// The warning about a deprecated version. The warning names the preferred version that is not deprecated.
 fn deprecation(definition: &Definition, version: &Version) -> Option<Text> {
     let (group, kind) = (&definition.spec.group, &definition.spec.names.kind);
     let text = version.warning(group, kind)?;

@@ -17,7 +17,7 @@ use serde_json::Value;
 use super::ownership;
 use crate::{cel_metrics, offload};
 
-/// Evaluates rules in CEL, and counts the evaluation. `evaluate` returns whether there was one.
+/// Evaluates rules in CEL, and counts the evaluation. `evaluate` returns whether it evaluated any rule.
 fn measure(evaluate: impl FnOnce() -> bool) {
     let began = Instant::now();
     if evaluate() {
@@ -99,8 +99,8 @@ impl Strategy for CustomStrategy {
 
     fn default(&self, object: &mut Value) {
         let is_heavy = self.rules.is_heavy(object, None);
-        // Defaults beyond the memory limit are omitted. The validation then refuses the object. The cache holds its lock
-        // when it completes stored objects.
+        // Defaults beyond the memory limit are omitted. The validation then refuses the object. The cache holds its
+        // lock when it completes stored objects.
         let _ = offload::run_with_locks(is_heavy, || self.rules.default(object));
     }
 

@@ -1,6 +1,6 @@
 //! Counters of flow schemas, for metrics.
 //!
-//! A request changes atomic numbers only: the histograms of a schema are looked up once.
+//! The histograms of a schema are looked up once. Afterwards a request changes only atomic numbers.
 
 use std::{
     sync::{
@@ -60,13 +60,13 @@ pub(crate) struct SchemaCounts {
     pub(crate) executing: [u64; 2],
 }
 
-/// A request in a queue. Dropping it ends its count.
+/// A request in a queue. When this value is dropped, the request no longer counts as queued.
 pub(super) struct Queued {
     counts: Arc<Counts>,
     seats: u64,
 }
 
-/// A request that has its seats. Dropping it ends its count.
+/// A request that has its seats. When this value is dropped, the request no longer counts as executing.
 pub(super) struct Executing {
     counts: Arc<Counts>,
     seats: u64,
@@ -102,7 +102,7 @@ impl Times {
         times.observe(took.as_secs_f64());
     }
 
-    /// Counts a request that has got its seats. `labels` are the names of its level and schema.
+    /// Counts a request that has received its seats. `labels` are the names of its level and schema.
     pub(super) fn execute(
         &self,
         counts: &Arc<Counts>,

@@ -1,5 +1,5 @@
-//! The pages `dump_priority_levels`, `dump_queues` and `dump_requests` below `/debug/api_priority_and_fairness`, as tables.
-//! Source: `apf_controller_debug.go` of `k8s.io/apiserver/pkg/util/flowcontrol`.
+//! The pages `dump_priority_levels`, `dump_queues` and `dump_requests` below `/debug/api_priority_and_fairness`, as
+//! tables. Source: `apf_controller_debug.go` of `k8s.io/apiserver/pkg/util/flowcontrol`.
 
 use super::counts::SchemaCounts;
 use super::level::Rejection;
@@ -99,7 +99,8 @@ pub(super) fn queues(levels: &[LevelDigest]) -> String {
     table(&QUEUES, rows.collect())
 }
 
-/// A row for each request that waits or runs. The requests of a queue are in its order, then those that run.
+/// A row for each request that waits or runs. The rows are sorted by level and queue. In each queue, the waiting
+/// requests come first, in their order, and then the running requests.
 pub(super) fn requests(mut requests: Vec<RequestDigest>, has_details: bool) -> String {
     requests.sort_by(|a, b| {
         let key = |one: &RequestDigest| (one.queue.unwrap_or(usize::MAX), one.place.unwrap_or(usize::MAX));
@@ -151,7 +152,7 @@ fn details(one: &RequestDigest) -> [String; 8] {
     ]
 }
 
-/// An index; -1 if there is none.
+/// An index; -1 if there is no index.
 fn index(index: Option<usize>) -> String {
     index.map_or_else(|| "-1".to_owned(), |index| index.to_string())
 }

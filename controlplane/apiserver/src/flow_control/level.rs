@@ -2,7 +2,7 @@
 //!
 //! Each level has a nominal number of seats. The seats that are not lendable are reserved for the level. All other
 //! seats form a pool from which each level can borrow up to its limit. Free seats go first to levels below their
-//! nominal number. Upstream instead moves seats between levels every ten seconds.
+//! nominal number. Upstream moves seats between levels every ten seconds instead.
 //!
 //! Within a level, the hash of a flow selects a hand of queues (shuffle sharding). A request waits in the shortest
 //! queue of its hand. The next request comes from the queue whose requests have used the least seat time (start-time
@@ -18,7 +18,7 @@ use tokio::sync::oneshot;
 
 use super::note::Note;
 
-/// Maximum number of waiting requests of all levels. Each one keeps its headers in memory.
+/// Maximum number of waiting requests of all levels. Each waiting request keeps its headers in memory.
 const MAX_WAITING: usize = 2000;
 /// Maximum waiting requests of one level, as a multiple of the free slots of [`MAX_WAITING`]. So one level gets at most
 /// three quarters of the slots, and a flood leaves slots for the requests of nodes and controllers.
@@ -94,7 +94,7 @@ pub(crate) struct Levels {
     seats: u64,
     /// Sum of the nominal seats of all levels. It can exceed `seats`, because each level rounds up.
     total: u64,
-    /// Sum over the levels of the seats in use or reserved, whichever is greater.
+    /// Sum over the levels of the maximum of the seats in use and the reserved seats.
     committed: u64,
     waiting: usize,
     /// The waiting and the running requests, by the ids of their tickets.
@@ -340,7 +340,7 @@ impl Levels {
             level.waiting -= 1;
             self.waiting -= 1;
             self.start(&Ticket { level: id, id: waiting.id, width: waiting.width, queue });
-            // The receiver is gone if the request was cancelled. Its ticket is ended when its `Seats` are dropped.
+            // If the request was cancelled, its receiver was dropped. Its ticket is ended when its `Seats` are dropped.
             let _ = waiting.run.send(());
         }
     }
@@ -402,7 +402,7 @@ impl Level {
             return;
         }
         let former = std::mem::take(&mut self.queues);
-        // Requests that already wait need a queue even if the new configuration has none.
+        // Requests that already wait need a queue even if the new configuration has no queues.
         let count = if count == 0 && self.waiting > 0 { 1 } else { count };
         self.queues.resize_with(count, Queue::default);
         self.clock = 0;

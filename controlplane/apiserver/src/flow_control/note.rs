@@ -14,7 +14,7 @@ use crate::{
 /// A request that waits or runs.
 #[derive(Debug)]
 pub(crate) struct Note {
-    /// Name of its flow schema.
+    /// Name of the flow schema of the request.
     pub(crate) schema: String,
     /// The flow distinguisher.
     pub(crate) flow: String,
@@ -22,7 +22,7 @@ pub(crate) struct Note {
     pub(crate) verb: &'static str,
     pub(crate) path: String,
     pub(crate) arrived: Timestamp,
-    /// Time at which the request got its seats. Not set while it waits.
+    /// Time at which the request got its seats. Not set while the request waits.
     pub(crate) started: OnceLock<Timestamp>,
 }
 

@@ -13,7 +13,7 @@ pub(crate) struct Schema {
     pub(crate) uid: String,
     /// Name of the priority level.
     pub(crate) level: String,
-    /// The matching schema with the lowest value is used; on a tie, the first by name.
+    /// The matching schema with the lowest value is used; if the values are equal, the first schema by name is used.
     pub(crate) precedence: i64,
     distinguisher: Distinguisher,
     rules: Vec<Rule>,
@@ -83,7 +83,7 @@ impl Schema {
         self.rules.iter().any(|rule| rule.matches(user, info))
     }
 
-    /// The flow distinguisher of a request: its user, its namespace, or empty.
+    /// The flow distinguisher of a request: its user or its namespace. Empty if the schema does not distinguish flows.
     pub(crate) fn flow<'a>(&self, user: &'a User, info: &'a RequestInfo) -> &'a str {
         match self.distinguisher {
             Distinguisher::None => "",

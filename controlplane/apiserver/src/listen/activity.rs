@@ -30,8 +30,8 @@ use crate::{
 /// Maximum bytes of a piece of a body that the connection gets. The connection takes a whole piece even if the client
 /// reads nothing.
 const MAX_PIECE_BYTES: usize = 64 << 10;
-/// Maximum time for a connection to drop the bytes of an HTTP/2 stream that has ended. The connection does not drop them
-/// while its socket takes no bytes. After this time, the connection is closed.
+/// Maximum time for a connection to drop the bytes of an HTTP/2 stream that has ended. The connection does not drop
+/// them while its socket takes no bytes. After this time, the connection is closed.
 const RELEASE_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// Activity of the requests of one connection.
@@ -69,7 +69,8 @@ struct TrackedRequest {
     _long: Option<LongRunning>,
 }
 
-/// A large frame. The connection may hold its last piece, and thus all of it, after the end of the body.
+/// A large frame. After the end of the body, the connection may still hold the last piece of the frame, and thus the
+/// memory of the whole frame.
 struct LargeFrame {
     bytes: Bytes,
     _request: Arc<TrackedRequest>,
@@ -88,7 +89,8 @@ impl Activity {
         }
     }
 
-    /// Records that bytes were received. Returns whether they are part of a request header, because no request is running.
+    /// Records that bytes were received. Returns whether they are part of a request header, because no request is
+    /// running.
     pub(super) fn received(&self) -> bool {
         let is_header = *self.running.borrow() == 0;
         if is_header {
@@ -163,9 +165,10 @@ impl Activity {
 impl Running {
     /// The response. The request runs until the body is sent or dropped. A time limit applies to the sending of a
     /// short-lived response. It also applies to the first events of a watch, and to the last events after its end.
-    /// After the limit, the response ends: its HTTP/2 stream, or else its connection. The connection also ends if it
-    /// still holds large frames of the stream. A response that the client reads slowly gives its seats back earlier. A
-    /// response also ends if its reader is evicted because of the limit on unread bytes (`unread_bytes`).
+    /// After the limit, the server ends the response: it ends the HTTP/2 stream, or the HTTP/1.1 connection. It also
+    /// ends an HTTP/2 connection that still holds large frames of the stream. If the client reads a response slowly,
+    /// the seats of the request are released before the limit. A response also ends if its reader is evicted because of
+    /// the limit on unread bytes (`unread_bytes`).
     pub(super) fn until_sent(self, mut response: Response<Body>) -> Response<Body> {
         let mut limited = response.extensions_mut().remove::<ShortLived>();
         let long = response.extensions_mut().remove::<LongRunning>();
@@ -200,7 +203,7 @@ impl Running {
             };
             self.activity.end_response_after(async move {
                 match evicted {
-                    // The response ends: the rest of the wait is not needed.
+                    // An eviction ends the response, so the rest of the wait is not needed.
                     Some(evicted) => {
                         let _late = evicted.run_until_cancelled_owned(late).await;
                     }

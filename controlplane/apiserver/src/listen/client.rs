@@ -53,7 +53,8 @@ pub(super) fn refusal(error: &ApiError) -> Reply {
 
 impl Client {
     /// Attaches the client to a request, and reserves memory until the request is authenticated. A client with a
-    /// certificate needs no such memory: its authentication does not wait. `buffered` bytes of the header count already.
+    /// certificate needs no such memory: its authentication does not wait. `buffered` bytes of the header count
+    /// already.
     ///
     /// # Errors
     /// 429 if other requests that are not authenticated yet have reserved the memory.

@@ -12,13 +12,13 @@ use crate::{
 
 /// Maximum bytes of a header that do not count. Each connection has a buffer of this size.
 const SMALL_HEADER: usize = 8 << 10;
-/// Memory for each received byte: a full buffer is replaced by one of twice its size.
+/// Memory for each received byte: a full buffer is replaced by a buffer of twice the size.
 const PER_RECEIVED_BYTE: usize = 2;
 /// Bytes that are reserved at once.
 const STEP: usize = 16 << 10;
 
-/// The memory of the request header that a connection receives. It is counted for the source of the connection, like
-/// the memory of requests that are not authenticated yet.
+/// The memory of the request header that a connection receives. The memory is counted for the source of the connection,
+/// like the memory of requests that are not authenticated yet.
 ///
 /// An HTTP/1.1 connection keeps its buffer, which is as large as its longest header. So the memory counts until the
 /// connection has received a byte after its client has authenticated.
@@ -46,8 +46,8 @@ impl HeaderMemory {
         Self { in_flight, permit, incomplete: Mutex::new(incomplete) }
     }
 
-    /// Reserves memory for received bytes of a header. `is_between` means that the connection has no running request. With
-    /// HTTP/1.1, the bytes then belong to a header; otherwise they are ignored.
+    /// Reserves memory for received bytes of a header. `is_between` means that the connection has no running request.
+    /// With HTTP/1.1, the bytes then belong to a header; otherwise the bytes are ignored.
     ///
     /// # Errors
     /// 429 if other headers and requests use all the memory. The caller must close the connection.
@@ -69,8 +69,8 @@ impl HeaderMemory {
         Ok(())
     }
 
-    /// Records that the header is complete. Returns the bytes that stay reserved for the buffer, which contains the header.
-    /// The request has memory of its own for the other bytes.
+    /// Records that the header is complete. Returns the bytes that stay reserved for the buffer, which contains the
+    /// header. The request has memory of its own for the other bytes.
     pub(super) fn complete(&self) -> usize {
         let mut incomplete = self.lock();
         incomplete.received = 0;
@@ -78,7 +78,8 @@ impl HeaderMemory {
         incomplete.reserved.len() * STEP
     }
 
-    /// Releases the memory. With HTTP/1.1, keeps it until the client has authenticated: the connection keeps its buffer.
+    /// Releases the memory. With HTTP/1.1, the memory stays reserved until the client has authenticated, because the
+    /// connection keeps its buffer.
     fn release(&self, incomplete: &mut Incomplete) {
         if !incomplete.reserved.is_empty() && (incomplete.block.is_some() || self.permit.is_authenticated()) {
             incomplete.reserved.clear();
@@ -120,7 +121,7 @@ mod tests {
         (0..UNCERTIFIED_HEADER / PIECE.len()).all(|_| header.received(&PIECE, true).is_ok())
     }
 
-    /// Opens connections of a source, each with an incomplete header, until one gets no memory.
+    /// Opens connections of a source, each with an incomplete header, until a connection gets no memory.
     fn incomplete(in_flight: &Arc<InFlight>, port: &Connections, last: u8) -> Vec<HeaderMemory> {
         let headers = std::iter::repeat_with(|| header(in_flight, permit(port, last)));
         headers.take_while(is_received).collect()

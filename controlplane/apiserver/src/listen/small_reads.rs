@@ -2,8 +2,8 @@
 //!
 //! The bytes that follow a complete request wait in the connection's buffer until the request ends. They are the start
 //! of the next header. [`HeaderMemory`](super::header_memory::HeaderMemory) cannot know where a body ends, so it does
-//! not count them. The HTTP library reads nothing while its buffer has such bytes, so they come from one read. Such a
-//! read is not longer than a header that does not count.
+//! not count these bytes. The HTTP library reads nothing while its buffer has such bytes, so all of them come from one
+//! read. One read is limited to the size of a header that does not count.
 
 use std::{
     io,
@@ -114,7 +114,8 @@ mod tests {
         let served = builder.serve_connection_with_upgrades(TokioIo::new(held), service);
         // The clock advances when the server has nothing to do.
         assert!(tokio::time::timeout(Duration::from_secs(1), served).await.is_err());
-        // The library first reads as many bytes as the preface of HTTP/2 has. They are the start of the running request.
+        // The library first reads as many bytes as the preface of HTTP/2 has. They are the start of the running
+        // request.
         let preface = 24;
         let taken = taken.load(Ordering::Relaxed);
         assert!((1..=preface + MAX_READ).contains(&taken), "{taken}");

@@ -8,13 +8,13 @@ tokio::task_local! {
     static STREAM_END: CancellationToken;
 }
 
-/// Runs each HTTP/2 stream of a connection in a task that can be ended. The client of an ended stream gets RST_STREAM, and
-/// the bytes of the stream that the connection has not begun to send are dropped.
+/// Runs each HTTP/2 stream of a connection in a task that can be ended. The client of an ended stream gets RST_STREAM,
+/// and the bytes of the stream that the connection has not begun to send are dropped.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StreamTasks;
 
-/// Ends the HTTP/2 stream of the current task when it is cancelled. `None` for HTTP/1.1: there the end of a response is
-/// the end of its connection.
+/// Ends the HTTP/2 stream of the current task when it is cancelled. `None` for HTTP/1.1, where the end of a response
+/// also ends the connection.
 pub(super) fn stream_end() -> Option<CancellationToken> {
     STREAM_END.try_with(CancellationToken::clone).ok()
 }

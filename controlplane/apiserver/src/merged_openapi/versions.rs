@@ -87,7 +87,7 @@ impl VersionDocuments {
         (VersionDocument { hash, body }, is_kept)
     }
 
-    /// Keeps the bytes of a document, unless the total would exceed the limit. Returns whether it keeps them.
+    /// Keeps the bytes of a document, unless the total would exceed the limit. Returns whether the bytes are kept.
     fn keep(&self, hash: &str, body: &Bytes) -> bool {
         let mut kept = self.kept();
         let size: usize = kept.values().map(Bytes::len).sum();

@@ -1,6 +1,6 @@
 //! Metrics of authentication and authorization. Source: `k8s.io/apiserver/pkg/endpoints/filters/metrics.go`.
 //!
-//! The samples exist from the start, so a request changes atomic numbers only.
+//! The samples exist from the start, so a request changes only atomic numbers.
 
 use std::{
     future::Future,

@@ -5,7 +5,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-/// The names that are values of a label. The first names keep their value; later ones share another value.
+/// The names that are values of a label. The first names have their own value; all later names share one other value.
 pub(super) struct KnownNames {
     most: usize,
     names: Mutex<HashSet<String>>,
@@ -19,7 +19,7 @@ impl KnownNames {
         Self { most, names: Mutex::default() }
     }
 
-    /// Whether the name is a value of the label. Adds it if there is room.
+    /// Whether the name is a value of the label. Adds the name while the maximum number of names is not reached.
     pub(super) fn has(&self, name: &str) -> bool {
         let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
         if names.contains(name) {

@@ -1,6 +1,6 @@
 //! `/metrics/resources`: requests and limits of each pod. Source: `pkg/scheduler/metrics/resources`.
 //!
-//! Upstream's scheduler serves this path apart from `/metrics`, because the number of samples grows with the pods.
+//! Upstream's scheduler serves this path separately from `/metrics`, because the number of samples grows with the pods.
 
 use std::fmt::Write as _;
 

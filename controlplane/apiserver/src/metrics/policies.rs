@@ -1,7 +1,7 @@
 //! Metrics of validating admission policies. Source: `apiserver/pkg/admission/plugin/policy/validating/metrics`.
 //!
-//! As upstream, only failed validations are counted, once for each action of the binding. Errors that the failure policy
-//! ignores are not counted here.
+//! As upstream, only failed validations are counted, once for each action of the binding. Errors that the failure
+//! policy ignores are not counted here.
 
 use std::time::Duration;
 

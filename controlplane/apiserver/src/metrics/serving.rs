@@ -1,4 +1,4 @@
-//! Metrics of serving: requests that a limit ended, long-running ones, and failed TLS handshakes.
+//! Metrics of serving: requests that a limit ended, long-running requests, and failed TLS handshakes.
 
 use std::sync::Arc;
 
@@ -42,7 +42,7 @@ pub(crate) struct LongRunning {
 
 struct Counted(IntGauge);
 
-/// Counts the events of one watch. Each event changes atomic numbers only.
+/// Counts the events of one watch. Each event changes only atomic numbers.
 pub(crate) struct WatchEvents {
     number: IntCounter,
     sizes: Histogram,
@@ -112,8 +112,8 @@ impl ServingMetrics {
         self.terminations.with_label_values(&labels).inc();
     }
 
-    /// Counts a long-running request until the result is dropped. `watch` is the permit of a watch, if it has one.
-    /// `reader` is the reader of the response.
+    /// Counts a long-running request until the result is dropped. `watch` is the permit of a watch, or `None` if the
+    /// request has no such permit. `reader` is the reader of the response.
     pub(crate) fn begin_long(
         &self,
         request: &Request,
@@ -125,8 +125,8 @@ impl ServingMetrics {
         LongRunning { _counted: Arc::new(Counted(gauge)), _watch: watch, reader }
     }
 
-    /// The durations of watches until their first objects are sent. `namespace` and `name` are from the request, and
-    /// empty if it has none.
+    /// The durations of watches until their first objects are sent. `namespace` and `name` are from the request. Each
+    /// is empty if the request does not have it.
     pub(crate) fn initial_events(&self, kind: &Resource, namespace: &str, name: &str) -> Histogram {
         let scope = match (name, namespace) {
             ("", "") => "cluster",

@@ -1,4 +1,5 @@
-//! Metrics of service account tokens with an extended validity. Source: `k8s.io/kubernetes/pkg/serviceaccount/metrics.go`.
+//! Metrics of service account tokens with an extended validity. Source:
+//! `k8s.io/kubernetes/pkg/serviceaccount/metrics.go`.
 
 use prometheus::{IntCounterVec, core::Collector};
 

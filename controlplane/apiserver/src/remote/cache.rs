@@ -14,7 +14,7 @@ use tokio::time::Instant;
 const MAX_ENTRIES: usize = 4096;
 
 /// Responses by the digest of the request. Acceptances and refusals have separate limits: clients without permissions
-/// cause refusals only, and must not evict the acceptances of others.
+/// cause refusals only, and must not evict the acceptances of other clients.
 pub(crate) struct ResponseCache<V> {
     outcomes: Mutex<Outcomes<V>>,
 }

@@ -1,5 +1,5 @@
-//! The identities of this server at admission webhooks: the users of a kubeconfig file. The name of a user is the address
-//! of its webhooks.
+//! The identities of this server at admission webhooks: the users of a kubeconfig file. The name of a user is the
+//! address of its webhooks.
 
 use std::{collections::HashMap, path::Path, sync::Arc};
 
@@ -39,8 +39,8 @@ impl Identities {
         Ok(Self { users, current })
     }
 
-    /// The identity for the webhook at an address: `host:port`. The name of a user is the address, `*.` with a suffix of
-    /// the address, or `*`. The name may omit the default port. Source: `defaultAuthenticationInfoResolver` of
+    /// The identity for the webhook at an address: `host:port`. The name of a user is the address, `*.` with a suffix
+    /// of the address, or `*`. The name may omit the default port. Source: `defaultAuthenticationInfoResolver` of
     /// `k8s.io/apiserver`.
     pub(crate) fn find(&self, address: &str) -> Option<Arc<Identity>> {
         let named = |name: &str| self.users.get(name).cloned();

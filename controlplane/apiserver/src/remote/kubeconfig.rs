@@ -13,7 +13,7 @@ use serde::Deserialize;
 use super::Credential;
 use crate::bounded_file;
 
-/// Maximum bytes of a kubeconfig file, and of a file that it names.
+/// Maximum bytes of a kubeconfig file, and of each file that the kubeconfig file names.
 const LIMIT: u64 = 1 << 20;
 
 /// The client settings of a kubeconfig file.
@@ -111,7 +111,7 @@ pub(super) fn users(path: &Path) -> Result<(Vec<User>, String), String> {
     Ok((users, current.map(|one| one.context.user).unwrap_or_default()))
 }
 
-/// The contents of the file, and its directory. Relative paths in the file are relative to it.
+/// The contents of the file, and its directory. Relative paths in the file start at this directory.
 fn parse(path: &Path) -> Result<(File, &Path), String> {
     let text = read_file(path)?;
     let file = serde_yaml_ng::from_slice(&text).map_err(|error| error.to_string())?;

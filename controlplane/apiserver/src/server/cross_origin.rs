@@ -12,8 +12,8 @@ use crate::{
 };
 
 impl Apiserver {
-    /// Handles a request from the network. If its page has an allowed origin, the page may read the response. The request
-    /// may be refused during the shutdown.
+    /// Handles a request from the network. If its page has an allowed origin, the page may read the response. The
+    /// request may be refused during the shutdown.
     pub(crate) async fn handle_network<B>(&self, request: Request<B>) -> Response<Body>
     where
         B: http_body::Body<Data = Bytes> + Send + 'static,

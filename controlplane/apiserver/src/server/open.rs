@@ -295,8 +295,8 @@ struct ShutdownDelay {
 }
 
 impl ShutdownDelay {
-    /// Cancels `shutdown` when `stopping` is cancelled, the delay has passed, and the requests in flight have ended if they
-    /// must.
+    /// Cancels `shutdown` after `stopping` is cancelled and the delay has passed. With `drain`, first waits until the
+    /// requests in flight have ended, at most `drain_limit`.
     async fn run(self, stopping: CancellationToken, shutdown: CancellationToken) {
         stopping.cancelled().await;
         tokio::time::sleep(self.delay).await;

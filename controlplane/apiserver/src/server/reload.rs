@@ -111,7 +111,7 @@ impl AuthenticationFile {
         true
     }
 
-    /// Reports that the content cannot be used: `false`.
+    /// Reports that the content cannot be used. Returns false.
     fn failed(state: &State, reason: &str) -> bool {
         state.metrics.reloaded_authentication(false);
         tracing::error!(

@@ -1,8 +1,8 @@
 //! The seats of a request while its client is slow, and the permit of a large request.
 //!
-//! Seats of a priority level are for the work of this server. A client that sends its body slowly, or does not read
-//! its response, would otherwise hold them for the whole request timeout. One user could use up a level that all
-//! service accounts share. Upstream's server has this weakness.
+//! Seats of a priority level are for the work of this server. A client that sends its body slowly, or does not read its
+//! response, would otherwise hold its seats for the whole request timeout. One user could then use up the seats of a
+//! level that all service accounts share. Upstream's server has this weakness.
 
 use std::{sync::Arc, time::Duration};
 
@@ -31,8 +31,8 @@ use crate::{
 
 /// Maximum time that a client sends a body, or reads a response, while the request has seats.
 pub(crate) const SLOW_CLIENT: Duration = Duration::from_millis(500);
-/// Maximum time for which a large request keeps its permit. A webhook may delay the request for longer. It must not delay
-/// the large requests of others: the webhook itself may wait for one of them.
+/// Maximum time for which a large request keeps its permit. A webhook may delay the request for longer. Such a request
+/// must not delay the large requests of other users: the webhook itself may wait for one of these requests.
 const MAX_PERMIT_TIME: Duration = Duration::from_secs(5);
 
 /// The user and the attributes of a request, which determine its priority level.
@@ -42,8 +42,9 @@ pub(super) struct Requester<'a> {
     pub(super) info: &'a RequestInfo,
 }
 
-/// Releases the memory that a request has until its authentication. A request of an unknown client gets other memory until
-/// its response is sent. If too little is free, its connection is closed: an unknown client might never read the response.
+/// Releases the memory that a request has until its authentication. A request of an unknown client gets other memory
+/// until its response is sent. If too little memory is free, the connection is closed: an unknown client might never
+/// read the response.
 pub(super) fn identified(in_flight: &InFlight, extensions: &mut Extensions, is_known: bool) {
     let Some(memory) = extensions.remove::<Arc<BodyMemory>>().filter(|_| !is_known) else { return };
     if let Some(memory) = in_flight.unknown(&memory) {
@@ -59,8 +60,8 @@ pub(super) fn source(extensions: &Extensions) -> Arc<str> {
     permit.map_or_else(|| "".into(), |permit| format!("source:{}", permit.source()).into())
 }
 
-/// Authorizes a request. While the request waits for a slow webhook it gives its seats back. After the authorization it waits
-/// for seats again.
+/// Authorizes a request. While the request waits for a slow webhook it gives its seats back. After the authorization it
+/// waits for seats again.
 pub(super) async fn authorize(
     state: &State,
     requester: Requester<'_>,
@@ -83,8 +84,8 @@ async fn enter_again(state: &State, requester: Requester<'_>) -> Result<Option<S
     granted
 }
 
-/// Reads the body of a request; `None` is the body of a GET. After [`SLOW_CLIENT`] the request gives its seats back, and
-/// waits for seats again when the body is complete.
+/// Reads the body of a request; `None` is the body of a GET. After [`SLOW_CLIENT`] the request gives its seats back,
+/// and waits for seats again when the body is complete.
 pub(super) async fn receive<B>(
     state: &State,
     body: Option<B>,
@@ -109,8 +110,9 @@ where
     Ok(body)
 }
 
-/// Waits for the permit of a request with a large body or object. Other requests need none. The permit counts for the
-/// authenticated user. Otherwise one user could use the shares of many impersonated users.
+/// Waits for the permit of a request with a large body or object. Other requests need no permit. The permit counts for
+/// the authenticated user, not for an impersonated user. Otherwise one user could use the shares of many impersonated
+/// users.
 pub(super) async fn permit_of(call: &Call, seats: &mut Option<Seats>) -> Option<LargeRequestPermit> {
     let bytes = processed_bytes(call);
     if bytes <= MIN_OFFLOADED_BYTES {

@@ -17,7 +17,7 @@ use crate::{
     write::Part,
 };
 
-/// The response for an unknown path: a Status below a built-in group, otherwise plain text, as upstream.
+/// The response for an unknown path: a Status below a built-in group, and plain text elsewhere, as upstream.
 pub(super) fn unknown_path(set: &Resources, path: &str) -> Result<Reply> {
     let mut parts = path.trim_matches('/').split('/');
     let group = match parts.next() {
@@ -145,7 +145,7 @@ async fn run_subresource_verb(
         return Err(ApiError::method_not_allowed());
     }
     if matches!(sub, "binding" | "eviction" | "token") {
-        // Their responses cannot be rendered as tables or partial metadata.
+        // Responses of these subresources cannot be rendered as tables or partial metadata.
         media::negotiate(&call.headers, &call.info.query, &[])?;
     }
     if matches!(sub, "status" | "ephemeralcontainers" | "resize" | "approval" | "finalize") {

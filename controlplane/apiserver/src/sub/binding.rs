@@ -89,7 +89,7 @@ async fn bind(call: &Call, binding: &Value) -> Result<()> {
     write::update_encoded(call, &call.resource.name, |pod| bound(&call.kind, pod, binding)).await
 }
 
-/// The encoded pod with the node, the annotations and the labels of a binding. It is made without a tree of the pod:
+/// The encoded pod with the node, the annotations and the labels of a binding. The pod is not parsed to a tree, because
 /// trees took most of the processor time of a binding.
 fn bound(kind: &Resource, pod: &Object, binding: &Value) -> Result<Bytes> {
     let unreadable = || ApiError::internal(format!("cannot read the stored pod {}", pod.name()));
@@ -106,7 +106,8 @@ fn bound(kind: &Resource, pod: &Object, binding: &Value) -> Result<Bytes> {
         }
         spec.set("nodeName", &binding["target"]["name"]);
         set_scheduled(&mut status);
-        // As upstream, because a bound pod needs no other node (gate ClearingNominatedNodeNameAfterBinding).
+        // A bound pod needs no nominated node. Upstream clears the field with the gate
+        // `ClearingNominatedNodeNameAfterBinding`.
         status.remove("nominatedNodeName");
         [("metadata", metadata.json()), ("spec", spec.json()), ("status", status.json())]
     };
@@ -144,7 +145,7 @@ fn string(fields: &Fields<'_>, name: &str) -> String {
     }
 }
 
-/// Adds entries to a map of the metadata. They replace entries with the same key.
+/// Adds entries to a map of the metadata. The new entries replace entries with the same key.
 fn add(metadata: &mut Fields<'_>, field: &str, added: &Value) {
     let Some(added) = added.as_object().filter(|added| !added.is_empty()) else { return };
     let mut all = match metadata.value(field) {
@@ -155,7 +156,7 @@ fn add(metadata: &mut Fields<'_>, field: &str, added: &Value) {
     metadata.set(field, &all.into());
 }
 
-/// The error of a refused binding. Upstream names the subresource in it.
+/// The error of a refused binding. In upstream, this error names the subresource.
 fn conflict(kind: &Resource, name: &str, why: &str) -> ApiError {
     const RESOURCE: &str = "pods/binding";
     let mut error = ApiError::conflict(kind, name, why);

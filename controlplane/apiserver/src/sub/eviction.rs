@@ -35,7 +35,7 @@ enum Verdict {
     /// Delete the pod.
     Delete,
     /// Delete the pod if its resourceVersion is unchanged. After a change the server decides again; if a budget is
-    /// named, it returns an error instead and the client retries.
+    /// named, the server returns an error instead, and the client retries.
     DeleteUnchanged(Option<String>),
     /// Commit this budget with one allowed disruption less, then delete the pod.
     Disrupt(Value),

@@ -81,8 +81,8 @@ pub(super) fn address(call: &Call, node: &str) -> Result<Address> {
     Ok(Address { host: host.to_owned(), port })
 }
 
-/// The address by which the server connects to the kubelet. The kubelet can report any text as one of its addresses. A host
-/// name is used only if its type is `Hostname`.
+/// The address by which the server connects to the kubelet. The kubelet can report any text as one of its addresses. A
+/// host name is used only if its type is `Hostname`.
 fn preferred_address(status: &Value) -> Option<&str> {
     ["InternalIP", "ExternalIP", "Hostname"].into_iter().find_map(|wanted| {
         let addresses = status["addresses"].as_array()?.iter();

@@ -19,14 +19,14 @@ use crate::{
 /// The negotiated WebSocket protocol.
 pub(super) struct NegotiatedProtocol {
     accept: HeaderValue,
-    /// Empty if the client requests none.
+    /// Empty if the client requests no protocol.
     protocol: &'static str,
 }
 
 // === impl NegotiatedProtocol ===
 
 impl NegotiatedProtocol {
-    /// Negotiates the protocol of a request. None if it is not a WebSocket upgrade.
+    /// Negotiates the protocol of a request. `None` if the request is not a WebSocket upgrade.
     pub(super) fn with(headers: &HeaderMap) -> Result<Option<Self>> {
         if !web_socket::is_upgrade(headers) {
             return Ok(None);
@@ -42,8 +42,8 @@ impl NegotiatedProtocol {
         Ok(Some(Self { accept, protocol }))
     }
 
-    /// Responds with the upgrade, and copies the log until the log or the connection ends. A message that the client does
-    /// not read within the limit ends the connection.
+    /// Responds with the upgrade, and copies the log until the log or the connection ends. A message that the client
+    /// does not read within the limit ends the connection.
     ///
     /// # Errors
     /// The header of the protocol is invalid.

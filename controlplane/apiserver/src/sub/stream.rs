@@ -227,8 +227,8 @@ fn upgrade_headers(headers: &HeaderMap) -> HeaderMap {
     kept
 }
 
-/// Copies bytes between both ends after both are upgraded, until one closes. A client's disconnect also ends the copy
-/// while the node does not read.
+/// Copies bytes between both ends after both are upgraded, until one end closes. A client's disconnect ends the copy
+/// even while the node does not read.
 pub(crate) fn join(client: ClientUpgrade, node: OnUpgrade, shutdown: tokio_util::sync::CancellationToken) {
     coracle_threads::spawn(async move {
         let ClientUpgrade { on, permit, running: _running } = client;

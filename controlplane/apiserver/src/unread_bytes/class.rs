@@ -9,7 +9,7 @@ pub(super) enum Class {
     Components,
     /// Kubelets and service proxies.
     Nodes,
-    /// All others.
+    /// All other owners.
     Others,
 }
 

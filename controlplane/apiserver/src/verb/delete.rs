@@ -169,7 +169,7 @@ pub(crate) async fn admit(call: &Call, name: &str, old: &Value, options: &Option
     Box::pin(call.state.admission.validate(&attributes, old)).await
 }
 
-/// The options of the request. If it has a body, the query is ignored, as upstream.
+/// The options of the request. If the request has a body, the query is ignored, as upstream.
 pub(crate) fn options(call: &Call) -> Result<Options> {
     if call.body.is_empty() {
         return options_from(&query_options(call)?);
@@ -188,7 +188,7 @@ pub(crate) fn options(call: &Call) -> Result<Options> {
         }
         object.insert("apiVersion".into(), "v1".into());
         object.insert("kind".into(), "DeleteOptions".into());
-        // As upstream without the feature gate AllowUnsafeMalformedObjectDeletion.
+        // The option has no effect, as upstream without the feature gate AllowUnsafeMalformedObjectDeletion.
         object.remove(IGNORE_READ_ERROR);
     }
     let expected = Expected::defined("v1", "DeleteOptions", DELETE_OPTIONS);

@@ -1,5 +1,5 @@
 //! DELETE of a collection: deletes each object that the selectors match, by the rules of a single deletion. With a
-//! `limit` it deletes a page, and returns the token of the next one.
+//! `limit` it deletes a page, and returns the token of the next page.
 
 use serde_json::json;
 

@@ -24,13 +24,13 @@ use crate::{
 /// Lifetime of a continue token in seconds. Upstream compacts its history at this interval.
 const TOKEN_LIFETIME_SECONDS: u64 = 300;
 
-/// The continue token: where the next page starts, and the revision of the list.
+/// The continue token: the start of the next page, and the revision of the list.
 #[derive(Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 struct Continue {
     /// 0 for the newest revision: the list is not consistent.
     rv: u64,
     start: String,
-    /// When the first page was made, in seconds since 1970. A token of the newest revision does not expire.
+    /// Time at which the first page was created, in seconds since 1970. A token of the newest revision does not expire.
     #[serde(default)]
     issued: u64,
 }
@@ -150,7 +150,8 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
     if let Some(token) = earlier {
         let (found, revision) = match token.rv {
             0 => (objects.candidates(scope), newest),
-            // Only a forged token, or one of a server that is ahead, has such a revision. Source: `waitAndListExactRV`.
+            // Only a forged token, or a token of another server with later commits, has such a revision. Source:
+            // `waitAndListExactRV`.
             asked if asked > newest => return Err(ApiError::future_revision(asked, newest)),
             _ if token.is_expired(now()) => return Err(ApiError::expired_list(token.inconsistent()?)),
             rv => match objects.under_at(&scope.prefix, &token.start, rv) {

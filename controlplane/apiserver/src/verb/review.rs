@@ -45,7 +45,7 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     Ok(reply::warned(reply, &warnings))
 }
 
-/// Removes the metadata that only the server sets. A review is not stored, so it gets none.
+/// Removes the metadata that only the server sets. A review is not stored, so it gets no such metadata.
 fn remove_system_fields(review: &mut Value) {
     let Some(metadata) = crate::write::metadata_mut(review) else { return };
     for field in [

@@ -51,8 +51,9 @@ fn is_creatable(call: &Call, error: &ApiError) -> bool {
     call.kind.create_on_update && error.reason == "NotFound" && !exists()
 }
 
-/// Creates the object of an update. The user also needs the permission to create. A uid in the object is a conflict: the
-/// client means an object that no longer exists. A revision is ignored. Source: `Store.Update` of the generic registry.
+/// Creates the object of an update. The user also needs the permission to create. A uid in the object is a conflict:
+/// the client means an object that no longer exists. A revision is ignored. Source: `Store.Update` of the generic
+/// registry.
 async fn created(call: &Call, object: &Value) -> Result<Stored> {
     call.authorize_also("create").await?;
     write::check_uid(&call.kind, call.resource.name.as_str(), "", write::text(object, "uid"))?;

@@ -21,7 +21,7 @@ pub(super) fn take(kind: &Resource, scope: &mut Scope) -> Option<FieldSelector> 
     takes.then(|| std::mem::take(&mut scope.fields))
 }
 
-/// Converts the objects to the requested version, and keeps those that the selector matches.
+/// Converts the objects to the requested version, and keeps the objects that the selector matches.
 pub(super) async fn select(
     kind: &Resource,
     fields: &FieldSelector,

@@ -48,8 +48,8 @@ pub(crate) use first_events::FirstEvents;
 /// The media types of a watch, as upstream names them in an error.
 const STREAM_TYPES: &str = "application/json;stream=watch, application/vnd.kubernetes.protobuf;stream=watch";
 
-/// Maximum time by which one conversion extends the time limit of the first events. The conversion seems to last longer if
-/// the client stops reading meanwhile.
+/// Maximum time by which one conversion extends the time limit of the first events. The conversion seems to last longer
+/// if the client stops reading meanwhile.
 const MAX_CONVERSION: Duration = Duration::from_secs(1);
 /// The end of a line, after its object.
 const END_OF_LINE: &[u8] = b"}\n";
@@ -94,7 +94,7 @@ enum Start {
     After(u64),
 }
 
-/// Starts a watch. `reader` is its reader; `None` for requests of this process.
+/// Starts a watch. `reader` is the reader of the watch; `None` for requests of this process.
 pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let superseded = &call.state.cache.superseded;
     let begin = superseded.counted();
@@ -134,7 +134,8 @@ pub(crate) fn run(call: &Call, reader: Option<Arc<Reader>>) -> Result<Reply> {
     let lines = stream::iter(first)
         .chain(stream::unfold(FollowingEvents { events, first: Some(first_events.clone()) }, following))
         .then(move |event| match is_in_version(&kind, &event) {
-            // Most events need no conversion. A conversion clones references that all watches share, which takes time.
+            // Most events need no conversion. Without this branch, each event would clone references that all watches
+            // share, which takes time.
             true => Either::Left(std::future::ready(Ok::<_, ApiError>(event))),
             false => {
                 let event = converted(conversions.clone(), kind.clone(), event, first_events.clone());
@@ -249,7 +250,7 @@ async fn in_version(
     conversions.get(&object, kind, begin).await
 }
 
-/// The pieces of an event. An error is the last event: the writer is `None` after it.
+/// The pieces of an event. An error is the last event: afterwards the writer is `None`.
 fn written(writer: &mut Option<Writer>, event: Result<Event>) -> Option<Vec<Bytes>> {
     let current = writer.as_mut()?;
     let form = current.form;
@@ -392,7 +393,7 @@ impl Writer {
         Ok(vec![bookmark])
     }
 
-    /// The pieces of a change. A large object that is sent as it is stored is not copied.
+    /// The pieces of a change. A large object is not copied if it is sent in its stored form.
     fn change(&self, name: &'static str, object: &Arc<Object>) -> Result<Vec<Bytes>> {
         let is_plain = matches!(self.form, Form::Plain | Form::Discovery);
         if is_plain && !self.is_whole && object.json_len() >= MIN_HELD_BYTES {
@@ -403,7 +404,8 @@ impl Writer {
         let line = match self.form {
             // Watches do not share tables: rows have ages, and only the first table of a watch has column headers.
             Form::Table(_) => self.rendered_change(name, object),
-            // Other watches do not send these first objects now. Keeping them would evict events that other watches need.
+            // Other watches do not send these first objects now. Keeping them would evict events that other watches
+            // need.
             _ if object.revision <= self.first_revision => self.rendered_change(name, object),
             form => self.shared.get(object, name, form, || self.rendered_change(name, object)),
         };
@@ -419,7 +421,7 @@ impl Writer {
         }
     }
 
-    /// A change of an object that is not sent as it is stored.
+    /// A change of an object that is not sent in its stored form.
     fn rendered_change(&self, name: &str, object: &Arc<Object>) -> Bytes {
         offload::run(object.is_large(), || self.rendered(name, object))
     }

@@ -18,7 +18,7 @@ use crate::{
 /// Starts the watch and accepts the upgrade.
 pub(crate) fn run(call: &Call, client: ClientUpgrade) -> Result<Reply> {
     let offered: Vec<&str> = web_socket::protocols(&call.headers).collect();
-    // A browser closes the connection if the server accepts none of its protocols.
+    // A browser closes the connection if the server accepts none of the offered protocols.
     let protocol = match offered[..] {
         [] => "",
         [protocol] => protocol,

@@ -11,8 +11,8 @@ use serde_json::Value;
 use super::text;
 use crate::error::{ApiError, Result};
 
-/// The fields that identify an object for admission. A mutating webhook must not change them, because earlier plugins
-/// have used them for their decisions.
+/// The fields that identify an object for admission. A mutating webhook must not change these fields, because earlier
+/// plugins have used them for their decisions.
 pub(super) struct Identity([Value; 4]);
 
 impl Identity {
@@ -48,8 +48,9 @@ pub(super) fn fingerprint(object: &Value) -> u64 {
 /// Size of the buffer of a [`BufferedHasher`].
 const BUFFER_BYTES: usize = 512;
 
-/// A hasher that hashes many writes at once. A tree makes hundreds of writes of a few bytes, and each write to the hasher
-/// costs more than its bytes. The hash depends on the bytes only, not on their distribution over the writes.
+/// A hasher that hashes many writes at once. A tree makes hundreds of writes of a few bytes, and each write to the
+/// hasher costs more than its bytes. The hash depends only on the bytes, and not on how the bytes are split into
+/// writes.
 struct BufferedHasher {
     hasher: DefaultHasher,
     buffer: [u8; BUFFER_BYTES],

@@ -2,8 +2,8 @@
 
 use crate::error::{ApiError, Result};
 
-/// Maximum bytes of an encoded object. Without it, a series of patches could grow an object beyond the limit of one
-/// request.
+/// Maximum bytes of an encoded object. Without this limit, a series of patches could grow an object beyond the limit of
+/// one request.
 const MAX_OBJECT: usize = 3 << 20;
 /// Maximum nesting depth of an encoded object. The decoder accepts 127 levels, and `managedFields` repeats the levels
 /// of the object below four levels of its own. An object that is too deep to decode would appear to have no finalizers,

@@ -1,8 +1,9 @@
 //! The limits of the encoded bytes of all objects in one namespace, and in all namespaces except the system namespaces.
 //!
-//! All objects are in memory, so a user who may create objects in one namespace, or namespaces, could otherwise fill the
-//! memory of the machine. The limits apply to all users, because controllers create pods for users. A full namespace still
-//! works and can be emptied: only writes that make an object longer are refused. The following writes are never refused:
+//! All objects are in memory, so a user who may create objects in one namespace, or namespaces, could otherwise fill
+//! the memory of the machine. The limits apply to all users, because controllers create pods for users. A full
+//! namespace still works and can be emptied: only writes that make an object longer are refused. The following writes
+//! are never refused:
 //!
 //! | write | reason |
 //! |---|---|
@@ -11,8 +12,9 @@
 //! | of the status of a built-in kind, a binding | users cannot write them with the default roles |
 //! | eviction, deletion | they make room |
 //!
-//! A write that removes a finalizer, or of an object that is being deleted, may make the object longer, for example by an
-//! entry of `managedFields`. It may add few bytes to a full namespace, up to a limit of its own.
+//! A write that removes a finalizer, or that changes an object that is being deleted, may make the object longer, for
+//! example by an entry of `managedFields`. Such writes may add a few bytes to a full namespace, up to a limit of their
+//! own.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -34,7 +36,7 @@ const COMPONENTS: [&str; 2] = ["system:kube-controller-manager", "system:kube-sc
 /// Maximum bytes that a write that helps a deletion adds to a full namespace.
 const MAX_DELETION_GROWTH: usize = 4 << 10;
 
-/// The limits for the write of a call. `None` if it has no limit.
+/// The limits for the write of a call. `None` if the write has no limit.
 pub(super) fn limits(call: &Call, expect: Expect) -> Option<ByteLimits> {
     let (limits, user) = (call.state.byte_limits, &call.user);
     let is_exempt = match &*call.resource.subresource {
@@ -45,8 +47,8 @@ pub(super) fn limits(call: &Call, expect: Expect) -> Option<ByteLimits> {
     if is_exempt || user.is_in("system:nodes") || user.name == INTERNAL_USER {
         return None;
     }
-    // Controllers must still update objects in a full namespace and report errors by events, so their limit is a quarter
-    // higher. They act for users, so they are not exempt.
+    // Controllers must still update objects in a full namespace and report errors by events, so their limit is a
+    // quarter higher. They act for users, so they are not exempt.
     let is_update = expect != Expect::Absent || call.kind.stored_as().volatile;
     // Some controllers and add-ons have service accounts of their own.
     let is_component =
@@ -91,7 +93,7 @@ pub(super) fn reserve(
     })
 }
 
-/// Whether a write is of an object that is being deleted, or removes a finalizer and adds none.
+/// Whether the written object is being deleted, or the write removes a finalizer and adds no finalizer.
 fn helps_deletion(current: &Object, new: &Bytes) -> bool {
     const FIELDS: &[&[&str]] = &[&["metadata", "deletionTimestamp"], &["metadata", "finalizers"]];
     let new = Object::from_stored(current.key.clone(), current.revision, new.clone()).part(FIELDS);

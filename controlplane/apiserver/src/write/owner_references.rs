@@ -10,7 +10,7 @@ use crate::{call::Call, warnings::Warnings};
 const MAX_NAMED: usize = 100;
 
 /// Removes the repeated references of a create or an update. As upstream, repeated references of a patch are removed
-/// after admission only.
+/// only after admission.
 pub(super) fn deduplicate_sent(call: &Call, object: &mut Value) {
     if call.info.verb != "patch" {
         deduplicate(&call.warnings, object, "");

@@ -19,8 +19,8 @@ pub(super) async fn prepare(kind: &Resource, part: Part, old: &Value, new: &mut 
     offload::run_long(is_long, || apply(kind, part, old, new)).await
 }
 
-/// Prepares an updated object again, after admission has changed it. Admission may change only the part of the object that
-/// the request may change.
+/// Prepares an updated object again, after admission has changed it. Admission may change only the part of the object
+/// that the request may change.
 pub(super) async fn repeat(kind: &Resource, part: Part, old: &Value, new: &mut Value) -> Result<()> {
     let managed_fields = new["metadata"]["managedFields"].clone();
     prepare(kind, part, old, new).await?;

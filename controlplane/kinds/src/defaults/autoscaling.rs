@@ -9,7 +9,7 @@ const METRICS: &str = "autoscaling.alpha.kubernetes.io/metrics";
 /// Target utilization of CPU of an autoscaler without metrics, in percent.
 const UTILIZATION: i64 = 80;
 
-/// Sets the defaults of an autoscaler of v1. One with metrics in its annotation gets no target utilization.
+/// Sets the defaults of an autoscaler of v1. An autoscaler with metrics in its annotation gets no target utilization.
 pub(crate) fn autoscaler_v1(object: &mut Value) {
     let has_metrics = object["metadata"]["annotations"][METRICS].is_string();
     let Some(spec) = child(object, "spec") else { return };

@@ -18,7 +18,7 @@ pub(crate) fn job(object: &mut Value) {
 }
 
 /// Sets the defaults of a CronJob. In the job template, only the pod template and the policies get defaults here. The
-/// other fields get defaults in each new job.
+/// other fields get their defaults when a job is created.
 pub(crate) fn cron_job(object: &mut Value) {
     let Some(spec) = child(object, "spec") else { return };
     fill(spec, "concurrencyPolicy", "Allow");

@@ -38,7 +38,7 @@ pub struct Kind {
     pub ttl_seconds: u32,
     /// Fields for field selectors, besides `metadata.name` and `metadata.namespace`.
     pub fields: &'static [Field],
-    /// The row of the version in which objects are stored. `None` if that is this version.
+    /// The row of the version in which objects are stored. `None` if objects are stored in this version.
     pub stored_as: Option<StoredAs>,
     pub(crate) rules: Rules,
 }
@@ -101,11 +101,11 @@ pub(crate) struct Writes {
 pub struct Subresource {
     /// Last path segment.
     pub name: &'static str,
-    /// API group of its kind. Empty for the core group.
+    /// API group of the subresource's kind. Empty for the core group.
     pub group: &'static str,
-    /// API version of its kind.
+    /// API version of the subresource's kind.
     pub version: &'static str,
-    /// Kind of its bodies.
+    /// Kind of the subresource's bodies.
     pub kind: &'static str,
     /// Verbs.
     pub verbs: &'static [&'static str],

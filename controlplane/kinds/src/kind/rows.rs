@@ -1,4 +1,5 @@
-//! The rows of the table. A new kind needs a row here, a root in `controlplane/schemas/data/generate.py`, and its own functions.
+//! The rows of the table. A new kind needs a row here, a root in `controlplane/schemas/data/generate.py`, and its own
+//! functions.
 
 mod admission;
 mod aggregation;

@@ -117,8 +117,8 @@ impl RuntimeConfig {
 }
 
 impl Resources {
-    /// The built-in resources that this configuration serves. Metrics of nodes and pods belong to an aggregated server
-    /// upstream. So only their own entries disable them, for a cluster that has such a server.
+    /// The built-in resources that this configuration serves. In upstream, the metrics of nodes and pods belong to an
+    /// aggregated server. So only their own entries disable them, for a cluster that has such a server.
     pub fn served(config: &RuntimeConfig) -> Resources {
         let is_served = |kind: &&std::sync::Arc<Resource>| {
             if kind.group == super::metrics::GROUP {

@@ -169,8 +169,8 @@ impl Place<'_> {
         })
     }
 
-    /// A unique name of the operation: `listAppsV1NamespacedDeployment`, `readAppsV1NamespacedDeploymentStatus`. Source:
-    /// `GetOperationIDAndTags` of `k8s.io/apiserver`.
+    /// A unique name of the operation: `listAppsV1NamespacedDeployment`, `readAppsV1NamespacedDeploymentStatus`.
+    /// Source: `GetOperationIDAndTags` of `k8s.io/apiserver`.
     fn id(&self, prefix: &str, is_collection: bool) -> String {
         let kind = self.kind;
         let group = if kind.group.is_empty() { "core" } else { &*kind.group };

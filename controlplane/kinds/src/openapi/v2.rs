@@ -100,7 +100,8 @@ fn reference_of(value: &Value) -> Value {
     value.as_str().unwrap_or_default().replace(V3, V2).into()
 }
 
-/// The paths of objects and of their subresources, with the parameters of their PATCH. Clients need no other operations.
+/// The paths of objects and of their subresources, with the parameters of their PATCH. Clients need no other
+/// operations.
 fn paths(set: &Resources) -> Map<String, Value> {
     let mut found = Map::new();
     for kind in set.iter().filter(|kind| kind.has_verb("patch")) {

@@ -1,7 +1,7 @@
 //! JSON patch (RFC 6902) with limits on the size and the cost of the result.
 //!
-//! Upstream limits the number of operations and the total size of `copy`. Here the depth and the steps are limited,
-//! too. `move` can nest an object deeper than a recursive encoder can handle. Inserting at the front of a long list
+//! Upstream limits the number of operations and the total size of `copy`. This module also limits the depth and the
+//! steps. `move` can nest an object deeper than a recursive encoder can handle. Inserting at the front of a long list
 //! moves all its elements.
 
 use json_patch::{AddOperation, PatchOperation};

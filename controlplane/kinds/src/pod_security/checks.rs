@@ -56,7 +56,7 @@ const BASELINE: &[Row] = &[
     row("windowsHostProcess", &[(0, baseline::host_process)]),
 ];
 
-/// Sorted by id. They run after the baseline checks.
+/// The checks of the level `restricted`, sorted by id. They run after the baseline checks.
 const RESTRICTED: &[Row] = &[
     row(
         "allowPrivilegeEscalation",
@@ -78,7 +78,7 @@ const RESTRICTED: &[Row] = &[
     },
 ];
 
-/// The checks of a level and version. A version newer than all checks gets the newest revision of each.
+/// The checks of a level and version. A version that is newer than all checks gets the newest revision of each check.
 pub(super) fn selected(at: LevelVersion) -> Vec<Check> {
     let minor = match at.version {
         Version::Latest => u32::MAX,

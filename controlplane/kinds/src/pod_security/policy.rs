@@ -29,8 +29,8 @@ impl Default for Policy {
 // === impl Policy ===
 
 impl Policy {
-    /// The policy of a namespace with these labels, and a cause for each invalid label. An invalid level of `enforce` means
-    /// `restricted`, an invalid level of `audit` or `warn` means `privileged`.
+    /// The policy of a namespace with these labels, and a cause for each invalid label. An invalid level of `enforce`
+    /// means `restricted`, an invalid level of `audit` or `warn` means `privileged`.
     pub fn of_labels(labels: &Value, defaults: Self) -> (Self, Vec<Cause>) {
         let mut read = Reader { labels, causes: Causes::default() };
         let mut policy = defaults;
@@ -91,7 +91,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// The level of a label. `None` without the label, `Some(None)` if its value is invalid.
+    /// The level of a label. `None` without the label, `Some(None)` if the value of the label is invalid.
     fn level(&mut self, name: &str) -> Option<Option<Level>> {
         let value = self.labels.get(format!("{PREFIX}{name}"))?;
         Some(
@@ -101,7 +101,8 @@ impl Reader<'_> {
         )
     }
 
-    /// Sets the version of a mode from its label. An invalid version means the newest. Returns whether the label exists.
+    /// Sets the version of a mode from its label. An invalid version means the newest version. Returns whether the
+    /// label exists.
     fn version(&mut self, name: &str, mode: &mut LevelVersion) -> bool {
         let Some(value) = self.labels.get(format!("{PREFIX}{name}")) else { return false };
         let version = Version::parse(value.as_str().unwrap_or_default());

@@ -262,7 +262,8 @@ impl Writer {
         }
     }
 
-    /// One value. A value of another type than the field's is not written: stored objects have been validated.
+    /// One value. A value whose type differs from the type of the field is not written. Stored objects have no such
+    /// values, because they were validated.
     fn value(&mut self, field: u32, shape: Type, value: &Value) {
         match (shape, value) {
             (Type::Text, Value::String(text)) => self.text(field, text),

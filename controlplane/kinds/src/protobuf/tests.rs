@@ -1,4 +1,4 @@
-//! Cases for the reader: messages built by hand, and broken ones.
+//! Cases for the reader: messages built by hand, and broken messages.
 
 use serde_json::json;
 

@@ -9,11 +9,11 @@ use crate::fields::{self, Field};
 /// A field by which lists and watches can select objects.
 #[derive(Clone, Debug)]
 pub struct SelectableField {
-    /// Its path as clients write it: `spec.nodeName`.
+    /// The path of the field as clients write it: `spec.nodeName`.
     pub name: Arc<str>,
-    /// Its name in the stored version.
+    /// The path of the field in the stored version.
     pub stored: Arc<str>,
-    /// The way to read its value.
+    /// The way to read the value of the field.
     pub value: FieldValue,
 }
 

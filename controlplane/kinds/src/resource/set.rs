@@ -23,9 +23,10 @@ pub struct Resources {
     kinds: Index,
     /// The stored versions, by group and plural.
     stored: ByGroupAndPlural<Arc<Resource>>,
-    /// By group and version; the core group first, versions in the order of preference.
+    /// By group and version: the core group first, and the versions of a group in the order of preference.
     versions: Vec<Arc<GroupVersion>>,
-    /// The versions in this set of each resource, by group and plural of its stored version, in the order of `versions`.
+    /// The versions in this set of each resource, by group and plural of its stored version, in the order of
+    /// `versions`.
     served: ByGroupAndPlural<Vec<Arc<Resource>>>,
 }
 
@@ -78,7 +79,8 @@ impl Resources {
         self.stored.get(group)?.get(plural)
     }
 
-    /// All versions of a resource in this set, by group and in the order of preference. Events have versions in two groups.
+    /// All versions of a resource in this set, by group and in the order of preference. Events have versions in two
+    /// groups.
     pub fn served_versions(&self, resource: &Resource) -> &[Arc<Resource>] {
         let stored = resource.stored_as();
         let of_group = self.served.get(&*stored.group);
@@ -90,7 +92,8 @@ impl Resources {
         self.versions.iter().flat_map(|version| &version.resources)
     }
 
-    /// All group versions; the core group first, then by group, versions in the order of preference.
+    /// All group versions: the core group first, then the other groups by name. The versions of a group are in the
+    /// order of preference.
     pub fn group_versions(&self) -> &[Arc<GroupVersion>] {
         &self.versions
     }
@@ -143,7 +146,7 @@ impl Resources {
             insert(&mut set.paths, &resource, &resource.plural);
             insert(&mut set.kinds, &resource, &resource.kind);
             if resource.is_stored() {
-                // The stored version may be one that is not served.
+                // The stored version may be a version that is not served.
                 let stored = resource.storage.as_ref().unwrap_or(&resource);
                 let of_group = set.stored.entry(stored.group.as_ref().into()).or_default();
                 of_group.entry(stored.plural.as_ref().into()).or_insert_with(|| stored.clone());
@@ -187,7 +190,7 @@ fn are_same(a: &[Arc<Resource>], b: &[Arc<Resource>]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| Arc::ptr_eq(a, b))
 }
 
-/// Sort key of a version, the preferred one first: GA, beta, alpha, each with the highest number first, then other
+/// Sort key of a version, the preferred version first: GA, beta, alpha, each with the highest number first, then other
 /// names. Source: `k8s.io/apimachinery/pkg/version.CompareKubeAwareVersionStrings`.
 pub fn version_preference(version: &str) -> impl Ord + use<> {
     use std::cmp::Reverse;

@@ -5,7 +5,8 @@ use std::fmt;
 use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Map, Value};
 
-/// The fields of an encoded object at these paths; null if the text is not an object. The parser skips all other fields.
+/// The fields of an encoded object at these paths; null if the text is not an object. The parser skips all other
+/// fields.
 pub fn part(text: &str, paths: &[&[&str]]) -> Value {
     let mut reader = serde_json::Deserializer::from_str(text);
     let found = Part { paths }.deserialize(&mut reader);

@@ -12,8 +12,8 @@ const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 const MAX_PROFILE: usize = 4095;
 /// Maximum length of a label's value in bytes. Validation refuses a pod with a longer value.
 const MAX_LABEL: usize = 63;
-/// Maximum number of requirements that are added to the selectors of a pod. The scheduler reads `matchLabelKeys` itself, so
-/// further keys have an effect, too.
+/// Maximum number of requirements that are added to the selectors of a pod. The scheduler reads `matchLabelKeys`
+/// itself, so further keys have an effect, too.
 const MAX_REQUIREMENTS: usize = 1000;
 
 /// Prepares a new pod. The caller has set its first status.

@@ -38,9 +38,9 @@ fn drop_gated(fields: Option<&mut Map<String, Value>>) {
     }
 }
 
-/// Removes the group of a pod, or of a workload's pod template, unless the old object has one. Returns whether a group
-/// was removed. Source: `dropDisabledSchedulingGroup`. A ReplicaSet with a controller keeps the group. Otherwise a
-/// Deployment with a group would create ReplicaSets without end, because none would equal its template.
+/// Removes the group of a pod, or of a workload's pod template, unless the old object has a group. Returns whether a
+/// group was removed. Source: `dropDisabledSchedulingGroup`. A ReplicaSet with a controller keeps the group. Otherwise
+/// a Deployment with a group would create ReplicaSets without end, because no ReplicaSet would equal its template.
 pub fn drop_scheduling_group(group: &str, plural: &str, object: &mut Value, old: Option<&Value>) -> bool {
     const FIELD: &str = "schedulingGroup";
     let pointer = match (group, plural) {

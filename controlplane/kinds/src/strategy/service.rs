@@ -2,8 +2,8 @@
 
 use serde_json::Value;
 
-/// Removes fields that the old type needed and the new type does not have, if they are unchanged: a client that changes
-/// only the type sends them back. A changed field stays, so that validation refuses it. Source:
+/// Removes fields that the old type needed and the new type does not have, if they are unchanged. A client that changes
+/// only the type sends these fields back. A changed field stays, so that validation refuses it. Source:
 /// `dropTypeDependentFields`.
 pub(super) fn drop_dependent_fields(new: &mut Value, old: &Value) {
     let (was, is) = (kind(old), kind(new));

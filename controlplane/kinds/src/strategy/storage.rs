@@ -17,8 +17,8 @@ pub(crate) fn new_claim(claim: &mut Value) {
     normalize_data_sources(claim);
 }
 
-/// Sets the time of a volume's last phase, unless the client did.
-/// Source: `persistentvolumeStatusStrategy.PrepareForUpdate`.
+/// Sets the time of a volume's last phase, unless the client has set it. Source:
+/// `persistentvolumeStatusStrategy.PrepareForUpdate`.
 pub(super) fn set_transition_time(new: &mut Value, old: &Value) {
     let before = &old["status"][TRANSITION];
     let is_new_phase = new["status"]["phase"] != old["status"]["phase"];

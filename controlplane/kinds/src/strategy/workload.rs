@@ -7,7 +7,7 @@ use crate::Resource;
 /// The annotation with the number of a daemon set's template.
 pub(crate) const TEMPLATE_GENERATION: &str = "deprecated.daemonset.template.generation";
 
-/// The labels with a job's uid and name, each in its present and in its old form.
+/// The labels with a job's uid and name, each in its current and in its old form.
 const UID_LABELS: [&str; 2] = ["batch.kubernetes.io/controller-uid", "controller-uid"];
 const NAME_LABELS: [&str; 2] = ["batch.kubernetes.io/job-name", "job-name"];
 

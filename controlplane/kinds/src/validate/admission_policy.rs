@@ -108,8 +108,8 @@ pub(crate) fn mutating_binding(causes: &mut Causes, object: &Value, _old: Option
     mutable(causes, &Path::root("spec").field("matchResources"), &object["spec"]["matchResources"]);
 }
 
-/// Checks the fields that both kinds of policies have. Returns the environment of the policy's expressions. `None` if there
-/// are too many variables.
+/// Checks the fields that both kinds of policies have. Returns the environment of the policy's expressions. `None` if
+/// there are too many variables.
 fn common(causes: &mut Causes, spec: &Value, old: Option<&Value>) -> Option<Expressions> {
     let path = Path::root("spec");
     causes.optional_word(&path.field("failurePolicy"), &spec["failurePolicy"], &["Fail", "Ignore"]);

@@ -69,7 +69,8 @@ impl<'a> Resources<'a> {
         Resources { requests: &resources["requests"], claims: claims.collect() }
     }
 
-    /// The error of a resource name that is neither a requested resource of the container nor one of its claims.
+    /// The error of a resource name that is neither a requested resource of the container nor one of the container's
+    /// claims.
     fn problem(&self, name: &str) -> Option<&'static str> {
         let Some(claim) = name.strip_prefix("claim:") else {
             let is_known = self.requests.get(name).is_some();
@@ -178,7 +179,7 @@ fn user(causes: &mut Causes, path: &Path, container: &Value, spec: &Value) {
     }
 }
 
-/// Checks the devices of a resource that a container has. The container may be missing in the spec.
+/// Checks the devices of a resource that a container has. The spec may lack the container.
 fn allocated(causes: &mut Causes, path: &Path, resource: &Value, container: Option<&Resources<'_>>) {
     let name = text(&resource["name"]);
     if let Some(problem) = container.and_then(|container| container.problem(name)) {

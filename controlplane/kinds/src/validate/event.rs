@@ -76,7 +76,7 @@ pub(crate) fn core(causes: &mut Causes, event: &Value, _old: Option<&Value>) {
 }
 
 /// Checks the rules of both groups. Events of old clients have no `eventTime`, and lack the fields that were introduced
-/// with it.
+/// together with `eventTime`.
 fn content(causes: &mut Causes, event: &Value, names: &Names) {
     let (about, own) = (text(&event[names.about]["namespace"]), text(&event["metadata"]["namespace"]));
     let path = Path::root("involvedObject").field("namespace");

@@ -193,7 +193,7 @@ fn http_path(causes: &mut Causes, path: &Path, one: &Value) {
     backend(causes, &path.field("backend"), &one["backend"]);
 }
 
-/// Checks a path that is compared as it is, whole or by its segments.
+/// Checks a path that is compared as text: the whole path, or its segments.
 fn plain_path(causes: &mut Causes, path: &Path, here: &str) {
     if !here.starts_with('/') {
         causes.invalid(path, &here.into(), "must be an absolute path");

@@ -55,7 +55,7 @@ pub(crate) fn pod_group(causes: &mut Causes, object: &Value, old: Option<&Value>
     policy(causes, &path.field("schedulingPolicy"), &spec["schedulingPolicy"]);
 }
 
-/// Checks the status of a group of pods. It has no `resourceClaimStatuses`: a write removes them.
+/// Checks the status of a group of pods. The status has no `resourceClaimStatuses`, because a write removes them.
 pub(crate) fn status(causes: &mut Causes, object: &Value) {
     let (path, status) = (Path::root("status"), &object["status"]);
     condition::conditions(causes, &path.field("conditions"), &status["conditions"]);

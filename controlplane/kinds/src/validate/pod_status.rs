@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::{Causes, Path, container_status, format, items, pod_annotations, restart, text};
 
 /// Lists of container statuses, each with the list of its containers in the spec. A terminated container must stay
-/// terminated, unless a restart rule or policy allows a restart. Ephemeral containers never start again, so their entry has
-/// no list of the spec.
+/// terminated, unless a restart rule or policy allows a restart. Ephemeral containers never start again, so their entry
+/// has no list of the spec.
 const STATUSES: [(&str, Option<&str>); 3] = [
     ("containerStatuses", Some("containers")),
     ("initContainerStatuses", Some("initContainers")),
@@ -50,8 +50,8 @@ pub(super) fn update(causes: &mut Causes, new: &Value, old: &Value) {
     addresses(causes, &path.field("hostIPs"), &status["hostIPs"], &before["hostIPs"]);
 }
 
-/// Refuses the restart of terminated containers that must not start again. `list` is their field in the status.
-/// `containers` is their field in the spec, or `None` if none of them may start again.
+/// Refuses the restart of terminated containers that must not start again. `list` is the field of these containers in
+/// the status. `containers` is their field in the spec, or `None` if no container of the list may start again.
 fn restarts(causes: &mut Causes, new: &Value, old: &Value, list: &str, containers: Option<&str>) {
     let spec = &old["spec"];
     if containers.is_some() && restart::may_restart_all(spec) {
@@ -74,7 +74,7 @@ fn restarts(causes: &mut Causes, new: &Value, old: &Value, list: &str, container
     }
 }
 
-/// The elements of a list by their names. Of several elements with one name, the first is used.
+/// The elements of a list by their names. If several elements have one name, the first element is used.
 fn by_name(list: &Value) -> HashMap<&Value, &Value> {
     let mut elements = HashMap::new();
     for (_, element) in items(list) {

@@ -40,7 +40,8 @@ pub(crate) fn priority_class(causes: &mut Causes, class: &Value, old: Option<&Va
     causes.one_of(&Path::root("preemptionPolicy"), &class["preemptionPolicy"], policies);
 }
 
-/// The reason why a class is not a system priority class. `None` if it is. Source: `IsKnownSystemPriorityClass`.
+/// The reason why a class is not a system priority class. `None` if it is a system priority class. Source:
+/// `IsKnownSystemPriorityClass`.
 fn system_class(class: &Value, name: &str, value: i64) -> Option<String> {
     match SYSTEM_CLASSES.iter().find(|(known, _)| *known == name) {
         None => Some(format!("{name} is not a known system priority class")),
@@ -71,7 +72,7 @@ pub(crate) fn runtime_class(causes: &mut Causes, class: &Value, old: Option<&Val
             causes.duplicate(&path.field("tolerations").index(index), toleration);
         }
     }
-    // After the other checks: upstream validates the object, then the update.
+    // This check comes last, because upstream first validates the object, and then the update.
     if old.is_some_and(|old| old["handler"] != class["handler"]) {
         causes.invalid(&Path::root("handler"), &class["handler"], "field is immutable");
     }
@@ -187,7 +188,7 @@ fn amounts(causes: &mut Causes, path: &Path, limit: &Value, name: &str) {
     }
 }
 
-/// The quotient of `max` and `min` as text with six decimal places. `None` if it does not exceed `ratio`.
+/// The quotient of `max` and `min` as text with six decimal places. `None` if the quotient does not exceed `ratio`.
 fn exceeded(ratio: Quantity, min: Quantity, max: Quantity) -> Option<String> {
     let [ratio, min, max] = [ratio, min, max].map(Quantity::thousandths);
     if min <= 0 || max < 0 || ratio.saturating_mul(min) <= max.saturating_mul(1000) {

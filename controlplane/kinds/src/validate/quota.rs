@@ -37,7 +37,7 @@ pub(crate) fn resource_quota(causes: &mut Causes, object: &Value, old: Option<&V
     amounts(causes, &path.field("hard"), &spec["hard"]);
     let scopes: Vec<&str> = items(&spec["scopes"]).map(|(_, scope)| text(scope)).collect();
     let here = path.field("scopes");
-    // Each scope is compared with all amounts, so repeated ones are skipped.
+    // Each scope is compared with all amounts, so repeated scopes are skipped.
     for scope in BTreeSet::from_iter(scopes.iter().copied()) {
         self::scope(causes, [Field { path: &here, value: &spec["scopes"] }; 2], scope, &spec["hard"]);
     }

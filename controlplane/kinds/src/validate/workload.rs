@@ -109,8 +109,8 @@ pub(super) fn counts(causes: &mut Causes, status: &Value, part: &str, others: &[
     }
 }
 
-/// Checks a selector and the labels of the template. Returns false if the selector is invalid. In this case upstream does
-/// not check the template.
+/// Checks a selector and the labels of the template. Returns false if the selector is invalid. In this case upstream
+/// does not check the template.
 fn selector(causes: &mut Causes, path: &Path, spec: &Value) -> bool {
     let (here, selector) = (path.field("selector"), &spec["selector"]);
     if selector.is_null() {
@@ -119,7 +119,7 @@ fn selector(causes: &mut Causes, path: &Path, spec: &Value) -> bool {
         causes.invalid_selector(&here, selector, "invalid label selector");
         return false;
     } else if LabelSelector::from_object(selector).is_ok_and(|parsed| parsed.is_empty()) {
-        // Upstream names deployments in the error of replica sets, too.
+        // The error of replica sets also names deployments, as upstream.
         causes.invalid(&here, selector, "empty selector is invalid for deployment");
         return true;
     }
@@ -154,13 +154,13 @@ pub(super) fn collisions(causes: &mut Causes, path: &Path, status: &Value, old: 
     }
 }
 
-/// Checks the pod template of a workload whose pods restart always. `owner` is the workload's kind.
+/// Checks the pod template of a workload whose pods always restart. `owner` is the workload's kind.
 pub(super) fn template_of(causes: &mut Causes, path: &Path, template: &Value, owner: &str) {
     pod::template(causes, path, template);
     restarts(causes, &path.field("spec"), &template["spec"], owner);
 }
 
-/// Checks that the pods of a workload restart always, and have no deadline.
+/// Checks that the pods of a workload always restart, and have no deadline.
 pub(super) fn restarts(causes: &mut Causes, here: &Path, spec: &Value, owner: &str) {
     if !text(&spec["restartPolicy"]).is_empty() && spec["restartPolicy"] != "Always" {
         causes.unsupported(&here.field("restartPolicy"), &spec["restartPolicy"], &["Always"]);
@@ -212,7 +212,8 @@ pub(super) fn percent(value: &Value) -> Option<u64> {
     digits.bytes().all(|byte| byte.is_ascii_digit()).then(|| digits.parse().ok()).flatten()
 }
 
-/// Whether a number or percentage is 0. A text that is neither counts as 0. Source: `getIntOrPercentValue`.
+/// Whether a number or percentage is 0. A text that is neither a number nor a percentage counts as 0. Source:
+/// `getIntOrPercentValue`.
 pub(super) fn is_zero(value: &Value) -> bool {
     match value {
         Value::String(text) => percent(value).unwrap_or_else(|| text.parse().unwrap_or(0)) == 0,

@@ -1,4 +1,4 @@
-//! Addresses and ranges in another form than the standard one. Source: `GetWarningsForIP` and `GetWarningsForCIDR` of
+//! Addresses and ranges that are not in the standard form. Source: `GetWarningsForIP` and `GetWarningsForCIDR` of
 //! `k8s.io/apimachinery`.
 
 use std::net::{IpAddr, Ipv4Addr};
@@ -57,8 +57,8 @@ fn of_range(text: &str) -> Vec<String> {
     warnings
 }
 
-/// The address of a text, and whether the text has the standard form. Other forms are leading zeros in numbers, and IPv4
-/// addresses in IPv6 notation.
+/// The address of a text, and whether the text has the standard form. Other forms are leading zeros in numbers, and
+/// IPv4 addresses in IPv6 notation.
 fn parse(text: &str) -> Option<(IpAddr, bool)> {
     if let Ok(address) = text.parse::<IpAddr>() {
         let canonical = address.to_canonical();

@@ -118,8 +118,8 @@ fn lists(found: &mut Found, prefix: &str, spec: &Value) {
     }
 }
 
-/// Warns about profile annotations without the matching field. AppArmor annotations of pods cause no warning, because they
-/// are copied to the fields.
+/// Warns about profile annotations without the matching field. AppArmor annotations of pods cause no warning, because
+/// they are copied to the fields.
 fn profiles(found: &mut Found, prefix: &str, pod: &Value, container: &Value) {
     let (annotations, security) = (&pod["metadata"]["annotations"], &container["securityContext"]);
     if !annotations.is_object() {
@@ -152,7 +152,7 @@ fn app_armor(annotation: &str) -> Option<Value> {
     }
 }
 
-/// Warns about fractions of bytes, and about variables that hide earlier ones.
+/// Warns about fractions of bytes, and about variables that hide earlier variables.
 fn container(found: &mut Found, path: &str, container: &Value) {
     for resource in ["memory", "ephemeral-storage"] {
         for list in ["limits", "requests"] {

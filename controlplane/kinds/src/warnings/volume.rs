@@ -183,7 +183,7 @@ fn compare(found: &mut Found, volume: &str, paths: &[FilePath<'_>]) {
 // === impl FilePath ===
 
 impl FilePath<'_> {
-    /// Whether the paths are equal, or one is a directory of the other.
+    /// Whether the paths are equal, or one path is a parent directory of the other path.
     fn overlaps(&self, other: &Self) -> bool {
         let is_below = |below: &str, above: &str| {
             below.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))

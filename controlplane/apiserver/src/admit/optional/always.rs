@@ -11,7 +11,7 @@ use crate::{
     error::Result,
 };
 
-/// The user of this server's own requests. The server could not start if they were refused.
+/// The user of this server's own requests. The server could not start if these requests were refused.
 const OWN_USER: &str = "system:apiserver";
 
 pub(in crate::admit) struct AlwaysAdmit;

@@ -38,8 +38,8 @@ impl Admit for DefaultIngressClass {
         let Some(kind) = by_resource(GROUP, "v1", "ingressclasses") else { return Ok(()) };
         let classes = admission.cache.list(kind, "");
         let mut defaults: Vec<Value> = classes.iter().map(|class| class.value()).filter(is_default).collect();
-        // The newest of several default classes applies. If they were created at the same time, the first one by name
-        // applies.
+        // If there are several default classes, the newest applies. If they were created at the same time, the first by
+        // name applies.
         defaults.sort_by(|a, b| {
             let time = |class: &Value| class["metadata"]["creationTimestamp"].as_str().map(str::to_owned);
             time(b).cmp(&time(a)).then_with(|| name(a).cmp(name(b)))

@@ -1,7 +1,7 @@
 //! Limits the rate of event writes: of all clients together, of a namespace, of a user, or of a source and object.
 //!
 //! Source: `plugin/pkg/admission/eventratelimit`. Unlike upstream, requests of the group `events.k8s.io` are also
-//! limited: they write the same objects, and a client could evade the limits with them.
+//! limited. They write the same objects, so a client could otherwise evade the limits by such requests.
 
 mod buckets;
 
@@ -92,7 +92,7 @@ impl EventRateLimit {
     /// Reads the plugin's configuration.
     ///
     /// # Errors
-    /// There is no configuration, or it is invalid.
+    /// There is no configuration, or the configuration is invalid.
     pub(in crate::admit) fn read(configs: &mut PluginConfigs) -> std::result::Result<Self, String> {
         let Some(config) = configs.take::<Config>("EventRateLimit")? else {
             return Self::of(Vec::new());
@@ -116,7 +116,8 @@ impl EventRateLimit {
         Ok(Self { limits: limits.collect::<std::result::Result<_, _>>()? })
     }
 
-    /// Takes a token from each limit. As upstream, a limit counts the request even if another one refuses it.
+    /// Takes a token from each limit. As upstream, a limit counts the request even if another limit refuses the
+    /// request.
     fn accept(&self, namespace: &str, user: &str, event: &Value) -> Result<()> {
         let mut refusals = Vec::new();
         for limit in &self.limits {

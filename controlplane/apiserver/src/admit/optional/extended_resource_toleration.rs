@@ -1,5 +1,5 @@
-//! Adds a toleration to pods that request an extended resource. Nodes with special hardware can thus have a taint with
-//! the resource's name that keeps other pods away.
+//! Adds a toleration to pods that request an extended resource. So nodes with special hardware can have a taint with
+//! the name of the resource. The taint prevents that other pods are scheduled to these nodes.
 //!
 //! Source: `plugin/pkg/admission/extendedresourcetoleration`.
 
@@ -48,8 +48,8 @@ fn add(pod: &mut Value) {
     }
 }
 
-/// Whether a resource belongs to a vendor, for example `example.com/gpu`. Resources of Kubernetes' own domain and quota
-/// names do not.
+/// Whether a resource belongs to a vendor, for example `example.com/gpu`. False for resources of Kubernetes' own
+/// domain, and for quota names.
 fn is_extended(name: &str) -> bool {
     let domain = name.split_once('/').map(|(domain, _)| domain);
     let own = |domain: &str| domain == "kubernetes.io" || domain.ends_with(".kubernetes.io");

@@ -1,8 +1,8 @@
 //! A webhook decides whether the images of a pod may run (ImageReview of `imagepolicy.k8s.io/v1alpha1`).
 //!
 //! Source: `plugin/pkg/admission/imagepolicy`. The limits of `remote.rs` apply to the call. The annotation
-//! `alpha.image-policy.k8s.io/failed-open` is not set on the pod. Upstream also loses it, because validation gets a
-//! copy.
+//! `alpha.image-policy.k8s.io/failed-open` is not set on the pod. Upstream sets it only on the copy of the pod that
+//! validation gets, so the annotation is lost there, too.
 
 mod config;
 mod review;
@@ -30,7 +30,7 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of cached acceptances, and of cached refusals.
 const MAX_CACHED: usize = 1024;
 
-/// The plugin. It has no webhook while it is disabled.
+/// The plugin. It has no webhook while the plugin is disabled.
 #[derive(Default)]
 pub(in crate::admit) struct ImagePolicyWebhook(Option<Webhook>);
 

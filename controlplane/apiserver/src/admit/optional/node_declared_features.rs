@@ -1,4 +1,4 @@
-//! Refuses updates of pods that need a feature which the node does not declare in `status.declaredFeatures`.
+//! Refuses updates of pods that need a feature that the node does not declare in `status.declaredFeatures`.
 //!
 //! Source: `plugin/pkg/admission/nodedeclaredfeatures`, `k8s.io/component-helpers/nodedeclaredfeatures`.
 

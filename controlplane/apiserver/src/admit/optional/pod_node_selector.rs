@@ -1,5 +1,5 @@
-//! Adds the node selector in an annotation of the namespace to its pods. The plugin's configuration has the default for
-//! namespaces without the annotation, and whitelists of labels per namespace.
+//! Adds the node selector in an annotation of a namespace to the pods of the namespace. The plugin's configuration has
+//! the default for namespaces without the annotation, and whitelists of labels per namespace.
 //!
 //! Source: `plugin/pkg/admission/podnodeselector`.
 
@@ -87,7 +87,7 @@ impl PodNodeSelector {
         Ok(Self { cluster_default: whitelists.remove(CLUSTER_DEFAULT).unwrap_or_default(), whitelists })
     }
 
-    /// The labels in the namespace's annotation, otherwise the default.
+    /// The labels in the namespace's annotation, or else the default labels.
     fn wanted(&self, admission: &Admission, attributes: &Attributes<'_>) -> Result<Labels> {
         let Some(kind) = by_resource("", "v1", "namespaces") else { return Ok(Map::new()) };
         let Some(namespace) = admission.cache.get(kind, "", attributes.namespace) else {

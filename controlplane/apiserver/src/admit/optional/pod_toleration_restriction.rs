@@ -1,5 +1,5 @@
-//! Default and allowed tolerations of the pods of a namespace. Annotations of the namespace set them, otherwise the
-//! plugin's configuration.
+//! Default and allowed tolerations of the pods of a namespace. The annotations of the namespace set them, or else the
+//! configuration of the plugin.
 //!
 //! Source: `plugin/pkg/admission/podtolerationrestriction`.
 
@@ -101,7 +101,8 @@ impl PodTolerationRestriction {
         })
     }
 
-    /// Checks the tolerations of a pod against the whitelist of its namespace, otherwise of the cluster.
+    /// Checks the tolerations of a pod against the whitelist of its namespace, or else against the whitelist of the
+    /// cluster.
     fn check(&self, attributes: &Attributes<'_>, annotations: &Value, own: &[Toleration]) -> Result<()> {
         if own.is_empty() {
             return Ok(());

@@ -1,5 +1,5 @@
-//! Copies the zone and the region of a node to its pods. A pod gets them when it is bound, or when it is created if it
-//! names its node.
+//! Copies the zone and the region of a node to its pods. A pod gets these labels when it is bound. A pod that names its
+//! node gets them when it is created.
 //!
 //! Source: `plugin/pkg/admission/podtopologylabels`.
 
@@ -52,8 +52,8 @@ fn node_name<'a>(subresource: &str, object: &'a Value) -> Option<&'a str> {
     name.as_str().filter(|name| !name.is_empty())
 }
 
-/// The topology labels of a node. A missing node has none. Each state of a node is parsed at most once: the list of
-/// its images can be long.
+/// The topology labels of a node. Empty for a missing node. Each state of a node is parsed at most once, because the
+/// node's list of images can be long.
 fn labels_of(cache: &Cache, node: &str) -> Map<String, Value> {
     let Some(kind) = by_resource("", "v1", "nodes") else { return Map::new() };
     let Some(node) = cache.get(kind, "", node) else { return Map::new() };
@@ -62,7 +62,7 @@ fn labels_of(cache: &Cache, node: &str) -> Map<String, Value> {
     LABELS.into_iter().filter_map(label).collect_map()
 }
 
-/// Adds labels to an object. They replace the client's values.
+/// Adds labels to an object. The labels replace the client's values.
 fn add(object: &mut Value, labels: Map<String, Value>) {
     if labels.is_empty() {
         return;

@@ -1,4 +1,5 @@
-//! Parameters of policies: the objects that a binding names. Source: `policy/generic/policy_dispatcher.go`, CollectParams.
+//! Parameters of policies: the objects that a binding names. Source: `policy/generic/policy_dispatcher.go`,
+//! CollectParams.
 
 use std::sync::Arc;
 
@@ -123,7 +124,8 @@ impl std::fmt::Display for ParamError {
     }
 }
 
-/// The namespace of the parameters: that of `paramRef`, else that of the request. Empty for a cluster-scoped kind.
+/// The namespace of the parameters: the namespace of `paramRef`, or else the namespace of the request. Empty for a
+/// cluster-scoped kind.
 fn parameter_namespace<'a>(
     resource: &Resource,
     reference: &'a ParamRef,

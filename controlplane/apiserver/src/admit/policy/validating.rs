@@ -19,7 +19,7 @@ use crate::{
     metrics::{FailedValidation, FailureKind},
 };
 
-/// The message if the cost limit stops the evaluation. It applies with every failure policy.
+/// The message if the cost limit stops the evaluation. The limit applies with every failure policy.
 const TOO_COSTLY: &str = "the expressions of the admission policies of this request exceed its cost limit";
 
 /// Evaluates validating policies.
@@ -170,7 +170,7 @@ fn count(admission: &Admission, policy: &str, binding: &Binding, outcome: &Outco
     }
 }
 
-/// The kind of a failure. As upstream, it is read from the message.
+/// The kind of a failure. As upstream, the kind is read from the message.
 fn failure_kind(message: &str) -> FailureKind {
     const BUDGET: &str = "validation failed due to running out of cost budget";
     if message.starts_with("expression '") && message.contains("': compilation failed: ") {

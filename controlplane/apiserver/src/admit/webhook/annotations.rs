@@ -1,6 +1,6 @@
 //! Annotations of the audit event: which webhooks changed the object, and which failed without a refusal.
 //!
-//! Source: `webhookAnnotator` of the mutating dispatcher, and `Dispatch` of the validating one.
+//! Source: `webhookAnnotator` of the mutating dispatcher, and `Dispatch` of the validating dispatcher.
 
 use serde::Serialize;
 use serde_json::Value;

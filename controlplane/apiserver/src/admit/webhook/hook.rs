@@ -29,8 +29,8 @@ pub(in crate::admit) struct Hook {
 // === impl Hook ===
 
 impl Hook {
-    /// Parses a webhook of the configuration with this name, after validation and defaulting. The server authenticates to
-    /// the webhook with one of `identities`.
+    /// Parses a webhook of the configuration with this name, after validation and defaulting. The server authenticates
+    /// to the webhook with one of `identities`.
     pub(crate) fn read(configuration: &str, hook: &Value, identities: &Identities) -> Self {
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let seconds = hook["timeoutSeconds"].as_u64().unwrap_or(10);

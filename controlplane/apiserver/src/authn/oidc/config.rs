@@ -77,7 +77,7 @@ pub(crate) enum Mapping {
     Expression(Expression),
 }
 
-/// An expression that must be true, and the message if it is not.
+/// An expression that must be true, and the message if it is false.
 #[derive(Clone, Debug)]
 pub(crate) struct Rule {
     pub(crate) expression: Expression,
@@ -156,8 +156,8 @@ struct Mappings {
 #[serde(deny_unknown_fields, default)]
 struct Source {
     claim: String,
-    /// Required beside `claim` for users and groups, as upstream: a name without a prefix can equal a name of the
-    /// cluster.
+    /// As upstream, required together with `claim` for users and groups: a name without a prefix can be equal to a name
+    /// of the cluster.
     prefix: Option<String>,
     expression: String,
 }
@@ -382,7 +382,8 @@ fn mapping(field: &str, source: Source, wanted: Wanted, has_prefix: bool) -> Res
     }
 }
 
-/// Checks that the URL of an issuer, or of an endpoint of one, has the scheme https and no user, query or fragment.
+/// Checks that the URL of an issuer, or of an endpoint of an issuer, has the scheme https and no user, query or
+/// fragment.
 pub(super) fn check_url(field: &str, url: &str) -> Result<(), String> {
     let parsed = url.parse::<http::Uri>().map_err(|error| format!("{field}: {url:?}: {error}"))?;
     let is_plain = !url.contains(['?', '#', '@']);

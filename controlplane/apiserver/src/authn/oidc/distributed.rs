@@ -21,9 +21,10 @@ use crate::{request_owner, webhook_connections::WebhookConnections};
 const MAX_TOKEN: usize = 256 << 10;
 /// Maximum number of values of a distributed claim.
 const MAX_VALUES: usize = 4096;
-/// Maximum concurrent requests for the claims of one issuer's tokens. One owner of requests gets half of them.
+/// Maximum concurrent requests for the claims of one issuer's tokens. One owner of requests gets at most half of these
+/// requests.
 const MAX_CONCURRENT: usize = 16;
-/// Maximum requests that wait for their turn. One owner gets a quarter of them.
+/// Maximum requests that wait for their turn. One owner gets at most a quarter of these waiting requests.
 const MAX_WAITING: usize = 256;
 /// Timeout of a request for a claim, including the wait for its turn.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -95,10 +96,10 @@ fn read<T: DeserializeOwned>(name: &'static str, value: &Value) -> Result<T, Dis
     serde_json::from_value(value.clone()).map_err(|source| DistributedError::Invalid { name, source })
 }
 
-/// Adds the claim of a second verified token to the claims of the first one.
+/// Adds the claim of a second verified token to the claims of the first token.
 pub(super) fn add(claims: &mut Value, claim: &str, found: &Value) -> Result<(), DistributedError> {
     let value = found.get(claim).ok_or(DistributedError::NoClaim)?;
-    // Without this check, the token of another user would give that user's groups to this one.
+    // Without this check, the token of another user would give the groups of that user to this user.
     if found.get("sub").is_some_and(|subject| claims.get("sub") != Some(subject)) {
         return Err(DistributedError::Subject);
     }

@@ -25,8 +25,8 @@ pub(super) struct Header {
     crit: Option<Value>,
 }
 
-/// The header of a token with this algorithm. `None` for other algorithms and for tokens with critical extensions,
-/// which are then refused.
+/// The header of a token with this algorithm. `None` for other algorithms, and for tokens with critical extensions.
+/// Tokens with critical extensions are then refused.
 pub(super) fn header(token: &str) -> Option<Header> {
     let header = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').next()?).ok()?;
     let header: Header = serde_json::from_slice(&header).ok()?;
@@ -55,7 +55,7 @@ pub(super) fn claims(token: &str, key: &Jwk, config: &IssuerConfig, now: i64) ->
     Ok(claims)
 }
 
-/// The claims of a token. `None` unless it is signed with the key.
+/// The claims of a token. `None` if the key has not signed the token.
 fn verified(token: &str, key: &Jwk) -> Option<Value> {
     let AlgorithmParameters::EllipticCurve(point) = &key.algorithm else { return None };
     (point.curve == EllipticCurve::P521).then_some(())?;

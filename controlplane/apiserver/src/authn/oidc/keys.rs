@@ -1,5 +1,5 @@
-//! The public keys of an issuer. They are fetched when a token needs them, and kept for an hour or until a token names
-//! an unknown key.
+//! The public keys of an issuer. The keys are fetched when a token needs them. They are kept for an hour, or until a
+//! token names an unknown key.
 
 use std::{sync::Arc, time::Duration};
 
@@ -30,7 +30,8 @@ const MIN_FETCH_INTERVAL: Duration = Duration::from_secs(10);
 const MAX_AGE: Duration = Duration::from_secs(3600);
 /// Maximum number of keys.
 const MAX_KEYS: usize = 100;
-/// Maximum number of keys that are tried for a token. A token without a key id can be signed with any key of its algorithm.
+/// Maximum number of keys that are tried for a token. A token without a key id can be signed with any key of its
+/// algorithm.
 const MAX_TRIED: usize = 8;
 
 pub(super) struct Keys {
@@ -40,14 +41,15 @@ pub(super) struct Keys {
     current: ArcSwap<Vec<Jwk>>,
     /// Time at which the current keys were fetched.
     renewed: ArcSwap<Option<Instant>>,
-    /// Time of the last fetch: its start while it runs, then its end. Locked during a fetch, so that only one runs.
+    /// Time of the last fetch: its start while the fetch runs, and afterwards its end. Locked during a fetch, so that
+    /// only one fetch runs at a time.
     fetched: Arc<Mutex<Option<Instant>>>,
 }
 
 /// Describes the keys that may have signed a token.
 #[derive(Clone, Copy)]
 pub(super) struct Wanted<'a> {
-    /// The key id of the token. `None` if the token has none, or an empty one.
+    /// The key id of the token. `None` if the token has no key id, or an empty key id.
     id: Option<&'a str>,
     family: Family,
 }
@@ -147,8 +149,8 @@ impl Keys {
 
     /// Fetches the keys. `fetched` is the locked time of the last fetch.
     ///
-    /// The fetch continues if the request that has caused it ends. Otherwise a client without credentials could start each
-    /// fetch and cancel it, so that no token of a new key is accepted.
+    /// The fetch continues even if the request that has caused it ends. Otherwise a client without credentials could
+    /// start each fetch and cancel it, so that no token of a new key is accepted.
     async fn renew(self: &Arc<Self>, mut fetched: OwnedMutexGuard<Option<Instant>>) -> Result<(), String> {
         *fetched = Some(Instant::now());
         let keys = self.clone();
@@ -156,7 +158,8 @@ impl Keys {
             let renewed = keys.fetch().await.inspect_err(|reason| {
                 tracing::warn!(issuer = keys.issuer, reason, "cannot fetch the keys of the token issuer");
             });
-            // The fetch may have taken longer than the interval. Requests that waited for it do not fetch again.
+            // The fetch may have taken longer than the interval. Requests that waited for this fetch do not fetch
+            // again.
             *fetched = Some(Instant::now());
             keys.current.store(Arc::new(renewed?));
             keys.renewed.store(Arc::new(Some(Instant::now())));

@@ -31,7 +31,7 @@ struct Server {
     keys: Arc<Mutex<Value>>,
     /// The token with distributed groups.
     groups: Arc<Mutex<String>>,
-    /// The header `Authorization` of each request for this token.
+    /// The header `Authorization` of each request for the token with distributed groups.
     access: Arc<Mutex<Vec<String>>>,
     /// Number of fetched key sets.
     fetches: Arc<AtomicUsize>,
@@ -271,7 +271,7 @@ async fn an_issuer_of_single_settings_accepts_its_algorithms_only() {
         let issuers = Issuers::new(vec![config.issuer().unwrap()]).unwrap();
         user(&issuers, &server.token(json!({}))).await.map(|user| user.name)
     };
-    // The tokens have ES256.
+    // The tokens are signed with ES256.
     assert_eq!(name(&[]).await, None);
     assert_eq!(name(&["RS256", "ES512"]).await, None);
     assert_eq!(name(&["RS256", "ES256"]).await, Some(format!("{}#7", server.url)));
@@ -308,7 +308,7 @@ async fn distributed_groups_are_read_from_the_endpoint_of_the_token() {
         serve(server.claims(change.clone()));
         assert_eq!(user(&issuers, &token).await, None, "{change}");
     }
-    // Not a token, a token of another key, and a token that is too large.
+    // A text that is not a token, a token that another key signed, and a token that is too large.
     let other = server.signed_by(&KeyPair::generate().unwrap(), Some("one"), &good);
     let large = server.signed("one", &server.claims(json!({"groups": ["a".repeat(256 << 10)]})));
     for text in [String::new(), "a.b.c".to_owned(), other, large] {

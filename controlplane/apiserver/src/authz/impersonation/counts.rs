@@ -6,7 +6,8 @@ use prometheus::{HistogramVec, IntCounterVec};
 
 /// Counts and durations of impersonations.
 pub(crate) struct ImpersonationCounts {
-    /// Requests that impersonate a user, by the mode that allows it. The mode is empty if none does.
+    /// Requests that impersonate a user, by the mode that allows the impersonation. The mode is empty if no mode allows
+    /// it.
     pub(crate) attempts: Counted,
     /// Checks of single permissions.
     pub(crate) checks: Counted,

@@ -13,7 +13,7 @@ pub(crate) struct Rule {
     pub(crate) verbs: Vec<String>,
     pub(crate) groups: Vec<String>,
     pub(crate) resources: Vec<String>,
-    /// `resourceNames`. Empty allows all names. More than [`MANY_NAMES`] are sorted.
+    /// `resourceNames`. Empty allows all names. A list of more than [`MANY_NAMES`] names is sorted.
     pub(crate) names: Vec<String>,
     pub(crate) urls: Vec<String>,
 }
@@ -29,7 +29,7 @@ const MAX_BYTES: usize = 16 << 20;
 /// hold roles with millions of words in its namespace.
 const MAX_COMPARISONS: usize = 100_000_000;
 
-/// Minimum number of names that a rule sorts. A binary search then finds a name.
+/// A rule with more names sorts them, so that a binary search finds a name.
 const MANY_NAMES: usize = 100;
 
 /// The rules have more than [`MAX_PARTS`] parts, or [`MAX_BYTES`] bytes, or need more than [`MAX_COMPARISONS`].
@@ -77,8 +77,8 @@ impl Rule {
         fields.map(|(field, list)| (field.to_owned(), json!(list))).collect_map::<Map<_, _>>().into()
     }
 
-    /// Whether the rule allows a request. `name` is the request's [`RequestInfo::object_name`], which is parsed once for
-    /// all rules.
+    /// Whether the rule allows a request. `name` is the request's [`RequestInfo::object_name`], which is parsed once
+    /// for all rules.
     pub(crate) fn allows(&self, verb: &str, info: &RequestInfo, name: &str) -> bool {
         let any = |list: &[String], word: &str| has(list, word) || has(list, "*");
         if !any(&self.verbs, verb) {

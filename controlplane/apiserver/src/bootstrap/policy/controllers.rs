@@ -1,5 +1,6 @@
 //! Cluster roles of the controllers of kube-controller-manager, for its service accounts
-//! (`--use-service-account-credentials`). Source: `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/controller_policy.go`.
+//! (`--use-service-account-credentials`). Source:
+//! `plugin/pkg/auth/authorizer/rbac/bootstrappolicy/controller_policy.go`.
 
 use super::{
     API, CERTIFICATES, EVENTS, READ,

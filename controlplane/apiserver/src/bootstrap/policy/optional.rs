@@ -52,7 +52,8 @@ pub(super) const OPTIONAL: &[Optional] = &[
         controllers: &[(
             "storage-version-migrator-controller",
             &[
-                // `create` is for a server-side apply of an object that was deleted meanwhile. The uid makes this creation fail.
+                // `create` is for a server-side apply of an object that was deleted meanwhile. The uid makes this
+                // creation fail.
                 On("*", "*", "create list patch"),
                 On("apiextensions.k8s.io", "customresourcedefinitions", "get"),
                 On("apiextensions.k8s.io", "customresourcedefinitions/status", "patch"),

@@ -275,7 +275,8 @@ const SCHEDULER: &[Rule] = &[
     On("resource.k8s.io", "resourceclaims/binding", "patch update"),
 ];
 
-/// Rules of `system:node`. No subject is bound to it by default, because the node authorizer decides about nodes.
+/// Rules of `system:node`. No subject is bound to this role by default, because the node authorizer decides about
+/// nodes.
 const NODE: &[Rule] = &[
     On("authentication.k8s.io", "tokenreviews", "create"),
     On("authorization.k8s.io", "localsubjectaccessreviews subjectaccessreviews", "create"),

@@ -19,7 +19,7 @@ use crate::write;
 /// Delay after an error. A failed store causes no watch event, so a timer starts the next attempt.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// Deletes all objects and waits until none is left, then removes the finalizer.
+/// Deletes all objects and waits until no object is left, then removes the finalizer.
 pub(super) async fn run(state: &Weak<State>, definition: &Definition) {
     loop {
         let Some(strong) = state.upgrade() else { return };
@@ -83,7 +83,8 @@ async fn delete_all(state: &Arc<State>, definition: &Definition, resource: &Arc<
         }
         check_exists(state, &definition.metadata)?;
         match events.recv().await {
-            // A request that began before the deletion of the definition, or at another server, has created it.
+            // A request has created this object. It began before the deletion of the definition, or ran at another
+            // server.
             Some(Event::Added(object)) => delete_object(state, resource, &object).await?,
             Some(_) => {}
             None => return Err(ApiError::internal("the objects cannot be watched")),

@@ -22,7 +22,7 @@ struct Failed {
     /// The state of the definition that could not be served. A changed definition is not delayed.
     wanted: String,
     message: String,
-    /// Attempts that started a timer.
+    /// Number of failed attempts that started a timer.
     attempts: u32,
     /// Whether the timer runs.
     is_waiting: bool,

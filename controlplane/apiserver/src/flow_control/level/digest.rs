@@ -13,7 +13,7 @@ pub(in crate::flow_control) struct LevelDigest {
     pub(in crate::flow_control) is_retired: bool,
     pub(in crate::flow_control) waiting: usize,
     pub(in crate::flow_control) running: u64,
-    /// The queues in their order. A level without queues has none.
+    /// The queues in their order. Empty for a level without queues.
     pub(in crate::flow_control) queues: Vec<QueueDigest>,
 }
 
@@ -36,9 +36,9 @@ pub(in crate::flow_control) struct QueueDigest {
 #[derive(Clone, Debug)]
 pub(in crate::flow_control) struct RequestDigest {
     pub(in crate::flow_control) level: String,
-    /// Its queue. `None` if the level has none.
+    /// The queue of the request. `None` if the level has no queues.
     pub(in crate::flow_control) queue: Option<usize>,
-    /// Its place in the queue. `None` if it runs.
+    /// The place of the request in the queue. `None` if the request runs.
     pub(in crate::flow_control) place: Option<usize>,
     pub(in crate::flow_control) seats: u64,
     pub(in crate::flow_control) note: Arc<Note>,

@@ -90,7 +90,8 @@ async fn passwords_identify_users_if_there_is_a_file_and_wrong_ones_are_limited(
         let challenge = reply.headers().get("www-authenticate").cloned();
         challenge.is_some_and(|text| text == "Basic realm=\"kubernetes-master\"") && reply.status() == 401
     };
-    // A request with a wrong password is refused, not anonymous. A password is not accepted as a token.
+    // A request with a wrong password is refused. It does not count as anonymous. A password is not accepted as a
+    // token.
     assert!(challenged("/version", wrong).await && challenged("/version", "Bearer eve:pw").await);
     let audiences = api.state.authenticators.tokens.audiences.clone();
     assert_eq!(api.state.authenticators.token_user(&api.state.cache, "eve:pw", &audiences).await, None);

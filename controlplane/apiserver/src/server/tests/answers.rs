@@ -1,4 +1,4 @@
-//! Answers that are equal to upstream's, because clients notice a difference.
+//! Responses that must be equal to upstream's responses, because clients depend on them.
 
 use super::*;
 

@@ -12,7 +12,8 @@ use crate::{
     authn::service_account::Claims,
 };
 
-/// A server that records the requests of one user in the mode `blocking`. The webhook accepts connections, and never answers.
+/// A server that records the requests of one user in the mode `blocking`. The webhook accepts connections, and never
+/// answers.
 struct WithSilentWebhook {
     api: Apiserver,
     webhook: TcpListener,

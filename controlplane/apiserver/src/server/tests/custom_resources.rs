@@ -362,7 +362,7 @@ async fn a_webhook_converts_between_versions() {
     let list = server.get(&at("v2")).await.body;
     let lefts: Vec<&Value> = list["items"].as_array().unwrap().iter().map(|item| &item["left"]).collect();
     assert_eq!(lefts, ["l", "x"], "{list}");
-    // After a change of the stored version, the list has objects that are stored in both.
+    // After a change of the stored version, the list has objects that are stored in both versions.
     let mut changed = server.get(&path).await.body;
     changed["spec"]["versions"][0]["storage"] = false.into();
     changed["spec"]["versions"][1]["storage"] = true.into();
@@ -393,7 +393,7 @@ async fn a_webhook_converts_between_versions() {
 
 type Stored<'a, T> = BoxFuture<'a, std::result::Result<T, coracle_store::Error>>;
 
-/// A store that does not list custom resources and responds to no probe while it is broken.
+/// A store that a test can break. While it is broken, it does not list custom resources, and responds to no probe.
 pub(super) struct Breakable {
     pub(super) store: Embedded,
     pub(super) is_broken: Arc<AtomicBool>,

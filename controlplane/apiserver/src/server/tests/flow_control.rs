@@ -49,7 +49,7 @@ async fn requests_are_classified_by_the_impersonated_user() {
     };
     assert_eq!(server.post(SCHEMAS, schema).await.code, 201);
     eventually_async("the reference dangles", 10, async || dangling().await == "True").await;
-    // Without its level a schema matches nothing.
+    // A schema without its level matches no request.
     let default = uid(&server, &format!("{SCHEMAS}/global-default")).await;
     assert_eq!(classified(&send(&server, "eve", "/api/v1/nodes").await)[0], default);
     let made = server.post(LEVELS, level).await;

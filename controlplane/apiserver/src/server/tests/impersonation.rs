@@ -217,7 +217,7 @@ async fn a_stream_into_a_pod_needs_the_verb_create_with_every_method() {
         let refused = ask("reader", "GET").await;
         let message = refused.body["message"].as_str().unwrap();
         assert!(refused.code == 403 && message.contains("cannot create resource"), "{sub}: {message}");
-        // The pod has no node, so allowed requests fail with that error.
+        // The pod has no node, so allowed requests fail with the error about the missing node.
         for (user, method, code) in
             [("reader", "POST", 403), ("maker", "GET", 403), ("maker", "POST", 400), ("both", "GET", 400)]
         {

@@ -26,7 +26,8 @@ fn tlv(tag: u8, parts: &[&[u8]]) -> Vec<u8> {
     [&[tag, 0x82][..], &length, &content].concat()
 }
 
-/// A request with this subject. Each part of the subject is a list of attributes: the x of the type 2.5.4.x, and the text.
+/// A request with this subject. Each part of the subject is a list of attributes: the x of the type 2.5.4.x, and the
+/// text.
 fn with_subject(name: &str, signer: &str, subject: &[&[(u8, &str)]]) -> Value {
     use base64::Engine as _;
     let attribute =
@@ -188,7 +189,7 @@ async fn a_request_is_for_one_name_however_it_is_read() {
 #[tokio::test]
 async fn the_name_of_the_controllers_is_not_a_credential() {
     let server = Fixture::new().await;
-    // The default role of this name lists everything, and does not read single nodes.
+    // The default role of kube-controller-manager can list all resources, but cannot get single nodes.
     let node = "/api/v1/nodes/none";
     assert_eq!(server.get_as(User::new("system:kube-controller-manager", &[]), node).await.code, 403);
     assert_eq!(server.get_as(User::controllers(), node).await.code, 404);

@@ -29,7 +29,7 @@ impl Fixture {
 #[tokio::test]
 async fn a_write_removes_the_fields_of_a_later_version() {
     let mut server = Fixture::new().await;
-    // The second patch changes nothing else.
+    // The second patch is empty, so the write only removes the fields.
     for (name, patch) in [("a", json!({"metadata": {"labels": {"x": "y"}}})), ("b", json!({}))] {
         let made = server.post(PODS, pod(name)).await;
         assert_eq!(made.code, 201, "{}", made.body);
@@ -37,7 +37,8 @@ async fn a_write_removes_the_fields_of_a_later_version() {
         stored["spec"]["later"] = json!([{"name": "example.com/later"}]);
         stored["spec"]["containers"][0]["later"] = true.into();
         server = server.with_stored_pod(name, &stored).await;
-        // The spec of a pod is immutable, and strict validation refuses unknown fields. Neither rule applies to this field.
+        // The spec of a pod is immutable, and strict validation refuses unknown fields. Neither rule applies to this
+        // field.
         let path = format!("{PODS}/{name}");
         let patched = server.merge(&format!("{path}?fieldValidation=Strict"), patch).await;
         assert_eq!(patched.code, 200, "{}", patched.body);

@@ -120,8 +120,8 @@ async fn an_object_cannot_grow_by_patches() {
     assert_eq!(code, 413);
 }
 
-/// In managedFields, the fields of an object are four levels deeper. So an object that the decoder accepts could
-/// become one that it refuses.
+/// In managedFields, the fields of an object are four levels deeper. So an object that the decoder accepts could become
+/// an object that the decoder refuses.
 #[tokio::test]
 async fn an_object_that_cannot_be_read_again_is_refused() {
     let fixture = Fixture::new().await;

@@ -43,7 +43,7 @@ async fn a_refused_default_object_does_not_prevent_the_others() {
     eventually_async("the addresses are written again", 20, async || server.get(ENDPOINTS).await.code == 200)
         .await;
     assert_eq!(server.get(SERVICE).await.code, 404);
-    // The refused object is created as soon as it is permitted.
+    // The refused service is created as soon as the policy no longer refuses it.
     let removed = server.delete(&format!("{GROUP}/validatingadmissionpolicybindings/b"), json!({})).await;
     assert_eq!(removed.code, 200, "{}", removed.body);
     eventually_async("the service is created again", 20, async || server.get(SERVICE).await.code == 200)
@@ -254,7 +254,7 @@ async fn connections_through_the_proxy_are_admitted() {
 async fn each_object_of_a_deleted_collection_has_a_budget_of_its_own() {
     let server = Fixture::new().await;
     // An expression costs a tenth of one length times a tenth of the other: 810,000. The ten validations of one object
-    // cost more than 8 million. All objects together cost more than one request may.
+    // cost more than 8 million. All objects together cost more than the limit of one request.
     let one = json!({"expression": "!oldObject.data.a.contains(oldObject.data.b)"});
     let spec = json!({
         "matchConstraints": {"resourceRules": [{"operations": ["DELETE"], "apiGroups": ["*"], "apiVersions": ["*"],

@@ -18,7 +18,7 @@ async fn make(server: &Fixture, policy: Value) -> String {
     format!("{POLICIES}/{}", made.body["metadata"]["name"].as_str().unwrap())
 }
 
-/// Waits until the status of a policy holds. Returns the policy.
+/// Waits until the status of a policy meets the condition. Returns the policy.
 async fn until(server: &Fixture, path: &str, holds: impl Fn(&Value) -> bool) -> Value {
     eventually_async(path, 10, async || {
         Some(server.get(path).await.body).filter(|body| holds(&body["status"]))

@@ -40,7 +40,7 @@ async fn a_hundred_creators_at_once_do_not_exceed_a_quota() {
     let name = kept.body["metadata"]["name"].as_str().unwrap();
     assert_eq!(server.delete(&format!("{MAPS}/{name}"), json!({})).await.code, 200);
     server.until_used("q", "count/configmaps", "6").await;
-    // The count is right after a restart.
+    // The count is correct after a restart.
     let server = server.again().await;
     for (name, code) in [("a", 201), ("b", 403)] {
         assert_eq!(server.post(MAPS, json!({"metadata": {"name": name}})).await.code, code);
@@ -67,7 +67,7 @@ async fn creators_on_two_servers_do_not_exceed_a_quota() {
     let codes = futures::future::join_all((0..100).map(create)).await;
     let of = |wanted: u16| codes.iter().filter(|code| **code == wanted).count();
     assert_eq!((of(201), of(403)), (9, 91));
-    // Each of these writes has updated the guard. So a server that does not know the last write cannot commit.
+    // Each of these writes has updated the guard. So a server that has not received the last write cannot commit.
     let guard = format!("quotas-{}", slot("default"));
     assert!(store.get(&guard).await.unwrap().is_some());
 }

@@ -281,14 +281,14 @@ async fn permissions_in_a_namespace_reach_no_cluster_scoped_object() {
             }
         }
     }
-    // The binding gives the rights of an administrator in the namespace, and the Namespace itself.
+    // The binding gives the permissions of an administrator in the namespace, including the Namespace itself.
     assert_eq!(code("GET", "/api/v1/namespaces/default/pods").await, 200);
     assert_eq!(code("GET", "/api/v1/namespaces/default").await, 200);
     assert_eq!(code("GET", "/api/v1/namespaces/kube-system").await, 403);
     assert_eq!(code("GET", "/api/v1/namespaces").await, 403);
 }
 
-/// CVE-2019-11247, CVE-2022-3162: paths below a namespace led to cluster-scoped custom resources.
+/// CVE-2019-11247, CVE-2022-3162: paths below a namespace gave access to cluster-scoped custom resources.
 #[tokio::test]
 async fn permissions_in_a_namespace_reach_no_cluster_scoped_custom_resource() {
     let server = Fixture::new().await;

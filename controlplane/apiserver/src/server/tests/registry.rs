@@ -257,7 +257,7 @@ impl Convert for Owned {
     }
 }
 
-/// A user who may impersonate others does not get the calls of webhooks of several owners.
+/// A user who may impersonate others does not get the webhook calls of several owners.
 #[tokio::test]
 async fn conversions_for_a_watch_belong_to_the_caller_who_impersonates_a_user() {
     let server = Fixture::new().await;

@@ -110,7 +110,7 @@ async fn groups_of_pods_are_served_on_request_and_outlive_the_request() {
     let pod = server.post(PODS, in_group("p")).await;
     assert_eq!(pod.body["spec"]["schedulingGroup"]["podGroupName"], "g", "{}", pod.body);
     assert_eq!(server.get(MIGRATIONS).await.code, 404);
-    // Without the version its objects stay in the store, and a pod that has a group keeps it.
+    // When the version is no longer served, its objects stay in the store, and a pod with a group keeps the group.
     let server = server.again().await;
     assert_eq!(server.get(&one).await.code, 404);
     let labels = json!({"metadata": {"labels": {"a": "b"}}});

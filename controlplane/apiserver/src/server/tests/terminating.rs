@@ -14,7 +14,7 @@ async fn a_newer_limit_does_not_keep_a_claim_that_is_being_deleted() {
     let made = server.post("/api/v1/namespaces/default/limitranges", range).await;
     assert_eq!(made.code, 201, "{}", made.body);
     let path = format!("{claims}/c");
-    // The limit applies to updates of a claim that is not being deleted.
+    // While the claim is not being deleted, the limit applies to its updates.
     let refused = server.merge(&path, json!({"metadata": {"labels": {"a": "b"}}})).await;
     assert_eq!(refused.code, 403, "{}", refused.body);
     let marked = server.delete(&path, json!({})).await;

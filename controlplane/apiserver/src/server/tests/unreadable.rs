@@ -15,7 +15,7 @@ const QUOTA: &str = "/api/v1/namespaces/default/resourcequotas/q";
 
 type Outcome<'a, T> = BoxFuture<'a, std::result::Result<T, StoreError>>;
 
-/// A store that cannot decrypt the entries under a prefix while their service is away.
+/// A store that cannot decrypt the entries under a prefix while their key management service does not respond.
 struct Encrypted {
     store: Embedded,
     prefix: &'static str,
@@ -109,7 +109,8 @@ impl Store for Encrypted {
     }
 }
 
-/// Restarts a server while the service of the entries under a prefix is away. The service returns when the flag is false.
+/// Restarts a server while the key management service of the entries under a prefix does not respond. The service
+/// responds again when the flag is false.
 async fn restarted_without(prefix: &'static str, server: Fixture) -> (Fixture, Arc<AtomicBool>) {
     let (store, directory) = server.close().await;
     let is_away = Arc::new(AtomicBool::new(true));
@@ -251,7 +252,8 @@ async fn the_server_does_not_start_without_roles() {
     assert!(refused.is_of_service(), "{refused}");
 }
 
-/// Otherwise each attempt would list all objects after the deletion of the one that was found first.
+/// An attempt reads one object before it lists all objects. If that object no longer existed, each attempt would list
+/// all objects.
 #[tokio::test]
 async fn an_attempt_to_load_reads_an_object_that_still_exists() {
     let server = Fixture::new().await;

@@ -17,7 +17,8 @@ const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 pub(super) struct Webhook {
     pub(super) url: String,
     pub(super) ca_bundle: String,
-    /// The header `Authorization` of each request, empty if there is none, and the `request` of its review.
+    /// The header `Authorization` of each request, or an empty text without this header, and the `request` of its
+    /// review.
     seen: Arc<Mutex<Vec<(String, Value)>>>,
 }
 
@@ -74,7 +75,7 @@ impl Webhook {
         self.seen.lock().unwrap().iter().map(|(_, request)| request.clone()).collect()
     }
 
-    /// The header `Authorization` of each request, empty if there is none.
+    /// The header `Authorization` of each request, or an empty text without this header.
     pub(super) fn credentials(&self) -> Vec<String> {
         self.seen.lock().unwrap().iter().map(|(header, _)| header.clone()).collect()
     }
@@ -196,7 +197,7 @@ async fn a_validating_webhook_refuses_and_warns() {
     assert_eq!((&requests[2]["object"], &requests[2]["oldObject"]["data"]["a"]), (&Value::Null, &json!("b")));
 }
 
-/// CVE-2021-25735: webhooks for updates of nodes got the old node in place of the new one.
+/// CVE-2021-25735: webhooks for updates of nodes got the old node in place of the new node.
 #[tokio::test]
 async fn cve_2021_25735_a_webhook_judges_the_new_node_and_gets_the_old_one() {
     let server = Fixture::new().await;

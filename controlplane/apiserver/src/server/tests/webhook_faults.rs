@@ -1,4 +1,4 @@
-//! Admission webhooks that hang, close the connection, or return garbage.
+//! Admission webhooks that hang, close the connection, or return invalid responses.
 
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
@@ -11,7 +11,8 @@ const CONFIGURATION: &str =
     "/apis/admissionregistration.k8s.io/v1/validatingwebhookconfigurations/test.example.com";
 const MAPS: &str = "/api/v1/namespaces/default/configmaps";
 
-/// The fault of a webhook. After a request it writes `answer`. Then it closes the connection, or hangs if `hangs` is true.
+/// The fault of a webhook. After a request it writes `answer`. Then it closes the connection, or hangs if `hangs` is
+/// true.
 #[derive(Clone)]
 struct Fault {
     answer: Vec<u8>,
@@ -115,7 +116,7 @@ async fn cve_2020_8561_a_redirect_of_a_webhook_is_not_followed() {
             let answer = server.post(MAPS, map("redirected")).await;
             let message = answer.body["message"].as_str().unwrap_or_default();
             assert!(answer.code == 500 && message.contains(&format!("status {status}")), "{message}");
-            // A connection that was made for the request would wait here.
+            // If the request had opened a connection, the connection would wait in this queue.
             let connection = inside.accept().map(|(_, from)| from);
             assert_eq!(connection.unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
             assert_eq!(server.delete(CONFIGURATION, json!({})).await.code, 200);

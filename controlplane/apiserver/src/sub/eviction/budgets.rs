@@ -1,7 +1,8 @@
 //! The disruption budgets that select a pod.
 //!
-//! A tenant can store tens of megabytes of budgets, and each eviction compares its pod with all budgets of the namespace.
-//! So the stored text is read without copies and outside of the async workers, and few budgets are kept in memory.
+//! A tenant can store tens of megabytes of budgets, and each eviction compares its pod with all budgets of the
+//! namespace. So the stored text is read without copies and outside of the async workers, and few budgets are kept in
+//! memory.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -74,7 +75,8 @@ fn selects(budget: &Object, pod: &Value) -> bool {
     }
 }
 
-/// Whether a budget selects the pod. A budget without selector selects no pods, one with an empty selector all pods.
+/// Whether a budget selects the pod. A budget without a selector selects no pods. A budget with an empty selector
+/// selects all pods.
 fn covers(budget: &Value, pod: &Value) -> bool {
     let selector = &budget["spec"]["selector"];
     !selector.is_null()

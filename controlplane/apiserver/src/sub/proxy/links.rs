@@ -157,7 +157,7 @@ fn is_html(headers: &HeaderMap) -> bool {
 // === impl Coding ===
 
 impl Coding {
-    /// The compression of a response; `None` if it is not supported.
+    /// The compression of a response; `None` if the compression is not supported.
     fn of(headers: &HeaderMap) -> Option<Self> {
         match headers.get(header::CONTENT_ENCODING).map(HeaderValue::as_bytes) {
             None | Some(b"" | b"identity") => Some(Self::Identity),

@@ -1,5 +1,5 @@
-//! The audience of a token that a node requests for a pod: an audience of the pod's volumes, or one that the node may
-//! request by its permissions.
+//! The audience of a token that a node requests for a pod: an audience of the pod's volumes, or an audience that the
+//! permissions of the node allow.
 //!
 //! Source: `validateNodeServiceAccountAudience` of the plugin NodeRestriction.
 

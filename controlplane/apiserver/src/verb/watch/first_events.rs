@@ -11,12 +11,12 @@ use std::{
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// Additional microseconds for each byte of the first events that the client reads. This is 16.8 s for each MiB, so half
-/// a megabit per second is fast enough. A client that stops reading gets no more time.
+/// Additional microseconds for each byte of the first events that the client reads. This is 16.8 s for each MiB, so
+/// half a megabit per second is fast enough. A client that stops reading gets no more time.
 const MICROS_PER_BYTE: u64 = 16;
 
-/// The first events of a watch. Until they are sent, the watch keeps all of their objects in memory, even objects that have
-/// changed since.
+/// The first events of a watch. Until they are sent, the watch keeps all of their objects in memory, even objects that
+/// have changed since.
 #[derive(Clone, Default)]
 pub(crate) struct FirstEvents {
     /// Cancelled when the first events are sent.
@@ -48,8 +48,8 @@ impl FirstEvents {
         self.additional.fetch_add(micros, Ordering::Relaxed);
     }
 
-    /// Waits until the events are sent. Returns false if they are not sent within `limit` plus the additional time for their
-    /// conversion and length.
+    /// Waits until the events are sent. Returns false if they are not sent within `limit` plus the additional time for
+    /// their conversion and length.
     pub(crate) async fn are_sent_within(&self, limit: Duration) -> bool {
         let mut left = limit;
         while !left.is_zero() {

@@ -1,4 +1,4 @@
-//! Horizontal pod autoscalers: one store of `autoscaling/v2` objects, served as v1 too.
+//! Horizontal pod autoscalers: objects are stored as `autoscaling/v2`, and are also served as v1.
 
 mod convert;
 

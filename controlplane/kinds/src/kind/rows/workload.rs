@@ -1,4 +1,5 @@
-//! The rows of workloads: deployments, replica sets, stateful sets, daemon sets, replication controllers, pod templates, jobs.
+//! The rows of workloads: deployments, replica sets, stateful sets, daemon sets, replication controllers, pod
+//! templates, jobs.
 
 use serde_json::json;
 

@@ -8,7 +8,7 @@ use std::collections::{HashMap, VecDeque};
 
 use serde_json::Value;
 
-/// Index of the elements of a list, by merge key or, without one, by value.
+/// Index of the elements of a list, by merge key, or by value if there is no merge key.
 pub(super) struct Places<'a> {
     key: Option<&'a str>,
     at: HashMap<String, usize>,
@@ -45,8 +45,8 @@ impl<'a> Places<'a> {
     }
 }
 
-/// Orders merged elements: the elements of `wanted` keep its order, and the others keep the order of `before`. They are
-/// interleaved by their old positions.
+/// Orders merged elements: the elements of `wanted` keep its order, and the other elements keep the order of `before`.
+/// Both sequences are interleaved by the old positions of their elements.
 pub(super) fn in_order(
     merged: Vec<Value>,
     wanted: &[Value],

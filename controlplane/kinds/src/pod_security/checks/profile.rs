@@ -19,9 +19,9 @@ fn wrong_type(object: &Value, field: &str) -> Option<String> {
 
 /// Profiles of a wrong type.
 struct WrongTypes {
-    /// Whether the pod has one.
+    /// Whether the pod has a profile of a wrong type.
     of_pod: bool,
-    /// Names of the containers that have one.
+    /// Names of the containers that have a profile of a wrong type.
     containers: Vec<String>,
     types: SortedTexts,
 }

@@ -60,7 +60,7 @@ pub(super) fn restricted(pod: &Pod<'_>) -> Option<Violation> {
     let mut names = Vec::new();
     for volume in volumes(pod) {
         let has = |source: &&&str| volume[**source].is_object();
-        // A volume with a forbidden source beside an allowed one is invalid; the check does not rely on validation.
+        // A volume with a forbidden and an allowed source is invalid, but this check does not rely on the validation.
         let forbidden = FORBIDDEN.iter().find(has);
         if forbidden.is_none() && ALLOWED.iter().any(|source| has(&source)) {
             continue;

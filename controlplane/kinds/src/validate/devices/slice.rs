@@ -9,7 +9,7 @@ use crate::validate::{Causes, Path, entries, format, items, scheduling, text};
 use coracle_values::Quantity;
 
 const MAX_DEVICES: usize = 128;
-/// Maximum devices if one of them has taints, counters or lists of values.
+/// Maximum devices of a slice in which a device has taints, counters or lists of values.
 const MAX_ADVANCED_DEVICES: usize = 64;
 const MAX_COUNTER_SETS: usize = 8;
 const MAX_COUNTERS: usize = 32;

@@ -117,7 +117,7 @@ fn share(causes: &mut Causes, path: &Path, uid: &Value) {
     }
 }
 
-/// The names of a device, and the share that the claim has of it.
+/// The names of a device, and the id of the share of the device that the claim has.
 type Identity<'a> = [&'a str; 4];
 
 fn identity_of(device: &Value) -> Identity<'_> {

@@ -87,8 +87,8 @@ impl Status {
     }
 }
 
-/// The audit annotations. As upstream, invalid names are skipped. `None` if a value is not a text, or if the annotations
-/// are too long.
+/// The audit annotations. As upstream, invalid names are skipped. `None` if a value is not a text, or if the
+/// annotations are too long.
 fn audit_annotations(list: &Value) -> Option<Vec<(String, String)>> {
     if list.is_null() {
         return Some(Vec::new());
