@@ -56,7 +56,7 @@ unsafe fn copy(to: *mut u8, from: *const u8, count: usize) {
         unsafe { copy_short(to, from, count) };
         return;
     }
-    // SAFETY: both areas have more than one step. The last step overlaps the ones before.
+    // SAFETY: both areas have more than one step. The last step overlaps the previous step.
     unsafe {
         let last = load(from.add(count - STEP));
         copy_words(to, from, count / size_of::<u64>());
@@ -68,7 +68,7 @@ unsafe fn copy(to: *mut u8, from: *const u8, count: usize) {
 #[inline(always)]
 unsafe fn copy_within(to: *mut u8, from: *const u8, count: usize) {
     if count <= SHORT {
-        // SAFETY: the caller guarantees both areas; a short copy loads all bytes before it stores one.
+        // SAFETY: the caller guarantees both areas; a short copy loads all bytes before it stores a byte.
         unsafe { copy_short(to, from, count) };
     } else if to.addr().wrapping_sub(from.addr()) >= count {
         // Forwards: the destination does not begin inside the source.

@@ -127,7 +127,7 @@ pub struct ServiceProxyConfig {
     pub table: String,
     /// Ranges of addresses that Services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
-    /// Ranges of addresses that Services may take by `status.loadBalancer`. Empty permits all.
+    /// Ranges of addresses that Services may take by `status.loadBalancer`. If empty, all addresses are permitted.
     pub load_balancer_ips: Vec<IpNetwork>,
     /// Ranges of the node's addresses that have node ports. If an address family has no range, all addresses of the
     /// family have node ports.

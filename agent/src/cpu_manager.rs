@@ -187,7 +187,7 @@ impl CpuManager {
     }
 
     /// Waits until failed updates are retried. A change ends the wait, so a container that cannot be updated does not
-    /// delay the updates of others.
+    /// delay the updates of other containers.
     async fn wait_to_retry(&self) {
         // Cancel-safe: a notification that the dropped future has not taken is kept.
         let _changed_or_elapsed = tokio::time::timeout(RETRY, self.changed.notified()).await;
@@ -217,8 +217,8 @@ impl CpuManager {
         succeeded
     }
 
-    /// The CPUs that a running container should have. None if its cpuset has exactly these, or if it does not belong to
-    /// a pod.
+    /// The CPUs that a running container should have. None if its cpuset has exactly these CPUs, or if it does not
+    /// belong to a pod.
     fn due(&self, container: &cri::Container) -> Option<CpuSet> {
         let (uid, name) = owner(container)?;
         let current = self.lock();

@@ -282,7 +282,8 @@ impl Dra {
     async fn reread_all(&self) {
         if !self.shared.records.is_complete() {
             let shared = Arc::clone(&self.shared);
-            // Ignore the error: it only says that the task panicked, which Rust has already reported on standard error.
+            // Ignore the error: it only means that the task panicked. Rust has already reported the panic on standard
+            // error.
             let _ended = coracle_threads::spawn_blocking(move || shared.records.reread_all()).await;
         }
     }

@@ -87,8 +87,8 @@ pub(crate) struct Renewal {
     pub(crate) failures: u64,
 }
 
-/// Joins a cluster and stores the result under `state_dir`. For a machine that has not joined ([`resume`]) or may join
-/// again ([`may_rejoin`]). Calls `on_step` at the begin of each step.
+/// Joins a cluster and stores the result under `state_dir`. The machine must not have joined ([`resume`]), or may join
+/// again ([`may_rejoin`]). Calls `on_step` at the beginning of each step.
 ///
 /// # Errors
 /// [`JoinError`]. Existing files are unchanged then. An unanswered request stays in the cluster, which removes it
@@ -129,8 +129,8 @@ pub async fn join(
 
 /// The membership of a machine that has joined before; None if it has not.
 ///
-/// # Errors [`JoinError`] when the machine has joined as another node, its certificate has expired, or a file cannot be
-/// used.
+/// # Errors
+/// [`JoinError`] when the machine has joined as another node, its certificate has expired, or a file cannot be used.
 pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinError> {
     let files = Files::new(state_dir);
     let Some((endpoint, known)) = files.kubeconfig()? else { return Ok(None) };
@@ -151,7 +151,8 @@ pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinEr
 /// Whether a machine whose certificate has expired ([`JoinError::Expired`]) may join again over its files. It may join
 /// only the same cluster, because its pods and volumes belong to that cluster.
 ///
-/// # Errors [`JoinError::Joined`] when the machine has joined another cluster.
+/// # Errors
+/// [`JoinError::Joined`] when the machine has joined another cluster.
 pub fn may_rejoin(state_dir: &Path, hash: &CaHash) -> Result<(), JoinError> {
     Files::new(state_dir).check_cluster(hash)
 }
@@ -159,10 +160,10 @@ pub fn may_rejoin(state_dir: &Path, hash: &CaHash) -> Result<(), JoinError> {
 // === impl Membership ===
 
 impl Membership {
-    /// This membership, if it is of the cluster whose authority has this hash.
+    /// This membership, if the authority of its cluster has this hash.
     ///
     /// # Errors
-    /// [`JoinError::Joined`] when it is of another cluster.
+    /// [`JoinError::Joined`] when the membership belongs to another cluster.
     pub fn require_cluster(self, hash: &CaHash) -> Result<Self, JoinError> {
         self.files.check_cluster(hash).map(|()| self)
     }

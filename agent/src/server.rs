@@ -100,7 +100,8 @@ impl Server {
         Ok(Server { listener, tls, connections: Share::KubeletConnections.limits() })
     }
 
-    /// The address that the server listens on. If the configured port is 0, this has the port that the kernel chose.
+    /// The address that the server listens on. If the configured port is 0, the result has the port that the kernel
+    /// chose.
     pub fn address(&self) -> Option<SocketAddr> {
         self.listener.local_addr().ok()
     }

@@ -25,14 +25,14 @@ use crate::zone::Zone;
 /// Maximum bytes of a query.
 const QUERY_MAX: usize = 4096;
 /// Maximum queries that wait for other servers: in total, and of each client. The total is lower if the process has few
-/// descriptors. Waiting queries have no descriptors, but each may start a query that has one.
+/// descriptors. A waiting query has no descriptor, but it may start a query to a server, which has a descriptor.
 const FORWARDS: (usize, usize) = (1024, 128);
 /// Maximum TCP connections of each client.
 const CONNECTIONS_OF_CLIENT: usize = 16;
 /// Maximum queries that are received before some of them are answered.
 const RECEIVED_MAX: usize = 1024;
-/// Maximum number of replies that are sent before the socket is read again. The kernel drops queries that arrive while
-/// its buffer is full, whichever client sends them.
+/// Maximum number of replies that are sent before the socket is read again. While its buffer is full, the kernel drops
+/// the queries of all clients.
 const REPLIES_MAX: usize = 16;
 /// Size of the kernel's buffer for queries, in bytes.
 const KERNEL_BUFFER: usize = 1 << 20;
@@ -59,7 +59,7 @@ pub struct Server {
     /// Networks of the node's pods. Clients outside of them are refused, except the node itself and addresses for which
     /// `is_pod` returns true.
     clients: watch::Receiver<Vec<IpNetwork>>,
-    /// Recognizes pods outside of these networks: a network plugin may have ranges of its own.
+    /// Recognizes pods outside of the networks in `clients`: a network plugin may have ranges of its own.
     is_pod: IsPod,
     forwards: Limit,
     connections: Limit,

@@ -434,8 +434,8 @@ fn open_connections_end_when_a_policy_gets_other_rules() {
     });
 }
 
-/// Acts as an agent that starts with a policy that selects no pod. Then it adds a policy that allows only connections
-/// of friends to `web`.
+/// Acts as an agent that starts with a policy that selects no pod. Then the agent adds a policy that allows only
+/// connections of friends to `web`.
 fn restrict_web() {
     let (mut model, mut enforcer) = start(&unrelated());
     model.put_policy(&for_friends());

@@ -182,7 +182,8 @@ impl Tree {
         self.directories(path).iter().any(|dir| dir.exists())
     }
 
-    /// Whether the first hierarchy has the cgroup. An interrupted creation may have left it out of the others.
+    /// Whether the first hierarchy has the cgroup. After an interrupted creation, the other hierarchies may lack the
+    /// cgroup.
     pub(crate) fn is_made(&self, path: &str) -> bool {
         self.mounts.values().next().is_some_and(|mount| mount.join(self.below(path)).exists())
     }

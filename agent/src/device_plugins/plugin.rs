@@ -24,7 +24,7 @@ use crate::dra::{Caller, Link, Version, open_socket, origin};
 
 /// Timeout of the connection and of the first calls.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of Allocate. Upstream has none; a pod waits for the answer.
+/// Timeout of Allocate. Upstream has no timeout; a pod waits for the answer.
 const ALLOCATE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of PreStartContainer, as in the kubelet (`KubeletPreStartContainerRPCTimeoutInSecs`).
 const PRE_START_TIMEOUT: Duration = Duration::from_secs(30);

@@ -295,8 +295,8 @@ impl MemoryState {
         Ok(blocks)
     }
 
-    /// The nodes of the affinity, or the best nodes if the affinity has none. If these do not suffice, a larger set
-    /// that contains them.
+    /// The nodes of the affinity, or the best nodes if the affinity has none. If these nodes do not suffice, a larger
+    /// set that contains them.
     fn choose(&self, requested: &Amounts, affinity: Hint, reusable: &Reusable) -> Result<NumaMask, String> {
         let error = |text: &str| format!("[memorymanager] {text}");
         let hints = || self.hints_of_each(requested, reusable);

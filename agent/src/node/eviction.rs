@@ -17,8 +17,8 @@ pub struct EvictionThresholds {
     pub soft: SoftThresholds,
     /// Amounts that have to be available beyond the thresholds before a shortage ends.
     pub minimum_reclaim: MinimumReclaim,
-    /// Time for which a condition of pressure stays after its resource was last short. Without it, the pods that replace
-    /// evicted pods would start at once, and the node would evict them as well.
+    /// Time for which a condition of pressure stays after its resource was last short. Without this time, the pods that
+    /// replace evicted pods would start at once, and the node would evict them as well.
     pub pressure_transition: Duration,
 }
 

@@ -86,8 +86,8 @@ fn declared_features() -> Vec<String> {
     DECLARED_FEATURES.map(str::to_owned).to_vec()
 }
 
-/// Completes the response to a patch of the status: a server before v1.35 drops the declared features. They count as
-/// written, so that the node does not send them repeatedly.
+/// Completes the response to a patch of the status: a server before v1.35 drops the declared features. These features
+/// count as written, so that the node does not send them repeatedly.
 pub(super) fn keep_declared_features(written: &mut Node) {
     if let Some(status) = &mut written.status {
         status.declared_features.get_or_insert_with(declared_features);
@@ -342,8 +342,8 @@ fn fault_message(faults: &[String]) -> String {
     }
 }
 
-/// Conditions of the overlay that are left after it was disabled. `NetworkUnavailable` may belong to another network
-/// provider: it is ours only with our reasons.
+/// Conditions of the overlay that are left after the overlay was disabled. `NetworkUnavailable` may belong to another
+/// network provider: the condition belongs to this agent only if it has a reason of this agent.
 fn stale(config: &NodeConfig, held: Option<&NodeStatus>) -> Vec<&'static str> {
     if config.overlay.is_some() {
         return Vec::new();

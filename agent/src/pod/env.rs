@@ -1,5 +1,5 @@
-//! Environment of a container, and expansion of `$(NAME)` in it, in commands and in arguments. Pure: referenced
-//! objects and files are read before.
+//! Environment of a container, and expansion of `$(NAME)` in it, in commands and in arguments. Pure: the caller has
+//! read the referenced objects and files.
 
 mod field;
 mod file;

@@ -15,7 +15,7 @@ use super::state::{
     WorkerState, is_sidecar,
 };
 
-/// Time for which a failed pull is reported with its own reason. After it, the reason is `ImagePullBackOff`.
+/// Time for which a failed pull is reported with its own reason. After this time, the reason is `ImagePullBackOff`.
 const SHOW_FAILURE: SignedDuration = SignedDuration::from_secs(1);
 
 /// An action on the pod.
@@ -371,7 +371,8 @@ fn start(input: &PlanInput<'_>, container: &Container, plan: &mut Plan, starts: 
 }
 
 /// The end and the length in seconds of a container's back-off. `is_removed` says whether a restart of all containers
-/// removed the container. In this case the back-off of the pod applies too, and the later end of both counts.
+/// removed the container. In this case the back-off of the pod applies, too, and the later end of the two back-offs
+/// counts.
 fn crash_wait(
     input: &PlanInput<'_>,
     name: &str,
@@ -428,7 +429,7 @@ fn length_text(seconds: i64) -> String {
 }
 
 /// Plans the removal of ended containers and of empty sandboxes. For each container of the spec, the latest attempt and
-/// the last one that ended before it are kept, for the status and the log.
+/// the last ended attempt before it are kept, for the status and the log.
 fn remove_old(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     let old = |c: &&ObservedContainer| {
         let Some(latest) = input.observed.latest(&c.name) else { return false };

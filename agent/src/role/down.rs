@@ -42,8 +42,8 @@ pub(crate) struct Arguments {
     purge: bool,
 }
 
-/// Stops the process that runs the node, and removes everything that it made. A failure is reported at the end and
-/// does not stop the removal.
+/// Stops the process that runs the node, and removes everything that the node made. A failure is reported at the end
+/// and does not stop the removal.
 pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     super::require_root()?;
     let Arguments { paths, node, purge } = arguments;

@@ -25,7 +25,7 @@ settings! {
 #[derive(Debug, Clone)]
 pub(crate) struct Filter(String);
 
-/// The level if none is set.
+/// The level if no level is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DefaultLevel {
     /// `info`, for programs that run until they are stopped.
@@ -90,7 +90,7 @@ impl Single for Filter {
 /// certificate it does not verify. A joining machine verifies the cluster by the hash of its CA, so this warning would
 /// be wrong.
 ///
-/// The HTTP/2 library warns of invalid frames. Any client can send them, without credentials and as fast as it likes.
+/// The HTTP/2 library warns of invalid frames. Any client can send invalid frames without credentials and at any rate.
 fn directives(level: &str) -> String {
     match level {
         "error" | "warn" | "info" => format!("{level},h2=error,kube_client::client=off"),
@@ -101,8 +101,8 @@ fn directives(level: &str) -> String {
 }
 
 /// Reads directives that are separated by commas: a level, a target with a level, or a target with all its events. The
-/// syntax is that of `EnvFilter`, which also selects events by spans and fields. It would compile and contain an engine of
-/// regular expressions, and this program has no spans.
+/// syntax is that of `EnvFilter`, which also selects events by spans and fields. `EnvFilter` would add an engine of
+/// regular expressions to the program, and this program has no spans.
 fn targets(directives: &str) -> Result<Targets, String> {
     let given: Vec<&str> = directives.split(',').filter(|directive| !directive.is_empty()).collect();
     if given.is_empty() {

@@ -54,7 +54,7 @@ pub(super) struct Source {
 
 /// The content of a part of a projection.
 enum Found {
-    /// The data of an object. None if it does not exist.
+    /// The data of an object. None if the object does not exist.
     Data(Option<Arc<Data>>),
     Token(Token),
     /// The part is computed from the pod.

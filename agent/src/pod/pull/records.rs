@@ -269,7 +269,7 @@ impl PullRecords {
         }
     }
 
-    /// Changes the record of an image, or makes it. Returns whether its content is new.
+    /// Changes or creates the record of an image. Returns whether its content is new.
     fn change(&self, id: &str, change: impl FnOnce(&mut Record)) -> bool {
         let mut state = self.state();
         state.changes += 1;
@@ -333,7 +333,7 @@ fn interrupted(dir: &Path) -> Vec<String> {
     paths.filter_map(|path| fs::read_to_string(path).ok()).filter(|name| !name.is_empty()).collect()
 }
 
-/// Whether a file may exist. Only ENOENT shows that it does not.
+/// Whether a file may exist. Only ENOENT shows that the file does not exist.
 fn may_exist(path: &Path) -> bool {
     !matches!(path.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound)
 }

@@ -30,7 +30,7 @@ impl ShutdownTimes {
         Self { start_time: Timestamp::now().as_second(), end_time: 0 }
     }
 
-    /// The shutdown, which ends now.
+    /// The shutdown with the current time as its end.
     pub(super) fn ended(self) -> Self {
         Self { end_time: Timestamp::now().as_second(), ..self }
     }

@@ -1,8 +1,8 @@
 //! Subordinate ids of local users: `/etc/subuid` and `/etc/subgid`.
 //!
-//! A user may map its subordinate ids into a user namespace (newuidmap(1)). It could then send signals to processes of a
-//! pod with these ids, and access files with them. So a pod gets no block that contains such an id. The ids of the user
-//! `kubelet` are for pods.
+//! A user may map its subordinate ids into a user namespace (newuidmap(1)). The user could then send signals to
+//! processes of a pod with these ids, and access files of these ids. So a pod gets no block that contains such an id.
+//! The ids of the user `kubelet` are for pods.
 
 use std::collections::HashSet;
 use std::fs::File;

@@ -90,18 +90,18 @@ impl Node<'_> {
         self.dir().join("config.toml")
     }
 
-    /// Whether its process runs.
+    /// Whether the node's process runs.
     pub(super) fn is_running(&self) -> bool {
         Lock::holder(&self.run_dir()).is_some()
     }
 
-    /// The last line of its log. Empty if the log is larger than 1 MiB.
+    /// The last line of the node's log. Empty if the log is larger than 1 MiB.
     pub(super) fn last_line(&self) -> String {
         let log = coracle_agent::read_text(&self.log(), TEXT_MAX).unwrap_or_default();
         log.lines().last().unwrap_or_default().to_owned()
     }
 
-    /// Starts its process inside its host.
+    /// Starts the node's process inside the node's virtual host.
     pub(super) fn start(&self, role: &Role<'_>) -> anyhow::Result<Started> {
         let context = || format!("cannot start the node {}", self.name());
         self.write_config().with_context(context)?;
@@ -182,7 +182,7 @@ impl Node<'_> {
     }
 
     /// Stops the node's process, and removes its pods and directories with `coracle down` inside its host. If the host
-    /// does not exist, `down` runs in an empty one, so that it does not remove interfaces of this machine.
+    /// does not exist, `down` runs in an empty host, so that it does not remove interfaces of this machine.
     pub(super) fn remove(&self) -> anyhow::Result<()> {
         if !self.config_file().exists() {
             return Ok(());

@@ -173,7 +173,7 @@ impl Reader {
     }
 
     /// Continues with the next file, if there is one. The current file is complete then: the runtime writes to the
-    /// newest only.
+    /// newest file only.
     fn next_file(&mut self) -> Result<bool, ReadError> {
         let Some(open) = &mut self.file else { return Ok(false) };
         let Some(next) = files::after(&self.log, open.inode) else { return Ok(false) };
