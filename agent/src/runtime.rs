@@ -114,7 +114,7 @@ calls!(
         start_container(StartContainerRequest) -> StartContainerResponse;
         /// Sends the stop signal and, after the timeout, SIGKILL. Succeeds if the container does not exist.
         stop_container(StopContainerRequest) -> StopContainerResponse;
-        /// Removes a container with its root filesystem. Succeeds if it does not exist.
+        /// Removes a container with its root filesystem. Succeeds if the container does not exist.
         remove_container(RemoveContainerRequest) -> RemoveContainerResponse;
         /// State, times and exit code of one container.
         container_status(ContainerStatusRequest) -> ContainerStatusResponse;

@@ -16,8 +16,8 @@ use crate::runtime::RuntimeError;
 const STOP_TIMEOUT: i64 = 2;
 
 impl Job {
-    /// Stops the containers at the same time, then removes them one by one, `triggers` last. Ends at the first error: the
-    /// next plan does it again, because a trigger is still there.
+    /// Stops the containers at the same time, then removes them one by one, `triggers` last. Ends at the first error:
+    /// the next plan repeats the restart, because a trigger still exists.
     pub(super) async fn restart_all(
         &self,
         others: &[String],
@@ -74,7 +74,7 @@ impl Job {
     }
 }
 
-/// Removes the log files of attempts before this one, with the rotated ones: `<attempt>.log`, `<attempt>.log.<time>`.
+/// Removes the log files of attempts before this one, including rotated files: `<attempt>.log`, `<attempt>.log.<time>`.
 fn remove_logs_before(dir: &Path, attempt: u32) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name();

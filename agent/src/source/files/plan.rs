@@ -39,7 +39,7 @@ pub(super) struct Plan {
 }
 
 /// Compares the files, in the order of their names, with the current pods. Of two files with pods of the same name, the
-/// first one counts.
+/// first file counts.
 pub(super) fn plan(current: &BTreeMap<PathBuf, Arc<Pod>>, files: Vec<ManifestFile>) -> Plan {
     let mut plan = Plan::default();
     let mut names = HashSet::new();
