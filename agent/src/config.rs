@@ -107,7 +107,7 @@ pub struct AgentConfig {
     pub flags: BTreeMap<String, String>,
     /// The metric of the feature gates, in the text format of Prometheus.
     pub feature_metrics: Arc<str>,
-    /// Credential providers for images. None if there are none.
+    /// Credential providers for images. None without a configuration.
     pub credential_providers: Option<CredentialProviderPaths>,
 }
 

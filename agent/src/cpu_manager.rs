@@ -1,4 +1,4 @@
-//! The CPU manager: exclusive CPUs for containers, and the CPUs of the shared pool for all others.
+//! The CPU manager: exclusive CPUs for containers, and the CPUs of the shared pool for all other containers.
 //!
 //! Source: `pkg/kubelet/cm/cpumanager`. [`policy`] decides which containers get exclusive CPUs, and [`assign`] chooses
 //! these CPUs. A change of the shared pool wakes a task that updates the cpusets of running containers. The kubelet
@@ -105,8 +105,8 @@ impl CpuManager {
     ) -> Result<Self, StateFileError> {
         let stored: Option<StateFile> = state_file::read(&file, STATIC)?;
         let stored = stored.map(|file| CpuState { shared: file.default_cpu_set, exclusive: file.entries });
-        // A state without exclusive CPUs is replaced. It may differ from the machine: other CPUs may be online or
-        // reserved now.
+        // A state without exclusive CPUs is replaced. Such a state may differ from the machine: other CPUs may be
+        // online or reserved now.
         let state = match stored.filter(|state| !state.exclusive.is_empty()) {
             Some(state) => {
                 policy.check_state(&state).map_err(|problem| state_file::unusable(&file, problem))?;

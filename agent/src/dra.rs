@@ -5,8 +5,8 @@
 //!                                        │              │
 //!                      ResourceSlices ◄──┘              └──► record (durable)
 //! ```
-//! A claim is recorded before its first call, and its record is removed after the last one. After a restart or crash of
-//! the agent, a call may be repeated; calls are idempotent. A claim that several pods share is prepared once, and
+//! A claim is recorded before its first call, and its record is removed after the last call. After a restart or crash
+//! of the agent, a call may be repeated; calls are idempotent. A claim that several pods share is prepared once, and
 //! unprepared after the last of them has ended. Source: `pkg/kubelet/cm/dra`.
 
 mod claim;

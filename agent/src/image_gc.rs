@@ -106,7 +106,7 @@ enum Failed {
 // === impl Failures ===
 
 impl Failures {
-    /// Stores the kind of a failure. Returns whether it differs from the previous one.
+    /// Stores the kind of a failure. Returns whether it differs from the kind of the previous failure.
     fn is_new(&mut self, failed: &Failed) -> bool {
         let kind = std::mem::discriminant(failed);
         self.logged.replace(kind) != Some(kind)

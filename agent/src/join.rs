@@ -10,8 +10,8 @@
 //! ```
 //! The kubeconfig is written last, and from then on the machine has joined. After an earlier crash the machine joins
 //! again; after a later crash it needs no token. A key never leaves the machine and is written in one file with its
-//! certificate. The only exception is the key of the first request. It is stored alone until the request is answered,
-//! so that a retry continues with the same request.
+//! certificate. The only exception is the key of the first request. This key is stored alone until the request is
+//! answered, so that a retry continues with the same request.
 
 mod client;
 mod cluster;
@@ -148,8 +148,8 @@ pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinEr
     Ok(Some(Membership { node, files, current: Arc::new(current), serving: Arc::new(serving) }))
 }
 
-/// Whether a machine whose certificate has expired ([`JoinError::Expired`]) may join again over its files. It may join
-/// only the same cluster, because its pods and volumes belong to that cluster.
+/// Whether a machine whose certificate has expired ([`JoinError::Expired`]) may join again over its files. The machine
+/// may join only the same cluster, because its pods and volumes belong to that cluster.
 ///
 /// # Errors
 /// [`JoinError::Joined`] when the machine has joined another cluster.

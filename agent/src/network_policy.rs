@@ -423,7 +423,8 @@ impl NetworkPolicies {
     }
 }
 
-/// Changes the policies of a namespace. Returns whether it is the namespace's first policy, or the removal of the last one.
+/// Changes the policies of a namespace. Returns whether it is the namespace's first policy, or the removal of its last
+/// policy.
 fn changes_restriction(model: &mut Model, namespace: &str, change: impl FnOnce(&mut Model)) -> bool {
     let was_restricted = model.is_restricted(namespace);
     change(model);

@@ -1,9 +1,9 @@
 //! Checks load balancers before this node serves them at its addresses. No service takes a port that a program of the
 //! node or a pod's host port uses.
 //!
-//! The control plane's controller decides which service has which port of the nodes. It has no list of a node's
-//! sockets. So the node checks each service itself, never serves a refused one, and names refused ports in an
-//! annotation. The controller then removes the node's address from the status.
+//! The control plane's controller decides which service has which port of the nodes. The controller has no list of a
+//! node's sockets. So the node checks each service itself, never serves a refused service, and names refused ports in
+//! an annotation. The controller then removes the node's address from the status.
 
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};

@@ -4,9 +4,9 @@
 //! its own source file in `volume/`.
 //!
 //! The files of secrets, tokens and projected volumes are in memory: on one tmpfs for all pods, mounted on
-//! `<run>/volumes`, with a symlink at the kubelet's path. Upstream mounts a tmpfs for each volume. That adds a line to
-//! the host's mount table for every pod. On cgroup v1 the container library slows with the length of that table. A
-//! container cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
+//! `<run>/volumes`, with a symlink at the kubelet's path. Upstream mounts a tmpfs for each volume. Such a mount adds a
+//! line to the host's mount table for every pod. On cgroup v1 the container library slows with the length of that
+//! table. A container cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
 //! ([`Volumes::read_only`]). The files of one namespace get only a share of the tmpfs (`file_memory.rs`). Only
 //! `emptyDir` with `medium: Memory`, to which pods write, gets a tmpfs of its own.
 //!
@@ -198,7 +198,7 @@ impl Volumes {
         self.find(volume).is_some_and(|mounted| mounted.read_only)
     }
 
-    /// Options of the volume for its mounts in containers. They do not say whether the volume is read-only.
+    /// Options of the volume for its mounts in containers. The options do not say whether the volume is read-only.
     pub fn mount_options(&self, volume: &str) -> &[String] {
         self.find(volume).map_or(&[][..], |mounted| mounted.options.as_slice())
     }

@@ -54,9 +54,9 @@ pub(crate) enum Cached {
     Stale(Message),
 }
 
-/// A cache of two generations. When the new generation is full, the old one is dropped and the new one becomes the old
-/// one. An entry that is used moves to the new generation. So the number and the size of the entries are bounded, and
-/// entries in use stay.
+/// A cache of two generations. When the new generation is full, the old generation is dropped, and the new generation
+/// becomes the old generation. An entry that is used moves to the new generation. So the number and the size of the
+/// entries are bounded, and entries in use stay.
 #[derive(Default)]
 pub(crate) struct Cache {
     new: HashMap<Question, Entry>,
@@ -126,7 +126,7 @@ impl Cache {
             removed.values().for_each(|entry| self.evictions[usize::from(!entry.is_positive)] += 1);
             self.new_bytes = 0;
         }
-        // Drop an older answer to the question. Otherwise the next `get` would move that answer over the new one.
+        // Drop an older answer to the question. Otherwise the next `get` would replace the new answer by that answer.
         self.old.remove(&question);
         let name_bytes = question.name.len();
         self.new_bytes += bytes;

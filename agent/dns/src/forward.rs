@@ -178,8 +178,8 @@ impl Upstream {
         }
     }
 
-    /// Starts a query, or joins the pending one. A new query takes the permit. Without a permit it is a renewal. `None` if
-    /// the limit of pending queries is reached.
+    /// Starts a query, or joins the pending query. A new query takes the permit. A query without a permit is a renewal.
+    /// `None` if the limit of pending queries is reached.
     fn query(self: &Arc<Self>, question: &Question, permit: &mut Option<Permit>) -> Option<Outcome> {
         let mut pending = self.pending();
         if let Some(outcome) = pending.get(question) {

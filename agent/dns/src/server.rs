@@ -292,9 +292,9 @@ fn record(response: &Response, upstream: &Upstream, by: ReceivedBy) {
     upstream.metrics.record_response(received, reply.metadata.response_code, by.began.elapsed());
 }
 
-/// Whether an interface of this machine has the address. If a bind to the address fails, no interface has it, and the
-/// interfaces need not be listed. If the bind succeeds, they are listed: it also succeeds for an absent address if the
-/// sysctl `ip_nonlocal_bind` is set.
+/// Whether an interface of this machine has the address. If a bind to the address fails, no interface has the address,
+/// and the interfaces need not be listed. If the bind succeeds, the interfaces are listed: a bind also succeeds for an
+/// absent address if the sysctl `ip_nonlocal_bind` is set.
 fn is_local_address(address: IpAddr) -> bool {
     StdUdpSocket::bind((address, 0)).is_ok() && is_of_interface(address)
 }
@@ -394,7 +394,7 @@ mod tests {
         let query = query();
         let (eve, bob) = (udp("127.0.0.2:0".parse().unwrap()), udp("127.0.0.3:0".parse().unwrap()));
         let (eve, bob) = (eve.unwrap(), bob.unwrap());
-        // The kernel's default buffer has room for this number of queries, so the kernel drops none.
+        // The kernel's default buffer has room for this number of queries, so the kernel drops no query.
         for _ in 0..200 {
             eve.send_to(&query, address).await.unwrap();
         }

@@ -173,8 +173,9 @@ impl Lookup<'_> {
         }
     }
 
-    /// The answer while the tables are incomplete. They may already contain services and endpoints, for example from an
-    /// earlier run. A name that the tables do not contain may exist, so no answer says that a name does not exist.
+    /// The answer while the tables are incomplete. The tables may already contain services and endpoints, for example
+    /// from an earlier run. A name that the tables do not contain may exist, so no answer says that a name does not
+    /// exist.
     fn known(&self, owner: &Owner<'_>) -> Answer {
         match owner {
             Owner::Service { name, namespace } => {

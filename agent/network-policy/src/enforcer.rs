@@ -161,10 +161,10 @@ fn write(transaction: &mut Transaction<'_>, model: &Model, changes: Changes) {
         let elements: Vec<Element> = keys.into_iter().map(Element::member).collect();
         transaction.remove(&layout::set_name(set), &elements);
     }
-    // A packet reads the generation of the rules once for each base chain and uses it in all chains (`nft_do_chain` of the
-    // kernel). So it meets either the former rules of these chains or the new ones. Only look-ups of elements read the
-    // generation again: during a commit, a packet may meet former rules and new elements. The check of open connections
-    // after the commit includes the connection of such a packet.
+    // A packet reads the generation of the rules once for each base chain and uses it in all chains (`nft_do_chain` of
+    // the kernel). So the packet meets either the former rules of these chains or the new rules. Only look-ups of
+    // elements read the generation again: during a commit, a packet may meet former rules and new elements. The check
+    // of open connections after the commit includes the connection of such a packet.
     changes.changed_chains.iter().for_each(|chain| transaction.flush_chain(&layout::chain_name(*chain)));
     for chain in changes.new_chains.iter().chain(&changes.changed_chains) {
         let Some(lines) = program.chains.get(chain) else { continue };

@@ -87,7 +87,7 @@ struct PodEntry {
 }
 
 /// One version of a policy. A policy that selects other pods than before, or restricts other directions, gets a new
-/// number. After any other change of its rules it keeps its number.
+/// number. After any other change of its rules, the policy keeps its number.
 #[derive(Debug)]
 struct Version {
     /// Empty for a policy of the whole cluster.

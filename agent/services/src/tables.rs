@@ -267,7 +267,7 @@ impl Tables {
         changed
     }
 
-    /// Replaces all services. Returns the changed ones.
+    /// Replaces all services. Returns the changed services.
     pub fn replace_services(&mut self, all: impl IntoIterator<Item = Arc<Service>>) -> Vec<Key> {
         self.services_listed = true;
         let mut absent: BTreeSet<Key> =

@@ -82,8 +82,8 @@ impl Tree {
         self.write(&self.directories_by_controller(&below), limits)
     }
 
-    /// Limits the number of cgroups below this one. On v2, root in a container can create them. The kernel has room for
-    /// 65,535 cgroups with the memory controller; without room no pod starts. A failure is logged. v1 has no such
+    /// Limits the number of cgroups below this one. On v2, root in a container can create cgroups. The kernel has room
+    /// for 65,535 cgroups with the memory controller; without room no pod starts. A failure is logged. v1 has no such
     /// limit.
     pub(crate) fn limit_descendants(&self, path: &str) {
         let Some(mount) = self.mounts.values().next().filter(|_| self.is_v2()) else { return };

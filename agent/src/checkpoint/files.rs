@@ -16,7 +16,7 @@ pub(super) const EXTENSION: &str = "sealed";
 /// Maximum size of a record in bytes. An API object has at most 1.5 MiB; the services of a namespace may have more.
 const RECORD_MAX: u64 = 64 << 20;
 
-/// Creates a directory with mode 0700, and sets the mode of an existing one.
+/// Creates a directory with mode 0700, and sets the mode of an existing directory.
 pub(super) fn make_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700))

@@ -65,7 +65,7 @@ pub(super) struct Plugin {
     ended: CancellationToken,
     /// Whether PreStartContainer must be called before each start of a container.
     pub(super) needs_pre_start: bool,
-    /// Whether the plugin can choose its preferred devices among the available ones.
+    /// Whether the plugin can choose its preferred devices among the available devices.
     pub(super) has_preferences: bool,
 }
 
@@ -113,7 +113,7 @@ impl Plugin {
         begun.map(tonic::Response::into_inner).map_err(|status| rpc(&status))
     }
 
-    /// The devices that the plugin prefers among the available ones.
+    /// The devices that the plugin prefers among the available devices.
     pub(super) async fn preferred(
         &self,
         available: Vec<String>,

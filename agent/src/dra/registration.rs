@@ -303,8 +303,8 @@ pub(crate) fn open_socket(base: &Path, path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Opens a socket outside of the node's directories. It must belong to the node's user: otherwise another user could
-/// replace the socket in that user's own directory.
+/// Opens a socket outside of the node's directories. The socket must belong to the node's user: otherwise another user
+/// could replace the socket in that user's own directory.
 fn open_foreign(path: &Path) -> io::Result<OwnedFd> {
     let socket = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let stat = fstat(&socket)?;

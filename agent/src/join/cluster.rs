@@ -16,8 +16,8 @@ use super::token::{CaHash, Token};
 /// Maximum size in bytes of the response, which comes from an untrusted server.
 const ANSWER_MAX: usize = 1 << 20;
 
-/// The authority (PEM) of the cluster at this address. The response comes from an untrusted server. It is accepted only
-/// if the authority has the hash and the response is signed with the token.
+/// The authority (PEM) of the cluster at this address. The response comes from an untrusted server. The response is
+/// accepted only if the authority has the hash and the response is signed with the token.
 pub(super) async fn authority(
     endpoint: &Endpoint,
     token: &Token,

@@ -48,7 +48,7 @@ pub(super) struct Checks {
     /// Connections that changes concerned since the running check began, or all connections after a failed check.
     due: Option<Due>,
     running: Option<JoinHandle<Outcome>>,
-    /// End of the rest after the last check, or of the back-off after a failed one. The time may have passed.
+    /// End of the delay after the last check, or of the back-off after a failed check. The time may have passed.
     rests_until: Option<Instant>,
     /// The socket of the checks, while no check runs.
     channel: Option<Channel>,

@@ -31,8 +31,8 @@ const IMPAIRED: &str = "PodNetworkImpaired";
 /// Maximum faults in the message of the condition `PodNetworkImpaired`.
 const FAULTS_MAX: usize = 20;
 
-/// Features that a node must declare before pods on it can use them, sorted. They are resizes of pod-level resources
-/// and of init containers, and restarts of all containers.
+/// Features that a node must declare before pods on it can use them, sorted. The features are resizes of pod-level
+/// resources and of init containers, and restarts of all containers.
 const DECLARED_FEATURES: [&str; 3] = [
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
@@ -172,7 +172,7 @@ pub(super) fn status_patch(
     put(&mut patch, "daemonEndpoints", &held.daemon_endpoints, &want.daemon_endpoints);
     put(&mut patch, "nodeInfo", &held.node_info, &want.node_info);
     put(&mut patch, "declaredFeatures", &held.declared_features, &want.declared_features);
-    // The API returns an empty list as an absent one.
+    // The API returns an empty list as an absent list.
     put(&mut patch, "images", &Some(held.images.unwrap_or_default()), &want.images);
     if held.addresses != want.addresses {
         // A strategic merge by type would merge two addresses of one type.

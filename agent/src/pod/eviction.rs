@@ -1,10 +1,10 @@
 //! Eviction of pods: pods that exceed limits on their disk usage ([`limits`]), and pods of a node that is short of disk
 //! space, memory or process IDs.
 //!
-//! A round checks the node's resources. It starts with each renewal interval of the lease. If the interval is late, for
-//! example because the API server does not answer, a timer of [`LATE_HEARTBEAT_INTERVAL`] starts the round. Rounds are
-//! more frequent while available memory, process IDs or disk space fall towards their thresholds. A round also starts
-//! when tasks wait for memory.
+//! A round checks the node's resources. A round starts with each renewal interval of the lease. If the interval is
+//! late, for example because the API server does not answer, a timer of [`LATE_HEARTBEAT_INTERVAL`] starts the round.
+//! Rounds are more frequent while available memory, process IDs or disk space fall towards their thresholds. A round
+//! also starts when tasks wait for memory.
 //!
 //! Under disk pressure unused images are removed first. The disk is read again before an eviction. One pod is evicted at a
 //! time; the next one follows when the cgroup of the first is gone. The pod's worker gets the eviction and stops the pod.

@@ -25,7 +25,7 @@ pub(crate) enum Action {
     StopPod { grace: i64 },
     /// Remove containers, volumes, cgroup, directories and logs; then report the end to the API.
     Finish,
-    /// Create the cgroup and the volumes, or adopt the ones that an earlier agent created.
+    /// Create the cgroup and the volumes, or adopt the cgroup and the volumes that an earlier agent created.
     Prepare,
     /// There is no running sandbox: stop what is left of the last sandbox, prepare, and create the next sandbox.
     MakeSandbox { attempt: u32, first: Vec<String> },
@@ -55,7 +55,7 @@ pub(crate) enum Action {
 pub(crate) struct StartContainer {
     pub(crate) name: String,
     pub(crate) attempt: u32,
-    /// The id of a container that was created but never started. It is removed first.
+    /// The id of a container that was created but never started. That container is removed first.
     pub(crate) instead_of: Option<String>,
     /// The end of the previous run of the container. The back-off starts at this time.
     pub(crate) crashed: Option<Timestamp>,

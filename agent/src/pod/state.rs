@@ -285,8 +285,8 @@ impl WorkerState {
         }
     }
 
-    /// Grace period in seconds if the pod is evicted or preempted, or ends because the machine shuts down. It is one second
-    /// if an earlier agent has evicted the pod.
+    /// Grace period in seconds if the pod is evicted or preempted, or ends because the machine shuts down. The period
+    /// is one second if an earlier agent has evicted the pod.
     pub(crate) fn evicted_grace(&self) -> Option<i64> {
         let reasons = [EVICTED, TERMINATED, PREEMPTING];
         let is_eviction = |verdict: &Verdict| reasons.contains(&verdict.reason.as_str());

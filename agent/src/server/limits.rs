@@ -3,9 +3,9 @@
 //!
 //! A response with the pods of the node, or with their usage, is in memory until its client has read it. A client may
 //! read slowly or not at all, on many connections. So these responses share a limit. If a new response exceeds the
-//! limit, the server closes connections until the response fits. It selects the source (an address) with the most
-//! unread bytes, and closes the connection with that source's oldest response. The bytes of the new response count for
-//! its source. If its source has the most bytes, and no other response, the new response is refused.
+//! limit, the server closes connections until the response fits. The server selects the source (an address) with the
+//! most unread bytes, and closes the connection with that source's oldest response. The bytes of the new response count
+//! for its source. If its source has the most bytes, and no other response, the new response is refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;

@@ -95,8 +95,8 @@ async fn find(
 }
 
 /// Selects the container with the log. `all` has the newest container first. The previous container is the container of
-/// the last termination. In a crash loop, while the next start is awaited, this is the newest started container.
-/// Otherwise it is the container before that one.
+/// the last termination. In a crash loop, while the next start is awaited, the previous container is the newest started
+/// container. Otherwise it is the container before the newest started container.
 fn choose(
     all: Vec<cri::Container>,
     previous: bool,

@@ -84,8 +84,8 @@ impl Slots {
         Some(Key { namespace: namespace.clone(), name })
     }
 
-    /// Whether a namespace with this number of health checks may get another one. One namespace gets at most three
-    /// times as many health checks as are still free.
+    /// Whether a namespace with this number of health checks may get another health check. One namespace gets at most
+    /// three times as many health checks as are still free.
     fn has_room(&self, served: usize) -> bool {
         served < 3 * self.maximum.saturating_sub(self.taken)
     }

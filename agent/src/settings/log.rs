@@ -86,7 +86,7 @@ impl Single for Filter {
 
 /// Adds directives that drop unwanted events of libraries. `debug` and `trace` keep all events.
 ///
-/// The API client logs each failed request, which its callers log as well. It also warns of each server whose
+/// The API client logs each failed request, which its callers log as well. The client also warns of each server whose
 /// certificate it does not verify. A joining machine verifies the cluster by the hash of its CA, so this warning would
 /// be wrong.
 ///
@@ -95,7 +95,7 @@ fn directives(level: &str) -> String {
     match level {
         "error" | "warn" | "info" => format!("{level},h2=error,kube_client::client=off"),
         "" | "off" | "debug" | "trace" => level.to_owned(),
-        // A later directive for the same target replaces the first one.
+        // A later directive for the same target replaces the first directive.
         _ => format!("h2=error,{level}"),
     }
 }

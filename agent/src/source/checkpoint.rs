@@ -76,7 +76,7 @@ impl PodCheckpoint {
         self.checkpoint.written(&Key::pod(uid(pod))).await;
     }
 
-    /// The eviction of the pod, by this agent or an earlier one.
+    /// The eviction of the pod, by this agent or an earlier agent.
     pub(crate) fn eviction(&self, uid: &str) -> Option<StoredEviction> {
         self.lock().get(uid).cloned()
     }

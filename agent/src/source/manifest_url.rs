@@ -181,7 +181,7 @@ impl Reader<'_> {
         self.decoded.clone()
     }
 
-    /// The pods of a response. An empty response has none, as upstream.
+    /// The pods of a response. An empty response has no pods, as upstream.
     async fn decode(&self, bytes: Vec<u8>) -> Result<Vec<Pod>, String> {
         if bytes.is_empty() {
             return Ok(Vec::new());

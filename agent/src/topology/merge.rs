@@ -146,8 +146,8 @@ impl Combination {
 struct Merge<'a> {
     numa: &'a NumaNodes,
     ignores_distances: bool,
-    /// Each resource needs a minimum number of nodes. This is the largest of these minimums, and the best size of a
-    /// result that is not preferred.
+    /// Each resource needs a minimum number of nodes. The value is the largest of these minimums, and the best size of
+    /// a result that is not preferred.
     narrowest: usize,
 }
 

@@ -241,8 +241,8 @@ fn options_of(volume: &PersistentVolume) -> Vec<String> {
     }
 }
 
-/// Refuses mount options of a type that has none, as upstream (`checkMountOptionSupport`). A volume with an ignored `ro`
-/// would be writable.
+/// Refuses mount options of a type that has no mount options, as upstream (`checkMountOptionSupport`). A volume with an
+/// ignored `ro` would be writable.
 fn refuse_options(options: &[String]) -> Result<(), SetUpError> {
     if options.is_empty() { Ok(()) } else { Err(SetUpError::NoMountOptions) }
 }

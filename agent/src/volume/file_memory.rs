@@ -128,7 +128,7 @@ impl PodFiles {
         self.volumes.iter().find(|(name, _)| name == volume).map(|(_, bytes)| *bytes)
     }
 
-    /// The bytes of all volumes but one. No volume has an empty name.
+    /// The bytes of all volumes, except the volume of this name. No volume has an empty name.
     fn bytes_without(&self, volume: &str) -> usize {
         let others = self.volumes.iter().filter(|(name, _)| name != volume);
         others.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))

@@ -92,7 +92,7 @@ fn capacity(volume: &PersistentVolume) -> Option<u64> {
     u64::try_from(bytes).ok().filter(|bytes| *bytes > 0)
 }
 
-/// Creates the directory of a volume, or sets the size of an existing one. Existing files are not changed.
+/// Creates the directory of a volume, or sets the size of an existing directory. Existing files are not changed.
 ///
 /// The directory is created under another name and renamed. So after a crash the directory is absent or complete.
 fn make(base: &Path, name: &str, size: Option<u64>) -> io::Result<()> {

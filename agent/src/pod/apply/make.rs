@@ -20,10 +20,10 @@ use crate::pod_logs;
 use crate::volume;
 
 impl Job {
-    /// Creates the cgroup and the volumes, or adopts the ones that an earlier agent created.
+    /// Creates the cgroup and the volumes, or adopts the cgroup and the volumes that an earlier agent created.
     pub(super) async fn prepare(&mut self) -> Result<(), Vec<ApplyError>> {
-        // A resize that an earlier agent began continues after the preparation. It checks the memory usage, and changes
-        // the cgroups of pod and containers in an order that the kernel accepts.
+        // A resize that an earlier agent began continues after the preparation. The resize checks the memory usage, and
+        // changes the cgroups of pod and containers in an order that the kernel accepts.
         if !self.observed.alive() || !is_unfinished(&self.pod) {
             self.node
                 .cgroups_of(&self.uid)

@@ -32,8 +32,8 @@ impl Job {
         }
         let removed = restart::removed(&self.observed, others, triggers);
         if let Err(error) = restart::record::add(&self.node.volumes.pod_dir(&self.uid), &removed) {
-            // The pod's status also records the attempts. They are lost only if the agent ends before it writes the
-            // status.
+            // The pod's status also records the attempts. The attempts are lost only if the agent ends before it writes
+            // the status.
             tracing::warn!(uid = self.uid, %error, "cannot record a restart of all containers");
         }
         self.report(Report::Removing(removed.clone()));

@@ -164,7 +164,7 @@ fn hosts_file(path: &Path) -> io::Result<String> {
     }
 }
 
-/// Creates the empty termination message file. It is writable for every user a container may run as.
+/// Creates the empty termination message file. The file is writable for every user that a container may run as.
 pub(crate) fn make_message_file(dir: &Path, attempt: u32) -> io::Result<PathBuf> {
     crate::volume::make_private(dir).map_err(cannot_write(dir))?;
     let path = dir.join(format!("{attempt}.message"));
@@ -266,7 +266,7 @@ mod tests {
             .collect();
         let wanted = [("/etc/resolv.conf", "nameserver 10.43.0.10\n"), ("/etc/hostname", "web\n")];
         assert_eq!(seen, wanted.map(|(place, text)| (place, text.to_owned())));
-        // The container of an earlier sandbox made the file huge. It has no blocks.
+        // The container of an earlier sandbox made the file huge. The file has no blocks.
         fs::File::create(dir.path().join(RESOLVER)).unwrap().set_len(1 << 40).unwrap();
         write_sandbox_files(dir.path(), &config).unwrap();
         assert_eq!(fs::read_to_string(dir.path().join(RESOLVER)).unwrap(), wanted[0].1);

@@ -1,5 +1,5 @@
-//! Disk usage of pods for `/stats/summary`. It is measured when a client asks. The results are cached for a while, so that
-//! clients cannot keep the disk busy.
+//! Disk usage of pods for `/stats/summary`. The usage is measured when a client requests it. The results are cached for
+//! a while, so that clients cannot keep the disk busy.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

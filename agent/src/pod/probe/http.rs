@@ -26,8 +26,8 @@ const BODY_BYTES: usize = 10 * 1024;
 const BUFFER_BYTES: usize = 32 * 1024;
 /// Maximum requests of one probe, redirects included.
 const REQUESTS_MAX: usize = 10;
-/// Characters that a request's path and query cannot have. They are escaped as by the kubelet, like all characters
-/// outside of ASCII.
+/// Characters that a request's path and query cannot have. These characters are escaped as by the kubelet, like all
+/// characters outside of ASCII.
 const ESCAPED: &AsciiSet = &CONTROLS
     .add(b' ')
     .add(b'"')

@@ -73,7 +73,7 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// Times of attempts in milliseconds: regular and extra ones.
+    /// Times of attempts in milliseconds: regular attempts, and extra attempts.
     fn times(mut schedule: Schedule, until: u128, success_at: u128) -> (Vec<u128>, Vec<u128>) {
         let (mut now, mut attempt) = (Duration::ZERO, Attempt::Regular);
         let (mut regular, mut extra) = (Vec::new(), Vec::new());

@@ -1,4 +1,4 @@
-//! Static pods: pods of manifests on the node. They follow the manifests only, and not the API server.
+//! Static pods: pods of manifests on the node. Static pods follow the manifests only, and not the API server.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;

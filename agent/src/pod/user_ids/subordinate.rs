@@ -19,7 +19,7 @@ const FILE_MAX: u64 = 1 << 20;
 /// The user whose subordinate ids the upstream kubelet gives to pods.
 const KUBELET: &str = "kubelet";
 
-/// The first ids of the blocks with subordinate ids of local users. A file that does not exist has none.
+/// The first ids of the blocks with subordinate ids of local users. A file that does not exist has no such ids.
 pub(super) fn blocks(path: &Path) -> io::Result<HashSet<u32>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(HashSet::new()),

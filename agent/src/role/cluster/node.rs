@@ -199,7 +199,8 @@ impl Node<'_> {
 
     fn down(&self) -> anyhow::Result<()> {
         let context = || format!("cannot remove the node {}", self.name());
-        // `down` refuses to stop a process without a state directory. A process that has just started may have none.
+        // `down` refuses to stop a process without a state directory. A process that has just started may have no state
+        // directory.
         fs::create_dir_all(self.dir().join("state")).with_context(context)?;
         let mut command = program(std::env::vars_os().map(|(name, _)| name));
         command.arg("down").arg("--config").arg(self.config_file()).arg("--purge");
@@ -248,8 +249,8 @@ fn is_complete(config: &str) -> bool {
     config.contains("\nadvertise-address = ")
 }
 
-/// A command that runs this program without the environment variables of coracle's settings. They would override the
-/// configuration file, and `down` would remove another node.
+/// A command that runs this program without the environment variables of coracle's settings. Such variables would
+/// override the configuration file, and `down` would remove another node.
 fn program(variables: impl Iterator<Item = OsString>) -> Command {
     let mut command = Command::new(PROGRAM);
     command.arg0("coracle");

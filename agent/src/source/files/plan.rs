@@ -47,7 +47,7 @@ pub(super) fn plan(current: &BTreeMap<PathBuf, Arc<Pod>>, files: Vec<ManifestFil
         plan.failures.extend(failure.map(|cause| (path.clone(), cause)));
         let known = current.get(&path);
         let pod = match content {
-            // A pod with the same uid is unchanged. It keeps the time at which it was first seen.
+            // A pod with the same uid is unchanged. The pod keeps the time at which it was first seen.
             Content::Pod(pod) => match known.filter(|known| uid(known) == uid(&pod)) {
                 Some(known) => Arc::clone(known),
                 None => Arc::from(pod),

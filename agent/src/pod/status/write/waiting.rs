@@ -1,5 +1,5 @@
 //! Pod statuses that wait to be sent to the API server. A status that only shows the progress of a pod's start waits
-//! longer than others, because a later status probably replaces it. Pure: the caller passes the time.
+//! longer than other statuses, because a later status probably replaces it. Pure: the caller passes the time.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
