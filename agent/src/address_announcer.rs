@@ -43,7 +43,7 @@ const ADDRESSES_MAX: usize = 1024;
 /// The task that holds the addresses.
 pub(crate) struct AddressAnnouncer {
     node_name: String,
-    /// Ranges of addresses that services may take. Empty permits all.
+    /// Ranges of addresses that services may take. If empty, all addresses are permitted.
     ranges: Vec<IpNetwork>,
     services: ServiceCache,
     assigned: BTreeMap<Key, BTreeSet<IpAddr>>,
@@ -73,8 +73,8 @@ impl AddressAnnouncer {
         }
     }
 
-    /// Runs until dropped. Without an address only changes of services wake it. `renewals` changes when the API server
-    /// has renewed the node's lease.
+    /// Runs until dropped. Without an address only changes of services wake the task. `renewals` changes when the API
+    /// server has renewed the node's lease.
     pub(crate) async fn run(
         mut self,
         node: watch::Receiver<Option<Arc<Node>>>,
@@ -133,7 +133,7 @@ impl AddressAnnouncer {
         is_changed
     }
 
-    /// Adds or renews the assigned addresses, and removes the others.
+    /// Adds or renews the assigned addresses, and removes the other addresses.
     async fn hold(&mut self, node: Option<IpAddr>) {
         let assigned = wanted(&self.assigned);
         self.yielded.retain(|address| assigned.contains(address));
@@ -190,8 +190,8 @@ impl AddressAnnouncer {
         true
     }
 
-    /// Reads the services of these addresses from the API server. The node yields the addresses that it does not confirm.
-    /// Confirmed addresses are no longer yielded.
+    /// Reads the services of these addresses from the API server. The node yields the addresses that the API server
+    /// does not confirm. Confirmed addresses are no longer yielded.
     async fn confirm(&mut self, addresses: &BTreeSet<IpAddr>) {
         let of_service = |(key, own): (&Key, &BTreeSet<IpAddr>)| (key.clone(), own & addresses);
         let concerned: Vec<_> = self.assigned.iter().map(of_service).collect();
@@ -223,7 +223,7 @@ fn close(monitor: Option<ConflictMonitor>) {
     }
 }
 
-/// Waits until the time, and then for announcements. Without a monitor it never returns. Cancel safe.
+/// Waits until the time, and then for announcements. Without a monitor, the function never returns. Cancel safe.
 async fn next_conflicts(
     monitor: &mut Option<ConflictMonitor>,
     from: Instant,
@@ -233,8 +233,8 @@ async fn next_conflicts(
     monitor.next().await
 }
 
-/// The addresses that the node holds: at most [`ADDRESSES_MAX`] of the addresses that are assigned to it. Namespaces take
-/// turns, so the services of one namespace do not displace those of others.
+/// The addresses that the node holds: at most [`ADDRESSES_MAX`] of the addresses that are assigned to it. Namespaces
+/// take turns, so the services of one namespace do not displace the services of other namespaces.
 fn wanted(assigned: &BTreeMap<Key, BTreeSet<IpAddr>>) -> BTreeSet<IpAddr> {
     let mut turns: HashMap<&str, usize> = HashMap::new();
     let mut all: Vec<(usize, IpAddr)> = Vec::new();
@@ -435,7 +435,7 @@ mod tests {
         }
         let held = wanted(&all);
         assert_eq!(held.len(), 1024);
-        // Services that share an address have one place.
+        // Services that share an address count once.
         for number in 0..100 {
             let key = Key::new("c", &number.to_string());
             assign(&mut all, key, BTreeSet::from([address(3000)]));

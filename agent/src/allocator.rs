@@ -26,8 +26,8 @@ const EARLY_SIZE: usize = 4096;
 const COMMAND_LINE: usize = 4096;
 
 /// jemalloc's options, read at its first use. Two arenas for two workers. Free pages are returned to the kernel after a
-/// second, during another allocation or deallocation: there is no background thread. No huge pages, which Debian's
-/// kernel makes by default: the kernel would join returned pages into huge pages again, and the memory would stay in
+/// second, during another allocation or deallocation: there is no background thread. Huge pages are disabled. Debian's
+/// kernel makes them by default, but it would join returned pages into huge pages again, and the memory would stay in
 /// use. Threads cache no blocks above 4 KiB: a sleeping thread would keep its blocks.
 #[cfg(target_env = "musl")]
 #[unsafe(export_name = "_rjem_malloc_conf")]
@@ -87,7 +87,7 @@ pub(crate) fn collect() {
 #[cfg(not(target_env = "musl"))]
 pub(crate) fn collect() {}
 
-/// Whether an argument is the subcommand of a server. A shim has no such argument, whatever its directory is called.
+/// Whether an argument is the subcommand of a server. A shim has no such argument, for any name of its directory.
 fn is_server(command_line: &[u8]) -> bool {
     command_line.split(|byte| *byte == 0).skip(1).any(|word| SERVERS.contains(&word))
 }
@@ -117,8 +117,8 @@ impl StartupArena {
 
 // === impl RoleAllocator ===
 
-// SAFETY: each block comes from one of three allocators that keep the contract, and is freed by the same one. Blocks
-// outside of the early area were allocated after the choice, which never changes.
+// SAFETY: each block comes from one of three allocators that keep the contract, and is freed by the same allocator.
+// Blocks outside of the early area were allocated after the choice, which never changes.
 unsafe impl GlobalAlloc for RoleAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         match KIND.load(Ordering::Relaxed) {

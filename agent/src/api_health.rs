@@ -27,14 +27,14 @@ enum LastRequest {
     /// No request has ended since the start.
     #[default]
     Unknown,
-    /// The API server responded, also with an error of the request.
+    /// The API server responded, possibly with an error.
     Answered,
-    /// There was no response, or one of an unavailable server, at this time.
+    /// At this time, a request got no response, or a response that the server is unavailable.
     Failed(Instant),
 }
 
 impl ApiHealth {
-    /// Whether a request got no response in the last ten seconds, and no later request has got one.
+    /// Whether a request got no response in the last ten seconds, and no later request has got a response.
     pub(crate) fn is_unavailable(&self) -> bool {
         matches!(*self.last(), LastRequest::Failed(at) if at.elapsed() < FAILURE_BACKOFF)
     }

@@ -1,7 +1,7 @@
 //! `memcpy`, `memmove`, `memcmp` and `bcmp` for static binaries with musl on x86-64. Maps with text keys and trees of
 //! JSON copy and compare a few bytes at a time, millions of times a second. The functions of musl take a byte or eight
-//! bytes in each step. They took a seventh of the processor time of an API server. Here a step of a comparison or a
-//! short copy has 16 bytes; longer copies use `rep movsq`.
+//! bytes in each step. The functions of musl took a seventh of the processor time of an API server. Here a step of a
+//! comparison or a short copy has 16 bytes; longer copies use `rep movsq`.
 //!
 //! The linker takes a function from the C library only if the program does not define it. Copies have no loops outside of
 //! assembly, and no arrays: the compiler replaces both by calls of `memcpy`. Builds without optimization use musl's.
@@ -56,7 +56,7 @@ unsafe fn copy(to: *mut u8, from: *const u8, count: usize) {
         unsafe { copy_short(to, from, count) };
         return;
     }
-    // SAFETY: both areas have more than one step. The last step overlaps the ones before.
+    // SAFETY: both areas have more than one step. The last step overlaps the previous step.
     unsafe {
         let last = load(from.add(count - STEP));
         copy_words(to, from, count / size_of::<u64>());
@@ -68,7 +68,7 @@ unsafe fn copy(to: *mut u8, from: *const u8, count: usize) {
 #[inline(always)]
 unsafe fn copy_within(to: *mut u8, from: *const u8, count: usize) {
     if count <= SHORT {
-        // SAFETY: the caller guarantees both areas; a short copy loads all bytes before it stores one.
+        // SAFETY: the caller guarantees both areas; a short copy loads all bytes before it stores a byte.
         unsafe { copy_short(to, from, count) };
     } else if to.addr().wrapping_sub(from.addr()) >= count {
         // Forwards: the destination does not begin inside the source.

@@ -265,7 +265,7 @@ impl Cgroups {
             return Ok(());
         }
         // This also removes the cgroups of ended containers. Root in a container can have made very many cgroups below
-        // its own.
+        // the container's cgroup.
         self.run_apart(move |tree| {
             let results: Vec<_> = existing.iter().map(|path| tree.remove(path)).collect();
             results.into_iter().collect()

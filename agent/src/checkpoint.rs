@@ -4,7 +4,7 @@
 //! written only when its content changed. One background task writes all due records as one batch (temporary files,
 //! their fsyncs and renames, one fsync of each directory). A record that cannot be decrypted or parsed is renamed to
 //! `*.bad` with a warning. A record of another kind than pods, for example a config map, belongs to pods
-//! ([`Checkpoint::own`]). It is removed with the last pod that needs it.
+//! ([`Checkpoint::own`]). Such a record is removed with the last pod that needs it.
 
 mod files;
 mod key;
@@ -34,8 +34,8 @@ use owners::Owners;
 
 /// Time during which writes are collected: a new pod changes again when its start is reported.
 const COLLECT: Duration = Duration::from_millis(100);
-/// Maximum time during which writes are collected while many pods start. The write of a record and its fsync take a third
-/// of a millisecond of processor time, which the pods need first.
+/// Maximum time during which writes are collected while many pods start. The write of a record and its fsync take a
+/// third of a millisecond of processor time. The start of the pods takes precedence.
 const COLLECT_MAX: Duration = Duration::from_secs(2);
 /// First back-off after a batch that could not be written (disk full). It doubles up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
@@ -86,7 +86,7 @@ struct State {
     owners: Owners,
     /// Whether a caller waits for a due change, which therefore must not be collected.
     is_awaited: bool,
-    /// A record of a pod could not be read, so its needs are not known.
+    /// A record of a pod could not be read, so the other records that the pod needs are not known.
     is_pod_unread: bool,
 }
 
@@ -94,7 +94,7 @@ struct State {
 enum Change {
     Write {
         content: Vec<u8>,
-        /// Whether to compare with the file: an earlier agent may have stored the same content.
+        /// Whether to compare the content with the file: an earlier agent may have stored the same content.
         compare: bool,
     },
     Remove,
@@ -248,7 +248,7 @@ impl Checkpoint {
         let _late = tokio::time::timeout(CHANGE_TIMEOUT, wait).await;
     }
 
-    /// Ends the collection of writes if a change of the record is due. Returns whether it is.
+    /// Ends the collection of writes if a change of the record is due. Returns whether such a change is due.
     fn request_write(&self, key: &Key) -> bool {
         let mut state = self.state();
         let is_due = state.due.contains_key(key);
@@ -271,7 +271,7 @@ impl Checkpoint {
         self.own(uid, Vec::new());
     }
 
-    /// Removes stored records that no pod needs. A crash can leave them. The caller calls this once, after
+    /// Removes stored records that no pod needs. A crash can leave such records. The caller calls this once, after
     /// [`Checkpoint::own`] for all stored pods. If the record of a pod could not be read, nothing is removed: the pod
     /// may need any record.
     pub(crate) fn remove_unowned(&self) {
@@ -404,7 +404,7 @@ impl Checkpoint {
         done
     }
 
-    /// Begins a change. Returns the new record that is still to replace the former one.
+    /// Begins a change. Returns the new record, which has not replaced the former record yet.
     fn begin(&self, key: &Key, change: &Change) -> io::Result<Option<NewRecord>> {
         let path = self.path(key);
         let (content, compare) = match change {

@@ -42,8 +42,8 @@ pub fn component_client(
 }
 
 /// A client whose connections fail when the server is unreachable. After a power failure, or after a change of this
-/// machine's address, no packet closes them, and a watch would wait forever. `on_request` is called with each request
-/// before it is sent.
+/// machine's address, no packet closes the connections, and a watch would wait forever. `on_request` is called with
+/// each request before it is sent.
 fn client(
     config: kube::Config,
     on_request: impl Fn(&http::Request<Body>) + Send + 'static,
@@ -72,7 +72,7 @@ fn client(
 }
 
 /// The client of a node. Its connections fail when the server is unreachable. Its user agent is a kubelet's. The API
-/// server uses it as the name of the field manager, and as the name of the client in its audit log.
+/// server uses the user agent as the name of the field manager, and as the name of the client in its audit log.
 ///
 /// # Errors
 /// When certificates or credentials of the configuration are unusable.

@@ -18,7 +18,8 @@ use crate::service_cache::ServiceCache;
 
 /// Port of DNS.
 const PORT: u16 = 53;
-/// First back-off after a failure. It doubles up to [`MAX_BACKOFF`]. A server that ran for longer than that resets it.
+/// First back-off after a failure. It doubles up to [`MAX_BACKOFF`]. It is reset if the server has run for longer than
+/// [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(60);
 

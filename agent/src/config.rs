@@ -107,7 +107,7 @@ pub struct AgentConfig {
     pub flags: BTreeMap<String, String>,
     /// The metric of the feature gates, in the text format of Prometheus.
     pub feature_metrics: Arc<str>,
-    /// Credential providers for images. None if there are none.
+    /// Credential providers for images. None without a configuration.
     pub credential_providers: Option<CredentialProviderPaths>,
 }
 
@@ -127,7 +127,7 @@ pub struct ServiceProxyConfig {
     pub table: String,
     /// Ranges of addresses that Services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
-    /// Ranges of addresses that Services may take by `status.loadBalancer`. Empty permits all.
+    /// Ranges of addresses that Services may take by `status.loadBalancer`. If empty, all addresses are permitted.
     pub load_balancer_ips: Vec<IpNetwork>,
     /// Ranges of the node's addresses that have node ports. If an address family has no range, all addresses of the
     /// family have node ports.

@@ -1,4 +1,5 @@
-//! Config maps, secrets and RuntimeClasses of pods: from the API server, or from the checkpoint while it does not answer.
+//! Config maps, secrets and RuntimeClasses of pods: from the API server, or from the checkpoint while the API server
+//! does not answer.
 
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::{ConfigMap, Secret};

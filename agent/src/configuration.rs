@@ -1,6 +1,6 @@
 //! The agent's settings in the form of a `KubeletConfiguration`, for `/configz` of the kubelet API.
 //!
-//! Only fields that hold for this agent are present. No field has a secret.
+//! Only fields that hold for this agent are present. No field contains a secret.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The CPU manager: exclusive CPUs for containers, and the CPUs of the shared pool for all others.
+//! The CPU manager: exclusive CPUs for containers, and the CPUs of the shared pool for all other containers.
 //!
 //! Source: `pkg/kubelet/cm/cpumanager`. [`policy`] decides which containers get exclusive CPUs, and [`assign`] chooses
 //! these CPUs. A change of the shared pool wakes a task that updates the cpusets of running containers. The kubelet
@@ -105,8 +105,8 @@ impl CpuManager {
     ) -> Result<Self, StateFileError> {
         let stored: Option<StateFile> = state_file::read(&file, STATIC)?;
         let stored = stored.map(|file| CpuState { shared: file.default_cpu_set, exclusive: file.entries });
-        // A state without exclusive CPUs is replaced. It may differ from the machine: other CPUs may be online or
-        // reserved now.
+        // A state without exclusive CPUs is replaced. Such a state may differ from the machine: other CPUs may be
+        // online or reserved now.
         let state = match stored.filter(|state| !state.exclusive.is_empty()) {
             Some(state) => {
                 policy.check_state(&state).map_err(|problem| state_file::unusable(&file, problem))?;
@@ -187,7 +187,7 @@ impl CpuManager {
     }
 
     /// Waits until failed updates are retried. A change ends the wait, so a container that cannot be updated does not
-    /// delay the updates of others.
+    /// delay the updates of other containers.
     async fn wait_to_retry(&self) {
         // Cancel-safe: a notification that the dropped future has not taken is kept.
         let _changed_or_elapsed = tokio::time::timeout(RETRY, self.changed.notified()).await;
@@ -217,8 +217,8 @@ impl CpuManager {
         succeeded
     }
 
-    /// The CPUs that a running container should have. None if its cpuset has exactly these, or if it does not belong to
-    /// a pod.
+    /// The CPUs that a running container should have. None if its cpuset has exactly these CPUs, or if it does not
+    /// belong to a pod.
     fn due(&self, container: &cri::Container) -> Option<CpuSet> {
         let (uid, name) = owner(container)?;
         let current = self.lock();

@@ -2,7 +2,7 @@
 
 use tokio::time::Instant;
 
-/// Waits until the time. Without a time it never returns. Cancel-safe.
+/// Waits until the time. Without a time, the function never returns. Cancel-safe.
 pub(crate) async fn until(time: Option<Instant>) {
     match time {
         Some(time) => tokio::time::sleep_until(time).await,

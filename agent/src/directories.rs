@@ -2,8 +2,8 @@
 //!
 //! The directories hold secrets, records with environment variables, and layers with set-user-id programs. A local user
 //! could run such a program by its path (CVE-2021-41103). Every directory directly below the state and run directories
-//! is private. So nothing deeper is reachable by a path, whatever its mode. Containers reach layers and volumes through
-//! mounts.
+//! is private. So no deeper file is reachable by a path, independent of the file's mode. Containers reach layers and
+//! volumes through mounts.
 
 use std::fs::{self, DirBuilder, Permissions};
 use std::io::{self, ErrorKind};
@@ -41,7 +41,7 @@ pub(crate) fn set_umask() {
     umask(Mode::from_bits_truncate(0o022));
 }
 
-/// Makes the directory and the named ones below it, and removes permissions that an earlier version gave.
+/// Makes the directory and the named directories below it, and removes permissions that an earlier version gave.
 ///
 /// A file in place of a directory is not an error here: the code that uses the directory reports it.
 ///
@@ -61,7 +61,7 @@ pub(crate) fn prepare(top: &Path, below: &[&[(&str, u32)]]) -> anyhow::Result<()
     Ok(())
 }
 
-/// Removes permissions that an earlier version gave to the directory and to the named ones below it. Makes no
+/// Removes permissions that an earlier version gave to the directory and to the named directories below it. Makes no
 /// directory.
 ///
 /// # Errors
@@ -80,7 +80,8 @@ pub(crate) fn repair(top: &Path, below: &[&[(&str, u32)]]) -> anyhow::Result<()>
 /// Makes the directory for container logs, as the kubelet does. An existing directory keeps its mode: other programs
 /// share it.
 ///
-/// # Errors The directory cannot be made.
+/// # Errors
+/// The directory cannot be made.
 pub(crate) fn make_logs(path: &Path) -> anyhow::Result<()> {
     let made = DirBuilder::new().recursive(true).mode(GROUP).create(path);
     made.with_context(|| format!("cannot make the directory {}", path.display()))

@@ -5,8 +5,8 @@
 //!                                        │              │
 //!                      ResourceSlices ◄──┘              └──► record (durable)
 //! ```
-//! A claim is recorded before its first call, and its record is removed after the last one. After a restart or crash of
-//! the agent, a call may be repeated; calls are idempotent. A claim that several pods share is prepared once, and
+//! A claim is recorded before its first call, and its record is removed after the last call. After a restart or crash
+//! of the agent, a call may be repeated; calls are idempotent. A claim that several pods share is prepared once, and
 //! unprepared after the last of them has ended. Source: `pkg/kubelet/cm/dra`.
 
 mod claim;
@@ -282,7 +282,8 @@ impl Dra {
     async fn reread_all(&self) {
         if !self.shared.records.is_complete() {
             let shared = Arc::clone(&self.shared);
-            // Ignore the error: it only says that the task panicked, which Rust has already reported on standard error.
+            // Ignore the error: it only means that the task panicked. Rust has already reported the panic on standard
+            // error.
             let _ended = coracle_threads::spawn_blocking(move || shared.records.reread_all()).await;
         }
     }

@@ -33,7 +33,7 @@ struct Starts {
     are_many: watch::Sender<bool>,
 }
 
-/// A running start of a pod. Dropping this value ends it.
+/// A running start of a pod. The start counts until this value is dropped.
 pub(crate) struct PodStart(Arc<Starts>);
 
 /// A container of a pod, by its name in the spec.

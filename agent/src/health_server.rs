@@ -36,9 +36,9 @@ pub(crate) fn everywhere(port: u16) -> Vec<SocketAddr> {
     any.map(|address| SocketAddr::new(address, port)).to_vec()
 }
 
-/// Listens at the first possible address until dropped. Only connections to the node's addresses in `ranges` are served.
-/// If `ranges` has none of a family, all addresses of that family are served. `reply` gets the path of a request and the
-/// client's address.
+/// Listens at the first possible address until dropped. Only connections to the node's addresses in `ranges` are
+/// served. If `ranges` has no range of a family, all addresses of that family are served. `reply` gets the path of a
+/// request and the client's address.
 pub(crate) async fn serve(
     addresses: Vec<SocketAddr>,
     ranges: Arc<[IpNetwork]>,

@@ -34,8 +34,8 @@ use plan::{Disk, Removal, SpaceToFree};
 /// while the disk stays full.
 const PERIOD: Duration = Duration::from_secs(300);
 
-/// Minimum time between two passes. Without it, every removed container would trigger a pass while the disk stays
-/// full. A pass for a pull that needs space does not wait.
+/// Minimum time between two passes. Without this time, every removed container would trigger a pass while the disk
+/// stays full. A pass for a pull that needs space does not wait.
 const REST: Duration = Duration::from_secs(10);
 
 /// Objects that image garbage collection reads and reports to.
@@ -106,7 +106,7 @@ enum Failed {
 // === impl Failures ===
 
 impl Failures {
-    /// Stores the kind of a failure. Returns whether it differs from the previous one.
+    /// Stores the kind of a failure. Returns whether it differs from the kind of the previous failure.
     fn is_new(&mut self, failed: &Failed) -> bool {
         let kind = std::mem::discriminant(failed);
         self.logged.replace(kind) != Some(kind)
@@ -236,7 +236,7 @@ impl ImageGc {
         if !errors.is_empty() {
             return Err(Failed::Removing { wanted, freed, errors: errors.join("; ") });
         }
-        // A failure is reported only if no image has yet to reach the minimum age.
+        // A failure is reported only if no image waits for its minimum age.
         if freed < wanted && planned.again.is_none() && disk.percent() >= self.policy.high_threshold.into() {
             let capacity = size(disk.capacity);
             return Err(Failed::Full { percent: disk.percent(), capacity, freed });

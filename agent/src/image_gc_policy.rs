@@ -5,13 +5,13 @@ use std::time::Duration;
 /// Thresholds and ages of image garbage collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ImageGcPolicy {
-    /// Disk usage in percent at which unused images are removed; 100 disables it.
+    /// Disk usage in percent at which unused images are removed; 100 disables the removal.
     pub high_threshold: u8,
-    /// Disk usage in percent down to which they are removed.
+    /// Disk usage in percent down to which unused images are removed.
     pub low_threshold: u8,
     /// Minimum age of an image since its pull before it is removed.
     pub minimum_age: Duration,
-    /// Unused time after which an image is removed even with free space; zero disables it.
+    /// Unused time after which an image is removed even with free space; zero disables the removal.
     pub maximum_age: Duration,
 }
 

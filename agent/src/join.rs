@@ -10,8 +10,8 @@
 //! ```
 //! The kubeconfig is written last, and from then on the machine has joined. After an earlier crash the machine joins
 //! again; after a later crash it needs no token. A key never leaves the machine and is written in one file with its
-//! certificate. The only exception is the key of the first request. It is stored alone until the request is answered,
-//! so that a retry continues with the same request.
+//! certificate. The only exception is the key of the first request. This key is stored alone until the request is
+//! answered, so that a retry continues with the same request.
 
 mod client;
 mod cluster;
@@ -87,8 +87,8 @@ pub(crate) struct Renewal {
     pub(crate) failures: u64,
 }
 
-/// Joins a cluster and stores the result under `state_dir`. For a machine that has not joined ([`resume`]) or may join
-/// again ([`may_rejoin`]). Calls `on_step` at the begin of each step.
+/// Joins a cluster and stores the result under `state_dir`. The machine must not have joined ([`resume`]), or may join
+/// again ([`may_rejoin`]). Calls `on_step` at the beginning of each step.
 ///
 /// # Errors
 /// [`JoinError`]. Existing files are unchanged then. An unanswered request stays in the cluster, which removes it
@@ -129,8 +129,8 @@ pub async fn join(
 
 /// The membership of a machine that has joined before; None if it has not.
 ///
-/// # Errors [`JoinError`] when the machine has joined as another node, its certificate has expired, or a file cannot be
-/// used.
+/// # Errors
+/// [`JoinError`] when the machine has joined as another node, its certificate has expired, or a file cannot be used.
 pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinError> {
     let files = Files::new(state_dir);
     let Some((endpoint, known)) = files.kubeconfig()? else { return Ok(None) };
@@ -148,10 +148,11 @@ pub fn resume(state_dir: &Path, node: &str) -> Result<Option<Membership>, JoinEr
     Ok(Some(Membership { node, files, current: Arc::new(current), serving: Arc::new(serving) }))
 }
 
-/// Whether a machine whose certificate has expired ([`JoinError::Expired`]) may join again over its files. It may join
-/// only the same cluster, because its pods and volumes belong to that cluster.
+/// Whether a machine whose certificate has expired ([`JoinError::Expired`]) may join again over its files. The machine
+/// may join only the same cluster, because its pods and volumes belong to that cluster.
 ///
-/// # Errors [`JoinError::Joined`] when the machine has joined another cluster.
+/// # Errors
+/// [`JoinError::Joined`] when the machine has joined another cluster.
 pub fn may_rejoin(state_dir: &Path, hash: &CaHash) -> Result<(), JoinError> {
     Files::new(state_dir).check_cluster(hash)
 }
@@ -159,10 +160,10 @@ pub fn may_rejoin(state_dir: &Path, hash: &CaHash) -> Result<(), JoinError> {
 // === impl Membership ===
 
 impl Membership {
-    /// This membership, if it is of the cluster whose authority has this hash.
+    /// This membership, if the authority of its cluster has this hash.
     ///
     /// # Errors
-    /// [`JoinError::Joined`] when it is of another cluster.
+    /// [`JoinError::Joined`] when the membership belongs to another cluster.
     pub fn require_cluster(self, hash: &CaHash) -> Result<Self, JoinError> {
         self.files.check_cluster(hash).map(|()| self)
     }

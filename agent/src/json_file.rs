@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 
 use crate::private_file;
 
-/// Writes a record with mode 0600, if it differs from the stored one.
+/// Writes a record with mode 0600, if it differs from the stored record.
 pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
     let content = serde_json::to_vec(value)?;
     if fs::read(path).is_ok_and(|now| now == content) {
@@ -19,7 +19,7 @@ pub(crate) fn write<T: Serialize>(path: &Path, value: &T) -> io::Result<()> {
     private_file::replace(path, &content)
 }
 
-/// Reads a record. An unreadable one is renamed to `*.bad` with a warning.
+/// Reads a record. An unreadable record is renamed to `*.bad` with a warning.
 pub(crate) fn read<T: DeserializeOwned>(path: &Path) -> Option<T> {
     let content = fs::read(path).ok()?;
     match parse(&content) {

@@ -40,7 +40,7 @@ use resource_managers::ManagerMetrics;
 pub(crate) use resource_managers::{Boundary, Scope};
 
 /// Bounds in seconds of calls of the runtime. The first bound is 5 ms, and each further bound is 2.5 times the previous
-/// one.
+/// bound.
 const OPERATIONS: [f64; 14] = [
     0.005,
     0.0125,
@@ -391,7 +391,7 @@ impl KubeletMetrics {
     }
 
     /// Counts the end of a container. `kind` is as for [`Self::container_started`]. Another runtime may report any
-    /// reason and any code, so unknown ones are counted together.
+    /// reason and any code, so unknown reasons and unknown codes are counted together.
     pub(crate) fn container_terminated(&self, kind: &'static str, code: i32, reason: &str) {
         let code = if (0..=255).contains(&code) { code.to_string() } else { OTHER.to_owned() };
         let reason = EXIT_REASONS.into_iter().find(|known| *known == reason).unwrap_or(OTHER);
@@ -399,7 +399,7 @@ impl KubeletMetrics {
     }
 
     /// Counts an attempt to start a container. `kind` is `container`, `init_container` or `ephemeral_container`.
-    /// `failure` is the reason in the container's status. It is a constant of this code.
+    /// `failure` is the reason in the container's status. The reason is a constant of this code.
     pub(crate) fn container_started(&self, kind: &'static str, failure: Option<&str>) {
         self.starts.containers.with_label_values(&[kind]).inc();
         if let Some(reason) = failure {

@@ -33,9 +33,9 @@ const KILLED: u64 = 1 << 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Holder {
     Runs,
-    /// It was killed or is exiting.
+    /// The process was killed or is exiting.
     Dies,
-    /// It has exited, or a process has just taken the lock and has not written its pid yet.
+    /// The process has exited, or another process has just taken the lock and has not written its pid yet.
     Gone,
 }
 
@@ -53,7 +53,7 @@ impl Lock {
     /// forked.
     ///
     /// # Errors
-    /// If another process holds the lock; the error names it.
+    /// If another process holds the lock; the error names that process.
     pub(crate) fn acquire(run_dir: &Path) -> anyhow::Result<Self> {
         std::fs::create_dir_all(run_dir).with_context(|| format!("cannot create {}", run_dir.display()))?;
         let path = run_dir.join("coracle.lock");
@@ -135,8 +135,8 @@ pub(crate) fn release_held() {
     drop(HELD.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
-/// Waits for a process that is about to exit, until `until` at the latest. If the process is not about to exit, it
-/// waits one interval. Returns the state before the wait.
+/// Waits for a process that is about to exit, until `until` at the latest. If the process is not about to exit, the
+/// function waits one interval. Returns the state before the wait.
 fn wait_for(pid: Option<i32>, until: Instant) -> anyhow::Result<Holder> {
     let process = pid.and_then(Pid::from_raw).map(|pid| (pid, pidfd_open(pid, PidfdFlags::empty())));
     let Some((pid, Ok(process))) = process else {
@@ -237,7 +237,7 @@ mod tests {
         let begun = Instant::now();
         let error = Lock::acquire(dir.path()).expect_err("held").to_string();
         assert!(error.contains(&format!("in use by process {}", std::process::id())), "{error}");
-        // Takes milliseconds. A holder that exits is waited for up to MAX_WAIT.
+        // This takes milliseconds. The wait for a holder that exits takes up to MAX_WAIT.
         assert!(begun.elapsed() < MAX_WAIT / 2, "it is not waited for");
     }
 

@@ -122,8 +122,8 @@ impl NetworkPolicies {
                 None => (None, None),
             };
             let nodes = self.nodes.as_mut().map(|nodes| &mut nodes.events);
-            // Cancel-safe: streams and channels keep what is not returned. A notification of a foreign change may be
-            // lost, but the next replacement repairs that change.
+            // Cancel-safe: streams and channels keep items that were not returned. A notification of a foreign change
+            // may be lost, but the next replacement repairs that change.
             tokio::select! {
                 Some(events) = policies.next() => self.apply_policy_events(events),
                 Some(events) = next(pods) => self.apply_pod_events(events),
@@ -423,7 +423,8 @@ impl NetworkPolicies {
     }
 }
 
-/// Changes the policies of a namespace. Returns whether it is the namespace's first policy, or the removal of the last one.
+/// Changes the policies of a namespace. Returns whether it is the namespace's first policy, or the removal of its last
+/// policy.
 fn changes_restriction(model: &mut Model, namespace: &str, change: impl FnOnce(&mut Model)) -> bool {
     let was_restricted = model.is_restricted(namespace);
     change(model);
@@ -810,7 +811,7 @@ mod tests {
         policies.explain(None);
         let shown = gate.admit(&pod(UID), &[]).await.unwrap_err().to_string();
         assert!(!shown.contains("cannot list"), "{shown}");
-        // Policies select pods, which have to be listed, too.
+        // Policies select pods, so the pods have to be listed, too.
         policies.peers = Some(Peers::watch(&client));
         policies.apply_pod_events(vec![Err(error())]);
         policies.explain(None);

@@ -1,9 +1,9 @@
 //! Checks load balancers before this node serves them at its addresses. No service takes a port that a program of the
 //! node or a pod's host port uses.
 //!
-//! The control plane's controller decides which service has which port of the nodes. It has no list of a node's
-//! sockets. So the node checks each service itself, never serves a refused one, and names refused ports in an
-//! annotation. The controller then removes the node's address from the status.
+//! The control plane's controller decides which service has which port of the nodes. The controller has no list of a
+//! node's sockets. So the node checks each service itself, never serves a refused service, and names refused ports in
+//! an annotation. The controller then removes the node's address from the status.
 
 use std::cell::LazyCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -31,7 +31,7 @@ use crate::pod::admit::in_use::{self, Sockets};
 
 /// The class of load balancers that nodes serve, besides load balancers without a class.
 const CLASS: &str = "coracle.dev/node-addresses";
-/// Annotation of a node: ports that it refuses to serve, as in `TCP/80,UDP/53`. The controller reads it.
+/// Annotation of a node: ports that the node refuses to serve, as in `TCP/80,UDP/53`. The controller reads it.
 const REFUSED: &str = "coracle.dev/refused-load-balancer-ports";
 /// Maximum ports in the annotation.
 const REFUSED_MAX: usize = 256;
@@ -56,7 +56,7 @@ pub(crate) struct NodeBalancer {
 #[derive(Debug, Default)]
 struct Checks {
     services: BTreeMap<Key, Check>,
-    /// The services with refused ports. So the end of a transaction does not visit all services.
+    /// The services with refused ports, so that the end of a transaction need not visit all services.
     refused: BTreeSet<Key>,
     /// Sockets of the node, listed once for all services of one transaction.
     sockets: Sockets,

@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr};
 use coracle_cni::{AddressMonitor, LocalAddress};
 use tokio::sync::watch;
 
-/// The node's addresses by the machine's routes and interfaces: the primary one, and one of the other family if the
-/// same interface has it.
+/// The node's addresses by the machine's routes and interfaces: the primary address, and an address of the other family
+/// if the same interface has such an address.
 pub(crate) fn find() -> Vec<IpAddr> {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let routes =
@@ -71,7 +71,7 @@ fn default_interfaces(v4: &str, v6: &str) -> Vec<String> {
     found.into_iter().map(|(_, _, interface)| interface).collect()
 }
 
-/// Addresses of the default route's interface; else the first reachable ones; else loopback.
+/// Addresses of the default route's interface; else the first reachable addresses; else loopback.
 fn choose(routes: &[String], locals: &[LocalAddress]) -> Vec<IpAddr> {
     let usable: Vec<&LocalAddress> = locals.iter().filter(|local| is_usable(local.ip)).collect();
     let on = |interface: &String| {

@@ -1,10 +1,10 @@
 //! The gate between a pod's sandbox and its containers: the containers start after the pod's policies are in the
 //! kernel.
 //!
-//! If the API server cannot be reached at the agent's start, the policies are unknown. Then the record of the namespaces
-//! with policies decides: pods of these namespaces wait, others start. Without a record the policies were never listed, so
-//! all pods wait. While the API server responds, and no request for the policies has failed, all pods wait for the
-//! list. It may contain the first policy of a namespace.
+//! If the API server cannot be reached at the agent's start, the policies are unknown. Then the record of the
+//! namespaces with policies decides: pods of these namespaces wait, other pods start. Without a record the policies
+//! were never listed, so all pods wait. While the API server responds, and no request for the policies has failed, all
+//! pods wait for the list. The list may contain the first policy of a namespace.
 
 use std::collections::BTreeSet;
 use std::fs::OpenOptions;
@@ -24,15 +24,15 @@ use tokio::time::Instant;
 use crate::api_health::ApiHealth;
 
 /// Maximum wait of a pod in a namespace with policies, and of all pods while the first list of policies is expected.
-/// After it, the start of the pod fails with an error and is retried.
+/// After this time, the start of the pod fails with an error and is retried.
 const RESTRICTED_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum wait of a pod in a namespace without recorded policies, while the policies are unknown and their list is not
-/// expected. After it, the pod starts. Before the first list, the time counts from the first pod that waits. So after a
-/// boot without the API server, later pods and the containers after an init container do not wait again.
+/// expected. After this time, the pod starts. Before the first list, the time counts from the first pod that waits. So
+/// after a boot without the API server, later pods and the containers after an init container do not wait again.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// Minimum of the wait that [`TIMEOUT`] limits. The task of network policies can answer in this time.
 const MIN_TIMEOUT: Duration = Duration::from_millis(250);
-/// Delay before a failed write of the record is retried. A full disk can make it fail.
+/// Delay before a failed write of the record is retried. A full disk can make the write fail.
 const WRITE_RETRY_DELAY: Duration = Duration::from_secs(60);
 /// Maximum size in bytes of the record.
 const RECORD_MAX: u64 = 64 << 20;

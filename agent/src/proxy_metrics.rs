@@ -120,7 +120,7 @@ impl Default for Families {
     }
 }
 
-/// Bounds in seconds: 0.25 and 0.5, then whole seconds to 59, steps of 5 to 115, and of 30 to 300.
+/// Bounds in seconds: 0.25 and 0.5, then whole seconds up to 59, steps of 5 up to 115, and steps of 30 up to 300.
 fn programming_buckets() -> Vec<f64> {
     let seconds = (1..60).chain((60..120).step_by(5)).chain((120..=300).step_by(30));
     [0.25, 0.5].into_iter().chain(seconds.map(f64::from)).collect()

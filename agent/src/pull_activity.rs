@@ -1,4 +1,4 @@
-//! Whether images are being pulled, imported or exported. The disk space that this needs does not count as usage of pods.
+//! Whether images are being pulled, imported or exported. The disk space of this work does not count as usage of pods.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

@@ -29,7 +29,7 @@ impl Default for RepairBackoff {
 }
 
 impl RepairBackoff {
-    /// Waits before a repair if the last one was recent. Otherwise another process that flushes the table after each
+    /// Waits before a repair if the last repair was recent. Otherwise another process that flushes the table after each
     /// repair would occupy a processor.
     pub(crate) async fn before_repair(&mut self) {
         if self.last.is_some_and(|last| last.elapsed() < MAX_BACKOFF + self.delay) {

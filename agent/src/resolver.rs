@@ -1,9 +1,9 @@
 //! Look-ups of host names that users choose: the hosts of probes and hooks, and NFS servers.
 //!
-//! The resolver of the system blocks a thread for seconds if a name server does not respond. It continues after the timeout of
-//! a probe. So look-ups have threads of their own, and their number is limited. A namespace has at most two look-ups, and the
-//! namespaces together have few second ones. So each namespace of a node with the default number of pods gets its look-up at
-//! once, also if the names of all other namespaces are slow.
+//! The resolver of the system blocks a thread for seconds if a name server does not respond. The look-up continues
+//! after the timeout of a probe. So look-ups have threads of their own, and their number is limited. A namespace has at
+//! most two look-ups, and all namespaces together have few second look-ups. So each namespace of a node with the
+//! default number of pods gets its look-up at once, even if the names of all other namespaces are slow.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
@@ -16,12 +16,13 @@ use coracle_threads::Threads;
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
 
-/// Maximum number of concurrent look-ups: one for each pod of a node (`--max-pods`, 110 by default), and the further ones.
+/// Maximum number of concurrent look-ups: one for each pod of a node (`--max-pods`, 110 by default), and the further
+/// look-ups ([`MAX_FURTHER`]).
 const MAX_LOOKUPS: usize = 128;
 /// Maximum number of concurrent look-ups of one owner.
 const MAX_OF_OWNER: usize = 2;
-/// Maximum number of concurrent look-ups of owners that have one already, of all owners together. So fewer than 120 owners
-/// cannot occupy all look-ups.
+/// Maximum number of concurrent look-ups of owners that already have a look-up, of all owners together. So fewer than
+/// 120 owners cannot occupy all look-ups.
 const MAX_FURTHER: usize = 8;
 
 static THREADS: Threads = Threads::new("look-ups");
@@ -49,7 +50,7 @@ pub(crate) async fn occupy(owner: &str) -> [FairPermit<'static>; MAX_OF_OWNER] {
     [PERMITS.take(owner).await, PERMITS.take(owner).await]
 }
 
-/// Runs a look-up on its own thread. It keeps its permit until it ends, even if the caller no longer waits.
+/// Runs a look-up on its own thread. The look-up keeps its permit until it ends, even if the caller no longer waits.
 async fn look_up<T: Send + 'static>(
     permits: &'static FairPermits,
     owner: &str,

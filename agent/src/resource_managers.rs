@@ -34,7 +34,7 @@ use crate::topology::{
 pub struct ResourceManagerConfig {
     /// Options of the CPU manager's static policy. None means the policy `none`.
     pub cpu: Option<CpuOptions>,
-    /// CPUs that are reserved for the system. None means the lowest ones, as many as the reserved amount.
+    /// CPUs that are reserved for the system. None means the lowest CPUs, as many as the reserved amount.
     pub reserved_cpus: Option<CpuSet>,
     /// Memory that is reserved for the system, for the memory manager's static policy. None means the policy `None`.
     pub memory: Option<ReservedMemory>,

@@ -179,7 +179,7 @@ fn remove_socket(path: &std::path::Path) {
     }
 }
 
-/// Listens on a unix socket, and replaces one of a dead process. Only root may connect.
+/// Listens on a unix socket, and replaces the socket of a dead process. Only root may connect.
 fn listen(path: &std::path::Path) -> anyhow::Result<tokio::net::UnixListener> {
     use std::os::unix::fs::PermissionsExt;
     let context = || format!("cannot listen on {}", path.display());

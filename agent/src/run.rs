@@ -56,8 +56,8 @@ use configs::{dra_config, node_config, server_config};
 
 pub use error::Error;
 
-/// Runs the agent until `shutdown`. Pods continue to run after it. When `machine_shutdown` of the configuration is
-/// cancelled, the agent ends the pods and stops.
+/// Runs the agent until `shutdown`. Pods continue to run after the end of the agent. When `machine_shutdown` of the
+/// configuration is cancelled, the agent ends the pods and stops.
 ///
 /// The future is boxed. Otherwise the crate of the caller would compile the agent's tasks.
 ///
@@ -208,7 +208,8 @@ fn spawn_certificate_renewal(
     }
 }
 
-/// Enforces network policies. If the settings disable it, removes table and record of an earlier run.
+/// Enforces network policies. If the settings disable the enforcement, removes the table and the record of an earlier
+/// run.
 fn spawn_network_policies(tasks: &mut JoinSet<()>, node: &Arc<pod::NodeContext>, requests: Option<GateEnd>) {
     match (&node.config.network_policy_table, requests) {
         (Some(table), Some(requests)) => {

@@ -1,8 +1,8 @@
 //! The container runtime as pod sync and the kubelet API use it: five small traits in CRI types.
 //!
-//! Two types implement them. [`InProcess`] is the cri crate in this process (no gRPC, no serialization). [`Remote`] is
-//! a CRI client for another runtime (`--container-runtime-endpoint`: containerd, CRI-O). A third one, `Measured`,
-//! counts the calls of either.
+//! Two types implement the traits. [`InProcess`] is the cri crate in this process (no gRPC, no serialization).
+//! [`Remote`] is a CRI client for another runtime (`--container-runtime-endpoint`: containerd, CRI-O). A third type,
+//! `Measured`, counts the calls of one of them.
 
 mod deadline;
 mod error;
@@ -94,7 +94,7 @@ calls!(
         run_pod_sandbox(RunPodSandboxRequest) -> RunPodSandboxResponse;
         /// Stops the processes of a sandbox and releases its network. Succeeds if the sandbox does not exist.
         stop_pod_sandbox(StopPodSandboxRequest) -> StopPodSandboxResponse;
-        /// Removes a sandbox and its containers. Succeeds if it does not exist.
+        /// Removes a sandbox and its containers. Succeeds if the sandbox does not exist.
         remove_pod_sandbox(RemovePodSandboxRequest) -> RemovePodSandboxResponse;
         /// State, addresses and namespaces of one sandbox.
         pod_sandbox_status(PodSandboxStatusRequest) -> PodSandboxStatusResponse;
@@ -114,7 +114,7 @@ calls!(
         start_container(StartContainerRequest) -> StartContainerResponse;
         /// Sends the stop signal and, after the timeout, SIGKILL. Succeeds if the container does not exist.
         stop_container(StopContainerRequest) -> StopContainerResponse;
-        /// Removes a container with its root filesystem. Succeeds if it does not exist.
+        /// Removes a container with its root filesystem. Succeeds if the container does not exist.
         remove_container(RemoveContainerRequest) -> RemoveContainerResponse;
         /// State, times and exit code of one container.
         container_status(ContainerStatusRequest) -> ContainerStatusResponse;
@@ -160,7 +160,7 @@ calls!(
         pull_image(PullImageRequest) -> PullImageResponse;
         /// All images that a filter selects.
         list_images(ListImagesRequest) -> ListImagesResponse;
-        /// Removes an image. Succeeds if it does not exist.
+        /// Removes an image. Succeeds if the image does not exist.
         remove_image(RemoveImageRequest) -> RemoveImageResponse;
         /// Disk usage of the image store.
         image_fs_info(ImageFsInfoRequest) -> ImageFsInfoResponse;

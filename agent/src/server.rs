@@ -1,7 +1,7 @@
 //! The kubelet API over HTTPS: logs, exec, attach, port-forward, pods and usage of this node.
 //!
 //! The API server and administrators authenticate with a client certificate of the cluster's CA. All other callers,
-//! with a certificate or a token, need a permission that the API server confirms ([`Access`]). This also applies to
+//! with a certificate or a token, need a permission that the API server confirms ([`Access`]). The rule also applies to
 //! `/healthz`. Pods come from a [`PodView`]; containers are read from the runtime, so that a response is never older
 //! than the runtime's state. Exec, attach and port-forward are authorized here and served by the runtime (`Streams`).
 
@@ -100,7 +100,8 @@ impl Server {
         Ok(Server { listener, tls, connections: Share::KubeletConnections.limits() })
     }
 
-    /// The address that the server listens on. If the configured port is 0, this has the port that the kernel chose.
+    /// The address that the server listens on. If the configured port is 0, the result has the port that the kernel
+    /// chose.
     pub fn address(&self) -> Option<SocketAddr> {
         self.listener.local_addr().ok()
     }

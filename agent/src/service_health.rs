@@ -42,7 +42,7 @@ pub(crate) struct ServiceHealth {
 struct Server {
     port: u16,
     health: watch::Sender<Health>,
-    /// Dropping it ends the server and its connections.
+    /// Dropping the set ends the server and its connections.
     _tasks: JoinSet<()>,
 }
 

@@ -179,8 +179,8 @@ impl ServiceProxy {
         }
     }
 
-    /// Whether the stored services are programmed, see [`ServiceCache::take_stored`]. They are not if the agent cannot
-    /// determine whether the kernel has the table.
+    /// Whether the stored services are programmed, see [`ServiceCache::take_stored`]. They are not programmed if the
+    /// agent cannot determine whether the kernel has the table.
     async fn takes_stored(&self, services: &ServiceCache) -> bool {
         let (table, view, services) = (self.config.table.clone(), self.view.clone(), services.clone());
         let decide = move || {
@@ -209,7 +209,7 @@ impl ServiceProxy {
         }
     }
 
-    /// The second part of [`reader`](Self::reader). It gets a state that was read from the cache.
+    /// The second part of [`reader`](Self::reader). The function gets a state that was read from the cache.
     fn permit(&self) -> impl Fn(State) -> State + Send + use<> {
         let (balancer, ignored_ips) = (Arc::clone(&self.balancer), Arc::clone(&self.ignored_ips));
         let addresses = self.view.addresses.clone();

@@ -168,7 +168,7 @@ impl Settings {
         let features = flags.features.resolve(sources);
         let node = flags.node.resolve(sources);
         let plane = flags.plane.resolve(sources);
-        // The file may have settings of other roles. They are checked as well.
+        // The file may have settings of other roles. These settings are checked as well.
         let _checked = Flags::<RuntimeSettings>::default().resolve(sources);
         let paths: PathSettings = paths?;
         let state = sources.take(absolute(&paths.state_dir));

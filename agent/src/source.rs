@@ -1,5 +1,5 @@
-//! Sources of desired pods: the API server's pods with this `spec.nodeName`, the manifests of static pods in files and at a
-//! URL, and the checkpoint while the API server does not answer. All become [`PodChange`].
+//! Sources of desired pods: the API server's pods with this `spec.nodeName`, the manifests of static pods in files and
+//! at a URL, and the checkpoint while the API server does not answer. All sources send [`PodChange`]s.
 
 pub(crate) mod apiserver;
 pub(crate) mod checkpoint;
@@ -26,11 +26,11 @@ pub use manifest_url::{ManifestUrl, ManifestUrlError};
 /// A change of the desired pods.
 #[derive(Clone, Debug)]
 pub(crate) enum PodChange {
-    /// Stored by an earlier agent. The API server has not answered yet.
+    /// The pod was stored by an earlier agent. The API server has not answered yet.
     Stored(Arc<Pod>),
-    /// Created or changed in the API.
+    /// The pod was created or changed in the API.
     Applied(Arc<Pod>),
-    /// Deleted from the API.
+    /// The pod was deleted from the API.
     Deleted(Arc<Pod>),
     /// The API server has listed all pods. A pod whose uid is not among these does not exist.
     Complete(HashSet<String>),

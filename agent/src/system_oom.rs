@@ -1,7 +1,7 @@
 //! Events `SystemOOM`: the kernel killed a process because the machine has no free memory.
 //!
-//! The kernel's log reports it. As in the kubelet, a process that is killed at the memory limit of a cgroup causes no such
-//! event. Source: `pkg/kubelet/oom`.
+//! The kernel's log reports each killed process. As in the kubelet, a process that is killed at the memory limit of a
+//! cgroup causes no such event. Source: `pkg/kubelet/oom`.
 #![allow(unsafe_code, reason = "tokio requires the promise that a descriptor which it polls stays open")]
 
 use std::fs::{File, OpenOptions};
@@ -91,7 +91,7 @@ fn victim(record: &str) -> Option<Victim<'_>> {
     if fields.starts_with("CONSTRAINT_MEMCG,") || !head.ends_with(",global_oom") {
         return None;
     }
-    // The name of the process is its own choice, so the fields are read from the end.
+    // A process can choose any name, so the fields are read from the end.
     let (fields, _uid) = fields.rsplit_once(",uid=")?;
     let (fields, pid) = fields.rsplit_once(",pid=")?;
     let (_, name) = fields.rsplit_once(",task=")?;

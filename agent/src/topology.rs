@@ -53,11 +53,12 @@ pub(crate) trait HintProvider: Send + Sync {
     /// NUMA nodes that can satisfy the requests of all containers of a pod.
     fn pod_hints(&self, pod: &Pod) -> Hints;
 
-    /// Allocates the resources of a container, on the nodes of the affinity if possible. Succeeds at once if they are
-    /// allocated already. Until [`Self::record`] returns, a crash can lose the allocation.
+    /// Allocates the resources of a container, on the nodes of the affinity if possible. Succeeds at once if the
+    /// resources are already allocated. Until [`Self::record`] returns, a crash can lose the allocation.
     fn allocate(&self, pod: &Pod, container: &Container, affinity: Hint) -> Result<(), AllocationError>;
 
-    /// Writes the allocations of a pod to the disk, once for all its containers. Succeeds at once if it has none.
+    /// Writes the allocations of a pod to the disk, once for all its containers. Succeeds at once if the pod has no
+    /// allocations.
     fn record(&self, _uid: &str) -> Result<(), AllocationError> {
         Ok(())
     }
@@ -68,7 +69,7 @@ pub(crate) trait HintProvider: Send + Sync {
         false
     }
 
-    /// Releases all resources of a pod. Succeeds if it has none.
+    /// Releases all resources of a pod. Succeeds if the pod has no resources.
     fn release(&self, uid: &str);
 
     /// Releases the resources of pods that are not on this node any more. `keep` says whether the pod with a uid is on

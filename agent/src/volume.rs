@@ -4,15 +4,15 @@
 //! its own source file in `volume/`.
 //!
 //! The files of secrets, tokens and projected volumes are in memory: on one tmpfs for all pods, mounted on
-//! `<run>/volumes`, with a symlink at the kubelet's path. Upstream mounts a tmpfs for each volume. That adds a line to
-//! the host's mount table for every pod. On cgroup v1 the container library slows with the length of that table. A
-//! container cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
-//! ([`Volumes::read_only`]). The files of one namespace get only a share of it (`file_memory.rs`). Only `emptyDir` with
-//! `medium: Memory`, to which pods write, gets a tmpfs of its own.
+//! `<run>/volumes`, with a symlink at the kubelet's path. Upstream mounts a tmpfs for each volume. Such a mount adds a
+//! line to the host's mount table for every pod. On cgroup v1 the container library slows with the length of that
+//! table. A container cannot fill the shared tmpfs, because these volumes are mounted read-only in containers
+//! ([`Volumes::read_only`]). The files of one namespace get only a share of the tmpfs (`file_memory.rs`). Only
+//! `emptyDir` with `medium: Memory`, to which pods write, gets a tmpfs of its own.
 //!
-//! [`mount_all`] is idempotent: pod sync calls it for a new pod and again after a failure. After the first success
-//! one task for each pod rewrites what changes in the API and renews tokens. Each used object has one watch, shared
-//! by its users; the pod's own labels, annotations and resources come by [`follow`].
+//! [`mount_all`] is idempotent: pod sync calls it for a new pod and again after a failure. After the first success one
+//! task for each pod rewrites files whose content changes in the API, and renews tokens. Each used object has one
+//! watch, shared by its users; [`follow`] passes the pod's own labels, annotations and resources.
 
 mod atomic;
 mod claim;
@@ -95,7 +95,7 @@ struct Shared {
 /// Paths of one pod's volumes on the host.
 #[derive(Clone, Debug, Default)]
 pub struct Volumes {
-    /// The volumes with their names. This is a list and not a map, because each running pod keeps one, with few
+    /// The volumes with their names. This is a list and not a map, because each running pod keeps a list, with few
     /// volumes.
     mounted: Vec<(String, Mounted)>,
 }
@@ -192,13 +192,13 @@ impl Volumes {
         self.find(volume).map(|mounted| mounted.path.as_path())
     }
 
-    /// Whether containers get this volume read-only whatever their mount says, as upstream does for volumes that the
-    /// node writes.
+    /// Whether containers get this volume read-only even if their mount is not read-only, as upstream does for volumes
+    /// that the node writes.
     pub fn read_only(&self, volume: &str) -> bool {
         self.find(volume).is_some_and(|mounted| mounted.read_only)
     }
 
-    /// Options of the volume for its mounts in containers. They do not say whether the volume is read-only.
+    /// Options of the volume for its mounts in containers. The options do not say whether the volume is read-only.
     pub fn mount_options(&self, volume: &str) -> &[String] {
         self.find(volume).map_or(&[][..], |mounted| mounted.options.as_slice())
     }
@@ -254,13 +254,13 @@ pub async fn mount_all(ctx: &VolumeContext, pod: &Pod) -> Result<Volumes, Volume
     Ok(volumes)
 }
 
-/// Updates the files of the downward API to this version of the pod. Cheap if they are up to date.
+/// Updates the files of the downward API to this version of the pod. Cheap if the files are up to date.
 pub(crate) fn follow(ctx: &VolumeContext, pod: &Arc<Pod>) {
     refresh::follow(ctx, pod);
 }
 
-/// Stops refreshing and removes the pod's mounts and directories, including the ones that an earlier agent made.
-/// Succeeds if there are none.
+/// Stops refreshing and removes the pod's mounts and directories, including those that an earlier agent made. Succeeds
+/// if the pod has no mounts and directories.
 ///
 /// # Errors
 /// When something cannot be removed. Another call continues.
@@ -275,8 +275,8 @@ pub async fn unmount_all(ctx: &VolumeContext, uid: &str) -> Result<(), VolumeErr
     ctx.shared.tokens.remove_pod(uid);
     let dirs = [ctx.pod_dir(uid), ctx.memory_dir(uid)];
     let removed = REMOVALS.run(move || {
-        // Both directories are removed even if the first removal fails. So the memory of the second one is released
-        // even if the disk has an error.
+        // Both directories are removed even if the first removal fails. So the memory of the second directory is
+        // released even if the disk has an error.
         let results = dirs.map(|path| {
             mounts::remove_pod_tree(&path).map_err(|source| VolumeError::Remove { path, source })
         });

@@ -13,10 +13,10 @@ const GENERATION_ENTRIES: usize = 4096;
 const GENERATION_BYTES: usize = 4 << 20;
 /// Largest answer that is stored, in bytes on the wire.
 const MAX_ANSWER_BYTES: usize = 4096;
-/// Maximum bytes of the names of the records of a stored answer, without compression. Each use of an answer decodes it, and
-/// 4 KiB with compression can have 80 KiB of names.
+/// Maximum bytes of the names of the records of a stored answer, without compression. Each use of an answer decodes the
+/// names, and a compressed answer of 4 KiB can contain 80 KiB of names.
 const MAX_NAME_BYTES: usize = 24 << 10;
-/// Maximum time for which an answer is used, whatever its time to live.
+/// Maximum time for which an answer is used, even if its time to live is longer.
 const MAX_TTL: Duration = Duration::from_secs(3600);
 /// Maximum time for which a negative answer is used. RFC 2308 section 5 allows hours; a short time makes new names
 /// visible soon.
@@ -54,23 +54,23 @@ pub(crate) enum Cached {
     Stale(Message),
 }
 
-/// A cache of two generations. When the new generation is full, the old one is dropped and the new one becomes the old
-/// one. An entry that is used moves to the new generation. So number and size of the entries are bounded, and used
-/// entries stay.
+/// A cache of two generations. When the new generation is full, the old generation is dropped, and the new generation
+/// becomes the old generation. An entry that is used moves to the new generation. So the number and the size of the
+/// entries are bounded, and entries in use stay.
 #[derive(Default)]
 pub(crate) struct Cache {
     new: HashMap<Question, Entry>,
     old: HashMap<Question, Entry>,
     /// Bytes of the entries in `new`.
     new_bytes: usize,
-    /// Removed answers with records, and removed negative answers.
+    /// Number of removed answers with records, and number of removed negative answers.
     evictions: [u64; 2],
 }
 
 // === impl Cache ===
 
 impl Cache {
-    /// The answer, whose records have their remaining times to live.
+    /// The cached answer. Its records have their remaining times to live.
     pub(crate) fn get(&mut self, question: &Question) -> Option<Cached> {
         if let Some(entry) = self.old.remove(question) {
             self.insert(question.clone(), entry);
@@ -126,7 +126,7 @@ impl Cache {
             removed.values().for_each(|entry| self.evictions[usize::from(!entry.is_positive)] += 1);
             self.new_bytes = 0;
         }
-        // Drop an older answer to the question. Otherwise the next `get` would move that answer over the new one.
+        // Drop an older answer to the question. Otherwise the next `get` would replace the new answer by that answer.
         self.old.remove(&question);
         let name_bytes = question.name.len();
         self.new_bytes += bytes;

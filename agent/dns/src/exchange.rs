@@ -14,9 +14,10 @@ pub(crate) const UDP_PAYLOAD: u16 = 1232;
 /// An exchange fails after it has received this number of datagrams that do not answer its query.
 const SKIPPED_MAX: usize = 16;
 
-/// Maximum length of a chain of compression pointers that point to each other. Common servers write no such chain. Without a
-/// maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. It is high enough for pointers by chance: in 16 KiB
-/// of random data, fewer than one of 200,000 messages have such a chain.
+/// Maximum length of a chain of compression pointers that point to each other. Common servers write no such chain.
+/// Without a maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. The maximum is high enough for
+/// bytes that are pointers by chance: of messages with 16 KiB of random data, fewer than one in 200,000 has a longer
+/// chain.
 const CHAIN_MAX: u8 = 16;
 /// Bytes of a message that a compression pointer can reach.
 const POINTER_REACH: usize = 1 << 14;
@@ -25,7 +26,7 @@ const POINTER_REACH: usize = 1 << 14;
 pub(crate) struct Received {
     query: Message,
     bytes: Vec<u8>,
-    /// `None` for an answer by TCP. It may be large, so the caller decodes it.
+    /// `None` for an answer by TCP. Such an answer may be large, so the caller decodes it.
     message: Option<Message>,
 }
 
@@ -66,7 +67,7 @@ pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Res
         let answer = buffer.get(..size).and_then(|bytes| decode(bytes).ok());
         match answer.filter(|answer| answers(answer, &query)) {
             Some(answer) if answer.metadata.truncation => {
-                // Close this socket before the TCP connection opens: a question has one descriptor at a time.
+                // Close this socket before the TCP connection opens: a question uses one descriptor at a time.
                 drop(socket);
                 let bytes = by_tcp(server, &bytes).await?;
                 return Ok(Received { query, bytes, message: None });

@@ -27,8 +27,9 @@ use crate::servers::{Server, Servers, StubDomain};
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Maximum wait for a new answer before an expired one is used.
 const STALE_AFTER: Duration = Duration::from_millis(500);
-/// Renewals of cached answers start while less than this part of the concurrent queries runs: one in eight. A renewal has
-/// no permit of a client, and clients choose the names that are renewed.
+/// Divisor of the maximum of concurrent queries: a renewal of a cached answer starts only if fewer than one eighth of
+/// the maximum are pending. Without this limit, clients could cause any number of renewals: a renewal has no permit of
+/// a client, and clients choose the names that are renewed.
 const RENEWALS_PART: usize = 8;
 
 /// The answer to a pending query. `None` before it arrives. All waiting clients share it.
@@ -39,7 +40,7 @@ pub struct Upstream {
     servers: Servers,
     cache: Mutex<Cache>,
     pending: Mutex<HashMap<Question, Outcome>>,
-    /// Maximum concurrent queries. Each has a socket.
+    /// Maximum concurrent queries. Each query has a socket.
     max_pending: usize,
     pub(crate) large: LargeMessages,
     pub(crate) metrics: Arc<Metrics>,
@@ -91,7 +92,7 @@ impl ForwarderState for Upstream {
 
 impl Upstream {
     /// Forwards to the servers of `resolv_conf` and of stub domains. The file is read again when it changes. `own` has
-    /// the addresses of this server. Queries are never sent to them.
+    /// the addresses of this server. Queries are never sent to these addresses.
     #[must_use]
     pub fn new(resolv_conf: PathBuf, own: Vec<IpAddr>, stubs: &[StubDomain], metrics: Arc<Metrics>) -> Self {
         let servers = Servers::new(resolv_conf, own, stubs);
@@ -150,9 +151,9 @@ impl Upstream {
         self.max_pending - self.max_pending / RENEWALS_PART
     }
 
-    /// Queries the servers. An expired answer is used if they are slow or down. The query may then last longer than this
-    /// call, and keeps the client's permit to its end. Otherwise a client could start any number of queries for expired
-    /// names whose servers do not respond.
+    /// Queries the servers. An expired answer is used if the servers are slow or down. The query may then last longer
+    /// than this call, and keeps the client's permit to its end. Otherwise a client could start any number of queries
+    /// for expired names whose servers do not respond.
     pub(crate) async fn resolve(self: &Arc<Self>, question: Question, permit: Permit) -> Arc<Message> {
         let stale = match self.cache().get(&question) {
             // A query for the same question has stored its answer since the caller's look-up.
@@ -177,8 +178,8 @@ impl Upstream {
         }
     }
 
-    /// Starts a query, or joins the pending one. A new query takes the permit. Without a permit it is a renewal. `None` if
-    /// the limit of pending queries is reached.
+    /// Starts a query, or joins the pending query. A new query takes the permit. A query without a permit is a renewal.
+    /// `None` if the limit of pending queries is reached.
     fn query(self: &Arc<Self>, question: &Question, permit: &mut Option<Permit>) -> Option<Outcome> {
         let mut pending = self.pending();
         if let Some(outcome) = pending.get(question) {

@@ -38,7 +38,7 @@ impl LargeMessages {
         if !is_large {
             return work();
         }
-        // An error means that the semaphore is closed. It never is.
+        // An error would mean that the semaphore is closed, but it is never closed.
         let _permit = self.permit.acquire().await.ok();
         work()
     }

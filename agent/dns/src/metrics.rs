@@ -30,8 +30,8 @@ const TYPES: [&str; 20] = [
 const CODES: [&str; 7] = ["NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED", "other"];
 /// Plugins of CoreDNS whose functions this server has.
 const PLUGINS: [&str; 5] = ["cache", "forward", "kubernetes", "loop", "prometheus"];
-/// Number of buckets of the histogram of durations. The first upper bound is 0.25 ms; each further one is twice the
-/// previous one.
+/// Number of buckets of the histogram of durations. The first upper bound is 0.25 ms; each further bound is twice the
+/// previous bound.
 const BUCKETS: usize = 16;
 const FIRST_BUCKET_SECONDS: f64 = 0.000_25;
 /// Upper bounds in bytes of the sizes of messages, as in CoreDNS.
@@ -67,7 +67,7 @@ struct Durations {
     micros: AtomicU64,
 }
 
-/// The current counts of a histogram of durations, or the sum of several ones.
+/// The current counts of a histogram of durations, or the sum of several histograms.
 #[derive(Default)]
 struct DurationCounts {
     buckets: [u64; BUCKETS + 1],
@@ -81,7 +81,8 @@ struct Sizes {
     bytes: AtomicU64,
 }
 
-/// Counts of the cache. The first number of each pair counts answers with records, the second one negative answers.
+/// Counts of the cache. The first number of each pair counts answers with records, the second number counts negative
+/// answers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CacheCounts {
     /// Cached answers.

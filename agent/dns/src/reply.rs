@@ -16,7 +16,7 @@ use crate::large::SMALL_RECORDS;
 use crate::limit::Permit;
 use crate::zone::Zone;
 
-/// Maximum size in bytes of a UDP message without EDNS (RFC 1035, section 2.3.4). All clients accept it.
+/// Maximum size in bytes of a UDP message without EDNS (RFC 1035, section 2.3.4). All clients accept this size.
 const UDP_MIN: u16 = 512;
 /// Minimum bytes of an encoded record: name, type, class, time to live, and the length and first byte of the data.
 const RECORD_MIN: u16 = 12;
@@ -25,7 +25,7 @@ const RECORD_MIN: u16 = 12;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
     Udp,
-    /// TCP. Few records of the zone are built: a reply with more than [`SMALL_RECORDS`] ones is cut.
+    /// TCP. Few records of the zone are built: a reply with more than [`SMALL_RECORDS`] records is cut.
     Tcp,
     /// TCP, with all records. The caller has the permit for large messages.
     TcpLarge,
@@ -92,7 +92,7 @@ pub(crate) fn reply(bytes: &[u8], transport: Transport, sources: Sources<'_>) ->
     reply.message.metadata.recursion_available = true;
     reply.message.queries.clone_from(&query.queries);
     if let Some(theirs) = &query.edns {
-        // A reply with all records is the second one to its query.
+        // A reply with all records is the second reply to its query: the query was counted for the first reply.
         if theirs.flags().dnssec_ok && transport != Transport::TcpLarge {
             sources.upstream.metrics.signatures_requested();
         }
@@ -128,8 +128,8 @@ pub(crate) fn reply(bytes: &[u8], transport: Transport, sources: Sources<'_>) ->
     forward(reply, question, question.name.to_lowercase(), sources.upstream)
 }
 
-/// The reply to a message that its header excludes, before the message is decoded: the decoding of many questions and
-/// records takes long. The limits are those of CoreDNS' library.
+/// The reply to a message that is refused because of its header. The message is not decoded, because the decoding of
+/// many questions and records takes long. The limits are those of CoreDNS' library.
 fn refused_by_header(bytes: &[u8]) -> Option<Reply> {
     let Header { metadata, counts, .. } = Header::read(&mut BinDecoder::new(bytes)).ok()?;
     if metadata.message_type != MessageType::Query {
@@ -151,7 +151,7 @@ fn complete(mut reply: Response, question: &Query, alias: Name, sources: Sources
     match sources.zone.answer_up_to(&alias, question.query_type, reply.built_records) {
         Some(answer) => {
             let message = &mut reply.message;
-            // The response code is the one of the alias's target, which may not exist.
+            // The response code is the code of the alias's target: the target may not exist.
             message.metadata.response_code = answer.code;
             if answer.records.is_empty() && answer.code != ResponseCode::ServFail {
                 message.add_authority(sources.zone.soa());
@@ -275,7 +275,7 @@ impl Response {
         )
     }
 
-    /// A number of records that exceeds the maximum size of the reply, or 64 KiB.
+    /// A number of records that always exceeds the maximum size of the reply.
     fn max_records(&self) -> usize {
         usize::from(self.limit / RECORD_MIN) + 1
     }
@@ -284,8 +284,8 @@ impl Response {
 // === impl Forwarded ===
 
 impl Forwarded {
-    /// The answer's records: copies of the first `most` ones in the spelling of the client, and the other ones. No record is
-    /// copied if the client spells the name in lower case, as nearly all clients do.
+    /// The answer's records: copies of the first `most` records in the spelling of the client, and the records after
+    /// them. No record is copied if the client spells the name in lower case, as nearly all clients do.
     fn answers(&self, most: usize) -> (Vec<Record>, &[Record]) {
         let all = &self.answer.answers[..];
         let is_lower_case = self.name.iter().flatten().all(|byte| !byte.is_ascii_uppercase());

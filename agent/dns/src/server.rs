@@ -25,14 +25,14 @@ use crate::zone::Zone;
 /// Maximum bytes of a query.
 const QUERY_MAX: usize = 4096;
 /// Maximum queries that wait for other servers: in total, and of each client. The total is lower if the process has few
-/// descriptors. Waiting queries have no descriptors, but each may start a query that has one.
+/// descriptors. A waiting query has no descriptor, but it may start a query to a server, which has a descriptor.
 const FORWARDS: (usize, usize) = (1024, 128);
 /// Maximum TCP connections of each client.
 const CONNECTIONS_OF_CLIENT: usize = 16;
 /// Maximum queries that are received before some of them are answered.
 const RECEIVED_MAX: usize = 1024;
-/// Maximum number of replies that are sent before the socket is read again. The kernel drops queries that arrive while
-/// its buffer is full, whichever client sends them.
+/// Maximum number of replies that are sent before the socket is read again. While its buffer is full, the kernel drops
+/// the queries of all clients.
 const REPLIES_MAX: usize = 16;
 /// Size of the kernel's buffer for queries, in bytes.
 const KERNEL_BUFFER: usize = 1 << 20;
@@ -59,7 +59,7 @@ pub struct Server {
     /// Networks of the node's pods. Clients outside of them are refused, except the node itself and addresses for which
     /// `is_pod` returns true.
     clients: watch::Receiver<Vec<IpNetwork>>,
-    /// Recognizes pods outside of these networks: a network plugin may have ranges of its own.
+    /// Recognizes pods outside of the networks in `clients`: a network plugin may have ranges of its own.
     is_pod: IsPod,
     forwards: Limit,
     connections: Limit,
@@ -292,9 +292,9 @@ fn record(response: &Response, upstream: &Upstream, by: ReceivedBy) {
     upstream.metrics.record_response(received, reply.metadata.response_code, by.began.elapsed());
 }
 
-/// Whether an interface of this machine has the address. If a bind to the address fails, no interface has it, and the
-/// interfaces need not be listed. If the bind succeeds, they are listed: it also succeeds for an absent address if the
-/// sysctl `ip_nonlocal_bind` is set.
+/// Whether an interface of this machine has the address. If a bind to the address fails, no interface has the address,
+/// and the interfaces need not be listed. If the bind succeeds, the interfaces are listed: a bind also succeeds for an
+/// absent address if the sysctl `ip_nonlocal_bind` is set.
 fn is_local_address(address: IpAddr) -> bool {
     StdUdpSocket::bind((address, 0)).is_ok() && is_of_interface(address)
 }
@@ -394,7 +394,7 @@ mod tests {
         let query = query();
         let (eve, bob) = (udp("127.0.0.2:0".parse().unwrap()), udp("127.0.0.3:0".parse().unwrap()));
         let (eve, bob) = (eve.unwrap(), bob.unwrap());
-        // The kernel's default buffer has room for this number of queries, so the kernel drops none.
+        // The kernel's default buffer has room for this number of queries, so the kernel drops no query.
         for _ in 0..200 {
             eve.send_to(&query, address).await.unwrap();
         }

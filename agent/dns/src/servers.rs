@@ -62,7 +62,7 @@ struct Health {
 #[derive(Debug)]
 pub(crate) struct Servers {
     resolv_conf: PathBuf,
-    /// Addresses at which this node serves DNS. Queries are never sent to them.
+    /// Addresses at which this node serves DNS. Queries are never sent to these addresses.
     own: Vec<IpAddr>,
     /// The longest domain first.
     stubs: Vec<(Name, Vec<Arc<Server>>)>,
@@ -105,8 +105,8 @@ impl Server {
     }
 
     /// Records that a query that was sent at the time `sent_at` got no answer. Returns whether this counts as a failure
-    /// of the server. It does not count if the server has answered another query since then: the name is slow, not the
-    /// server. Otherwise the owner of a name could make a working server count as failing.
+    /// of the server. A missing answer does not count if the server has answered another query since then: the name is
+    /// slow, not the server. Otherwise the owner of a name could make a working server count as failing.
     pub(crate) fn timed_out(&self, sent_at: Instant) -> bool {
         let is_failure = self.with(|health| health.answered.is_none_or(|answered| answered < sent_at));
         if is_failure {
@@ -227,8 +227,8 @@ impl Host {
     }
 }
 
-/// The servers in their order, those that are down last. The state of each server is read once: it may change meanwhile,
-/// and a sort by changing keys may panic.
+/// The servers in their order, except that servers that are down come last. The state of each server is read once: the
+/// state may change meanwhile, and a sort by changing keys may panic.
 fn working_first(mut all: Vec<Arc<Server>>, is_up: impl Fn(&Server) -> bool) -> Vec<Arc<Server>> {
     all.sort_by_cached_key(|server| !is_up(server));
     all
@@ -333,7 +333,7 @@ mod tests {
         let servers = Servers::new(path.clone(), Vec::new(), &[]);
         let asked = || servers.of_host().iter().map(|server| server.address.to_string()).collect::<Vec<_>>();
         let modified = |seconds| SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-        // Each write has a time of its own, whatever the clock tick of the file system is.
+        // Each write sets its own modification time, so the clock tick of the file system has no effect.
         let write = |text: &[u8], seconds| {
             std::fs::write(&path, text).unwrap();
             std::fs::File::options()

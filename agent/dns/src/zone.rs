@@ -173,8 +173,9 @@ impl Lookup<'_> {
         }
     }
 
-    /// The answer while the tables are incomplete. They may already contain services and endpoints, for example from an
-    /// earlier run. A name that they do not contain may exist, so no answer says that a name does not exist.
+    /// The answer while the tables are incomplete. The tables may already contain services and endpoints, for example
+    /// from an earlier run. A name that the tables do not contain may exist, so no answer says that a name does not
+    /// exist.
     fn known(&self, owner: &Owner<'_>) -> Answer {
         match owner {
             Owner::Service { name, namespace } => {
@@ -349,7 +350,7 @@ impl Lookup<'_> {
     }
 }
 
-/// `SERVFAIL`, for example while the tables are incomplete, as in CoreDNS. A negative answer would be cached by clients.
+/// `SERVFAIL`, for example while the tables are incomplete, as in CoreDNS. Clients would cache a negative answer.
 fn unknown() -> Answer {
     Answer { code: ResponseCode::ServFail, ..Answer::default() }
 }

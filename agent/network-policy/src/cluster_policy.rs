@@ -21,7 +21,7 @@ const LAST: u16 = 1001;
 /// Kinds of policies of the whole cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ClusterKind {
-    /// `v1alpha2`: replaces the two others.
+    /// `v1alpha2`: replaces the two other kinds.
     ClusterNetworkPolicy,
     /// `v1alpha1`.
     AdminNetworkPolicy,

@@ -33,9 +33,9 @@ pub struct ConnectionCounts {
     pub forbidden: usize,
 }
 
-/// Marks the connections that the policies do not allow, see [`Model::allows`], and removes the mark from the others.
-/// `addresses` limits the check to connections of these addresses. `None` checks all connections. After an error the
-/// channel must be closed.
+/// Marks the connections that the policies do not allow, see [`Model::allows`], and removes the mark from the other
+/// connections. `addresses` limits the check to connections of these addresses. `None` checks all connections. After an
+/// error the channel must be closed.
 ///
 /// Without an error, callers keep the channel open. To close an nftables socket, the kernel waits for an RCU grace
 /// period, and no transaction begins during the wait.

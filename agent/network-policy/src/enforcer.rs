@@ -66,7 +66,8 @@ impl Enforcer {
     /// # Errors
     /// When the socket fails.
     pub fn enforces(&mut self, uid: &str, ips: &[IpAddr]) -> Result<bool, TableError> {
-        // A flush of the table removes the rules, but no elements. So elements alone prove nothing.
+        // A flush of the table removes the rules, but no elements. So elements alone do not prove that the policies are
+        // in force.
         if ips.is_empty() || !self.is_intact()? {
             return Ok(false);
         }
@@ -86,7 +87,7 @@ impl Enforcer {
     }
 
     /// Whether the model needs other base chains than the table has: the first policy of administrators was added, or
-    /// the last was removed. Then [`replace`](Self::replace) must follow.
+    /// the last one was removed. Then [`replace`](Self::replace) must follow.
     #[must_use]
     pub fn must_replace(&self, model: &Model) -> bool {
         model.is_tiered() != self.is_tiered
@@ -95,7 +96,7 @@ impl Enforcer {
     /// Replaces the whole table in one transaction.
     ///
     /// # Errors
-    /// When the kernel rejects it; the table is unchanged then.
+    /// When the kernel rejects the transaction. The table is unchanged then.
     pub fn replace(&mut self, model: &mut Model) -> Result<(), TableError> {
         let changes = model.program.all();
         let table = self.table.clone();
@@ -112,7 +113,7 @@ impl Enforcer {
     /// Writes the changes of the model since the last call in one transaction.
     ///
     /// # Errors
-    /// When the kernel rejects it; the table must be replaced then.
+    /// When the kernel rejects the transaction. The table must be replaced then.
     pub fn change(&mut self, model: &mut Model) -> Result<Effect, TableError> {
         let changes = model.program.changes();
         if changes.is_empty() {
@@ -134,7 +135,7 @@ impl Enforcer {
     /// Removes the table, if it exists.
     ///
     /// # Errors
-    /// When the kernel rejects it.
+    /// When the kernel rejects the removal.
     pub fn remove(&mut self) -> Result<(), TableError> {
         let table = self.table.clone();
         let mut transaction = Transaction::new(&table);
@@ -160,10 +161,10 @@ fn write(transaction: &mut Transaction<'_>, model: &Model, changes: Changes) {
         let elements: Vec<Element> = keys.into_iter().map(Element::member).collect();
         transaction.remove(&layout::set_name(set), &elements);
     }
-    // A packet reads the generation of the rules once for each base chain and uses it in all chains (`nft_do_chain` of the
-    // kernel). So it meets either the former rules of these chains or the new ones. Only look-ups of elements read the
-    // generation again: during a commit, a packet may meet former rules and new elements. The check of open connections
-    // after the commit includes the connection of such a packet.
+    // A packet reads the generation of the rules once for each base chain and uses it in all chains (`nft_do_chain` of
+    // the kernel). So the packet meets either the former rules of these chains or the new rules. Only look-ups of
+    // elements read the generation again: during a commit, a packet may meet former rules and new elements. The check
+    // of open connections after the commit includes the connection of such a packet.
     changes.changed_chains.iter().for_each(|chain| transaction.flush_chain(&layout::chain_name(*chain)));
     for chain in changes.new_chains.iter().chain(&changes.changed_chains) {
         let Some(lines) = program.chains.get(chain) else { continue };

@@ -29,9 +29,9 @@ pub struct PodFacts {
     pub ips: Vec<IpAddr>,
     /// Time of the pod's creation in seconds since 1970.
     pub(crate) created: i64,
-    /// Position in the order in which sandboxes got addresses on this node. If several pods have the same address, it
-    /// belongs to the pod with the greatest position. With 0 the sandbox is unknown, and the addresses come from the
-    /// pod's status.
+    /// Position in the order in which sandboxes got addresses on this node. If several pods have the same address, the
+    /// address belongs to the pod with the greatest position. With 0 the sandbox is unknown, and the addresses come
+    /// from the pod's status.
     pub sandbox: u64,
     /// Whether the pod runs on this node, so that policies are enforced for it here.
     pub(crate) is_local: bool,
@@ -41,7 +41,7 @@ pub struct PodFacts {
     pub are_policies_known: bool,
 }
 
-/// Number of a transport protocol. `None` for an unknown one.
+/// Number of a transport protocol. `None` for an unknown protocol.
 pub(crate) fn protocol(name: Option<&str>) -> Option<u8> {
     match name.unwrap_or("TCP") {
         "TCP" => Some(6),
@@ -51,7 +51,7 @@ pub(crate) fn protocol(name: Option<&str>) -> Option<u8> {
     }
 }
 
-/// Key of a node among the uids of pods. It has a slash, and uids have none.
+/// Key of a node among the uids of pods. The key has a slash, and uids have no slash.
 pub(crate) fn node_uid(name: &str) -> String {
     format!("node/{name}")
 }

@@ -8,7 +8,7 @@
 //!         ─► ingress ─ the same for packets to an isolated pod
 //! ```
 //!
-//! The two base chains follow each other at one hook, so a packet that the first accepts enters the second.
+//! The two base chains follow each other at one hook, so a packet that the first chain accepts enters the second chain.
 //!
 //! While there are policies of administrators, a base chain `egress-admin` precedes `egress`, and `ingress-admin`
 //! precedes `ingress`. A packet that such a policy accepts gets a mark, with which it skips the next chain. A packet
@@ -37,8 +37,8 @@ const BASE_CHAINS: [(Tier, Direction); 4] = [
     (Tier::Admin, Direction::Ingress),
     (Tier::Namespaced, Direction::Ingress),
 ];
-/// Priority of the first base chain. The next ones follow it, before the filters of Services (-50) and of the network (0)
-/// at the same hook.
+/// Priority of the first base chain. The next base chains follow it, before the filters of Services (-50) and of the
+/// network (0) at the same hook.
 const FIRST_PRIORITY: i32 = -64;
 /// Bit of a packet's mark between two base chains: a policy of administrators accepts the packet.
 const ALLOWED: u32 = 0x1000_0000;
@@ -111,8 +111,8 @@ fn add_first_rules(transaction: &mut Transaction<'_>, name: &str) {
     transaction.rule(name, &Rule::default().connection_marked(FORBIDDEN).drop());
     transaction.rule(name, &Rule::default().established_or_related().accept());
     transaction.rule(name, &neighbour_discovery().accept());
-    // No policy matches link-local addresses, so a pod could bypass policies with them. Their packets are
-    // dropped.
+    // No policy matches link-local addresses, so a pod could bypass policies with such addresses. Packets with these
+    // addresses are dropped.
     for address in [of_family(false).source(false, R0), of_family(false).destination(false, R0)] {
         let address = address.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());
         transaction.rule(name, &address.verdict(&Verdict::Drop));
@@ -132,8 +132,8 @@ fn to_groups() -> [Rule; 3] {
 }
 
 /// Matches neighbour discovery between pods of one bridge: IPv6 with hop limit 255. A router decrements the hop limit
-/// of packets that it forwards, and receivers ignore messages with a smaller one (RFC 4861, section 7.1). So a pod
-/// cannot use these ICMPv6 types to send data to other nodes.
+/// of packets that it forwards, and receivers ignore messages with a smaller hop limit (RFC 4861, section 7.1). So a
+/// pod cannot use these ICMPv6 types to send data to other nodes.
 fn neighbour_discovery() -> Rule {
     const HOP_LIMIT: u32 = 7;
     let link = of_family(false).payload(Header::Network, HOP_LIMIT, 1, R0).equal(R0, &[u8::MAX]);
@@ -154,7 +154,7 @@ fn add_dispatch(transaction: &mut Transaction<'_>, tier: Tier, direction: Direct
     }
 }
 
-/// Makes a set with its ranges, if it has some.
+/// Makes a set with its ranges, if the set has ranges.
 pub(crate) fn add_set(transaction: &mut Transaction<'_>, set: Set, program: &Program) {
     make_set(transaction, set);
     let ranges = program.sets.get(&set).into_iter().flatten();

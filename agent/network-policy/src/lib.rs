@@ -1,7 +1,7 @@
 //! Network policies as nftables chains, sets and verdict maps.
 //!
 //! [`Model`] turns policies, namespaces and pods into a table of chains and sets, and records what each change touches.
-//! It is pure. [`Enforcer`] writes the recorded difference to the kernel as one transaction.
+//! The model is pure. [`Enforcer`] writes the recorded difference to the kernel as one transaction.
 //!
 //! Invariants:
 //! - the work for a change is proportional to what the change touches, not to all policies and pods;

@@ -76,7 +76,7 @@ struct GroupKey {
 struct PodEntry {
     facts: PodFacts,
     /// Addresses that the pod lists, but that belong to another pod. Rules that name the pod as a peer do not include
-    /// them, and the pod's policies do not restrict them.
+    /// these addresses, and the pod's policies do not restrict them.
     lost: Vec<IpAddr>,
     /// Numbers follow the order in which pods are added. If several pods claim one element, the highest number decides.
     number: u64,
@@ -87,7 +87,7 @@ struct PodEntry {
 }
 
 /// One version of a policy. A policy that selects other pods than before, or restricts other directions, gets a new
-/// number. After any other change of its rules it keeps its number.
+/// number. After any other change of its rules, the policy keeps its number.
 #[derive(Debug)]
 struct Version {
     /// Empty for a policy of the whole cluster.
@@ -216,7 +216,7 @@ impl Model {
         }
         let entry = PodEntry { facts, lost, number, selections: BTreeSet::new(), policies: BTreeMap::new() };
         self.pods.insert(uid.clone(), entry);
-        // The new entry is added before the old one is removed, so chains and sets that both need are kept.
+        // The new entry is added before the old one is removed, so chains and sets that both entries need are kept.
         self.select(&uid);
         self.restrict_by_all(&uid);
         self.claim_enforced(&uid);

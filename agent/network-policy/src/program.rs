@@ -17,7 +17,7 @@ pub(crate) enum Set {
     /// itself.
     Itself(Direction, bool),
     /// Addresses of the pods of this node whose policies are in the table, each with the pod's uid. No rule refers to
-    /// it: the agent reads it after a restart.
+    /// this set: the agent reads it after a restart.
     Enforced(bool),
     /// Addresses of the pods of a selection.
     Addresses(u64, bool),
@@ -236,7 +236,7 @@ impl Program {
                 continue;
             }
             let ElementId { set, key } = id;
-            // The elements of a removed set are removed with it.
+            // The elements of a removed set are removed with the set.
             let is_ended = changes.ended_sets.binary_search(&set).is_ok();
             if before.is_some() && !is_ended {
                 changes.ended_elements.entry(set).or_default().push(key.clone());
@@ -268,9 +268,9 @@ impl Program {
 // === impl Changes ===
 
 impl Changes {
-    /// Whether the change may forbid a connection that was allowed. It may if the policies of a pod or the rules of a
-    /// policy changed, or if a NetworkPolicy lost a peer. Other changes only allow more. The caller checks whether policies
-    /// of other tiers exist: then every change may forbid connections.
+    /// Whether the change may forbid a connection that was allowed: the policies of a pod or the rules of a policy
+    /// changed, or a NetworkPolicy lost a peer. Other changes only allow more connections. The caller checks whether
+    /// policies of other tiers exist: then every change may forbid connections.
     pub(crate) fn may_forbid(&self) -> bool {
         let has_no_peers = |set: &Set| {
             matches!(set, Set::Isolated(Tier::Namespaced, ..) | Set::Itself(..) | Set::Enforced(_))
@@ -281,9 +281,9 @@ impl Changes {
     }
 
     /// The addresses whose connections may get another verdict by the change. The verdict on a connection depends on
-    /// the elements of its two addresses, on the chains of the pods that have them, and on ranges that are never changed.
-    /// New sets are left out: only new and changed chains refer to them. A new chain applies to a pod only after an element
-    /// of the pod, or a chain of the pod, has changed.
+    /// the elements of its two addresses, on the chains of the pods that have these addresses, and on ranges that are
+    /// never changed. New sets are left out: only new and changed chains refer to them. A new chain applies to a pod
+    /// only after an element of the pod, or a chain of the pod, has changed.
     pub(crate) fn addresses(&self) -> BTreeSet<IpAddr> {
         let new = self.new_elements.iter().filter(|(set, _)| self.new_sets.binary_search(set).is_err());
         let new = new.flat_map(|(set, all)| all.iter().map(|(key, _)| (*set, key)));

@@ -434,8 +434,8 @@ fn open_connections_end_when_a_policy_gets_other_rules() {
     });
 }
 
-/// Acts as an agent that starts with a policy that selects no pod. Then it adds a policy that allows only connections
-/// of friends to `web`.
+/// Acts as an agent that starts with a policy that selects no pod. Then the agent adds a policy that allows only
+/// connections of friends to `web`.
 fn restrict_web() {
     let (mut model, mut enforcer) = start(&unrelated());
     model.put_policy(&for_friends());
@@ -471,8 +471,8 @@ fn the_next_agent_completes_the_changes_of_a_killed_one() {
     }
     on_a_bridge(|| {
         let (web, friend, other) = (Pod::on_the_bridge(2), Pod::on_the_bridge(3), Pod::on_the_bridge(4));
-        // The agent passes each point first at its start, when it replaces the table and checks the connections. It
-        // passes each point again at the change.
+        // The agent passes each point first at its start, when it replaces the table and checks the connections. The
+        // agent passes each point again at the change.
         for (point, is_restricted) in [
             ("policies.committed:1", false),
             ("policies.marked:1", false),

@@ -84,8 +84,8 @@ fn candidates<'a>(
                     is_local: endpoint.node_name.as_deref() == Some(node.name.as_str()),
                     hints: endpoint.hints.as_deref(),
                 };
-                // An endpoint may be in two slices while it moves between them. And a new pod may have the address of
-                // a terminating one.
+                // An endpoint may be in two slices while it moves between them. A new pod may also have the address of
+                // a terminating pod.
                 let known = all.entry(Target { address, port }).or_insert(candidate);
                 let rank = |of: Conditions| (!of.is_terminating(), of.is_ready());
                 if rank(candidate.conditions) > rank(known.conditions) {
@@ -97,7 +97,8 @@ fn candidates<'a>(
     all
 }
 
-/// The ready endpoints among the selected ones. If none is ready, the terminating endpoints that still serve.
+/// The ready endpoints among the selected endpoints. If no endpoint is ready, the terminating endpoints that still
+/// serve.
 fn available(
     all: &BTreeMap<Target, Candidate<'_>>,
     is_selected: impl Fn(&Candidate<'_>) -> bool,

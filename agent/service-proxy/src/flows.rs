@@ -12,8 +12,9 @@ use crate::program::ConnectionlessPort;
 /// Ports with flows that may be stale, with the current targets of each port.
 pub(crate) type Changed = BTreeMap<ConnectionlessPort, BTreeSet<SocketAddr>>;
 
-/// Adds the ports whose flows may be stale. A port that had targets and only gains more keeps its flows. As in
-/// kube-proxy, a port that has lost all targets also keeps its flows. They are compared with its next targets.
+/// Adds the ports whose flows may be stale. A port that had targets and only gains more targets keeps its flows. As in
+/// kube-proxy, a port that has lost all targets also keeps its flows. These flows are compared with the next targets of
+/// the port.
 pub(crate) fn compare(changed: &mut Changed, before: &Changed, now: &Changed) {
     let removed = before.keys().filter(|port| !now.contains_key(port));
     changed.extend(removed.map(|port| (*port, BTreeSet::new())));

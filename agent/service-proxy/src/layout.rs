@@ -171,8 +171,8 @@ fn services(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
 }
 
-/// Rules that load protocol and port of packets to addresses of this machine that have node ports. There is one for
-/// each range, or one for all addresses if the family has no range.
+/// Rules that load protocol and port of packets to addresses of this machine that have node ports. There is one rule
+/// for each range, or one rule for all addresses if the family has no range.
 fn local_ports(is_ipv4: bool, node: &NodeView) -> Vec<Rule> {
     let ranges = node.node_port_addresses.iter().filter(|range| range.is_ipv4() == is_ipv4);
     let of_range = |range: &IpNetwork| local_port(is_ipv4, node).to(*range, false).protocol_and_port(R0);
@@ -180,8 +180,9 @@ fn local_ports(is_ipv4: bool, node: &NodeView) -> Vec<Rule> {
     if rules.is_empty() { vec![local_port(is_ipv4, node).protocol_and_port(R0)] } else { rules }
 }
 
-/// Matches packets to this machine. Loopback addresses have no node ports: their answers could not
-/// leave the machine. Addresses that the node serves itself have none: a node port 53 would take over cluster DNS.
+/// Matches packets to this machine. Loopback addresses have no node ports: their answers could not leave the machine.
+/// Addresses that the node serves itself have no node ports either: otherwise a node port 53 would take over cluster
+/// DNS.
 fn local_port(is_ipv4: bool, node: &NodeView) -> Rule {
     let rule = of_family(is_ipv4).destination_is_local();
     let rule = match Ipv4Network::new_checked([127, 0, 0, 0].into(), 8) {
@@ -267,9 +268,9 @@ pub(crate) fn make_overlay_guard(transaction: &mut Transaction<'_>, node: &NodeV
     }
 }
 
-/// Rules that drop packets to unallocated addresses in the ranges of services. Otherwise they would follow the
-/// default route out of the cluster. Packets to addresses that the node serves itself are accepted. Source: kube-proxy's
-/// chain `cluster-ips-check`.
+/// Rules that drop packets to unallocated addresses in the ranges of services. Otherwise these packets would follow the
+/// default route out of the cluster. Packets to addresses that the node serves itself are accepted. Source:
+/// kube-proxy's chain `cluster-ips-check`.
 fn drop_unallocated(node: &NodeView) -> Vec<Rule> {
     let ranges = node.service_ranges.iter().filter(|range| !has_own_addresses(range, node));
     let rule = |range: &IpNetwork| {
@@ -280,14 +281,15 @@ fn drop_unallocated(node: &NodeView) -> Vec<Rule> {
     ranges.map(rule).collect()
 }
 
-/// Whether a range has addresses of this node or of its pods. The node ignores such a range, so that a wrong ServiceCIDR
-/// does not cut it off.
+/// Whether a range has addresses of this node or of its pods. The node ignores such a range, so that a wrong
+/// ServiceCIDR does not cut off the node.
 fn has_own_addresses(range: &IpNetwork, node: &NodeView) -> bool {
     let overlaps = |pods: &IpNetwork| range.contains(pods.network()) || pods.contains(range.network());
     node.addresses.iter().any(|address| range.contains(*address)) || node.pod_networks.iter().any(overlaps)
 }
 
-/// Chains that check the sources of packets before the translation: one for received packets, one for the node's own.
+/// Chains that check the sources of packets before the translation: one for received packets, one for packets of the
+/// node itself.
 const GUARDS: [(&str, Hook); 2] = [("guard", Hook::Prerouting), ("guard-output", Hook::Output)];
 
 fn filters(transaction: &mut Transaction<'_>, node: &NodeView) {
@@ -311,8 +313,8 @@ fn filters(transaction: &mut Transaction<'_>, node: &NodeView) {
 fn filter_rules(hook: Hook, node: &NodeView) -> Vec<Rule> {
     let mut rules = vec![Rule::default().established_or_related().accept()];
     if matches!(hook, Hook::Input | Hook::Forward) {
-        // These rules come first, because the next rule accepts all translated packets. They include packets of pods to
-        // a service whose endpoint is the overlay's port of a node.
+        // These rules come first, because the next rule accepts all translated packets. The translated packets include
+        // packets of pods to a service whose endpoint is the overlay's port of a node.
         rules.extend(drop_encapsulated(node));
     }
     // A translated destination is an endpoint. So the service has endpoints, and needs no check.

@@ -22,7 +22,7 @@ pub struct NodeView {
     pub service_ranges: Vec<IpNetwork>,
     /// Ranges of addresses that services may take by `externalIPs`.
     pub external_ips: Vec<IpNetwork>,
-    /// Ranges of addresses that services may take by `status.loadBalancer`. Empty permits all.
+    /// Ranges of addresses that services may take by `status.loadBalancer`. If empty, all addresses are permitted.
     pub load_balancer_ips: Vec<IpNetwork>,
     /// Ranges of this node's addresses that have node ports. If no range belongs to an address family, all addresses of
     /// this family have node ports.

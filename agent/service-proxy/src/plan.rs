@@ -78,8 +78,8 @@ struct External<'a> {
     node: Vec<IpAddr>,
     /// Ports at which this node is the load balancer: protocol and number.
     node_ports: BTreeSet<(&'a str, i32)>,
-    /// `loadBalancerSourceRanges` of the family. `None` permits all sources. An empty list permits none: the service has
-    /// ranges, but no valid one of this family.
+    /// `loadBalancerSourceRanges` of the family. `None` permits all sources. An empty list permits none: the service
+    /// has ranges, but no valid range of this family.
     sources: Option<Vec<IpNetwork>>,
 }
 

@@ -97,7 +97,7 @@ pub(crate) struct Program {
     pub(crate) targets: BTreeMap<String, BTreeSet<Target>>,
 }
 
-/// The part of an applied program that is needed to compare it with the next one.
+/// The part of an applied program that is needed to compare it with the next program.
 #[derive(Debug, Default)]
 pub(crate) struct AppliedProgram {
     /// Names of chains with the hash of their rules.
@@ -152,7 +152,7 @@ impl Entry {
 // === impl Program ===
 
 impl Program {
-    /// Adds an element, unless the program has one with this key.
+    /// Adds an element, unless the program has an element with this key.
     pub(crate) fn element(&mut self, map: Map, is_ipv4: bool, key: Key, entry: Entry) {
         self.elements.entry(ElementId { map, is_ipv4, key }).or_insert(entry);
     }
@@ -167,8 +167,8 @@ impl Program {
     }
 }
 
-/// A hash of rules. After a collision the kernel would keep outdated rules until the next change. Its probability is
-/// about 2^-64 for each change.
+/// A hash of rules. After a collision the kernel would keep outdated rules until the next change. The probability of a
+/// collision is about 2^-64 for each change.
 pub(crate) fn hash(rules: &[Rule]) -> u64 {
     let mut hasher = DefaultHasher::new();
     rules.hash(&mut hasher);

@@ -246,7 +246,7 @@ fn source_ranges_of_a_load_balancer_apply_to_processes_of_the_node() {
 /// A packet that starts an SCTP association (RFC 9260, section 3.3.2). The kernel fills the empty fields of the IPv4 header.
 fn sctp_init(to: [u8; 4], port: u16) -> Vec<u8> {
     let ip = [&[0x45, 0, 0, 0, 0, 0, 0, 0, 64, 132, 0, 0, 0, 0, 0, 0][..], &to].concat();
-    // An INIT has no verification tag. Its checksum is zero, because nothing on its way checks it.
+    // An INIT has no verification tag. The checksum is zero, because nothing on the way of the packet checks it.
     let header = [&7000_u16.to_be_bytes()[..], &port.to_be_bytes(), &[0; 8]].concat();
     let chunk = vec![1, 0, 0, 20, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1, 0, 1, 0, 0, 0, 1];
     [ip, header, chunk].concat()
@@ -355,7 +355,8 @@ fn listening_endpoints(serve: fn(&'static str, &TcpListener)) -> [&'static str; 
     endpoints
 }
 
-/// Number of connections that the test opens and closes. `CORACLE_SHORT_CONNECTIONS` sets it, for example to a million.
+/// Number of connections that the test opens and closes. `CORACLE_SHORT_CONNECTIONS` sets the number, for example to a
+/// million.
 fn short_connections() -> usize {
     std::env::var("CORACLE_SHORT_CONNECTIONS").ok().and_then(|text| text.parse().ok()).unwrap_or(20_000)
 }
@@ -408,7 +409,7 @@ fn clients_that_use_up_their_ports_reach_the_current_endpoint() {
             stream.read_to_string(&mut answer).unwrap();
             assert_eq!(answer, current, "connection {number}");
         }
-        // Open connections use up all ports. The next one fails until they end.
+        // Open connections use up all ports. The next connection fails until they end.
         let mut open = Vec::new();
         let failed = loop {
             match connect("10.43.0.5:80") {
@@ -426,7 +427,7 @@ fn clients_that_use_up_their_ports_reach_the_current_endpoint() {
 }
 
 /// Adds the conntrack entry of a UDP flow that has been answered. The kernel does not evict such an entry for a new
-/// one. Returns whether the table had room for it.
+/// entry. Returns whether the table had room for the entry.
 fn track(channel: &mut Channel, number: u32, port: u16) -> bool {
     const NEW: u16 = 0x100;
     const FLAGS: u16 = 0x4 | 0x600; // NLM_F_ACK, NLM_F_CREATE | NLM_F_EXCL

@@ -110,7 +110,7 @@ fn random_state(random: &mut SmallRng, key: Key, number: u8) -> State {
     (key, Some(ServiceState { service: Arc::new(serde_json::from_value(service).unwrap()), slices }))
 }
 
-/// Number of changes. `CORACLE_PROPERTY_CHANGES` sets it; the default is 200.
+/// Number of changes. `CORACLE_PROPERTY_CHANGES` sets the number; the default is 200.
 fn changes() -> usize {
     std::env::var("CORACLE_PROPERTY_CHANGES").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
 }

@@ -10,16 +10,17 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 /// Label of a slice that proxies ignore, such as those of headless services.
 const HEADLESS: &str = "service.kubernetes.io/headless";
-/// Maximum endpoints of a slice. The API server enforces the same.
+/// Maximum endpoints of a slice. The API server enforces the same maximum.
 const ENDPOINTS_MAX: usize = 1000;
-/// Maximum ports of a slice; further ones are ignored. Upstream's validation allows 20000, far more than a service has.
+/// Maximum ports of a slice; further ports are ignored. Upstream's validation allows 20000, far more than a service
+/// has.
 const PORTS_MAX: usize = 1000;
 
 /// An EndpointSlice.
 #[derive(Clone, Debug, Default, Serialize, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub struct EndpointSlice {
-    /// Metadata. [`slim`](Self::slim) removes what consumers do not read.
+    /// Metadata. [`slim`](Self::slim) removes the metadata that consumers do not read.
     pub metadata: ObjectMeta,
     /// Name of the service. [`slim`](Self::slim) sets it, and removes the label with the name.
     #[serde(skip)]

@@ -135,7 +135,7 @@ impl Tables {
         all.map(current).collect()
     }
 
-    /// The slices of a service as they are listed. Endpoints of [`unready_of`](Self::unready_of) are not marked in them.
+    /// The slices of a service as they are listed. These slices do not reflect [`unready_of`](Self::unready_of).
     pub fn listed_slices<'a>(
         &'a self,
         service: &Key,
@@ -143,8 +143,8 @@ impl Tables {
         self.slices.get(service).into_iter().flat_map(BTreeMap::values)
     }
 
-    /// The addresses that take no traffic as endpoints of the service, because [`set_ready`](Self::set_ready) has marked them
-    /// as not ready. `None` if there are none, or only the slices decide.
+    /// The addresses that take no traffic as endpoints of the service, because [`set_ready`](Self::set_ready) has
+    /// marked them as not ready. `None` if there are no such addresses, or if only the slices decide.
     #[must_use]
     pub fn unready_of(&self, service: &Key) -> Option<&HashSet<IpAddr>> {
         let is_used = !self.unready.is_empty() && self.follows_readiness(service);
@@ -267,7 +267,7 @@ impl Tables {
         changed
     }
 
-    /// Replaces all services. Returns the changed ones.
+    /// Replaces all services. Returns the changed services.
     pub fn replace_services(&mut self, all: impl IntoIterator<Item = Arc<Service>>) -> Vec<Key> {
         self.services_listed = true;
         let mut absent: BTreeSet<Key> =

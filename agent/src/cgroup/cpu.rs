@@ -6,7 +6,7 @@ pub(super) const MAX_SHARES: i64 = 262_144;
 /// Length of one accounting period of the bandwidth controller, in microseconds.
 pub(crate) const PERIOD: i64 = 100_000;
 const MIN_QUOTA: i64 = 1_000;
-/// The kernel refuses a larger quota (`max_cfs_runtime`, 2^44 - 1 µs).
+/// Maximum quota in microseconds. The kernel refuses a larger quota (`max_cfs_runtime`, 2^44 - 1 µs).
 const MAX_QUOTA: i64 = (1 << 44) - 1;
 
 /// CPU shares of a number of millicores.

@@ -29,7 +29,8 @@ const V1_CONTROLLERS: [&str; 14] = [
     "rdma",
 ];
 
-/// Files of a v1 cpuset. They are empty in a new cpuset, which accepts no process until both have a value.
+/// Files of a v1 cpuset. In a new cpuset both files are empty. The cpuset accepts no process until both files have a
+/// value.
 const CPUSET_FILES: [&str; 2] = ["cpuset.cpus", "cpuset.mems"];
 
 /// File of a v1 cgroup: with `1`, a new child cpuset has the values of its parent (cgroup_clone_children).
@@ -64,7 +65,8 @@ impl Version {
         }
     }
 
-    /// Creates the cgroup `below` the mount point, with its parents. With v2, the parents give it all controllers.
+    /// Creates the cgroup `below` the mount point, with its parents. With v2, the parents enable all controllers for
+    /// the cgroup.
     pub(super) fn create(self, controller: &str, mount: &Path, below: &str) -> io::Result<()> {
         if self == Self::V1 {
             make_dir(&mount.join(below))?;
@@ -102,8 +104,9 @@ fn enables_all(dir: &Path, controllers: &[String]) -> bool {
     controllers.iter().all(|wanted| enabled.split_whitespace().any(|name| name == wanted))
 }
 
-/// Enables controllers for the children of a cgroup. To write all at once costs the kernel as much as to write one.
-/// The kernel refuses a controller that the cgroup does not have. Pods have no limits of that controller then.
+/// Enables controllers for the children of a cgroup. A write of all controllers at once costs the kernel as much as a
+/// write of one controller. The kernel refuses a controller that the cgroup does not have. Pods have no limits of that
+/// controller then.
 fn enable_all(dir: &Path, controllers: &[String]) {
     let file = dir.join(SUBTREE_CONTROL);
     let each = || controllers.iter().map(|controller| format!("+{controller}"));
@@ -154,12 +157,12 @@ pub(super) fn inherit_cpusets(mount: &Path, below: &str) {
     }
 }
 
-/// Copies CPUs and memory nodes to each cpuset on the path that has none, from its parent.
+/// Copies CPUs and memory nodes from the parent to each cpuset on the path that has no values.
 fn fill_cpusets(mount: &Path, below: &str) -> io::Result<()> {
     let mut dir = mount.join(below);
     let has = |file| Ok::<_, io::Error>(!fs::read_to_string(dir.join(file))?.trim().is_empty());
-    // The values are a subset of the parent's values, so all ancestors have values too. New cpusets usually inherit
-    // them.
+    // The values are a subset of the parent's values, so all ancestors have values too. New cpusets usually inherit the
+    // values.
     if has(CPUSET_FILES[0])? && has(CPUSET_FILES[1])? {
         return Ok(());
     }

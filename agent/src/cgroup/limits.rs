@@ -78,8 +78,8 @@ pub(crate) fn limits_memory(pod: &Pod) -> bool {
     of_pod(pod).memory.is_some()
 }
 
-/// The resources in the status of a pod: the pod-level ones, completed by sums over the containers. A limit is in it
-/// only if the pod's cgroup has it. The overhead is not in it, because readers of the status add it.
+/// The resources in the status of a pod: the pod-level resources, completed by sums over the containers. The status has
+/// a limit only if the pod's cgroup has that limit. The overhead is left out, because readers of the status add it.
 pub(crate) fn status_resources(pod: &Pod) -> ResourceRequirements {
     let Some(spec) = &pod.spec else { return ResourceRequirements::default() };
     let mut resources = spec.resources.clone().unwrap_or_default();
@@ -150,8 +150,8 @@ pub(crate) fn writes(limits: &Limits, v2: bool) -> Vec<Write> {
     out
 }
 
-/// v1 shares in v2's scale of 1 to 10000, by the curve of runc and crun since 2025. It maps v1's default 1024 to v2's
-/// default 100.
+/// v1 shares in v2's scale of 1 to 10000, by the curve of runc and crun since 2025. The curve maps v1's default 1024 to
+/// v2's default 100.
 fn weight(shares: i64) -> u64 {
     if shares <= MIN_SHARES {
         return 1;

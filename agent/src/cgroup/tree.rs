@@ -82,8 +82,8 @@ impl Tree {
         self.write(&self.directories_by_controller(&below), limits)
     }
 
-    /// Limits the number of cgroups below this one. On v2, root in a container can create them. The kernel has room for
-    /// 65,535 cgroups with the memory controller; without room no pod starts. A failure is logged. v1 has no such
+    /// Limits the number of cgroups below this one. On v2, root in a container can create cgroups. The kernel has room
+    /// for 65,535 cgroups with the memory controller; without room no pod starts. A failure is logged. v1 has no such
     /// limit.
     pub(crate) fn limit_descendants(&self, path: &str) {
         let Some(mount) = self.mounts.values().next().filter(|_| self.is_v2()) else { return };
@@ -182,7 +182,8 @@ impl Tree {
         self.directories(path).iter().any(|dir| dir.exists())
     }
 
-    /// Whether the first hierarchy has the cgroup. An interrupted creation may have left it out of the others.
+    /// Whether the first hierarchy has the cgroup. After an interrupted creation, the other hierarchies may lack the
+    /// cgroup.
     pub(crate) fn is_made(&self, path: &str) -> bool {
         self.mounts.values().next().is_some_and(|mount| mount.join(self.below(path)).exists())
     }

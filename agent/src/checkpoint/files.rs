@@ -16,7 +16,7 @@ pub(super) const EXTENSION: &str = "sealed";
 /// Maximum size of a record in bytes. An API object has at most 1.5 MiB; the services of a namespace may have more.
 const RECORD_MAX: u64 = 64 << 20;
 
-/// Creates a directory with mode 0700, and sets the mode of an existing one.
+/// Creates a directory with mode 0700, and sets the mode of an existing directory.
 pub(super) fn make_dir(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     fs::set_permissions(dir, fs::Permissions::from_mode(0o700))
@@ -80,10 +80,11 @@ pub(super) fn sync_dir(dir: &Path) -> io::Result<()> {
     File::open(dir)?.sync_all()
 }
 
-/// Content of a record; None if it does not exist or is damaged.
+/// Content of a record; None if the record does not exist or is damaged.
 ///
-/// # Errors When the record cannot be read now, for example because the process has too many open files. The record
-/// stays in place: a later start can read it. The error is logged.
+/// # Errors
+/// When the record cannot be read now, for example because the process has too many open files. The record stays in
+/// place: a later start can read the record. The error is logged.
 pub(super) fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
     match bounded::read(path, RECORD_MAX) {
         Ok(content) => Ok(Some(content)),
@@ -117,7 +118,7 @@ pub(super) fn remove(path: &Path) -> io::Result<()> {
     remove_file(path)
 }
 
-/// Complete records in a directory, sorted. An absent directory has none.
+/// Complete records in a directory, sorted. An absent directory has no records.
 pub(super) fn list(dir: &Path) -> io::Result<Vec<PathBuf>> {
     let mut paths = entries(dir)?;
     paths.retain(|path| path.extension().is_some_and(|found| found == EXTENSION));

@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use super::{Checkpoint, Key, references};
 use crate::json_file;
 
-/// Encrypts the records of an earlier version. Plain files are removed after the encrypted ones are on disk.
+/// Encrypts the records of an earlier version. Plain files are removed after the encrypted records are on disk.
 pub(super) fn take_over(checkpoint: &Checkpoint, agent_dir: &Path) {
     let (pods, values) = (agent_dir.join("pods"), agent_dir.join("values"));
     if !pods.exists() && !values.exists() {

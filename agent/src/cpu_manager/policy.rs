@@ -48,7 +48,7 @@ impl CpuState {
         self.exclusive.get(uid)?.get(container)
     }
 
-    /// The CPUs of a container: exclusive ones, or the shared pool.
+    /// The CPUs of a container: its exclusive CPUs, or the shared pool.
     pub(crate) fn cpus_of(&self, uid: &str, container: &str) -> &CpuSet {
         self.of(uid, container).unwrap_or(&self.shared)
     }
@@ -59,7 +59,7 @@ impl CpuState {
         sets.fold(CpuSet::default(), |all, cpus| all.union(cpus))
     }
 
-    /// Returns the exclusive CPUs of a pod to the shared pool. Returns whether it had any.
+    /// Returns the exclusive CPUs of a pod to the shared pool. Returns whether the pod had exclusive CPUs.
     pub(crate) fn release(&mut self, uid: &str) -> bool {
         let Some(containers) = self.exclusive.remove(uid) else { return false };
         self.shared =

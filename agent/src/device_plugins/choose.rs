@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// NUMA nodes of devices, by the ids of the devices. A device without topology has none.
+/// NUMA nodes of devices, by the ids of the devices. A device without topology has no nodes.
 pub(super) type Devices = BTreeMap<String, Vec<i64>>;
 
 /// Maximum NUMA nodes of which all combinations are tried, as upstream (`maxAllowableNUMANodes`).
@@ -29,7 +29,7 @@ pub(super) struct DeviceRequest {
 pub(super) struct Options {
     /// The devices from which the plugin may choose.
     pub(super) available: Vec<String>,
-    /// The devices that its choice must include.
+    /// The devices that the choice of the plugin must include.
     pub(super) included: Vec<String>,
 }
 

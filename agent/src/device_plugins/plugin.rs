@@ -24,7 +24,7 @@ use crate::dra::{Caller, Link, Version, open_socket, origin};
 
 /// Timeout of the connection and of the first calls.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// Timeout of Allocate. Upstream has none; a pod waits for the answer.
+/// Timeout of Allocate. Upstream has no timeout; a pod waits for the answer.
 const ALLOCATE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout of PreStartContainer, as in the kubelet (`KubeletPreStartContainerRPCTimeoutInSecs`).
 const PRE_START_TIMEOUT: Duration = Duration::from_secs(30);
@@ -65,7 +65,7 @@ pub(super) struct Plugin {
     ended: CancellationToken,
     /// Whether PreStartContainer must be called before each start of a container.
     pub(super) needs_pre_start: bool,
-    /// Whether the plugin can choose its preferred devices among the available ones.
+    /// Whether the plugin can choose its preferred devices among the available devices.
     pub(super) has_preferences: bool,
 }
 
@@ -113,7 +113,7 @@ impl Plugin {
         begun.map(tonic::Response::into_inner).map_err(|status| rpc(&status))
     }
 
-    /// The devices that the plugin prefers among the available ones.
+    /// The devices that the plugin prefers among the available devices.
     pub(super) async fn preferred(
         &self,
         available: Vec<String>,

@@ -91,7 +91,7 @@ impl Records {
         names
     }
 
-    /// Writes the names of the resources as `current` returns them, unless the record has them.
+    /// Writes the names of the resources as `current` returns them, unless the record already has these names.
     pub(super) fn save_resources(&self, current: impl FnOnce() -> Vec<String>) -> io::Result<()> {
         let mut written = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let names = current();

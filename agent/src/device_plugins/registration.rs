@@ -39,8 +39,8 @@ pub(super) struct Connected {
 /// The service at the socket.
 struct Service(DevicePlugins);
 
-/// Serves the registration socket until dropped. Without it no plugin can register; pods without devices are not
-/// affected.
+/// Serves the registration socket until dropped. Without the socket no plugin can register; pods without devices are
+/// not affected.
 pub(super) async fn serve(plugins: DevicePlugins) {
     let dir = plugins.shared.config.sockets.clone();
     let listener = match sockets::remove_all(&dir).and_then(|()| sockets::listen(&dir)) {
@@ -84,8 +84,8 @@ impl DevicePluginHandler for DevicePlugins {
 }
 
 impl DevicePlugins {
-    /// Reserves a place in the queue of the task that follows plugins. This comes before the plugin is added to the
-    /// table. If the client disconnects during the wait, the table must not keep a plugin that is not followed.
+    /// Reserves a place in the queue of the task that follows plugins. The place is reserved before the plugin is added
+    /// to the table. If the client disconnects during the wait, the table must not keep a plugin that is not followed.
     async fn place(&self) -> Result<mpsc::Permit<'_, Connected>, Status> {
         let place = self.shared.connected.reserve().await;
         place.map_err(|_closed| Status::unavailable("the node is stopping"))
@@ -147,8 +147,8 @@ impl DevicePlugins {
     ) -> Result<(), Status> {
         let plugin = Plugin::open(&link).await;
         let plugin = plugin.map_err(|error| Status::new(Code::Unknown, chain(&error)))?;
-        // The place is reserved after the call: a plugin that does not answer must not delay the registration of
-        // others.
+        // The place is reserved after the call: a plugin that does not answer must not delay the registration of other
+        // plugins.
         let place = self.place().await?;
         // The name is checked again, because other plugins may have registered meanwhile.
         self.check_name(name)?;

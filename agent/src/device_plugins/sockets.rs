@@ -78,7 +78,7 @@ fn accepted(listener: UnixListener, max: usize) -> BoxStream<'static, io::Result
     unfold((listener, places), next).boxed()
 }
 
-/// Removes all sockets in the directory. As with a kubelet, plugins notice that, and register again. An absent
+/// Removes all sockets in the directory. As with a kubelet, plugins notice the removal, and register again. An absent
 /// directory has no sockets.
 pub(super) fn remove_all(dir: &Path) -> io::Result<()> {
     let entries = match fs::read_dir(dir) {
@@ -99,7 +99,7 @@ pub(super) fn remove_all(dir: &Path) -> io::Result<()> {
 /// directories of the sockets that are empty then.
 ///
 /// # Errors
-/// The first error of readdir(3) or unlink(2). It does not stop the removal.
+/// The first error of readdir(3) or unlink(2). An error does not stop the removal.
 pub fn remove(registry: &Path) -> io::Result<()> {
     let Some(root) = registry.parent() else { return Ok(()) };
     let mut result = Ok(());

@@ -194,8 +194,8 @@ impl Table {
         self.resources.contains_key(name)
     }
 
-    /// Numbers of devices. As in the kubelet, a resource whose plugin did not come back has zero devices. This
-    /// distinguishes it from resources of the cluster, which the node does not report.
+    /// Numbers of devices. As in the kubelet, a resource whose plugin did not come back has zero devices. The zero
+    /// distinguishes such a resource from resources of the cluster, which the node does not report.
     pub(super) fn counts(&self) -> DeviceCounts {
         let count = |resource: &Resource| {
             let capacity = if resource.is_removed { 0 } else { resource.devices.len() };
@@ -348,7 +348,7 @@ impl Table {
         }
     }
 
-    /// Frees the devices of a pod. None if the pod has none.
+    /// Frees the devices of a pod. None if the pod has no devices.
     pub(super) fn remove(&mut self, uid: &str) -> Option<PodDevices> {
         let pod = self.pods.remove(uid)?;
         for (resource, allocation) in pod.containers.values().flatten() {
@@ -378,7 +378,7 @@ impl Table {
         self.pods.get(owner.uid)?.containers.get(owner.container)?.get(resource)
     }
 
-    /// The health of a container's devices, for its status. Of many devices, only the unhealthy ones are reported.
+    /// The health of a container's devices, for its status. Of many devices, only the unhealthy devices are reported.
     pub(super) fn health(&self, owner: Owner<'_>) -> Vec<ResourceStatus> {
         let container = self.pods.get(owner.uid).and_then(|pod| pod.containers.get(owner.container));
         let one = |(name, allocation): (&String, &Allocation)| {

@@ -28,7 +28,7 @@ struct Dongles {
     /// Ids and health. None ends the list.
     devices: watch::Sender<Option<Vec<(String, bool)>>>,
     calls: Arc<Mutex<Vec<String>>>,
-    /// Devices that it prefers.
+    /// Devices that the plugin prefers.
     preferred: Vec<String>,
     fails: Arc<Mutex<bool>>,
 }

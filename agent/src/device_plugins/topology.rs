@@ -79,7 +79,8 @@ impl DevicePlugins {
     /// # Errors
     /// When there are too few devices. The message is upstream's.
     pub(crate) fn check_free(&self, pod: &Pod) -> Result<(), String> {
-        // The lock is held until the end of the reservations, so that no other pod lacks these devices.
+        // The lock is held until the end of the reservations, so that the allocation for another pod does not fail
+        // because of them.
         let mut state = self.state();
         let spec = pod.spec.iter();
         let mut all = spec.flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers));

@@ -116,7 +116,7 @@ fn is_file_name(uid: &str) -> bool {
     !uid.is_empty() && uid.len() <= UID_MAX && uid.bytes().all(plain)
 }
 
-/// The claims that a container uses, each with the requests whose devices it gets. An empty request means all of them.
+/// The claims that a container uses, each with the requests whose devices it gets. An empty request means all requests.
 pub(super) fn requests(
     pod: &Pod,
     container: &Container,

@@ -37,7 +37,7 @@ const NAMES_MAX: usize = 4096;
 /// Maximum bytes of a name.
 pub(super) const NAME_MAX: usize = 512;
 
-/// Why a driver has not done a call.
+/// Why a call of a driver failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum DriverError {
     #[error("{call}: the driver did not answer within {} seconds", CALL_TIMEOUT.as_secs())]
@@ -141,7 +141,7 @@ impl tower::Service<Request<Body>> for Caller {
 }
 
 impl Caller {
-    /// Prepares a claim: its devices.
+    /// Prepares a claim. Returns the devices of the claim.
     pub(super) async fn prepare(&self, claim: dra::Claim) -> Result<Vec<Device>, DriverError> {
         const CALL: &str = "NodePrepareResources";
         let (name, uid) = (claim.name.clone(), claim.uid.clone());

@@ -1,8 +1,8 @@
 //! The table of registered drivers, and the drivers whose ResourceSlices must be deleted.
 //!
 //! A driver that is gone is given 30 seconds to come back. Then its slices on this node are deleted, so that no pod is
-//! scheduled to its devices. A starting agent deletes the slices of all drivers: they publish them again after they have
-//! registered.
+//! scheduled to its devices. A starting agent deletes the slices of all drivers: the drivers publish their slices again
+//! after they have registered.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

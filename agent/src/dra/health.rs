@@ -22,7 +22,7 @@ use crate::deadline::until;
 /// Time after which the health of a device is unknown, unless the driver sets another time, as in the kubelet
 /// (`DefaultHealthTimeout`).
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Maximum timeout of a device. A longer timeout is shortened to it, so that no deadline can overflow.
+/// Maximum timeout of a device. A longer timeout is shortened to this maximum, so that no deadline can overflow.
 const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 3600);
 /// Maximum devices of a driver whose health is kept.
 const DEVICES_MAX: usize = 4096;
@@ -310,7 +310,7 @@ fn checked(report: api::DeviceHealth, now: Instant) -> Option<(Device, Report)> 
     Some(((device.pool_name, device.device_name), Report { health, timeout, at: now }))
 }
 
-/// A message that the API accepts. A longer one ends with three dots, as in the kubelet.
+/// A message that the API accepts. A longer message ends with three dots, as in the kubelet.
 fn shortened(message: &str) -> String {
     if message.len() <= MESSAGE_MAX {
         return printable(message, MESSAGE_MAX);

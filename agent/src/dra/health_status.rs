@@ -96,7 +96,7 @@ fn statuses(
     found
 }
 
-/// The id of a device: its first CDI id, or its name if it has none.
+/// The id of a device: its first CDI id, or its name if the device has no CDI id.
 fn resource_id(driver: &str, device: &Device) -> String {
     let own = || format!("{driver}/{}/{}", device.pool, device.device);
     device.cdi.first().cloned().unwrap_or_else(own)

@@ -43,7 +43,7 @@ pub(super) struct Record {
 /// A prepared device.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Device {
-    /// Requests of the claim that got the device. Empty means all.
+    /// Requests of the claim that got the device. Empty means all requests.
     pub(super) requests: Vec<String>,
     pub(super) pool: String,
     pub(super) device: String,
@@ -116,7 +116,7 @@ impl Records {
     /// Reads the record of a claim again, if it could not be read before.
     ///
     /// # Errors
-    /// When it still cannot be read. Other pods may use the claim.
+    /// When the record still cannot be read. Other pods may use the claim.
     pub(super) fn reread(&self, uid: &str) -> io::Result<()> {
         let path = self.path(uid);
         // The lock is held while the file is read, so that no newer record is replaced.
@@ -207,7 +207,7 @@ impl Records {
 // === impl State ===
 
 impl State {
-    /// Reads a record, and removes it from the unread ones. A damaged record is renamed to `*.bad`. A record of a
+    /// Reads a record, and removes it from the unread records. A damaged record is renamed to `*.bad`. A record of a
     /// deleted claim stays unread as long as a new claim has its name.
     ///
     /// # Errors

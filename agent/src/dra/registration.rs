@@ -34,11 +34,12 @@ use super::health::HealthTable;
 const CALL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum bytes of an answer.
 const ANSWER_MAX: usize = 64 << 10;
-/// Maximum sockets in the directory. More are ignored.
+/// Maximum sockets in the directory. Further sockets are ignored.
 const SOCKETS_MAX: usize = 64;
 /// Maximum files that are examined in the directory and below it.
 const FILES_MAX: usize = 1024;
-/// Maximum number and maximum depth of the directories below the directory. Further directories are ignored.
+/// Maximum number and maximum depth of the directories below the registration directory. Further directories are
+/// ignored.
 const DIRS_MAX: usize = 64;
 const DEPTH_MAX: usize = 4;
 /// Maximum length of a driver's name (`DriverNameMaxLength` of resource.k8s.io).
@@ -102,7 +103,7 @@ enum Accepted {
 struct Found {
     /// Sockets by their paths relative to the registration directory.
     sockets: HashMap<OsString, Identity>,
-    /// The directories below it.
+    /// The directories below the registration directory.
     dirs: BTreeSet<PathBuf>,
 }
 
@@ -266,7 +267,7 @@ impl Registry {
         registered.map(Accepted::DevicePlugin).map_err(RegistrationError::DevicePlugin)
     }
 
-    /// Connects to the endpoint of a plugin. Without one, the plugin serves at its registration socket.
+    /// Connects to the endpoint of a plugin. Without an endpoint, the plugin serves at its registration socket.
     async fn connect_endpoint<'a>(
         &self,
         socket: &'a Path,
@@ -302,8 +303,8 @@ pub(crate) fn open_socket(base: &Path, path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// Opens a socket outside of the node's directories. It must belong to the node's user: otherwise another user could
-/// replace it in a directory of its own.
+/// Opens a socket outside of the node's directories. The socket must belong to the node's user: otherwise another user
+/// could replace the socket in that user's own directory.
 fn open_foreign(path: &Path) -> io::Result<OwnedFd> {
     let socket = open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
     let stat = fstat(&socket)?;

@@ -1,4 +1,4 @@
-//! Selection of images to remove, and the space that it frees. Pure.
+//! Selection of images to remove, and the space that their removal frees. Pure.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -33,7 +33,7 @@ pub(super) struct Image {
     /// Tags and digests.
     pub(super) names: Vec<String>,
     pub(super) pinned: bool,
-    /// Whether a container or a pod uses it.
+    /// Whether a container or a pod uses the image.
     pub(super) in_use: bool,
     /// Time of the pull; the epoch if unknown.
     pub(super) pulled: Timestamp,
@@ -74,9 +74,9 @@ impl Disk {
     }
 }
 
-/// The space to free. A pull that failed on a full disk does not report how much it needs. So images are removed until
-/// at least twice as much space is available as now. The first attempt does not remove everything, and each later one
-/// frees more.
+/// The space to free. A pull that failed on a full disk does not report how much space it needs. So images are removed
+/// until at least twice as much space is available as now. The first attempt does not remove everything, and each later
+/// attempt frees more.
 pub(super) fn need(policy: &ImageGcPolicy, disk: &Disk, no_room: bool) -> SpaceToFree {
     if policy.high_threshold >= 100 {
         return SpaceToFree::Nothing;

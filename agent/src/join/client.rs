@@ -83,7 +83,7 @@ impl Current {
         self.state.read().unwrap_or_else(PoisonError::into_inner).1.clone()
     }
 
-    /// Uses this certificate for all further requests. Connections with the old one end after their requests.
+    /// Uses this certificate for all further requests. Connections with the old certificate end after their requests.
     pub(super) fn replace(&self, identity: Identity) -> Result<(), JoinError> {
         let client = connect(&self.endpoint, &self.authority, &identity)?;
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = (client, identity);

@@ -16,8 +16,8 @@ use super::token::{CaHash, Token};
 /// Maximum size in bytes of the response, which comes from an untrusted server.
 const ANSWER_MAX: usize = 1 << 20;
 
-/// The authority (PEM) of the cluster at this address. The response comes from an untrusted server. It is accepted only
-/// if the authority has the hash and the response is signed with the token.
+/// The authority (PEM) of the cluster at this address. The response comes from an untrusted server. The response is
+/// accepted only if the authority has the hash and the response is signed with the token.
 pub(super) async fn authority(
     endpoint: &Endpoint,
     token: &Token,
@@ -66,7 +66,7 @@ async fn cluster_info(client: &Client, endpoint: &Endpoint) -> Result<ConfigMap,
     Err(unusable(&message.unwrap_or(head.status.as_str())))
 }
 
-/// Whether a node of this name exists and is Ready: its name is taken then.
+/// Whether a node of this name exists and is Ready: then the name is in use.
 pub(super) async fn has_ready_node(client: &Client, name: &str) -> Result<bool, Failure> {
     let found = Api::<Node>::all(client.clone()).get_opt(name).await;
     let node = found.map_err(|error| Failure::Api(Box::new(error)))?;

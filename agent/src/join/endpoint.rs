@@ -40,7 +40,7 @@ impl Endpoint {
         let mut config = Config::new(self.0.clone());
         config.connect_timeout = Some(CONNECT_TIMEOUT);
         // The list is empty, because without a list the client loads the machine's authorities, and an appliance
-        // possibly has none.
+        // possibly has no authorities.
         config.root_cert = Some(Vec::new());
         config
     }

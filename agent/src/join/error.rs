@@ -16,7 +16,7 @@ pub enum JoinError {
         /// Cause.
         reason: String,
     },
-    /// The authority of the server's cluster has another hash than the expected one.
+    /// The authority of the server's cluster has another hash than the expected hash.
     #[error(
         "{server} is another cluster: its authority has the hash {found}, not {wanted}; check --join and --ca-hash"
     )]

@@ -64,7 +64,7 @@ impl Files {
         write_identity(&self.dir.join("client.pem"), identity)
     }
 
-    /// The key of the unanswered request; a new key if there is none.
+    /// The key of the unanswered request; a new key if there is no such request.
     pub(super) fn pending_key(&self) -> Result<KeyPair, JoinError> {
         let path = self.dir.join("pending.key");
         let text = match bounded::read_text(&path, FILE_MAX) {
@@ -111,7 +111,7 @@ impl Files {
         Ok(Some((server.parse()?, node)))
     }
 
-    /// Writes the kubeconfig. It refers to the certificate file, because the certificate is renewed.
+    /// Writes the kubeconfig. The kubeconfig refers to the certificate file, because the certificate is renewed.
     pub(super) fn write_kubeconfig(
         &self,
         endpoint: &Endpoint,

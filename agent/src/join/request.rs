@@ -106,7 +106,8 @@ impl RequestedIdentity {
         params.serialize_request(key)?.pem()
     }
 
-    /// The request object. Its name is derived from key and content, so that a retry with the same key finds it.
+    /// The request object. Its name is derived from key and content, so that a retry with the same key finds the
+    /// request.
     fn object(&self, key: &KeyPair) -> Result<CertificateSigningRequest, rcgen::Error> {
         let input = [key.public_key_pem().as_bytes(), self.user.as_bytes(), self.signer.as_bytes()].concat();
         let name = format!("node-csr-{}", hex::encode(Sha256::digest(input)));
@@ -186,7 +187,8 @@ impl Failure {
         matches!(self, Self::Join(JoinError::Unanswered { .. }))
     }
 
-    /// Whether the failure happened after the request was created: it was denied, failed, or was not answered in time.
+    /// Whether the failure happened after the request was created: the request was denied, failed, or was not answered
+    /// in time.
     pub(super) fn is_after_creation(&self) -> bool {
         matches!(self, Self::Join(JoinError::Refused { .. } | JoinError::Unanswered { .. }))
     }

@@ -114,7 +114,7 @@ async fn sleep_until(due: Timestamp) {
     }
 }
 
-/// Logs an error after the end of the certificate. The grace covers a clock that is ahead of the cluster's.
+/// Logs an error after the end of the certificate. The grace covers a clock that is ahead of the cluster's clock.
 async fn log_expiry(identity: &Identity, node: &str) -> Infallible {
     sleep_until(identity.not_after()).await;
     tokio::time::sleep(EXPIRY_GRACE).await;
@@ -221,7 +221,7 @@ mod tests {
         requests
     }
 
-    /// A certificate that has expired by this machine's clock, whatever its validity.
+    /// A certificate of any validity that has expired by this machine's clock.
     fn over(until: (i32, u8, u8)) -> Identity {
         let key = rcgen::KeyPair::generate().unwrap();
         let mut params = rcgen::CertificateParams::default();

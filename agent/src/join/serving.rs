@@ -32,7 +32,7 @@ impl Serving {
         state.as_ref().map(|(_, identity)| identity.clone())
     }
 
-    /// The end of the certificate, and the failed attempts to obtain one.
+    /// The end of the certificate, and the failed attempts to obtain a certificate.
     pub(super) fn renewal(&self) -> Renewal {
         let until = self.identity().map(|identity| identity.not_after());
         Renewal { until, failures: self.failures.load(Relaxed) }

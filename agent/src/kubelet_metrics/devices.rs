@@ -81,7 +81,7 @@ impl KubeletMetrics {
         self.devices.registrations.with_label_values(&[resource]).inc();
     }
 
-    /// Counts a call of Allocate of the plugin of a resource, including a failed one.
+    /// Counts a call of Allocate of the plugin of a resource, including a failed call.
     pub(crate) fn devices_allocated(&self, resource: &str, took: Duration) {
         self.devices.allocations.with_label_values(&[resource]).observe(took.as_secs_f64());
     }

@@ -59,8 +59,8 @@ impl EndingMetrics {
         self.stats_ages.with_label_values(&[signal]).observe(age.as_secs_f64());
     }
 
-    /// Counts a pod that ends so that a critical pod fits. `resource` is the first resource that the node lacks. It is a
-    /// resource of the node, so the label has few values.
+    /// Counts a pod that ends so that a critical pod fits. `resource` is the first resource that the node lacks. This
+    /// is always a resource of the node, so the label has few values.
     pub(crate) fn preempted(&self, resource: &str) {
         self.preemptions.with_label_values(&[resource]).inc();
     }

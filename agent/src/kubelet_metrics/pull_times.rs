@@ -20,7 +20,7 @@ pub(crate) struct RunningPull<'a> {
 struct Pulls {
     /// Number of running pulls.
     running: usize,
-    /// Time since which at least one pull has been running. `None` if none runs.
+    /// Time since which at least one pull has been running. `None` if no pull runs.
     since: Option<Instant>,
     /// The total time in which at least one pull ran, up to `since` if a pull runs.
     total: Duration,

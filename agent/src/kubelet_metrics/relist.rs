@@ -62,7 +62,7 @@ impl RelistMetrics {
         }
     }
 
-    /// Counts a list that began at this time, including a failed one.
+    /// Counts a list that began at this time, including a failed list.
     pub(crate) fn ended(&self, began: Instant) {
         self.lists.observe(began.elapsed().as_secs_f64());
         self.last.set(Timestamp::now().as_duration().as_secs_f64());

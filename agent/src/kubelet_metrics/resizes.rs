@@ -26,7 +26,7 @@ pub(crate) enum RetryTrigger {
 /// Why a resize is infeasible.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InfeasibleReason {
-    /// It is larger than the node.
+    /// The resize is larger than the node.
     NodeAllocatable,
     /// The pod may have exclusive CPUs.
     CpuManager,

@@ -6,8 +6,8 @@ use prometheus::{Histogram, IntCounter, IntCounterVec, IntGauge, IntGaugeVec};
 
 use super::{KubeletMetrics, Registered};
 
-/// Bounds in milliseconds of the durations of admissions. The first is 50 µs; each further one is twice the previous
-/// one.
+/// Bounds in milliseconds of the durations of admissions. The first bound is 50 µs; each further bound is twice the
+/// previous bound.
 const ADMISSIONS: [f64; 15] =
     [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6, 51.2, 102.4, 204.8, 409.6, 819.2];
 

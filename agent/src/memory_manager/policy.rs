@@ -121,7 +121,7 @@ impl Reusable {
         self.sizes.get(&(nodes, resource.to_owned())).copied().unwrap_or(0)
     }
 
-    /// Adds the blocks of an init container, or subtracts the blocks of a container that runs beside others.
+    /// Adds the blocks of an init container, or subtracts the blocks of a container that runs beside other containers.
     fn update(&mut self, blocks: &[Block], is_regular_init: bool) {
         for block in blocks {
             let size = self.sizes.entry((block.numa_affinity, block.resource.clone())).or_default();
@@ -295,8 +295,8 @@ impl MemoryState {
         Ok(blocks)
     }
 
-    /// The nodes of the affinity, or the best nodes if the affinity has none. If these do not suffice, a larger set
-    /// that contains them.
+    /// The nodes of the affinity, or the best nodes if the affinity has no nodes. If these nodes do not suffice, a
+    /// larger set that contains them.
     fn choose(&self, requested: &Amounts, affinity: Hint, reusable: &Reusable) -> Result<NumaMask, String> {
         let error = |text: &str| format!("[memorymanager] {text}");
         let hints = || self.hints_of_each(requested, reusable);

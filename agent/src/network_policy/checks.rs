@@ -15,15 +15,15 @@ use tokio::time::Instant;
 
 use crate::deadline::until;
 
-/// Rest after a check. A check takes 8 to 20 ms of a processor, because the kernel walks through its table of connections.
-/// During a burst of changes, one check serves all changes of a rest.
+/// Minimum delay after a check, before the next check. A check takes 8 to 20 ms of a processor, because the kernel
+/// walks through its table of connections. During a burst of changes, one check serves all changes during a delay.
 const REST: Duration = Duration::from_millis(100);
-/// Maximum back-off after failed checks. The first one is a rest. A kernel without connection tracking by netlink fails
-/// each check.
+/// Maximum back-off after failed checks. The first back-off is [`REST`]. A kernel without connection tracking by
+/// netlink fails each check.
 const MAX_BACKOFF: Duration = Duration::from_secs(600);
 
 /// The policies and pods, which a check reads while they change. Each connection gets the verdict of one moment; the
-/// connections that a later change concerns are checked again after it.
+/// connections that a later change concerns are checked again after that change.
 #[derive(Clone, Default)]
 pub(super) struct SharedModel(Arc<Mutex<Model>>);
 
@@ -45,12 +45,12 @@ struct Outcome {
 /// Marks open connections that the policies no longer allow. At most one check runs at a time.
 pub(super) struct Checks {
     model: SharedModel,
-    /// Connections that changes concerned since the running check began, or all after a failed check.
+    /// Connections that changes concerned since the running check began, or all connections after a failed check.
     due: Option<Due>,
     running: Option<JoinHandle<Outcome>>,
-    /// End of the rest after the last check, or of the back-off after a failed one. The time may have passed.
+    /// End of the delay after the last check, or of the back-off after a failed check. The time may have passed.
     rests_until: Option<Instant>,
-    /// The socket of the checks, while none runs.
+    /// The socket of the checks, while no check runs.
     channel: Option<Channel>,
     /// Whether conntrack entries have the mark. A later change may allow their connections.
     has_forbidden: bool,

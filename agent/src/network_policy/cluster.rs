@@ -1,6 +1,7 @@
 //! Watches the policies of the whole cluster. Their kinds are custom resources that a cluster may lack.
 //!
-//! A watch of the kind's definition, by its name, shows whether the kind exists. Objects are watched only then.
+//! A watch of the kind's definition, by its name, shows whether the kind exists. Objects are watched only if the kind
+//! exists.
 
 use std::collections::{HashMap, HashSet};
 use std::time::Duration;
@@ -228,7 +229,7 @@ impl Kind {
         self.is_complete = true;
     }
 
-    /// Adds or replaces a policy. An invalid one has no effect; its problems are reported.
+    /// Adds or replaces a policy. An invalid policy has no effect; its problems are reported.
     fn put(&mut self, policy: &DynamicObject, recorder: &Recorder, model: &mut Model) {
         let name = policy.metadata.name.as_deref().unwrap_or_default();
         let problems = match ClusterPolicy::parse(self.kind, name, &policy.data["spec"]) {

@@ -180,7 +180,7 @@ impl NetworkPolicies {
         }
     }
 
-    /// Watches nodes while policies have them as peers. Returns whether all nodes that the policies need are known.
+    /// Watches nodes while policies have nodes as peers. Returns whether all nodes that the policies need are known.
     pub(super) fn follow_nodes(&mut self) -> bool {
         let are_needed = self.model.lock().needs_nodes();
         match (&self.nodes, are_needed) {

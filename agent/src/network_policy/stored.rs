@@ -1,5 +1,5 @@
-//! The record of the policies in the namespaces of this node's pods. A node that boots while the API server does not answer
-//! enforces them, so that pods of these namespaces start.
+//! The record of the policies in the namespaces of this node's pods. A node that boots while the API server does not
+//! answer enforces these policies, so that pods of these namespaces start.
 //!
 //! The pods of other nodes are unknown then, so selectors of pods permit only pods of this node. Policies of the whole
 //! cluster are not recorded: while there are such policies, pods wait for the API server.
@@ -23,9 +23,10 @@ use crate::deadline::until;
 
 /// Name of the record, in the directory of the record of the namespaces with policies.
 const RECORD: &str = "network-policies-of-pods.json";
-/// Maximum size in bytes of the record. A larger one is not read.
+/// Maximum size in bytes of the record. A larger record is not read.
 const RECORD_MAX: u64 = 64 << 20;
-/// Maximum size in bytes of the policies of one namespace in the record. With more, its pods wait for the API server.
+/// Maximum size in bytes of the policies of one namespace in the record. If the policies are larger, the pods of the
+/// namespace wait for the API server.
 const NAMESPACE_MAX: usize = 1 << 20;
 /// Time from a change until it is written, so that a burst is written once.
 const WRITE_AFTER: Duration = Duration::from_secs(1);
@@ -50,7 +51,7 @@ pub(super) enum Earlier {
     Stored(StoredPolicies),
 }
 
-/// The record on disk, and the policies that it may have.
+/// The record on disk, and the policies that it may contain.
 pub(super) struct PolicyRecord {
     path: PathBuf,
     /// All policies of the cluster in JSON, with the fields that are stored.
@@ -75,7 +76,7 @@ struct Outcome {
 
 impl Earlier {
     /// Waits for the API server, then looks for the kernel's table. Reads the record if the table is missing or was
-    /// changed. `None` if there is neither, or the table cannot be read.
+    /// changed. `None` if there is neither a table nor a record, or if the table cannot be read.
     pub(super) async fn find(record: PathBuf, table: String) -> Option<Self> {
         tokio::time::sleep(LIST_TIMEOUT).await;
         let find = move || {
@@ -212,8 +213,8 @@ impl PolicyRecord {
         }));
     }
 
-    /// Waits for the end of the write in progress. A failed write is repeated later. Until then there is no record, as
-    /// outdated policies could allow what newer ones forbid. Cancel safe.
+    /// Waits for the end of the write in progress. A failed write is repeated later. Until then there is no record,
+    /// because outdated policies could allow connections that newer policies forbid. Cancel safe.
     async fn end_write(&mut self) {
         let Some(writing) = &mut self.writing else { return };
         let done = writing.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()));

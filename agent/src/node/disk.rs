@@ -40,7 +40,8 @@ impl Resource {
 // === impl DiskLevels ===
 
 impl DiskLevels {
-    /// Reads the amounts of the file system of the state directory. They are unknown if no resource has a threshold.
+    /// Reads the amounts of the file system of the state directory. The amounts are unknown if no resource has a
+    /// threshold.
     pub(crate) fn read(state_dir: &Path, thresholds: &EvictionThresholds) -> Self {
         let has_threshold = |thresholds: &EvictionThresholds| {
             [Resource::Bytes, Resource::Inodes]

@@ -41,7 +41,7 @@ pub(super) fn of_status(name: &str, held: &NodeStatus, now: &NodeStatus) -> Vec<
         }
         match after.as_deref() {
             Some("True") => events.push(status_is(name, yes)),
-            // A new node starts as NotReady; that is not an event.
+            // A new node starts as NotReady; this first state is not an event.
             Some("False") if type_ != "Ready" || before.is_some() => events.push(status_is(name, no)),
             _ => {}
         }
@@ -49,7 +49,8 @@ pub(super) fn of_status(name: &str, held: &NodeStatus, now: &NodeStatus) -> Vec<
     events
 }
 
-/// The event of a cordon or uncordon. `known` has the state in the version that was received before, and gets the new one.
+/// The event of a cordon or uncordon. `known` has the state in the version that was received before, and gets the new
+/// state.
 pub(super) fn of_cordon(name: &str, known: &AtomicBool, now: &Node) -> Option<NodeEvent> {
     let cordoned = now.spec.as_ref().and_then(|spec| spec.unschedulable) == Some(true);
     let reason = if cordoned { "NodeNotSchedulable" } else { "NodeSchedulable" };

@@ -17,8 +17,8 @@ pub struct EvictionThresholds {
     pub soft: SoftThresholds,
     /// Amounts that have to be available beyond the thresholds before a shortage ends.
     pub minimum_reclaim: MinimumReclaim,
-    /// Time for which a condition of pressure stays after its resource was last short. Without it, the pods that replace
-    /// evicted pods would start at once, and the node would evict them as well.
+    /// Time for which a condition of pressure stays after its resource was last short. Without this time, the pods that
+    /// replace evicted pods would start at once, and the node would evict them as well.
     pub pressure_transition: Duration,
 }
 
@@ -40,7 +40,7 @@ pub struct SoftThresholds {
 /// A threshold below which pods are evicted only after some time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SoftThreshold {
-    /// The threshold. Zero: none.
+    /// The threshold. Zero means no threshold.
     pub threshold: Threshold,
     /// Time for which less than the threshold must be available before pods are evicted.
     pub grace: Duration,
@@ -94,7 +94,7 @@ impl EvictionThresholds {
         pressure_transition: TRANSITION,
     };
 
-    /// The same settings with the soft thresholds instead of the hard ones.
+    /// The same settings with the soft thresholds instead of the hard thresholds.
     pub(crate) fn as_soft(&self) -> Self {
         Self {
             memory_available: self.soft.memory_available.threshold,
@@ -139,7 +139,7 @@ impl MinimumReclaim {
 }
 
 impl Default for EvictionThresholds {
-    /// The kubelet's defaults, and 5 % of the process IDs, for which the kubelet has none.
+    /// The kubelet's defaults, and 5 % of the process IDs, for which the kubelet has no default.
     fn default() -> Self {
         Self {
             memory_available: Threshold::Amount(100 << 20),

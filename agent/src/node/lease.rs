@@ -92,7 +92,7 @@ async fn renew(api: &Api<Lease>, name: &str, seconds: u16, node: Option<&Node>) 
     api.create(&PostParams::default(), &lease).await.map(drop)
 }
 
-/// The owner reference to the Node: the lease is deleted with it.
+/// The owner reference to the Node: the lease is deleted with the Node.
 fn owner(node: &Node) -> Option<OwnerReference> {
     let (name, uid) = (node.metadata.name.clone()?, node.metadata.uid.clone()?);
     Some(OwnerReference {

@@ -26,7 +26,7 @@ const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
 pub enum PodNetwork {
     /// This process runs the CNI plugins.
     Cni(Network),
-    /// The container runtime runs them, from a CNI configuration of its own.
+    /// The container runtime runs the CNI plugins, from a CNI configuration of its own.
     Runtime(RuntimeNetwork),
 }
 

@@ -1,7 +1,7 @@
 //! Changes of the overlay that the Node reports.
 //!
-//! Another node can change the faults of the paths to it at any time, by its own annotations. Then all nodes would write
-//! their status as often. So changes of the faults alone have a minimum interval.
+//! By its own annotations, another node can change the faults of the paths to itself at any time. Without a limit, all
+//! nodes would write their status as often. So changes of the faults alone have a minimum interval.
 
 use std::time::Duration;
 

@@ -31,8 +31,8 @@ const IMPAIRED: &str = "PodNetworkImpaired";
 /// Maximum faults in the message of the condition `PodNetworkImpaired`.
 const FAULTS_MAX: usize = 20;
 
-/// Features that a node must declare before pods on it can use them, sorted. They are resizes of pod-level resources
-/// and of init containers, and restarts of all containers.
+/// Features that a node must declare before pods on it can use them, sorted. The features are resizes of pod-level
+/// resources and of init containers, and restarts of all containers.
 const DECLARED_FEATURES: [&str; 3] = [
     "InPlacePodLevelResourcesVerticalScaling",
     "InPlacePodVerticalScalingInitContainers",
@@ -86,8 +86,8 @@ fn declared_features() -> Vec<String> {
     DECLARED_FEATURES.map(str::to_owned).to_vec()
 }
 
-/// Completes the response to a patch of the status: a server before v1.35 drops the declared features. They count as
-/// written, so that the node does not send them repeatedly.
+/// Completes the response to a patch of the status: a server before v1.35 drops the declared features. These features
+/// count as written, so that the node does not send them repeatedly.
 pub(super) fn keep_declared_features(written: &mut Node) {
     if let Some(status) = &mut written.status {
         status.declared_features.get_or_insert_with(declared_features);
@@ -172,7 +172,7 @@ pub(super) fn status_patch(
     put(&mut patch, "daemonEndpoints", &held.daemon_endpoints, &want.daemon_endpoints);
     put(&mut patch, "nodeInfo", &held.node_info, &want.node_info);
     put(&mut patch, "declaredFeatures", &held.declared_features, &want.declared_features);
-    // The API returns an empty list as an absent one.
+    // The API returns an empty list as an absent list.
     put(&mut patch, "images", &Some(held.images.unwrap_or_default()), &want.images);
     if held.addresses != want.addresses {
         // A strategic merge by type would merge two addresses of one type.
@@ -342,8 +342,8 @@ fn fault_message(faults: &[String]) -> String {
     }
 }
 
-/// Conditions of the overlay that are left after it was disabled. `NetworkUnavailable` may belong to another network
-/// provider: it is ours only with our reasons.
+/// Conditions of the overlay that are left after the overlay was disabled. `NetworkUnavailable` may belong to another
+/// network provider: the condition belongs to this agent only if it has a reason of this agent.
 fn stale(config: &NodeConfig, held: Option<&NodeStatus>) -> Vec<&'static str> {
     if config.overlay.is_some() {
         return Vec::new();

@@ -104,7 +104,7 @@ fn limited_kib(dir: &Path) -> Option<u64> {
     project_quota::limits_sizes(present(dir)).then(|| storage_kib(dir).ok()).flatten()
 }
 
-/// The directory, or its nearest ancestor that exists: it is on the same file system.
+/// The directory, or its nearest ancestor that exists: this ancestor is on the same file system.
 fn present(dir: &Path) -> &Path {
     dir.ancestors().find(|dir| dir.exists()).unwrap_or(Path::new("/"))
 }
@@ -144,7 +144,7 @@ pub(crate) fn binary(kib: u64) -> String {
 }
 
 /// Amounts that pods cannot use: the thresholds of hard evictions, below which the node has memory or disk pressure.
-/// The kubelet subtracts them in the same way.
+/// The kubelet subtracts these amounts in the same way.
 fn eviction_reserve(
     capacity: &BTreeMap<String, Quantity>,
     eviction: &EvictionThresholds,

@@ -12,7 +12,7 @@ use prometheus::{Gauge, core::Collector};
 
 use crate::metric::valid;
 
-/// Names and descriptions of the metrics, in the order of the phases. The last one has the total.
+/// Names and descriptions of the metrics, in the order of the phases. The last metric has the total.
 const METRICS: [(&str, &str); 5] = [
     (
         "kubelet_node_startup_pre_kubelet_duration_seconds",

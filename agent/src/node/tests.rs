@@ -131,7 +131,7 @@ impl Api {
     }
 
     /// Changes a label, and waits until the agent has received the change. The agent handles changes one after the
-    /// other, so it has handled the earlier ones.
+    /// other, so the agent has handled the earlier changes.
     async fn fence(&self, node: &watch::Receiver<Option<Arc<Node>>>, value: &str) {
         until("the agent watches its node", 10, || self.events.receiver_count() > 0).await;
         let patch = json!({"metadata": {"labels": {FENCE: value}}}).to_string();

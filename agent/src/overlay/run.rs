@@ -38,7 +38,7 @@ pub(crate) struct OverlayAgent {
     pub(crate) client: kube::Client,
     pub(crate) overlay: Overlay,
     pub(crate) network: Network,
-    /// The node's addresses, updated here unless they were configured.
+    /// The node's addresses. The task updates them unless they were configured.
     pub(crate) ips: watch::Sender<Vec<IpAddr>>,
     pub(crate) ips_are_set: bool,
     /// The node's own pod ranges. Empty until they are assigned.

@@ -36,7 +36,8 @@ use crate::volume::Volumes;
 /// Maximum size in bytes of the node's resolver configuration, as in the kubelet.
 const RESOLV_CONF_MAX: u64 = 10 << 20;
 const RESOLV_CONF: &str = "/etc/resolv.conf";
-/// The servers that systemd-resolved uses. With it, [`RESOLV_CONF`] has only its own address on loopback.
+/// The servers that systemd-resolved uses. With systemd-resolved, [`RESOLV_CONF`] contains only the loopback address of
+/// systemd-resolved.
 const RESOLVED_CONF: &str = "/run/systemd/resolve/resolv.conf";
 
 /// A result of a job, for its worker.
@@ -58,19 +59,20 @@ pub(crate) enum Report {
         waiting: Waiting,
         failed: Failed,
     },
-    /// Containers did not start because their network policies are not in the kernel. `pending` returns when they are.
+    /// Containers did not start because their network policies are not in the kernel. `pending` returns when the
+    /// policies are in the kernel.
     PoliciesAwaited {
         containers: Vec<String>,
         pending: PendingAdmission,
     },
-    /// A container has started. `crashed` is the end of the container before it.
+    /// A container has started. `crashed` is the end of the previous run.
     Started {
         container: String,
         crashed: Option<Timestamp>,
     },
     /// These containers are being removed by a restart of all containers.
     Removing(RemovedContainers),
-    /// A restart of all containers has removed the last of them.
+    /// A restart of all containers has removed the last container.
     AllRemoved,
     /// A running container must be killed.
     KillRequest {
@@ -123,7 +125,7 @@ pub(crate) struct Job {
     pub(crate) interrupt: CancellationToken,
 }
 
-/// A sandbox configuration, and what the pod's owner should know of its resolver configuration.
+/// A sandbox configuration, and the problems of its resolver configuration.
 struct SandboxConfig {
     config: cri::PodSandboxConfig,
     /// Whether the pod needs a cluster DNS that does not exist.
@@ -226,8 +228,8 @@ impl Job {
     }
 
     async fn action(&mut self, action: Action) -> Result<(), Vec<ApplyError>> {
-        // The long futures are boxed. Otherwise the task of each job would have room for the longest one, and the
-        // allocator would map memory for it.
+        // The long futures are boxed. Otherwise the task of each job would have room for the longest future, and the
+        // allocator would map memory for this room.
         match action {
             Action::Prepare => self.prepare().await,
             Action::MakeSandbox { attempt, first } => {
@@ -259,7 +261,7 @@ impl Job {
         let _ = self.reports.unbounded_send(report);
     }
 
-    /// The pod's spec. Every planned pod has one; an empty spec has no containers.
+    /// The pod's spec. Every planned pod has a spec; an empty spec has no containers.
     fn spec(&self) -> PodSpec {
         self.pod.spec.clone().unwrap_or_default()
     }

@@ -49,7 +49,7 @@ impl KeyedBackoff {
         (now < until).then(|| until.min(sane))
     }
 
-    /// The end of the wait after the last [`KeyedBackoff::fail`]. None if it is over.
+    /// The end of the wait after the last [`KeyedBackoff::fail`]. None if the wait is over.
     pub(crate) fn since_failure(&self, key: &str, now: Timestamp) -> Option<Timestamp> {
         let updated = self.entries.get(key)?.updated;
         self.until(key, updated, now)

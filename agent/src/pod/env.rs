@@ -1,5 +1,5 @@
-//! Environment of a container, and expansion of `$(NAME)` in it, in commands and in arguments. Pure: referenced
-//! objects and files are read before.
+//! Environment of a container, and expansion of `$(NAME)` in it, in commands and in arguments. Pure: the caller has
+//! read the referenced objects and files.
 
 mod field;
 mod file;
@@ -25,11 +25,11 @@ pub(crate) const BYTES_MAX: usize = 6 << 20;
 pub(crate) struct Sources {
     pub(crate) config_maps: BTreeMap<String, Option<ConfigMap>>,
     pub(crate) secrets: BTreeMap<String, Option<Secret>>,
-    /// Files that `fileKeyRef` refers to. They are in `emptyDir` volumes.
+    /// Files that `fileKeyRef` refers to. The files are in `emptyDir` volumes.
     pub(crate) files: BTreeMap<FileName, EnvFile>,
     pub(crate) services: Vec<Arc<Service>>,
     pub(crate) addresses: Addresses,
-    /// Allocatable resources of the node. They replace a missing limit of a container.
+    /// Allocatable resources of the node. These amounts replace a missing limit of a container.
     pub(crate) node: BTreeMap<String, Quantity>,
 }
 
@@ -112,7 +112,7 @@ pub(crate) fn expand<'a>(
 ) -> Result<String, EnvError> {
     let mut out = String::new();
     let mut rest = text;
-    // Find the last `)` once. A search for `)` after every `$(` would take quadratic time if there is none.
+    // Find the last `)` once. A search for `)` after every `$(` would take quadratic time if there is no `)`.
     let last_end = text.rfind(')');
     let has_end = |name: &&str| last_end.is_some_and(|end| text.len() - name.len() <= end);
     while let Some(at) = rest.find('$') {

@@ -1,10 +1,10 @@
 //! Eviction of pods: pods that exceed limits on their disk usage ([`limits`]), and pods of a node that is short of disk
 //! space, memory or process IDs.
 //!
-//! A round checks the node's resources. It starts with each renewal interval of the lease. If the interval is late, for
-//! example because the API server does not answer, a timer of [`LATE_HEARTBEAT_INTERVAL`] starts the round. Rounds are
-//! more frequent while available memory, process IDs or disk space fall towards their thresholds. A round also starts
-//! when tasks wait for memory.
+//! A round checks the node's resources. A round starts with each renewal interval of the lease. If the interval is
+//! late, for example because the API server does not answer, a timer of [`LATE_HEARTBEAT_INTERVAL`] starts the round.
+//! Rounds are more frequent while available memory, process IDs or disk space fall towards their thresholds. A round
+//! also starts when tasks wait for memory.
 //!
 //! Under disk pressure unused images are removed first. The disk is read again before an eviction. One pod is evicted at a
 //! time; the next one follows when the cgroup of the first is gone. The pod's worker gets the eviction and stops the pod.
@@ -50,13 +50,14 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const LATE_HEARTBEAT_INTERVAL: Duration = Duration::from_secs(15);
 /// Maximum time for which an eviction for a lack of disk space waits for the removal of unused images.
 const COLLECTION_LIMIT: Duration = Duration::from_secs(2);
-/// Maximum time to wait for the end of an evicted pod after its grace period. After it the next pod may be evicted. The
-/// value is the kubelet's.
+/// Maximum time to wait for the end of an evicted pod after its grace period. After this time the next pod may be
+/// evicted. The value is the kubelet's.
 const END_LIMIT: Duration = Duration::from_secs(30);
-/// Grace period of an evicted pod in seconds, unless a soft threshold gives it a longer one. It is the kubelet's.
+/// Grace period of an evicted pod in seconds, unless a soft threshold gives the pod a longer period. The value is the
+/// kubelet's.
 const MIN_GRACE: u32 = 1;
-/// The interval of a pod's measurements is at least this many times their duration, so that they take at most 2 % of
-/// a processor.
+/// The interval of a pod's measurements is at least this many times their duration, so that the measurements take at
+/// most 2 % of a processor.
 const MIN_INTERVAL_FACTOR: u32 = 50;
 
 /// Evictions that the pods' workers have not processed yet; cheap to clone.
@@ -129,7 +130,7 @@ pub(crate) struct Eviction {
     unrelieved_disk: UnrelievedPressure,
 }
 
-/// The resource that evictions could not free in the last round. It is stored so that it is logged only once.
+/// The resource that evictions could not free in the last round. The resource is stored so that it is logged only once.
 #[derive(Debug, Default)]
 struct UnrelievedPressure(Option<&'static str>);
 
@@ -173,7 +174,7 @@ impl Evictions {
         &self.preempted
     }
 
-    /// The eviction of this pod, if it was requested. It is returned once.
+    /// The eviction of this pod, if it was requested. The eviction is returned once.
     pub(crate) fn take(&self, uid: &str) -> Option<Evicted> {
         self.lock().remove(uid)
     }
@@ -343,9 +344,9 @@ impl Eviction {
         }
     }
 
-    /// Frees space on the node's disk. Each round requests the removal of unused images. From the second round on, it also
-    /// begins to measure the pods; the first round does so if the disk would be full before the second one. After the
-    /// measurement one pod is evicted.
+    /// Frees space on the node's disk. Each round requests the removal of unused images. From the second round on, it
+    /// also begins to measure the pods; the first round does so if the disk would be full before the second round.
+    /// After the measurement one pod is evicted.
     fn relieve(&mut self, pods: &[Arc<Pod>], due: Due<DiskShortage>, now: Instant) {
         let Some(pace) = self.pace(due.shortage.resource, now) else { return };
         self.disk_due = pace.next_due(self.was_short, self.disk_due, now);
@@ -398,7 +399,7 @@ impl Eviction {
         let MeasuredPods { pace, pods } = measured;
         let has_pulled = |since| self.node.pulls.was_active_since(since);
         if !pace.permits_at(now, self.ordinary_due, has_pulled) {
-            // An early measurement without an eviction must not delay the ordinary one.
+            // An early measurement without an eviction must not delay the ordinary measurement.
             self.disk_due = self.ordinary_due;
             return;
         }
@@ -409,7 +410,7 @@ impl Eviction {
             return;
         }
         let Some(due) = self.confirm(now) else {
-            // A later shortage is a new one: unused images are removed first.
+            // A later shortage is a new shortage: unused images are removed first.
             self.was_short = false;
             self.disk_due = now;
             return;
@@ -430,7 +431,7 @@ impl Eviction {
         self.evict(pod, Evicted { message, cause, grace }, now);
     }
 
-    /// Evicts the first pod for a lack of memory or process IDs, unless another one is still ending. The shortage was
+    /// Evicts the first pod for a lack of memory or process IDs, unless another pod is still ending. The shortage was
     /// measured at the time `at`.
     async fn relieve_machine(&mut self, pods: &[Arc<Pod>], due: Due<MachineShortage>, at: Instant) {
         let shortage = due.shortage;
@@ -488,7 +489,7 @@ impl Eviction {
 // === impl UnrelievedPressure ===
 
 impl UnrelievedPressure {
-    /// Stores the resource. Returns whether the last round had another one, or none.
+    /// Stores the resource. Returns whether the last round had another resource, or none.
     fn is_new(&mut self, resource: &'static str) -> bool {
         self.0.replace(resource) != Some(resource)
     }

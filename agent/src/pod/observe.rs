@@ -152,7 +152,7 @@ fn exit(status: &cri::ContainerStatus) -> Exit {
 
 fn termination_message(status: &cri::ContainerStatus) -> String {
     let path = status.annotations.get(MESSAGE_PATH);
-    // Use the last mount at this path, which is the agent's own. An earlier one may be a volume of a server that does
+    // Use the last mount at this path, which is the agent's own. An earlier mount may be a volume of a server that does
     // not respond.
     let mount = path.and_then(|path| status.mounts.iter().rfind(|m| m.container_path == *path));
     let text = mount.map(|m| files::message(Path::new(&m.host_path))).unwrap_or_default();

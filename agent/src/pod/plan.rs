@@ -15,7 +15,7 @@ use super::state::{
     WorkerState, is_sidecar,
 };
 
-/// Time for which a failed pull is reported with its own reason. After it, the reason is `ImagePullBackOff`.
+/// Time for which a failed pull is reported with its own reason. After this time, the reason is `ImagePullBackOff`.
 const SHOW_FAILURE: SignedDuration = SignedDuration::from_secs(1);
 
 /// An action on the pod.
@@ -25,7 +25,7 @@ pub(crate) enum Action {
     StopPod { grace: i64 },
     /// Remove containers, volumes, cgroup, directories and logs; then report the end to the API.
     Finish,
-    /// Create the cgroup and the volumes, or adopt the ones that an earlier agent created.
+    /// Create the cgroup and the volumes, or adopt the cgroup and the volumes that an earlier agent created.
     Prepare,
     /// There is no running sandbox: stop what is left of the last sandbox, prepare, and create the next sandbox.
     MakeSandbox { attempt: u32, first: Vec<String> },
@@ -55,7 +55,7 @@ pub(crate) enum Action {
 pub(crate) struct StartContainer {
     pub(crate) name: String,
     pub(crate) attempt: u32,
-    /// The id of a container that was created but never started. It is removed first.
+    /// The id of a container that was created but never started. That container is removed first.
     pub(crate) instead_of: Option<String>,
     /// The end of the previous run of the container. The back-off starts at this time.
     pub(crate) crashed: Option<Timestamp>,
@@ -371,7 +371,8 @@ fn start(input: &PlanInput<'_>, container: &Container, plan: &mut Plan, starts: 
 }
 
 /// The end and the length in seconds of a container's back-off. `is_removed` says whether a restart of all containers
-/// removed the container. In this case the back-off of the pod applies too, and the later end of both counts.
+/// removed the container. In this case the back-off of the pod applies, too, and the later end of the two back-offs
+/// counts.
 fn crash_wait(
     input: &PlanInput<'_>,
     name: &str,
@@ -428,7 +429,7 @@ fn length_text(seconds: i64) -> String {
 }
 
 /// Plans the removal of ended containers and of empty sandboxes. For each container of the spec, the latest attempt and
-/// the last one that ended before it are kept, for the status and the log.
+/// the last ended attempt before it are kept, for the status and the log.
 fn remove_old(input: &PlanInput<'_>, shape: &Shape<'_>, plan: &mut Plan) {
     let old = |c: &&ObservedContainer| {
         let Some(latest) = input.observed.latest(&c.name) else { return false };

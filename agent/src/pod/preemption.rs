@@ -53,7 +53,7 @@ pub(crate) fn select(
         let rank = (is_critical(pod), priority(pod), qos_class(pod));
         groups.entry(rank).or_default().push(Candidate::of(pod));
     }
-    // What is missing after the end of all pods in lower groups, for each group.
+    // The amounts that are missing after the end of all pods in lower groups, for each group.
     let mut missing = Vec::new();
     for group in groups.values() {
         missing.push(remaining.clone());

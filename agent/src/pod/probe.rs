@@ -97,7 +97,7 @@ struct Streak {
 }
 
 impl Streak {
-    /// Counts a result. Returns it when it reaches its threshold.
+    /// Counts a result. Returns the result when it reaches its threshold.
     fn count(&mut self, good: bool, probe: &Probe) -> Option<bool> {
         let (successes, failures) =
             (probe.success_threshold.unwrap_or(1).max(1), probe.failure_threshold.unwrap_or(3).max(1));

@@ -4,8 +4,8 @@
 //!   spec in the API ──► pending (Deferred, Infeasible) ──► allocated ──► in progress ──► actuated
 //!                       pod sync evaluates                   pod sync       the worker's jobs
 //! ```
-//! Pod sync compares the resources of a pod in the API with the allocated ones ([`mod@allocation`]), and informs the
-//! pod's worker through [`Resizes`]. The worker compares the allocated resources with the resources of the running
+//! Pod sync compares the resources of a pod in the API with the allocated resources ([`mod@allocation`]), and informs
+//! the pod's worker through [`Resizes`]. The worker compares the allocated resources with the resources of the running
 //! containers ([`ResizeState`]).
 
 pub(crate) mod allocation;
@@ -105,7 +105,8 @@ fn all_containers(pod: &Pod) -> impl Iterator<Item = &Container> {
     pod.spec.iter().flat_map(|spec| spec.init_containers.iter().flatten().chain(&spec.containers))
 }
 
-/// Whether the pod's cgroup or a container has other resources than the allocated ones, or is restarting to get them.
+/// Whether the pod's cgroup or a container has other resources than the allocated resources, or is restarting to get
+/// them.
 pub(crate) fn is_resizing(pod: &Pod, observed: &ObservedPod, resize: &ResizeState) -> bool {
     let Some(spec) = &pod.spec else { return false };
     if resize.is_cgroup_due {
@@ -221,13 +222,13 @@ impl Resizes {
         self.lock().get(uid)?.pending.clone()
     }
 
-    /// The accepted resize of a pod. It is returned once, and only if `desired` has its resources: a worker may look at a
-    /// version of the pod from before the decision.
+    /// The accepted resize of a pod. The resize is returned once, and only if `desired` has the resources of the
+    /// resize: a worker may still use an older version of the pod.
     pub(crate) fn take_accepted(&self, uid: &str, desired: &Pod) -> Option<AcceptedResize> {
         self.lock().get_mut(uid)?.accepted.take_if(|accepted| !allocation::differs(&accepted.pod, desired))
     }
 
-    /// Removes a pending resize. An accepted one stays for the worker.
+    /// Removes a pending resize. An accepted resize stays for the worker.
     pub(crate) fn remove(&self, uid: &str) {
         let mut pods = self.lock();
         if let Some(known) = pods.get_mut(uid) {
@@ -281,7 +282,8 @@ impl ResizeState {
         }
     }
 
-    /// The resources that a container has. None if they are not recorded: the caller then assumes the allocated ones.
+    /// The resources that a container has. None if they are not recorded: the caller then assumes the allocated
+    /// resources.
     pub(crate) fn actuated<'a>(
         &'a self,
         container: &'a ObservedContainer,

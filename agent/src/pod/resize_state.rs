@@ -22,8 +22,8 @@ pub(crate) struct ResizeState {
     pub(crate) in_progress: Option<InProgress>,
     /// Whether the pod's cgroup may still lack the limits of an accepted resize.
     pub(crate) is_cgroup_due: bool,
-    /// The resources that the pod's cgroup has while a resize is in progress. None means the allocated ones. The box
-    /// saves memory, because the value is nearly always None.
+    /// The resources that the pod's cgroup has while a resize is in progress. None means the allocated resources. The
+    /// box saves memory, because the value is nearly always None.
     pub(crate) pod_before: Option<Box<ResourceRequirements>>,
     /// The resources that containers have now, by container id, with the limits that they inherit from the pod.
     pub(crate) actuated: HashMap<String, ResourceRequirements>,

@@ -30,8 +30,8 @@ pub(crate) struct Exits<'a> {
 // === impl Exits ===
 
 impl<'a> Exits<'a> {
-    /// The exited containers that trigger a restart of all containers. Exits after the end of the pod do not trigger
-    /// it: a sidecar exits because the pod stops.
+    /// The exited containers that trigger a restart of all containers. Exits after the end of the pod do not trigger a
+    /// restart: a sidecar exits because the pod stops.
     pub(crate) fn triggers(&self) -> Vec<&'a ObservedContainer> {
         let shape = Shape::of(self.spec);
         let all = shape.inits().iter().chain(shape.mains());

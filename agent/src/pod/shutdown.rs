@@ -21,7 +21,7 @@ use crate::shutdown_policy::{REPORT_LIMIT, ShutdownPeriod};
 use crate::source::is_static;
 use times::ShutdownTimes;
 
-/// The message in the status of an ended pod. It is upstream's.
+/// The message in the status of an ended pod. The text is upstream's.
 const MESSAGE: &str = "Pod was terminated in response to imminent node shutdown.";
 /// Maximum time for which an agent that has just started waits until it knows its pods. Manifests of static pods may be on a
 /// server that does not respond.

@@ -28,9 +28,9 @@ use super::resize_state::{KernelLimits, ResizeState};
 /// The desired state of a pod.
 #[derive(Clone, Debug)]
 pub(crate) enum DesiredPod {
-    /// Run it, or end it with its grace period if its object is being deleted.
+    /// Run the pod, or end it with its grace period if its object is being deleted.
     Run(Arc<Pod>),
-    /// Its object is deleted: end it and remove everything.
+    /// The object of the pod is deleted: end the pod and remove everything that belongs to it.
     Gone(Arc<Pod>),
 }
 
@@ -101,7 +101,7 @@ pub(crate) enum ContainerRun {
         started: Timestamp,
     },
     Exited(Exit),
-    /// The runtime reports CONTAINER_UNKNOWN: the container must be stopped before another may start.
+    /// The runtime reports CONTAINER_UNKNOWN: the container must be stopped before another container may start.
     Unknown,
 }
 
@@ -116,7 +116,7 @@ pub(crate) struct Exit {
 }
 
 impl ObservedPod {
-    /// The sandbox for containers: the newest, if it is ready.
+    /// The sandbox for containers: the newest sandbox, if it is ready.
     pub(crate) fn sandbox(&self) -> Option<&ObservedSandbox> {
         self.sandboxes.first().filter(|s| s.ready)
     }
@@ -183,10 +183,10 @@ pub(crate) struct Verdict {
 /// The reason of a verdict that is an eviction.
 pub(crate) const EVICTED: &str = "Evicted";
 
-/// The reason of the verdict of a pod that ends because the machine shuts down. It is upstream's.
+/// The reason of the verdict of a pod that ends because the machine shuts down. The text is upstream's.
 pub(crate) const TERMINATED: &str = "Terminated";
 
-/// The reason of the verdict of a pod that ends so that a critical pod fits on the node. It is upstream's.
+/// The reason of the verdict of a pod that ends so that a critical pod fits on the node. The text is upstream's.
 pub(crate) const PREEMPTING: &str = "Preempting";
 
 /// Why a container has not started.
@@ -203,8 +203,8 @@ pub(crate) struct Probed {
     pub(crate) ready: bool,
 }
 
-/// State that only the worker has. A restarted agent starts with an empty one, except for [`WorkerState::kill_requests`],
-/// [`WorkerState::redefined`], [`WorkerState::removed`] and the restarts for a resize.
+/// State that only the worker has. A restarted agent starts with an empty state, except for
+/// [`WorkerState::kill_requests`], [`WorkerState::redefined`], [`WorkerState::removed`] and the restarts for a resize.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkerState {
     /// When this node first accepted the pod.
@@ -213,8 +213,8 @@ pub(crate) struct WorkerState {
     /// Whether the verdict is an eviction because the node is short of a resource, a shutdown of the machine, or a
     /// preemption.
     pub(crate) disrupted: bool,
-    /// The shortest grace period in seconds of the pod's evictions, also of those that came while the pod was ending for
-    /// another reason. A preemption and a shutdown of the machine are evictions, too.
+    /// The shortest grace period in seconds of the pod's evictions, including evictions that came while the pod was
+    /// ending for another reason. A preemption and a shutdown of the machine are evictions, too.
     pub(crate) eviction_grace: Option<u32>,
     /// Why containers have not started, by container name.
     pub(crate) waiting: BTreeMap<String, Waiting>,
@@ -285,8 +285,8 @@ impl WorkerState {
         }
     }
 
-    /// Grace period in seconds if the pod is evicted or preempted, or ends because the machine shuts down. It is one second
-    /// if an earlier agent has evicted the pod.
+    /// Grace period in seconds if the pod is evicted or preempted, or ends because the machine shuts down. The period
+    /// is one second if an earlier agent has evicted the pod.
     pub(crate) fn evicted_grace(&self) -> Option<i64> {
         let reasons = [EVICTED, TERMINATED, PREEMPTING];
         let is_eviction = |verdict: &Verdict| reasons.contains(&verdict.reason.as_str());

@@ -274,7 +274,7 @@ impl Sync {
                 self.node.metrics.rejected(reason);
                 if is_static(uid) {
                     self.inputs.pods.add_rejected_static(uid);
-                    // It has no mirror pod with the reason.
+                    // A rejected static pod has no mirror pod that shows the reason.
                     tracing::warn!(
                         uid,
                         pod = pod.metadata.name,
@@ -312,7 +312,8 @@ impl Sync {
         admit::in_use::check(pod, &self.node.config)?;
         let preemption = if has_room { None } else { self.preemption_for(uid, pod, &shortages)? };
         if preemption.is_some() {
-            // Pods must not end in vain. The controller of a rejected pod would replace it, and other pods would end again.
+            // The devices are checked before other pods end. Otherwise the controller of a rejected pod would replace
+            // it, and other pods would end again.
             let free = self.node.devices.check_free(pod);
             free.map_err(|reason| admit::devices_unavailable(&reason))?;
         }
@@ -324,7 +325,7 @@ impl Sync {
 
     fn start(&mut self, uid: String, desired: DesiredPod, verdict: Option<Verdict>, start_time: Timestamp) {
         if self.node.checkpoint.eviction(&uid).is_some_and(|stored| stored.reason == PREEMPTING) {
-            // An earlier agent has preempted it. The critical pod starts after its end.
+            // An earlier agent has preempted this pod. The critical pod starts after the end of this pod.
             self.node.evictions.preempted().add(&uid);
         }
         let wake = Arc::new(Notify::new());

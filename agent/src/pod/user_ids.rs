@@ -1,8 +1,8 @@
 //! Ids of pods with user namespaces (`hostUsers: false`).
 //!
-//! As in the kubelet, a block has 65536 ids for users and groups. The first block is the node's. A block is recorded
-//! in the pod's directory before it is used. No two pods share a block, so an escaped process has no rights in others. No
-//! pod gets [subordinate ids](subordinate) of local users.
+//! As in the kubelet, a block has 65536 ids for users and groups. The first block is the node's. A block is recorded in
+//! the pod's directory before it is used. No two pods share a block, so an escaped process has no rights in other pods.
+//! No pod gets [subordinate ids](subordinate) of local users.
 
 mod subordinate;
 
@@ -118,13 +118,13 @@ impl UserIds {
         ids
     }
 
-    /// The same allocations, without subordinate ids of local users in new ones. A pod keeps its block if it gets such an id
-    /// later.
+    /// The same allocations. New blocks contain no subordinate ids of local users. If a local user later gets an id in
+    /// a block, the pod keeps the block.
     pub(crate) fn without_subordinate_ids(self) -> Self {
         Self { subordinate_files: Vec::from(subordinate::FILES.map(PathBuf::from)), ..self }
     }
 
-    /// Allocates a block to the pod, the recorded one or the lowest free one, and records it.
+    /// Allocates a block to the pod and records it: the block that is already recorded, or else the lowest free block.
     pub(crate) async fn allocate(&self, uid: &str, runtime: &dyn Runtime) -> Result<(), UserIdsError> {
         self.restore(runtime).await?;
         self.take(uid)
@@ -273,7 +273,8 @@ impl UserIds {
     }
 }
 
-/// The block of a pod's sandboxes; a running one has precedence. None if they have no user namespace.
+/// The block of a pod's sandboxes. The block of a running sandbox has precedence. None if the sandboxes have no user
+/// namespace.
 async fn of_sandboxes(runtime: &dyn Runtime, uid: &str) -> Result<Option<u32>, RuntimeError> {
     let label_selector = [(POD_UID.to_owned(), uid.to_owned())].into();
     let filter = cri::PodSandboxFilter { label_selector, ..Default::default() };

@@ -1,6 +1,6 @@
 //! The worker of one pod: observes the runtime, plans, applies and reports the status.
 //!
-//! Between passes it sleeps until the desired pod changes, a container event or a probe result arrives, a job
+//! Between passes the worker sleeps until the desired pod changes, a container event or a probe result arrives, a job
 //! ends, or a timer is due.
 
 mod counts;
@@ -42,7 +42,8 @@ use probes::{Probes, probe_results};
 /// Seconds to wait after consecutive errors of the runtime, or of an action that has no back-off of its own.
 const ERROR_BACKOFF: [i64; 7] = [1, 2, 4, 8, 16, 32, 60];
 
-/// Delay of events while a job runs. Most of them are effects of the job, and its end starts a pass anyway.
+/// Delay of events while a job runs. Most of these events are effects of the job, and the end of the job starts a pass
+/// anyway.
 const JOB_EVENT_DELAY: Duration = Duration::from_millis(50);
 
 /// Arguments of [`run`].
@@ -72,7 +73,8 @@ struct Worker {
     awaited: Option<Box<AwaitedPolicies>>,
     /// Ids of containers whose preStop hook has run.
     pre_stop_done: HashSet<String>,
-    /// The status that was sent last. None when the API has it: the desired pod then contains it. Boxed to save memory.
+    /// The status that was sent last. None when the API has the status: then the desired pod contains the status. Boxed
+    /// to save memory.
     reported: Option<Box<PodStatus>>,
     /// Whether the API has the status that was sent last.
     is_in_api: bool,
@@ -89,7 +91,7 @@ struct Worker {
     finished: bool,
 }
 
-/// An event that starts a pass. A change of the desired pod, the end of a job and a timer also start one.
+/// An event that starts a pass. A change of the desired pod, the end of a job and a timer also start a pass.
 enum Event {
     Report(Report),
     Finding(Finding),
@@ -148,7 +150,8 @@ pub(crate) async fn run(start: Box<WorkerStart>) {
             [plan.wake, worker.not_before].into_iter().flatten().min()
         };
         let has_job = job.is_some();
-        // Every arm is cancel-safe: channels and notifications keep what is not taken, and `job` keeps its future.
+        // Every arm is cancel-safe: channels and notifications keep items that are not taken, and `job` keeps its
+        // future.
         tokio::select! {
             result = job_end(&mut job) => {
                 worker.count_sync(job.take());
@@ -395,7 +398,7 @@ impl Worker {
         let recorder = &self.node.recorder;
         recorder.pod(desired.pod(), Level::Normal, "DeadlineExceeded", verdict.message.clone());
         self.state.verdict = Some(verdict.clone());
-        // The next pass comes at once.
+        // The next pass starts at once.
         self.not_before = Some(Timestamp::now());
     }
 

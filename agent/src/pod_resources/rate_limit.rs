@@ -29,7 +29,7 @@ impl RateLimit {
         Self(Arc::new(Mutex::new(Bucket { tokens: TokenBucket::full(RATE), counted: Instant::now() })))
     }
 
-    /// Takes a token. Returns false if none is left.
+    /// Takes a token. Returns false if no token is left.
     fn allows(&self) -> bool {
         let mut bucket = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();

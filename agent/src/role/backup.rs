@@ -101,7 +101,7 @@ pub(crate) fn restore(arguments: RestoreArguments, log: Flags<LogSettings>) -> a
         &file,
     )?;
     let replaced = plane.dirs.state.join("store.replaced");
-    // A restore without a store replaces none.
+    // If there is no store, the restore replaces nothing.
     let former = match replaced.exists() {
         true => format!("; the former store is {}", replaced.display()),
         false => String::new(),

@@ -50,7 +50,7 @@ enum Severity {
 struct Finding {
     what: String,
     severity: Severity,
-    /// The reason why it is missing. `None` if it exists.
+    /// Why the feature is missing. `None` if the feature exists.
     missing: Option<String>,
 }
 
@@ -179,8 +179,8 @@ fn in_kernel(path: &str) -> Result<(), String> {
     exists(path).map_err(|missing| format!("the kernel does not have it, or it is disabled ({missing})"))
 }
 
-/// Whether the kernel has the file system. `/proc/filesystems` does not list a module that is not loaded. fsopen(2) loads
-/// it, as the mount of a container's root does.
+/// Whether the kernel has the file system. `/proc/filesystems` does not list a module that is not loaded. fsopen(2)
+/// loads the module, as the mount of a container's root does.
 fn file_system(name: &str) -> Result<(), String> {
     let known = fs::read_to_string("/proc/filesystems").map_err(|error| chain(&error))?;
     if known.lines().any(|line| line.split_whitespace().last() == Some(name)) {
@@ -297,8 +297,8 @@ fn network() -> Result<(), String> {
     tried.map_err(|error| chain(&*error))
 }
 
-/// Creates a directory that only root can enter. Its name cannot be guessed: another user must not create it before, with
-/// links in it that this process would follow.
+/// Creates a directory that only root can enter. The name cannot be guessed. Otherwise another user could create the
+/// directory before, with links that this process would follow.
 fn tempdir() -> Result<std::path::PathBuf, String> {
     let template = std::env::temp_dir().join("coracle-check-XXXXXX");
     mkdtemp(&template).map_err(|errno| format!("cannot create {}: {}", template.display(), chain(&errno)))

@@ -1,4 +1,4 @@
-//! `coracle cni`: our network plugins as executables for any CNI runtime.
+//! `coracle cni`: Coracle's network plugins as executables for any CNI runtime.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -86,7 +86,7 @@ fn install(dir: &Path, force: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Whether the file is a link to a program with our name, of any version.
+/// Whether the file is a link to a program with the name of this program, of any version.
 fn is_ours(link: &Path) -> bool {
     let ours = std::env::current_exe().ok();
     let name = ours.as_deref().and_then(Path::file_name);

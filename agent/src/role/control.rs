@@ -92,7 +92,7 @@ pub(crate) struct Served {
     pulls: PullActivity,
 }
 
-/// Capacity of the progress channel. Further messages are dropped: a later one has newer values.
+/// Capacity of the progress channel. Further messages are dropped: a later message has newer values.
 const STEPS: usize = 4;
 
 // === impl Served ===

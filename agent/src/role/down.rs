@@ -42,8 +42,8 @@ pub(crate) struct Arguments {
     purge: bool,
 }
 
-/// Stops the process that runs the node, and removes everything that it made. A failure is reported at the end and
-/// does not stop the removal.
+/// Stops the process that runs the node, and removes everything that the node made. A failure is reported at the end
+/// and does not stop the removal.
 pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow::Result<()> {
     super::require_root()?;
     let Arguments { paths, node, purge } = arguments;
@@ -150,7 +150,7 @@ fn has_nothing_to_remove(dirs: &Dirs) -> anyhow::Result<bool> {
 }
 
 /// Terminates the process that locks the run directory, and takes its lock. An interrupted `coracle cluster delete`
-/// leaves a `coracle down` that also waits for the lock, and may take it first: it is terminated too.
+/// leaves a `coracle down` that also waits for the lock, and may take the lock first: that process is terminated too.
 async fn take_lock(run_dir: &Path) -> anyhow::Result<Lock> {
     for _ in 1..LOCK_ATTEMPTS {
         stop_holder(run_dir).await?;

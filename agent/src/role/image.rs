@@ -103,7 +103,7 @@ pub(crate) async fn run(arguments: Arguments, log: Flags<LogSettings>) -> anyhow
     }
 }
 
-/// The store of a running node, or the directory of a stopped one.
+/// The store of a running node, or the directory of a stopped node.
 enum Store {
     Running(ImagesClient<tonic::transport::Channel>),
     Here(Images),
@@ -208,7 +208,7 @@ impl Store {
 }
 
 /// Converts the error of a pull by the node. Errors of the pull already name the operation. Errors of the connection do
-/// not, so this function adds it.
+/// not name it, so this function adds the operation.
 fn pull_error(status: tonic::Status, image: &str) -> anyhow::Error {
     let is_of_node = status.code() == tonic::Code::FailedPrecondition;
     let error = status_message(status);
@@ -229,7 +229,7 @@ fn file_size(path: &Path) -> String {
         .map_or_else(String::new, |data| format!(", {}", size(data.len())))
 }
 
-/// Shows the progress of a pull. A reply without a total clears it.
+/// Shows the progress of a pull. A reply without a total clears the progress.
 fn show(reply: &PullReply) {
     progress::show(&match reply.bytes_total {
         0 => String::new(),

@@ -49,7 +49,7 @@ async fn when_idle<T>(
     mut release: impl FnMut(),
 ) {
     loop {
-        // Both arms are cancel-safe: a channel keeps what was not received. The second one is disabled after the agent
+        // Both arms are cancel-safe: a channel keeps what was not received. The second arm is disabled after the agent
         // has ended.
         let mut pause = tokio::select! {
             changed = changes.changed() => match changed {

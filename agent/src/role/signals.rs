@@ -144,7 +144,8 @@ fn extend_stop_timeout(time: Duration) {
     }
 }
 
-/// Sends a message to the service manager, as sd_notify(3). A socket that begins with `@` is an abstract one.
+/// Sends a message to the service manager, as sd_notify(3). A name that begins with `@` is the name of an abstract
+/// socket.
 fn notify(socket: &OsStr, message: &str) -> std::io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,

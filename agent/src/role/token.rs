@@ -29,7 +29,7 @@ const SINGLE_NODE: &str = "usage-single-node";
 /// Key with the name of the node that has joined. The control plane writes it.
 const USED_BY: &str = "used-by-node";
 const LETTERS: &[u8] = b"abcdefghijklmnopqrstuvwxyz0123456789";
-/// Maximum wait for the signature of cluster-info by the controller. It normally takes milliseconds.
+/// Maximum wait for the signature of cluster-info by the controller. The signature normally takes milliseconds.
 const SIGNATURE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Flags of `coracle token`.
@@ -241,7 +241,7 @@ struct Row {
     expires: Option<String>,
     usages: Vec<&'static str>,
     reusable: bool,
-    /// The node that has used it.
+    /// The node that has used the token.
     #[serde(rename = "usedBy")]
     used_by: Option<String>,
     #[serde(skip)]

@@ -43,8 +43,8 @@ pub(crate) async fn run(settings: Settings) -> anyhow::Result<()> {
     result
 }
 
-/// The result of a start. When the machine shuts down, the start continues for a limited time, because the agent, which ends
-/// the pods, runs only after it. `None` if the time is over.
+/// The result of a start. When the machine shuts down, the start continues for a limited time, because the agent ends
+/// the pods, and starts only after the control plane. `None` if the time is over.
 async fn before_shutdown<T>(machine: &CancellationToken, start: impl Future<Output = T>) -> Option<T> {
     let over = async {
         machine.cancelled().await;

@@ -14,7 +14,7 @@ pub enum RuntimeError {
     /// The call, or the command that it runs, did not end in time.
     #[error("{0}")]
     DeadlineExceeded(String),
-    /// The request is invalid, or the object is in a state that does not allow it; repeating it does not help.
+    /// The request is invalid, or the object is in a state that does not allow it; a repetition does not help.
     #[error("{0}")]
     Invalid(String),
     /// A resource of the machine is used up: disk, memory, descriptors.

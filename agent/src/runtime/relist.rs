@@ -1,8 +1,8 @@
-//! Container events for a runtime that sends none. The events are the differences between two lists, as in the
+//! Container events for a runtime that sends no events. The events are the differences between two lists, as in the
 //! kubelet's generic PLEG.
 //!
 //! One task lists sandboxes and containers every second while there are subscribers. containerd before 1.7 does not
-//! implement events. CRI-O sends none unless `enable_pod_events` is set.
+//! implement events. CRI-O sends no events unless `enable_pod_events` is set.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -142,7 +142,7 @@ async fn list(
     Ok(listed_sandboxes.chain(listed_containers).collect())
 }
 
-/// The events of a new list, which replaces the known one. As in the kubelet, the first list has an event for each
+/// The events of a new list, which replaces the known list. As in the kubelet, the first list has an event for each
 /// object. Without these events, a subscriber would miss the end of a container that it has observed before this list.
 fn follow(
     known: &mut HashMap<String, ListedObject>,

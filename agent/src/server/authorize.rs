@@ -1,5 +1,5 @@
-//! Authorization of callers: the cluster's components and administrators by client certificate, others by the API
-//! server.
+//! Authorization of callers: the cluster's components and administrators by client certificate, other callers by the
+//! API server.
 
 use http::{HeaderMap, StatusCode};
 use rustls_pki_types::CertificateDer;

@@ -37,8 +37,8 @@ pub trait PodView: Send + Sync + 'static {
         self.pods().len()
     }
 
-    /// The pods that end because their objects or manifests are gone. Those without a pod in [`pods`](Self::pods) are known
-    /// from the runtime only.
+    /// The pods that end because their objects or manifests are gone. Pods that are not in [`pods`](Self::pods) are
+    /// known from the runtime only.
     fn orphans(&self) -> HashSet<String> {
         HashSet::new()
     }

@@ -19,7 +19,7 @@ use crate::runtime::Body;
 
 /// Nanoseconds of a millisecond, the unit of timestamps in the format.
 const NANOS_PER_MILLI: i64 = 1_000_000;
-/// The metric whose values the CRI rounds to seconds. This is too coarse for rates of mostly idle containers.
+/// The metric whose values the CRI rounds to seconds. Seconds are too coarse for rates of mostly idle containers.
 const CPU_USAGE: &str = "container_cpu_usage_seconds_total";
 
 /// A sample of a metric.
@@ -109,7 +109,8 @@ fn samples<'a>(pod: &'a PodSandboxMetrics, cpu: &'a HashMap<&str, f64>) -> impl 
     pod.metrics.iter().map(|metric| Sample { metric, exact: None }).chain(of_containers)
 }
 
-/// Whether a sample is the processor time on all processors together. Another runtime may have one for each processor.
+/// Whether a sample is the processor time on all processors together. Another runtime may have one sample for each
+/// processor.
 fn is_total_of_processors(metric: &Metric) -> bool {
     metric.name == CPU_USAGE && metric.label_values.last().is_some_and(|cpu| cpu == "total")
 }

@@ -144,7 +144,7 @@ mod tests {
         one.wait().await;
         same.wait().await;
         assert!(!other.receiver.as_ref().expect("awaited").has_changed().expect("it runs"));
-        // A later follower of the same container is not affected by the end of an earlier one.
+        // A later follower of the same container is not affected by the end of an earlier follower.
         let again = ends.register("a");
         drop((one, same));
         assert_eq!(ends.state().awaited.len(), 2);

@@ -1,11 +1,11 @@
-//! Limits on the responses of one server. One is on the memory of responses that clients have not read. The other is
-//! on the number of logs that are read at the same time.
+//! Limits on the responses of one server. One limit is on the memory of responses that clients have not read. The other
+//! limit is on the number of logs that are read at the same time.
 //!
-//! A response with the pods of the node, or with their usage, is in memory until its client has read it. A client may read
-//! slowly or not at all, on many connections. So these responses share a limit. If a new response exceeds it, the
-//! server closes connections until the response fits. It selects the source (an address) with the most unread bytes,
-//! and closes the connection with that source's oldest response. The bytes of the new response count for its source. If
-//! its source has the most bytes, and no other response, the new response is refused.
+//! A response with the pods of the node, or with their usage, is in memory until its client has read it. A client may
+//! read slowly or not at all, on many connections. So these responses share a limit. If a new response exceeds the
+//! limit, the server closes connections until the response fits. The server selects the source (an address) with the
+//! most unread bytes, and closes the connection with that source's oldest response. The bytes of the new response count
+//! for its source. If its source has the most bytes, and no other response, the new response is refused.
 
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
@@ -24,7 +24,7 @@ use super::respond::{Refused, text};
 use super::route::Route;
 use crate::runtime::Body;
 
-/// Maximum bytes of all unread responses. A response of any size is accepted while there is no other.
+/// Maximum bytes of all unread responses. A response of any size is accepted while there is no other response.
 const MAX_BYTES: usize = 32 << 20;
 /// Minimum size in bytes of a response that counts towards [`MAX_BYTES`].
 const MIN_BYTES: usize = 8 << 10;
@@ -49,7 +49,7 @@ struct UnreadResponses(Arc<Mutex<Unread>>);
 struct Unread {
     next: u64,
     total: usize,
-    /// The responses by number. The oldest one is first.
+    /// The responses by number. The oldest response is first.
     responses: BTreeMap<u64, Held>,
 }
 
@@ -139,7 +139,7 @@ impl ResponseLimits {
     }
 }
 
-/// The response with a log. It keeps the permit until its end, and its connection holds few bytes.
+/// The response with a log. The response keeps the permit until its end, and its connection holds few bytes.
 pub(super) fn log(mut response: Response<Body>, permit: OwnedSemaphorePermit) -> Response<Body> {
     let shared = response.extensions_mut().remove::<LogPermit>().unwrap_or_default();
     // The lock is empty: only this function sets it, once for each response.

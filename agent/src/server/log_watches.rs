@@ -97,8 +97,8 @@ impl LogWatches {
             None => state.queue.insert(Queue::open()?).clone(),
         };
         if state.task.as_ref().is_none_or(|task| task.is_finished()) {
-            // SAFETY: the queue owns its descriptor, always names the same one, and closes it only when it is dropped.
-            // AsyncFd drops it after it has stopped polling.
+            // SAFETY: the queue owns its descriptor, always returns the same descriptor, and closes it only when the
+            // queue is dropped. AsyncFd drops the queue after it has stopped polling.
             let polled = unsafe { AsyncFd::register_with_interest(queue.clone(), Interest::READABLE) }?;
             let delivering = coracle_threads::spawn(deliver(Arc::downgrade(self), polled));
             state.task = Some(AbortOnDropHandle::new(delivering));

@@ -94,9 +94,9 @@ async fn find(
     status.status.ok_or_else(|| format!("container \"{name}\" in pod \"{pod_name}\" has no status"))
 }
 
-/// Selects the container with the log. `all` has the newest one first. The previous container is the container of the
-/// last termination. In a crash loop, while the next start is awaited, this is the newest started container. Otherwise
-/// it is the one before.
+/// Selects the container with the log. `all` has the newest container first. The previous container is the container of
+/// the last termination. In a crash loop, while the next start is awaited, the previous container is the newest started
+/// container. Otherwise it is the container before the newest started container.
 fn choose(
     all: Vec<cri::Container>,
     previous: bool,

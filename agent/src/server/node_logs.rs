@@ -28,7 +28,7 @@ use crate::runtime::Body;
 
 /// The directory of the node's logs.
 const ROOT: &str = "/var/log";
-/// Maximum entries of a listing. Further ones are left out.
+/// Maximum entries of a listing. Further entries are left out.
 const ENTRIES_MAX: usize = 5000;
 /// Maximum bytes of one read.
 const CHUNK: usize = 16 << 10;

@@ -92,7 +92,7 @@ fn build_info(current: &mut Current, info: &NodeSystemInfo) {
     current.gauge("kubernetes_build_info", help, labels, [(fields.map(|(_, value)| value.to_owned()), 1)]);
 }
 
-/// `/metrics/slis`: results of health checks. `/healthz` has one, which is passed whenever the server answers.
+/// `/metrics/slis`: results of health checks. `/healthz` has one check, which succeeds whenever the server answers.
 pub(super) fn health() -> Response<Body> {
     let mut current = Current::default();
     let check = ["ping".to_owned(), "healthz".to_owned()];

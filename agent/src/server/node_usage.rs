@@ -95,7 +95,7 @@ impl NodeUsage {
     }
 }
 
-/// The lines in the first [`TABLE_MAX`] bytes, without an incomplete one at the end.
+/// The lines in the first [`TABLE_MAX`] bytes, without an incomplete line at the end.
 fn first_lines(table: impl io::Read) -> io::Result<String> {
     let mut bytes = Vec::new();
     table.take(TABLE_MAX).read_to_end(&mut bytes)?;

@@ -36,7 +36,7 @@ struct Metric {
 /// A metric of pods or containers.
 struct UsageMetric<T> {
     metric: Metric,
-    /// The sample from the usage of one pod or container. None if it is unknown.
+    /// The sample from the usage of one pod or container. None if the value is unknown.
     sample: fn(&T) -> Option<Sample>,
 }
 
@@ -188,7 +188,7 @@ fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// A metric with its samples. One without samples is left out.
+/// A metric with its samples. A metric without samples is left out.
 fn family(out: &mut String, metric: Metric, samples: impl Iterator<Item = (String, Sample)>) {
     let Metric { name, kind, help } = metric;
     let mut samples = samples.peekable();

@@ -393,7 +393,7 @@ fn without_nulls(value: Value) -> Value {
     }
 }
 
-/// Removes fields wherever they are.
+/// Removes fields at any depth.
 fn remove_fields(value: &mut Value, names: &[&str]) {
     match value {
         Value::Object(fields) => {

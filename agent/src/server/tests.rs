@@ -326,7 +326,7 @@ async fn unread_responses_share_a_bounded_memory() {
     };
     let (mut first, mut second) = (begin().await, begin().await);
     let (mut of_first, mut of_second) = (Vec::new(), Vec::new());
-    // The connection of the first response was closed for the second one.
+    // The connection of the first response was closed for the second response.
     let _error = first.read_to_end(&mut of_first).await;
     second.read_to_end(&mut of_second).await.expect("a complete answer");
     assert!(of_first.len() < size && of_second.len() > size, "{} {}", of_first.len(), of_second.len());

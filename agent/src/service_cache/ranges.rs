@@ -82,7 +82,7 @@ fn name(cidr: &ServiceCIDR) -> String {
     cidr.metadata.name.clone().unwrap_or_default()
 }
 
-/// The ranges of a ServiceCIDR. An invalid one is ignored.
+/// The ranges of a ServiceCIDR. An invalid range is ignored.
 fn ranges(cidr: &ServiceCIDR) -> Vec<IpNetwork> {
     let all = cidr.spec.iter().flat_map(|spec| spec.cidrs.iter().flatten());
     all.filter_map(|range| range.parse().ok()).collect()

@@ -63,8 +63,8 @@ impl StoredSlice {
             let Some(address) = endpoint.address else { continue };
             endpoint.address = match self.pods.get(&address) {
                 Some(uid) => pods.address_of(uid, address.is_ipv4()),
-                // The endpoint is no pod of this node, because the record names those. If a pod of this node has the
-                // address now, the endpoint is left out.
+                // The endpoint is no pod of this node, because the record names the pods of this node. If a pod of this
+                // node has the address now, the endpoint is left out.
                 None => Some(address).filter(|address| pods.pod_at(*address).is_none()),
             };
         }

@@ -11,7 +11,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 /// Annotation of EndpointSlices with the time of the change, in RFC 3339.
 const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
-/// Maximum times that wait for the service proxy. Further ones are not counted.
+/// Maximum times that wait for the service proxy. Further times are not counted.
 const TIMES_MAX: usize = 1000;
 
 /// The times that the service proxy has not counted yet.

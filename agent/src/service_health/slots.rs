@@ -1,4 +1,4 @@
-//! Which services have a health check, and which wait for one.
+//! Which services have a health check, and which services wait for a health check.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -67,7 +67,7 @@ impl Slots {
     }
 
     /// Takes a slot for the next waiting service, if there is room. The namespace with the fewest health checks is
-    /// first. If it has no room, no other namespace has.
+    /// first. If this namespace has no room, no other namespace has room.
     pub(super) fn take_next(&mut self) -> Option<Key> {
         let key = self.first_waiting()?;
         let (served, _) = self.waiting.first()?;
@@ -84,8 +84,8 @@ impl Slots {
         Some(Key { namespace: namespace.clone(), name })
     }
 
-    /// Whether a namespace with this number of health checks may get another one. One namespace gets at most three
-    /// times as many health checks as are still free.
+    /// Whether a namespace with this number of health checks may get another health check. One namespace gets at most
+    /// three times as many health checks as are still free.
     fn has_room(&self, served: usize) -> bool {
         served < 3 * self.maximum.saturating_sub(self.taken)
     }
@@ -112,7 +112,7 @@ mod tests {
         Key { namespace: namespace.to_owned(), name: format!("{number:04}") }
     }
 
-    /// Takes slots for new services of a namespace until one waits. Returns the number of slots.
+    /// Takes slots for new services of a namespace until a service waits. Returns the number of slots.
     fn fill(slots: &mut Slots, namespace: &str, first: usize) -> usize {
         (first..).take_while(|number| slots.take(&key(namespace, *number))).count()
     }
@@ -142,7 +142,7 @@ mod tests {
         slots.release(&key("a", 0));
         assert_eq!(slots.take_next(), Some(key("c", 3)));
         assert_eq!(slots.take_next(), None, "one was freed");
-        // A waiting service and an unknown service hold no slot, so the end of such a service frees none.
+        // A waiting service and an unknown service hold no slot, so the end of such a service frees no slot.
         slots.release(&key("a", 150));
         slots.release(&key("d", 0));
         assert_eq!(slots.take_next(), None);

@@ -1,7 +1,7 @@
 //! The kubelet's configuration file, `KubeletConfiguration` of `kubelet.config.k8s.io/v1beta1`.
 //!
-//! Decoding is strict as in the kubelet: an unknown or repeated field is an error. A field that we do not honour may
-//! only have its default value.
+//! Decoding is strict as in the kubelet: an unknown or repeated field is an error. A field without an effect may only
+//! have its default value.
 
 mod fields;
 
@@ -224,7 +224,7 @@ fn has_cgroup_v1() -> bool {
     !std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
 }
 
-/// Whether this is a zero value. The kubelet replaces it by the default if the field is not a pointer.
+/// Whether this is a zero value. The kubelet replaces a zero value by the default if the field is not a pointer.
 fn is_zero(value: &Value) -> bool {
     match value {
         Value::Null => true,

@@ -25,7 +25,7 @@ settings! {
 #[derive(Debug, Clone)]
 pub(crate) struct Filter(String);
 
-/// The level if none is set.
+/// The level if no level is set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DefaultLevel {
     /// `info`, for programs that run until they are stopped.
@@ -86,23 +86,23 @@ impl Single for Filter {
 
 /// Adds directives that drop unwanted events of libraries. `debug` and `trace` keep all events.
 ///
-/// The API client logs each failed request, which its callers log as well. It also warns of each server whose
+/// The API client logs each failed request, which its callers log as well. The client also warns of each server whose
 /// certificate it does not verify. A joining machine verifies the cluster by the hash of its CA, so this warning would
 /// be wrong.
 ///
-/// The HTTP/2 library warns of invalid frames. Any client can send them, without credentials and as fast as it likes.
+/// The HTTP/2 library warns of invalid frames. Any client can send invalid frames without credentials and at any rate.
 fn directives(level: &str) -> String {
     match level {
         "error" | "warn" | "info" => format!("{level},h2=error,kube_client::client=off"),
         "" | "off" | "debug" | "trace" => level.to_owned(),
-        // A later directive for the same target replaces the first one.
+        // A later directive for the same target replaces the first directive.
         _ => format!("h2=error,{level}"),
     }
 }
 
 /// Reads directives that are separated by commas: a level, a target with a level, or a target with all its events. The
-/// syntax is that of `EnvFilter`, which also selects events by spans and fields. It would compile and contain an engine of
-/// regular expressions, and this program has no spans.
+/// syntax is that of `EnvFilter`, which also selects events by spans and fields. `EnvFilter` would add an engine of
+/// regular expressions to the program, and this program has no spans.
 fn targets(directives: &str) -> Result<Targets, String> {
     let given: Vec<&str> = directives.split(',').filter(|directive| !directive.is_empty()).collect();
     if given.is_empty() {

@@ -1,4 +1,4 @@
-//! Hints for misspelt keys and variables: the nearest known one.
+//! Hints for misspelt keys and variables: the nearest known name.
 
 use super::field::{Field, PREFIX, variable};
 
@@ -15,8 +15,8 @@ pub(super) fn of<'a>(name: &str, known: impl Iterator<Item = &'a str>) -> Option
     best.filter(|(similarity, _)| *similarity >= SIMILAR).map(|(_, known)| known)
 }
 
-/// Last part of an error about an unknown key. It names the table that has the key, or the nearest key of this table
-/// or of another one.
+/// Last part of an error about an unknown key. It names the table that has the key, or the nearest key of this table or
+/// of another table.
 pub(super) fn hint(table: &str, name: &str, tables: &Tables) -> String {
     if let Some((other, _)) = tables.iter().find(|(_, fields)| keys(fields).any(|known| known == name)) {
         return format!("; it belongs {}", place(other));

@@ -236,8 +236,8 @@ settings! {
     cert_dir: Option<PathBuf> = unset "agent/pki in the state directory", "DIR";
 }
 
-/// The directory in which drivers register. A node with the default state directory uses the kubelet's directory, because
-/// the Helm charts of drivers mount it. A node with another state directory has its own one.
+/// The directory in which drivers register. A node with the default state directory uses the kubelet's directory,
+/// because the Helm charts of drivers mount it. A node with another state directory has its own directory.
 fn plugin_registry(settings: &NodeSettings, state: &Path) -> anyhow::Result<PathBuf> {
     let is_default = state == Path::new(super::DEFAULT_STATE_DIR);
     let root = if is_default { Path::new("/var/lib/kubelet") } else { state };

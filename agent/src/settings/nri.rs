@@ -6,7 +6,8 @@ use coracle_cri::NriSettings;
 
 use super::value::PathOrOff;
 
-/// Run directory of the node's own runtime. A second runtime has another one, and must not start the node's plugins.
+/// Run directory of the node's own runtime. A second runtime has another directory, and must not start the node's
+/// plugins.
 const OWN_RUN_DIR: &str = "/run/coracle";
 
 /// The runtime with the default run directory uses the default paths of NRI. Another runtime has its socket in its own

@@ -1,4 +1,4 @@
-//! Settings that another container runtime (`--container-runtime-endpoint`) does not honour.
+//! Settings without an effect on another container runtime (`--container-runtime-endpoint`).
 
 use super::NodeSettings;
 use super::field::variable;

@@ -99,7 +99,8 @@ impl<'a> Resolver<'a> {
         Self { table, flags, sources }
     }
 
-    /// The value of the first source that has one. An invalid value is recorded as a problem, and the result is `None`.
+    /// The value of the first source that has a value. An invalid value is recorded as a problem, and the result is
+    /// `None`.
     pub(crate) fn value<V: Value>(&mut self, field: &Field) -> Option<V> {
         let (texts, source) = match self.first_source(field) {
             Some((Ok(texts), source)) => (texts, source),

@@ -8,7 +8,7 @@ use coracle_agent::{ManifestUrl, StaticPodSources};
 
 use super::NodeSettings;
 
-/// The path of manifests, and the URL of further ones.
+/// The path of manifests, and the URL of further manifests.
 pub(super) fn decide(node: &NodeSettings) -> anyhow::Result<StaticPodSources> {
     let absolute = |path: &PathBuf| std::path::absolute(path).unwrap_or_else(|_error| path.clone());
     Ok(StaticPodSources { path: node.pod_manifest_path.as_ref().map(absolute), url: url(node)? })

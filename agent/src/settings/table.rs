@@ -11,8 +11,8 @@
 //!     node_name: Option<String> = unset "the host's name", "NAME", also "hostname-override";
 //! }
 //! ```
-//! The word after `=` is `default` or `unset`. `default` precedes a value that is parsed like a flag's, `unset` a text
-//! that describes an absent value. `also` names a second flag and key with the same meaning.
+//! The word after `=` is `default` or `unset`. `default` precedes a value that is parsed like the value of a flag.
+//! `unset` precedes a text that describes an absent value. `also` names a second flag and key with the same meaning.
 
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -29,7 +29,8 @@ pub(crate) trait Table: Sized {
     /// All settings in the order of their declaration.
     const FIELDS: &'static [Field];
 
-    /// Takes each value from the source with the highest precedence. Returns `None` if a value is invalid; `resolver` has the problems then.
+    /// Takes each value from the source with the highest precedence. Returns `None` if a value is invalid. Then
+    /// `resolver` has the problems.
     fn resolve(resolver: &mut Resolver<'_>) -> Option<Self>;
 }
 

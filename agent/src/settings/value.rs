@@ -15,14 +15,14 @@ use k8s_openapi::api::core::v1::Taint;
 
 use super::field::ValueKind;
 
-/// The type of a setting: a single value, an optional one, a list or a map.
+/// The type of a setting: a single value, an optional value, a list or a map.
 pub(crate) trait Value: Sized {
     const VALUE_KIND: ValueKind;
 
     /// Parses the texts of one source. The error describes the expected form.
     fn parse(texts: &[String]) -> Result<Self, String>;
 
-    /// The value if no source gives one and there is no default.
+    /// The value if no source gives a value and there is no default.
     fn unset() -> Option<Self>;
 }
 

@@ -29,8 +29,8 @@ struct WatchedPod {
 
 resource!(WatchedPod, "Pod", ("", "v1", "pods"), NamespaceResourceScope);
 
-/// Sends changes until the receiver is dropped. Mirror pods only show the state of static pods, so they are never run:
-/// they are given to `mirrors`.
+/// Sends changes until the receiver is dropped. Mirror pods only show the state of static pods, so the agent never runs
+/// them, and passes them to `mirrors`.
 pub(super) async fn watch(
     client: Client,
     health: ApiHealth,

@@ -39,7 +39,7 @@ impl PodCheckpoint {
         Self { checkpoint, evictions: Arc::default() }
     }
 
-    /// All stored pods, for the start of the agent. Removes records that none of them needs.
+    /// All stored pods, for the start of the agent. Removes records that no stored pod needs.
     pub(crate) fn load(&self) -> Vec<Pod> {
         let mut pods: Vec<Pod> = self.checkpoint.all(Kind::Pod);
         for pod in &mut pods {
@@ -64,7 +64,7 @@ impl PodCheckpoint {
 
     /// Stores a pod that the node evicts, and waits until its record is on disk. An agent that starts after the stop of
     /// the pod must not run it again. The wait takes two seconds at most, because the disk may be full. Until the pod
-    /// is removed, its record has the eviction, whatever status the API server has.
+    /// is removed, its record has the eviction, even if the API server has another status.
     pub(crate) async fn keep_evicted(
         &self,
         pod: &Pod,
@@ -76,7 +76,7 @@ impl PodCheckpoint {
         self.checkpoint.written(&Key::pod(uid(pod))).await;
     }
 
-    /// The eviction of the pod, by this agent or an earlier one.
+    /// The eviction of the pod, by this agent or an earlier agent.
     pub(crate) fn eviction(&self, uid: &str) -> Option<StoredEviction> {
         self.lock().get(uid).cloned()
     }

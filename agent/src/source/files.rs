@@ -83,7 +83,7 @@ impl StaticPods {
         true
     }
 
-    /// Sends changes until there is no receiver. Without a path and a URL it returns at once.
+    /// Sends changes until there is no receiver. Without a path and a URL the function returns at once.
     pub(super) async fn follow(mut self, changes: mpsc::Sender<PodChange>) {
         let Some(path) = self.path.clone() else { return self.follow_url(&changes).await };
         let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF);
@@ -99,7 +99,7 @@ impl StaticPods {
         }
     }
 
-    /// Sends changes of the URL until there is no receiver. Without a URL it returns at once.
+    /// Sends changes of the URL until there is no receiver. Without a URL the function returns at once.
     async fn follow_url(&mut self, changes: &mpsc::Sender<PodChange>) {
         while self.fetched.is_some() {
             // The arms are cancel-safe: they receive nothing.

@@ -150,8 +150,8 @@ fn decode(value: Value, place: &Place<'_>, seen: Timestamp) -> Result<Pod, Manif
     serde_json::from_str(&pod.to_string()).map_err(|error| ManifestError::Decode(error.to_string()))
 }
 
-/// The uid of the pod: 32 hexadecimal digits, a hash of its content, its origin and its node. After a change of the
-/// content it is another pod. A uid in the manifest is only a part of the content.
+/// The uid of the pod: 32 hexadecimal digits, a hash of its content, its origin and its node. A pod with changed
+/// content is another pod. A uid in the manifest is only a part of the content.
 fn hash(pod: &Value, place: &Place<'_>) -> String {
     let mut hasher = Sha256::new();
     hasher.update(pod.to_string());

@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum redirects of a request, as in Go.
 const MAX_REDIRECTS: usize = 10;
 
-/// The pods of the last usable response. None before the first one.
+/// The pods of the last usable response. None before the first response.
 pub(super) type FetchedPods = Option<Arc<[Pod]>>;
 
 /// A URL with manifests of static pods.
@@ -37,7 +37,7 @@ pub struct ManifestUrl {
 /// Why a URL cannot be used. No message has the value of a header, which may be a secret.
 #[derive(Debug, thiserror::Error)]
 pub enum ManifestUrlError {
-    /// It is no URL that the node can read.
+    /// The text is no URL that the node can read.
     #[error("it is not of the form http://HOST/PATH or https://HOST/PATH, without user and password")]
     Url,
     /// The header at this place of the list is invalid.
@@ -181,7 +181,7 @@ impl Reader<'_> {
         self.decoded.clone()
     }
 
-    /// The pods of a response. An empty response has none, as upstream.
+    /// The pods of a response. An empty response has no pods, as upstream.
     async fn decode(&self, bytes: Vec<u8>) -> Result<Vec<Pod>, String> {
         if bytes.is_empty() {
             return Ok(Vec::new());
@@ -279,8 +279,8 @@ mod tests {
             *self.response.lock().unwrap() = head;
         }
 
-        /// Waits until the client has handled the response. The first of the requests may still get the former one, and the
-        /// last one begins after the second one was handled.
+        /// Waits until the client has handled the response. The first of three further requests may still get the
+        /// former response. The third request begins after the client has handled the response to the second request.
         async fn until_read(&self) {
             let requests = || self.heads.lock().unwrap().len();
             let wanted = requests() + 3;

@@ -109,7 +109,7 @@ impl MirrorPods {
         self.change(|state| state.remove(uid));
     }
 
-    /// Writes the planned changes until `node` is closed. It receives the Node object, which owns the mirror pods.
+    /// Writes the planned changes until `node` is closed. `node` receives the Node object, which owns the mirror pods.
     pub(super) async fn run(
         &self,
         client: &Client,
@@ -179,7 +179,8 @@ impl MirrorPods {
                 let request = request.map_err(kube::Error::BuildRequest)?;
                 let written = health.request(false, client.request_text(request)).await;
                 if matches!(&written, Err(kube::Error::Api(status)) if status.code == 404) {
-                    // It was deleted before the response to its creation was processed: the watch does not report it again.
+                    // The mirror pod was deleted before the response to its creation was processed: the watch does not
+                    // report the deletion again.
                     self.remove(mirror);
                     return written.map(drop);
                 }
@@ -213,7 +214,7 @@ fn if_present(response: Result<String, kube::Error>) -> Result<(), kube::Error> 
 // === impl ActionBackoffs ===
 
 impl ActionBackoffs {
-    /// The end of the action's delay. None if it is over.
+    /// The end of the action's delay. None if the delay is over.
     fn delay_end(&self, key: &str, now: Instant) -> Option<Instant> {
         self.0.get(key).map(|action| action.delay_end).filter(|end| *end > now)
     }

@@ -47,7 +47,7 @@ pub(crate) struct NumaNode {
     pub(crate) memory: u64,
     /// Bytes in huge pages, by the name of the resource: `hugepages-2Mi`.
     pub(crate) huge_pages: BTreeMap<String, u64>,
-    /// Distance to each node, 10 for the node itself. Empty if the kernel does not report it.
+    /// Distance to each node, 10 for the node itself. Empty if the kernel does not report the distances.
     pub(crate) distances: BTreeMap<u32, u64>,
 }
 

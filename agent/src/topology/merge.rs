@@ -1,10 +1,10 @@
 //! Merge of hints into one NUMA affinity, as the policies of the topology manager do. Pure.
 //!
 //! Source: `pkg/kubelet/cm/topologymanager/policy*.go` and `numa_info.go`. Upstream visits each combination of the
-//! hints of all resources. Their number is the product of the numbers of hints. On a machine with eight NUMA nodes, a
-//! pod with several sizes of huge pages can make this number too large. Here the resources are merged one after the
-//! other, and equal intermediate results are kept once. The result is the same, because it depends only on the
-//! intersection of a combination's masks and on whether the combination is preferred.
+//! hints of all resources. The number of combinations is the product of the numbers of hints. On a machine with eight
+//! NUMA nodes, a pod with several sizes of huge pages can make this product too large. Here the resources are merged
+//! one after the other, and equal intermediate results are kept once. The result is the same, because it depends only
+//! on the intersection of a combination's masks and on whether the combination is preferred.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -48,7 +48,7 @@ struct Combination {
     preferred: bool,
 }
 
-/// The NUMA nodes of the machine, and their distances if the nearest ones are preferred.
+/// The NUMA nodes of the machine, and their distances if the nearest nodes are preferred.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct NumaNodes {
     pub(crate) all: NumaMask,
@@ -146,8 +146,8 @@ impl Combination {
 struct Merge<'a> {
     numa: &'a NumaNodes,
     ignores_distances: bool,
-    /// Each resource needs a minimum number of nodes. This is the largest of these minimums, and the best size of a
-    /// result that is not preferred.
+    /// Each resource needs a minimum number of nodes. The value is the largest of these minimums, and the best size of
+    /// a result that is not preferred.
     narrowest: usize,
 }
 

@@ -71,7 +71,7 @@ pub(crate) fn check_policy(path: &Path, policy: &str) -> Result<(), StateFileErr
     checked(path, policy).map(drop)
 }
 
-/// Replaces a state file, if the state differs from the stored one.
+/// Replaces a state file, if the state differs from the stored state.
 ///
 /// # Errors
 /// When the file cannot be written.

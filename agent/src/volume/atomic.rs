@@ -1,4 +1,4 @@
-//! Atomic replacement of a set of files: a reader sees the old set or the new one.
+//! Atomic replacement of a set of files: a reader sees the old set or the new set.
 //!
 //! ```text
 //! volume/..2026_11_21_07_08_04.1234567/user   the files, never changed once visible
@@ -18,11 +18,11 @@ use super::payload::{File, Payload};
 
 const DATA: &str = "..data";
 const NEW_DATA: &str = "..data_tmp";
-/// Name of a new file until it replaces the old one. No path in a volume begins with `..`.
+/// Name of a new file until it replaces the old file. No path in a volume begins with `..`.
 const NEW_FILE: &str = "..file_tmp";
 
-/// Replaces the content of the volume's directory. If it has this content, only the rest of an interrupted replacement is
-/// removed.
+/// Replaces the content of the volume's directory. If the directory already has this content, only the rest of an
+/// interrupted replacement is removed.
 pub(super) fn write(volume: &Path, payload: &Payload, group: Option<u32>) -> Result<(), SetUpError> {
     if let Some(bad) = payload.keys().find(|path| !is_inside(path)) {
         return Err(SetUpError::Path(bad.clone()));
@@ -43,7 +43,7 @@ pub(super) fn write(volume: &Path, payload: &Payload, group: Option<u32>) -> Res
     remove_others(volume, &name, &tops)
 }
 
-/// Replaces one file of the content, and keeps the others. Readers see the old file or the new one.
+/// Replaces one file of the content, and keeps the other files. Readers see the old file or the new file.
 pub(super) fn replace(volume: &Path, path: &str, file: &File, group: Option<u32>) -> Result<(), SetUpError> {
     if !is_inside(path) {
         return Err(SetUpError::Path(path.to_owned()));
@@ -111,7 +111,7 @@ fn fill(dir: &Path, payload: &Payload, group: Option<u32>) -> Result<(), SetUpEr
     }
 }
 
-/// Creates the directories of a nested path, readable by all users whatever the umask.
+/// Creates the directories of a nested path, readable by all users, independent of the umask.
 fn make_parents(dir: &Path, path: &str) -> Result<(), SetUpError> {
     let mut at = dir.to_owned();
     for part in Path::new(path).parent().into_iter().flat_map(Path::components) {

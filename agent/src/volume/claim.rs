@@ -42,8 +42,8 @@ fn record_of(pod_dir: &Path, volume: &str) -> PathBuf {
     pod_dir.join("claims").join(format!("{volume}.json"))
 }
 
-/// The claim of a volume, and the directory of a local volume or of a mounted NFS export. None for others. Does not
-/// access the volume.
+/// The claim of a volume, and the directory of a local volume or of a mounted NFS export. None for other volumes. Does
+/// not access the volume.
 pub(super) fn measured(pods_dir: &Path, pod: &Pod, volume: &Volume) -> Option<(String, PathBuf)> {
     let claim = claim_of(pod, volume)?;
     let dir = pods_dir.join(pod.metadata.uid.as_deref()?);
@@ -241,8 +241,8 @@ fn options_of(volume: &PersistentVolume) -> Vec<String> {
     }
 }
 
-/// Refuses mount options of a type that has none, as upstream (`checkMountOptionSupport`). A volume with an ignored `ro`
-/// would be writable.
+/// Refuses mount options of a type that has no mount options, as upstream (`checkMountOptionSupport`). A volume with an
+/// ignored `ro` would be writable.
 fn refuse_options(options: &[String]) -> Result<(), SetUpError> {
     if options.is_empty() { Ok(()) } else { Err(SetUpError::NoMountOptions) }
 }
@@ -255,7 +255,7 @@ fn read_strictly(record: &Path) -> io::Result<PersistentVolume> {
     Ok(json_file::parse(&std::fs::read(record)?)?)
 }
 
-/// Records a volume, unless the record has it already.
+/// Records a volume, unless the record already contains the volume.
 fn write(record: &Path, volume: &PersistentVolume) -> std::io::Result<()> {
     let mut volume = volume.clone();
     volume.metadata.managed_fields = None;

@@ -54,7 +54,7 @@ impl Access {
         Self { mode, group: ownership::fs_group(pod) }
     }
 
-    /// Mount options with mode and group. Each mount sets both at once, also the first mount after a reboot.
+    /// Mount options with mode and group. Each mount sets both at once, including the first mount after a reboot.
     fn tmpfs_options(self, size: Option<u64>) -> String {
         let group = self.group.map(|group| format!(",gid={group}")).unwrap_or_default();
         let mode = if self.group.is_some() { self.mode | ownership::GROUP_DIRECTORY } else { self.mode };
@@ -63,7 +63,7 @@ impl Access {
     }
 }
 
-/// Creates the directory under another name and renames it. So after a crash it is absent or complete.
+/// Creates the directory under another name and renames it. So after a crash the directory is absent or complete.
 fn make(dir: &Path, access: Access) -> Result<(), SetUpError> {
     // No volume has this name: names of volumes begin with a letter or a digit.
     let new = dir.with_file_name(".new");

@@ -7,8 +7,8 @@ use std::path::Path;
 use super::sub_path::{self, SubPathError};
 use crate::bounded;
 
-/// Reads a regular file of at most `max` bytes, at a relative path in the volume. None if it does not exist. A symlink
-/// is followed only inside the volume.
+/// Reads a regular file of at most `max` bytes, at a relative path in the volume. None if the file does not exist. A
+/// symlink is followed only inside the volume.
 ///
 /// # Errors
 /// As open(2); `InvalidInput` for another file type, `FileTooLarge` for a larger file, `Other` for a path that leads out

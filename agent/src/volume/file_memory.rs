@@ -1,7 +1,7 @@
 //! Memory of the files that the node writes for volumes: what one pod and the pods of one namespace may use.
 //!
 //! These files do not count for the memory limit of a container, and all pods share one tmpfs for them. Without shares
-//! the pods of one namespace could fill it, and then no pod of another namespace would start.
+//! the pods of one namespace could fill the tmpfs, and then no pod of another namespace would start.
 
 use std::collections::HashMap;
 use std::path::Path;
@@ -61,12 +61,12 @@ impl FileMemory {
         lock(&self.pods).get(volume.uid).map_or(0, |pod| pod.bytes_without(volume.name))
     }
 
-    /// Counts the files of a volume before they are written. Until [`FileMemory::written`], the larger one of the old
-    /// and the new number of bytes counts. `exist` says that the files exist already. If an earlier agent has written
-    /// them, they are counted and never refused.
+    /// Counts the files of a volume before they are written. Until [`FileMemory::written`], the larger of the old and
+    /// the new number of bytes counts. `exist` says that the files exist already. Files of an earlier agent are counted
+    /// and never refused.
     ///
     /// # Errors
-    /// When the pods of the namespace would use more than three times what is left for others.
+    /// When the pods of the namespace would use more than three times the bytes that are left for other namespaces.
     pub(super) fn reserve(
         &self,
         volume: FileVolume<'_>,
@@ -91,7 +91,7 @@ impl FileMemory {
         Ok(())
     }
 
-    /// Counts the files of a volume after they have replaced the former ones.
+    /// Counts the files of a volume after they have replaced the former files.
     pub(super) fn written(&self, volume: FileVolume<'_>, bytes: usize) {
         if let Some(pod) = lock(&self.pods).get_mut(volume.uid) {
             pod.set(volume.name, bytes);
@@ -128,7 +128,7 @@ impl PodFiles {
         self.volumes.iter().find(|(name, _)| name == volume).map(|(_, bytes)| *bytes)
     }
 
-    /// The bytes of all volumes but one. No volume has an empty name.
+    /// The bytes of all volumes, except the volume of this name. No volume has an empty name.
     fn bytes_without(&self, volume: &str) -> usize {
         let others = self.volumes.iter().filter(|(name, _)| name != volume);
         others.fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes))

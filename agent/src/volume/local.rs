@@ -1,4 +1,4 @@
-//! `local` volumes: directories of this node. Those of the built-in provisioner are made and removed here.
+//! `local` volumes: directories of this node. The directories of the built-in provisioner are made and removed here.
 //!
 //! The directory of a provisioned volume is `<base>/<name of the volume>`. Only root can enter the base. So no user of
 //! the node reaches a volume, although each volume is writable for all users of its containers. Containers see the
@@ -34,8 +34,8 @@ pub(crate) const PROVISIONER: &str = "coracle.dev/local-path";
 /// Label of provisioned volumes: the node that has the directory.
 pub(crate) const NODE: &str = "coracle.dev/node";
 const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
-/// Changes of the group of volumes: one for each pod of a node (`--max-pods`, 110 by default), and further ones. So namespaces
-/// with many files do not delay the others.
+/// Changes of the group of volumes: one for each pod of a node (`--max-pods`, 110 by default), and further changes. So
+/// namespaces with many files do not delay the other namespaces.
 static CHANGES: FairWork = FairWork::new(128, 8);
 /// Duration of a change after which the first event reports it. Source: `firstEventReportDuration`, v1.35.
 const FIRST_REPORT: Duration = Duration::from_secs(30);
@@ -92,9 +92,9 @@ fn capacity(volume: &PersistentVolume) -> Option<u64> {
     u64::try_from(bytes).ok().filter(|bytes| *bytes > 0)
 }
 
-/// Creates the directory of a volume, or sets the size of an existing one. Existing files are not changed.
+/// Creates the directory of a volume, or sets the size of an existing directory. Existing files are not changed.
 ///
-/// The directory is created under another name and renamed. So after a crash it is absent or complete.
+/// The directory is created under another name and renamed. So after a crash the directory is absent or complete.
 fn make(base: &Path, name: &str, size: Option<u64>) -> io::Result<()> {
     /// No volume has this name: names of volumes begin with a letter or a digit.
     const NEW: &str = ".new";
@@ -158,7 +158,7 @@ pub(crate) fn resize(base: &Path, name: &str, volume: &PersistentVolume) -> io::
     }
 }
 
-/// Removes the directory of a volume with its files. Succeeds if there is none. Follows no links.
+/// Removes the directory of a volume with its files. Succeeds if there is no directory. Follows no links.
 pub(crate) fn remove(base: &Path, name: &str) -> io::Result<()> {
     if !base.exists() {
         return Ok(());
@@ -203,7 +203,7 @@ pub(super) async fn give_to_group(target: &Target<'_>, volume: &str, path: &Path
     given.unwrap_or_else(Err).map_err(SetUpError::io("set the owner of", path))
 }
 
-/// Waits for a change, and calls `report` while it takes long. The argument is true in the first call.
+/// Waits for a change, and calls `report` while the change takes long. The argument is true in the first call.
 async fn reporting<T>(change: impl Future<Output = T>, report: impl Fn(bool)) -> T {
     let mut change = std::pin::pin!(change);
     let mut interval = FIRST_REPORT;
@@ -333,7 +333,7 @@ mod tests {
         remove(&base, "v").expect("remove");
         assert_eq!(usage(of_v), project_quota::Usage::default(), "the id is given back");
         assert_eq!(usage(of_w).limit, 1 << 20);
-        // The id of another volume is never taken, whatever the name.
+        // A volume never gets the id of another volume, even if both have the same name.
         std::fs::create_dir(base.join("x")).expect("directory");
         let x = std::fs::File::open(base.join("x")).expect("open");
         project_quota::assign(x.as_fd(), "w", 1 << 20).expect("assign");

@@ -45,7 +45,7 @@ pub(crate) async fn run(client: Client, node: String, directories: Directories) 
     let mut events = coracle_watch::watch(api.clone(), config);
     let mut failed: BTreeMap<String, PersistentVolume> = BTreeMap::new();
     loop {
-        // Cancel-safe: the stream keeps what was not received.
+        // Cancel-safe: the stream keeps items that were not received.
         let due = tokio::select! {
             event = events.next() => match event {
                 None => return,
@@ -86,7 +86,7 @@ pub(crate) async fn run(client: Client, node: String, directories: Directories) 
     }
 }
 
-/// Whether the directory is to be removed now: the volume is being deleted, and no claim has it.
+/// Whether the directory is to be removed now: the volume is being deleted, and no claim is bound to the volume.
 fn is_due(volume: &PersistentVolume) -> bool {
     let finalizers = volume.metadata.finalizers.as_deref().unwrap_or_default();
     let has = |name: &str| finalizers.iter().any(|finalizer| finalizer == name);

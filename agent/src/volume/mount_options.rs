@@ -18,10 +18,10 @@ pub(super) struct MountOptions {
     pub(super) flags: Vec<String>,
 }
 
-/// Reads the options of a volume. Of contradictory options the last one counts, as for mount(8).
+/// Reads the options of a volume. Of contradictory options the last option counts, as for mount(8).
 ///
 /// # Errors
-/// An option is not one of a bind mount.
+/// An option is not an option of a bind mount.
 pub(super) fn parse(options: &[String]) -> Result<MountOptions, SetUpError> {
     let (mut read_only, mut flags, mut time) = (false, BTreeSet::new(), None);
     let options = options.iter().flat_map(|list| list.split(',')).map(str::trim);

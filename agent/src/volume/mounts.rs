@@ -18,7 +18,7 @@ const MOUNTINFO: &str = "/proc/thread-self/mountinfo";
 /// Directory of the parts of volumes that are mounted for `subPath`, in the directory of a pod.
 pub(super) const PARTS: &str = "volume-subpaths";
 
-/// Makes a directory a mount point with shared propagation, so that copies of our mount namespace receive later
+/// Makes a directory a mount point with shared propagation, so that copies of the agent's mount namespace receive later
 /// mounts.
 ///
 /// Propagation is a property of mounts, so a mount point is needed. If the parent mount is shared already, as systemd
@@ -44,7 +44,7 @@ pub(super) fn ensure_shared(dir: &Path) -> io::Result<()> {
 /// Whether the mount that contains the path has shared propagation.
 fn is_shared(mountinfo: &str, path: &Path) -> bool {
     let lines = mountinfo.lines().filter_map(|line| Some((mount_point(line)?, line)));
-    // Of two mounts on one path the later line is the upper one; max_by_key returns the last maximum.
+    // Of two mounts on one path the later line is the upper mount; max_by_key returns the last maximum.
     let over =
         lines.filter(|(point, _)| path.starts_with(point)).max_by_key(|(point, _)| point.as_os_str().len());
     over.is_some_and(|(_, line)| {
@@ -67,7 +67,7 @@ pub(super) fn ensure_memory(dir: &Path) -> io::Result<()> {
     super::ownership::chmod(dir, 0o750)
 }
 
-/// Mounts a tmpfs on the directory, unless one is mounted there.
+/// Mounts a tmpfs on the directory, unless a tmpfs is mounted there.
 ///
 /// A mounted tmpfs has another device number than its parent directory. The mount table is not read, because that takes
 /// long: pods can have tens of thousands of mounts.
@@ -93,8 +93,8 @@ pub(super) fn is_tmpfs(dir: &Path) -> io::Result<bool> {
 
 /// Bind-mounts an open file or directory and the mounts in it. A descriptor, unlike a path, cannot be replaced meanwhile.
 ///
-/// Later mounts and unmounts in the source appear at the new place, too. Those at the new place appear in the source only
-/// if `is_bidirectional`.
+/// Later mounts and unmounts in the source appear at the new place, too. Mounts and unmounts at the new place appear in
+/// the source only if `is_bidirectional`.
 pub(super) fn bind_fd(fd: &impl std::os::fd::AsRawFd, at: &Path, is_bidirectional: bool) -> io::Result<()> {
     let source = format!("/proc/self/fd/{}", fd.as_raw_fd());
     mount(Some(source.as_str()), at, NONE, MsFlags::MS_BIND | MsFlags::MS_REC, NONE)?;
@@ -187,8 +187,8 @@ fn is_network(line: &str) -> bool {
     kind.starts_with("nfs ") || kind.starts_with("nfs4 ")
 }
 
-/// Unmounts all mounts in the tree and removes it. Succeeds if it does not exist. Never enters a directory that is
-/// mounted.
+/// Unmounts all mounts in the tree and removes the tree. Succeeds if the tree does not exist. Never enters a directory
+/// that is mounted.
 pub(super) fn remove_tree(path: &Path) -> io::Result<()> {
     unmount_below(path)?;
     coracle_tree::remove(path)

@@ -23,7 +23,7 @@ pub use process::{COMMAND as MOUNT_COMMAND, main as mount_main};
 pub(super) const PLUGIN: &str = "kubernetes.io~nfs";
 /// Maximum time of one attempt.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// Versions that are tried in this order, unless the options name one.
+/// Versions that are tried in this order, unless the options name a version.
 const VERSIONS: [&str; 3] = ["4.2", "4.1", "4.0"];
 
 /// Mount points with an attempt in progress.
@@ -112,7 +112,7 @@ fn start(
     Ok(())
 }
 
-/// An attempt in progress: no other one begins at its mount point before it is dropped.
+/// An attempt in progress: no other attempt begins at the mount point before this value is dropped.
 struct Attempt {
     at: PathBuf,
 }
@@ -124,8 +124,8 @@ impl Attempt {
         if is_first { Ok(Self { at: at.to_owned() }) } else { Err(refused()) }
     }
 
-    /// Whether the export is mounted. Only the current attempt may check this: an earlier attempt may still unmount what it
-    /// has mounted, and the pod would then write to the disk of the node.
+    /// Whether the export is mounted. Only the current attempt may check this: an earlier attempt may still unmount its
+    /// mount, and the pod would then write to the disk of the node.
     fn is_mounted(&self) -> std::io::Result<bool> {
         mounts::is_mount_point(&self.at)
     }

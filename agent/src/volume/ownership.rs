@@ -59,9 +59,9 @@ pub(super) fn set_group(path: &Path, group: u32, read_only: bool) -> io::Result<
     set_group_while(path, group, read_only, || true)
 }
 
-/// Like [`set_group`], but calls `continues` before each entry. If it returns false, the rest of the tree stays unchanged,
-/// and the error is `Interrupted`. As upstream (`walkDeep`), the top changes last: if [`is_given`] is true for the top, the
-/// whole tree has the group.
+/// Like [`set_group`], but calls `continues` before each entry. If `continues` returns false, the rest of the tree
+/// stays unchanged, and the error is `Interrupted`. As upstream (`walkDeep`), the top changes last: if [`is_given`] is
+/// true for the top, the whole tree has the group.
 pub(super) fn set_group_while(
     path: &Path,
     group: u32,

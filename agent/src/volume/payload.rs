@@ -27,7 +27,7 @@ pub(super) struct Budget {
     left: usize,
     /// Bytes that the files of this volume take.
     taken: usize,
-    /// Bytes that a file takes at least.
+    /// Minimum bytes that a file takes: the size of a page.
     page: usize,
 }
 
@@ -269,8 +269,8 @@ pub(super) fn downward_files(
     Ok(files)
 }
 
-/// The path of a file without `.` and repeated slashes, which the API server allows. A path that leads out of the volume
-/// still does.
+/// The path of a file without `.` and repeated slashes, which the API server allows. A path that leads out of the
+/// volume still leads out of the volume.
 pub(super) fn clean(path: &str) -> String {
     let parts = Path::new(path).components().filter(|part| *part != Component::CurDir);
     parts.collect::<PathBuf>().to_string_lossy().into_owned()

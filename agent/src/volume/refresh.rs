@@ -46,7 +46,7 @@ pub(super) struct Source {
     /// The kubelet's path of the volume: a symlink to the directory.
     link: PathBuf,
     projection: Projection,
-    /// The used objects. They are held so that their watches live as long as the volume.
+    /// The used objects. The objects are held so that their watches live as long as the volume.
     objects: Vec<Option<Arc<Object>>>,
     /// Whether an event has reported that the current content is above a limit.
     is_refusal_reported: AtomicBool,
@@ -54,7 +54,7 @@ pub(super) struct Source {
 
 /// The content of a part of a projection.
 enum Found {
-    /// The data of an object. None if it does not exist.
+    /// The data of an object. None if the object does not exist.
     Data(Option<Arc<Data>>),
     Token(Token),
     /// The part is computed from the pod.

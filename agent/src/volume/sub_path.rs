@@ -1,8 +1,8 @@
 //! `subPath` and `subPathExpr`: a part of a volume, resolved without leaving the volume.
 //!
 //! The kernel opens the path inside the volume (`openat2` with `RESOLVE_BENEATH`). The opened file or directory is
-//! bind-mounted at a path of the pod's directory. No name is resolved twice, so a container that replaces a directory
-//! by a symlink while another one starts gains nothing.
+//! bind-mounted at a path of the pod's directory. No name is resolved twice. So a container gains no access if it
+//! replaces a directory by a symlink while another container starts.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -129,7 +129,7 @@ fn mount_at(
 ) -> Result<(), SubPathError> {
     let failed = |source: io::Error| SubPathError::Io { path: path.to_owned(), source };
     mounts::unmount_below(at).map_err(failed)?;
-    // The pod may be gone, and with it its directory.
+    // The pod and its directory may be gone.
     if abandoned.is_set() {
         return Err(failed(io::ErrorKind::TimedOut.into()));
     }
@@ -164,7 +164,7 @@ fn open_beneath(root: &Path, path: &str) -> Result<OwnedFd, SubPathError> {
     }
 }
 
-/// Opens a path below a directory. None if it does not exist.
+/// Opens a path below a directory. None if the path does not exist.
 pub(super) fn open_existing(root: &Path, path: &str) -> Result<Option<OwnedFd>, SubPathError> {
     let parts = parts(path)?;
     match open_volume(root).and_then(|base| beneath(&base, &relative(&parts))) {

@@ -141,7 +141,7 @@ impl Api {
     }
 }
 
-/// A node's directories. They end with the test and its mount namespace.
+/// A node's directories. The directories end with the test and its mount namespace.
 struct Machine {
     dir: PathBuf,
     api: Api,

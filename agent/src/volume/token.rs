@@ -61,7 +61,7 @@ struct TokenOf<'a> {
     key: &'a Key,
 }
 
-/// A token, and the time until the next one is due.
+/// A token, and the time until the next token is due.
 pub(super) struct Token {
     pub(super) token: String,
     pub(super) renew_in: Duration,

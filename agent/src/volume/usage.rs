@@ -1,9 +1,9 @@
 //! Usage of the volumes of claims, for metrics.
 //!
-//! As in the kubelet, only volumes that may have a file system of their own are measured: local ones and NFS. A server
-//! that does not answer blocks its reader in the kernel. So each volume is read in a thread of its own, which the
-//! caller does not wait for. A volume with too many blocked readers is left out until a blocked reader ends. No volume
-//! is read while all together have too many.
+//! As in the kubelet, only volumes that may have a file system of their own are measured: local volumes and NFS
+//! volumes. A server that does not answer blocks its reader in the kernel. So each volume is read in a thread of its
+//! own, which the caller does not wait for. A volume with too many blocked readers is left out until a blocked reader
+//! ends. No volume is read while all volumes together have too many blocked readers.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -54,7 +54,7 @@ pub(crate) struct FileSystem {
     pub(crate) inodes_used: u64,
 }
 
-/// A reader of a volume. Dropping it ends its count.
+/// A reader of a volume. The reader counts until it is dropped.
 struct Reader {
     usage: ClaimUsage,
     path: PathBuf,
@@ -98,7 +98,7 @@ impl ClaimUsage {
         timeout(LIMIT, receiver).await.ok()?.ok()?
     }
 
-    /// Counts a reader of a volume, unless it or all volumes together have too many.
+    /// Counts a reader of a volume, unless the volume or all volumes together have too many readers.
     fn reader(&self, path: PathBuf) -> Option<Reader> {
         let mut readers = self.lock();
         let count = readers.get(&path).copied().unwrap_or_default();

@@ -272,7 +272,8 @@ fn add_addresses(answer: &mut Message, name: &Name) {
     answer.add_answers((0..1000).map(record));
 }
 
-/// Adds a record to an answer. Its data are compression pointers, each to the one before it.
+/// Adds a record to an answer. The data of the record are compression pointers. Each pointer points to the previous
+/// pointer.
 fn add_chain_of_pointers(answer: &mut Message, name: &Name) {
     let record = |data| Record::from_rdata(name.clone(), 60, RData::NULL(NULL::with(data)));
     let mut alone = answer.clone();

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use super::head;
 
-/// Number of buckets. The first upper bound is 1 ms; each further one is twice the previous one.
+/// Number of buckets. The first upper bound is 1 ms; each further bound is twice the previous bound.
 const BUCKETS: usize = 20;
 const FIRST_BUCKET_SECONDS: f64 = 0.001;
 /// Values of the label `service_kind`, in the order of [`ServiceKind`].

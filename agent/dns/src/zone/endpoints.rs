@@ -7,16 +7,16 @@ use std::sync::Arc;
 use coracle_services::{Endpoint, EndpointSlice, Tables};
 use coracle_values::object::Key;
 
-/// Maximum slices, endpoints and ports that are examined for a query, each. The author of the slices controls the number of
-/// those that do not count, such as endpoints that are not ready.
+/// Maximum slices, maximum endpoints and maximum ports that are examined for a query. The author of the slices controls
+/// how many of them do not count, for example because an endpoint is not ready.
 pub(super) const EXAMINED_MAX: usize = 20_000;
 
 /// Maximum services of a namespace that are examined for the names of an address.
 const SERVICES_MAX: usize = 500;
 
-/// A search through the services of all namespaces that have an address. A tenant controls the number of its services with
-/// the address, and of their other endpoints. So each namespace has limits of its own: the services of one namespace cannot
-/// hide those of others.
+/// A search through the services of all namespaces that have an address. A tenant controls the number of its services
+/// with the address, and the number of their other endpoints. So each namespace has its own limits: the services of one
+/// namespace cannot hide the services of other namespaces.
 #[derive(Default)]
 pub(super) struct Search<'a> {
     namespace: &'a str,
@@ -72,8 +72,8 @@ impl<'a> Endpoints<'a> {
         self.of(&self.slices)
     }
 
-    /// The endpoints that take traffic, from a random slice on. Otherwise an answer with a part of many endpoints would always
-    /// have the same part.
+    /// The endpoints that take traffic, beginning with a random slice. Otherwise an answer that has room for few
+    /// endpoints would always contain the same endpoints.
     pub(super) fn hosts_from_random_slice(&self) -> impl Iterator<Item = Host<'a>> {
         let first = match self.slices.len() {
             0 | 1 => 0,

@@ -33,8 +33,9 @@ impl Addresses {
 }
 
 /// Sort key of the pods that list one address: the pod with the largest key has the address. Pods of this node precede
-/// others, because the node knows their sandboxes. Among them, the latest sandbox has the address: an older pod can get the
-/// address of a younger one, for example after a reboot. Among other pods, the youngest has the address.
+/// other pods, because the node knows their sandboxes. Among the pods of this node, the pod with the latest sandbox has
+/// the address: an older pod can get the address of a younger pod, for example after a reboot. Among other pods, the
+/// youngest pod has the address.
 fn precedence(facts: &PodFacts) -> (bool, u64, i64, &str) {
     (facts.is_local, facts.sandbox, facts.created, &facts.uid)
 }

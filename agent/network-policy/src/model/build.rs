@@ -12,7 +12,7 @@ use crate::rules::{Action, Direction, NamedPort, Namespaces, PodPeer, PortList, 
 /// The objects of a policy in the table.
 #[derive(Debug, Default)]
 pub(super) struct Built {
-    /// The number in the names of the chains to which groups jump. It stays when the rules change.
+    /// The number in the names of the chains to which groups jump. The number stays when the rules change.
     pub(super) number: u64,
     chains: Vec<Chain>,
     sets: Vec<Set>,
@@ -22,8 +22,8 @@ pub(super) struct Built {
 /// The position of a rule in its policy.
 #[derive(Clone, Copy)]
 struct RulePosition<'a> {
-    /// The number in the names of the rules' own chains and sets. Each build has another one, because the ranges of a set
-    /// in the kernel are never changed.
+    /// The number in the names of the rules' own chains and sets. Each build has a new number, because the ranges of a
+    /// set in the kernel are never changed.
     build: u64,
     namespace: &'a str,
     tier: Tier,
@@ -43,7 +43,7 @@ impl Model {
     /// Replaces the rules in the chains of a policy that restricts the same directions as before. Groups still jump to these
     /// chains.
     pub(super) fn rebuild(&mut self, mut old: Built, tier: Tier, namespace: &str, rules: &Rules) -> Built {
-        // This comes before the removal: a selection that both need is kept.
+        // This comes before the removal: a selection that both versions of the rules need is kept.
         let built = self.build_as(old.number, tier, namespace, rules);
         old.chains.retain(|chain| matches!(chain, Chain::Ports(..)));
         self.dismantle(old);
@@ -192,10 +192,11 @@ impl Model {
     }
 }
 
-/// Whether a rule of a policy gets a line for each pair of a peer and a condition, instead of a chain for its ports. With
-/// each change, the kernel validates all paths through the chains of the table. So a chain costs more than a few lines.
-/// Several single ports are an anonymous set. It is not repeated, because each set makes every transaction slower. A
-/// named port has one condition for each IP family. A pair with a peer of the other family would match nothing.
+/// Whether a rule of a policy gets a line for each pair of a peer and a condition, instead of a chain for its ports.
+/// With each change, the kernel validates all paths through the chains of the table. So a chain costs more than a few
+/// lines. Several single ports are an anonymous set. With several peers, such a rule gets a chain, so that the set is
+/// not repeated for each peer: each set makes every transaction slower. A named port has one condition for each IP
+/// family. A pair with a peer of the other family would match nothing.
 fn needs_no_chain(peers: &[Option<Peer>], conditions: &[Ports]) -> bool {
     match (peers, conditions) {
         ([] | [None], _) | (_, []) => true,

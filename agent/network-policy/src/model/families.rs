@@ -1,6 +1,6 @@
-//! The address families in which rules are written. A packet enters the chains of policies only by the address of a pod of
-//! this node. So on a node without IPv6 pods, lines for IPv6 match no packet. The kernel would still read them for each
-//! new connection and, to validate the chains, at each transaction.
+//! The address families in which rules are written. A packet enters the chains of policies only by the address of a pod
+//! of this node. So on a node without IPv6 pods, lines for IPv6 match no packet. The kernel would still read these
+//! lines for each new connection and, to validate the chains, at each transaction.
 
 use std::net::IpAddr;
 

@@ -10,7 +10,7 @@ use crate::facts::{NODES, PodFacts};
 use crate::program::Set;
 use crate::rules::{NamedPort, selects_namespace};
 
-/// Pods, or one named port of them.
+/// Pods, or one named port of these pods.
 #[derive(Clone, Debug)]
 pub(super) struct Selection {
     pub(super) scope: Scope,

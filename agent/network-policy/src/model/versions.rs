@@ -37,7 +37,8 @@ impl Model {
     }
 
     /// Replaces the rules of a policy that [restricts the same pods](Self::restricts_as) as before. Its groups, their
-    /// chains and the elements of the pods stay as they are. `pods` has the pods of this node that it may select.
+    /// chains and the elements of the pods stay as they are. `pods` has the pods of this node that the policy may
+    /// select.
     pub(super) fn change_rules(&mut self, number: u64, rules: Rules, pods: &[String]) {
         let Some(version) = self.versions.get_mut(&number) else { return };
         version.rules = rules;

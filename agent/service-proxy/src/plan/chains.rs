@@ -97,8 +97,8 @@ impl Chains {
         rule.destination_nat(self.family(), self.registers())
     }
 
-    /// Sends a known client to its target, and others to a random target. Each target has a set of its clients, which is
-    /// kept when other targets are added and removed.
+    /// Sends a known client to its target, and other clients to a random target. Each target has a set of its clients,
+    /// which is kept when other targets are added and removed.
     fn with_affinity(&self, program: &mut Program, targets: &[Target], timeout: Duration) -> Vec<Rule> {
         let client = || Rule::default().source(self.is_ipv4, R0);
         let mut rules = Vec::with_capacity(targets.len() + 1);

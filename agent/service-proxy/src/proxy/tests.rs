@@ -78,7 +78,7 @@ type EndpointSpec = (u8, bool, u8);
 
 #[derive(Clone, Debug)]
 struct ServiceSpec {
-    /// Creation time, in seconds. If several services claim an address, the oldest one has it.
+    /// Creation time, in seconds. If several services claim an address, the oldest service has it.
     created: i64,
     ip: u8,
     families: u8,
@@ -153,7 +153,7 @@ impl ServiceSpec {
         if self.is_local { Scope::Local } else { Scope::Cluster }
     }
 
-    /// The endpoints that take traffic: the ready ones, or else those that serve while they terminate.
+    /// The endpoints that take traffic: the ready endpoints, or else the endpoints that serve while they terminate.
     fn targets(&self, is_ipv4: bool, scope: Scope) -> BTreeSet<Target> {
         let of = |wanted: u8| {
             let fits = |(_, is_here, state): &&EndpointSpec| {
@@ -187,7 +187,7 @@ fn timestamp(second: i64) -> String {
 }
 
 /// The outcome that the API's documentation requires for the packet. If several services have the cluster IP and the
-/// port, the oldest one with endpoints gets the packet.
+/// port, the oldest service with endpoints gets the packet.
 fn expected(services: &Services, packet: &Packet) -> Outcome {
     let &Packet { is_ipv4, ip, port, is_udp } = packet;
     let claims = |(_, spec): &(&u8, &ServiceSpec)| {

@@ -26,7 +26,7 @@ const OWN: [&str; 2] = ["10.42.0.1", "fd42::1"];
 /// What happened to a packet.
 #[derive(Debug, PartialEq, Eq)]
 enum Delivery {
-    /// It went to this address.
+    /// The packet went to this address.
     Sent(SocketAddr),
     Rejected,
     Dropped,
@@ -120,8 +120,8 @@ fn has_node_port(service: &Service, address: IpAddr) -> bool {
     kind == Some("NodePort") && has_address(service, address)
 }
 
-/// The endpoints of a family that take traffic, on all nodes or on one. These are the ready ones. If none is ready,
-/// they are the terminating ones that still serve.
+/// The endpoints of a family that take traffic, on all nodes or on one. These are the ready endpoints. If no endpoint
+/// is ready, these are the terminating endpoints that still serve.
 fn usable(slices: &[std::sync::Arc<EndpointSlice>], is_ipv4: bool, node: Option<&str>) -> Vec<SocketAddr> {
     let family = if is_ipv4 { AddressType::IPv4 } else { AddressType::IPv6 };
     let those = |takes: fn(Conditions) -> bool| -> Vec<SocketAddr> {
@@ -228,7 +228,8 @@ fn tracked(from: u16, to: SocketAddr) -> Option<SocketAddr> {
         let values = |name: &'static str| {
             line.split_whitespace().filter_map(move |word| word.strip_prefix(name)?.strip_prefix('='))
         };
-        // The first direction is the direction of the client's packets, the second one the direction of the answers.
+        // The first direction is the direction of the client's packets, the second direction is the direction of the
+        // answers.
         let ends: Vec<SocketAddr> = values("dst")
             .zip(values("dport"))
             .chain(values("src").zip(values("sport")))

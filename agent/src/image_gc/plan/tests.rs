@@ -120,7 +120,8 @@ fn a_layer_is_freed_with_its_last_image() {
     let expected = pairs(&[("first", 1), ("second", 101)]);
     assert_eq!(chosen(SpaceToFree::Bytes(50), &images), expected);
     assert_eq!(chosen(SpaceToFree::Bytes(103), &images).len(), 3);
-    // An image without layers of its own frees no space, because another image keeps its layers. It is not removed.
+    // An image without layers of its own frees no space, because another image keeps its layers. Such an image is not
+    // removed.
     let images = [
         Image { in_use: true, ..image("used", HOUR, &[("base", 100), ("used", 1)]) },
         image("part", 3 * HOUR, &[("base", 100)]),

@@ -6,7 +6,7 @@ use super::input::refuse;
 use crate::pod::state::Verdict;
 
 /// Maximum containers of a pod. The API server limits only the bytes of a pod, which allows about 40,000 containers.
-/// Each takes memory of the node while the pod exists.
+/// Each container takes memory of the node while the pod exists.
 const MAX_CONTAINERS: usize = 500;
 
 /// Maximum volumes of a pod, and mounts with a sub path. Each can be a mount of the node, whose mount namespace has at
@@ -35,7 +35,7 @@ pub(super) fn check(pod: &Pod) -> Result<(), Verdict> {
     Ok(())
 }
 
-/// Rejects an ephemeral container beyond the maximum number. The pod continues without it.
+/// Rejects an ephemeral container beyond the maximum number. The pod continues without the container.
 pub(crate) fn check_added(spec: &PodSpec, name: &str) -> Result<(), String> {
     let mut all = spec.ephemeral_containers.iter().flatten();
     match all.position(|container| container.name == name) {

@@ -29,7 +29,7 @@ pub(crate) fn check(pod: &Pod, config: &AgentConfig) -> Result<(), Verdict> {
     check_free(host_ports(pod), &own_ports(config), &mut Sockets::default())
 }
 
-/// Rejects host ports that a process of the node uses. The sockets are listed once, however many ports a pod has.
+/// Rejects host ports that a process of the node uses. The sockets are listed once for all ports of a pod.
 fn check_free(
     ports: impl IntoIterator<Item = HostPort>,
     own: &[OwnPort],
@@ -63,7 +63,7 @@ pub(crate) struct OwnPort {
 pub(crate) struct Sockets {
     listed: Vec<(Protocol, Vec<Listener>)>,
     /// The owners of sockets, by inode. A search reads the open files of all processes in the host's network namespace.
-    /// Its result is cached, because many services may have the same used port.
+    /// The result of a search is cached, because many services may have the same used port.
     owners: HashMap<u32, String>,
 }
 

@@ -15,7 +15,7 @@ pub(crate) struct AdmissionInput<'a> {
     /// Resources that other pods hold.
     pub(crate) used: UsedResources,
     /// Extended resources of device plugins. Their devices are allocated after the admission, and the pod is rejected
-    /// if they do not suffice.
+    /// if the devices do not suffice.
     pub(crate) managed: Vec<String>,
     /// The Node object, once known.
     pub(crate) node: Option<&'a Node>,
@@ -97,8 +97,8 @@ pub(crate) fn devices_unavailable(reason: &str) -> Verdict {
     refuse("UnexpectedAdmissionError", message)
 }
 
-/// The rejection of a critical pod for which not enough other pods can end. `missing` lists what they cannot release.
-/// Reason and message are upstream's (`Admit` of `pkg/kubelet/lifecycle/predicate.go`).
+/// The rejection of a critical pod for which not enough other pods can end. `missing` lists the amounts that they
+/// cannot release. Reason and message are upstream's (`Admit` of `pkg/kubelet/lifecycle/predicate.go`).
 pub(crate) fn preemption_failed(missing: &str) -> Verdict {
     let message = format!(
         "{PREFIX}Unexpected error while attempting to recover from admission failure: preemption: error finding a set of \

@@ -16,9 +16,9 @@ pub(crate) const UNSUPPORTED: &str = "UnsupportedField";
 /// The treatment of a pod that uses an unsupported field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Handling {
-    /// It is rejected, with the field in the message.
+    /// The pod is rejected, with the field in the message.
     Reject,
-    /// It runs without the field, and an event reports that.
+    /// The pod runs without the field, and an event reports that.
     Report,
 }
 
@@ -106,7 +106,7 @@ fn joined(fields: &[String]) -> String {
     }
 }
 
-/// Rejects an ephemeral container with such a field. The pod continues without the container.
+/// Rejects an ephemeral container with a field that changes its meaning. The pod continues without the container.
 pub(crate) fn check_added(container: &Container) -> Result<(), String> {
     let refused: Vec<_> = fields_of(container, Handling::Reject).collect();
     match refused.as_slice() {

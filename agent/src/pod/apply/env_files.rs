@@ -10,7 +10,7 @@ use super::Job;
 use crate::pod::env::{BYTES_MAX, EnvFile, FILE_MAX, FileName, FileProblem, wanted_keys};
 use crate::volume;
 
-/// A file, and the keys that are read of it.
+/// A file, and the keys whose values are read from the file.
 struct RequestedFile {
     /// Path of the volume on the host.
     volume: PathBuf,
@@ -20,7 +20,7 @@ struct RequestedFile {
 
 impl Job {
     /// Reads the files that the container's environment refers to, in `emptyDir` volumes of the pod only. A privileged
-    /// container can mount a file system that never responds there, so this runs off the async workers.
+    /// container can mount a file system that never responds there, so the files are read outside of the async workers.
     pub(super) async fn env_files(
         &self,
         container: &Container,

@@ -25,7 +25,8 @@ impl Job {
         Err(errors)
     }
 
-    /// Removes everything of the pod. Continues after an error and returns all errors; retried until there is none.
+    /// Removes everything of the pod. Continues after an error and returns all errors. The call is retried until there
+    /// is no error.
     pub(super) async fn finish(&mut self) -> Result<(), Vec<ApplyError>> {
         let sandboxes = self.observed.sandboxes.iter().map(|s| s.id.clone()).collect();
         let removed = self.remove_sandboxes(sandboxes).await;

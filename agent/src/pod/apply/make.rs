@@ -20,10 +20,10 @@ use crate::pod_logs;
 use crate::volume;
 
 impl Job {
-    /// Creates the cgroup and the volumes, or adopts the ones that an earlier agent created.
+    /// Creates the cgroup and the volumes, or adopts the cgroup and the volumes that an earlier agent created.
     pub(super) async fn prepare(&mut self) -> Result<(), Vec<ApplyError>> {
-        // A resize that an earlier agent began continues after the preparation. It checks the memory usage, and changes
-        // the cgroups of pod and containers in an order that the kernel accepts.
+        // A resize that an earlier agent began continues after the preparation. The resize checks the memory usage, and
+        // changes the cgroups of pod and containers in an order that the kernel accepts.
         if !self.observed.alive() || !is_unfinished(&self.pod) {
             self.node
                 .cgroups_of(&self.uid)
@@ -161,7 +161,7 @@ impl Job {
         ran.map(drop).map_err(|status| status.message().to_owned())
     }
 
-    /// The handler of the pod's RuntimeClass, empty for a pod without one. An error is a message.
+    /// The handler of the pod's RuntimeClass, empty for a pod without a RuntimeClass. An error is a message.
     pub(super) async fn runtime_handler(&self) -> Result<String, String> {
         let Some(class) = runtime_class(&self.pod) else { return Ok(String::new()) };
         match self.node.configs.runtime_handler(class).await {
@@ -196,8 +196,8 @@ impl Job {
     }
 }
 
-/// The events of a sandbox that could not be created. The error of the sandbox is always among them: it may have another
-/// cause than the network. `network` is the message about a network that is not ready.
+/// The events of a sandbox that could not be created. The error of the sandbox is always among them: the failure may
+/// have another cause than the network. `network` is the message about a network that is not ready.
 fn sandbox_events(error: &str, network: Option<String>) -> Vec<(&'static str, String)> {
     let failed = ("FailedCreatePodSandBox", format!("Failed to create pod sandbox: {error}"));
     network.map(|message| ("NetworkNotReady", message)).into_iter().chain([failed]).collect()

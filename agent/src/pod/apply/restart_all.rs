@@ -16,8 +16,8 @@ use crate::runtime::RuntimeError;
 const STOP_TIMEOUT: i64 = 2;
 
 impl Job {
-    /// Stops the containers at the same time, then removes them one by one, `triggers` last. Ends at the first error: the
-    /// next plan does it again, because a trigger is still there.
+    /// Stops the containers at the same time, then removes them one by one, `triggers` last. Ends at the first error:
+    /// the next plan repeats the restart, because a trigger still exists.
     pub(super) async fn restart_all(
         &self,
         others: &[String],
@@ -32,8 +32,8 @@ impl Job {
         }
         let removed = restart::removed(&self.observed, others, triggers);
         if let Err(error) = restart::record::add(&self.node.volumes.pod_dir(&self.uid), &removed) {
-            // The pod's status also records the attempts. They are lost only if the agent ends before it writes the
-            // status.
+            // The pod's status also records the attempts. The attempts are lost only if the agent ends before it writes
+            // the status.
             tracing::warn!(uid = self.uid, %error, "cannot record a restart of all containers");
         }
         self.report(Report::Removing(removed.clone()));
@@ -74,7 +74,7 @@ impl Job {
     }
 }
 
-/// Removes the log files of attempts before this one, with the rotated ones: `<attempt>.log`, `<attempt>.log.<time>`.
+/// Removes the log files of attempts before this one, including rotated files: `<attempt>.log`, `<attempt>.log.<time>`.
 fn remove_logs_before(dir: &Path, attempt: u32) {
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name();

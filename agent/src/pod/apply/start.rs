@@ -266,7 +266,7 @@ impl Job {
     /// The changes of the container's configuration for its devices.
     async fn device_options(&self, container: &Container) -> Result<DeviceOptions, NotStarted> {
         let options = self.node.devices.container_options(&self.pod, container);
-        // The end of the pod cancels the call: a plugin that does not answer must not delay it.
+        // The end of the pod cancels the call: a plugin that does not answer must not delay the end of the pod.
         match self.interrupt.run_until_cancelled(options).await {
             Some(options) => options.map_err(|error| NotStarted::config(chain(&error))),
             None => Err(NotStarted::config("the pod is ending")),
@@ -323,8 +323,8 @@ impl Job {
         Ok(ids)
     }
 
-    /// Whether the runtime supports recursive read-only mounts. The runtime is queried only if
-    /// the container uses one.
+    /// Whether the runtime supports recursive read-only mounts. The runtime is queried only if the container uses such
+    /// a mount.
     async fn recursive_read_only(&self, container: &Container) -> Result<bool, NotStarted> {
         let mut mounts = container.volume_mounts.iter().flatten();
         if !mounts.any(|mount| mount.recursive_read_only.as_deref().is_some_and(|mode| mode != "Disabled")) {
@@ -337,7 +337,7 @@ impl Job {
         Ok(known.and_then(|known| known.features).is_some_and(|has| has.recursive_read_only_mounts))
     }
 
-    /// Whether the runtime applies mount options. The runtime is queried only if the container has some.
+    /// Whether the runtime applies mount options. The runtime is queried only if the container has mount options.
     async fn applies_mount_options(&self, container: &Container) -> Result<bool, NotStarted> {
         let mut mounts = container.volume_mounts.iter().flatten();
         if mounts.all(|mount| self.mount_options(mount).is_empty()) {

@@ -40,7 +40,7 @@ impl Job {
         }
     }
 
-    /// Stops all containers at the same time, sidecars after the others in reverse order, then the sandboxes.
+    /// Stops all containers except sidecars at the same time, then the sidecars in reverse order, then the sandboxes.
     /// Then releases the pod's CPUs and memory, unprepares its claims and frees its devices.
     pub(super) async fn stop_pod(&mut self, grace: i64) -> Result<(), Vec<ApplyError>> {
         let stopping = self.stop_containers(grace);
@@ -162,7 +162,7 @@ impl Job {
         if errors.is_empty() { Ok(()) } else { Err(errors) }
     }
 
-    /// Removes the log files of a removed container, with the rotated ones.
+    /// Removes the log files of a removed container, including the rotated files.
     async fn remove_log(&self, id: &str) {
         let Some(observed) = self.observed.containers.iter().find(|c| c.id == id) else { return };
         let of_pod = crate::pod::config::sandbox::log_dir_name(&self.pod);
@@ -183,7 +183,7 @@ impl Job {
     pub(super) async fn remove_sandboxes(&mut self, ids: Vec<String>) -> Result<(), Vec<ApplyError>> {
         let mut errors = Vec::new();
         for id in ids {
-            // Removal requires a stopped sandbox. Stopping a stopped one does nothing.
+            // Removal requires a stopped sandbox. A stop of a stopped sandbox does nothing.
             let request = cri::StopPodSandboxRequest { pod_sandbox_id: id.clone() };
             let stopped = self.node.runtime.stop_pod_sandbox(request).await;
             errors.extend(stopped.map_err(self.runtime_error("StopPodSandbox", &id)).err());

@@ -12,7 +12,7 @@ use super::{CONTAINER_NAME, GRACE, MESSAGE_PATH, MESSAGE_POLICY, RESOURCES, iden
 use crate::cgroup::effective_resources;
 use crate::pod::env::{BYTES_MAX, EnvError, expand};
 
-/// Parts of a container's configuration that are computed before.
+/// Parts of a container's configuration that are computed before the configuration.
 pub(crate) struct Parts {
     pub(crate) attempt: u32,
     pub(crate) image_id: String,

@@ -7,12 +7,12 @@ use coracle_proto::cri::DnsConfig;
 use coracle_values::CollectMap;
 use k8s_openapi::api::core::v1::PodSpec;
 
-/// Maximum servers. Resolvers ignore further ones.
+/// Maximum servers. Resolvers ignore further servers.
 const SERVERS_MAX: usize = 3;
-/// Maximum search domains, and maximum bytes of the line that has them: the API's limits for `dnsConfig`.
+/// Maximum search domains, and maximum bytes of the line with the domains: the API's limits for `dnsConfig`.
 const SEARCHES_MAX: usize = 32;
 const SEARCH_LINE_MAX: usize = 2048;
-/// Maximum bytes of a search domain. Some resolvers abort the program at longer ones.
+/// Maximum bytes of a search domain. Some resolvers abort the program if a domain is longer.
 const SEARCH_MAX: usize = 253;
 
 /// The cluster's DNS service, if there is one.
@@ -47,7 +47,8 @@ pub(crate) fn parse(text: &str) -> DnsConfig {
 }
 
 /// The configuration that pods can use. Pods do not reach servers on the node's loopback, such as the stub of
-/// systemd-resolved. If there are no others, the configuration `behind` the stub is used, as kubeadm sets it for the kubelet.
+/// systemd-resolved. If there are no other servers, the configuration `behind` the stub is used, as kubeadm sets it for
+/// the kubelet.
 pub(crate) fn reachable(own: DnsConfig, behind: impl FnOnce() -> DnsConfig) -> DnsConfig {
     let is_local = |server: &String| server.parse::<IpAddr>().is_ok_and(|address| address.is_loopback());
     let has_others = |config: &DnsConfig| !config.servers.iter().all(is_local);
@@ -105,7 +106,7 @@ pub(crate) fn resolve(spec: &PodSpec, host: &DnsConfig, cluster: &Cluster<'_>) -
     Resolved { config, cluster_missing, omitted }
 }
 
-/// Leaves out what exceeds the limits. Source: `formDNSConfigFitsLimits`.
+/// Leaves out servers and search domains that exceed the limits. Source: `formDNSConfigFitsLimits`.
 fn fit(config: &mut DnsConfig) -> Vec<String> {
     let mut omitted = Vec::new();
     if config.servers.len() > SERVERS_MAX {
@@ -120,7 +121,7 @@ fn fit(config: &mut DnsConfig) -> Vec<String> {
     config.searches.retain(|domain| domain.len() <= SEARCH_MAX);
     let mut length = 0;
     let fitting = config.searches.iter().take_while(|domain| {
-        // Each domain counts with a space after it. There is no space after the last one.
+        // Each domain counts with a space after it. There is no space after the last domain.
         length += domain.len() + 1;
         length - 1 <= SEARCH_LINE_MAX
     });

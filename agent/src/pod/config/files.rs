@@ -1,7 +1,7 @@
 //! Files that the agent writes for a pod: `/etc/hosts`, `/etc/resolv.conf`, `/etc/hostname` and termination messages.
 //!
-//! Containers write to them without a limit. In the pod's directory they are on the disk, not on the tmpfs of the
-//! runtime's records, and count as disk usage of the pod.
+//! Containers write to these files without a limit. In the pod's directory the files are on the disk, not on the tmpfs
+//! of the runtime's records, and count as disk usage of the pod.
 
 use std::fs;
 use std::io::{self, Read, Seek, SeekFrom, Write};
@@ -63,7 +63,8 @@ fn add_aliases(text: &mut String, aliases: &[HostAlias]) {
     }
 }
 
-/// Writes a file that the containers of a pod share, if it differs. It is bind-mounted, so it is written in place.
+/// Writes a file that the containers of a pod share, if its content differs. The file is bind-mounted, so it is written
+/// in place.
 pub(crate) fn write_shared(path: &Path, text: &str) -> io::Result<()> {
     // Containers can write to the file, so at most the expected size is read.
     if bounded::read(path, text.len() as u64).is_ok_and(|now| now == text.as_bytes()) {
@@ -75,8 +76,8 @@ pub(crate) fn write_shared(path: &Path, text: &str) -> io::Result<()> {
     overwrite(path, text.as_bytes(), 0o644)
 }
 
-/// Writes the resolver and host name files of a new sandbox. They are not written again when one of its containers
-/// starts: the containers may change them.
+/// Writes the resolver and host name files of a new sandbox. The files are not written again when a container of the
+/// sandbox starts, because containers may change the files.
 pub(crate) fn write_sandbox_files(dir: &Path, config: &cri::PodSandboxConfig) -> io::Result<()> {
     let own = config.dns_config.as_ref().map(dns::text).unwrap_or_default();
     let resolver = if own.is_empty() { node_resolver() } else { own };
@@ -96,8 +97,8 @@ fn node_resolver() -> String {
 }
 
 /// Mounts of the files of [`write_sandbox_files`] beside a container's other mounts. A file is left out if a volume has
-/// its path, or if a bidirectional volume contains its path: the mount would appear on the host. An earlier version did
-/// not write the files. Containers in its sandboxes get the files of the runtime.
+/// its path, or if a bidirectional volume contains its path: the mount would appear on the host. An earlier version of
+/// the agent did not write these files. Containers in sandboxes of that version get the files of the runtime.
 pub(crate) fn sandbox_mounts(dir: &Path, mounts: &[cri::Mount], readonly: bool) -> Vec<cri::Mount> {
     let is_taken = |place: &str| {
         mounts.iter().any(|mount| {
@@ -146,10 +147,10 @@ fn overwrite(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
     write().map_err(cannot_write(path))
 }
 
-/// The node's hosts file, for pods with its network. Empty if it does not exist.
+/// The node's hosts file, for pods with its network. Empty if the file does not exist.
 ///
 /// # Errors
-/// When it cannot be read or is larger than 1 MiB.
+/// When the file cannot be read or is larger than 1 MiB.
 pub(crate) fn node_hosts() -> io::Result<String> {
     hosts_file(Path::new("/etc/hosts"))
 }
@@ -163,7 +164,7 @@ fn hosts_file(path: &Path) -> io::Result<String> {
     }
 }
 
-/// Creates the empty termination message file. It is writable for every user a container may run as.
+/// Creates the empty termination message file. The file is writable for every user that a container may run as.
 pub(crate) fn make_message_file(dir: &Path, attempt: u32) -> io::Result<PathBuf> {
     crate::volume::make_private(dir).map_err(cannot_write(dir))?;
     let path = dir.join(format!("{attempt}.message"));
@@ -265,7 +266,7 @@ mod tests {
             .collect();
         let wanted = [("/etc/resolv.conf", "nameserver 10.43.0.10\n"), ("/etc/hostname", "web\n")];
         assert_eq!(seen, wanted.map(|(place, text)| (place, text.to_owned())));
-        // The container of an earlier sandbox made the file huge. It has no blocks.
+        // The container of an earlier sandbox made the file huge. The file has no blocks.
         fs::File::create(dir.path().join(RESOLVER)).unwrap().set_len(1 << 40).unwrap();
         write_sandbox_files(dir.path(), &config).unwrap();
         assert_eq!(fs::read_to_string(dir.path().join(RESOLVER)).unwrap(), wanted[0].1);

@@ -15,7 +15,7 @@ pub(crate) struct Addresses {
     pub(crate) host_ips: Vec<String>,
 }
 
-/// The value of a field path. None if it is not supported.
+/// The value of a field path. None if the path is not supported.
 pub(crate) fn field(pod: &Pod, addresses: &Addresses, path: &str) -> Option<String> {
     let (meta, spec) = (&pod.metadata, pod.spec.as_ref());
     if let Some((map, key)) = subscript(path) {

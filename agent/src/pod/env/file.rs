@@ -141,8 +141,8 @@ pub(crate) fn wanted_keys(container: &Container) -> BTreeMap<FileName, BTreeSet<
     files
 }
 
-/// The value of a reference. None if it is optional and the file or the key is missing. As upstream, an empty value
-/// counts as missing.
+/// The value of a reference. None if the reference is optional and the file or the key is missing. As upstream, an
+/// empty value counts as missing.
 pub(super) fn value(
     files: &BTreeMap<FileName, EnvFile>,
     reference: &FileKeySelector,

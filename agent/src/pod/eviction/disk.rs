@@ -1,4 +1,4 @@
-//! Shortages of the node's disk, and when a pod is evicted for one. Pure.
+//! Shortages of the node's disk, and when a pod is evicted because of a shortage. Pure.
 //!
 //! A large image pull also takes disk space. So a pod is evicted only if the disk is still short after unused images
 //! were removed. While images are pulled, no pod is evicted early.
@@ -95,7 +95,7 @@ impl Pace {
     }
 
     /// When the next ordinary round is due after a round with this pace. `due` was the time before the round. An early
-    /// round about a known shortage does not delay it.
+    /// round about a known shortage does not delay the next ordinary round.
     pub(super) fn next_due(self, was_short: bool, due: Instant, now: Instant) -> Instant {
         match self {
             Self::Early(_) if was_short => due,
@@ -103,8 +103,8 @@ impl Pace {
         }
     }
 
-    /// Whether a pod may be evicted at this pace. If a pull ran while the free space fell, the pull may be the cause.
-    /// It frees a part of the space at its end.
+    /// Whether a pod may be evicted at this pace. If a pull ran while the free space fell, the pull may be the cause. A
+    /// pull frees a part of the space at its end.
     pub(super) fn permits(self, has_pulled: impl Fn(Instant) -> bool) -> bool {
         match self {
             Self::Ordinary => true,
@@ -113,7 +113,7 @@ impl Pace {
     }
 
     /// Whether a pod may be evicted at the end of its measurement. From `ordinary_due` on, an early eviction counts as
-    /// an ordinary one.
+    /// an ordinary eviction.
     pub(super) fn permits_at(
         self,
         now: Instant,
@@ -125,7 +125,7 @@ impl Pace {
 }
 
 /// The time until the next round while the disk is short. `until_due` is the time until the ordinary round. `sooner` is
-/// the interval for a disk that fills up. It does not delay the ordinary round.
+/// the interval for a disk that fills up. This interval does not delay the ordinary round.
 pub(super) fn interval(until_due: Duration, sooner: Option<Duration>) -> Duration {
     sooner.map_or(until_due, |sooner| sooner.min(until_due))
 }

@@ -1,8 +1,8 @@
 //! Eviction of pods that exceed limits on their disk usage.
 //!
 //! The directories of pods with limits are measured every ten seconds, which is the kubelet's interval. After a slow
-//! measurement, the next one starts only after fifty times its duration. Without such pods nothing is measured. The
-//! measurements run in a separate task: a pod with many files must not delay evictions because of memory pressure.
+//! measurement, the next measurement starts only after fifty times its duration. Without such pods nothing is measured.
+//! The measurements run in a separate task: a pod with many files must not delay evictions because of memory pressure.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -82,7 +82,7 @@ impl DueTimes {
         self.0.get(uid).is_none_or(|due| now >= *due)
     }
 
-    /// Adds a measurement with its start and its duration. After a slow measurement the next one is due later.
+    /// Adds a measurement with its start and its duration. After a slow measurement the next measurement is due later.
     fn add(&mut self, uid: &str, begun: Instant, took: Duration) {
         self.0.insert(uid.to_owned(), begun + (took * MIN_INTERVAL_FACTOR).max(INTERVAL));
     }

@@ -1,5 +1,5 @@
-//! Disk usage of pods for `/stats/summary`. It is measured when a client asks. The results are cached for a while, so that
-//! clients cannot keep the disk busy.
+//! Disk usage of pods for `/stats/summary`. The usage is measured when a client requests it. The results are cached for
+//! a while, so that clients cannot keep the disk busy.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -29,7 +29,7 @@ pub struct DiskUsages {
     measuring: Arc<tokio::sync::Mutex<()>>,
 }
 
-/// The last measurements by the uids of pods, and when the next ones are due.
+/// The last measurements by the uids of pods, and when the next measurements are due.
 #[derive(Debug, Default)]
 struct Known(HashMap<String, (PodDiskUsage, Instant)>);
 
@@ -97,7 +97,7 @@ impl Known {
         self.0.retain(|uid, _| uids.contains(uid.as_str()));
     }
 
-    /// Adds a measurement with its start and its duration. After a slow measurement the next one is due later.
+    /// Adds a measurement with its start and its duration. After a slow measurement the next measurement is due later.
     fn add(&mut self, uid: &str, measured: PodDiskUsage, begun: Instant, took: Duration) {
         let due = begun + INTERVAL.max(took * MIN_INTERVAL_FACTOR);
         self.0.insert(uid.to_owned(), (measured, due));

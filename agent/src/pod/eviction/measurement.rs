@@ -1,5 +1,5 @@
-//! Measurement of the pods' disks, concurrent with the eviction rounds. It takes minutes if pods have many files.
-//! Evictions for a lack of memory must not wait for it.
+//! Measurement of the pods' disks, concurrent with the eviction rounds. A measurement takes minutes if pods have many
+//! files. Evictions for a lack of memory must not wait for the measurement.
 
 use std::collections::HashSet;
 use std::future::Future;
@@ -64,7 +64,7 @@ pub(super) async fn measure(node: Arc<NodeContext>, candidates: Vec<Arc<Pod>>, p
     MeasuredPods { pace, pods }
 }
 
-/// The measured pods that may still be evicted. The others have ended, or were evicted, during the measurement.
+/// The measured pods that may still be evicted. The other pods have ended, or were evicted, during the measurement.
 pub(super) fn still_candidates<T>(
     measured: Vec<MeasuredPod<T>>,
     candidates: &[Arc<Pod>],

@@ -1,4 +1,4 @@
-//! Hard and soft thresholds: below a soft one, pods are evicted only after its grace period. Pure.
+//! Hard and soft thresholds: below a soft threshold, pods are evicted only after its grace period. Pure.
 
 use std::time::{Duration, Instant};
 
@@ -77,7 +77,7 @@ impl<R: Copy + PartialEq> Crossed<R> {
 
 impl<S> Due<S> {
     /// Selects the shortage by the kind of the threshold. Pods have no grace period below a hard threshold, and at most
-    /// `max_grace` seconds below a soft one.
+    /// `max_grace` seconds below a soft threshold.
     pub(super) fn of(
         kind: Option<ThresholdKind>,
         [hard, soft]: [Option<S>; 2],

@@ -17,7 +17,8 @@ use tokio::time::Instant;
 /// Stalls of all tasks of the machine.
 const FILE: &str = "/proc/pressure/memory";
 /// The triggers, the preferred one first: tasks have waited for 100 ms within one second or two. Without the capability
-/// `CAP_SYS_RESOURCE`, which a container may lack, the kernel accepts only multiples of two seconds. It requires the zero byte.
+/// `CAP_SYS_RESOURCE`, which a container may lack, the kernel accepts only multiples of two seconds. The kernel
+/// requires the zero byte.
 const TRIGGERS: [&[u8]; 2] = [b"some 100000 1000000\0", b"some 100000 2000000\0"];
 /// Minimum time between two notifications. The kernel has the same minimum for the first trigger.
 const MIN_INTERVAL: Duration = Duration::from_secs(1);
@@ -33,7 +34,7 @@ pub(super) struct MemoryStalls {
 // === impl MemoryStalls ===
 
 impl MemoryStalls {
-    /// Requests the notifications. A kernel without them is logged.
+    /// Requests the notifications. A kernel without notifications is logged.
     pub(super) fn open() -> Self {
         let descriptor = request().and_then(registered);
         if let Err(error) = &descriptor {
@@ -105,7 +106,7 @@ mod tests {
         assert!(descriptor.ready(Interest::PRIORITY).now_or_never().is_none(), "it was taken");
     }
 
-    /// The kernel accepts a trigger also in a container without `CAP_SYS_RESOURCE`. With `psi=0` the file does not
+    /// The kernel accepts a trigger even in a container without `CAP_SYS_RESOURCE`. With `psi=0` the file does not
     /// exist.
     #[test]
     fn a_kernel_that_measures_stalls_accepts_a_trigger() {

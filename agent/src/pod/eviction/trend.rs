@@ -39,7 +39,8 @@ struct Fall {
 // === impl DiskTrend ===
 
 impl DiskTrend {
-    /// Adds a measurement. The first measurement gives no trend. A measurement directly after another one is ignored.
+    /// Adds a measurement. The first measurement gives no trend. A measurement directly after another measurement is
+    /// ignored.
     pub(super) fn add(&mut self, levels: DiskLevels, now: Instant) {
         let Some((before, since)) = self.last else {
             self.last = Some((levels, now));
@@ -60,8 +61,8 @@ impl DiskTrend {
         self.last = Some((levels, now));
     }
 
-    /// The time until the next round, if a resource falls noticeably. It is half of the time in which the resource
-    /// reaches its threshold. None if the ordinary round is sooner.
+    /// The time until the next round, if a resource falls noticeably. The interval is half of the time in which the
+    /// resource reaches its threshold. None if the ordinary round is sooner.
     pub(super) fn interval(&self, thresholds: &EvictionThresholds) -> Option<Duration> {
         let half = |resource: Resource| {
             let fall = self.noticeable(resource, thresholds)?;

@@ -1,4 +1,4 @@
-//! Planning of resizes: running containers whose resources differ from the allocated ones.
+//! Planning of resizes: running containers whose resources differ from the allocated resources.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::pod::state::{ObservedContainer, RESIZE, Shape};
 pub(super) enum Due {
     /// The cgroup has the limits of the pod.
     No,
-    /// This plan changes them.
+    /// This plan changes the limits.
     Now,
     /// The last attempt failed, for example because of the memory usage, and its back-off is running. The value is the
     /// pod with the current resources of its cgroup and of its running containers.

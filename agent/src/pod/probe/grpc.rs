@@ -15,7 +15,7 @@ use tonic_health::pb::health_client::HealthClient;
 use super::outcome::Outcome;
 use super::target::USER_AGENT;
 
-/// Maximum size of the response in bytes; a valid one has 2.
+/// Maximum size of the response in bytes; a valid response has 2.
 const ANSWER_MAX: usize = 1024;
 /// Maximum bytes that the server may send before they are read.
 const WINDOW: u32 = 64 << 10;

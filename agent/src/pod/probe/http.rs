@@ -26,8 +26,8 @@ const BODY_BYTES: usize = 10 * 1024;
 const BUFFER_BYTES: usize = 32 * 1024;
 /// Maximum requests of one probe, redirects included.
 const REQUESTS_MAX: usize = 10;
-/// Characters that a request's path and query cannot have. They are escaped as by the kubelet, like all characters
-/// outside of ASCII.
+/// Characters that a request's path and query cannot have. These characters are escaped as by the kubelet, like all
+/// characters outside of ASCII.
 const ESCAPED: &AsciiSet = &CONTROLS
     .add(b' ')
     .add(b'"')
@@ -131,7 +131,7 @@ impl Request {
         }
     }
 
-    /// The request to a redirect's URL. None if it is on another host.
+    /// The request to a redirect's URL. None if the URL is on another host.
     fn redirected(&self, location: &str) -> Result<Option<Request>, HttpError> {
         let target = self.target(location)?;
         let own = self.target("/")?;
@@ -179,7 +179,7 @@ impl Answer {
     }
 
     /// The outcome of a probe. As upstream, a redirect that is not followed shows the body, but only if the pod itself
-    /// sent it. The author of the spec may lack the permission to read from another host.
+    /// sent the body. The author of the spec may lack the permission to read from another host.
     pub(super) fn outcome(&self) -> Outcome {
         if let (Ok(()), 300.., Some(body)) = (self.success(), self.status.as_u16(), &self.body) {
             return Outcome::Warning(format!("Probe terminated redirects, Response body: {body}"));

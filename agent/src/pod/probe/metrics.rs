@@ -33,7 +33,7 @@ struct Registry {
     containers: BTreeMap<u64, Arc<ContainerCounts>>,
 }
 
-/// A container whose probes are counted. Dropping it removes its counts.
+/// A container whose probes are counted. The counts are removed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct CountedContainer {
     metrics: ProbeMetrics,

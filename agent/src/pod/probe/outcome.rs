@@ -24,7 +24,7 @@ const LOCAL: [Errno; 6] =
 // === impl Outcome ===
 
 impl Outcome {
-    /// A failure, or no result if the error is one of this machine.
+    /// A failure, or no result if the error is an error of this machine.
     pub(crate) fn of(error: &(dyn Error + 'static), text: impl Into<String>) -> Self {
         if is_local(error) { Self::Unknown(text.into()) } else { Self::Failure(text.into()) }
     }

@@ -28,9 +28,9 @@ pub(super) struct Schedule {
 /// Kinds of attempts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Attempt {
-    /// One in every period.
+    /// One attempt in every period.
     Regular,
-    /// An extra one: only its success counts.
+    /// An extra attempt: only its success counts.
     Extra,
 }
 
@@ -42,12 +42,12 @@ impl Schedule {
         Self { period, left: period, step: None, backoff: Backoff::new(FIRST_BACKOFF, period) }
     }
 
-    /// One attempt in every period, and extra ones until the first success.
+    /// One attempt in every period, and extra attempts until the first success.
     pub(super) fn until_success(period: Duration) -> Self {
         Self { step: Some(FIRST_STEP), ..Self::regular(period) }
     }
 
-    /// The delay after an attempt, and the kind of the next one.
+    /// The delay after an attempt, and the kind of the next attempt.
     pub(super) fn next(&mut self, succeeded: bool) -> (Duration, Attempt) {
         self.backoff.reset();
         match self.step.filter(|step| !succeeded && *step < self.left) {
@@ -73,7 +73,7 @@ impl Schedule {
 mod tests {
     use super::*;
 
-    /// Times of attempts in milliseconds: regular and extra ones.
+    /// Times of attempts in milliseconds: regular attempts, and extra attempts.
     fn times(mut schedule: Schedule, until: u128, success_at: u128) -> (Vec<u128>, Vec<u128>) {
         let (mut now, mut attempt) = (Duration::ZERO, Attempt::Regular);
         let (mut regular, mut extra) = (Vec::new(), Vec::new());

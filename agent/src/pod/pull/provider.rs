@@ -2,7 +2,7 @@
 //!
 //! A `CredentialProviderConfig` (kubelet.config.k8s.io) maps images to programs. A program reads a
 //! `CredentialProviderRequest` on standard input and writes a `CredentialProviderResponse`, which is cached for the
-//! time that it names. Without a response the pull continues without these credentials.
+//! time that the response names. Without a response the pull continues without these credentials.
 
 mod call;
 mod config;

@@ -193,8 +193,8 @@ impl PullRecords {
     }
 
     /// Whether a pod may use an image of the store without a pull. An image counts as pulled while a pull of any of its
-    /// names has no result, because a pod may name the image by digest or id. It also counts as pulled if its record is
-    /// unreadable.
+    /// names has no result, because a pod may name the image by digest or id. An image also counts as pulled if its
+    /// record is unreadable.
     pub(super) fn check(&self, wanted: ImageRequest<'_>) -> Check {
         let state = self.state();
         let record = state.records.get(wanted.id).map(|known| &known.record);
@@ -269,7 +269,7 @@ impl PullRecords {
         }
     }
 
-    /// Changes the record of an image, or makes it. Returns whether its content is new.
+    /// Changes or creates the record of an image. Returns whether its content is new.
     fn change(&self, id: &str, change: impl FnOnce(&mut Record)) -> bool {
         let mut state = self.state();
         state.changes += 1;
@@ -333,7 +333,7 @@ fn interrupted(dir: &Path) -> Vec<String> {
     paths.filter_map(|path| fs::read_to_string(path).ok()).filter(|name| !name.is_empty()).collect()
 }
 
-/// Whether a file may exist. Only ENOENT shows that it does not.
+/// Whether a file may exist. Only ENOENT shows that the file does not exist.
 fn may_exist(path: &Path) -> bool {
     !matches!(path.symlink_metadata(), Err(error) if error.kind() == ErrorKind::NotFound)
 }

@@ -12,7 +12,8 @@ use super::super::NodeContext;
 use super::records::UsedSecret;
 use crate::event_recorder::Level;
 
-/// Maximum pull secrets of a pod that are read, and credentials of them that are tried. Each is a request to the registry.
+/// Maximum pull secrets of a pod that are read, and maximum credentials of these secrets that are tried. Each attempt
+/// is a request to the registry.
 const SECRETS_MAX: usize = 64;
 const CREDENTIALS_MAX: usize = 64;
 
@@ -36,11 +37,11 @@ pub(super) struct Entry {
 /// Credentials for a pull.
 pub(super) struct Credential {
     pub(super) auth: AuthConfig,
-    /// The pod's secret that has them. None if the node has them.
+    /// The pod's secret that contains the credentials. None for credentials of the node.
     pub(super) secret: Option<UsedSecret>,
 }
 
-/// Credentials that match the image, best first. A pull without credentials is tried only if there are none.
+/// Credentials that match the image, best first. A pull without credentials is tried only if there are no credentials.
 pub(super) async fn credentials(node: &NodeContext, pod: &Pod, reference: &Reference) -> Vec<Credential> {
     let mut found = of_pod(node, pod, reference).await;
     // The pod's secrets precede the credentials of provider plugins, as in the kubelet.

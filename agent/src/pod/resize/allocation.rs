@@ -11,8 +11,8 @@ use crate::cgroup::resources::{Amount, pod_requests};
 use crate::cgroup::{QosClass, qos_class};
 use crate::pod::resize_state::PendingResize;
 
-/// A pending resize in the order in which resizes are evaluated. Those that request no more than before are first. The
-/// others are sorted by priority, QoS class and age.
+/// A pending resize in the order in which resizes are evaluated. Resizes that request no more than before are first.
+/// The other resizes are sorted by priority, QoS class and age.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Candidate {
     grows: bool,

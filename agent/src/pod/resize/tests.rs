@@ -39,7 +39,7 @@ fn a_changed_resource_with_a_restart_policy_restarts_the_container() {
     assert_eq!(of(cpu), Some(Change::Update));
     let memory = json!({"requests": {"cpu": "100m", "memory": "2Mi"}, "limits": {"cpu": "300m"}});
     assert_eq!(of(memory), Some(Change::Restart));
-    // A limit of the pod as a whole applies to containers without one.
+    // A limit of the pod as a whole applies to containers without a limit of their own.
     let same = json!({"requests": {"cpu": "100m", "memory": "1Mi"}});
     let of = |limits| change(&whole(limits), &container(same.clone(), policies.clone()), &actual);
     assert_eq!(of(json!({"cpu": "200m"})), None);

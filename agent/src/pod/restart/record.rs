@@ -1,9 +1,9 @@
 //! Record of the containers that a restart of all containers removes, in the pod's directory.
 //!
-//! The pod's status in the API is not sufficient. It is written after the removal, and not at all while the API server
-//! does not respond. Without the record, an agent that starts meanwhile would treat the removed containers as lost. A
-//! pod with the policy Never would fail. Other containers would start at attempt 0 and write to the logs of earlier
-//! attempts.
+//! The pod's status in the API is not sufficient. The status is written after the removal, and not at all while the API
+//! server does not respond. Without the record, an agent that starts meanwhile would treat the removed containers as
+//! lost. A pod with the policy Never would fail. Other containers would start at attempt 0 and write to the logs of
+//! earlier attempts.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::pod::removed::RemovedContainers;
 /// File name of the record.
 const FILE: &str = "restarting.json";
 
-/// Adds containers to the record of a pod. They replace recorded containers of the same names.
+/// Adds containers to the record of a pod. These containers replace recorded containers of the same names.
 ///
 /// # Errors
 /// When the file cannot be written.

@@ -1,5 +1,5 @@
-//! Begin and end of the last graceful shutdown. They are stored, because their metrics are mostly read after the next
-//! boot. Source: `pkg/kubelet/nodeshutdown/storage.go`.
+//! Begin and end of the last graceful shutdown. The times are stored, because their metrics are mostly read after the
+//! next boot. Source: `pkg/kubelet/nodeshutdown/storage.go`.
 
 use std::path::{Path, PathBuf};
 
@@ -30,12 +30,12 @@ impl ShutdownTimes {
         Self { start_time: Timestamp::now().as_second(), end_time: 0 }
     }
 
-    /// The shutdown, which ends now.
+    /// The shutdown with the current time as its end.
     pub(super) fn ended(self) -> Self {
         Self { end_time: Timestamp::now().as_second(), ..self }
     }
 
-    /// The times of the last shutdown. None if there was none.
+    /// The times of the last shutdown. None if there was no shutdown.
     pub(super) async fn read(path: PathBuf) -> Option<Self> {
         let read = coracle_threads::spawn_blocking(move || json_file::read(&path));
         read.await.ok().flatten()

@@ -2,7 +2,7 @@
 
 use super::{ContainerRun, Exit, ObservedContainer, Timestamp};
 
-/// A time, in seconds after a fixed one.
+/// A time, in seconds after a fixed time.
 pub(crate) fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(1_000_000 + seconds).unwrap()
 }

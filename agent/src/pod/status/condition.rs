@@ -11,13 +11,13 @@ use crate::pod::state::{PREEMPTING, Shape, is_sidecar};
 const OURS: [&str; 5] =
     ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
 
-/// Types of the conditions of a resize that is not accepted yet, and of one that is not complete.
+/// Types of the conditions of a resize that is not accepted yet, and of a resize that is not complete.
 const RESIZE: [&str; 2] = ["PodResizePending", "PodResizeInProgress"];
 
 /// Type of the condition of a pod that the node or another component ends, such as an eviction.
 const DISRUPTION: &str = "DisruptionTarget";
 
-/// Message in the condition of a preempted pod. It is upstream's.
+/// Message in the condition of a preempted pod. The text is upstream's.
 const PREEMPTED: &str = "Pod was preempted by Kubelet to accommodate a critical pod.";
 
 struct EvaluatedCondition {

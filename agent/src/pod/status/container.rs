@@ -152,7 +152,7 @@ fn waiting_state(waiting: Option<&Waiting>, input: &StatusInput<'_>) -> Containe
 }
 
 /// The current resources of a running container. For other containers, the resources of their next run. Limits that a
-/// container inherits from its pod are not its own.
+/// container inherits from its pod do not count as limits of the container.
 fn resources(
     container: &Container,
     observed: &ObservedContainer,

@@ -80,7 +80,8 @@ pub(super) fn phase(shape: &Shape<'_>, input: &StatusInput<'_>, mains: &[Contain
     }
 }
 
-/// Counts main containers by their states. `restarts` decides whether an ended one starts again, by its exit code.
+/// Counts main containers by their states. `restarts` decides whether an ended container starts again, by its exit
+/// code.
 fn count<'a>(
     statuses: impl Iterator<Item = (&'a Container, &'a ContainerStatus)>,
     restarts: impl Fn(&Container, i32) -> bool,

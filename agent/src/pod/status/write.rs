@@ -58,7 +58,7 @@ pub(crate) struct Update {
     pub(crate) status: PodStatus,
     /// Whether to delete the object, because the pod has been removed from the node.
     pub(crate) delete: bool,
-    /// When the status first differed from the one in the API.
+    /// When the status first differed from the status in the API.
     pub(crate) since: Instant,
 }
 
@@ -80,7 +80,7 @@ impl StatusWriter {
         &self.shared.mirrors
     }
 
-    /// Queues a status, in place of the pod's waiting one.
+    /// Queues a status, in place of the pod's waiting status.
     pub(crate) fn send(&self, update: Update) {
         if is_static(&update.uid) {
             return self.shared.mirrors.report(&update.uid, update.status);
@@ -89,7 +89,7 @@ impl StatusWriter {
         self.shared.wake.notify_one();
     }
 
-    /// Sends until dropped.
+    /// Sends the queued statuses until dropped.
     pub(crate) async fn run(&self) {
         let mut busy = tokio::task::JoinSet::new();
         let mut in_flight: HashSet<String> = HashSet::new();
@@ -125,7 +125,7 @@ impl Shared {
     }
 }
 
-/// Sends one status until it is accepted, rejected for good, or replaced by a newer one.
+/// Sends one status until it is accepted, rejected for good, or replaced by a newer status.
 async fn deliver(shared: &Shared, mut update: Update) -> String {
     let mut retries = Retries::default();
     loop {

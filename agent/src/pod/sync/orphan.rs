@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
 
-    /// The response of a runtime that starts: its third one is a list.
+    /// The responses of a runtime that starts: only the third response is a list.
     async fn third<T>(count: &AtomicUsize, response: T) -> Result<T, RuntimeError> {
         match count.fetch_add(1, Ordering::Relaxed) {
             0 | 1 => Err(RuntimeError::Unavailable("the runtime starts".to_owned())),

@@ -16,7 +16,7 @@ use crate::pod::resize::allocation::differs;
 use crate::pod::state::{PREEMPTING, Verdict, has_ended};
 use crate::source::is_static;
 
-/// The message in the status and the event of a preempted pod. It is upstream's.
+/// The message in the status and the event of a preempted pod. The text is upstream's.
 const MESSAGE: &str = "Preempted in order to admit critical pod";
 /// Minimum time to wait for the end of a preempted pod. The value is upstream's (`killPodNow`).
 const MIN_WAIT: Duration = Duration::from_secs(10);
@@ -43,7 +43,7 @@ pub(super) struct Preemptor {
     new: NewPod,
     /// The uids of the other pods.
     preempted: Vec<String>,
-    /// The pod starts at this time, even if the others have not ended.
+    /// The pod starts at this time, even if the other pods have not ended.
     until: Instant,
 }
 

@@ -1,4 +1,5 @@
-//! Acceptance of resizes: a pod's worker gets the allocated resources, and new ones when the node has room for them.
+//! Acceptance of resizes: a pod's worker gets the allocated resources, and the new resources when the node has room for
+//! them.
 //!
 //! The desired pod of each worker has the allocated resources in its spec, and so has its record in the checkpoint.
 //! The sums over pods and the admission of new pods count the allocated resources too.
@@ -57,8 +58,8 @@ impl Sync {
         }
     }
 
-    /// Records a pending resize. `allocated` is the pod with the resources that it has now. Returns whether it must be
-    /// evaluated.
+    /// Records a pending resize. `allocated` is the pod with the resources that it has now. Returns whether the resize
+    /// must be evaluated.
     fn note_pending(&mut self, uid: &str, pod: &Arc<Pod>, allocated: &Pod) -> bool {
         let metrics = &self.node.metrics.resizes;
         if let Some(known) = self.pending.get_mut(uid) {
@@ -69,7 +70,7 @@ impl Sync {
             known.pod = Arc::clone(pod);
             return is_new;
         }
-        // An earlier agent may have evaluated it.
+        // An earlier agent may have evaluated the resize.
         let evaluated = condition(pod);
         if evaluated.is_none() {
             requested_changes(allocated, pod).into_iter().for_each(|change| metrics.requested(change));
@@ -98,7 +99,7 @@ impl Sync {
         self.update_cpu_weight();
     }
 
-    /// Evaluates each pending resize once. Returns whether an accepted one has freed resources.
+    /// Evaluates each pending resize once. Returns whether an accepted resize has freed resources.
     fn evaluate_all(&mut self, trigger: RetryTrigger) -> bool {
         let mut freed = false;
         for uid in self.in_order() {

@@ -1,4 +1,4 @@
-//! Static pods: pods of manifests on the node. They follow the manifests only, and not the API server.
+//! Static pods: pods of manifests on the node. Static pods follow the manifests only, and not the API server.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::pod::worker;
 use crate::source::is_static;
 
 impl Sync {
-    /// Ends the static pods of an earlier agent that are not among these.
+    /// Ends the static pods of an earlier agent whose uids are not among these.
     pub(super) fn static_complete(&mut self, uids: &HashSet<String>) {
         for (uid, pod) in std::mem::take(&mut self.static_orphans) {
             if !uids.contains(&uid) && !self.handles.contains_key(&uid) {
@@ -92,7 +92,7 @@ impl Sync {
         waiting.iter().for_each(|pod| self.start_static(pod));
     }
 
-    /// Starts a static pod. If a former version of it still runs, it starts after the end of that version.
+    /// Starts a static pod. If a former version of the pod still runs, the pod starts after the end of that version.
     fn start_static(&mut self, pod: &Arc<Pod>) {
         let key = Key::of(&pod.metadata);
         let mut others = self.handles.iter().filter(|(uid, _)| is_static(uid));

@@ -1,8 +1,8 @@
 //! Subordinate ids of local users: `/etc/subuid` and `/etc/subgid`.
 //!
-//! A user may map its subordinate ids into a user namespace (newuidmap(1)). It could then send signals to processes of a
-//! pod with these ids, and access files with them. So a pod gets no block that contains such an id. The ids of the user
-//! `kubelet` are for pods.
+//! A user may map its subordinate ids into a user namespace (newuidmap(1)). The user could then send signals to
+//! processes of a pod with these ids, and access files of these ids. So a pod gets no block that contains such an id.
+//! The ids of the user `kubelet` are for pods.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -19,7 +19,7 @@ const FILE_MAX: u64 = 1 << 20;
 /// The user whose subordinate ids the upstream kubelet gives to pods.
 const KUBELET: &str = "kubelet";
 
-/// The first ids of the blocks with subordinate ids of local users. A file that does not exist has none.
+/// The first ids of the blocks with subordinate ids of local users. A file that does not exist has no such ids.
 pub(super) fn blocks(path: &Path) -> io::Result<HashSet<u32>> {
     let file = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(HashSet::new()),

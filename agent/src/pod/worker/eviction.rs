@@ -1,5 +1,5 @@
-//! Evictions of the worker's pod. They are stored, so that a restarted agent does not run the pod again before the API
-//! server has its final status.
+//! Evictions of the worker's pod. Evictions are stored, so that a restarted agent does not run the pod again before the
+//! API server has its final status.
 
 use super::Worker;
 use crate::event_recorder::Level;
@@ -25,7 +25,8 @@ impl Worker {
         let stored = StoredEviction { reason, message: evicted.message, disrupted };
         // Record the eviction before the pod is stopped.
         self.node.checkpoint.keep_evicted(desired.pod(), self.state.start_time, stored.clone()).await;
-        // Count the eviction here, and not at its request: it may be requested several times until the pod has ended.
+        // Count the eviction here, and not at its request: an eviction may be requested several times until the pod has
+        // ended.
         if let Some(signal) = cause.signal() {
             self.node.metrics.endings.evicted(signal);
             self.node.recorder.pod(desired.pod(), Level::Warning, reason, stored.message.clone());

@@ -23,7 +23,7 @@ pub(super) struct ProbedPod<'a> {
 
 #[derive(Default)]
 pub(super) struct Probes {
-    /// Probe tasks by container id. Dropping one ends it.
+    /// Probe tasks by container id. Dropping a handle ends its task.
     tasks: HashMap<String, AbortOnDropHandle<()>>,
     /// Counts of the probes by container name.
     counted: HashMap<String, CountedContainer>,

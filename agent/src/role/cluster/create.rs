@@ -16,7 +16,7 @@ use crate::role::{progress, token};
 
 /// Maximum wait until a cluster is ready.
 const TIMEOUT: Duration = Duration::from_secs(300);
-/// Validity of the token with which nodes join. It is deleted when they have joined.
+/// Validity of the token with which nodes join. The token is deleted when the nodes have joined.
 const TOKEN_TTL: Duration = Duration::from_secs(600);
 
 /// Flags of `coracle cluster create`.

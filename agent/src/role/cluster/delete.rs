@@ -26,7 +26,7 @@ pub(super) async fn run_locked(roots: &Roots, name: &Name) -> anyhow::Result<()>
     }
 }
 
-/// Removes all clusters. A failure does not stop the removal of others.
+/// Removes all clusters. A failure does not stop the removal of other clusters.
 pub(super) async fn all(roots: &Roots) -> anyhow::Result<()> {
     let (clusters, unreadable) = roots.all()?;
     let mut failures = Vec::new();

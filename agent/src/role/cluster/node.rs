@@ -90,18 +90,18 @@ impl Node<'_> {
         self.dir().join("config.toml")
     }
 
-    /// Whether its process runs.
+    /// Whether the node's process runs.
     pub(super) fn is_running(&self) -> bool {
         Lock::holder(&self.run_dir()).is_some()
     }
 
-    /// The last line of its log. Empty if the log is larger than 1 MiB.
+    /// The last line of the node's log. Empty if the log is larger than 1 MiB.
     pub(super) fn last_line(&self) -> String {
         let log = coracle_agent::read_text(&self.log(), TEXT_MAX).unwrap_or_default();
         log.lines().last().unwrap_or_default().to_owned()
     }
 
-    /// Starts its process inside its host.
+    /// Starts the node's process inside the node's virtual host.
     pub(super) fn start(&self, role: &Role<'_>) -> anyhow::Result<Started> {
         let context = || format!("cannot start the node {}", self.name());
         self.write_config().with_context(context)?;
@@ -182,7 +182,7 @@ impl Node<'_> {
     }
 
     /// Stops the node's process, and removes its pods and directories with `coracle down` inside its host. If the host
-    /// does not exist, `down` runs in an empty one, so that it does not remove interfaces of this machine.
+    /// does not exist, `down` runs in an empty host, so that it does not remove interfaces of this machine.
     pub(super) fn remove(&self) -> anyhow::Result<()> {
         if !self.config_file().exists() {
             return Ok(());
@@ -199,7 +199,8 @@ impl Node<'_> {
 
     fn down(&self) -> anyhow::Result<()> {
         let context = || format!("cannot remove the node {}", self.name());
-        // `down` refuses to stop a process without a state directory. A process that has just started may have none.
+        // `down` refuses to stop a process without a state directory. A process that has just started may have no state
+        // directory.
         fs::create_dir_all(self.dir().join("state")).with_context(context)?;
         let mut command = program(std::env::vars_os().map(|(name, _)| name));
         command.arg("down").arg("--config").arg(self.config_file()).arg("--purge");
@@ -248,8 +249,8 @@ fn is_complete(config: &str) -> bool {
     config.contains("\nadvertise-address = ")
 }
 
-/// A command that runs this program without the environment variables of coracle's settings. They would override the
-/// configuration file, and `down` would remove another node.
+/// A command that runs this program without the environment variables of coracle's settings. Such variables would
+/// override the configuration file, and `down` would remove another node.
 fn program(variables: impl Iterator<Item = OsString>) -> Command {
     let mut command = Command::new(PROGRAM);
     command.arg0("coracle");

@@ -248,7 +248,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// The numbers of its nodes.
+    /// The numbers of the cluster's nodes.
     pub(super) fn numbers(&self) -> std::ops::RangeInclusive<u8> {
         1..=self.record.nodes
     }

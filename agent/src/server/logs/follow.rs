@@ -139,7 +139,7 @@ impl Reader {
         }
     }
 
-    /// Sends lines when the client has read earlier ones. Returns false if the client has disconnected.
+    /// Sends lines when the client has read earlier lines. Returns false if the client has disconnected.
     async fn send(&mut self, lines: Vec<u8>, sender: &mpsc::Sender<Bytes>) -> bool {
         loop {
             // Cancel-safe: nothing is sent before there is room.
@@ -173,7 +173,7 @@ impl Reader {
     }
 
     /// Continues with the next file, if there is one. The current file is complete then: the runtime writes to the
-    /// newest only.
+    /// newest file only.
     fn next_file(&mut self) -> Result<bool, ReadError> {
         let Some(open) = &mut self.file else { return Ok(false) };
         let Some(next) = files::after(&self.log, open.inode) else { return Ok(false) };
@@ -212,7 +212,7 @@ impl Reader {
     }
 }
 
-/// Index of the first file that can have lines since the requested time: it was written at or after that time.
+/// Index of the first file that can have lines since the requested time: the file was written at or after that time.
 fn first_file_since(all: &[PathBuf], options: &Options) -> usize {
     let Some(since) = options.since else { return 0 };
     let is_old = |path: &&PathBuf| fs::metadata(path).is_ok_and(|found| found.mtime() < since.as_second());

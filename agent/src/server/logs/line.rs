@@ -39,7 +39,7 @@ impl Line<'_> {
 /// Prints lines in the requested form, up to the byte limit.
 pub(super) struct Printer {
     options: Options,
-    /// Whether the last printed line was a part, so that the next one continues it.
+    /// Whether the last printed line was a part, so that the next line continues it.
     continues: bool,
     left: usize,
 }

@@ -418,8 +418,8 @@ fn check_election(election: &LeaderElection) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Refuses a configuration that disables resources which nodes, controllers or the scheduler need. They would wait
-/// forever, or consider the objects as deleted.
+/// Refuses a configuration that disables resources which nodes, controllers or the scheduler need. Without these
+/// resources, they would wait forever, or consider the objects as deleted.
 fn runtime_config(entries: &[String]) -> anyhow::Result<RuntimeConfig> {
     let config = RuntimeConfig::parse(entries)?;
     let missing = config.missing();

@@ -13,13 +13,13 @@ pub(super) struct KubeletField {
 
 /// How the agent treats a field of KubeletConfiguration.
 pub(super) enum Support {
-    /// It is the setting of this table with this name.
+    /// The field is the setting of this table with this name.
     Setting(&'static str, &'static str),
-    /// It is the address of `kubelet-listen`.
+    /// The field is the address of `kubelet-listen`.
     Address,
-    /// It is the port of `kubelet-listen`.
+    /// The field is the port of `kubelet-listen`.
     Port,
-    /// It is `register-with-taints`.
+    /// The field is the setting `register-with-taints`.
     Taints,
     /// An array of reservations, for the setting `reserved-memory`.
     ReservedMemory,
@@ -29,7 +29,7 @@ pub(super) enum Support {
     Headers,
     /// `true` refuses a machine with cgroup v1.
     FailCgroupV1,
-    /// It has no effect, and may only be unset or have one of these values.
+    /// The field has no effect, and may only be unset or have one of these values.
     Only(&'static [&'static str]),
 }
 

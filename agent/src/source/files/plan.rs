@@ -39,7 +39,7 @@ pub(super) struct Plan {
 }
 
 /// Compares the files, in the order of their names, with the current pods. Of two files with pods of the same name, the
-/// first one counts.
+/// first file counts.
 pub(super) fn plan(current: &BTreeMap<PathBuf, Arc<Pod>>, files: Vec<ManifestFile>) -> Plan {
     let mut plan = Plan::default();
     let mut names = HashSet::new();
@@ -47,7 +47,7 @@ pub(super) fn plan(current: &BTreeMap<PathBuf, Arc<Pod>>, files: Vec<ManifestFil
         plan.failures.extend(failure.map(|cause| (path.clone(), cause)));
         let known = current.get(&path);
         let pod = match content {
-            // A pod with the same uid is unchanged. It keeps the time at which it was first seen.
+            // A pod with the same uid is unchanged. The pod keeps the time at which it was first seen.
             Content::Pod(pod) => match known.filter(|known| uid(known) == uid(&pod)) {
                 Some(known) => Arc::clone(known),
                 None => Arc::from(pod),

@@ -31,7 +31,7 @@ struct StaticPod {
     is_admitted: bool,
     /// None before the first report.
     status: Option<Box<PodStatus>>,
-    /// The uid of the mirror pod that has this status, and the status. The API server may change a part of it.
+    /// The uid of the mirror pod that has this status, and the status. The API server may change a part of the status.
     reported: Option<(String, Box<PodStatus>)>,
 }
 
@@ -58,7 +58,8 @@ pub(super) struct Owner {
 /// A request.
 #[derive(Debug, PartialEq)]
 pub(super) enum Action {
-    /// Creates the mirror pod of the static pod `uid`. It fails if another pod has the name, and so replaces no pod.
+    /// Creates the mirror pod of the static pod `uid`. The request fails if another pod has the name, so it replaces no
+    /// pod.
     Create { uid: String, pod: Box<Pod> },
     /// Deletes the mirror pod with this uid.
     Delete { uid: String, key: Key },
@@ -163,7 +164,7 @@ impl State {
 // === impl StaticPod ===
 
 impl StaticPod {
-    /// The request that gives the mirror pod the newest status. None if it has it.
+    /// The request that gives the mirror pod the newest status. None if the mirror pod already has that status.
     fn report(&self, uid: &str, mirror: &Mirror) -> Option<Action> {
         let status = self.status.as_ref()?;
         if self.reported.as_ref().is_some_and(|(of, reported)| *of == mirror.uid && reported == status) {

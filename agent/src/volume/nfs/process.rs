@@ -60,7 +60,8 @@ pub fn main(words: impl Iterator<Item = OsString>) -> ExitCode {
     let [node, source, at, flags, options @ ..] = words.as_slice() else { return code(Errno::EINVAL) };
     let (Some(node), Some(flags)) = (number::<u32>(node), number(flags)) else { return code(Errno::EINVAL) };
     // The node mounts again at its next start, so this process must not outlive the node. The kernel also sends the
-    // signal if only the thread that started this process ends. That is rare, and the pod's next attempt mounts again.
+    // signal if only the thread that started this process ends. Such an end is rare, and the pod's next attempt mounts
+    // again.
     let ends_with_node = set_parent_process_death_signal(Some(Signal::KILL)).is_ok();
     if !ends_with_node || std::os::unix::process::parent_id() != node {
         return code(Errno::ECANCELED);

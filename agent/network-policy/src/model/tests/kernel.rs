@@ -19,7 +19,7 @@ const PORTS: [u16; 3] = [80, 81, 8080];
 /// Maximum packets that are sent until one arrives, if an arrival is expected. The first packets are lost while a new
 /// link is not up.
 const TRIES: usize = 20;
-/// Wait for each of these packets.
+/// Maximum wait for each of these packets.
 const ARRIVAL: Duration = Duration::from_millis(500);
 /// Wait for a packet that must not arrive. Usually it has arrived when the call that sends it returns. A packet that
 /// arrives later is missed: a slow machine can hide a fault, but cannot fail the test.
@@ -94,7 +94,7 @@ fn any_datagram() -> impl Strategy<Value = Datagram> {
     )
 }
 
-/// Number of changes. `CORACLE_PROPERTY_CHANGES` sets it.
+/// Number of changes. `CORACLE_PROPERTY_CHANGES` sets the number.
 fn changes() -> usize {
     std::env::var("CORACLE_PROPERTY_CHANGES").ok().and_then(|text| text.parse().ok()).unwrap_or(200)
 }

@@ -19,7 +19,7 @@ fn place(answer: &str) -> TempDir {
     place
 }
 
-/// Writes the script in another process: a fork of another test's thread would inherit our writable descriptor, and
+/// Writes the script in another process: a fork of another test's thread would inherit the writable descriptor, and
 /// executing the script would fail with ETXTBSY.
 fn program(place: &Path, script: &str) {
     let written = std::process::Command::new("sh")

@@ -9,7 +9,7 @@ const FIRST_BACKOFF: Duration = Duration::from_millis(200);
 const MAX_BACKOFF: Duration = Duration::from_secs(10);
 /// Maximum back-off after authorization has refused an attempt.
 const FORBIDDEN_MAX_BACKOFF: Duration = Duration::from_secs(60);
-/// Maximum attempts that authorization refuses. They take 12 minutes.
+/// Maximum attempts that authorization refuses. These attempts take 12 minutes.
 const FORBIDDEN_MAX: u32 = 20;
 
 /// Why an attempt failed.

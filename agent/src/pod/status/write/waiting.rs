@@ -1,5 +1,5 @@
 //! Pod statuses that wait to be sent to the API server. A status that only shows the progress of a pod's start waits
-//! longer than others, because a later one probably replaces it. Pure: the caller passes the time.
+//! longer than other statuses, because a later status probably replaces it. Pure: the caller passes the time.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::time::Duration;
@@ -33,7 +33,7 @@ struct Entry {
 }
 
 impl Waiting {
-    /// Adds a status, in place of the pod's waiting one.
+    /// Adds a status, in place of the pod's waiting status.
     pub(super) fn put(&mut self, update: Update, now: Instant) {
         let uid = update.uid.clone();
         let older = self.entries.remove(&uid);
