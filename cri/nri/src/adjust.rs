@@ -1,5 +1,5 @@
 //! Merges the adjustments of several plugins for one container. Plugins are called in the order of their indices, each
-//! with the container as adjusted so far. Two plugins must not set the same field. Pure.
+//! with the container as adjusted so far. Two plugins must not set the same field. No I/O.
 
 mod fields;
 mod resources;
@@ -45,7 +45,7 @@ pub struct Creation {
 /// Updates of existing containers, one for each container.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Updates {
-    /// In the order of the first request for each container.
+    /// The updates, in the order of the first request for each container.
     pub list: Vec<ContainerUpdate>,
 }
 
@@ -195,7 +195,7 @@ impl Updates {
         merged.ignore_failure &= update.ignore_failure;
         if let Some(requested) = update.linux.as_ref().and_then(|linux| linux.resources.as_ref()) {
             let target = merged.linux.get_or_insert_default().resources.get_or_insert_default();
-            // The claims are made on a copy, because none of them must remain if one is refused.
+            // The claims are made on a copy: if one claim is refused, no claim may remain.
             let mut tried = owners.clone();
             match resources::merge(requested, &mut tried.claims(id, plugin), &mut [target]) {
                 Ok(()) => *owners = tried,
