@@ -11,7 +11,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::certificate::RequestedCertificate;
 
-/// Time between the begin of a certificate's validity and its signing, because clocks differ.
+/// Time between the start of a certificate's validity and its signing, because clocks differ.
 const BACKDATE: Duration = Duration::from_secs(300);
 
 /// A certificate could not be made.

@@ -32,13 +32,13 @@ pub struct ControllersConfig {
     /// The cluster CA in PEM, published as ConfigMap `kube-root-ca.crt` in every namespace. `None` if it is not
     /// published.
     pub root_ca_pem: Option<String>,
-    /// Signer of the tokens in service account Secrets. None: Secrets get no tokens.
+    /// Signer of the tokens in service account Secrets. `None` if Secrets get no tokens.
     pub account_tokens: Option<AccountTokenSigner>,
     /// Time after which an unused legacy token of a service account becomes invalid, and after which an invalid token
     /// is deleted.
     pub token_clean_up_period: Duration,
-    /// The API server's URL for machines that join, published with the CA as ConfigMap `kube-public/cluster-info`.
-    /// `None`: the controller does not publish the ConfigMap, but signs an existing one.
+    /// The API server's URL for machines that join, published with the CA as ConfigMap `kube-public/cluster-info`. If
+    /// it is `None`, the controller does not publish the ConfigMap, but signs an existing ConfigMap.
     pub server: Option<String>,
     /// The API server's DNS names. No node gets a certificate for them.
     pub server_names: Vec<String>,

@@ -60,7 +60,7 @@ pub struct Sender {
     /// The newest Event objects, for counting repeats.
     sent: HashMap<Digest, Sent>,
     correlator: Correlator,
-    /// Whether the client has more urgent requests. None if events do not wait for other requests.
+    /// Whether the client has more urgent requests. `None` if events do not wait for other requests.
     urgent: Option<watch::Receiver<bool>>,
 }
 

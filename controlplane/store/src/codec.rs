@@ -310,7 +310,7 @@ pub(crate) mod tests {
         let plain = providers.encode("/pods/n/a", revisions, b"{}").unwrap();
         assert!(providers.may_wait(&sealed) && !providers.may_wait(&plain));
         assert!(!codec(None).may_wait(&sealed));
-        // The encryption by the key file is not current for the providers. Pods are not encrypted in both cases.
+        // A value that the providers encrypt is not current for the key file. Pods are not encrypted.
         assert!(providers.is_current_entry("/secrets/n/a", &sealed));
         assert!(!codec(None).is_current_entry("/secrets/n/a", &sealed));
         assert!(providers.may_be_outdated("/pods/n/a") && !codec(None).may_be_outdated("/pods/n/a"));

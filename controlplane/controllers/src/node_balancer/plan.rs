@@ -46,7 +46,7 @@ pub(crate) enum Decision {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct BalancerNode {
     name: String,
-    /// Whether it can serve: it is ready and not excluded.
+    /// Whether the node can serve: it is ready and not excluded.
     is_usable: bool,
     is_enabled: bool,
     /// The external addresses of the node, or its internal addresses if it has no external addresses.
@@ -159,7 +159,7 @@ impl BalancerNode {
         &self.name
     }
 
-    /// Whether it can serve: it is ready and not excluded.
+    /// Whether the node can serve: it is ready and not excluded.
     pub(crate) fn is_usable(&self) -> bool {
         self.is_usable
     }

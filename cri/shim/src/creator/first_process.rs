@@ -222,8 +222,8 @@ fn share_root(spec: &Spec) -> nix::Result<()> {
     mount(none, "/", none, MsFlags::MS_SHARED, none)
 }
 
-/// Replaces standard streams that are the host's /dev/null by the container's /dev/null. Unlike the host's device node,
-/// CRIU can restore the mount of the container's device node.
+/// Replaces standard streams that are the host's /dev/null by the container's /dev/null. CRIU can restore the mount of
+/// the container's device node, but not the mount of the host's.
 fn take_own_null(root: BorrowedFd<'_>) -> io::Result<()> {
     for standard in 0..3 {
         if null::is_null(kernel::borrow(standard))? {

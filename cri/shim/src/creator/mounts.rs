@@ -94,7 +94,7 @@ fn attributes(flags: c_ulong, at: &Path) -> Attributes {
         attributes.set |= attribute;
     }
     if at == Path::new("/dev") {
-        // /dev is not read-only yet, because device nodes and links are made in it later.
+        // /dev stays writable here, because device nodes and links are made in it later.
         attributes.set &= !libc::MOUNT_ATTR_RDONLY;
     }
     if let Some((_, times)) = TIMES.iter().find(|(flag, _)| flags & flag != 0) {

@@ -24,7 +24,8 @@ use crate::report::{Message, Report, Reporter, note};
 use crate::stdio::Stdio;
 
 impl Shim {
-    /// Forks a creator. Returns an error if the fork fails. Otherwise the call is answered when the creator reports.
+    /// Forks a creator. Returns an error if the creation cannot begin. Otherwise the call is answered when the creator
+    /// reports.
     pub(super) fn create(&mut self, call_id: CallId, create: &CreateContainer) -> Result<(), CallError> {
         let id = &create.container_id;
         if !is_name(id) {
