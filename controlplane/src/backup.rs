@@ -180,7 +180,8 @@ fn remove_partial(partial: &Path) -> io::Result<()> {
 
 /// Starts a backup of a store that no process uses; `None` if a process uses it.
 ///
-/// # Errors [`BackupError`] if there is no store, or the store cannot be opened.
+/// # Errors
+/// [`BackupError`] if there is no store, or the store cannot be opened.
 pub fn offline_backup(state_dir: &Path) -> Result<Option<Backup>, BackupError> {
     let path = state_dir.join("store");
     match path.join("version").try_exists() {

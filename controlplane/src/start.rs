@@ -66,7 +66,8 @@ pub struct NodeIdentity {
 ///
 /// The future is boxed, because the crate of the caller would otherwise compile the tasks of the control plane.
 ///
-/// # Errors [`Error`]. After an error no part of the control plane runs.
+/// # Errors
+/// [`Error`]. After an error no part of the control plane runs.
 pub fn start(
     config: ControlPlaneConfig,
     shutdown: CancellationToken,

@@ -137,8 +137,9 @@ impl ApiKind {
 
     /// Reads the object's metadata from the API server.
     ///
-    /// # Errors The request fails, or the API server does not serve the kind at this moment. In the second case the 404
-    /// response does not name an object, and the object may exist.
+    /// # Errors
+    /// The request fails, or the API server does not serve the kind at this moment. In the second case the 404 response
+    /// does not name an object, and the object may exist.
     pub(crate) async fn live(&self, client: &Client, key: &Key) -> Result<Option<Meta>, Error> {
         let failed = self.failed("get", key);
         let Some(name) = path_segment(&key.name) else { return Ok(None) };

@@ -60,7 +60,7 @@ pub(crate) enum Next {
     After(Duration),
     /// After the next change, but not before this time. Changes until then share one reconcile.
     Rest(Duration),
-    /// After this time, even if there is a change before.
+    /// After this time. A change before this time does not start a reconcile.
     NotBefore(Duration),
 }
 

@@ -105,7 +105,8 @@ macro_rules! start_with_state {
     )*};
 }
 
-/// If a controller has several workers, one worker is reserved for other namespaces ([`Queue::shared`]).
+/// Starts the selected controllers. If a controller has several workers, the objects of one namespace use all of them
+/// except one ([`Queue::shared`]).
 fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     start! {
         tasks, context,

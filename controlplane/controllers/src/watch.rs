@@ -41,7 +41,7 @@ pub(crate) async fn feed_if_permitted<K: Object>(client: Client, cache: Arc<Cach
 }
 
 /// Does the same as [`feed`], for a built-in kind that is disabled by default. The API server is asked only once,
-/// because its kinds do not change while it runs.
+/// because its built-in kinds do not change while it runs.
 pub(crate) async fn feed_if_enabled<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
     if !is_enabled(&client, &K::api_version(&()), &K::plural(&())).await {
         return std::future::pending().await;

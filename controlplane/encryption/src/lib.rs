@@ -1,4 +1,4 @@
-//! Encryption of any resource, as configured in upstream's file `EncryptionConfiguration`.
+//! Encryption of any resource, as configured in upstream's configuration file (`EncryptionConfiguration`).
 //!
 //! The first provider of a resource encrypts; all providers decrypt. A value without encryption is readable, so that
 //! encryption can be enabled for existing objects.

@@ -6,9 +6,10 @@
 //!                     ▲  ▲                      │ refused
 //!       back-off ends │  └──── change ─────┐    ▼
 //!                   back-off ◄── change ── unschedulable
-//! ``` A popped pod is gated if its group is not complete, or if its device claims do not exist yet. [`Queue::wake`]
-//! makes the gated pod ready when its group is complete, or after a change of a claim or of the pod. A change that may
-//! help an unschedulable pod makes it ready if its back-off is over. Otherwise the pod moves to the back-off.
+//! ```
+//! A popped pod is gated if its group is not complete, or if its device claims do not exist yet. [`Queue::wake`] makes
+//! the gated pod ready when its group is complete, or after a change of a claim or of the pod. A change that may help
+//! an unschedulable pod makes it ready if its back-off is over. Otherwise the pod moves to the back-off.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;

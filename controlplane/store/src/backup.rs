@@ -212,7 +212,8 @@ impl<R: BufRead> Reader<R> {
 
 /// Reads a whole backup and verifies its checksum.
 ///
-/// # Errors [`Error::Backup`] if the backup is incomplete, damaged, or of another version.
+/// # Errors
+/// [`Error::Backup`] if the backup is incomplete, damaged, or of another version.
 pub fn verify_backup(source: impl BufRead) -> Result<BackupSummary, Error> {
     let mut reader = Reader::new(source)?;
     while reader.next()?.is_some() {}

@@ -75,7 +75,8 @@ impl Creation {
 
     /// Merges the response of one plugin.
     ///
-    /// # Errors If the response conflicts with the response of an earlier plugin.
+    /// # Errors
+    /// If the response conflicts with the response of an earlier plugin.
     pub fn merge(&mut self, plugin: &str, answer: CreateContainerResponse) -> Result<(), MergeError> {
         if let Some(adjustment) = answer.adjust {
             self.adjust(plugin, adjustment)?;
@@ -173,7 +174,8 @@ impl Updates {
     /// Merges one plugin's update of one container. An update with `ignore_failure` that conflicts with an earlier
     /// update is skipped as a whole.
     ///
-    /// # Errors If the update conflicts with an earlier update, and `ignore_failure` is not set.
+    /// # Errors
+    /// If the update conflicts with an earlier update, and `ignore_failure` is not set.
     pub fn merge(
         &mut self,
         plugin: &str,
@@ -220,7 +222,8 @@ impl Change {
 
     /// Merges the response of one plugin.
     ///
-    /// # Errors If the response conflicts with the response of an earlier plugin.
+    /// # Errors
+    /// If the response conflicts with the response of an earlier plugin.
     pub fn merge(&mut self, plugin: &str, updates: &[ContainerUpdate]) -> Result<(), Conflict> {
         for update in updates {
             if update.container_id == self.id {

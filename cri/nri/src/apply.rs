@@ -31,7 +31,8 @@ type Applied = Result<(), ApplyError>;
 /// Applies the adjustment to the spec, except CDI devices, which the caller resolves in the machine's
 /// registry.
 ///
-/// # Errors The first adjustment that cannot be applied. After an error the spec must not be used.
+/// # Errors
+/// The first adjustment that cannot be applied. After an error the spec must not be used.
 pub fn apply(spec: &mut Spec, requested: &ContainerAdjustment, features: Features) -> Applied {
     fields::annotations(spec, &requested.annotations);
     fields::process(spec, requested)?;

@@ -1,8 +1,8 @@
 //! The speed at which a container's output is read. No I/O.
 //!
 //! A container that writes faster than the limit blocks in write(2). Without the limit, a container could write all the
-//! time. It would occupy the disk of the node's store and the processor time of other pods' shims. For the shim, the
-//! copies and the format of the output cost more than the writes cost the container.
+//! time. It would occupy the disk of the node's store and the processor time of other pods' shims. The shim needs more
+//! processor time to copy and format the output than the container needs to write it.
 
 use std::time::{Duration, Instant};
 

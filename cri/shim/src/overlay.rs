@@ -11,7 +11,7 @@ use crate::kernel;
 
 mod classic;
 
-/// The step of a mount that failed.
+/// The failed step of a mount.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OverlayError {
     #[error("cannot make the mount point {}", .path.display())]

@@ -1,9 +1,9 @@
 //! Members of etcd that hang: their connections stay open, but they do not respond. Examples are a stopped process, a
 //! broken disk and a broken network. The pings of the connection detect only some of these failures, and only after 15
-//! s, because etcd refuses clients that send pings more often than every 5 s (`--grpc-keepalive-min-time`).
+//! seconds, because etcd refuses clients that send pings more often than every 5 seconds (`--grpc-keepalive-min-time`).
 //!
-//! If a request has waited for [`SUSPECT_AFTER`], the other members are checked. If another member responds in place of
-//! the member, all watches and all requests that may be repeated change to the other member at once.
+//! If a request has waited for [`SUSPECT_AFTER`], all members are checked. If the member does not respond and another
+//! member responds, all watches and all requests that may be repeated change to the other member at once.
 
 use std::{sync::Arc, time::Duration};
 

@@ -133,7 +133,7 @@ pub(crate) fn adjust_process(process: &mut Process, host: &Host) {
     if let (Some(wanted), Some(least)) = (process.oom_score_adj(), host.least_oom_score) {
         process.set_oom_score_adj(Some(wanted.max(least)));
     }
-    // The false is removed, because the library does not load a seccomp profile with an explicit false.
+    // An explicit false is removed, because the library would not load a seccomp profile with it.
     if process.no_new_privileges() == Some(false) {
         process.set_no_new_privileges(None);
     }

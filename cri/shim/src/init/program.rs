@@ -19,8 +19,9 @@ const SEGMENTS: u16 = 2;
 // 1. `ppoll` with timeout 0, to check that the seccomp profile allows it;
 // 2. `write` of a plus sign to descriptor 2;
 // 3. `ppoll` of descriptor 0 without a timeout, repeated after EINTR;
-// 4. `exit_group`. Every failure leads to this step. Stack: `struct pollfd` at 0 (descriptor 0, no events: hang-up is
-// always reported), `struct timespec` at 8, the plus sign at 24.
+// 4. `exit_group`. Every failure leads to this step.
+// Stack: `struct pollfd` at 0 (descriptor 0, no events: hang-up is always reported), `struct timespec` at 8,
+// the plus sign at 24.
 #[cfg(target_arch = "x86_64")]
 global_asm!(
     ".pushsection .rodata.coracle_init,\"a\"",

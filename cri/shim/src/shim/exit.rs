@@ -128,7 +128,7 @@ impl Shim {
         container.report = None;
         container.phase = Phase::Draining { exit, until: Instant::now() + DRAIN_TIMEOUT };
         if container.shares_pids {
-            // In a pid namespace of its own, the kernel kills the container's other processes.
+            // Without a shared pid namespace, the kernel kills the container's other processes.
             cgroup::kill(&self.pod.hierarchies, &container.cgroup);
         }
         for output in [Output::Stdout, Output::Stderr] {
