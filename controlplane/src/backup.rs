@@ -68,7 +68,7 @@ pub struct BackupFile {
 
 impl BackupFile {
     /// Creates the temporary file, with mode 0600. The file is locked while it exists. Otherwise another backup of the
-    /// same name, for example from a timer, could replace it before it is complete.
+    /// same name, for example from a timer, could replace the file before it is complete.
     ///
     /// # Errors
     /// [`BackupError::File`], for example if another process writes a backup of this name. A path that is a device or a
@@ -87,7 +87,7 @@ impl BackupFile {
         let file = file.map_err(failed)?;
         match file.try_lock() {
             Ok(()) if is_at(&file, &partial).map_err(failed)? => {}
-            // Another process has locked or removed the new file, because it took the file for the remains of an
+            // Another process has locked or removed the new file, because it took the file for the file of an
             // interrupted backup.
             Ok(()) | Err(TryLockError::WouldBlock) => return Err(failed(in_use())),
             Err(TryLockError::Error(error)) => {
@@ -169,7 +169,7 @@ fn remove_partial(partial: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(_link_or_other) => fs::remove_file(partial),
         // The file stays locked until it is removed. Without this lock, a process that has just created the file could
-        // lock it before the removal, and write a backup that is lost.
+        // lock it before the removal. The backup of that process would be lost.
         Ok(left) => match left.try_lock() {
             Ok(()) if !is_at(&left, partial)? => Err(in_use()),
             Ok(()) | Err(TryLockError::Error(_)) => fs::remove_file(partial),
@@ -181,7 +181,7 @@ fn remove_partial(partial: &Path) -> io::Result<()> {
 /// Starts a backup of a store that no process uses; `None` if a process uses it.
 ///
 /// # Errors
-/// [`BackupError`] if there is no store, or it cannot be opened.
+/// [`BackupError`] if there is no store, or the store cannot be opened.
 pub fn offline_backup(state_dir: &Path) -> Result<Option<Backup>, BackupError> {
     let path = state_dir.join("store");
     match path.join("version").try_exists() {

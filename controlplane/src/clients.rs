@@ -1,4 +1,4 @@
-//! Controllers and scheduler, as clients of the API server in this process or of another one.
+//! Controllers and scheduler, as clients of the API server in this process or of another API server.
 
 use std::{
     path::{Path, PathBuf},
@@ -38,9 +38,9 @@ pub struct ExternalServer {
 
 /// Controllers and scheduler of an API server.
 pub(crate) struct Clients {
-    /// The controllers with their client, if any runs.
+    /// The controllers with their client. `None` if no controller runs.
     pub(crate) controllers: Option<(Client, ControllersConfig)>,
-    /// The scheduler with its client, if it runs.
+    /// The scheduler with its client. `None` if the scheduler does not run.
     pub(crate) scheduler: Option<(Client, SchedulerConfig)>,
     /// The client that takes leases.
     pub(crate) leases: Client,
@@ -158,8 +158,8 @@ impl ExternalClients {
 // === impl Clients ===
 
 impl Clients {
-    /// Starts controllers and scheduler: at once or, with leader election, whenever this process is elected. If one of them
-    /// ends by itself, it starts again.
+    /// Starts controllers and scheduler: at once or, with leader election, whenever this process is elected. A part
+    /// that ends by itself is started again.
     pub(crate) fn start(
         self,
         election: Option<LeaderElection>,

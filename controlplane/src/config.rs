@@ -50,11 +50,11 @@ pub struct ControlPlaneConfig {
     /// The node that joins from this machine, if any. The controllers approve the API server's names and addresses in the
     /// certificate of this node.
     pub own_node: Option<String>,
-    /// Address ranges of pods, at most one of each family. Nodes get parts of them.
+    /// Address ranges of pods, at most one of each family. Each node gets a part of each range.
     pub cluster_cidrs: Vec<IpNetwork>,
     /// Prefix lengths of the parts that each node gets, for IPv4 and IPv6.
     pub node_masks: [u8; 2],
-    /// Address range of services. Its family is the default one.
+    /// Address range of services. The family of this range is the default family of services.
     pub service_cidr: IpNetwork,
     /// Address range of services in the other family.
     pub secondary_service_cidr: Option<IpNetwork>,

@@ -1,4 +1,4 @@
-//! Why the control plane does not start.
+//! Errors of the start of the control plane.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;

@@ -1,4 +1,5 @@
-//! Leader election by a Lease. If several control planes share a store, one runs the controllers and one the scheduler.
+//! Leader election by a Lease. If several control planes share a store, one of them runs the controllers, and one of
+//! them runs the scheduler.
 //!
 //! States: candidate, leader. A candidate reads the lease at each retry period. It takes a lease that the holder has
 //! released, or has not renewed for the lease's duration on the candidate's own clock. A leader that cannot renew its
@@ -20,14 +21,14 @@ use tokio_util::sync::CancellationToken;
 
 use plan::{Action, Observation};
 
-/// Maximum duration of releasing a lease.
+/// Maximum duration of the release of a lease.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(2);
 const NAMESPACE: &str = "kube-system";
 
 /// Durations of the leader election.
 #[derive(Clone, Copy, Debug)]
 pub struct LeaderElection {
-    /// Time after which a lease that is not renewed may be taken; whole seconds.
+    /// Time after which another candidate may take a lease that is not renewed. Whole seconds.
     pub lease: Duration,
     /// Time after which a leader that cannot renew its lease stops its work; less than `lease`.
     pub deadline: Duration,
@@ -73,7 +74,7 @@ impl Candidate {
             tokio::select! {
                 // The work ends at the shutdown, or when it fails.
                 () = &mut working => {}
-                // A renewal that is interrupted may have taken effect; the release reads the lease again.
+                // A renewal that is interrupted may have taken effect, so the release reads the lease again.
                 () = self.renew(held_since, &shutdown) => {
                     term.cancel();
                     working.await;
@@ -99,7 +100,8 @@ impl Candidate {
         }
     }
 
-    /// Waits until this process holds the lease. Returns the start of the attempt that took it, or `None` at the shutdown.
+    /// Waits until this process holds the lease. Returns the start of the attempt that took the lease. `None` at the
+    /// shutdown.
     async fn acquire(&mut self, shutdown: &CancellationToken) -> Option<Instant> {
         loop {
             let attempted = Instant::now();
@@ -174,7 +176,8 @@ impl Candidate {
         Ok(true)
     }
 
-    /// Writes the lease with this process as its holder. The update fails if another candidate was faster.
+    /// Writes the lease with this process as its holder. The update fails if another candidate has written the lease
+    /// before.
     async fn write(&mut self, found: Option<Lease>, transitions: Option<i32>) -> Result<(), kube::Error> {
         let now = MicroTime(Timestamp::now());
         let metadata = ObjectMeta {

@@ -4,12 +4,12 @@
 //! get a `kube::Client` that calls the API server in process. Authentication, authorization and admission apply to
 //! them as to every client.
 //!
-//! Several control planes can share a store on etcd. Each serves the API; by leader election one of them runs the
-//! controllers, and one the scheduler (`leader`).
+//! Several control planes can share a store on etcd. Each control plane serves the API. Leader election (`leader`)
+//! selects one of them to run the controllers, and one to run the scheduler.
 //!
 //! Controllers and scheduler also run for an API server of another program (`clients`).
 //!
-//! Invariants: if `start` fails, nothing runs. When `start` returns, the API server accepts requests.
+//! Invariants: if `start` fails, no part runs. When `start` returns, the API server accepts requests.
 
 mod backup;
 mod clients;

@@ -1,8 +1,8 @@
 //! The cluster's certificates and keys: created at the first start, checked and completed at every start.
 //!
 //! Certificates are valid from one hour before their creation, because clocks differ. They are valid for ten years,
-//! because some machines have no administrator. A certificate that lacks an address, is of another CA, or expires soon
-//! is replaced by a new certificate of this CA.
+//! because some machines have no administrator to renew them. A certificate that lacks an address, is of another CA, or
+//! expires soon is replaced by a new certificate of this CA.
 
 mod file;
 mod leaf;
@@ -98,7 +98,7 @@ impl Pki {
         Ok(Self { dir: dir.to_owned(), authority, authority_pem })
     }
 
-    /// Opens a directory that another program made. Nothing is created.
+    /// Opens a directory that another program made. No file is created.
     ///
     /// # Errors
     /// [`PkiError`] if `ca.crt` or `ca.key` is missing or unusable.
@@ -133,8 +133,8 @@ impl Pki {
         file::read(&self.dir.join("ca.key"))
     }
 
-    /// The certificate with this file name. It is created if it does not exist, and replaced if it no longer agrees with
-    /// `leaf` or expires soon.
+    /// The certificate with this file name. The certificate is created if it does not exist, and replaced if it no
+    /// longer agrees with `leaf` or expires soon.
     ///
     /// # Errors
     /// [`PkiError`] if a file cannot be read or written.

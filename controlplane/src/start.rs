@@ -67,7 +67,7 @@ pub struct NodeIdentity {
 /// The future is boxed, because the crate of the caller would otherwise compile the tasks of the control plane.
 ///
 /// # Errors
-/// [`Error`]. After an error nothing runs.
+/// [`Error`]. After an error no part of the control plane runs.
 pub fn start(
     config: ControlPlaneConfig,
     shutdown: CancellationToken,
@@ -137,7 +137,8 @@ fn serving_tls(
     Ok((certificates, tls))
 }
 
-/// The state of the key management services. `None` if the configuration has no service and cannot get one by a reload.
+/// The state of the key management services. `None` if the configuration has no service and a reload cannot add a
+/// service.
 fn encryption_health(
     encryption: Option<&Arc<Encryption>>,
     config: &ControlPlaneConfig,
@@ -236,8 +237,8 @@ fn own_components(config: &ControlPlaneConfig) -> Vec<&'static str> {
     parts.into_iter().filter(|(_, runs)| *runs).map(|(name, _)| name).collect()
 }
 
-/// The client certificate for requests to aggregated servers. Its authority signs nothing else, because a server that
-/// trusts the authority accepts any user name in the request headers.
+/// The client certificate for requests to aggregated servers. Its authority signs no other certificate, because a
+/// server that trusts the authority accepts any user name in the request headers.
 fn front_proxy(pki: &Pki) -> Result<FrontProxy, PkiError> {
     let own = Pki::open(&pki.directory().join("front-proxy"))?;
     let pair = own.pair("front-proxy-client", &Leaf::client("front-proxy-client", None))?;
@@ -308,7 +309,7 @@ fn local_server(bound: SocketAddr) -> String {
 
 /// The source address that this machine would use to reach other machines. No packet is sent. The address family of
 /// services is preferred, because the API server is a service. Without a default route, the first usable address of an
-/// interface is returned. If no interface has one, the loopback address is returned.
+/// interface is returned. If no interface has a usable address, the loopback address is returned.
 fn own_address(listen: IpAddr, config: &ControlPlaneConfig) -> IpAddr {
     if !listen.is_unspecified() {
         return listen;

@@ -25,8 +25,8 @@ pub(crate) const KEY_FILE: &str = "sealing.key";
 const SECRETS: &str = "/secrets/";
 /// The key of the authority's fingerprint in etcd. It has no `/`, so no object has this key.
 const AUTHORITY: &str = "authority";
-/// The key of a value in etcd that is encrypted with the key file. A server that cannot decrypt it has another key file,
-/// so it could not read the Secrets of the other servers, and they could not read its Secrets.
+/// The key of a value in etcd that is encrypted with the key file. A server that cannot decrypt it has another key
+/// file, so these servers could not read each other's Secrets.
 const KEY_CHECK: &str = "sealing-check";
 /// Number of Secrets that are read at the same time before the check is recorded.
 const SECRETS_PAGE: usize = 500;
@@ -145,8 +145,8 @@ async fn connect(config: &EtcdConfig, sealing: Option<Sealing>) -> Result<Etcd, 
     Etcd::connect(options).await.map_err(OpenStoreError::Store)
 }
 
-/// Checks that the cluster in a shared store has this server's authority and encryption keys. The first server records its
-/// own.
+/// Checks that the cluster in a shared store has this server's authority and encryption keys. The first server records
+/// its own authority and keys.
 pub(crate) async fn check_cluster(
     store: &dyn Store,
     pki: &Pki,
@@ -162,18 +162,18 @@ pub(crate) async fn check_cluster(
     }
     let found = match store.get(KEY_CHECK).await.map_err(other_keys)? {
         Some(found) => found,
-        // The key file encrypts nothing, so the servers may have different ones.
+        // The key file is not used for encryption, so the servers may have different key files.
         None if encryption.is_some_and(|encryption| encryption.covers(SECRETS)) => return Ok(()),
         None => match record_keys(store).await? {
             Some(found) => found,
             None => return Ok(()),
         },
     };
-    // After a rotation the value needs the new key, before the administrator removes the old one.
+    // After a rotation the value must be encrypted with the new key before the administrator removes the old key.
     if !store.is_current(KEY_CHECK).await.map_err(OpenStoreError::Store)? {
         let expect = Expect::Revision(found.modified);
         match store.write(record(KEY_CHECK, KEY_CHECK, expect)).await {
-            // After a conflict another server has done the same.
+            // A conflict means that another server has already written the value.
             Ok(_) | Err(StoreError::Conflict { .. }) => {}
             Err(error) => tracing::warn!(%error, "cannot encrypt the check of the keys with the first key"),
         }
@@ -181,9 +181,9 @@ pub(crate) async fn check_cluster(
     Ok(())
 }
 
-/// Records the keys of this server for a cluster that has no check yet. Returns the check; `None` if the store is full. A
-/// cluster of an earlier version may have Secrets: a server that cannot decrypt them must not exclude the servers that
-/// can.
+/// Records the keys of this server for a cluster that has no check yet. Returns the check; `None` if the store is full.
+/// A cluster of an earlier version may have Secrets. A server that cannot decrypt them must not record its keys,
+/// because it would exclude the servers with the right keys.
 async fn record_keys(store: &dyn Store) -> Result<Option<Entry>, OpenStoreError> {
     let mut range = Range { prefix: SECRETS.to_owned(), limit: SECRETS_PAGE, ..Range::default() };
     loop {
@@ -203,7 +203,8 @@ async fn record_keys(store: &dyn Store) -> Result<Option<Entry>, OpenStoreError>
     }
 }
 
-/// The error of a value that cannot be read. A key management service that fails says nothing about the key file.
+/// The error of a value that cannot be read. A failure of a key management service does not mean that the key file is
+/// wrong.
 fn other_keys(error: StoreError) -> OpenStoreError {
     let is_undecryptable = match &error {
         StoreError::Sealed { source, .. } => !matches!(source, coracle_sealing::Error::Kms { .. }),
@@ -220,7 +221,7 @@ async fn recorded(store: &dyn Store, key: &'static str, own: &str) -> Result<Ent
     }
     let revision = match store.write(record(key, own, Expect::Absent)).await {
         Ok(revision) => revision,
-        // Another server was faster.
+        // Another server has created the entry first.
         Err(StoreError::Conflict { at, .. }) => at,
         Err(error) => return Err(error),
     };

@@ -1,4 +1,4 @@
-//! The signer of tokens in Secrets. These tokens do not expire; they are valid while the Secret has them.
+//! The signer of tokens in Secrets. These tokens do not expire. They are valid while the Secret contains them.
 
 use std::sync::Arc;
 

@@ -29,13 +29,14 @@ pub(crate) struct ApiKind {
 /// Result of API discovery.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Discovered {
-    /// The served kinds, each in the first version of its group that has it.
+    /// The served kinds, each in the first version of its group that has the kind.
     pub(crate) kinds: Vec<ApiKind>,
     /// Group versions whose server does not respond: `group/version`. Their kinds are unknown.
     pub(crate) unavailable: Vec<String>,
 }
 
-/// Characters that end the path of a URL or that a URL cannot have. The names of some kinds may have them.
+/// Characters that end the path of a URL or that a URL cannot have. The names of objects of some kinds may have these
+/// characters.
 const ENCODED: &AsciiSet =
     &CONTROLS.add(b' ').add(b'"').add(b'#').add(b'<').add(b'>').add(b'?').add(b'`').add(b'{').add(b'}');
 
@@ -46,8 +47,8 @@ fn path_segment(name: &str) -> Option<String> {
 }
 
 impl Context {
-    /// All kinds that are served now. The result is not cached, because kinds come and go with custom resource definitions
-    /// and API services.
+    /// All kinds that are served now. The result is not cached, because the kinds change with custom resource
+    /// definitions and API services.
     pub(crate) async fn kinds(&self) -> Result<Discovered, Error> {
         let groups = self.client.list_api_groups_aggregated().await.map_err(Error::Discovery)?;
         let core = self.client.list_core_api_versions_aggregated().await.map_err(Error::Discovery)?;
@@ -137,8 +138,8 @@ impl ApiKind {
     /// Reads the object's metadata from the API server.
     ///
     /// # Errors
-    /// The request fails, or the API server does not serve the kind at this moment. In the second case the 404 names no object,
-    /// and the object may exist.
+    /// The request fails, or the API server does not serve the kind at this moment. In the second case the 404 response
+    /// does not name an object, and the object may exist.
     pub(crate) async fn live(&self, client: &Client, key: &Key) -> Result<Option<Meta>, Error> {
         let failed = self.failed("get", key);
         let Some(name) = path_segment(&key.name) else { return Ok(None) };
@@ -150,7 +151,8 @@ impl ApiKind {
         match client.request::<Meta>(request).await {
             Ok(meta) => Ok(Some(meta)),
             Err(error) if is_missing(&error, &key.name) => Ok(None),
-            // The 404 of some aggregated servers never names an object. The kind is served if its objects can be listed.
+            // The 404 responses of some aggregated servers never name an object. The kind is served if its objects can
+            // be listed.
             Err(error) if is_not_found(&error) && self.can(&["list"]) => {
                 self.list_version(client).await.map(|_version| None)
             }

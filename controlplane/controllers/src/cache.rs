@@ -18,9 +18,9 @@ use index::{Index, Slot};
 
 /// Handler of changes. The cache calls it for every change, with its lock held.
 ///
-/// A handler may queue keys and read other caches: a handler of pods reads replica sets, services and deployments. It
-/// must not read the cache that calls it. If a handler of one kind reads the cache of a second kind, no handler of the
-/// second kind reads the cache of the first. Otherwise two threads could wait for each other's lock.
+/// A handler may queue keys and read other caches: a handler of pods reads replica sets, services and deployments. A
+/// handler must not read the cache that calls it. If a handler of one kind reads the cache of a second kind, no handler
+/// of the second kind may read the cache of the first kind. Otherwise two threads could wait for each other's lock.
 type Handler<K> = Box<dyn Fn(&Change<'_, K>) + Send + Sync>;
 
 /// An object before and after a change; at least one of the two is present.
@@ -30,7 +30,7 @@ pub(crate) struct Change<'a, K> {
 }
 
 impl<'a, K> Change<'a, K> {
-    /// The object after the change, or before it if it was removed.
+    /// The object after the change. If the object was removed, its last state.
     pub(crate) fn latest(&self) -> Option<&'a Arc<K>> {
         self.new.or(self.old)
     }
@@ -98,7 +98,7 @@ impl<K: Object> Cache<K> {
         self.synced.send_replace(true);
     }
 
-    /// Whether the API server serves the kind. If it does not, the store may have objects that the cache lacks.
+    /// Whether the API server serves the kind. Otherwise the store may have objects that the cache lacks.
     pub(crate) fn is_served(&self) -> bool {
         !self.is_unserved.load(Ordering::Acquire)
     }
@@ -153,7 +153,7 @@ impl<K: Object> Cache<K> {
         object
     }
 
-    /// Removes an object that the API server deleted at once on our request.
+    /// Removes an object that the API server deleted at once on the request of this process.
     pub(crate) fn removed(&self, key: &Key, uid: &str) {
         let mut state = self.lock();
         if state.has(key, uid) {
@@ -171,8 +171,8 @@ impl<K: Object> Cache<K> {
     }
 
     /// Applies an event of the watch. Returns the objects that were written while a list ran and that the list does not
-    /// have. Either the list is older than the write, or the object was deleted again. For each of them the caller
-    /// reads the object from the API server and calls `remove_missing` if it does not exist.
+    /// have. Either the list is older than the write, or the object was deleted again. For each of these objects the
+    /// caller reads the object from the API server and calls `remove_missing` if it does not exist.
     pub(crate) fn apply(&self, event: Event<K>) -> Vec<Unverified> {
         let mut state = self.lock();
         match event {
@@ -260,7 +260,7 @@ impl<K: Object> State<K> {
         unverified
     }
 
-    /// Stores the object unless the cache has the same or a newer version. Returns whether it stored it.
+    /// Stores the object unless the cache has the same or a newer version. Returns whether the object was stored.
     fn insert(&mut self, object: Arc<K>) -> bool {
         let key = object.key();
         let old = self.get(&key).cloned();

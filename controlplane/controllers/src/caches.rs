@@ -40,9 +40,9 @@ pub(crate) struct Caches {
     pub(crate) nodes: Arc<Cache<Node>>,
     pub(crate) namespaces: Arc<Cache<Namespace>>,
     pub(crate) service_accounts: Arc<Cache<ServiceAccount>>,
-    /// Contains only config maps with the cluster's CA. [`Caches::synced`] does not wait for config maps and Secrets: an
-    /// API server lists them only after their key management service has responded. The controllers that need them all
-    /// wait for [`Caches::synced_of`].
+    /// Contains only config maps with the cluster's CA. [`Caches::synced`] does not wait for config maps and Secrets:
+    /// an API server lists them only after their key management service has responded. The controllers that need all
+    /// config maps or Secrets wait for [`Caches::synced_of`].
     pub(crate) root_cas: Arc<Cache<ConfigMap>>,
     pub(crate) services: Arc<Cache<Service>>,
     pub(crate) endpoints: Arc<Cache<Endpoints>>,
@@ -60,8 +60,8 @@ pub(crate) struct Caches {
     pub(crate) cluster_roles: Arc<Cache<ClusterRole>>,
     pub(crate) service_cidrs: Arc<Cache<ServiceCIDR>>,
     pub(crate) ip_addresses: Arc<Cache<IPAddress>>,
-    /// [`Caches::synced`] does not wait for the claims. The controller that creates and reserves them waits itself. The
-    /// other readers act on each claim when it arrives.
+    /// [`Caches::synced`] does not wait for the claims. The controller that creates and reserves claims waits itself.
+    /// The other readers act on each claim when it arrives.
     pub(crate) resource_claims: Arc<Cache<ResourceClaim>>,
     /// [`Caches::synced`] does not wait for the slices: their first list queues the claims of tainted devices.
     pub(crate) resource_slices: Arc<Cache<ResourceSlice>>,
@@ -76,7 +76,8 @@ pub(crate) struct Caches {
     /// [`Caches::synced`] does not wait for this cache, for the same reasons as for `autoscalers`. The cache is empty
     /// if the API server does not serve the kind.
     pub(crate) migrations: Arc<Cache<StorageVersionMigration>>,
-    /// Only the controller of quotas reads them, and it acts on each quota when it arrives. Empty if it does not run.
+    /// Only the controller of quotas reads this cache, and it acts on each quota when it arrives. The cache is empty if
+    /// that controller does not run.
     pub(crate) resource_quotas: Arc<Cache<ResourceQuota>>,
 }
 
@@ -124,7 +125,8 @@ impl Caches {
         }
     }
 
-    /// The watches that feed the caches. Kinds that `--runtime-config` can turn off are fed only if they are served.
+    /// The watches that feed the caches. Kinds that `--runtime-config` can turn off are watched only if they are
+    /// served.
     pub(crate) fn watches(&self, client: &Client) -> Vec<Task> {
         let all = Config::control_plane;
         let root_ca = Config::control_plane().fields(&format!("metadata.name={ROOT_CA_NAME}"));

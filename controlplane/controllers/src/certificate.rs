@@ -25,8 +25,8 @@ const SERVERS: [&str; 2] = ["kube-apiserver-kubelet-client", "system:kube-apiser
 const NODES: &str = "system:nodes";
 const NODE_PREFIX: &str = "system:node:";
 
-/// Subject, alternative names and key of a request: everything that goes into the certificate. The approving and the
-/// signing controller use the same parsed form, so that they cannot read a request differently.
+/// Subject, alternative names and key of a request: all fields that the certificate gets. The approving and the signing
+/// controller use the same parsed form, so that both read a request in the same way.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RequestedCertificate {
     pub(crate) common_name: String,
@@ -99,8 +99,8 @@ impl RequestedCertificate {
         refused.err()
     }
 
-    /// Refuses the group of administrators and the names of API servers: every part of the cluster trusts these in a
-    /// certificate.
+    /// Refuses the group of administrators and the names of API servers: every part of the cluster trusts a certificate
+    /// with this group or these names.
     fn client(&self, usages: &[String]) -> Result<(), String> {
         if self.organizations.iter().any(|group| group == ADMINISTRATORS) {
             return Err(format!("certificates of the group {ADMINISTRATORS} are not signed on request"));

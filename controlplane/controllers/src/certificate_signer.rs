@@ -11,7 +11,7 @@ use ring::rand::{SecureRandom, SystemRandom};
 
 use crate::certificate::RequestedCertificate;
 
-/// The validity of a certificate begins this long before its signing, because clocks differ.
+/// Time between the start of a certificate's validity and its signing, because clocks differ.
 const BACKDATE: Duration = Duration::from_secs(300);
 
 /// A certificate could not be made.
@@ -54,7 +54,7 @@ impl Signer {
     }
 
     /// Signs a certificate and returns it in PEM. The certificate has the checked subject, names and key, and these
-    /// usages. Nothing else is copied from the request. The certificate is valid for at most `seconds`. `now` is in
+    /// usages. No other field is copied from the request. The certificate is valid for at most `seconds`. `now` is in
     /// seconds since 1970.
     ///
     /// # Errors

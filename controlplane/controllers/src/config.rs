@@ -22,7 +22,8 @@ use crate::zone_metrics::ZoneMetrics;
 pub struct ControllersConfig {
     /// The controllers that run.
     pub selection: ControllerSelection,
-    /// Ranges from which nodes get pod CIDRs, at most one of each address family. Without ranges, nodes get none.
+    /// Ranges from which nodes get pod CIDRs, at most one of each address family. Without ranges, nodes get no pod
+    /// CIDRs.
     pub cluster_cidrs: Vec<IpNetwork>,
     /// Prefix length of a node's IPv4 pod CIDR.
     pub node_mask_v4: u8,
@@ -31,13 +32,13 @@ pub struct ControllersConfig {
     /// The cluster CA in PEM, published as ConfigMap `kube-root-ca.crt` in every namespace. `None` if it is not
     /// published.
     pub root_ca_pem: Option<String>,
-    /// Signer of the tokens in service account Secrets. None: Secrets get no tokens.
+    /// Signer of the tokens in service account Secrets. `None` if Secrets get no tokens.
     pub account_tokens: Option<AccountTokenSigner>,
-    /// Time after which an unused legacy token of a service account becomes invalid, and after which an invalid one is
-    /// deleted.
+    /// Time after which an unused legacy token of a service account becomes invalid, and after which an invalid token
+    /// is deleted.
     pub token_clean_up_period: Duration,
-    /// The API server's URL for machines that join, published with the CA as ConfigMap `kube-public/cluster-info`.
-    /// `None`: the controller does not publish the ConfigMap, but signs an existing one.
+    /// The API server's URL for machines that join, published with the CA as ConfigMap `kube-public/cluster-info`. If
+    /// it is `None`, the controller does not publish the ConfigMap, but signs an existing ConfigMap.
     pub server: Option<String>,
     /// The API server's DNS names. No node gets a certificate for them.
     pub server_names: Vec<String>,
@@ -66,7 +67,8 @@ pub struct ControllersConfig {
     /// Percentage of lost nodes in a zone above which NoExecute taints come ten times more slowly. At least three nodes
     /// must be lost.
     pub unhealthy_percent: usize,
-    /// A zone of at most this many nodes gets no NoExecute taints above that percentage.
+    /// Number of nodes up to which a zone gets no NoExecute taints above
+    /// [`unhealthy_percent`](Self::unhealthy_percent).
     pub large_zone: usize,
     /// Options of horizontal pod autoscalers.
     pub autoscaler: AutoscalerOptions,
@@ -97,7 +99,7 @@ pub struct AutoscalerOptions {
     pub downscale_stabilization: Duration,
     /// Time after a pod's start during which its CPU usage counts only if the pod is ready.
     pub cpu_initialization: Duration,
-    /// Time after a pod's start. A pod counts as never ready if it is not ready, and its condition Ready last changed
+    /// Time after a pod's start. A pod that is not ready counts as never ready if its condition Ready last changed
     /// within this time.
     pub initial_readiness: Duration,
 }

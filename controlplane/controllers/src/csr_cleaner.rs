@@ -1,4 +1,4 @@
-//! Deletes certificate signing requests that are old.
+//! Deletes old certificate signing requests.
 
 mod plan;
 pub(crate) mod run;

@@ -1,4 +1,4 @@
-//! The status of pod disruption budgets: how many of their pods may be evicted now.
+//! The status of pod disruption budgets: the number of pods that may be evicted now.
 //!
 //! The API server decreases `disruptionsAllowed` at each eviction and records the pod in `disruptedPods`. This
 //! controller recomputes both fields when a pod appears, changes or disappears.

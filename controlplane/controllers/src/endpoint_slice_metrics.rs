@@ -1,7 +1,6 @@
 //! The metrics of EndpointSlices, in the text format of Prometheus. Source: `k8s.io/endpointslice/metrics`.
 //!
-//! The numbers of each service are kept, so that the numbers of all services are sums. They are added up when the metrics are
-//! read.
+//! The numbers of each service are kept. The sums over all services are computed when the metrics are read.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -31,9 +30,9 @@ pub(crate) struct ServiceSync<'a> {
     pub(crate) endpoints: usize,
     /// Number of slices.
     pub(crate) slices: usize,
-    /// Number of slices if all but the last one were full.
+    /// Number of slices if all slices except the last were full.
     pub(crate) full_slices: usize,
-    /// The field `trafficDistribution`. `None` also if the service has topology hints.
+    /// The field `trafficDistribution`. Also `None` if the service has topology hints.
     pub(crate) distribution: Option<&'a str>,
 }
 

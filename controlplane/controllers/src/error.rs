@@ -42,13 +42,13 @@ pub(crate) enum Error {
 }
 
 impl Error {
-    /// Whether the object changed since it was read. Expected: the retry reads the new version.
+    /// Whether the object changed since it was read. Such an error is expected: the retry reads the new version.
     pub(crate) fn is_conflict(&self) -> bool {
         matches!(self, Self::Request { source: kube::Error::Api(status), .. } if status.is_conflict())
     }
 
-    /// Whether the object does not exist any more, or the controllers have no right to change it. Another attempt cannot
-    /// succeed before something changes.
+    /// Whether the object does not exist any more, or the controllers have no right to change it. Another attempt
+    /// cannot succeed before the object or the rights change.
     pub(crate) fn is_refused(&self) -> bool {
         let Self::Request { source: kube::Error::Api(status), .. } = self else { return false };
         status.is_not_found() || status.is_forbidden()
@@ -75,8 +75,8 @@ pub(crate) fn is_not_found(error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.is_not_found())
 }
 
-/// Whether the API server has answered that the object with this name does not exist. A 404 for a path that is not served
-/// names no object.
+/// Whether the API server has answered that the object with this name does not exist. A 404 response for a path that is
+/// not served does not name an object.
 pub(crate) fn is_missing(error: &kube::Error, name: &str) -> bool {
     let kube::Error::Api(status) = error else { return false };
     status.is_not_found() && status.details.as_ref().is_some_and(|details| details.name == name)

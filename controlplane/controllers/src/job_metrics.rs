@@ -68,7 +68,7 @@ impl JobMetrics {
         self.lock().syncs.entry(labels).or_default().observe(&SYNCS, took.as_secs_f64());
     }
 
-    /// Counts a written status: the pods that it counts, and the end of the job.
+    /// Counts the pods and the end of a job from a written status.
     pub(crate) fn counted(&self, mode: &'static str, old: &JobStatus, new: &JobStatus) {
         let more = |old: Option<i32>, new: Option<i32>| {
             let added = new.unwrap_or_default().saturating_sub(old.unwrap_or_default());

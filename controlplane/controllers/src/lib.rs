@@ -3,10 +3,10 @@
 //! lifecycle, certificates, tokens, endpoints, volumes, resource claims, migrations of stored objects.
 //!
 //! Each controller is a directory. `plan` compares the desired with the observed state and returns actions, without
-//! I/O. `run` reads the observed state and applies the actions. All controllers share one set of caches
-//! (`caches`) with one watch for each kind. A write is in the cache before the next reconcile (`cache`), so no plan
-//! uses a state older than the controller's own last write. Indexes that follow the caches are in `state`. State that only
-//! one controller has is created in `run` and passed to its functions.
+//! I/O. `run` reads the observed state and applies the actions. All controllers share one set of caches (`caches`) with
+//! one watch for each kind. A write is in the cache before the next reconcile (`cache`), so a plan never uses a state
+//! older than the controller's own last write. Indexes that follow the caches are in `state`. State that only one
+//! controller has is created in `run` and passed to its functions.
 //!
 //! Invariants: the only access to the API is a [`kube::Client`]. A plan does no I/O and does not read the clock.
 //! Controllers write patches of exactly the fields that they own, so that fields newer than this crate survive.

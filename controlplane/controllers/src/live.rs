@@ -1,4 +1,4 @@
-//! Reads from the API server. They are for decisions that must not rely on a cache, because a cache may lack a new
+//! Reads from the API server. They are used for decisions that must not rely on a cache, because a cache may lack a new
 //! object.
 
 use kube::api::{ListParams, Request};
@@ -11,8 +11,8 @@ use crate::object::{Key, Node, Object};
 /// Maximum number of objects in one page of a list.
 const PAGE: u32 = 500;
 
-/// Whether an object of a kind matches, in one namespace, or in all if `namespace` is empty. Reads the list in pages, up
-/// to the first object that matches.
+/// Whether an object of a kind matches, in one namespace, or in all namespaces if `namespace` is empty. Reads the list
+/// in pages, up to the first object that matches.
 pub(crate) async fn any<K: Object>(
     client: &Client,
     namespace: &str,

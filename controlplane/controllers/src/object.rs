@@ -88,10 +88,10 @@ pub(crate) struct PodSpec {
     /// Only the tolerations of NoExecute taints. Other tolerations have no effect after the pod is bound.
     #[serde(deserialize_with = "tolerations")]
     pub(crate) tolerations: Arc<[Toleration]>,
-    /// The node that the pod's node affinity selects. Daemon pods have it before they are bound.
+    /// The node that the pod's node affinity selects. Daemon pods have this field before they are bound.
     #[serde(rename = "affinity", deserialize_with = "pinned_node")]
     pub(crate) pinned_node: Option<String>,
-    /// Only containers with named ports, because services refer to these.
+    /// Only containers with named ports, because services refer to named ports.
     pub(crate) containers: Vec<PodContainer>,
     /// Only sidecars with named ports: restartable init containers, which run beside the containers.
     #[serde(rename = "initContainers", deserialize_with = "sidecars")]
@@ -267,7 +267,7 @@ impl Node {
         self.status.conditions.iter().flatten().find(|condition| condition.type_ == type_)
     }
 
-    /// Its taints.
+    /// The node's taints.
     pub(crate) fn taints(&self) -> &[Taint] {
         self.spec.taints.as_deref().unwrap_or_default()
     }

@@ -1,9 +1,9 @@
 //! Horizontal pod autoscalers set the replicas of a workload according to metrics of its pods. Source: upstream's
 //! `podautoscaler` controller.
 //!
-//! Every 15 seconds (`--horizontal-pod-autoscaler-sync-period`) `run` reads the target's scale, its pods and the metrics.
-//! `replicas` proposes a number for each metric, and `behavior` limits the rate of change of the highest proposal. Without
-//! autoscalers nothing runs.
+//! Every 15 seconds (`--horizontal-pod-autoscaler-sync-period`) `run` reads the target's scale, its pods and the
+//! metrics. `replicas` proposes a number for each metric, and `behavior` limits the rate of change of the highest
+//! proposal. Without autoscalers there are no reconciles.
 
 pub(crate) mod behavior;
 mod condition;

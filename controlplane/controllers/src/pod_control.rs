@@ -77,8 +77,8 @@ pub(crate) fn candidates<K: Object>(context: &Context, owner: &K) -> Vec<Arc<Pod
     pods
 }
 
-/// A pod from a pod template, without a name. Fields of a wrong type are omitted: a tenant controls the template of a
-/// revision, and writing below such fields would panic.
+/// A pod from a pod template, without a name. Fields of a wrong type are omitted, because a write below such a field
+/// would panic. A tenant controls the template of a revision.
 pub(crate) fn from_template<K: Object>(owner: &K, template: &Value) -> Value {
     let mut metadata = Map::new();
     for field in ["labels", "annotations", "finalizers"] {
@@ -200,7 +200,7 @@ impl<K: Object + Resource<Scope = NamespaceResourceScope>> PodControl<'_, K> {
         (created, Ok(()))
     }
 
-    /// Deletes pods. All requests are sent; the last error is returned.
+    /// Deletes pods. All requests are sent. Returns the last error.
     pub(crate) async fn delete(&self, pods: &[Arc<Pod>]) -> Result<(), kube::Error> {
         let writer = self.context.pods();
         let results = join_all(pods.iter().map(|pod| writer.delete(pod, DeleteParams::default()))).await;

@@ -1,5 +1,5 @@
 //! Work queue: a key is queued at most once and handled by one worker at a time. Failures are retried with back-off.
-//! Namespaces take turns, so that one with very many changed objects does not delay the others.
+//! Namespaces take turns, so that a namespace with very many changed objects does not delay the other namespaces.
 
 mod metrics;
 mod turns;
@@ -36,7 +36,7 @@ struct State<T> {
     ready: Turns<T>,
     /// Number of keys of each namespace that workers handle now.
     running: HashMap<String, usize>,
-    /// Maximum number of these keys for one namespace.
+    /// Maximum number of keys of one namespace that workers handle at the same time.
     each: usize,
     /// The time at which each key was added. The map contains the keys in `ready`, and the keys that were added again
     /// while a worker handles them.
@@ -52,15 +52,15 @@ struct State<T> {
     meter: Arc<QueueMeter>,
 }
 
-/// When to reconcile a key again.
+/// The time of the next reconcile of a key.
 pub(crate) enum Next {
     /// After the next change.
     Wait,
-    /// After this time, or after the next change if it is earlier.
+    /// After this time, or after the next change if the change is earlier.
     After(Duration),
     /// After the next change, but not before this time. Changes until then share one reconcile.
     Rest(Duration),
-    /// After this time, and not before it, even after a change.
+    /// After this time. A change before this time does not start a reconcile.
     NotBefore(Duration),
 }
 
@@ -90,7 +90,8 @@ pub(crate) fn pause_after_endpoints(endpoints: usize, ports: usize) -> Next {
     Next::Rest(PER_PORT.saturating_mul(u32::try_from(ports).unwrap_or(u32::MAX)).min(MAX_REST))
 }
 
-/// The duration until `then`, rounded up slightly, so that the time is reached after the wait. `None` if it has passed.
+/// The duration until `then`, rounded up slightly, so that `then` has passed after the wait. `None` if `then` has
+/// passed already.
 pub(crate) fn until(then: jiff::Timestamp, now: jiff::Timestamp) -> Option<Duration> {
     let left = Duration::try_from(then.duration_since(now)).ok()?;
     (!left.is_zero()).then(|| left + Duration::from_millis(1))
@@ -108,8 +109,8 @@ impl<T: QueueKey> Queue<T> {
         Self::limited(meter, usize::MAX)
     }
 
-    /// An empty queue for a number of workers. If there are several, one namespace gets all but one of them, so the first
-    /// reconcile for another namespace does not wait for the end of long ones.
+    /// An empty queue for a number of workers. If there are several workers, one worker is reserved for other
+    /// namespaces. So a reconcile for another namespace does not wait for the end of long reconciles.
     pub(crate) fn shared(meter: Arc<QueueMeter>, workers: usize) -> Self {
         Self::limited(meter, workers.saturating_sub(1).max(1))
     }
@@ -285,7 +286,7 @@ impl<T: QueueKey> State<T> {
         }
     }
 
-    /// The next ready key. If no key is ready, the time at which the next one becomes ready.
+    /// The next ready key. If no key is ready, the time at which the next key becomes ready.
     ///
     /// A key whose namespace has its maximum of workers is not returned. The worker that ends a reconcile for this
     /// namespace takes the next key, so no wake-up is lost.

@@ -26,7 +26,7 @@ pub(crate) struct Workload<'a> {
     pub(crate) uid: &'a str,
     pub(crate) owner: OwnerReference,
     pub(crate) template: &'a Template,
-    /// Copied to the revisions, because `kubectl rollout history` shows one of the annotations.
+    /// Annotations that are copied to the revisions, because `kubectl rollout history` shows one of them.
     pub(crate) annotations: Option<&'a BTreeMap<String, String>>,
     /// Label for the hash of a revision.
     pub(crate) hash_label: &'static str,

@@ -30,7 +30,8 @@ use crate::{
     volume_protection::claim as claim_protection,
 };
 
-/// Removes the numbers of objects from the metrics when the controllers end: then the next leader shows them.
+/// Removes the numbers of objects from the metrics when the controllers end, because the next leader then shows these
+/// numbers.
 struct ObjectMetrics {
     sets: StatefulSetMetrics,
     slices: EndpointSliceMetrics,
@@ -46,7 +47,7 @@ impl Drop for ObjectMetrics {
 /// Runs the selected controllers until `shutdown` is cancelled. Failed watches are retried forever. Returns early if a
 /// task ends by itself.
 pub async fn run(client: Client, config: ControllersConfig, shutdown: CancellationToken) {
-    // It is dropped after the tasks, which set the numbers.
+    // This value is dropped after the tasks, because the tasks set the numbers.
     let _metrics = ObjectMetrics {
         sets: config.stateful_set_metrics.clone(),
         slices: config.endpoint_slice_metrics.clone(),
@@ -104,7 +105,8 @@ macro_rules! start_with_state {
     )*};
 }
 
-/// Objects of one namespace get all workers of a controller but one, if it has several ([`Queue::shared`]).
+/// Starts the selected controllers. If a controller has several workers, the objects of one namespace use all of them
+/// except one ([`Queue::shared`]).
 fn start(context: &Arc<Context>, tasks: &mut JoinSet<()>) {
     start! {
         tasks, context,

@@ -1,6 +1,6 @@
 //! The metric of running controllers, in the text format of Prometheus. Source: `component-base/metrics/prometheus/controllers`.
 //!
-//! As upstream's kube-controller-manager, it has only the controller of pod address ranges (`nodeipam`).
+//! As in upstream's kube-controller-manager, the metric has only the controller of pod address ranges (`nodeipam`).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};

@@ -52,10 +52,11 @@ const NAMES: &[(&str, &str)] = &[
     ("garbage", "garbage-collector-controller"),
 ];
 
-/// Upstream's controllers whose work our API server always does.
+/// Upstream's controllers whose work this API server always does.
 const OF_SERVER: &[&str] = &["resourcequota-controller", "validatingadmissionpolicy-status-controller"];
 
-/// Upstream's other controllers. They do not exist here, so `--controllers` accepts their names without an effect.
+/// Upstream's other controllers. They do not exist in this program, so `--controllers` accepts their names without an
+/// effect.
 const ABSENT: &[&str] = &[
     "cloud-node-lifecycle-controller",
     "kube-apiserver-serving-clustertrustbundle-publisher-controller",
@@ -68,8 +69,8 @@ const ABSENT: &[&str] = &[
     "storageversion-garbage-collector-controller",
 ];
 
-/// Former names of upstream's controllers, with the present ones. Upstream's flag still accepts them, and kubeadm sets
-/// `*,bootstrapsigner,tokencleaner`. Source: `KCMControllerAliases`.
+/// Former names of upstream's controllers, with their present names. Upstream's flag still accepts the former names,
+/// and kubeadm sets `*,bootstrapsigner,tokencleaner`. Source: `KCMControllerAliases`.
 const FORMER: &[(&str, &str)] = &[
     ("attachdetach", "persistentvolume-attach-detach-controller"),
     ("bootstrapsigner", "bootstrap-signer-controller"),
@@ -114,7 +115,7 @@ const FORMER: &[(&str, &str)] = &[
     ("ttl-after-finished", "ttl-after-finished-controller"),
 ];
 
-/// The controllers to run. By default all of them.
+/// The controllers to run. The default is all controllers.
 #[derive(Clone, Debug, Default)]
 pub struct ControllerSelection {
     /// Values as in upstream's flag `--controllers`: `*` for all, `-*` for none, a name, or `-` and a name. Empty means
@@ -168,7 +169,7 @@ impl ControllerSelection {
         }
     }
 
-    /// Warnings about entries that have no effect beside our API server.
+    /// Warnings about entries that have no effect with this API server.
     #[must_use]
     pub fn warnings(&self) -> Vec<String> {
         let warning = |entry: &String| match entry.strip_prefix('-') {

@@ -9,7 +9,7 @@ use crate::metric_text::{head, line};
 use crate::object::Key;
 
 const PREFIX: &str = "statefulset_controller_statefulset";
-/// Maximum number of stateful sets of a namespace in the metrics: the first ones by name.
+/// Maximum number of stateful sets of a namespace in the metrics. The first sets by name are shown.
 const MAX_OF_NAMESPACE: usize = 100;
 
 /// The availability of stateful sets with rolling updates. A clone shares it.

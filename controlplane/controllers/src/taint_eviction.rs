@@ -1,5 +1,5 @@
-//! Evicts pods from nodes with NoExecute taints that the pods do not tolerate, or that they have tolerated for their
-//! `tolerationSeconds`.
+//! Evicts pods from nodes with NoExecute taints that the pods do not tolerate, or whose `tolerationSeconds` have
+//! passed.
 
 pub(crate) mod plan;
 pub(crate) mod run;

@@ -82,12 +82,12 @@ impl Template {
     }
 
     /// Whether two templates create the same pods, apart from the hash label. Absent and empty values are equal,
-    /// because clients with typed structs replace one by the other.
+    /// because clients with typed structs replace absent values by empty values, or the reverse.
     pub(crate) fn equals_ignoring_hash(&self, other: &Self) -> bool {
         self.0 == other.0 || self.canonical() == other.canonical()
     }
 
-    /// The template without hash label, nulls, and values that mean absent.
+    /// The template without hash label, nulls, and values that count as absent.
     fn canonical(&self) -> Value {
         let mut value = self.value();
         if let Some(labels) = value.pointer_mut("/metadata/labels").and_then(Value::as_object_mut) {

@@ -15,7 +15,8 @@ pub(crate) mod run;
 
 /// Annotation that is set on a claim and a volume once they are bound.
 pub(crate) const BIND_COMPLETED: &str = "pv.kubernetes.io/bind-completed";
-/// Annotation of a claim or a volume. It means that the controller, not the user, selected the other of the two.
+/// Annotation of a claim or a volume. It means that the controller, not the user, selected the volume of the claim, or
+/// the claim of the volume.
 pub(crate) const BOUND_BY_CONTROLLER: &str = "pv.kubernetes.io/bound-by-controller";
 /// Name of the provisioner that must create the volume of a claim.
 pub(crate) const PROVISIONER: &str = "volume.kubernetes.io/storage-provisioner";

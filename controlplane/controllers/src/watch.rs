@@ -28,21 +28,20 @@ pub(crate) async fn feed<K: Object>(client: Client, cache: Arc<Cache<K>>, config
     follow(client, cache, config, |_| false).await;
 }
 
-/// Does the same as [`feed`], for a kind that the API server possibly does not serve. The cache then counts as listed
-/// and empty.
+/// Does the same as [`feed`], for a kind that some API servers do not serve. The cache then counts as listed and empty.
 pub(crate) async fn feed_if_served<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
     follow(client, cache, config, Error::is_unserved).await;
 }
 
 /// Does the same as [`feed_if_served`], for a kind that other controllers do not need. An API server may also forbid
-/// it.
+/// access to the kind.
 pub(crate) async fn feed_if_permitted<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
     let is_absent = |error: &Error| error.is_unserved() || error.is_forbidden();
     follow(client, cache, config.optional(), is_absent).await;
 }
 
-/// Does the same as [`feed`], for a built-in kind that is disabled by default. The API server is asked once whether it
-/// serves the kind: that is fixed at the start of the server.
+/// Does the same as [`feed`], for a built-in kind that is disabled by default. The API server is asked only once,
+/// because its built-in kinds do not change while it runs.
 pub(crate) async fn feed_if_enabled<K: Object>(client: Client, cache: Arc<Cache<K>>, config: Config) {
     if !is_enabled(&client, &K::api_version(&()), &K::plural(&())).await {
         return std::future::pending().await;
@@ -96,8 +95,8 @@ fn log(kind: &str, error: &Error) {
     tracing::debug!(%kind, %error, cause, "cannot watch a kind");
 }
 
-/// Whether an object does not exist any more. `url` is that of the objects of its kind and namespace. The future is boxed,
-/// so that its code is compiled once for all kinds.
+/// Whether an object does not exist any more. `url` is the URL of the objects of its kind and namespace. The future is
+/// boxed, so that its code is compiled once for all kinds.
 fn is_missing<'a>(client: &'a Client, url: String, unverified: &'a Unverified) -> BoxFuture<'a, bool> {
     let requests = Request::new(url);
     Box::pin(async move {

@@ -81,7 +81,7 @@ struct DeletedMetadata {
 }
 
 /// Whether the deleted object still exists and waits for its finalizers, according to the response. Other responses are
-/// errors: the cache would hide an object that it removes by mistake, and controllers would replace it.
+/// errors: if the cache removed an object by mistake, controllers would create the object again.
 fn waits_for_finalizers(text: &str, uid: &str) -> Result<bool, kube::Error> {
     let deleted: Deleted = serde_json::from_str(text).map_err(kube::Error::SerdeError)?;
     if deleted.kind.as_deref() == Some("Status") {

@@ -40,7 +40,7 @@ struct Resources {
     providers: Vec<Entry>,
 }
 
-/// One provider; exactly one field is set.
+/// One provider. Exactly one field is set.
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
 struct Entry {

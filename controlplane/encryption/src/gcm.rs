@@ -11,7 +11,7 @@ use ring::{
 
 use coracle_sealing::Error;
 
-/// AES-GCM with keys of 24 bytes, which ring does not have.
+/// AES-GCM with keys of 24 bytes. The crate ring does not support this key length.
 pub(super) type Aes192Gcm = AesGcm<aes::Aes192, U12>;
 
 /// A key of 24 bytes.

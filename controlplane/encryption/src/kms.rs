@@ -47,8 +47,8 @@ const SEED_BYTES: usize = 32;
 const INFO_BYTES: usize = 32;
 /// Maximum number of cached seeds.
 const MAX_CACHED_SEEDS: usize = 1000;
-/// Maximum number of callers that wait for decryptions, and of callers that wait for a check. Each occupies a thread.
-/// Further callers get an error at once.
+/// Maximum number of callers that wait for decryptions, and of callers that wait for a check. Each caller occupies a
+/// thread. Further callers get an error at once.
 const MAX_WAITING: usize = 8;
 /// Interval of key checks. The first write after the interval requests the plugin's key id, in the background.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
@@ -77,10 +77,10 @@ pub(super) struct Kms {
     prefix: Vec<u8>,
     shared: Arc<Shared>,
     calls: UnboundedSender<Call>,
-    /// Places of callers that wait for decryptions.
+    /// Permits of callers that wait for decryptions.
     waiting: Semaphore,
-    /// Places of callers that wait for a check. Writes do not take the places of reads: a change that cannot be
-    /// decrypted is skipped.
+    /// Permits of callers that wait for a check. Writes do not take the permits of reads, because a watch skips a
+    /// change that cannot be decrypted.
     checking: Semaphore,
 }
 
@@ -226,7 +226,7 @@ impl Kms {
             .is_some_and(|(current, object)| current.key_id == object.key_id)
     }
 
-    /// The seed or key of a value; the plugin decrypts unknown ones.
+    /// The seed or key of a value. If it is not in the cache, the plugin decrypts it.
     fn source(&self, encrypted: &Encrypted, object: v2::EncryptedObject) -> Result<Arc<Decrypted>, Error> {
         if let Some(known) = self.shared.seeds().get(encrypted) {
             return Ok(known.clone());
@@ -247,14 +247,14 @@ impl Kms {
         source.map_err(|reason| failed(&self.settings, reason))
     }
 
-    /// The result of the last check. Starts the next check if it is due. After a failure it waits for that check,
-    /// because the failure may be old: without requests there are no checks.
+    /// The result of the last check. Starts the next check if it is due. After a failure the call waits for that check.
+    /// The failure may be old, because without requests there are no checks.
     ///
     /// # Errors
     /// The reason of the failure.
     pub(super) fn health(&self) -> Result<(), Error> {
         let has_failed = self.shared.checks().failure.is_some();
-        // Only one caller waits, so health checks do not take the places of requests.
+        // Only one caller waits, so health checks do not take the permits of requests.
         if self.check_if_due() && has_failed {
             self.wait_for_check();
         }
@@ -264,8 +264,9 @@ impl Kms {
         }
     }
 
-    /// Checks that values can be encrypted. If not, starts a check of the plugin's key if it is due, and waits for the
-    /// running check. So the first requests after a time without requests do not get the failure from before that time.
+    /// Checks that values can be encrypted. If they cannot, starts a check of the plugin's key if a check is due, and
+    /// waits for the running check. So the first requests after a time without requests do not fail because of an
+    /// outdated failure.
     ///
     /// # Errors
     /// The plugin has had no key yet, or its key has expired.
@@ -277,7 +278,8 @@ impl Kms {
         self.check_usable()
     }
 
-    /// Starts a check of the plugin's key if a check is due. Does not wait. Returns whether this call started it.
+    /// Starts a check of the plugin's key if a check is due. Does not wait. Returns whether this call started the
+    /// check.
     fn check_if_due(&self) -> bool {
         let is_due = self.shared.checks().begin_if_due();
         if is_due && self.calls.send(Call::Check(None)).is_err() {
@@ -286,7 +288,8 @@ impl Kms {
         is_due
     }
 
-    /// Waits for the end of the running check. Returns at once if no check runs, or if too many callers wait for it.
+    /// Waits for the end of the running check. Returns at once if no check runs, or if too many callers wait for the
+    /// check.
     fn wait_for_check(&self) {
         let Ok(_permit) = self.checking.try_acquire() else { return };
         let Some(ended) = self.shared.checks().join() else { return };

@@ -1,10 +1,10 @@
-//! Encryption of any resource, as upstream's configuration file (`EncryptionConfiguration`) determines.
+//! Encryption of any resource, as configured in upstream's configuration file (`EncryptionConfiguration`).
 //!
 //! The first provider of a resource encrypts; all providers decrypt. A value without encryption is readable, so that
 //! encryption can be enabled for existing objects.
 //!
-//! Start reading at [`Encryption`]. [`coracle_sealing::Keys`] encrypts Secrets without further configuration. This is a crate
-//! of its own, because a node alone encrypts its checkpoint with those keys only.
+//! Start reading at [`Encryption`]. [`coracle_sealing::Keys`] encrypts Secrets without further configuration. This is a
+//! separate crate, because a node without a control plane needs only those keys, for its checkpoint.
 
 mod config;
 mod gcm;
@@ -43,7 +43,7 @@ struct Rule {
 enum Pattern {
     /// `*.*`.
     All,
-    /// `*.group`; an empty group is the core group.
+    /// `*.group`. An empty group is the core group.
     Group(String),
     /// `plural.group`, or `plural` of the core group.
     One { plural: String, group: String },
@@ -57,8 +57,8 @@ impl fmt::Debug for Encryption {
 }
 
 impl Encryption {
-    /// Reads the file. Lets each key management service encrypt a seed. A service that does not respond is no error;
-    /// [`Encryption::health`] reports it.
+    /// Reads the file, and requests the encryption of a seed from each key management service. A service that does not
+    /// respond is not an error. [`Encryption::health`] reports such a service.
     ///
     /// # Errors
     /// The file cannot be read, or it is invalid.
@@ -91,7 +91,7 @@ impl Encryption {
     }
 
     /// The results of the last checks of the key management services. Starts the next checks if they are due, and waits
-    /// only for those of services that have failed.
+    /// only for the checks of services that have failed.
     ///
     /// # Errors
     /// The first failure of a service.
@@ -126,8 +126,8 @@ impl Encryption {
         first.map_or(Ok(None), |provider| provider.seal(plain, key.as_bytes()))
     }
 
-    /// Decrypts a value. `None` if it has the prefix of no provider. Providers of other resources are tried last,
-    /// because a former configuration may have used them for this resource.
+    /// Decrypts a value. `None` if the value does not have the prefix of a provider. Providers of other resources are
+    /// tried last, because a former configuration may have used them for this resource.
     ///
     /// # Errors
     /// A provider has the prefix of the value, but cannot decrypt it.

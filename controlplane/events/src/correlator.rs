@@ -32,7 +32,7 @@ pub(crate) struct Digest(u64, u64);
 pub(crate) struct Admitted {
     /// Events with the same digest are repeats.
     pub(crate) digest: Digest,
-    /// Whether it is combined with events that have other messages.
+    /// Whether the event is combined with events that have other messages.
     pub(crate) is_combined: bool,
 }
 
@@ -92,7 +92,7 @@ impl Correlator {
         Admitted { digest: self.digest(&(group, &record.event.message)), is_combined: false }
     }
 
-    /// Takes a token of the event's object. Returns false if there is none.
+    /// Takes a token of the event's object. Returns false if the object has no token left.
     fn take_token(&mut self, record: &Record) -> bool {
         keep_newest(&mut self.buckets, KEPT_MAX, |bucket| bucket.at);
         let object = self.digest(&(&record.component, record.uid()));

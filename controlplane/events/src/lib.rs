@@ -32,7 +32,8 @@ pub use printable::printable;
 
 /// Maximum bytes of an event's message, as in events.k8s.io/v1.
 pub const MESSAGE_MAX: usize = 1024;
-/// Capacity of the queue. While it is full (the API server does not answer), new events are dropped, to limit memory.
+/// Capacity of the queue. While the queue is full, because the API server does not respond, new events are dropped, to
+/// limit the memory.
 const QUEUE_CAPACITY: usize = 1000;
 /// Capacity of the queue of a recorder whose events wait for urgent requests.
 const YIELDING_QUEUE_CAPACITY: usize = 4096;
@@ -44,7 +45,7 @@ const SENT_MAX: usize = 4096;
 const FIRST_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
 
-/// Records events. Cheap to clone.
+/// Records events. A clone shares the queue.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     queue: mpsc::Sender<Record>,
@@ -59,7 +60,7 @@ pub struct Sender {
     /// The newest Event objects, for counting repeats.
     sent: HashMap<Digest, Sent>,
     correlator: Correlator,
-    /// Whether the client has more urgent requests. None if events do not wait for other requests.
+    /// Whether the client has more urgent requests. `None` if events do not wait for other requests.
     urgent: Option<watch::Receiver<bool>>,
 }
 
@@ -124,7 +125,7 @@ pub fn is_unavailable(error: &kube::Error) -> bool {
 // === impl Recorder ===
 
 impl Recorder {
-    /// Records an event about an object. It never waits. `component` is the reporting component.
+    /// Records an event about an object. This call never waits. `component` is the reporting component.
     pub fn record(&self, about: ObjectReference, component: impl Into<Cow<'static, str>>, event: Event) {
         let record = Record {
             about,
@@ -193,7 +194,7 @@ impl Sender {
         let body = serde_json::to_vec(&event).map_err(kube::Error::SerdeError)?;
         let request = Request::new(ApiEvent::url_path(&(), Some(namespace)));
         let request = request.create(&PostParams::default(), body).map_err(kube::Error::BuildRequest)?;
-        // The response is not decoded: it is the same object.
+        // The response is not decoded, because it contains the same object.
         self.client.request_text(request).await?;
         correlator::keep_newest(&mut self.sent, SENT_MAX, |sent| sent.last);
         self.sent.insert(admitted.digest, Sent { first: record.at, count: 1, last: record.at });

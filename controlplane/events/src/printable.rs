@@ -1,7 +1,7 @@
 //! Untrusted text (of containers, registries, runtimes) for events, statuses and logs.
 
 /// At most `max_bytes` bytes of a text. Control characters other than line ends and tabs are replaced, because
-/// terminals execute some of them (CVE-2021-25743).
+/// terminals interpret some of these characters as commands (CVE-2021-25743).
 pub fn printable(text: &str, max_bytes: usize) -> String {
     let mut clean = String::with_capacity(text.len().min(max_bytes));
     for character in text.chars() {

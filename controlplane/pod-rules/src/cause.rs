@@ -25,7 +25,7 @@ const MAX_PATH: usize = 2048;
 /// The value that messages show for an absent text.
 static EMPTY: Value = Value::String(String::new());
 
-/// Collects violations, at most [`MAX_CAUSES`] and about [`MAX_BYTES`]. Further ones are only counted.
+/// Collects violations, at most [`MAX_CAUSES`] and about [`MAX_BYTES`]. Further violations are only counted.
 #[derive(Debug, Default)]
 pub struct Causes {
     list: Vec<Cause>,
@@ -34,12 +34,12 @@ pub struct Causes {
 }
 
 /// Maximum number of violations of one object. A request can have a million violations, and the response contains each
-/// of them twice.
+/// violation twice.
 const MAX_CAUSES: usize = 300;
-/// Bytes of violations after which no more are added. Each can quote a value of any size.
+/// Bytes of violations after which no more violations are added. Each violation can quote a value of any size.
 const MAX_BYTES: usize = 1 << 20;
 
-/// Whether an object may have more violations than these, because they reach the limits.
+/// Whether violations of the object may be missing in this list, because the list has reached a limit.
 pub fn are_cut(causes: &[Cause]) -> bool {
     causes.len() >= MAX_CAUSES || causes.iter().map(Cause::size).sum::<usize>() >= MAX_BYTES
 }
@@ -190,7 +190,7 @@ impl Causes {
         self.add("FieldValueDuplicate", path, || format!("Duplicate value: {value}"));
     }
 
-    /// Adds: a value refers to something that does not exist.
+    /// Adds: a value refers to an object that does not exist.
     pub fn not_found(&mut self, path: &Path, value: &Value) {
         self.add("FieldValueNotFound", path, || format!("Not found: {value}"));
     }

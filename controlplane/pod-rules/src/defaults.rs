@@ -14,8 +14,8 @@ pub fn fill(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     }
 }
 
-/// Sets a field that is absent or null. It is for fields that are pointers in Go: there an empty text is a value, and
-/// validation refuses it.
+/// Sets a field that is absent or null. Use it for fields that are pointers in Go: an empty text is a value of such a
+/// field, and validation refuses it.
 pub fn fill_absent(map: &mut Map<String, Value>, name: &str, value: impl Into<Value>) {
     if map.get(name).is_none_or(Value::is_null) {
         map.insert(name.to_owned(), value.into());
@@ -36,7 +36,7 @@ pub fn child_of<'a>(parent: &'a mut Map<String, Value>, name: &str) -> Option<&'
     value.as_object_mut()
 }
 
-/// The object in a field, if there is one.
+/// The object in a field. `None` if the field has no object.
 pub fn present<'a>(parent: &'a mut Map<String, Value>, name: &str) -> Option<&'a mut Map<String, Value>> {
     parent.get_mut(name).and_then(Value::as_object_mut)
 }

@@ -1,9 +1,10 @@
-//! The rules of pods: decoding, defaults and validation. For manifests of static pods, and for the table of kinds.
+//! The rules of pods: decoding, defaults and validation. They are used for manifests of static pods, and by the table
+//! of kinds.
 //!
 //! Start at [`decode`], [`apply_defaults`] and [`violations`]. The parts that pods share with other kinds are public
-//! modules below [`defaults`] and [`validate`]: metadata, selectors, volumes, scheduling.
-//! Invariants: no I/O, no clock, no panic on any input, nothing about other kinds, no CEL. A node alone contains this
-//! crate and none of the crates for other kinds.
+//! modules below [`defaults`] and [`validate`]: metadata, selectors, volumes, scheduling. Invariants: no I/O, no clock,
+//! no panic on any input, no rules of other kinds, no CEL. A node without a control plane contains this crate, but not
+//! the crates for other kinds.
 
 pub mod cause;
 pub mod defaults;

@@ -20,7 +20,7 @@ pub(crate) fn is_huge_pages(name: &str) -> bool {
 }
 
 /// The amount of each resource in `requests` or `limits` that the containers need together. An init container runs
-/// before the containers, and beside the sidecars that precede it.
+/// before the containers, and at the same time as the sidecars that precede it.
 pub(crate) fn sum(spec: &Value, list: &str) -> Amounts {
     let mut all = Amounts::default();
     for container in containers(spec, "containers") {

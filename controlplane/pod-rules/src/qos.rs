@@ -8,7 +8,7 @@ pub fn qos_class(spec: &Value) -> QosClass {
     let part = |owner: &Value| {
         let list = |list: &str| CpuAndMemory::read(|name| owner["resources"][list][name].as_str());
         let (requests, limits) = (list("requests"), list("limits"));
-        // Defaulting runs later: it sets missing requests to the limits.
+        // Missing requests count as equal to the limits, because defaulting runs later.
         let requests =
             CpuAndMemory { cpu: requests.cpu.or(limits.cpu), memory: requests.memory.or(limits.memory) };
         RequestsAndLimits { requests, limits }

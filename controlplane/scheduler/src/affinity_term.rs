@@ -21,7 +21,7 @@ pub(crate) struct Term {
     own_labels: Vec<OwnLabel>,
 }
 
-/// A label of the term's own pod that restricts the selected pods. From `matchLabelKeys` or `mismatchLabelKeys`.
+/// A label of the term's own pod that restricts the selected pods, from `matchLabelKeys` or `mismatchLabelKeys`.
 #[derive(Clone, Debug, PartialEq)]
 struct OwnLabel {
     key: String,
@@ -32,7 +32,7 @@ struct OwnLabel {
 }
 
 impl Term {
-    /// A term of this pod. Without namespaces it selects pods in the pod's namespace.
+    /// A term of this pod. A term without namespaces selects pods in the pod's namespace.
     pub(crate) fn of(pod: &Pod, term: &PodAffinityTerm) -> Self {
         let parse = |selector: &Option<_>| {
             selector.as_ref().and_then(|selector| LabelSelector::try_from(selector).ok())
@@ -84,7 +84,7 @@ pub(crate) struct PodTerms {
 }
 
 impl PodTerms {
-    /// The terms of a pod. `None` if it has none.
+    /// The terms of a pod. `None` if the pod has no terms.
     pub(crate) fn of(pod: &Pod) -> Option<Self> {
         let affinity = pod.spec.affinity.as_ref()?;
         let (near, far) = (affinity.pod_affinity.as_ref(), affinity.pod_anti_affinity.as_ref());

@@ -56,7 +56,7 @@ pub(crate) async fn bind(client: Client, pod: &Pod, node: &str) -> Result<(), Er
 pub(crate) enum NotScheduled {
     /// No node can run the pod.
     Unschedulable,
-    /// An error prevented the scheduling. The scheduler retries it. More nodes would not help.
+    /// An error prevented the scheduling. The scheduler retries the pod. More nodes would not help.
     SchedulerError,
 }
 
@@ -69,9 +69,9 @@ impl NotScheduled {
     }
 }
 
-/// Writes the condition with the reason why the pod is not scheduled, unless the pod already has it. `nominated` is the
-/// node from which the scheduler evicts pods for this pod. With the reason `SchedulerError`, the write fails if the pod
-/// has changed meanwhile.
+/// Writes the condition with the reason why the pod is not scheduled, unless the pod already has this condition.
+/// `nominated` is the node from which the scheduler evicts pods for this pod. With the reason `SchedulerError`, the
+/// write fails if the pod has changed meanwhile.
 pub(crate) async fn mark_not_scheduled(
     client: Client,
     pod: &Pod,

@@ -42,11 +42,11 @@ pub struct ConfigError {
 /// The configuration for the pods of one scheduler name.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Profile {
-    /// The scheduler name of its pods.
+    /// The scheduler name of the profile's pods.
     pub(crate) name: String,
     pub(crate) weights: Weights,
     pub(crate) fit: Fit,
-    /// Node affinity that applies to every pod in addition to its own.
+    /// Node affinity that applies to every pod in addition to the pod's own node affinity.
     pub(crate) added_affinity: Option<NodeAffinity>,
     /// Plugins whose filter does not run.
     pub(crate) without_filters: BTreeSet<&'static str>,
@@ -212,7 +212,8 @@ impl SchedulerConfig {
         file::parse(&text).map_err(failed)
     }
 
-    /// The order of waiting pods. All profiles share one queue, so it is upstream's order if one of them names it.
+    /// The order of waiting pods. All profiles share one queue, so upstream's order applies if one profile names the
+    /// plugin of that order.
     pub(crate) fn queue_sort(&self) -> QueueSort {
         let by_time = self.profiles.iter().any(|profile| profile.queue_sort == QueueSort::Time);
         if by_time { QueueSort::Time } else { QueueSort::Turns }

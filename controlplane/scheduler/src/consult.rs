@@ -36,7 +36,7 @@ struct Objects {
     nodes: HashMap<String, Value>,
 }
 
-/// Calls the extenders to filter and score these nodes for the pod.
+/// Calls the extenders, which filter and score these nodes for the pod.
 pub(crate) async fn nodes(
     client: &Client,
     extenders: &[Remote],

@@ -136,7 +136,8 @@ pub(crate) fn rank(pod: &Pod, profile: &Profile, snapshot: &mut Snapshot) -> Res
     if found.fitting.is_empty() {
         return Err(found.unschedulable());
     }
-    // If the extenders refuse all fitting nodes, the message counts all nodes. So the unnamed nodes need a refusal.
+    // If the extenders refuse all fitting nodes, the message counts all nodes. So the nodes that the node affinity does
+    // not name need a refusal, too.
     if let Some(named) = named(pod, profile) {
         refuse_unnamed(&named, snapshot, &mut found.refused);
     }
@@ -285,7 +286,7 @@ fn claims(pod: &Pod, profile: &Profile, snapshot: &Snapshot) -> Result<PodClaims
     if profile.filters_by("VolumeBinding") { snapshot.volumes.of_pod(pod) } else { Ok(PodClaims::default()) }
 }
 
-/// The refusal of the first filter that refuses the pod, in upstream's order. `None` if the node can run it.
+/// The refusal of the first filter that refuses the pod, in upstream's order. `None` if the node can run the pod.
 pub(crate) fn refuse(
     pod: &Pod,
     profile: &Profile,
@@ -299,8 +300,8 @@ pub(crate) fn refuse(
     })
 }
 
-/// The refusal of the first of the later filters. They depend on other nodes, pods of other nodes, claims or devices,
-/// or follow such a filter in upstream's order. The error means that no node may run the pod.
+/// The refusal of the first later filter that refuses the pod. The later filters depend on other nodes, pods of other
+/// nodes, claims or devices, or follow such a filter in upstream's order. The error means that no node may run the pod.
 fn refuse_by_others(
     profile: &Profile,
     prepared: &Prepared,
@@ -361,7 +362,7 @@ pub(crate) fn refused_beside_nominated(
     found
 }
 
-/// The checks that upstream skips. Upstream decides this before it adds the nominated pods to the node.
+/// The checks that upstream skips. Upstream chooses these checks before it adds the nominated pods to the node.
 #[derive(Clone, Copy)]
 struct Skipped {
     /// The affinity filter.
@@ -426,7 +427,7 @@ impl Filtered<'_> {
 // === impl Ranked ===
 
 impl Ranked {
-    /// The accepted nodes, the best first. Of nodes with equal scores the one with the fewest pods comes first.
+    /// The accepted nodes, the best first. Of nodes with equal scores, the node with the fewest pods comes first.
     pub(crate) fn order(&self, advice: &ExtenderResult) -> Vec<String> {
         let scored = |node: &RankedNode| {
             let score = advice.scores.get(&node.name)?;

@@ -115,7 +115,7 @@ pub(crate) struct PodDevices {
 pub(crate) struct DeviceChanges {
     /// Whether devices were released, or slices or classes changed. Such a change may help any pod with claims.
     pub(crate) supply: bool,
-    /// Changed claims. They help the pods that use them.
+    /// Changed claims, which may help the pods that use them.
     pub(crate) claims: HashSet<Key>,
 }
 
@@ -139,7 +139,7 @@ impl Devices {
         std::mem::take(&mut self.lock().pending)
     }
 
-    /// Applies a change of the state, and notifies the scheduler if it may help a pod.
+    /// Applies a change of the state, and notifies the scheduler if the change may help a pod.
     fn apply(&self, change: impl FnOnce(&mut State)) {
         let mut state = self.lock();
         change(&mut state);
@@ -212,8 +212,9 @@ impl Devices {
         Ok(found)
     }
 
-    /// The reason why a node cannot provide the devices of a pod. `None` if it can. An error is a fault of the claims
-    /// or classes, with upstream's message. The pod then runs on no node, because another node would hide the fault.
+    /// The reason why a node cannot provide the devices of a pod. `None` if the node can provide them. An error is a
+    /// fault of the claims or classes, with upstream's message. The pod then runs on no node, because another node
+    /// would hide the fault.
     pub(crate) fn refuse(
         &self,
         claims: &PodDevices,
@@ -247,9 +248,9 @@ impl Devices {
         }
     }
 
-    /// Chooses devices on a node for the claims of a pod, and reserves them. It fails if the node can no longer provide
-    /// the devices, because claims, slices or classes changed after the filter. This search has its own work limit,
-    /// because the filter may have used all work of the attempt.
+    /// Chooses devices on a node for the claims of a pod, and reserves them. The reservation fails if the node can no
+    /// longer provide the devices, because claims, slices or classes changed after the filter. This search has its own
+    /// work limit, because the filter may have used all work of the attempt.
     pub(crate) fn reserve(&self, claims: &PodDevices, node: &NodeProperties) -> Result<Reservations, String> {
         if !claims.are_available(node) {
             return Err(NOT_AVAILABLE.to_owned());
@@ -342,8 +343,8 @@ impl State {
         known.is_some() && self.allocation(&key).is_none()
     }
 
-    /// The claim of a reservation. It fails if the claim changed after the reservation, because the pod would be bound
-    /// without its devices.
+    /// The claim of a reservation. Returns an error if the claim changed after the reservation, because the pod would
+    /// be bound without its devices.
     fn reserved_claim(&self, key: &Key, allocation: Option<&Value>) -> Result<Claim, String> {
         let claim = self.claims.get(key).ok_or_else(|| format!("resourceclaim {key} not found"))?;
         let holds = match allocation {

@@ -4,11 +4,11 @@
 //! it is also gated until `minCount` pods of the group exist. Pods of the policy `basic` are scheduled one by one. The
 //! pods of a gang are placed in one step ([`placement`]). If at least `minCount` pods of the group then have a node,
 //! all placed pods are bound. Otherwise no pod is bound. Unlike in upstream's Permit, no pod holds resources while it
-//! waits for others, so groups cannot dead-lock.
+//! waits for other pods, so groups cannot deadlock.
 //!
 //! [`Groups`] is an index from groups to their pods, so that a change of a pod or group reads only that group. [`feed`]
 //! watches the groups, beginning with the first pod that names a group. If the API server does not serve groups, pods
-//! do not wait for them.
+//! do not wait for their groups.
 
 pub(crate) mod condition;
 pub(crate) mod feed;
@@ -34,7 +34,7 @@ pub(crate) struct Groups {
     members: HashMap<String, Key>,
     /// The groups of a list that is being received.
     listed: HashSet<Key>,
-    /// Whether the API server does not serve groups. If so, pods do not wait for them.
+    /// Whether the API server does not serve groups. Pods then do not wait for their groups.
     is_not_served: bool,
 }
 
@@ -145,7 +145,7 @@ impl Groups {
         if is_same { group.release_gated() } else { group.release_waiting() }
     }
 
-    /// Removes a group. Its pods wait until it is created again.
+    /// Removes a group. Its pods wait until the group is created again.
     pub(crate) fn remove(&mut self, key: &Key) {
         if let Some(group) = self.groups.get_mut(key) {
             group.object = None;
@@ -173,7 +173,7 @@ impl Groups {
         self.put(object)
     }
 
-    /// Ends a list. Removes the groups that are not in it.
+    /// Ends a list. Removes the groups that are not in the list.
     pub(crate) fn finish_list(&mut self) {
         let listed = std::mem::take(&mut self.listed);
         let objects = self.groups.iter().filter(|(_, group)| group.object.is_some());
@@ -302,8 +302,8 @@ impl Group {
         self.waiting.iter().cloned().collect()
     }
 
-    /// Whether the write in flight has this result and is for the current object. It may be for a deleted object of the
-    /// same name.
+    /// Whether the write in flight has this result and is for the current object. The write may be for a deleted object
+    /// of the same name.
     fn is_writing(&self, verdict: &Verdict) -> bool {
         let uid = self.object.as_ref().map(ObjectExt::uid);
         self.writing.as_ref().is_some_and(|(of, one)| Some(of.as_str()) == uid && one == verdict)

@@ -1,5 +1,5 @@
 //! Results for equal pods. A result that depends only on the pod and one node is computed again only after the node
-//! changed. So the pods of one workload cost little more than one pod.
+//! changed. So the cost for all pods of one workload is little higher than the cost for one pod.
 //!
 //! The decisions are the same as without these results. Upstream's opportunistic batching reuses the order of the nodes
 //! instead, and only while one pod fills its node.
@@ -21,7 +21,7 @@ const KEYS_MAX: usize = 4;
 /// Results by key and node. The least recently used key is replaced.
 #[derive(Debug)]
 pub(crate) struct Memo<K, V> {
-    /// The most recently used first.
+    /// The tables, the most recently used first.
     tables: Vec<(K, Table<V>)>,
 }
 
@@ -71,7 +71,7 @@ impl<K, V> Default for Memo<K, V> {
 }
 
 impl<K, V> Memo<K, V> {
-    /// The results of the key that `is_equal` accepts. If there is none, `key` creates it.
+    /// The results of the key that `is_equal` accepts. If there is no such key, `key` creates it.
     pub(crate) fn table(&mut self, is_equal: impl Fn(&K) -> bool, key: impl FnOnce() -> K) -> &mut Table<V> {
         let found = self.tables.iter().position(|(known, _)| is_equal(known));
         let newest = match found {

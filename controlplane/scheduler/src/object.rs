@@ -18,8 +18,8 @@ use serde_json::Value;
 
 pub(crate) use disks::{AwsDisk, GceDisk, IscsiDisk, RbdImage};
 
-/// Decodes an object of a simulated cluster. It is converted to text first, because the code that reads objects from text
-/// exists already, for the watches.
+/// Decodes an object of a simulated cluster. The object is converted to text first, so that the decoder of the watches
+/// can read it.
 pub(crate) fn decode<T: DeserializeOwned>(object: &Value) -> Result<T, serde_json::Error> {
     serde_json::from_str(&object.to_string())
 }
@@ -64,7 +64,8 @@ pub(crate) struct SchedulingGroup {
     pub(crate) pod_group_name: Option<String>,
 }
 
-/// Whether a state of an object is older than another state of it. The resource versions of the API server increase.
+/// Whether `state` is older than `other`, another state of the same object. The resource versions of the API server
+/// increase.
 pub(crate) fn is_older<K: ObjectExt>(state: &K, other: &K) -> bool {
     let version =
         |object: &K| object.meta().resource_version.as_deref().and_then(|text| text.parse::<u64>().ok());
@@ -103,7 +104,7 @@ pub(crate) fn scheduling_metadata<'de, D: Deserializer<'de>>(
     })
 }
 
-/// A device claim of a pod: an existing one, or one that a controller creates from a template.
+/// A device claim of a pod: an existing claim, or a claim that a controller creates from a template.
 #[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct PodResourceClaim {
@@ -186,7 +187,8 @@ pub(crate) struct ContainerStatus {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Node {
-    /// With the annotations: the snapshot reads one of them, and keeps no node object.
+    /// Metadata with the annotations, because the snapshot reads one of them. The snapshot does not keep the node
+    /// object.
     #[serde(deserialize_with = "without_managed_fields")]
     pub(crate) metadata: ObjectMeta,
     pub(crate) spec: NodeSpec,

@@ -14,7 +14,7 @@ use crate::request::{HostPort, host_ports, of_placed};
 use crate::volumes::{Disks, claims_of, disks_of};
 
 /// A pod on its node: requests, ports and the fields that filters and scores of other pods read. It takes about 100
-/// bytes beside its [`Common`] fields.
+/// bytes in addition to its [`Common`] fields.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Placed {
     pub(crate) common: Arc<Common>,
@@ -23,7 +23,7 @@ pub(crate) struct Placed {
     pub(crate) started: Option<jiff::Timestamp>,
     /// Whether the pod is being deleted.
     pub(crate) terminating: bool,
-    /// Whether it is being deleted as a victim of preemption.
+    /// Whether the pod is being deleted as a victim of preemption.
     pub(crate) preempted: bool,
     /// The claims that the pod uses.
     pub(crate) claims: Vec<Key>,
@@ -31,8 +31,8 @@ pub(crate) struct Placed {
     pub(crate) disks: Disks,
 }
 
-/// The fields of a placed pod that mostly are equal for all pods of a workload. Equal pods share them: they take 300
-/// bytes, and a map of two labels takes another 770 bytes.
+/// The fields of a placed pod that are usually equal for all pods of a workload. Equal pods share these fields: they
+/// take 300 bytes, and a map of two labels takes another 770 bytes.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct Common {
     pub(crate) requests: Resources,
@@ -42,21 +42,21 @@ pub(crate) struct Common {
     pub(crate) namespace: String,
     pub(crate) priority: i32,
     pub(crate) labels: Labels,
-    /// The pod's affinity and anti-affinity to other pods. `None` if it has none.
+    /// The pod's affinity and anti-affinity to other pods. `None` if the pod has no affinity.
     terms: Option<PodTerms>,
 }
 
-/// Cache of the newest distinct values, for values that mostly are equal to an earlier one.
+/// Cache of the newest distinct values, for values that are usually equal to an earlier value.
 #[derive(Debug, Default)]
 pub(crate) struct Recent<T>(VecDeque<Weak<T>>);
 
-/// Maximum number of earlier values with which a new one is compared.
+/// Maximum number of earlier values with which a new value is compared.
 const RECENT_MAX: usize = 32;
 
 // === impl Recent ===
 
 impl<T: PartialEq> Recent<T> {
-    /// Replaces the value by an equal earlier one, if there is any.
+    /// Replaces the value by an equal earlier value, if there is one in the cache.
     pub(crate) fn share(&mut self, value: &mut Arc<T>) {
         self.0.retain(|known| known.strong_count() > 0);
         if let Some(known) = self.0.iter().filter_map(Weak::upgrade).find(|known| *known == *value) {

@@ -27,7 +27,7 @@ pub(crate) struct Victim {
     pub(crate) name: String,
     pub(crate) priority: i32,
     started: Option<Timestamp>,
-    /// Whether its removal violates a disruption budget.
+    /// Whether the removal of the pod violates a disruption budget.
     pub(crate) violates: bool,
 }
 
@@ -64,7 +64,7 @@ pub(crate) fn with_outcome(refused: &Unschedulable, devices: &str, preemption: &
     }
 }
 
-/// Chooses a node for preemption: the one with the least important victims. The error is upstream's message.
+/// Chooses a node for preemption: the node with the least important victims. The error is upstream's message.
 pub(crate) fn preempt(
     pod: &Pod,
     profile: &Profile,
@@ -247,8 +247,8 @@ fn victims(
     if lower.is_empty() {
         return Err(vec![NO_VICTIMS.to_owned()]);
     }
-    // Pods are kept if possible, in this order: first pods whose removal violates a budget, then the others, each by
-    // descending importance.
+    // Pods are kept if possible, in this order: first pods whose removal violates a budget, then the other pods, both
+    // by descending importance.
     lower.sort_by_key(|(uid, placed)| (Reverse(placed.priority), start_time(placed.started), uid.clone()));
     let violations = simulation.snapshot.budgets.violations(lower.iter().map(|(_, placed)| placed));
     let mut lower: Vec<_> = lower.into_iter().zip(violations).collect();

@@ -7,9 +7,9 @@
 //!       back-off ends │  └──── change ─────┐    ▼
 //!                   back-off ◄── change ── unschedulable
 //! ```
-//! A popped pod is gated if its group is not complete, or if its device claims do not exist yet. The group, or a change
-//! of a claim or of the pod, wakes it. A change that may help an unschedulable pod makes it ready if its back-off is
-//! over. Otherwise the pod moves to the back-off.
+//! A popped pod is gated if its group is not complete, or if its device claims do not exist yet. [`Queue::wake`] makes
+//! the gated pod ready when its group is complete, or after a change of a claim or of the pod. A change that may help
+//! an unschedulable pod makes it ready if its back-off is over. Otherwise the pod moves to the back-off.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
@@ -52,7 +52,7 @@ enum QueueState {
 }
 
 struct Entry {
-    /// Shared with the attempt and the binding.
+    /// The pod. The attempt and the binding share it.
     pod: Arc<Pod>,
     state: QueueState,
     serial_number: u64,
@@ -212,7 +212,7 @@ impl Queue {
         self.start(&uid)
     }
 
-    /// Pops this pod, even before the end of its back-off. `None` if it is in flight or gated.
+    /// Pops this pod, even before the end of its back-off. `None` if the pod is in flight or gated.
     pub(crate) fn take(&mut self, uid: &str) -> Option<Arc<Pod>> {
         if matches!(self.entries.get(uid)?.state, QueueState::InFlight | QueueState::Gated) {
             return None;
@@ -244,7 +244,7 @@ impl Queue {
         }
     }
 
-    /// Ends the attempt for a popped pod. `None` if it was ended before, or if the pod was not tried.
+    /// Ends the attempt for a popped pod. `None` if the attempt was ended before, or if the pod was not tried.
     pub(crate) fn finish_attempt(&mut self, uid: &str) -> Option<Attempt> {
         let entry = self.entries.get_mut(uid)?;
         let (started, first_started) = (entry.started.take()?, entry.first_started?);
@@ -261,7 +261,7 @@ impl Queue {
         }
     }
 
-    /// Makes a gated pod ready, and retries a refused one.
+    /// Makes a gated pod ready, and retries a refused pod.
     pub(crate) fn wake(&mut self, uid: &str, now: Instant) {
         self.wake_by(uid, ACTIVATED, now);
     }
@@ -294,8 +294,8 @@ impl Queue {
         pods.sort_by_key(|pod| self.entries.get(pod.uid()).map(Entry::order));
     }
 
-    /// The time at which the next pod is ready: now, or the end of the first back-off. `None` if no pod is waiting for
-    /// either.
+    /// The time at which the next pod is ready: now, or the end of the first back-off. `None` if no pod is ready or in
+    /// back-off.
     pub(crate) fn due(&self) -> Option<Instant> {
         if !self.ready.is_empty() {
             return Some(Instant::now());
@@ -365,7 +365,7 @@ impl Queue {
     }
 
     /// Records changes of devices, which help only pods with claims. Released devices help pods that were refused for
-    /// devices. A changed claim helps the pods that use it, also gated ones.
+    /// devices. A changed claim helps the pods that use the claim, also gated pods.
     pub(crate) fn devices_changed(&mut self, changes: &DeviceChanges, now: Instant) {
         let helped = self.with_devices.iter().filter_map(|uid| {
             let uses = uses_any(&self.entries.get(uid)?.pod, &changes.claims);
@@ -381,7 +381,7 @@ impl Queue {
     }
 
     /// Records changes of claims and volumes, which help only pods with claims. A changed claim helps the pods that use
-    /// it. A changed volume or class may help all pods with claims.
+    /// the claim. A changed volume or class may help all pods with claims.
     pub(crate) fn volumes_changed(&mut self, changes: &VolumeChanges, now: Instant) {
         let helped = self.with_claims.iter().filter(|uid| {
             let uses = |entry: &Entry| volumes::uses_any(&entry.pod, &changes.claims);

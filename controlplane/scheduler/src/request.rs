@@ -71,7 +71,8 @@ fn restarts_all(spec: &PodSpec) -> bool {
     rules.any(|rule| rule.action == RESTART_ALL)
 }
 
-/// The effective requests of a pod. While a resize is pending, the larger of the desired and the actual requests.
+/// The effective requests of a pod. While a resize is pending, the larger of the desired and the actual requests
+/// counts.
 pub(crate) fn of_pod(pod: &Pod) -> Resources {
     sum(
         pod,
@@ -98,8 +99,8 @@ pub(crate) fn of_placed(pod: &Pod) -> (Resources, Resources) {
     (requests, assumed)
 }
 
-/// Whether the requests of a pod in scores are its requests: each container requests all of [`ASSUMED`], and the pod as a
-/// whole requests nothing. A second sum would have the same result.
+/// Whether the requests of a pod in scores are its requests: each container requests all resources of [`ASSUMED`], and
+/// the pod has no pod-level requests. A second sum would have the same result.
 fn assumes_nothing(pod: &Pod) -> bool {
     let mut containers = pod.spec.containers.iter().chain(inits(&pod.spec));
     pod.spec.resources.is_none() && containers.all(|one| requests_all(one.resources.as_ref(), &ASSUMED))
@@ -112,7 +113,7 @@ fn requests_all(resources: Option<&ResourceRequirements>, amounts: &[(&str, &str
 }
 
 /// The requests of a pod in scores: a container that requests no CPU or no memory counts with an assumed amount. As in
-/// upstream's NodeResourcesFit, requests of the pod as a whole do not count.
+/// upstream's NodeResourcesFit, pod-level requests do not count.
 fn assumed_of_pod(pod: &Pod) -> Resources {
     assumed_sum(pod, &ASSUMED, None)
 }
@@ -261,7 +262,7 @@ impl WantedPorts {
         self.0.is_empty()
     }
 
-    /// Whether a port that is in use on a node prevents one of these ports there.
+    /// Whether one of these ports conflicts with a port that is in use on a node.
     pub(crate) fn conflict(&self, used: &HostPort) -> bool {
         let addresses = self.0.get(&used.port).and_then(|protocols| protocols.get(&used.protocol));
         addresses.is_some_and(|addresses| {

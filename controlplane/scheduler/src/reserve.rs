@@ -14,7 +14,7 @@ pub(crate) struct Reserved {
     pub(crate) devices: Reservations,
 }
 
-/// Reserves volumes and devices on a node for a pod: all or none. The error has upstream's text.
+/// Reserves all volumes and devices of a pod on a node, or none of them after an error. The error has upstream's text.
 pub(crate) fn reserve(
     pod: &Pod,
     profile: &Profile,

@@ -45,8 +45,8 @@ use coracle_watch::{Config, Event as Watched};
 use extender_calls::ExtenderCalls;
 use limiter::SearchLimiter;
 
-/// Maximum number of events of pods that one turn of the scheduler's loop handles. A turn polls all inputs, which takes
-/// longer than some events.
+/// Maximum number of events of pods that one turn of the scheduler's loop handles. A turn polls all inputs. This takes
+/// longer than the handling of a few events.
 const EVENTS_PER_TURN: usize = 32;
 
 /// The result of a binding.
@@ -69,21 +69,22 @@ struct Scheduler {
     bindings: JoinSet<Bound>,
     /// Permits of concurrent binding requests.
     requests: Arc<Semaphore>,
-    /// Permits of decided pods whose binding needs nothing but a request.
+    /// Permits of decided pods whose binding needs only one request.
     decided: Arc<Semaphore>,
     /// Whether all permits are in use. While this is true, the recorder delays events.
     is_saturated: tokio::sync::watch::Sender<bool>,
     /// Permits of concurrent binding requests to extenders. A slow extender does not delay pods that no extender binds.
     extender_requests: Arc<Semaphore>,
-    /// Requests after an unsuccessful attempt. Each returns the uid of the pod if the pod must be scheduled again.
+    /// Requests after an unsuccessful attempt. Each task returns the uid of the pod if the pod must be scheduled again.
     marks: JoinSet<Option<String>>,
     extender_calls: ExtenderCalls,
     groups: Groups,
     group_feed: Feed,
-    /// The scheduler does not retry a refused gang before this time. So attempts of gangs take at most a tenth of its time.
+    /// The scheduler does not retry a refused gang before this time. So attempts of gangs take at most a tenth of the
+    /// scheduler's time.
     gangs_delayed_until: Instant,
     searches: SearchLimiter,
-    /// Writes of group conditions in flight, at most one for each group. Each returns whether it succeeded.
+    /// Writes of group conditions in flight, at most one for each group. Each task returns whether the write succeeded.
     group_writes: JoinSet<(Write, bool)>,
     pods: Listing,
     nodes: Listing,
@@ -290,7 +291,7 @@ impl Scheduler {
             self.queue.add(pod);
         } else {
             self.queue.remove(pod.uid());
-            // Gated and terminating pods count for their group. Pods of other schedulers do not.
+            // Gated and terminating pods count for their group. Pods of other schedulers do not count.
             if self.config.profile(pod.scheduler()).is_some() {
                 self.put_in_group(&pod, false);
             }

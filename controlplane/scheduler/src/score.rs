@@ -26,7 +26,7 @@ pub(crate) struct Inputs<'a> {
 /// The weighted scores of one plugin, one for each node.
 pub(crate) type Scores = (&'static str, Vec<i64>);
 
-/// The scores of a node for a pod, without those that depend on other nodes. `needs` has the requirements of the pod.
+/// The scores of a node for a pod, except scores that depend on other nodes. `needs` has the requirements of the pod.
 pub(crate) fn of_node(
     pod: &Pod,
     profile: &Profile,

@@ -131,7 +131,7 @@ fn decide(snapshot: &mut Snapshot, pod: &Pod) -> Decision {
     };
     let Some(refused) = refused else {
         let total = |scores: &BTreeMap<&str, i64>| scores.values().sum::<i64>();
-        // `max_by_key` returns the last of equal nodes: in the reversed order that is the first by name.
+        // `max_by_key` returns the last of equal nodes. In the reversed order, this is the first node by name.
         let best = decision.scores.iter().rev().max_by_key(|(_, scores)| total(scores));
         if let Some(node) = best.map(|(node, _)| node.clone()) {
             snapshot.remove_nomination(pod.uid());

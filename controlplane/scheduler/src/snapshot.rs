@@ -37,10 +37,10 @@ pub(crate) struct NodeInfo {
     slot: usize,
     /// Increases with each change. No two states of any nodes have the same generation.
     generation: u64,
-    /// By uid. The values are boxed, because the table has up to twice as many places as pods.
+    /// The pods by uid. The values are boxed, because the table has up to twice as many places as pods.
     pods: HashMap<Arc<str>, Box<Placed>>,
-    /// Sizes of the node's images in bytes, by name. They are not part of the properties, because a new image helps no
-    /// refused pod. The nodes share the names.
+    /// Sizes of the node's images in bytes, by name. The images are not part of the properties, because a new image
+    /// does not help a refused pod. The nodes share the names.
     pub(crate) images: HashMap<Arc<str>, i64>,
     pub(crate) requested: Resources,
     /// The sum of the requests that scores use. It includes assumed requests for containers without requests.
@@ -79,7 +79,7 @@ pub(crate) struct Images {
 #[derive(Debug, Default)]
 pub(crate) struct Snapshot {
     nodes: BTreeMap<String, NodeInfo>,
-    /// The node of each pod, by uid. The texts are shared with the node.
+    /// The node of each pod, by uid. The texts are shared with [`NodeInfo`].
     places: HashMap<Arc<str>, Arc<str>>,
     /// The uids of pods with affinity or anti-affinity to other pods.
     with_terms: HashSet<Arc<str>>,
@@ -219,7 +219,7 @@ impl Snapshot {
         })
     }
 
-    /// Adds or updates a node. Returns whether it is new or a field changed that filters read.
+    /// Adds or updates a node. Returns whether the node is new, or a field changed that filters read.
     pub(crate) fn set_node(&mut self, node: &Node) -> bool {
         let disk = node.metadata.annotations.as_ref().and_then(|all| all.get(LOCAL_VOLUMES_DISK));
         let properties = NodeProperties {
@@ -431,7 +431,7 @@ impl Snapshot {
     }
 
     /// Chooses and reserves devices on a node for the pod's claims. The error is the reason why the node cannot provide
-    /// them any more.
+    /// the devices any more.
     pub(crate) fn reserve_devices(&self, pod: &Pod, node: &str) -> Result<Reservations, String> {
         let claims = self.devices.of_pod(pod)?;
         let properties = self.nodes.get(node).and_then(|info| info.properties.as_ref());

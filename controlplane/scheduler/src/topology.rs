@@ -1,7 +1,7 @@
 //! Constraints between pods: affinity, anti-affinity and topology spread.
 //!
-//! They depend on the pods of all nodes. The counts for a pod are computed once, before its nodes are filtered. For a
-//! pod without such constraints only the terms of pods with affinity or anti-affinity are read.
+//! The constraints depend on the pods of all nodes. The counts for a pod are computed once, before its nodes are
+//! filtered. For a pod without such constraints only the terms of pods with affinity or anti-affinity are read.
 
 mod affinity;
 mod spread;
@@ -62,13 +62,13 @@ impl Topology {
         self.affinity.skip();
     }
 
-    /// Whether the filters have the same input.
+    /// Whether the filters have the same input as with `other`.
     #[cfg(test)]
     pub(crate) fn filters_as(&self, other: &Self) -> bool {
         self.affinity.filters_as(&other.affinity) && self.spread.filters_as(&other.spread)
     }
 
-    /// The reason why the node cannot run the pod. `None` if it can.
+    /// The reason why the node cannot run the pod. `None` if the node can run it.
     pub(crate) fn refuse(&self, profile: &Profile, node: Candidate<'_>) -> Option<Refused> {
         let by = |plugin: &'static str| profile.filters_by(plugin).then_some(plugin);
         let refusal = by("PodTopologySpread").and_then(|plugin| Some((plugin, self.spread.refuse(node)?)));

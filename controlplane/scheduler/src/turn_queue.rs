@@ -1,6 +1,6 @@
-//! Waiting pods: those of the highest priority first. Among pods of equal priority the namespaces take turns.
+//! Waiting pods: pods of the highest priority first. Among pods of equal priority the namespaces take turns.
 //!
-//! Upstream's queue has no turns: a namespace with very many pods delays all others.
+//! Upstream's queue has no turns: a namespace with very many pods delays all other namespaces.
 //! `docs/decisions/scheduling-order.md` has the reasons. Each operation takes logarithmic time.
 
 use std::cmp::Reverse;
@@ -101,7 +101,7 @@ impl TurnQueue {
 // === impl Level ===
 
 impl Level {
-    /// Returns whether the pod is new. A namespace without waiting pods gets the last turn.
+    /// Adds a pod. Returns whether the pod is new. A namespace without waiting pods gets the last turn.
     fn insert(&mut self, namespace: &str, position: u64, uid: String) -> bool {
         if let Some(waiting) = self.namespaces.get_mut(namespace) {
             return waiting.pods.insert(position, uid).is_none();
@@ -114,7 +114,7 @@ impl Level {
         true
     }
 
-    /// Returns whether the pod was waiting.
+    /// Removes a pod. Returns whether the pod was waiting.
     fn remove(&mut self, namespace: &str, position: u64) -> bool {
         let Some(waiting) = self.namespaces.get_mut(namespace) else { return false };
         let is_removed = waiting.pods.remove(&position).is_some();

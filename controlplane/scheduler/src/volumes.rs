@@ -47,7 +47,7 @@ struct Shared {
 pub(crate) struct VolumeChanges {
     /// Whether volumes, classes, drivers or free space changed. Such a change may help any pod with claims.
     pub(crate) supply: bool,
-    /// Changed claims. They help the pods that use them.
+    /// Changed claims, which may help the pods that use them.
     pub(crate) claims: HashSet<Key>,
 }
 
@@ -155,8 +155,8 @@ impl Volumes {
         if pod.spec.volumes.is_empty() { Ok(PodClaims::default()) } else { filter::of_pod(&self.lock(), pod) }
     }
 
-    /// Chooses volumes for the unbound claims of a pod on a node, and reserves the chosen ones. The error is the reason
-    /// why the node cannot have the volumes.
+    /// Chooses volumes for the unbound claims of a pod on a node, and reserves the chosen volumes. The error is the
+    /// reason why the node cannot have the volumes.
     pub(crate) fn reserve(
         &self,
         pod: &Pod,

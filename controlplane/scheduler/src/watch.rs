@@ -5,8 +5,8 @@ use futures::StreamExt;
 use futures::stream::BoxStream;
 use kube::Client;
 
-/// The events of the objects of a kind that `config` selects. If the server does not serve the kind, for example an
-/// older server, the kind counts as listed and empty.
+/// The events of the objects of a kind that `config` selects. If the server does not serve the kind, for example
+/// because the server is older, the kind counts as listed and empty.
 pub(crate) fn stream<K>(client: &Client, config: Config) -> BoxStream<'static, Event<K>>
 where
     K: kube::Resource<DynamicType = ()> + serde::de::DeserializeOwned + Send + 'static,

@@ -1,7 +1,8 @@
 //! The canonical form of an object: exactly the fields that Go writes.
 //!
 //! Go decodes into structs. When it encodes, it omits most fields that are zero or empty, and writes some fields that
-//! the client omitted. The canonical form omits fields that Go writes as null: clients read both as absent.
+//! the client omitted. The canonical form also omits fields that Go writes as null, because clients read null as
+//! absent.
 
 use serde_json::{Map, Value};
 
@@ -12,7 +13,7 @@ use super::model::{Definition, Presence, Property, Schemas, ValueType};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum UnknownFields {
     Keep,
-    /// All are removed except `metadata.initializers`, which no definition has.
+    /// All unknown fields are removed except `metadata.initializers`, which no definition has.
     Remove,
 }
 

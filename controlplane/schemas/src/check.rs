@@ -19,7 +19,8 @@ struct ValuePath<'a> {
 
 /// The last step of a path.
 enum Step<'a> {
-    /// The object itself, with the name of its field in another object. Empty if it is not in another object.
+    /// The object itself, with the name of its field in another object. The name is empty if the object is not in
+    /// another object.
     Root(&'a str),
     /// A field of a struct.
     Field(&'static Definition, &'static Property),
@@ -303,7 +304,7 @@ fn time(text: &str, micro: bool) -> Result<Value, String> {
     Ok(Value::String(at.strftime(format).to_string()))
 }
 
-/// The position that Go reports. For an incomplete group of four letters it is the start of the group.
+/// The position that Go reports. For an incomplete group of four letters, the position is the start of the group.
 fn base64_offset(text: &str, error: &base64::DecodeError) -> usize {
     match error {
         base64::DecodeError::InvalidByte(at, _) | base64::DecodeError::InvalidLastSymbol(at, _) => *at,

@@ -20,19 +20,19 @@ pub use tree_path::TreePath;
 /// `fieldValidation` of a write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FieldValidation {
-    /// Ignore: unknown and duplicate fields are removed silently.
+    /// Ignore: unknown and duplicate fields are removed without a warning.
     Ignore,
-    /// Warn: each is removed with a warning.
+    /// Warn: each unknown or duplicate field is removed with a warning.
     #[default]
     Warn,
-    /// Strict: they are an error.
+    /// Strict: an unknown or duplicate field is an error.
     Strict,
 }
 
 /// A parsed JSON text.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Parsed {
-    /// The tree. For a duplicate key it has the last value.
+    /// The tree. For a duplicate key, the tree has the last value.
     pub value: Value,
     /// Messages of the form `duplicate field "spec.replicas"`.
     pub duplicates: Vec<String>,
@@ -66,7 +66,7 @@ pub fn parse_json(bytes: &[u8]) -> Result<Parsed, SchemaError> {
     parse::parse(bytes).map_err(|error| SchemaError::Syntax(syntax(&error)))
 }
 
-/// The error of the parser. For an incomplete text it is Go's message.
+/// The error of the parser. For an incomplete text, the message is Go's message.
 fn syntax(error: &serde_json::Error) -> String {
     if error.is_eof() { "unexpected end of JSON input".to_owned() } else { error.to_string() }
 }
@@ -110,8 +110,8 @@ pub fn canonical(schema: &str, value: &mut Value) {
     canonical_with(schema, value, UnknownFields::Keep);
 }
 
-/// Does the same as [`canonical`] for a stored object, and removes the fields that the definition does not have: a
-/// server with definitions of another version has stored them. Returns whether there were such fields.
+/// Does the same as [`canonical`] for a stored object, and removes fields that the definition does not have. A server
+/// with definitions of another version may have stored such fields. Returns whether there were such fields.
 pub fn canonical_stored(schema: &str, value: &mut Value) -> bool {
     canonical_with(schema, value, UnknownFields::Remove)
 }

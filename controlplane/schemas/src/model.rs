@@ -162,7 +162,7 @@ pub fn schemas() -> &'static Schemas {
 /// The text of a generated file.
 fn inflate(packed: &[u8]) -> String {
     let mut text = String::new();
-    // The bytes are part of the program. A failure fails the unit tests; it cannot happen at run time.
+    // The bytes are part of the program, so an error cannot happen at run time. The unit tests would find it.
     let _ = flate2::read::DeflateDecoder::new(packed).read_to_string(&mut text);
     text
 }
@@ -210,7 +210,7 @@ impl Schemas {
         &self.definitions
     }
 
-    /// The index of that name.
+    /// The index of the definition with this name.
     pub fn id(&self, name: &str) -> Option<DefinitionId> {
         self.names.get(name).copied()
     }

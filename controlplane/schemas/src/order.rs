@@ -1,9 +1,9 @@
-//! The order of messages about fields. It is the order of the document, which the parsed tree does not keep.
+//! The order of messages about fields: the order of the document. The parsed tree does not keep this order.
 
 use std::collections::HashMap;
 
-/// Hash of a path such as `spec.containers[0].name` (FNV-1a over its text). It extends the hash of the parent, so the
-/// cost of a key is its own length, not the length of its path.
+/// Hash of a path such as `spec.containers[0].name` (FNV-1a over its text). The hash extends the hash of the parent, so
+/// the cost of a key depends only on its own length, not on the length of its path.
 #[derive(Clone, Copy)]
 pub(super) struct PathHash(u64);
 

@@ -2,7 +2,8 @@
 
 use std::fmt;
 
-/// The position of a parser in a document. It is a chain on the stack, and is formatted only when it is needed.
+/// The position of a parser in a document. The position is a chain on the stack. Its text is made only when it is
+/// needed.
 pub enum TreePath<'a> {
     /// The document.
     Root,

@@ -20,13 +20,13 @@ const MAX_FILE: u64 = 64 << 10;
 /// Maximum length of a key's id.
 const MAX_ID: usize = 64;
 
-/// A key and its id, as the file has them.
+/// A key and its id, in the form of the file.
 pub(crate) struct Line {
     pub(crate) id: String,
     pub(crate) key: [u8; KEY_SIZE],
 }
 
-/// Reads the key file; `None` if there is none.
+/// Reads the key file. `None` if the file does not exist.
 pub(crate) fn read(path: &Path) -> Result<Option<Vec<Line>>, Error> {
     match private_file::read(path, OFlag::O_NOFOLLOW, MAX_FILE) {
         Err(Error::Read { source, .. }) if source.kind() == ErrorKind::NotFound => Ok(None),

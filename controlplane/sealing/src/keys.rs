@@ -15,7 +15,7 @@ use crate::{Error, file};
 /// Start of every sealed value; the key's id and a colon follow.
 const PREFIX: &[u8] = b"k8s:enc:aesgcm:v1:";
 
-/// The keys of a key file. The first one seals, all of them open.
+/// The keys of a key file. The first key encrypts. All keys decrypt.
 pub struct Keys {
     path: PathBuf,
     keys: Vec<Key>,
@@ -42,7 +42,7 @@ impl fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Reads the key file. Creates it, with mode 0600 and one random key, if there is none.
+    /// Reads the key file. Creates it, with mode 0600 and one random key, if the file does not exist.
     ///
     /// # Errors
     /// The file cannot be created or read, is accessible to other users, or has a line that is not a key.
@@ -72,7 +72,7 @@ impl Keys {
         Ok(Self { path: path.to_owned(), keys, random: SystemRandom::new() })
     }
 
-    /// Encrypts `plain` with the first key. Only [`Keys::open`] with the same `context` decrypts it.
+    /// Encrypts `plain` with the first key. Only [`Keys::open`] with the same `context` decrypts the result.
     ///
     /// # Errors
     /// The kernel has no random numbers, or `plain` is larger than the cipher's limit (64 GiB).
@@ -96,7 +96,7 @@ impl Keys {
         Ok(sealed)
     }
 
-    /// Decrypts a sealed value. `context` must be the one that it was sealed with.
+    /// Decrypts a sealed value. `context` must be the same as in the call of [`Keys::seal`].
     ///
     /// # Errors
     /// The value is not sealed, its key is not in the file, or the value or its context was changed.

@@ -10,7 +10,7 @@
 //! tag (16 bytes). The prefix and the order are the same as in the AES-GCM provider of kube-apiserver.
 //!
 //! Invariants:
-//! - The first key of the file seals; every key of the file opens.
+//! - The first key of the file encrypts. Every key of the file decrypts.
 //! - A key file that other users can read is refused.
 //! - A key file that exists is never changed.
 
@@ -51,9 +51,9 @@ pub enum Error {
     Exposed {
         /// The key file.
         path: PathBuf,
-        /// Its permission bits.
+        /// The permission bits of the file.
         mode: u32,
-        /// Its owner.
+        /// The owner of the file.
         owner: u32,
         /// The user that this process runs as.
         user: u32,
@@ -107,7 +107,7 @@ pub enum Error {
     /// A key management service failed.
     #[error("the key management service {name:?} failed: {reason}")]
     Kms {
-        /// Its name in the configuration.
+        /// The name of the service in the configuration.
         name: String,
         /// The cause.
         reason: String,

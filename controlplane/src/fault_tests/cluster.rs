@@ -174,7 +174,7 @@ async fn run_processes(admin: Client, mut chance: Chance, steps: Arc<AtomicU64>,
     }
 }
 
-/// Does what the kubelets would do: pods of jobs succeed, all others run until they are deleted.
+/// Simulates the kubelets: pods of jobs succeed, all other pods run until they are deleted.
 async fn run_nodes(admin: Client, created: Created) {
     let pods: Api<Pod> = Api::all(admin.clone());
     let mut number = 0_u16;
@@ -208,7 +208,7 @@ async fn advance(admin: &Client, pod: &Pod, number: u16) {
         return;
     }
     let phase = pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or("Pending");
-    // The object may be gone or have another uid by now.
+    // The object may be deleted or have another uid by now.
     if pod.metadata.deletion_timestamp.is_some() {
         let now = json!({"apiVersion": "v1", "kind": "DeleteOptions", "gracePeriodSeconds": 0,
             "preconditions": {"uid": pod.uid()}});

@@ -1,4 +1,4 @@
-//! A client that stops at a write, as if its process was killed there.
+//! A client that stops at a write, as if its process was killed at this write.
 
 use std::sync::Arc;
 
@@ -45,7 +45,7 @@ pub(super) struct Fault {
 #[derive(Default)]
 struct State {
     writes: usize,
-    /// Writes that were sent and have no response yet. The next process starts after they took effect.
+    /// Writes that were sent and have no response yet. The next process starts after these writes took effect.
     pending: usize,
     is_dead: bool,
 }
@@ -103,8 +103,8 @@ impl Fault {
         is_sent
     }
 
-    /// Ends a write. `is_step` says whether it took effect and is not an Event. Returns whether the process receives
-    /// the response.
+    /// Ends a write. `is_step` is true if the write took effect and is not a write of an Event. Returns whether the
+    /// process receives the response.
     fn end(&self, is_step: bool) -> bool {
         self.state.send_modify(|state| {
             state.pending -= 1;

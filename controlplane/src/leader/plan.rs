@@ -14,11 +14,11 @@ pub(super) struct Observation {
 /// The action for the lease.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Become its holder.
+    /// Become the holder of the lease.
     Take { transitions: i32 },
-    /// Stay its holder.
+    /// Stay the holder of the lease.
     Renew,
-    /// Another process holds it.
+    /// Another process holds the lease.
     Wait,
 }
 

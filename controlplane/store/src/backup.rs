@@ -1,4 +1,4 @@
-//! The format of a backup. It has all durable entries of the embedded store at one revision, as they are on disk.
+//! The format of a backup. A backup has all durable entries of the embedded store at one revision, as they are on disk.
 //! Encrypted entries stay encrypted.
 //!
 //! | part | bytes |
@@ -25,7 +25,7 @@ const CHUNK_BYTES: usize = 64 << 10;
 /// engine ends the process for a longer or an empty key.
 const MAX_KEY: usize = (64 << 10) - 1;
 const MAX_VALUE: usize = 64 << 20;
-/// Maximum revision in a backup. With a greater one the revisions of the restored store would overflow.
+/// Maximum revision in a backup. With a greater revision, the revisions of the restored store would overflow.
 pub(crate) const MAX_REVISION: u64 = 1 << 62;
 
 /// Revisions of a store at a backup.
@@ -213,7 +213,7 @@ impl<R: BufRead> Reader<R> {
 /// Reads a whole backup and verifies its checksum.
 ///
 /// # Errors
-/// [`Error::Backup`] if it is incomplete, damaged, or of another version.
+/// [`Error::Backup`] if the backup is incomplete, damaged, or of another version.
 pub fn verify_backup(source: impl BufRead) -> Result<BackupSummary, Error> {
     let mut reader = Reader::new(source)?;
     while reader.next()?.is_some() {}

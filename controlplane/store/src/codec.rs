@@ -127,7 +127,7 @@ impl EntryCodec {
         opened.map(Some).map_err(|error| failed(failure.unwrap_or(error)))
     }
 
-    /// [`EntryCodec::open`] in a pass over many entries. A value whose key is known needs no service.
+    /// [`EntryCodec::open`] in a pass over many entries. A value whose key is in the cache needs no service.
     pub(crate) fn open_in_pass(
         &self,
         failed: &mut FailedServices,
@@ -163,8 +163,8 @@ impl EntryCodec {
         }
     }
 
-    /// The entry with the current encryption. `None` if the stored entry already has it, or if a key management service
-    /// fails.
+    /// The entry with the current encryption. `None` if the stored entry already has the current encryption, or if a
+    /// key management service fails.
     pub(crate) fn resealed(
         &self,
         failed: &mut FailedServices,
@@ -201,7 +201,7 @@ impl EntryCodec {
         has_providers || self.sealing(key).is_some()
     }
 
-    /// Whether a value is stored with the current encryption, which may be none.
+    /// Whether a value is stored with the current encryption, or without encryption if none is configured.
     pub(crate) fn is_current(&self, key: &str, value: &[u8]) -> bool {
         match (self.encryption(key), self.sealing(key)) {
             _ if self.0.is_none() => true,
@@ -310,7 +310,7 @@ pub(crate) mod tests {
         let plain = providers.encode("/pods/n/a", revisions, b"{}").unwrap();
         assert!(providers.may_wait(&sealed) && !providers.may_wait(&plain));
         assert!(!codec(None).may_wait(&sealed));
-        // The key file encrypts in another way than the providers. Neither of them encrypts pods.
+        // A value that the providers encrypt is not current for the key file. Pods are not encrypted.
         assert!(providers.is_current_entry("/secrets/n/a", &sealed));
         assert!(!codec(None).is_current_entry("/secrets/n/a", &sealed));
         assert!(providers.may_be_outdated("/pods/n/a") && !codec(None).may_be_outdated("/pods/n/a"));

@@ -1,9 +1,9 @@
 //! The embedded store, on fjall.
 //!
 //! One thread (`writer`) makes all commits. It checks the waiting writes, syncs them with one fdatasync and publishes
-//! them. So commits are ordered, and concurrent ones share a sync. fjall writes less to flash storage than SQLite and
-//! redb. A durable commit of a 1.5 kB object writes 5.7 kB to disk, compared with 19 kB and 40 kB. Of the three, fjall
-//! also has the lowest latency.
+//! them. So commits are ordered, and concurrent commits share a sync. fjall writes less to flash storage than SQLite
+//! and redb. A durable commit of a 1.5 kB object writes 5.7 kB to disk, compared with 19 kB and 40 kB. Of the three,
+//! fjall also has the lowest latency.
 
 mod engine;
 mod inspect;
@@ -31,7 +31,7 @@ pub use restore::restore;
 use space::SpaceReserves;
 use state::State;
 
-/// Number of revisions that are reserved on disk in one step. Volatile commits write nothing to disk. So after a
+/// Number of revisions that are reserved on disk in one step. Volatile commits are not written to disk. So after a
 /// restart the counter continues at the end of the reservation. No earlier commit has a greater revision.
 const RESERVED: u64 = 1 << 16;
 
@@ -64,7 +64,7 @@ struct Shared {
     /// `None` while the writer reopens the database after a failure.
     engine: RwLock<Option<Engine>>,
     state: Mutex<State>,
-    /// The reason why the engine refuses writes. `None` if it accepts them.
+    /// The reason why the engine refuses writes. `None` if the engine accepts writes.
     failure: Mutex<Option<String>>,
 }
 
@@ -75,8 +75,8 @@ struct Job {
 }
 
 impl Embedded {
-    /// Opens the store in `path`, or creates it. Entries that must be encrypted, but are not encrypted with the first key,
-    /// are encrypted with it first. This needs disk space for a copy of the store.
+    /// Opens the store in `path`, or creates it. Before that, entries that must be encrypted, but are not encrypted
+    /// with the first key, are encrypted with the first key. This needs disk space for a copy of the store.
     ///
     /// # Errors
     /// [`Error::Locked`], [`Error::Corrupt`], [`Error::Open`], or [`Error::Sealed`] if a key is missing.
@@ -96,7 +96,7 @@ impl Embedded {
                 // The replaced store may have the values in plain text.
                 migrate::remove(&migrate::sibling(path, ".sealing")).map_err(failed)?;
             }
-            // After an error of the last kind the replaced store is open.
+            // After [`Error::Sync`] the engine still has the replaced store open.
             Err(error @ (Error::Sealed { .. } | Error::Read { .. } | Error::Sync { .. })) => {
                 return Err(error);
             }
@@ -139,8 +139,8 @@ impl Embedded {
     }
 }
 
-/// Removes the files of an interrupted restore beside the store. A restore that is running holds the store's lock. It
-/// would lose its files, and then replace the store by an incomplete one.
+/// Removes the files of an interrupted restore beside the store. The files are kept while another process holds the
+/// store's lock. Otherwise a running restore would lose its files, and then replace the store by an incomplete store.
 fn remove_leftovers(path: &Path) -> std::io::Result<()> {
     let Ok(_lock) = restore::lock(path) else { return Ok(()) };
     let remains = migrate::sibling(path, restore::RESTORING);

@@ -2,7 +2,7 @@
 //!
 //! Keys have a common prefix in etcd. Revisions are etcd's revisions, so a transaction is one commit. One task for each
 //! watch follows etcd and resumes after a disconnection. Another task compacts the history. In each interval, one of
-//! the servers that share the prefix does this.
+//! the servers that share the prefix compacts the history.
 
 mod channels;
 mod compaction;
@@ -54,7 +54,7 @@ pub struct EtcdOptions {
     pub tls: Option<EtcdTls>,
     /// The encryption of values in etcd. `None` means no encryption.
     pub sealing: Option<Sealing>,
-    /// Interval of compactions of the history. `None` means that another program compacts it.
+    /// Interval of compactions of the history. `None` means that another program compacts the history.
     pub compaction: Option<Duration>,
     /// Maximum age of [`Store::member_sizes`]. `None` means that etcd is not asked for sizes.
     pub size_max_age: Option<Duration>,
@@ -132,7 +132,7 @@ impl Keys {
 // === impl Etcd ===
 
 impl Etcd {
-    /// Connects to etcd, and waits at most one minute for it. It must be called within a tokio runtime.
+    /// Connects to etcd, and waits at most one minute until etcd responds. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// [`Error::Endpoint`] if the settings cannot be used, [`Error::Unavailable`] if etcd does not respond.

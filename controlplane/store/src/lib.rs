@@ -8,7 +8,7 @@
 //! - A revision is never used twice, not even after a restart. This holds for durable and for volatile writes.
 //! - Every watcher gets the commits in the order of revisions, without gaps.
 //! - A durable write is acknowledged only after it was synced to disk. A volatile write never reaches the disk of the
-//!   embedded store. In etcd it is stored like a durable one, with a lease if it has a time to live.
+//!   embedded store. In etcd it is stored like a durable entry, with a lease if it has a time to live.
 //! - Without calls the embedded store neither wakes up nor writes, except to remove expired entries.
 
 mod backup;

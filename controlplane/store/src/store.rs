@@ -16,8 +16,8 @@ pub trait Store: Send + Sync + 'static {
     /// Entries in the order of their keys, all from one revision.
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>>;
 
-    /// Does the same as [`Store::list`], but lists entries whose key management service failed separately. A service that
-    /// fails is called once, not once for each entry.
+    /// Does the same as [`Store::list`], but lists entries whose key management service failed separately. A service
+    /// that fails is called only once for the whole list.
     fn list_readable(&self, range: Range) -> BoxFuture<'_, Result<ReadablePage, Error>> {
         Box::pin(async move {
             let page = self.list(range).await?;
@@ -34,7 +34,7 @@ pub trait Store: Send + Sync + 'static {
     /// or a later one.
     fn watch<'a>(&'a self, prefix: &'a str, after: u64) -> BoxFuture<'a, Result<Watch, Error>>;
 
-    /// Removes the history up to `revision`. The newest version of every entry stays.
+    /// Removes the history up to `revision`. The newest version of every entry is kept.
     fn compact(&self, revision: u64) -> BoxFuture<'_, Result<(), Error>>;
 
     /// The revision of the newest commit that any server has acknowledged.
@@ -43,7 +43,7 @@ pub trait Store: Send + Sync + 'static {
     /// Whether the store accepts writes now.
     fn health(&self) -> Health;
 
-    /// Whether other processes write to this store. If so, a reader of a cache must wait for [`Store::revision`] to see
+    /// Whether other processes write to this store. Then a reader of a cache must wait for [`Store::revision`] to see
     /// all acknowledged commits.
     fn is_shared(&self) -> bool;
 
@@ -225,7 +225,7 @@ pub struct Commit {
     pub key: Arc<str>,
     /// The new value. `None` if the entry was deleted.
     pub value: Option<Bytes>,
-    /// Revision of the commit that created the entry. 0 for a deletion if the store does not know it.
+    /// Revision of the commit that created the entry. 0 for a deletion if the store does not know this revision.
     pub created: u64,
     /// Whether the commit of the write's guard follows, with the same revision. That commit completes the revision.
     pub guard_follows: bool,

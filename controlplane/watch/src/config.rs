@@ -13,7 +13,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(10);
 /// For watches of the control plane: timeout of a watch request in seconds, and first back-off after a failure.
 const CONTROL_PLANE_TIMEOUT_SECONDS: u32 = 1500;
 const CONTROL_PLANE_FIRST_BACKOFF: Duration = Duration::from_millis(20);
-/// Maximum back-off while the server does not serve a kind. For watches of the control plane and of optional kinds.
+/// Maximum back-off while the server does not serve a kind, for watches of the control plane and of optional kinds.
 const UNSERVED_MAX_BACKOFF: Duration = Duration::from_secs(300);
 /// Objects of a page of a list, as in client-go.
 const PAGE_SIZE: u32 = 500;

@@ -70,7 +70,7 @@ impl Error {
         matches!(self, Self::List(kube::Error::Api(status)) if status.code == 404)
     }
 
-    /// Whether the client has no right to list the kind.
+    /// Whether the server refused the request, because the client has no right to list the kind.
     #[must_use]
     pub fn is_forbidden(&self) -> bool {
         matches!(self, Self::List(kube::Error::Api(status)) if status.code == 403)

@@ -7,10 +7,10 @@
 //!   └─────────── 410, or no resource version ───────────────┘
 //! ```
 //!
-//! [`Watch`] decodes objects; everything else is in `raw`. The code in `raw` does not depend on the type of the
-//! objects, so it is compiled once. The watch itself repeats a failed request after a back-off, so a caller only
-//! reads the stream. After a failure of the watch, events continue from the last resource version.
-//! Objects are listed again if the server no longer has that version.
+//! [`Watch`] decodes objects. All other code is in `raw`. The code in `raw` does not depend on the type of the objects,
+//! so it is compiled once. The watch itself repeats a failed request after a back-off, so a caller only reads the
+//! stream. After a failure of the watch, events continue from the last resource version. Objects are listed again if
+//! the server no longer has that version.
 
 mod config;
 mod error;
@@ -59,13 +59,14 @@ pub struct Watch<K> {
     objects: PhantomData<fn() -> K>,
 }
 
-/// Watches the objects of an API. Nothing is requested before the first poll.
+/// Watches the objects of an API. No request is sent before the first poll.
 pub fn watch<K: Resource + DeserializeOwned>(api: Api<K>, config: Config) -> Watch<K> {
     let url = api.resource_url().to_owned();
     Watch::new(api.into_client(), url, config)
 }
 
-/// Does the same as [`watch`], for all objects of a kind. It needs no `Api`, whose code is compiled for each kind.
+/// Does the same as [`watch`], for all objects of a kind. This function avoids `Api`, because the code of `Api` is
+/// compiled for each kind.
 pub fn watch_all<K>(client: Client, config: Config) -> Watch<K>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned,

@@ -2,7 +2,7 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// The lines of a response. A line within one frame is not copied. Without an incomplete line there is no buffer.
+/// The lines of a response. A line within one frame is not copied. A buffer exists only while a line is incomplete.
 #[derive(Debug)]
 pub(crate) struct Lines {
     /// Maximum bytes of a line.
@@ -40,7 +40,7 @@ impl Lines {
             self.frame = Bytes::new();
             return Ok(None);
         };
-        // The first byte of the rest is the line's end.
+        // Skip the line's end, the first byte of the rest.
         self.frame.advance(1);
         if self.begin.is_empty() {
             return Ok(Some(line));

@@ -14,9 +14,9 @@ const MAX_ITEMS: usize = 1 << 19;
 #[derive(Debug, Default)]
 pub(crate) struct Page {
     pub(crate) items: VecDeque<Bytes>,
-    /// Token of the next page. Empty on the last one.
+    /// Token of the next page. Empty on the last page.
     pub(crate) next: String,
-    /// Resource version of the list. Empty if the server sent none.
+    /// Resource version of the list. Empty if the server sent no version.
     pub(crate) version: String,
 }
 

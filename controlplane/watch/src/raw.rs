@@ -52,14 +52,14 @@ pub(crate) struct RawWatch {
     delay: Option<Pin<Box<Sleep>>>,
     /// Whether a request was forbidden since the last complete list or event. Only the first such error is a warning.
     is_forbidden: bool,
-    /// Whether a list or a watch has expired. An event, or a watch that lasts for a second, resets it.
+    /// Whether a list or a watch has expired. An event, or a watch that lasts for a second, resets this flag.
     is_expired: bool,
 }
 
 enum State {
     /// No list is requested. The next request is for the first page.
     Empty,
-    /// A page is requested. `token` selects it; the first page has none.
+    /// A page is requested. `token` selects the page. The first page has no token.
     Listing { page: BoxFuture<'static, Result<Page, Error>>, token: Option<String> },
     /// A page is received, and some of its objects are not delivered yet.
     Page(Page),
@@ -101,8 +101,8 @@ struct Metadata {
     version: String,
 }
 
-/// The object of a line that has the form of API servers' lines about objects. The caller decodes the result as a single
-/// JSON value, which fails if the line has further fields. So the text is read only once.
+/// The object of a line in the usual form of API servers. The caller decodes the result as a single JSON value, which
+/// fails if the line has further fields. So the text is read only once.
 pub(crate) fn usual_object(line: &[u8]) -> Option<&[u8]> {
     let rest = line.strip_prefix(b"{\"type\":\"")?;
     let kinds = [&b"ADDED"[..], b"MODIFIED", b"DELETED"];
@@ -113,8 +113,8 @@ pub(crate) fn usual_object(line: &[u8]) -> Option<&[u8]> {
 // === impl RawEvent ===
 
 impl RawEvent {
-    /// The event of a line that begins as API servers begin lines about objects. The rest is not parsed, so that the text
-    /// is read only once: when the object is decoded.
+    /// The event of a line that begins in the usual form of API servers. The rest is not parsed, so that the text is
+    /// read only once: when the object is decoded.
     fn of_usual_line(text: &Bytes) -> Option<Self> {
         let rest = std::str::from_utf8(text).ok()?.strip_prefix("{\"type\":\"")?;
         let is = |kind: &str| rest.strip_prefix(kind).is_some_and(|rest| rest.starts_with("\",\"object\":{"));

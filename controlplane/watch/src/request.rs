@@ -25,7 +25,7 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
 #[derive(Clone)]
 pub(crate) struct Target {
     pub(crate) client: Client,
-    /// Path of the kind, with the namespace if there is one.
+    /// Path of the kind, with the namespace if only one namespace is watched.
     pub(crate) url: String,
     /// Whether only the metadata of objects is requested.
     pub(crate) is_metadata: bool,
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Target {
 }
 
 impl Target {
-    /// Requests a page of the list. `token` selects it; the first page has none.
+    /// Requests a page of the list. `token` selects the page. The first page has no token.
     pub(crate) async fn list(self, config: Config, token: Option<String>) -> Result<Page, Error> {
         let params = config.list_params(token);
         let request = Request::new(self.url.clone());
@@ -83,7 +83,7 @@ async fn send(
     }
     let body = collect(response.into_body(), STATUS_LIMIT).await.unwrap_or_default();
     let status = json::decode::<Status>(&body).ok().filter(|status| status.code != 0);
-    // A proxy may answer with text.
+    // The response of a proxy may be text.
     let status = status.unwrap_or_else(|| {
         let text: String = String::from_utf8_lossy(&body).trim().chars().take(MESSAGE_MAX).collect();
         Status::failure(&text, "Unknown").with_code(code.as_u16())
@@ -91,7 +91,7 @@ async fn send(
     Err(kube::Error::Api(Box::new(status)))
 }
 
-/// Why a body could not be read.
+/// The reason why a body could not be read.
 enum CollectError {
     TooLarge(usize),
     Read(Box<dyn std::error::Error + Send + Sync>),

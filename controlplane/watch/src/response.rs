@@ -28,7 +28,7 @@ pub(crate) struct Response {
     body: BodyDataStream<Body>,
     lines: Lines,
     started: Instant,
-    /// The server ends the response before this time; otherwise the connection counts as dead.
+    /// The server must end the response before this time. Otherwise the connection counts as dead.
     deadline: Pin<Box<Sleep>>,
     /// Maximum bytes of a line.
     limit: usize,

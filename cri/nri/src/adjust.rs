@@ -1,5 +1,5 @@
 //! Merges the adjustments of several plugins for one container. Plugins are called in the order of their indices, each
-//! with the container as adjusted so far. Two plugins must not set the same field. Pure.
+//! with the container as adjusted so far. Two plugins must not set the same field. No I/O.
 
 mod fields;
 mod resources;
@@ -45,7 +45,7 @@ pub struct Creation {
 /// Updates of existing containers, one for each container.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Updates {
-    /// In the order of the first request for each container.
+    /// The updates, in the order of the first request for each container.
     pub list: Vec<ContainerUpdate>,
 }
 
@@ -76,7 +76,7 @@ impl Creation {
     /// Merges the response of one plugin.
     ///
     /// # Errors
-    /// If the response conflicts with that of an earlier plugin.
+    /// If the response conflicts with the response of an earlier plugin.
     pub fn merge(&mut self, plugin: &str, answer: CreateContainerResponse) -> Result<(), MergeError> {
         if let Some(adjustment) = answer.adjust {
             self.adjust(plugin, adjustment)?;
@@ -171,11 +171,11 @@ fn adjust_linux(
 // === impl Updates ===
 
 impl Updates {
-    /// Merges one plugin's update of one container. An update with `ignore_failure` that conflicts with an
-    /// earlier one is skipped as a whole.
+    /// Merges one plugin's update of one container. An update with `ignore_failure` that conflicts with an earlier
+    /// update is skipped as a whole.
     ///
     /// # Errors
-    /// If the update conflicts with an earlier one, and `ignore_failure` is not set.
+    /// If the update conflicts with an earlier update, and `ignore_failure` is not set.
     pub fn merge(
         &mut self,
         plugin: &str,
@@ -195,7 +195,7 @@ impl Updates {
         merged.ignore_failure &= update.ignore_failure;
         if let Some(requested) = update.linux.as_ref().and_then(|linux| linux.resources.as_ref()) {
             let target = merged.linux.get_or_insert_default().resources.get_or_insert_default();
-            // The claims are made on a copy, because none of them must remain if one is refused.
+            // The claims are made on a copy: if one claim is refused, no claim may remain.
             let mut tried = owners.clone();
             match resources::merge(requested, &mut tried.claims(id, plugin), &mut [target]) {
                 Ok(()) => *owners = tried,
@@ -223,7 +223,7 @@ impl Change {
     /// Merges the response of one plugin.
     ///
     /// # Errors
-    /// If the response conflicts with that of an earlier plugin.
+    /// If the response conflicts with the response of an earlier plugin.
     pub fn merge(&mut self, plugin: &str, updates: &[ContainerUpdate]) -> Result<(), Conflict> {
         for update in updates {
             if update.container_id == self.id {

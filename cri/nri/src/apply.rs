@@ -1,5 +1,5 @@
-//! Applies merged adjustments to a container's OCI spec. Pure. Unsupported adjustments are refused by name,
-//! because a plugin would assume that a silently ignored one is in effect.
+//! Applies merged adjustments to a container's OCI spec. No I/O. An unsupported adjustment is an error with its name.
+//! If it was ignored, the plugin would assume that it is in effect.
 
 mod fields;
 mod resources;
@@ -32,7 +32,7 @@ type Applied = Result<(), ApplyError>;
 /// registry.
 ///
 /// # Errors
-/// The first adjustment that cannot be applied. The spec must not be used then.
+/// The first adjustment that cannot be applied. After an error the spec must not be used.
 pub fn apply(spec: &mut Spec, requested: &ContainerAdjustment, features: Features) -> Applied {
     fields::annotations(spec, &requested.annotations);
     fields::process(spec, requested)?;

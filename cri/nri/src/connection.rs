@@ -1,5 +1,5 @@
-//! The connection to one plugin, with calls in both directions. One task reads and one writes. Both end when
-//! either side closes; pending calls then fail immediately.
+//! The connection to one plugin. Both sides can call each other. One task reads and another task writes. Both tasks end
+//! when one side closes the connection. Pending calls then fail immediately.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,7 +49,7 @@ pub enum CallError {
     Status {
         /// A gRPC status code.
         code: i32,
-        /// Its error message.
+        /// The error message of the peer.
         message: String,
     },
 }
@@ -61,7 +61,7 @@ pub struct Connection {
     calls: Mutex<HashMap<u32, oneshot::Sender<Response>>>,
     last: AtomicU32,
     closed: CancellationToken,
-    /// Number of the logical connection for calls of this side. Another one is for calls of the peer.
+    /// Number of the logical connection for calls of this side. Another logical connection is for calls of the peer.
     calling: u32,
 }
 
@@ -87,7 +87,8 @@ impl CallError {
 // === impl Connection ===
 
 impl Connection {
-    /// Opens a connection over `stream`. Calls use the logical connection `calling`; the other one is served.
+    /// Opens a connection over `stream`. Calls of this side use the logical connection `calling`. The other logical
+    /// connection is for calls of the peer.
     pub fn open<S>(stream: S, calling: u32, service: Arc<dyn Service>) -> Arc<Self>
     where
         S: AsyncRead + AsyncWrite + Send + 'static,
@@ -157,7 +158,7 @@ impl Connection {
             match frame.body {
                 Body::Response(response) if wants_answers => {
                     if let Some(caller) = self.calls().remove(&frame.stream) {
-                        // The caller may have given up.
+                        // The caller may not wait any more.
                         let _late = caller.send(response);
                     }
                 }
@@ -285,7 +286,7 @@ impl CallQueue {
         let Some(connection) = self.connection.upgrade() else { return };
         let status = Status { code: code::RESOURCE_EXHAUSTED, message: "too many calls at once".to_owned() };
         if let Ok(bytes) = Frame::answer(stream, Err(status)).encode() {
-            // If the peer does not even read the refusals, they are dropped.
+            // If the peer does not read the refusals, they are dropped.
             let _full = connection.writing.try_send(mux::frames(connection.serving(), &bytes));
         }
     }

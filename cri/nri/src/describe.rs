@@ -1,4 +1,4 @@
-//! Converts a container's OCI spec to NRI messages. Pure.
+//! Converts a container's OCI spec to NRI messages. No I/O.
 
 use std::collections::HashMap;
 

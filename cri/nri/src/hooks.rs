@@ -1,5 +1,5 @@
-//! The hooks: the events that the runtime sends to plugins, and the effect of their responses. The caller
-//! decides which errors fail its call and which are only logged, as in containerd.
+//! The hooks: the events that the runtime sends to plugins, and the effect of their responses. As in containerd, the
+//! caller decides which errors let its call fail, and which errors are only logged.
 
 mod chain;
 mod failure;
@@ -29,8 +29,8 @@ use crate::snapshot::Snapshot;
 use crate::states::SentState;
 use crate::{Error, Host, listen};
 
-/// A guard that keeps plugins from joining. It is held while a pod or container is created or changes its
-/// state. So a joining plugin gets the pod or container either in an event or in its synchronization.
+/// A guard that prevents plugins from joining. It is held while a pod or container is created or changes its state. So
+/// a joining plugin gets the pod or container either in an event or in its synchronization.
 pub type JoinGuard<'a> = RwLockReadGuard<'a, ()>;
 
 /// A pod and one of its containers, as plugins see them.
@@ -74,7 +74,7 @@ impl Nri {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Starts the pre-installed plugins, waits until they have joined or failed, and listens for others.
+    /// Starts the pre-installed plugins, waits until they have joined or failed, and listens for other plugins.
     ///
     /// # Errors
     /// If the socket cannot be created.
@@ -121,7 +121,7 @@ impl Nri {
         self.inner.settings.socket.as_ref()
     }
 
-    /// Keeps plugins from joining while the guard is held.
+    /// Prevents plugins from joining while the guard is held.
     pub async fn block_joins(&self) -> JoinGuard<'_> {
         self.inner.gate.read().await
     }
@@ -290,7 +290,7 @@ impl Nri {
 
 impl Nri {
     /// Sends CreateContainer: a container is about to be created. Returns the requested adjustments. After an error, or
-    /// if the creation fails, [`Nri::undo_create`] must follow.
+    /// if the creation fails, the caller must call [`Nri::undo_create`].
     ///
     /// # Errors
     /// If a plugin refuses the event, or plugins conflict.
@@ -305,7 +305,7 @@ impl Nri {
             return Ok(None);
         }
         let (pod, container) = about();
-        // The future is boxed: it is large and rarely needed, so it must not enlarge the caller's future.
+        // The future is boxed, because it is large and rarely needed. Otherwise it would enlarge the caller's future.
         let creation = Box::pin(chain.create(&pod, container)).await?;
         // The chain is released first, because an eviction sends events too.
         drop(chain);
@@ -337,7 +337,7 @@ impl Nri {
     }
 
     /// Sends UpdateContainer: a container's resources are about to change. Returns the resources as changed by plugins.
-    /// `None` if the plugins changed nothing.
+    /// `None` if no plugin changed the resources.
     ///
     /// # Errors
     /// If a plugin refuses the event, or plugins conflict.
@@ -374,7 +374,8 @@ impl Nri {
         self.perform(updates, Vec::new()).await;
     }
 
-    /// Sends RemoveContainer: a container was removed. Sends StopContainer first, if it was not sent.
+    /// Sends RemoveContainer: a container was removed. Sends StopContainer before, unless StopContainer was already
+    /// sent.
     pub async fn remove_container(&self, id: &str, about: impl FnOnce() -> PodAndContainer) {
         let Some(mut chain) = self.chain().await else { return };
         let stopped = chain.states.stop(id);

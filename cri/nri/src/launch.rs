@@ -91,8 +91,8 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(text)
 }
 
-/// Reads `<index>-<name>.conf`, else `<name>.conf`; empty if neither exists. A plugin with an unreadable
-/// configuration is not started.
+/// Reads `<index>-<name>.conf`, or `<name>.conf` if the first file does not exist. Empty if both files do not exist. A
+/// plugin with an unreadable configuration is not started.
 fn config(identity: &Identity, configs: &Path) -> Option<String> {
     for name in [identity.full(), identity.name.clone()] {
         let path = configs.join(format!("{name}.conf"));

@@ -8,12 +8,12 @@
 //! ```
 //!
 //! Start reading at [`Nri`], whose methods are the hooks. Invariants:
-//! - Without a subscriber an event costs one atomic load; no description is made.
+//! - Without a subscriber an event costs one atomic load, and no description is made.
 //! - A plugin that does not respond in time is dropped, and the runtime continues without it.
-//! - Requests reach plugins one at a time, as in upstream's package `adaptation`; plugins rely on it.
+//! - Requests reach plugins one at a time, as in upstream's package `adaptation`, because plugins rely on this order.
 //! - A plugin that joins gets every pod and container, including those that are being created ([`Nri::block_joins`]).
-//! - `adjust`, `apply` and `describe` are pure.
-//! - The crate uses types of NRI and the OCI, and none of the CRI.
+//! - `adjust`, `apply` and `describe` do no I/O.
+//! - The crate uses types of NRI and the OCI, but no types of the CRI.
 
 pub mod adjust;
 pub mod apply;
@@ -68,12 +68,12 @@ pub enum Error {
         #[source]
         source: connection::CallError,
     },
-    /// A validating plugin rejected the adjustments of others.
+    /// A validating plugin rejected the adjustments of other plugins.
     #[error("NRI validator {plugin} rejects the container's adjustment: {reason}")]
     Rejected {
         /// Index and name.
         plugin: String,
-        /// Its reason.
+        /// The reason of the plugin.
         reason: String,
     },
     /// Plugins conflict.

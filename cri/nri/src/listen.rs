@@ -1,4 +1,4 @@
-//! The socket at which plugins connect. An idle listener costs nothing.
+//! The socket at which plugins connect. An idle listener has no cost.
 
 use std::io;
 use std::os::unix::fs::PermissionsExt;
@@ -24,7 +24,7 @@ pub(crate) async fn bind(path: &Path) -> io::Result<UnixListener> {
         Err(_stale) => std::fs::remove_file(path)?,
     }
     let listener = UnixListener::bind(path)?;
-    // Plugins change containers at will, so only root may connect.
+    // Plugins can change any container, so only root may connect.
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
     Ok(listener)
 }

@@ -14,8 +14,9 @@ const HEADER: usize = 8;
 /// Maximum payload of a frame: one ttrpc message with its header.
 const MAX_LENGTH: usize = crate::ttrpc::HEADER + crate::ttrpc::MAX_LENGTH;
 /// Maximum payload of the first frame of a message. The Go library of NRI needs each frame in one read. It reads the
-/// first frame into a buffer of this size, and the second one directly into the memory of the message. So the first frame
-/// must fit the buffer, and a second frame has the rest. More frames could overflow the library's queue of 256 frames.
+/// first frame into a buffer of this size, and the second frame directly into the memory of the message. So the first
+/// frame must fit the buffer, and a second frame has the rest. More frames could overflow the library's queue of 256
+/// frames.
 const MAX_FIRST_PAYLOAD: usize = 4096;
 
 /// The frames of one message.

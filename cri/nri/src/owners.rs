@@ -1,5 +1,5 @@
-//! Field ownership: two plugins that set the same field of a container conflict, unless the later one has
-//! removed the value first.
+//! Field ownership: two plugins that set the same field of a container conflict, unless the later plugin has removed
+//! the value first.
 
 use coracle_proto::nri::{Field, FieldOwners, OwningPlugins};
 
@@ -13,14 +13,14 @@ pub struct Conflict {
     pub plugin: String,
     /// The earlier plugin.
     pub other: String,
-    /// The field, and its entry if it has several.
+    /// The field, and the entry if the field has several entries.
     pub what: String,
 }
 
 /// The owners of all adjusted fields of all containers of one request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Owners {
-    /// The owners in the form in which validators get them.
+    /// The owners in the form that validating plugins get.
     pub plugins: OwningPlugins,
 }
 
@@ -54,7 +54,7 @@ impl Claims<'_> {
         Ok(())
     }
 
-    /// Claims an entry of a field with several.
+    /// Claims an entry of a field with several entries.
     ///
     /// # Errors
     /// If another plugin owns it.

@@ -54,7 +54,7 @@ pub(crate) struct Plugin {
     _child: Option<Child>,
 }
 
-/// Why a plugin cannot join.
+/// The reason why a plugin cannot join.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum JoinError {
     #[error("the plugin did not register within {0:?}")]
@@ -284,7 +284,7 @@ impl Plugin {
         self.connection.call(PLUGIN_SERVICE, method, request, limit).await
     }
 
-    /// Sends an event whose response is empty. Plugins before NRI 0.10 receive it as a state change.
+    /// Sends an event whose response is empty. Plugins before NRI 0.10 receive the event as a state change.
     pub(crate) async fn send(
         &self,
         event: Event,
@@ -323,7 +323,7 @@ pub(crate) fn fitted_beside(container: &Container, fields: &[usize]) -> Containe
 }
 
 /// The container, without its longest fields if it is too large for a message. While no plugin is connected, a user can
-/// create such a container. It must not prevent plugins from joining or from receiving events.
+/// create such a container. Such a container must not prevent plugins from joining or from receiving events.
 fn fitted(mut container: Container, room: usize) -> Container {
     let steps: [fn(&mut Container); 3] = [
         |container| (container.env, container.args) = (Vec::new(), Vec::new()),

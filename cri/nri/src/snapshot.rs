@@ -7,15 +7,15 @@ use coracle_proto::nri::{Container, PodSandbox};
 pub struct Snapshot {
     /// Every pod, and whether it runs.
     pub pods: Vec<(PodSandbox, PodState)>,
-    /// Every container. Exited ones are not sent to plugins.
+    /// Every container. Exited containers are not sent to plugins.
     pub containers: Vec<Container>,
 }
 
 /// Whether a pod runs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PodState {
-    /// It runs.
+    /// The pod runs.
     Running,
-    /// It was stopped.
+    /// The pod was stopped.
     Stopped,
 }

@@ -1,5 +1,5 @@
-//! The events already sent for each pod and container. So each stop and each removal is sent once, whether a
-//! call, an exit or the removal of the pod causes it.
+//! The events already sent for each pod and container. So each stop and each removal is sent only once. The cause can
+//! be a call, an exit or the removal of the pod.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,7 @@ pub(crate) enum SentState {
     Stopped,
 }
 
-/// The state of all pods and containers. Empty while there is no plugin.
+/// The state of all pods and containers. Empty while no plugin is connected.
 #[derive(Debug, Default)]
 pub(crate) struct States {
     sent: HashMap<String, SentState>,

@@ -38,7 +38,7 @@ pub enum Body {
 /// A frame. A call and its response have the same stream number.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Frame {
-    /// Chosen by the caller: odd and increasing.
+    /// Stream number. The caller chooses odd and increasing numbers.
     pub stream: u32,
     /// The content.
     pub body: Body,
@@ -47,13 +47,13 @@ pub struct Frame {
 /// Error of invalid frames.
 #[derive(Debug, thiserror::Error)]
 pub enum FrameError {
-    /// Longer than the protocol allows.
+    /// The frame is longer than the protocol allows.
     #[error("the message has {0} bytes, the maximum of ttrpc is {MAX_LENGTH}")]
     TooLong(usize),
-    /// Neither request nor response.
+    /// The frame is neither a request nor a response.
     #[error("unknown frame type {0}")]
     Type(u8),
-    /// Not a valid protobuf message.
+    /// The content is not a valid protobuf message.
     #[error("cannot decode the frame")]
     Decode(#[from] prost::DecodeError),
 }

@@ -57,7 +57,7 @@ pub(crate) struct Hierarchy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Removed {
     All,
-    /// Processes still run in it, or more cgroups are left than one call removes.
+    /// Processes still run in the tree, or more cgroups are left than one call removes.
     Busy,
 }
 
@@ -101,9 +101,8 @@ impl Hierarchy {
 
     /// Makes the cgroup and all its parents.
     ///
-    /// A v1 cpuset accepts no process before it has processors and memory nodes. New cgroups have none, so
-    /// they get their parent's values. A cgroup that another process has just created and not filled yet is
-    /// filled too.
+    /// A v1 cpuset accepts no process before it has processors and memory nodes. New cgroups have none, so they get
+    /// their parent's values. The values are also copied into a cgroup that another process has just created.
     pub(crate) fn make(&self, path: &str) -> Result<PathBuf, CgroupError> {
         let whole = self.at(path);
         // Usually only the last component is missing.
@@ -122,7 +121,7 @@ impl Hierarchy {
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => {
                     return Err(CgroupError::Make { path: at, source: error });
                 }
-                // A failure shows when the first process enters; that error names the file.
+                // An error is ignored here: it is reported with the name of the file when the first process enters.
                 _ => self.fill(&parent, &at),
             };
         }
@@ -144,8 +143,7 @@ impl Hierarchy {
     }
 }
 
-/// The hierarchies that the runtime passes in the configuration. If it passes none: all that are mounted
-/// here.
+/// The hierarchies that the runtime passes in the configuration. If it passes no hierarchy, all mounted hierarchies.
 pub(crate) fn configured(
     hierarchies: &[coracle_proto::shim::Hierarchy],
 ) -> Result<Vec<Hierarchy>, CgroupError> {
@@ -187,8 +185,8 @@ fn parse(mountinfo: &str) -> Vec<Hierarchy> {
     found
 }
 
-/// Whether a path names a cgroup below a hierarchy's root. The root holds all processes of the machine. A kill with an
-/// empty path (of a container whose cgroup is not known yet) would kill all of them.
+/// Whether a path names a cgroup below a hierarchy's root. The root contains all processes of the machine. A kill with
+/// an empty path would kill all of them. The path of a container is empty while its cgroup is not known.
 pub(crate) fn is_below_root(path: &str) -> bool {
     let mut parts = path.split('/').filter(|part| !part.is_empty()).peekable();
     parts.peek().is_some() && parts.all(|part| !matches!(part, "." | ".."))

@@ -24,30 +24,30 @@ use crate::stdio::Stdio;
 /// State of the container.
 #[derive(Clone, Debug)]
 pub(crate) enum Phase {
-    /// A creator process makes it.
+    /// A creator process makes the container.
     Creating {
         call_id: CallId,
         creator: i32,
-        /// Pid of its first process, 0 until the creator reports it.
+        /// Pid of the container's first process. 0 until the creator reports the pid.
         first: i32,
         /// The first process has reported that it is ready.
         ready: bool,
     },
-    /// Its first process waits for the start signal.
+    /// The container's first process waits for the start signal.
     Created,
     /// The start signal is sent. The first process's report ends when its program runs, because the socket is
     /// close-on-exec.
     Starting {
         call_id: CallId,
     },
-    /// CRIU restores its processes from a checkpoint. The first process, which never gets a start signal,
+    /// CRIU restores the container's processes from a checkpoint. The first process, which never gets a start signal,
     /// provides mounts and streams meanwhile.
     Restoring {
         call_id: CallId,
         restorer: i32,
     },
     Running,
-    /// Its first process has ended. The shim still reads its output, until `until` at the latest.
+    /// The first process has ended. The shim still reads the container's output, until `until` at the latest.
     Draining {
         exit: Exit,
         until: Instant,
@@ -57,7 +57,7 @@ pub(crate) enum Phase {
     },
 }
 
-/// Where the first process waits for the start signal.
+/// The channel at which the first process waits for the start signal.
 #[derive(Debug)]
 pub(crate) enum StartChannel {
     /// At a pipe, for one byte.
@@ -74,17 +74,17 @@ pub(crate) struct Container {
     /// Pid of its first process, set when that process is ready. The process is a child of the shim, so its pid is not
     /// reused before the shim reaps it.
     pub(crate) pid: i32,
-    /// Where its first process waits for the start signal.
+    /// The channel at which the first process waits for the start signal.
     pub(crate) start_channel: StartChannel,
     /// Cgroup path below each hierarchy's mount. Empty until the creator reports it.
     pub(crate) cgroup: String,
-    /// Whether the container shares a pid namespace. If so, the kernel does not kill its other processes when the first
-    /// one ends.
+    /// Whether the container shares a pid namespace. Then the kernel does not kill its other processes when the first
+    /// process ends.
     pub(crate) shares_pids: bool,
     /// OOM kills of the pod's cgroup before this container was created.
     pub(crate) pod_oom_kills: u64,
-    /// OOM notifications of its cgroup. They are used if the cgroup may be removed before the shim reads its counter,
-    /// and the pod's cgroup has no counter.
+    /// OOM notifications of its cgroup. They are used if the cgroup may be removed before the shim reads the cgroup's
+    /// counter, and the pod's cgroup has no counter.
     pub(crate) oom_events: Option<OomEvents>,
     /// Mount point of its overlay.
     pub(crate) target: Option<PathBuf>,
@@ -101,13 +101,13 @@ pub(crate) struct Container {
 /// A deletion in progress.
 #[derive(Debug, Default)]
 pub(crate) struct Deletion {
-    /// Callers that wait for its end.
+    /// Callers that wait for the end of the deletion.
     pub(crate) calls: Vec<CallId>,
-    /// The create call that failed. It is answered with this error when nothing is left of the container.
+    /// The create call that failed. It is answered with this error when the container is removed completely.
     pub(crate) failed: Option<(CallId, CallError)>,
     /// Pidfds of the cgroup's processes whose end is awaited.
     pub(crate) dying: Vec<OwnedFd>,
-    /// Time of the next attempt, if no other event triggers one.
+    /// Time of the next attempt, if no other event triggers an attempt before.
     pub(crate) retry_at: Option<Instant>,
     pub(crate) attempts: u32,
 }
@@ -115,7 +115,7 @@ pub(crate) struct Deletion {
 // === impl Container ===
 
 impl Container {
-    /// Whether its first process may still run.
+    /// Whether the first process may still run.
     pub(crate) fn is_alive(&self) -> bool {
         match self.phase {
             Phase::Creating { .. } => true,

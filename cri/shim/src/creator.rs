@@ -63,7 +63,7 @@ use systemd_scope::Unit;
 #[derive(Debug)]
 pub(crate) struct CreateRequest<'a> {
     pub(crate) id: &'a str,
-    /// The bundle directory with the runtime's config.json, which is read and not changed.
+    /// The bundle directory with the runtime's config.json. The creator only reads this file.
     pub(crate) bundle: &'a Path,
     /// The container's own directory. The adjusted config.json is written there.
     pub(crate) dir: &'a Path,
@@ -90,7 +90,7 @@ pub(crate) struct CreateRequest<'a> {
     pub(crate) start_pipe: &'a OwnedFd,
 }
 
-/// How the container is made.
+/// The way in which the container is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Method {
     Direct,
@@ -227,8 +227,8 @@ fn create(request: &CreateRequest<'_>, reporter: Reporter) -> Result<(), CreateE
     }
 }
 
-/// Returns the container's cgroup path, and the systemd scope if the spec requests one. From then on the spec has
-/// the plain path in both cases.
+/// Returns the container's cgroup path, and the systemd scope if the spec requests one. Afterwards the spec has the
+/// plain path in both cases.
 fn take_cgroup(spec: &mut Spec) -> Result<(String, Option<Scope>), CreateError> {
     let linux = spec.linux_mut().as_mut();
     let linux = linux.ok_or(CreateError::Missing("cgroupsPath"))?;
@@ -323,7 +323,7 @@ fn set_parameters(spec: &mut Spec, user: Option<&UserNamespace>) -> Result<(), C
     Ok(())
 }
 
-/// Gives the pipes to the container's user; otherwise that user cannot open /dev/stdout. Without input stdin
+/// Makes the container's user the owner of the pipes. Otherwise that user cannot open /dev/stdout. Without input stdin
 /// is the host's /dev/null, whose owner is never changed.
 fn chown_pipes(spec: &Spec, ends: &Ends) {
     let Some(process) = spec.process() else { return };
@@ -332,7 +332,7 @@ fn chown_pipes(spec: &Spec, ends: &Ends) {
         let is_pipe =
             nix::sys::stat::fstat(end).is_ok_and(|stat| stat.st_mode & libc::S_IFMT == libc::S_IFIFO);
         if is_pipe {
-            // A failure is ignored: then the program cannot open the stream by its name, but can use it.
+            // A failure is ignored. The program then cannot open the stream by its name, but can use its descriptor.
             let _ = nix::unistd::fchown(end, Some(owner.into()), None);
         }
     }

@@ -31,7 +31,7 @@ pub(crate) enum ProcessSource<'a> {
 #[derive(Debug)]
 pub(crate) struct ExecRequest<'a> {
     pub(crate) process: ProcessSource<'a>,
-    /// The container's directory. The seccomp profile of its config.json applies to the exec too.
+    /// The container's directory. The seccomp profile of the container's config.json applies to the exec too.
     pub(crate) dir: &'a Path,
     pub(crate) cgroups: Vec<PathBuf>,
     /// Cgroup path below each hierarchy's mount.
@@ -56,16 +56,16 @@ pub(crate) struct Exec {
     pub(crate) container: u32,
     pub(crate) container_id: String,
     pub(crate) exec_id: String,
-    /// Whether the agent waits for its end (ExecSync) and kills it after a timeout.
+    /// Whether the agent waits for the end of the process (ExecSync), and kills the process after a timeout.
     pub(crate) awaited: bool,
-    /// 0 until the first fork reports it.
+    /// Pid of the process. 0 until the first fork reports the pid.
     pub(crate) pid: i32,
     pub(crate) report: Option<Report>,
     /// The exec call, to be answered when the program runs.
     pub(crate) call_id: Option<CallId>,
     /// Socket from which the terminal's master is received.
     pub(crate) console: Option<OwnedFd>,
-    /// Set if the process ended before its report was read.
+    /// The exit of the process, if the process ended before its report was read.
     pub(crate) exit: Option<Exit>,
 }
 

@@ -25,7 +25,7 @@ impl HostMounts {
         Ok(Self { namespace, propagate_here })
     }
 
-    /// Whether mounts made on the host after the pod's start propagate to the pod's namespace. They do if the
+    /// Whether mounts made on the host after the pod's start propagate to the pod's namespace. They propagate if the
     /// root mount is shared, as systemd makes it. The kernel's default is private.
     pub(crate) fn propagate_here(&self) -> bool {
         self.propagate_here

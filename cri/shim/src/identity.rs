@@ -41,7 +41,7 @@ pub(crate) enum IdentityError {
     Seccomp(#[source] io::Error),
 }
 
-/// Takes on the identity, inside the container. Returns the program's environment.
+/// Sets the identity of this process, inside the container. Returns the program's environment.
 pub(crate) fn assume(process: &Process, filter: Option<&Filter>) -> Result<Vec<CString>, IdentityError> {
     let (uid, gid) = (process.user().uid(), process.user().gid());
     if let Some(profile) = process.apparmor_profile() {

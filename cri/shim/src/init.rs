@@ -1,7 +1,7 @@
-//! Process 1 of a pod's shared pid namespace. It waits until the shim ends. It ignores SIGCHLD, so the kernel
-//! reaps orphans for it.
+//! Process 1 of a pod's shared pid namespace. The process waits until the shim ends. It ignores SIGCHLD, so that the
+//! kernel reaps orphans.
 //!
-//! A container with CAP_SYS_PTRACE can reach everything that process 1 has. So process 1 has as little as possible:
+//! A container with CAP_SYS_PTRACE can reach all resources of process 1. So process 1 has as few resources as possible:
 //! - [`root`]: a mount namespace of its own, whose only mount is a read-only tmpfs with the program;
 //! - [`program`]: an executable of its own, without memory of the shim or files of the node;
 //! - [`confine`]: the user and the profiles that the pod requests, and no capability except CAP_SYS_PTRACE;
@@ -34,12 +34,12 @@ const PROGRAM: &std::ffi::CStr = c"/coracle-init";
 
 /// Descriptor of the pipe that the program waits on. The program ends when the pipe is closed.
 const LIFELINE: RawFd = 0;
-/// Descriptors of the report pipe. The program writes there that it waits. If the program cannot be started, the forked
-/// process writes the error there.
+/// Descriptors of the report pipe. The program reports through this pipe that it waits. If the program cannot be
+/// started, the forked process writes the error into the pipe.
 const REPORT_FDS: [RawFd; 2] = [1, 2];
 /// The program's report that it waits.
 const WAITING: u8 = b'+';
-/// Maximum bytes of an error text: a pipe takes as many in one atomic write (PIPE_BUF).
+/// Maximum bytes of an error text: the size of an atomic write to a pipe (PIPE_BUF).
 const MAX_REPORT: usize = 4096;
 
 /// Arguments of a process 1.
@@ -84,7 +84,7 @@ enum InitError {
 // === impl Init ===
 
 impl Init {
-    /// `None` for a pod without a shared pid namespace.
+    /// The arguments for this pod. `None` for a pod without a shared pid namespace.
     pub(crate) fn of(config: &SandboxConfig) -> io::Result<Option<Self>> {
         if !config.share_pid {
             return Ok(None);
@@ -113,7 +113,7 @@ impl Init {
     /// Waits for the report of the program. `pid` is the forked process, which is not reaped yet.
     pub(crate) fn wait_until_ready(self, pid: i32) -> io::Result<Process1> {
         let Self { report_read, report_write, lifeline_write, .. } = self;
-        // While a copy of this end is open, reading never returns the end of file.
+        // Close this copy of the write end. Otherwise a read never returns the end of file.
         drop(report_write);
         let mut report = [0; MAX_REPORT];
         match nix::unistd::read(&report_read, &mut report)? {
@@ -174,7 +174,7 @@ impl Process1 {
         Ok(Self { pid, pidfd, namespace, _lifeline: lifeline })
     }
 
-    /// The pid of process 1. The kernel may reuse it after the end of process 1.
+    /// The pid of process 1. The kernel may reuse the pid after the end of process 1.
     pub(crate) fn pid(&self) -> i32 {
         self.pid
     }

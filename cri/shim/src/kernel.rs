@@ -51,7 +51,7 @@ fn check(result: c_long) -> io::Result<c_int> {
 
 fn owned(result: c_long) -> io::Result<OwnedFd> {
     let fd = check(result)?;
-    // SAFETY: the kernel has just created this descriptor, so nothing else owns it.
+    // SAFETY: the kernel has just created this descriptor, so no other value owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
@@ -155,7 +155,7 @@ pub(crate) fn reset_signals() {
     // function is not used: it refuses the two signals that the library itself uses.
     let default = [0_u64; 8];
     for signal in 1..=64 {
-        // SAFETY: the structure outlives the call; nothing is written back.
+        // SAFETY: the structure outlives the call, and the kernel does not write to it.
         unsafe {
             libc::syscall(libc::SYS_rt_sigaction, signal, default.as_ptr(), std::ptr::null::<u64>(), 8_usize)
         };
@@ -211,7 +211,7 @@ pub(crate) fn become_subreaper() -> io::Result<()> {
     prctl(libc::PR_SET_CHILD_SUBREAPER, 1)
 }
 
-/// Ends this process by SIGKILL when the parent dies, and at once if it has died already. For a child in the
+/// Ends this process by SIGKILL when the parent dies, and at once if the parent has died already. For a child in the
 /// parent's pid namespace.
 pub(crate) fn die_with(parent: i32) {
     if die_with_parent().is_err() || i64::from(std::os::unix::process::parent_id()) != i64::from(parent) {
@@ -470,7 +470,7 @@ pub(crate) fn take_terminal(terminal: &OwnedFd) -> io::Result<()> {
 
 /// Takes ownership of descriptors that were received in a message.
 pub(crate) fn adopt(fds: Vec<RawFd>) -> Vec<OwnedFd> {
-    // SAFETY: the kernel has just created these descriptors for this process, so nothing else owns them.
+    // SAFETY: the kernel has just created these descriptors for this process, so no other value owns them.
     fds.into_iter().map(|fd| unsafe { OwnedFd::from_raw_fd(fd) }).collect()
 }
 

@@ -6,9 +6,10 @@
 //! process to a pod) and `shim` (the event loop; one file per call).
 //!
 //! Invariants:
-//! - It is single-threaded and does not use tokio: one poll loop, in which no step blocks and no timer polls.
+//! - It is single-threaded and does not use tokio: one poll loop, in which no step blocks, and no timer is used for
+//!   polling.
 //! - It calls the container library only in `creator`, a fork that exits after one container.
-//! - Its memory does not grow with time: without an agent it queues one event per ended process.
+//! - Its memory does not grow with time. Without an agent it queues only one event per ended process.
 //! - It mounts file systems in its own mount namespace, so they are unmounted at its end.
 //! - The shim uses OCI specs and its own protocol, and no types of the CRI or Kubernetes.
 
@@ -68,7 +69,7 @@ use crate::shim::Shim;
 /// Command line arguments of the shim.
 #[derive(Clone, Debug)]
 pub struct ShimArgs {
-    /// The pod's directory: has `shim.pb`, the configuration, and all files of the shim.
+    /// The pod's directory. It has the configuration `shim.pb` and all other files of the shim.
     pub dir: PathBuf,
 }
 
@@ -92,8 +93,8 @@ enum StartError {
 
 /// Sets up the pod of `args.dir` and serves it until it is shut down.
 ///
-/// Must be called before any thread exists. The caller reads standard output. It gets a line `pid NUMBER` if the pod
-/// is a sibling of the started process, then a line `ready` or the error.
+/// Must be called before any thread exists. The caller reads standard output. The caller gets a line `pid NUMBER` if
+/// the pod is a sibling of the started process, then a line `ready` or the error.
 #[must_use]
 pub fn main(args: ShimArgs) -> ExitCode {
     match run(&args.dir) {
@@ -110,8 +111,8 @@ pub fn main(args: ShimArgs) -> ExitCode {
 /// Gives the calling thread, and the processes that it starts, an empty session keyring.
 ///
 /// A program that starts shims calls this before it has threads. Otherwise containers could read the keys of the
-/// program's session, such as Kerberos tickets of an administrator. Each shim makes a keyring of its own, but cannot do
-/// so after a container has used up root's quota of keys.
+/// program's session, such as Kerberos tickets of an administrator. Each shim makes a keyring of its own, but this
+/// fails after a container has used up root's quota of keys.
 ///
 /// # Errors
 /// On a kernel without keys, and if root has used up its quota.
@@ -154,7 +155,7 @@ fn limit_open_files(soft: u64) -> nix::Result<()> {
 }
 
 /// Moves the shim into its cgroups, if it was not forked in them. A fork of the shim makes the move after `ready` is
-/// reported. The move takes some milliseconds (an RCU grace period), which must delay neither the agent nor the shim.
+/// reported. The move takes some milliseconds (an RCU grace period), and must not delay the agent or the shim.
 fn move_into_cgroups(pod: &Pod) {
     let left = pod.own_cgroups.not_entered();
     if left.is_empty() {

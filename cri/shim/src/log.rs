@@ -1,8 +1,8 @@
 //! A container's log file in the CRI format, rotated when it exceeds its size limit.
 //!
-//! A line is `<time> <stream> <tag> <text>`. The tag is F for a full line and P for a part of a longer one
-//! (k8s.io/cri-api, "logging format"). A rotated file is named `<path>.<YYYYmmdd-HHMMSS>`, which is the
-//! kubelet's naming.
+//! A line is `<time> <stream> <tag> <text>`. The tag is F for a full line and P for a part of a longer line
+//! (k8s.io/cri-api, "logging format"). A rotated file is named `<path>.<YYYYmmdd-HHMMSS>`, which is the kubelet's
+//! naming.
 
 use std::cmp::Ordering;
 use std::fs::{self, File, OpenOptions};
@@ -28,12 +28,12 @@ pub(crate) enum Output {
     Stderr,
 }
 
-/// When to rotate, and how many files to keep.
+/// The size at which the file is rotated, and the number of files to keep.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     /// Maximum bytes per file; 0 means unlimited.
     pub(crate) size: u64,
-    /// Number of files including the current one; with 0 and 1 only the current one is kept.
+    /// Number of files including the current one; with 0 and 1 only the current file is kept.
     pub(crate) files: u32,
 }
 
@@ -97,7 +97,7 @@ impl Lines {
                 return;
             }
         }
-        // An idle container keeps no buffer.
+        // Free the buffer, because the container may be idle for a long time.
         if self.rest.is_empty() && self.rest.capacity() > 512 {
             self.rest = Vec::new();
         }
@@ -144,8 +144,8 @@ impl Log {
         Ok(())
     }
 
-    /// Writes complete formatted lines. On a full disk they are lost: the container is not blocked. If the
-    /// rotation fails, the file grows beyond its limit instead of losing lines.
+    /// Writes complete formatted lines. On a full disk the lines are lost, but the container is not blocked. If the
+    /// rotation fails, the file grows beyond its limit, and no lines are lost.
     pub(crate) fn write(&mut self, lines: &[u8], now: Duration) -> io::Result<()> {
         let length = lines.len() as u64;
         if self.limits.size > 0 && self.written > 0 && self.written + length > self.full {
@@ -187,7 +187,7 @@ impl Log {
     fn cut_off(&mut self, half: u64) -> io::Result<()> {
         let length = self.file.metadata()?.len();
         match length.cmp(&self.written) {
-            // Another process truncated the file meanwhile, and the incomplete line with it.
+            // Another process truncated the file meanwhile, so the incomplete line is gone.
             Ordering::Less => {}
             Ordering::Equal => {
                 self.file.set_len(length - half)?;
@@ -214,7 +214,7 @@ impl Log {
     fn rotate(&mut self, now: Duration) -> io::Result<()> {
         if self.limits.files > 1 {
             match fs::rename(&self.path, self.rotated_path(now)) {
-                // Another process renamed or removed it.
+                // Another process renamed or removed the file.
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 Ok(()) | Err(_) => {}
             }
@@ -235,7 +235,7 @@ impl Log {
             PathBuf::from(name)
         };
         let second = with(&format!(".{}", stamp(now)));
-        // A fast writer fills more than one file per second.
+        // A container with much output fills more than one file per second, so the name gets nanoseconds.
         if second.exists() { with(&format!(".{}.{:09}", stamp(now), now.subsec_nanos())) } else { second }
     }
 
@@ -251,7 +251,7 @@ impl Log {
         let keep = usize::try_from(self.limits.files.saturating_sub(1)).unwrap_or(usize::MAX);
         for old in rotated.iter().take(rotated.len().saturating_sub(keep)) {
             match fs::remove_file(old) {
-                // Another process, for example a log collector, removed it first.
+                // Another process, for example a log collector, removed the file first.
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 Ok(()) | Err(_) => {}
             }
@@ -267,15 +267,15 @@ fn append(path: &Path) -> io::Result<File> {
         opened => return opened,
     }
     match OpenOptions::new().create_new(true).append(true).mode(0o640).open(path) {
-        // Another process has made it meanwhile.
+        // Another process has made the file meanwhile.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => append_existing(path),
         made => made,
     }
 }
 
-/// Opens a regular file for appending. A container with a volume in the node's log directory may have replaced it. A
-/// link would redirect the output, and a FIFO would block the shim until it has a reader. The type is checked before the
-/// file is opened: opening a device can have effects.
+/// Opens a regular file for appending. A container with a volume in the node's log directory may have replaced the
+/// file. A link would redirect the output, and a FIFO would block the shim until it has a reader. The type is checked
+/// before the file is opened: opening a device can have effects.
 fn append_existing(path: &Path) -> io::Result<File> {
     // With musl, the standard library removes O_PATH from custom flags.
     let flags = OFlag::O_PATH | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;

@@ -29,7 +29,8 @@ pub(crate) struct OomEvents {
 // === impl OomEvents ===
 
 impl OomEvents {
-    /// Registers if systemd may remove the counter: for a cgroup of a systemd unit on v1. Else `None`.
+    /// Registers for notifications if systemd may remove the counter, which applies to a cgroup of a systemd unit on
+    /// v1. Otherwise returns `None`.
     pub(crate) fn listen(hierarchies: &[Hierarchy], path: &str) -> Option<io::Result<Self>> {
         coracle_systemd::unit::of_path(path).filter(|_| cgroup::is_below_root(path))?;
         let memory = hierarchies.iter().find(|hierarchy| hierarchy.has("memory"))?;
@@ -39,8 +40,8 @@ impl OomEvents {
     fn at(cgroup: &Path) -> io::Result<Self> {
         let new = || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK);
         let events = Self { shortages: new()?, removal: new()? };
-        // The kernel signals eventfds in the reverse order of their registration. So when `removal` is
-        // signalled, `shortages` has been too. No cgroup ever reaches the threshold of -1 bytes (unsigned maximum).
+        // The kernel signals eventfds in the reverse order of their registration. So when `removal` is signalled,
+        // `shortages` was signalled before. No cgroup ever reaches the threshold of -1 bytes (unsigned maximum).
         register(cgroup, &events.removal, "memory.usage_in_bytes", "-1")?;
         register(cgroup, &events.shortages, "memory.oom_control", "")?;
         Ok(events)
@@ -48,7 +49,7 @@ impl OomEvents {
 
     /// Whether an OOM happened. The cgroup has been removed. The call waits for the kernel's removal event.
     pub(crate) fn has_occurred(&self) -> bool {
-        // Without the removal event, one signal might be the removal itself.
+        // The wait is needed: without the removal event, a single signal might come from the removal itself.
         let _ = poll(
             &mut [PollFd::new(self.removal.as_fd(), PollFlags::POLLIN)],
             PollTimeout::from(REMOVAL_TIMEOUT_MS),

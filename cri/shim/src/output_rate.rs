@@ -1,8 +1,8 @@
-//! The speed at which a container's output is read. Pure.
+//! The speed at which a container's output is read. No I/O.
 //!
 //! A container that writes faster than the limit blocks in write(2). Without the limit, a container could write all the
-//! time. It would occupy the disk of the node's store and the processor time of other pods' shims. Copying and
-//! formatting the output costs the shim more than writing it costs the container.
+//! time. It would occupy the disk of the node's store and the processor time of other pods' shims. The shim needs more
+//! processor time to copy and format the output than the container needs to write it.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const MIN_THROTTLE: Duration = Duration::from_micros(62_500);
 pub(crate) struct OutputRate {
     /// Bytes of [`BURST`] that are used up. Time reduces them.
     used: u64,
-    /// When `used` was last reduced.
+    /// Time at which `used` was last reduced.
     counted_at: Option<Instant>,
     /// End of the last pause.
     resumes: Option<Instant>,

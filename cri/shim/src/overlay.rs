@@ -11,7 +11,7 @@ use crate::kernel;
 
 mod classic;
 
-/// The step of mounting that failed.
+/// The failed step of a mount.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum OverlayError {
     #[error("cannot make the mount point {}", .path.display())]
@@ -41,7 +41,8 @@ pub(crate) fn mount_at_target(overlay: &Overlay, label: Option<&str>) -> Result<
         (layers, _) => match configure(layers, overlay, label) {
             Ok(mounted) => kernel::attach_mount(&mounted, target)
                 .map_err(|source| OverlayError::Attach { target: target.to_owned(), source }),
-            // overlayfs before Linux 6.7 does not support `lowerdir+` and reports that only at the end.
+            // overlayfs before Linux 6.7 does not support `lowerdir+`, and reports this only at the end of the
+            // configuration.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
                 classic::mount(overlay, target, label)
                     .map_err(|source| OverlayError::Configure { layers: layers.len(), source })
@@ -59,9 +60,9 @@ fn configure(layers: &[String], overlay: &Overlay, label: Option<&str>) -> io::R
     if !overlay.upper.is_empty() {
         kernel::fs_set(&fs, c"upperdir", Path::new(&overlay.upper))?;
         kernel::fs_set(&fs, c"workdir", Path::new(&overlay.work))?;
-        // Without `volatile` every unmount flushes the upper file system to the disk. With `volatile` nothing is lost,
-        // because a container's own layer is not used after a reboot. Kernels before 5.10 do not support `volatile` and
-        // are only slower.
+        // Without `volatile` every unmount flushes the upper file system to the disk. `volatile` is safe, because a
+        // container's own layer is not used after a reboot. Kernels before 5.10 do not support `volatile` and are only
+        // slower.
         let _ = kernel::fs_set_flag(&fs, c"volatile");
     }
     kernel::fs_label(&fs, label)?;
@@ -83,7 +84,7 @@ fn bind_read_only(layer: &Path, target: &Path) -> Result<(), OverlayError> {
     mount(none, target, none, flags, none).map_err(failed)
 }
 
-/// Detaches all mounts at the target (MNT_DETACH); open files in them stay usable. An absent mount is a
+/// Detaches all mounts at the target (MNT_DETACH). Open files in these mounts stay usable. An absent mount is a
 /// success.
 pub(crate) fn unmount(target: &Path) -> nix::Result<()> {
     loop {

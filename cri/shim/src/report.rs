@@ -1,9 +1,9 @@
 //! The report of a forked child to the shim: one message per packet over a private socket.
 //!
-//! It is a socket, not a pipe. A pipe can be opened a second time through `/proc/PID/fd`, a socket cannot
-//! (`sock_no_open` in net/socket.c). The kernel adds the sender of every message (`SCM_CREDENTIALS`, unix(7)). The shim
-//! accepts a message only from a process that may send it, see [`Senders`]. The child's end is close-on-exec. So end of
-//! file means that the program runs, or that the child has ended.
+//! A socket is used, because a pipe can be opened a second time through `/proc/PID/fd`. A socket cannot (`sock_no_open`
+//! in net/socket.c). The kernel adds the sender of every message (`SCM_CREDENTIALS`, unix(7)). The shim accepts a
+//! message only from a process that may send it, see [`Senders`]. The child's end is close-on-exec. So end of file
+//! means that the program runs, or that the child has ended.
 
 mod senders;
 
@@ -118,7 +118,7 @@ impl Reporter {
         self.fd
     }
 
-    /// Sends a message. A failure is ignored: it means that the shim is dead, and the child ends with it. Uses
+    /// Sends a message. A failure is ignored: it means that the shim is dead, and the child ends with the shim. Uses
     /// write(2), which a container's seccomp profile allows.
     pub(crate) fn send(self, message: &Message) {
         let _ = nix::unistd::write(kernel::borrow(self.fd), &message.encode());

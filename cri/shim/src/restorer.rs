@@ -1,8 +1,9 @@
 //! The restorer: a fork of the shim that executes CRIU to restore a container from a checkpoint.
 //!
 //! The container is created like any other. Its first process waits in its cgroup, with its root, mounts and streams.
-//! CRIU takes the root, the external mounts (the pod's files, volumes, the cgroup) and the pipes from that process.
-//! Everything else is in CRIU's images. The restored first process is a child of the shim, like the one it replaces.
+//! CRIU takes the root, the external mounts (the pod's files, volumes, the cgroup) and the pipes from that process. All
+//! other state is in CRIU's images. The restored first process is a child of the shim, like the process that it
+//! replaces.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -90,7 +91,7 @@ pub(crate) fn run(request: &RestoreRequest<'_>) -> ! {
 fn become_criu(request: &RestoreRequest<'_>) -> Result<std::convert::Infallible, RestoreError> {
     redirect_output(&Path::new(&request.restore.work).join("restore.err"))?;
     let streams = streams(request).map_err(RestoreError::Stream)?;
-    // The process is moved so that it is inside the container's cgroup namespace, whose root is this cgroup.
+    // This process enters the cgroup, because the cgroup is the root of the container's cgroup namespace.
     cgroup::enter(&request.cgroups).map_err(RestoreError::Cgroup)?;
     let (root, external) = copy_mounts(request)?;
     let stage = Stage::make(request.stage)?;
@@ -119,7 +120,7 @@ fn redirect_output(path: &Path) -> Result<(), RestoreError> {
 fn streams<'a>(request: &'a RestoreRequest<'_>) -> io::Result<Vec<(&'a str, OwnedFd)>> {
     let mut streams = Vec::new();
     for stream in &request.restore.streams {
-        // The process may end at any time. Its /proc directory never shows another process.
+        // The process may end at any time. The open /proc directory never shows another process.
         let path = request.of_waiting(&format!("fd/{}", stream.standard));
         let end = File::options().read(stream.standard == 0).write(stream.standard != 0).open(path)?;
         fcntl(&end, FcntlArg::F_SETFD(FdFlag::empty()))?;
@@ -188,7 +189,7 @@ impl Stage<'_> {
     }
 }
 
-/// CRIU's command line. Pure.
+/// CRIU's command line. No I/O.
 fn arguments(
     restore: &RestoreContainer,
     root: &Path,
@@ -209,7 +210,7 @@ fn arguments(
     for (pipe, end) in streams {
         with("--inherit-fd", format!("fd[{}]:{pipe}", end.as_raw_fd()));
     }
-    // The process becomes a child of CRIU's parent, the shim, and stays in CRIU's cgroup.
+    // The restored process becomes a child of CRIU's parent, the shim, and stays in CRIU's cgroup.
     let rest = ["--restore-detached", "--restore-sibling", "--manage-cgroups=ignore"];
     arguments.extend(rest.map(str::to_owned));
     // The pod's address has changed, so TCP connections are restored as closed.

@@ -39,7 +39,7 @@ pub(crate) fn amount(limit: u64) -> rlim_t {
     rlim_t::try_from(u128::from(limit)).unwrap_or(RLIM_INFINITY)
 }
 
-/// The hard limit of this process. `u64::MAX` if there is none.
+/// The hard limit of this process. `u64::MAX` if there is no limit.
 pub(crate) fn hard(resource: Resource) -> u64 {
     match getrlimit(resource) {
         Ok((_, hard)) if hard != RLIM_INFINITY => u64::try_from(u128::from(hard)).unwrap_or(u64::MAX),

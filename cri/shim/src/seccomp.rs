@@ -6,7 +6,7 @@ use libcontainer::oci_spec::runtime::{LinuxSeccompFilterFlag, Spec};
 
 use crate::kernel;
 
-/// Name of the file that keeps the program for execs. It is beside the container's spec.
+/// Name of the file that keeps the program for execs. The file is in the directory of the container's spec.
 pub(crate) const FILE: &str = "seccomp.bpf";
 
 /// Bytes of an instruction (`struct sock_filter`).
@@ -66,7 +66,7 @@ fn check_complete(program: Vec<u8>) -> io::Result<Vec<u8>> {
     Ok(program)
 }
 
-/// The flag bits of seccomp(2). `WAIT_KILLABLE_RECV` is ignored: it applies to filters with a listener only.
+/// The flag bits of seccomp(2). `WAIT_KILLABLE_RECV` is ignored, because it applies only to filters with a listener.
 fn bit(flag: LinuxSeccompFilterFlag) -> u32 {
     match flag {
         LinuxSeccompFilterFlag::SeccompFilterFlagTsync => 1,

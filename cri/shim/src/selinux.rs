@@ -27,8 +27,8 @@ pub(crate) fn context_of<'a>(kind: &str, label: Option<&'a str>) -> Option<&'a s
     label.filter(|_| LABELLED.contains(&kind))
 }
 
-/// Moves the mount label to the options of those mounts that support it. The library would add the label to mounts of
-/// every type, also to existing mounts of the pod. The kernel refuses that.
+/// Moves the mount label to the options of the mounts that support the label. The library would add the label to mounts
+/// of every type, also to existing mounts of the pod. The kernel refuses such options.
 pub(crate) fn prepare_for_library(spec: &mut Spec) {
     let Some(label) = mount_label(spec).map(str::to_owned) else { return };
     for entry in spec.mounts_mut().iter_mut().flatten() {
@@ -71,9 +71,9 @@ pub(crate) fn exec_as(label: &str) -> io::Result<()> {
     }
 }
 
-/// Writes the label. A file that the container mounted over its /proc is never written to.
+/// Writes the label. Does not write to a file that the container mounted over its /proc.
 fn set_exec(label: &str) -> io::Result<()> {
-    // O_PATH has no side effect on a file that the container put there.
+    // An open with O_PATH has no side effect on a file that the container mounted at this path.
     let proc = kernel::open_without_magic(Path::new("/proc"), libc::O_PATH | libc::O_DIRECTORY)?;
     let is_proc = fstatfs(&proc)?.filesystem_type() == PROC_SUPER_MAGIC && fstat(&proc)?.st_ino == PROC_ROOT;
     if !is_proc {

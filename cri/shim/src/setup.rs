@@ -81,7 +81,7 @@ pub(crate) struct Pod {
 pub(crate) struct OwnCgroups {
     v1: Vec<PathBuf>,
     unified: Vec<PathBuf>,
-    /// Whether the shim need not enter a v2 cgroup: it was forked in its cgroup, or the sandbox has no v2 cgroup.
+    /// Whether the shim need not enter a v2 cgroup: the shim was forked in its cgroup, or the sandbox has no v2 cgroup.
     entered_unified: bool,
 }
 
@@ -89,9 +89,9 @@ pub(crate) struct OwnCgroups {
 
 impl OwnCgroups {
     /// Makes the cgroups of the shim. A container gets its own cgroup only in hierarchies whose controllers limit
-    /// containers. In the other hierarchies it stays in the shim's cgroup. Root of a container can mount that cgroup in
-    /// a user namespace of its own, and kill or freeze its processes. So in the other hierarchies each pod has its own
-    /// cgroup below `path`. The runtime removes it with the pod.
+    /// containers. In the other hierarchies the container stays in the shim's cgroup. Root of a container can mount
+    /// that cgroup in a user namespace of its own, and kill or freeze its processes. So in the other hierarchies each
+    /// pod has its own cgroup below `path`. The runtime removes this cgroup with the pod.
     fn make(hierarchies: &[Hierarchy], path: &str, sandbox_id: &str) -> Result<Self, CgroupError> {
         if path.is_empty() {
             return Ok(Self { entered_unified: true, ..Self::default() });
@@ -109,7 +109,7 @@ impl OwnCgroups {
 
     /// The cgroups in addition to a systemd scope: cgroups of v1 hierarchies that systemd does not manage. In
     /// hierarchies where containers have their own cgroup, all shims of a slice share the slice's cgroup. In the other
-    /// hierarchies each pod has its own cgroup below it, as with [`make`](Self::make).
+    /// hierarchies each pod has its own cgroup below the slice's cgroup, as with [`make`](Self::make).
     fn outside_scope(hierarchies: &[Hierarchy], slice: &str, sandbox_id: &str) -> Result<Self, CgroupError> {
         let path = unit::slice_path(slice);
         let mut v1 = Vec::new();
@@ -136,9 +136,9 @@ pub(crate) struct ForkedShim {
     pub(crate) own_cgroups: OwnCgroups,
 }
 
-/// The first step: forks a sibling (a child of the same parent) directly into the v2 cgroup. The sibling continues.
-/// Moving the process there would wait for an RCU grace period, 10 ms and more. During a move every other creation,
-/// entry and removal of a cgroup on the machine waits.
+/// The first step: forks a sibling (a child of the same parent) directly into the v2 cgroup. The sibling continues. A
+/// move of the process into the cgroup would wait for an RCU grace period, 10 ms and more. During a move every other
+/// creation, entry and removal of a cgroup on the machine waits.
 pub(crate) fn fork_into_cgroup(config: &SandboxConfig) -> Result<ForkedShim, SetupError> {
     let hierarchies = cgroup::configured(&config.hierarchies).map_err(SetupError::Cgroup)?;
     if let Some(scope) = Scope::parse(&config.shim_cgroup) {
@@ -186,7 +186,7 @@ pub(crate) fn enter(
     let host_mounts = HostMounts::capture().map_err(SetupError::HostMounts)?;
     let init = Init::of(config).map_err(SetupError::Init)?;
     let (user, mut init_pid) = make_namespaces(config, init.as_ref())?;
-    // Process 1 is started early, so that it prepares itself while the rest is set up.
+    // Process 1 is started early, so that it prepares itself during the remaining setup of the pod.
     if let Some(init) = init.as_ref().filter(|_| init_pid == 0) {
         init_pid = init.start().map_err(SetupError::Init)?;
     }

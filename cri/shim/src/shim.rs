@@ -114,13 +114,13 @@ impl Shim {
     }
 
     fn wait(&self) -> nix::Result<Vec<(Source, PollFlags)>> {
-        // `watched` and `next_deadline` use the same time. If a pause ended between two readings of the clock, the
-        // loop would neither poll the output nor wake up for it.
+        // `watched` and `next_deadline` use the same time. With two readings of the clock, a pause could end between
+        // the readings. The loop would then neither poll the output nor wake up.
         let now = Instant::now();
         let watched = self.watched(now);
         let mut fds: Vec<PollFd<'_>> = watched.iter().map(|one| PollFd::new(one.fd, one.flags)).collect();
         let timeout = self.next_deadline(now).map(|at| at.saturating_duration_since(Instant::now()));
-        // The timeout is rounded up, because the loop would spin if it woke up just before the deadline.
+        // The timeout is rounded up. Otherwise the loop could wake up just before the deadline, again and again.
         let timeout = timeout.map(|t| t + Duration::from_millis(1));
         let timeout =
             timeout.map_or(PollTimeout::NONE, |t| PollTimeout::try_from(t).unwrap_or(PollTimeout::MAX));
@@ -232,7 +232,8 @@ impl Shim {
 
     // --- the agent ---
 
-    /// Accepts an agent. Its connection replaces the previous one, whose agent has ended or is about to be replaced.
+    /// Accepts an agent. The new connection replaces the previous connection, whose agent has ended or is about to be
+    /// replaced.
     fn accept(&mut self) {
         match self.pod.listener.accept() {
             Ok(agent) => {

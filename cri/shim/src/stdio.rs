@@ -1,5 +1,5 @@
-//! A container's standard streams: pipes or a terminal on the container's side; the log and attached clients
-//! on the other.
+//! A container's standard streams: pipes or a terminal on the container's side, the log and attached clients on the
+//! other side.
 //!
 //! The shim does not copy input of a pipe: an attached client gets the write end itself. With stdin-once the
 //! shim passes on its only copy, so that the client's close ends the input. Input of a terminal goes through
@@ -20,7 +20,7 @@ use crate::null;
 use crate::output_rate::OutputRate;
 use crate::report::{note, set_nonblocking};
 
-/// Maximum reads from one output per event, so that a busy output does not starve the others.
+/// Maximum reads from one output per event, so that an output with much data does not delay the other outputs.
 const MAX_READS: usize = 4;
 /// Maximum bytes that a client may fall behind before it is disconnected.
 const ATTACH_BUFFER: i32 = 1 << 20;
@@ -114,7 +114,7 @@ impl Stdio {
         self.stream(output).as_ref().map(|stream| stream.fd.as_fd())
     }
 
-    /// When the outputs of a container that writes too fast may be read again.
+    /// The time at which the outputs may be read again, if the container writes too fast.
     pub(crate) fn paused_until(&self, now: Instant) -> Option<Instant> {
         self.rate.paused_until(now)
     }
@@ -178,8 +178,8 @@ impl Stdio {
         self.terminals.clear();
     }
 
-    /// Ends an output and disconnects its clients. A terminal has ended when no process has it open. It takes no input
-    /// any more, and poll(2) returns at once for it: queued input would keep the loop busy.
+    /// Ends an output and disconnects its clients. A terminal has ended when no process has it open. Its queued input
+    /// is dropped: the terminal takes no input any more, and poll(2) would return at once without end.
     fn end(&mut self, output: Output, now: Duration, lines: &mut Vec<u8>) {
         if let Some(mut stream) = self.stream_mut(output).take() {
             stream.lines.finish(now, lines);
@@ -256,7 +256,7 @@ impl Stdio {
 
     fn attach_terminal(&mut self, attach: &Attach) -> io::Result<(Attached, Vec<OwnedFd>)> {
         if self.stdout.is_none() {
-            // The terminal has ended: there is nothing to attach to, as with pipes that have ended.
+            // The terminal has ended, so the client gets no streams, as with pipes that have ended.
             return Ok((Attached::default(), Vec::new()));
         }
         let flags = SockFlag::SOCK_CLOEXEC;
@@ -287,7 +287,7 @@ impl Stdio {
                 continue;
             }
             let (theirs, pipe) = pipe2(OFlag::O_CLOEXEC)?;
-            // A larger buffer is optional; the system's limit may forbid it.
+            // A larger buffer is optional, because the system's limit may forbid it.
             let _ = fcntl(&pipe, FcntlArg::F_SETPIPE_SZ(capacity));
             set_nonblocking(&pipe)?;
             self.readers.push(Reader { output, pipe });
@@ -300,7 +300,7 @@ impl Stdio {
         Ok((attached, fds))
     }
 
-    /// Pipes of attached readers. The poll loop detects closed ones by their error flag.
+    /// Pipes of attached readers. The poll loop detects closed pipes by their error flag.
     pub(crate) fn readers(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.readers.iter().map(|reader| reader.pipe.as_fd())
     }
@@ -337,7 +337,7 @@ impl Stream {
 // === impl Terminal ===
 
 impl Terminal {
-    /// Whether its next input may be read: all earlier input has been written.
+    /// Whether the next input may be read, because all earlier input has been written.
     pub(crate) fn is_idle(&self) -> bool {
         self.queued_input.is_empty()
     }

@@ -34,7 +34,7 @@ pub(crate) fn set_up(root: impl AsFd, socket: impl AsFd, uid: u32) -> io::Result
     sendmsg::<UnixAddr>(socket.as_fd().as_raw_fd(), &text, &message, MsgFlags::empty(), None)?;
     kernel::take_terminal(&slave)?;
     (0..3).try_for_each(|standard| kernel::dup_to(slave.as_raw_fd(), standard))?;
-    // A failure is ignored: then programs cannot open the terminal by its name, but can use their standard streams.
+    // A failure is ignored. Programs then cannot open the terminal by its name, but can use their standard streams.
     let _ = nix::unistd::fchown(&slave, Some(uid.into()), None);
     Ok(slave)
 }

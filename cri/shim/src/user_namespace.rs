@@ -1,8 +1,8 @@
 //! A pod's user namespace, which owns the pod's other namespaces.
 //!
-//! The shim stays outside, because it mounts and signals with the node's rights. A child unshares a new user
-//! namespace and then the other namespaces, which the user namespace then owns. The shim opens them
-//! through the child's /proc directory, enters all but the user namespace, and keeps that one open.
+//! The shim stays outside, because it mounts and signals with the node's rights. A child unshares a new user namespace
+//! and then the other namespaces, which the user namespace then owns. The shim opens them through the child's /proc
+//! directory, enters all namespaces except the user namespace, and keeps the user namespace open.
 
 use std::fs;
 use std::io::{self, Read as _, Write as _};
@@ -36,8 +36,8 @@ pub(crate) enum UserNamespaceError {
     Enter { name: &'static str, source: nix::Error },
 }
 
-/// Whether this process is in a user namespace other than the machine's initial one. The initial one maps
-/// every id to itself.
+/// Whether this process is in a user namespace other than the initial user namespace of the machine. The initial user
+/// namespace maps every id to itself.
 pub(crate) fn is_inside_one() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap_or_default();
     !map.is_empty() && map.split_whitespace().ne(["0", "0", "4294967295"])
@@ -68,7 +68,7 @@ pub(crate) struct UserNamespace {
 pub(crate) struct InnerNamespaces<'a> {
     /// Network, ipc and uts namespaces, as far as the pod has its own.
     pub(crate) flags: CloneFlags,
-    /// Process 1, if containers share a pid namespace. It becomes a child of the caller.
+    /// Process 1, if containers share a pid namespace. Process 1 becomes a child of the caller.
     pub(crate) init: Option<&'a Init>,
 }
 
@@ -96,8 +96,8 @@ impl Mapping {
         self.host_ids(0, 0)
     }
 
-    /// The node's ids for ids of the namespace. An id without a mapping is returned unchanged; it is not accessible in
-    /// the namespace.
+    /// The node's ids for ids of the namespace. An id without a mapping is returned unchanged. The namespace has no
+    /// access to such an id.
     pub(crate) fn host_ids(&self, uid: u32, gid: u32) -> Owner {
         Owner { uid: host_id(&self.uids, uid), gid: host_id(&self.gids, gid) }
     }
@@ -118,7 +118,7 @@ pub(crate) fn make(
     let child = match kernel::fork().map_err(UserNamespaceError::Fork)? {
         Fork::Parent(pid) => pid,
         Fork::Child => {
-            // Otherwise the child would wait for a parent that has died.
+            // Close the parent's end in the child. Otherwise the child would wait without end if the parent dies.
             drop(ours);
             run_child(theirs, inside)
         }

@@ -23,9 +23,9 @@ const MAX_FDS: usize = 8;
 /// Maximum bytes of a packet. Packets of the protocol are much smaller; large data is sent as a file. A
 /// larger packet is not sent.
 const MAX_PACKET: usize = 1 << 20;
-/// Length of the accept queue. All queued agents but the last have already ended.
+/// Length of the accept queue. All queued agents except the last have already ended.
 const BACKLOG: i32 = 128;
-/// Maximum packets queued for an agent that does not read. If more are queued, the agent is disconnected; it
+/// Maximum packets queued for an agent that does not read. If more packets are queued, the agent is disconnected. It
 /// gets the complete state when it reconnects.
 const MAX_QUEUED: usize = 4096;
 
@@ -73,7 +73,7 @@ impl Listener {
     pub(crate) fn accept(&self) -> io::Result<Agent> {
         let raw = accept4(self.0.as_raw_fd(), SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK)?;
         let socket = kernel::adopt(vec![raw]).pop().ok_or_else(|| io::Error::other("no socket"))?;
-        // The system's limit may be below a packet's size. SndBufForce ignores it, if permitted.
+        // The system's limit may be below a packet's size. SndBufForce ignores this limit, if permitted.
         let _ = setsockopt(&socket, sockopt::SndBufForce, &MAX_PACKET)
             .or_else(|_| setsockopt(&socket, sockopt::SndBuf, &MAX_PACKET));
         Ok(Agent { socket, queued: VecDeque::new() })

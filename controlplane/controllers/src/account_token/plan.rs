@@ -48,7 +48,7 @@ pub(crate) fn plan(secret: &Secret, account: Option<&ServiceAccount>, ca: Option
     if missing.is_empty() { Action::Nothing } else { Action::Fill(missing) }
 }
 
-/// Whether the Secret is for this service account, and not for an earlier or later one of the same name.
+/// Whether the Secret is for this service account, and not for an earlier or later account of the same name.
 pub(crate) fn is_of(secret: &Secret, account: &ServiceAccount) -> bool {
     let uid = annotation(secret, ACCOUNT_UID).unwrap_or_default();
     uid.is_empty() || uid == account.uid()

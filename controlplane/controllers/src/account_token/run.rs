@@ -71,7 +71,7 @@ async fn account(
     Ok(context.writer(cache).live(key).await?.map(Arc::new))
 }
 
-/// A patch with the missing parts, for this version of the Secret only. None without a signing key.
+/// A patch with the missing parts, for this version of the Secret only. `None` without a signing key.
 fn patch(context: &Context, secret: &Secret, account: &ServiceAccount, missing: &[Missing]) -> Option<Value> {
     let (namespace, encode) = (secret.namespace(), |text: &str| Value::from(BASE64_STANDARD.encode(text)));
     let mut data = Map::new();

@@ -10,8 +10,8 @@ use super::service::{addresses, is_ours};
 use crate::cache::Change;
 use crate::object::{Key, ObjectExt, Service};
 
-/// Addresses by service. A service holds its address from the decision until the service is deleted or leaves the
-/// pool. So no other service gets it before the status is written.
+/// Addresses by service. A service holds its address from the decision until the service is deleted or leaves the pool.
+/// So no other service gets the address before the status is written.
 #[derive(Debug, Default)]
 pub(crate) struct Claims {
     holders: BTreeMap<IpAddr, Key>,
@@ -20,7 +20,7 @@ pub(crate) struct Claims {
     nodes: BTreeMap<IpAddr, usize>,
     /// The addresses of services and nodes.
     taken: Runs,
-    /// Services without an address, because none was free.
+    /// Services without an address, because no address was free.
     waiting: BTreeSet<Key>,
 }
 

@@ -73,7 +73,7 @@ pub(crate) fn choose_addresses(
 }
 
 /// Chooses the node that announces the addresses. The current node is kept while it is eligible. Otherwise rendezvous
-/// hashing of address and node decides, so that the loss of a node moves only its own services.
+/// hashing of address and node decides, so that the loss of a node moves only the services that this node announced.
 pub(crate) fn choose_node<'a>(
     service: &Service,
     addresses: &BTreeSet<IpAddr>,
@@ -88,7 +88,7 @@ pub(crate) fn choose_node<'a>(
     current.or_else(|| candidates.iter().max_by_key(weight)).map(String::as_str)
 }
 
-/// The status patch with the addresses and the condition. `None` if the status has them.
+/// The status patch with the addresses and the condition. `None` if the status already has both.
 pub(crate) fn status(
     service: &Service,
     addresses: &BTreeSet<IpAddr>,

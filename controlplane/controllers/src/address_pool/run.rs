@@ -83,7 +83,7 @@ pub(crate) async fn reconcile(context: &Context, state: &State, key: Key) -> Res
     write(context, &service, status).await
 }
 
-/// Chooses and claims the addresses. If none is free, an event reports the reason.
+/// Chooses and claims the addresses. If no address is free, an event reports the reason.
 fn choose_addresses(context: &Context, state: &State, service: &Service) -> BTreeSet<IpAddr> {
     let key = service.key();
     let mut claims = lock(&state.claims);

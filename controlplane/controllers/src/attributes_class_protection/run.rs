@@ -13,8 +13,8 @@ use crate::queueing::queue_stored;
 use crate::volume_protection::plan::finalizers;
 use crate::volume_protection::run::set;
 
-/// Queues each changed class. A changed or deleted claim or volume queues the classes that it used before the change. Few
-/// claims have a class, so most changes queue nothing.
+/// Queues each changed class. A changed or deleted claim or volume queues the classes that it used before the change.
+/// Few claims have a class, so most changes queue no class.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_stored(&context.caches.attributes_classes, queue);
     let own = queue.clone();

@@ -1,6 +1,6 @@
 //! Finds the objects of a cache, and compares resource versions.
 //!
-//! Nothing here depends on the kind of the objects. So its maps and sets are compiled once, and not once per kind.
+//! This module does not depend on the kind of the objects. So its maps and sets are compiled only once for all kinds.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -23,7 +23,7 @@ pub(super) struct Index {
     progress: u64,
     /// Objects that this process deleted, until the watch reports their deletion.
     tombstones: HashSet<String>,
-    /// Objects written since a running list request began: the list may be older or newer than the write.
+    /// Objects that were written since a running list request began. The list may be older or newer than the write.
     written: Option<BTreeSet<Key>>,
 }
 
@@ -124,8 +124,8 @@ impl Index {
         Some(missing)
     }
 
-    /// Stores the slot of an object. `old` is the state of the object in the cache. Returns the slot: that of `old`, a
-    /// free one, or the first after all others. `None` if the cache has the same or a newer version.
+    /// Stores the slot of an object. `old` is the state of the object in the cache. Returns the slot: the slot of
+    /// `old`, a free slot, or the first slot after all used slots. `None` if the cache has the same or a newer version.
     pub(super) fn insert(&mut self, key: Key, old: Option<&ObjectMeta>, new: &ObjectMeta) -> Option<Slot> {
         let newer = version(new);
         if newer != 0 && old.is_some_and(|old| version(old) >= newer) {

@@ -11,7 +11,7 @@ use crate::object::{Key, ObjectExt};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
-/// Queues one key for all roles, because any role may be selected by any other.
+/// Queues one key for all roles, because any role may select any other role.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let own = queue.clone();
     context.caches.cluster_roles.on_change(move |_| own.add(Key::new("", "")));

@@ -52,7 +52,8 @@ pub(crate) fn plan(cron_job: &CronJob, jobs: &[Arc<Job>], now: Timestamp) -> Pla
     plan
 }
 
-/// The name of the job for a scheduled time. It is the same after a restart, so that no time has two jobs.
+/// The name of the job for a scheduled time. The name is the same after a restart, so that no scheduled time gets two
+/// jobs.
 pub(crate) fn job_name(cron_job: &CronJob, time: Timestamp) -> String {
     format!("{}-{}", cron_job.name(), time.as_second() / 60)
 }

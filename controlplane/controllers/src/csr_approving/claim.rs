@@ -1,9 +1,10 @@
 //! Whether a bootstrap token may be used for a node's certificate.
 //!
-//! By default a token of `coracle token create` is for one machine. The token's Secret has a mark for that. Before the
+//! By default a token of `coracle token create` is for one machine. The token's Secret marks such a token. Before the
 //! first certificate of a node is approved, the node's name is written into the Secret. The write has the read resource
-//! version as a precondition. If two machines race, one of the two writes conflicts, and that request is refused at the
-//! retry. Secrets without the mark, as kubeadm makes them, can be used by any number of machines.
+//! version as a precondition. If two machines use the token at the same time, one of the two writes conflicts, and the
+//! request of that machine is refused at the retry. Secrets without the mark, as kubeadm makes them, can be used by any
+//! number of machines.
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ pub(crate) const USED_BY: &str = "used-by-node";
 pub(crate) enum Claim {
     /// The token may be used by this node, also repeatedly.
     Good,
-    /// The token is unused: record this node in it first.
+    /// The token is unused. The node must be recorded in the token first.
     Take,
     /// The token must not be used for this node. The text is the reason.
     Refused(String),

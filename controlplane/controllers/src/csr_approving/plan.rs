@@ -12,7 +12,8 @@ use crate::object::{CertificateSigningRequest, Node, ObjectExt};
 pub(crate) enum Action {
     /// No decision: another signer's request, decided already, or not decidable yet.
     Leave,
-    /// Approve if the requester may `create` one of these subresources of requests. They are tried in this order.
+    /// Approve if the requester may `create` one of these subresources of requests. The subresources are tried in this
+    /// order.
     Ask(Vec<&'static str>),
     Approve(&'static str),
     Deny(String),
@@ -74,7 +75,7 @@ fn serving(
     if let Some(refusal) = refusal {
         return Action::LeaveToPeople(refusal);
     }
-    // The node can write any name into its Node. Only its own name is proven, by its client certificate.
+    // The node can write any name into its Node object. Only the node's own name is proven, by its client certificate.
     let fits = requested.addresses.iter().all(|address| has_address(own, address))
         && requested.dns.iter().all(|dns| dns == name);
     if fits {

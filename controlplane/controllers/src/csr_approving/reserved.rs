@@ -1,8 +1,8 @@
-//! Reserved names and addresses. No node gets a certificate for them, because the node could then pose as the API
-//! server or a service to every client that trusts the cluster's CA.
+//! Reserved names and addresses. No node gets a certificate for them, because clients that trust the cluster's CA would
+//! then accept the node as the API server or as a service.
 //!
-//! A node on the control plane's machine does have the API server's address. If both run in one process, the node gets
-//! its certificate without a request. If they are two processes, the control plane's configuration has the node's
+//! A node on the control plane's machine has the same address as the API server. If both run in one process, the node
+//! gets its certificate without a request. If they are two processes, the control plane's configuration has the node's
 //! name; otherwise an administrator must approve the request.
 
 use std::net::IpAddr;

@@ -82,7 +82,7 @@ async fn approve_if_allowed(
 }
 
 /// Records the node in the request's bootstrap token. If the token must not be used, returns the reason. A conflict
-/// means that another machine was faster; the retry reads that machine's name.
+/// means that another machine has used the token first. The retry reads the name of that machine.
 async fn claim_token(
     context: &Context,
     request: &CertificateSigningRequest,

@@ -25,7 +25,7 @@ pub(crate) struct NodeRequirements {
     host_network: Option<bool>,
 }
 
-/// Whether a node must have the pod, and whether it may keep one.
+/// Whether a node must have the pod, and whether the node may keep an existing pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Eligibility {
     pub(crate) runs: bool,
@@ -56,7 +56,7 @@ impl NodeRequirements {
         requirements
     }
 
-    /// Whether the node must have the pod, and whether it may keep one.
+    /// Whether the node must have the pod, and whether the node may keep an existing pod.
     pub(crate) fn fit(&self, node: &Node) -> Eligibility {
         let none = Eligibility { runs: false, keeps: false };
         if self.node_name.as_deref().is_some_and(|name| !name.is_empty() && name != node.name()) {
@@ -86,12 +86,12 @@ fn tolerations(host_network: bool) -> Vec<Value> {
     taints.map(|(key, effect)| json!({"key": key, "operator": "Exists", "effect": effect})).collect()
 }
 
-/// The object, or an empty one for JSON of another type.
+/// The object. JSON of another type gives an empty object.
 fn as_object(value: &Value) -> Value {
     if value.is_object() { value.clone() } else { json!({}) }
 }
 
-/// The pod for a node. Its node affinity names the node, so that the scheduler binds it there.
+/// The pod for a node. Its node affinity names the node, so that the scheduler binds the pod to that node.
 pub(crate) fn new_pod(set: &DaemonSet, node: &str, hash: &str) -> Value {
     let mut pod = pod_control::from_template(set, &set.spec.template.value());
     pod["metadata"]["generateName"] = format!("{}-", set.name()).into();
@@ -110,7 +110,7 @@ pub(crate) fn new_pod(set: &DaemonSet, node: &str, hash: &str) -> Value {
     }
     pod["spec"]["tolerations"] = list.into();
     let by_name = json!([{"key": "metadata.name", "operator": "In", "values": [node]}]);
-    // The terms of the template are replaced. The node matches them, so they are not needed.
+    // The terms of the template are replaced. They are not needed, because the node matches them.
     let mut affinity = as_object(&pod["spec"]["affinity"]);
     let mut of_nodes = as_object(&affinity["nodeAffinity"]);
     of_nodes["requiredDuringSchedulingIgnoredDuringExecution"] =

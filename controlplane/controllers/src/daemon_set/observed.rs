@@ -71,7 +71,7 @@ impl<'a> ObservedDaemonSet<'a> {
         label.is_some_and(|hash| hash == self.snapshot.hash)
     }
 
-    /// When a ready pod becomes available. `None` if the pod is not ready.
+    /// The time at which a ready pod becomes available. `None` if the pod is not ready.
     pub(super) fn available_at(&self, pod: &Pod) -> Option<Timestamp> {
         let since = pod.ready_since()?;
         let seconds = self.snapshot.set.spec.min_ready_seconds.unwrap_or_default();

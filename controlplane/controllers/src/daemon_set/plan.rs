@@ -95,7 +95,7 @@ fn manage(
     }
 }
 
-/// The desired status, and when it may change without an event.
+/// The desired status, and the time at which it may change without an event.
 pub(crate) fn status(snapshot: &Snapshot<'_>, collisions: i32) -> (DaemonSetStatus, Option<Duration>) {
     let (set, observed) = (snapshot.set, ObservedDaemonSet::of(snapshot));
     let mut status = DaemonSetStatus {

@@ -47,7 +47,7 @@ fn scaled(value: Option<&IntOrString>, whole: usize, absent: usize) -> usize {
 }
 
 /// The pods of a node: of the current template and of old templates. `None` if the node has several pods of the current
-/// template, or several of old templates.
+/// template, or several pods of old templates.
 type Pair<'a> = (Option<&'a Arc<Pod>>, Option<&'a Arc<Pod>>);
 
 fn pair<'a>(observed: &ObservedDaemonSet<'_>, pods: &'a [Arc<Pod>]) -> Option<Pair<'a>> {
@@ -111,8 +111,8 @@ fn surge_update(observed: &ObservedDaemonSet<'_>, surge: usize, desired: usize, 
     plan.create.extend(candidates.into_iter().take(surge.saturating_sub(surging)));
 }
 
-/// Deletes surplus pods of a node with surge. At most one new and one old pod stay. The old pod stays only while it is
-/// ready and the new pod is not available.
+/// Deletes surplus pods of a node with surge. At most one new pod and one old pod stay. The old pod stays only while it
+/// is ready and the new pod is not available.
 pub(super) fn prune(observed: &ObservedDaemonSet<'_>, running: &[Arc<Pod>], plan: &mut Plan) {
     let (new, old): (Vec<&Arc<Pod>>, Vec<&Arc<Pod>>) =
         running.iter().partition(|pod| observed.is_updated(pod));

@@ -48,7 +48,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Whether the change of a node can change where daemon pods run. Heartbeats cannot.
+/// Whether the change of a node can affect daemon pods. Heartbeats have no effect.
 fn is_relevant(change: &Change<'_, Node>) -> bool {
     let (Some(old), Some(new)) = (change.old, change.new) else { return true };
     old.metadata.labels != new.metadata.labels || old.taints() != new.taints() || old.uid() != new.uid()

@@ -94,8 +94,8 @@ pub(crate) fn plan(snapshot: Snapshot<'_>) -> Plan {
     plan
 }
 
-/// Returns the controlled sets that match the selector. Plans the release of the others and the adoption of orphans
-/// that match.
+/// Returns the controlled sets that match the selector. Plans the release of the other controlled sets, and the
+/// adoption of orphaned sets that match.
 fn claim_sets(
     deployment: &Deployment,
     selector: &LabelSelector,

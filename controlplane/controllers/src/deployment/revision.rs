@@ -47,7 +47,7 @@ impl History {
         self.old.iter().chain(&self.new)
     }
 
-    /// The revision of the new set: one more than the highest of the old sets.
+    /// The revision of the new set: one more than the highest revision of the old sets.
     pub(crate) fn next_revision(&self) -> i64 {
         self.old.iter().map(|set| revision(set)).max().unwrap_or_default() + 1
     }
@@ -85,8 +85,8 @@ fn inherited(deployment: &Deployment) -> BTreeMap<String, String> {
     all.filter(|(name, _)| !OWN.contains(&name.as_str())).map(|(n, v)| (n.clone(), v.clone())).collect_map()
 }
 
-/// The missing annotations of the new set. If an old set becomes the new set again (rollback), one annotation keeps its
-/// earlier revisions.
+/// The missing annotations of the new set. If an old set becomes the new set again (rollback), one annotation keeps the
+/// earlier revisions of the set.
 pub(crate) fn missing_annotations(
     deployment: &Deployment,
     set: &ReplicaSet,

@@ -43,8 +43,8 @@ pub(crate) fn recreates(deployment: &Deployment) -> bool {
 }
 
 impl Bounds {
-    /// The deployment's bounds. maxSurge is rounded up, maxUnavailable down. If both are 0, one pod may be unavailable:
-    /// otherwise the update could never begin.
+    /// The deployment's bounds. maxSurge is rounded up, and maxUnavailable is rounded down. If both are 0, one pod may
+    /// be unavailable. Otherwise the update could never begin.
     pub(crate) fn of(deployment: &Deployment) -> Self {
         let desired = desired(deployment);
         if recreates(deployment) {
@@ -134,8 +134,8 @@ pub(crate) fn is_rescaled(deployment: &Deployment, history: &History) -> bool {
     active.any(|set| number(&**set, DESIRED_REPLICAS).is_some_and(|written| written != desired))
 }
 
-/// New sizes after the deployment's size changed, also during a rollout. Each set keeps its share, so that the rollout
-/// does not become riskier.
+/// New sizes after the deployment's size changed, also during a rollout. Each set keeps its share, so that the part of
+/// the pods with the new template does not change.
 pub(crate) fn rescale(deployment: &Deployment, history: &History) -> Vec<Size> {
     let bounds = Bounds::of(deployment);
     let active: Vec<_> = history.all().filter(|set| size(set) > 0).cloned().collect();
@@ -167,7 +167,8 @@ fn proportional(deployment: &Deployment, bounds: Bounds, mut active: Vec<Arc<Rep
     let total: i32 = active.iter().map(|set| size(set)).sum();
     let allowed = if bounds.desired > 0 { bounds.most() } else { 0 };
     let change = allowed - total;
-    // The larger set first. If two sets have the same size, the newer one grows first and the older one shrinks first.
+    // The larger set is first. If two sets have the same size, the newer set grows first, and the older set shrinks
+    // first.
     active.sort_by(|one, other| by_age(one, other));
     if change > 0 {
         active.reverse();

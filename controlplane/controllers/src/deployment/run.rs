@@ -120,8 +120,8 @@ async fn adopt(context: &Context, deployment: &Deployment, sets: &[Arc<ReplicaSe
     if sets.is_empty() {
         return Ok(());
     }
-    // The deployment may have been deleted with the option to orphan its sets, and the cache may not know yet. So the
-    // deployment is first read from the API server.
+    // The deployment may have been deleted with the option to orphan its sets, and the cache may not have the deletion
+    // yet. So the deployment is first read from the API server.
     let live = context.deployments().live(&deployment.key()).await?;
     if !live.is_some_and(|live| live.uid() == deployment.uid() && !live.is_being_deleted()) {
         return Ok(());
@@ -200,7 +200,7 @@ async fn create(
 }
 
 /// Resolves a name collision. If the existing set has another template, the hashes collide: a higher collision count
-/// changes the next name. If it has the same template, it is the wanted set, and it is added to the cache.
+/// changes the next name. If the existing set has the same template, it is the desired set, and is added to the cache.
 async fn collision(context: &Context, deployment: &Deployment, name: &str) -> Result<(), Error> {
     let key = Key::new(deployment.namespace(), name);
     let Some(taken) = context.replica_sets().live(&key).await? else { return Ok(()) };
@@ -269,8 +269,8 @@ fn status_patch(
     status: Option<&DeploymentStatus>,
     revision: Option<String>,
 ) -> Value {
-    // No resourceVersion: no other client writes the status, and `observedGeneration` states the generation that it
-    // describes.
+    // The patch has no resourceVersion: no other client writes the status, and `observedGeneration` has the generation
+    // that the status describes.
     let mut patch = json!({"metadata": {"uid": deployment.uid()}});
     if let Some(revision) = revision {
         patch["metadata"]["annotations"] = json!({super::revision::REVISION: revision});

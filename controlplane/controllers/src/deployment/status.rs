@@ -55,8 +55,8 @@ fn positive(count: i32) -> Option<i32> {
     (count > 0).then_some(count)
 }
 
-/// The status during and after a rollout, with the conditions `Progressing` and `ReplicaFailure`. Also the delay after
-/// which a rollout without progress must be reconciled again.
+/// The status during and after a rollout, with the conditions `Progressing` and `ReplicaFailure`. Also returns the
+/// delay after which a rollout without progress must be reconciled again.
 pub(crate) fn rollout(
     deployment: &Deployment,
     history: &History,

@@ -69,7 +69,7 @@ pub(crate) fn due(allocation: &Value, pools: &Pools, node: &str, now: Timestamp)
         let mut taints = pools.taints(result, node).peekable();
         taints.peek()?;
         let tolerations = result["tolerations"].as_array().into_iter().flatten();
-        // A toleration that cannot be read tolerates nothing.
+        // A toleration that cannot be read tolerates no taint.
         let tolerations = tolerations.filter_map(|one| serde_json::from_value(one.clone()).ok());
         let tolerations: Vec<Toleration> = tolerations.collect();
         taints.filter_map(|taint| end(taint, &tolerations, now)).min()

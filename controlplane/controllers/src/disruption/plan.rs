@@ -43,7 +43,7 @@ pub(crate) struct Verdict {
     pub(crate) overdue: Vec<Arc<Pod>>,
     /// Whether the budget has a percentage but some pods have no controller.
     pub(crate) unmanaged: bool,
-    /// The reason why the expected number is unknown. If there is such a reason, no disruption is allowed.
+    /// The reason why the expected number is unknown. In this case no disruption is allowed.
     pub(crate) failure: Option<String>,
 }
 
@@ -65,7 +65,7 @@ struct Scale {
 struct EvictedPods {
     /// The times of evictions within [`DELETION_TIMEOUT`], by the names of the pods.
     disrupted: BTreeMap<String, Time>,
-    /// The pods whose eviction is older.
+    /// The pods whose eviction is older than [`DELETION_TIMEOUT`].
     overdue: Vec<Arc<Pod>>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn verdict(budget: &PodDisruptionBudget, pods: &[SelectedPod], now: T
         !pod.is_being_deleted() && !disrupted.contains_key(pod.name()) && pod.ready_since().is_some()
     };
     let healthy = count(pods.iter().filter(|selected| is_healthy(&selected.pod)).count());
-    // Without pods no disruption is allowed: new pods may exist before the next reconcile.
+    // Without pods no disruption is allowed, because new pods may be created before the next reconcile.
     let allowed = if expected.pods > 0 { (healthy - expected.healthy).max(0) } else { 0 };
     let recheck = disrupted.values().map(|time| time.0).min();
     let generation = budget.metadata.generation;

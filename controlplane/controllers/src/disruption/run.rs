@@ -35,7 +35,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 /// Reconciles one budget.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(budget) = context.caches.budgets.get(&key) else { return Ok(Next::Wait) };
-    // Parsed once for all pods: a selector can have very many values, and the parser sorts them.
+    // The selector is parsed once for all pods, because it can have very many values, and the parser sorts them.
     let selector = budget.spec.selector.as_ref().and_then(|selector| LabelSelector::try_from(selector).ok());
     let is_selected =
         |pod: &Pod| selector.as_ref().is_some_and(|one| one.matches(pod.metadata.labels.as_ref()));

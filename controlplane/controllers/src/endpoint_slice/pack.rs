@@ -34,9 +34,9 @@ pub(crate) struct Changes {
     /// Slices whose endpoints do not change. Their labels may still differ.
     pub(crate) keep: Vec<Arc<EndpointSlice>>,
     pub(crate) delete: Vec<Arc<EndpointSlice>>,
-    /// Number of endpoints that no slice has yet.
+    /// Number of endpoints that are not in a slice yet.
     pub(crate) added: usize,
-    /// Number of endpoints that slices of the groups lose. As upstream, those of other slices do not count.
+    /// Number of endpoints that slices of the groups lose. As upstream, endpoints of other slices do not count.
     pub(crate) removed: usize,
 }
 
@@ -59,7 +59,7 @@ pub(crate) fn pack(groups: Vec<Group>, slices: &[Arc<EndpointSlice>]) -> Changes
     changes
 }
 
-/// Number of slices of a group if all but the last one are full. An empty group has one slice.
+/// Number of slices of a group if all slices except the last are full. An empty group has one slice.
 pub(crate) fn full_slices(group: &Group) -> usize {
     group.endpoints.len().div_ceil(SLICE_MAX).max(1)
 }

@@ -51,7 +51,7 @@ pub(crate) fn desired(
     DesiredSlices { groups: all, left_out }
 }
 
-/// The IP families of a service. Without `ipFamilies` (a service of an earlier version) it is the family of the cluster
+/// The IP families of a service. A service of an earlier version has no `ipFamilies`. It has the family of its cluster
 /// IP.
 fn families(service: &Service) -> Vec<&'static str> {
     let spec = &service.spec;
@@ -108,8 +108,8 @@ fn endpoint(service: &Service, pod: &Pod, ip: &str, zone_of: &impl Fn(&str) -> O
     }
 }
 
-/// Hints for `trafficDistribution`: an endpoint serves its own zone, and with `PreferSameNode` also its own node. Automatic
-/// hints have precedence.
+/// Hints for `trafficDistribution`: an endpoint serves its own zone, and with `PreferSameNode` also its own node.
+/// Automatic hints take precedence over these hints.
 fn hints(service: &Service, node: Option<&str>, zone: Option<&str>) -> Option<EndpointHints> {
     if is_automatic(service) {
         return None;

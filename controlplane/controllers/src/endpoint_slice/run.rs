@@ -33,7 +33,7 @@ const MAX_COPIED_BYTES: usize = 16 << 10;
 const COMPONENT: &str = "endpoint-slice-controller";
 
 /// Queues changed services, and the services of changed pods and slices. When a node changes, queues the services with
-/// automatic topology hints. When its zone changes, queues the services with endpoints on it.
+/// automatic topology hints. When the zone of a node changes, queues the services with endpoints on the node.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     context.config.endpoint_slice_metrics.forget_all();
     let (own, zones) = (queue.clone(), context.zones.clone());
@@ -133,7 +133,8 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(batch::pause(count, &service, context.selectors.sharing(&key)))
 }
 
-/// The traffic distribution of a service, for the metrics. Automatic topology hints take precedence over it.
+/// The traffic distribution of a service, for the metrics. Automatic topology hints take precedence over the traffic
+/// distribution.
 fn distribution(service: &Service) -> Option<&str> {
     service.spec.traffic_distribution.as_deref().filter(|_| !topology::is_automatic(service))
 }

@@ -16,7 +16,7 @@ use crate::state::zones::ZoneNode;
 const ZONE: &str = "topology.kubernetes.io/zone";
 /// Annotation of a service.
 const MODE: &str = "service.kubernetes.io/topology-mode";
-/// The annotation's former name. It has precedence.
+/// The former name of the annotation. It takes precedence over [`MODE`].
 const FORMER_MODE: &str = "service.kubernetes.io/topology-aware-hints";
 /// Labels of nodes that do not count: they usually run no endpoints and no clients.
 const EXCLUDED: [&str; 2] = ["node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master"];
@@ -75,7 +75,7 @@ pub(crate) fn set_hints(groups: &mut [Group], zones: Option<&Zones>) {
                 ready.push(endpoint);
             }
         }
-        // Sorted, so that the hints do not depend on the order in which the pods are listed.
+        // The endpoints are sorted, so that the hints do not depend on the order in which the pods are listed.
         ready.sort_by(|one, other| one.addresses.cmp(&other.addresses));
         let own: Vec<Option<&str>> = ready.iter().map(|endpoint| endpoint.zone.as_deref()).collect();
         let Some(assigned) = zones.and_then(|zones| zones.assign(&own)) else { continue };
@@ -91,7 +91,7 @@ fn hint(endpoint: &mut Endpoint, zone: String) {
 // === impl Zones ===
 
 impl Zones {
-    /// The shares of zones with these processors. `None` if there are fewer than two.
+    /// The shares of zones with these processors. `None` if there are fewer than two zones.
     pub(crate) fn of(processors: &BTreeMap<String, i128>) -> Option<Self> {
         let all: f64 = processors.values().map(|own| *own as f64).sum();
         let shares = processors.iter().map(|(zone, own)| (zone.clone(), *own as f64 / all));
@@ -127,9 +127,9 @@ impl Zones {
 
 /// Numbers of endpoints that change their zone.
 struct Transfers {
-    /// The surplus of each zone that must give endpoints.
+    /// The number of endpoints that each zone must give.
     giving: BTreeMap<String, usize>,
-    /// The lack of each zone that must get endpoints.
+    /// The number of endpoints that each zone must get.
     receiving: BTreeMap<String, usize>,
 }
 

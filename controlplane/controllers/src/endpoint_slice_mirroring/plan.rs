@@ -32,7 +32,7 @@ pub(crate) fn annotations(endpoints: &Endpoints) -> impl Iterator<Item = (&Strin
     all.filter(|(name, _)| ![trigger_time::ANNOTATION, LAST_APPLIED].contains(&name.as_str()))
 }
 
-/// The event about the addresses of Endpoints beyond the maximum. `None` if all are mirrored.
+/// The event about the addresses of Endpoints beyond the maximum. `None` if all addresses are mirrored.
 pub(crate) fn too_many(endpoints: &Endpoints) -> Option<Event> {
     let subsets = endpoints.subsets.iter().flatten();
     let skipped: usize = subsets

@@ -5,8 +5,8 @@ use std::time::Duration;
 use crate::object::Service;
 use crate::queue::{Next, pause_after_endpoints};
 
-/// The period in which the changes of a pod are one change, by the number of services that select the pod. `None` if they
-/// are few: then every change is written at once. Upstream has one period for all services, by default 0
+/// The period in which all changes of a pod count as one change, by the number of services that select the pod. `None`
+/// for few services: every change is then written at once. Upstream has one period for all services, by default 0
 /// (`--endpointslice-updates-batch-period`).
 fn period(services: usize) -> Option<Duration> {
     const FEW: usize = 10;
@@ -17,14 +17,16 @@ fn period(services: usize) -> Option<Duration> {
 }
 
 /// The delay until a changed pod's service is reconciled. `place` is the place of the service among the services of the
-/// pod. The reconciles are spread over the second half of the period, so that other services do not wait for all of them.
+/// pod. The reconciles are spread over the second half of the period, so that other services do not wait for all of
+/// these reconciles.
 pub(crate) fn delay(place: usize, services: usize) -> Option<Duration> {
     let half = period(services)? / 2;
     Some(half + half.mul_f64(place as f64 / services as f64))
 }
 
-/// The pause after a reconcile. `sharing` is the number of services that share pods with this service. The pause is half
-/// of their period: without it the service's own write, which queues the service again, would end the batch.
+/// The pause after a reconcile. `sharing` is the number of services that share pods with this service. The pause is
+/// half of the period of these services. Without the pause, the service's own write, which queues the service again,
+/// would end the batch.
 pub(crate) fn pause(endpoints: usize, service: &Service, sharing: usize) -> Next {
     let own = pause_after_endpoints(endpoints, service.spec.ports.as_ref().map_or(0, Vec::len));
     match (own, period(sharing).map(|period| period / 2)) {

@@ -19,7 +19,7 @@ pub(crate) struct LeftOut(BTreeSet<String>);
 // === impl LeftOut ===
 
 impl LeftOut {
-    /// Adds a pod. It counts once, also if it has addresses of two families.
+    /// Adds a pod. A pod with addresses of two families counts once.
     pub(crate) fn add(&mut self, pod: &Pod) {
         if !self.0.contains(pod.name()) {
             self.0.insert(pod.name().to_owned());

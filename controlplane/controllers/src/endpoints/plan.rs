@@ -131,7 +131,7 @@ pub(crate) fn truncate(subsets: &mut Vec<EndpointSubset>) -> bool {
     true
 }
 
-/// Whether the first family of the service is IPv6. Endpoints have only addresses of that family.
+/// Whether the first family of the service is IPv6. The Endpoints of the service have only addresses of that family.
 fn is_ipv6(service: &Service) -> bool {
     match service.spec.ip_families.as_deref() {
         Some([first, ..]) => first == "IPv6",
@@ -208,7 +208,7 @@ fn target(port: &ServicePort, named: &HashMap<(&str, &str), i32>) -> Option<i32>
     }
 }
 
-/// The protocol of a port, TCP if it has none.
+/// The protocol of a port. The default is TCP.
 fn protocol(protocol: Option<&String>) -> &str {
     protocol.map_or("TCP", String::as_str)
 }

@@ -1,7 +1,7 @@
-//! The annotation with the time of the change that caused a write of endpoints. With it, programs measure how long a
-//! change takes to reach the nodes. Source: `TriggerTimeTracker` of `k8s.io/endpointslice`. Upstream stores the last
-//! times of all pods. Here a comparison of the written endpoints with the existing endpoints shows the changed pods. No
-//! I/O.
+//! The annotation with the time of the change that caused a write of endpoints. With this time, programs measure how
+//! long a change takes to reach the nodes. Source: `TriggerTimeTracker` of `k8s.io/endpointslice`. Upstream stores the
+//! last times of all pods. Here a comparison of the written endpoints with the existing endpoints shows the changed
+//! pods. No I/O.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -67,8 +67,9 @@ fn uid(target: Option<&ObjectReference>) -> Option<&str> {
 /// The time of the earliest change that the written endpoints contain and the existing endpoints do not. Such a
 /// change is a new readiness of a pod, or the creation of the service.
 ///
-/// `known` has the existing endpoints; `None` if there are none yet. A pod that gets no endpoint, for example because
-/// it has no address, does not count. The result is `None` without a change, for example if only a pod was deleted.
+/// `known` has the existing endpoints. `None` if the service has no endpoints yet. A pod that gets no endpoint, for
+/// example because it has no address, does not count. The result is `None` without a change, for example if only a pod
+/// was deleted.
 pub(crate) fn time(
     service: &Service,
     pods: &[Arc<Pod>],

@@ -10,8 +10,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 
 /// Capacity, as upstream.
 const MAX_OWNERS: usize = 500;
-/// Maximum bytes of all texts of a reference. A longer reference is not stored: the API server does not limit all of
-/// these texts.
+/// Maximum bytes of all texts of a reference. A longer reference is not stored. The limit is needed, because the API
+/// server does not limit all of these texts.
 const MAX_TEXT: usize = 1024;
 
 /// The most recent absent owners, the oldest first.

@@ -33,7 +33,8 @@ impl FirstLists {
     /// collection of all kinds.
     pub(super) async fn wait(&mut self) {
         let all = async {
-            // `join_next`, because `join_all` panics if a task is cancelled, which happens at the end of the process.
+            // `join_next` is used, because `join_all` panics if a task is cancelled. Tasks are cancelled at the end of
+            // the process.
             while self.core.join_next().await.is_some() {}
             while self.others.join_next().await.is_some() {}
         };
@@ -45,7 +46,7 @@ impl FirstLists {
         while self.core.join_next().await.is_some() {}
     }
 
-    /// Waits for no list.
+    /// Lets the tasks continue without a wait for the lists.
     pub(super) fn detach(mut self) {
         self.core.detach_all();
         self.others.detach_all();

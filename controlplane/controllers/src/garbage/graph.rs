@@ -174,16 +174,16 @@ impl Graph {
         self.dependents.get(uid).into_iter().flatten().cloned().collect()
     }
 
-    /// The dependents that the object may own. A reference from another namespace has no effect on its owner:
-    /// otherwise a tenant could hold up the deletion of another tenant's objects.
+    /// The dependents that the object may own. A reference from another namespace has no effect on its owner: otherwise
+    /// a tenant could delay the deletion of another tenant's objects.
     pub(crate) fn own_dependents(&self, uid: &str) -> Vec<String> {
         let Some(owner) = self.items.get(uid) else { return Vec::new() };
         let is_own = |uid: &String| self.items.get(uid).is_some_and(|item| may_own(item, owner));
         self.dependents_of(uid).into_iter().filter(is_own).collect()
     }
 
-    /// The dependents that block the object's foreground deletion. A dependent that itself waits for the object does not
-    /// block it: they would wait for each other forever.
+    /// The dependents that block the object's foreground deletion. A dependent that itself waits for the object does
+    /// not block it. Otherwise both would wait for each other forever.
     pub(crate) fn blocking_dependents(&self, uid: &str) -> Vec<String> {
         let waiting = self.waiting_for(uid);
         let blocks = |item: &Item| item.owners.iter().any(|edge| &*edge.uid == uid && edge.blocking);
@@ -192,7 +192,7 @@ impl Graph {
     }
 
     /// Objects whose foreground deletion waits for an object: its owners, their owners and so on. After many owner
-    /// references the rest is left out, so that objects with thousands of owners do not hold up others.
+    /// references the rest is left out, so that objects with thousands of owners do not delay other objects.
     fn waiting_for(&self, uid: &str) -> HashSet<String> {
         let (mut open, mut found) = (vec![uid.to_owned()], HashSet::new());
         let mut edges = 0;
@@ -212,7 +212,7 @@ impl Graph {
         found
     }
 
-    /// Whether the object may need an action. Decided without requests to the API server.
+    /// Whether the object may need an action. This needs no requests to the API server.
     pub(crate) fn is_suspect(&self, uid: &str) -> bool {
         let Some(item) = self.items.get(uid) else { return false };
         let settled = |edge: &Edge| {

@@ -196,8 +196,8 @@ impl Collector {
     }
 
     /// Waits until the graph has the objects of all kinds of the core group. Until then no object is orphaned, and no
-    /// foreground deletion ends: both would miss the dependents that the API server cannot read, and these would be
-    /// deleted later.
+    /// foreground deletion ends: both would miss the dependents that the API server cannot read. These dependents would
+    /// be deleted later.
     async fn complete(&self, listed: FirstLists) {
         listed.wait_for_core().await;
         self.has_core.store(true, Ordering::Release);

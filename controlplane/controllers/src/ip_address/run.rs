@@ -40,7 +40,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         return Ok(Next::Wait);
     }
     let holders = context.service_addresses.services(address).into_iter();
-    // If another program has stored two services with one address, the oldest service gets it.
+    // If another program has stored two services with one address, the oldest service gets the address.
     let service = holders
         .filter_map(|key| services.get(&key))
         .min_by_key(|service| (service.metadata.creation_timestamp.clone(), service.key()));

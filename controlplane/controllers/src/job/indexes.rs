@@ -14,7 +14,7 @@ struct Interval {
 }
 
 impl Indexes {
-    /// Parses the indexes below `limit`. Malformed intervals are ignored: the API server stores none.
+    /// Parses the indexes below `limit`. Malformed intervals are ignored, because the API server does not store them.
     pub(super) fn parse(text: &str, limit: i32) -> Self {
         let mut intervals = Vec::new();
         for part in text.split(',') {

@@ -59,7 +59,7 @@ fn is_job(owner: &OwnerReference) -> bool {
 }
 
 /// Whether the pod's controller exists, or is not a job. If the cache does not have the job, the job is read from the
-/// API server. A new job may not be in the cache yet. Without the finalizer its pod might not be counted.
+/// API server. A new job may not be in the cache yet. If its pod lost the finalizer, the pod might not be counted.
 async fn has_controller(context: &Context, pod: &Pod) -> Result<bool, Error> {
     let Some(owner) = controller_of(&pod.metadata) else { return Ok(false) };
     // As upstream, the finalizer stays: a controller that is not a job may use it for its own pods.

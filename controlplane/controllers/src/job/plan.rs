@@ -42,7 +42,7 @@ pub(crate) enum Change {
 pub(crate) struct NewPod {
     /// The completion index, for indexed jobs.
     pub(crate) index: Option<i32>,
-    /// Failures of the index. Only for jobs with a back-off limit per index.
+    /// Failures of the index. `None` for jobs without a back-off limit per index.
     pub(crate) failures: Option<IndexFailures>,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct IndexFailures {
 
 impl Change {
     /// Time after the change before the next reconcile of the job, in proportion to the changed pods. `None` if no pods
-    /// change. So a job with an enormous parallelism does not create pods as fast as the API server permits.
+    /// change. This limits the rate at which a job with a very large parallelism creates pods.
     pub(crate) fn rest(&self) -> Option<Duration> {
         let pods = match self {
             Self::Nothing | Self::Wait(_) => 0,
@@ -164,7 +164,7 @@ fn create(observed: &ObservedJob<'_>, missing: usize) -> Change {
     used.merge(&observed.failed_indexes);
     let mut waits = Vec::new();
     let mut pods = Vec::new();
-    // Indexes in back-off do not delay the others.
+    // Indexes in back-off do not delay the other indexes.
     for index in used.first_absent(missing + observed.retried.len(), completions) {
         let last = observed.retried.get(&index);
         if let Some(wait) =

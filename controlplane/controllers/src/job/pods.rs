@@ -87,9 +87,9 @@ pub(super) fn finished_at(pod: &Pod) -> Option<Timestamp> {
         .or_else(|| time(pod.metadata.creation_timestamp.as_ref()))
 }
 
-/// The pods that failed after the last success. As upstream, failures that the failure policy ignores count, so that their
-/// pods are not replaced in a tight loop. Pods that this controller deleted as superfluous have no finalizer and do not
-/// count.
+/// The pods that failed after the last success. As upstream, failures that the failure policy ignores count, so that
+/// their pods are not replaced without a delay. Pods that this controller deleted because they were not needed have no
+/// finalizer and do not count.
 pub(super) fn failed_pods(job: &Job, pods: &[Arc<Pod>]) -> FailedPods {
     let success = pods.iter().filter(|pod| has_succeeded(pod)).filter_map(|pod| finished_at(pod)).max();
     let failed =

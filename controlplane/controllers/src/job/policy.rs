@@ -76,7 +76,7 @@ fn matches_exit_code(rule: &PodFailurePolicyOnExitCodesRequirement, container: &
     is_for_container && restart::matches_exit_code(&rule.operator, &rule.values, code)
 }
 
-/// The message of the first success rule that is met. `None` if there is none.
+/// The message of the first success rule that is met. `None` if no rule is met.
 pub(super) fn success(job: &Job, completed: &Indexes) -> Option<String> {
     let rules = &job.spec.success_policy.as_ref()?.rules;
     let limit = job.spec.completions.unwrap_or_default();

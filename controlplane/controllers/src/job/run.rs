@@ -152,8 +152,8 @@ fn action_of(change: &Change) -> &'static str {
     }
 }
 
-/// Creates pods. If the jobs of the namespace have created too many, creates none, and returns the wait before the next
-/// attempt. Pods that the API server refuses do not count.
+/// Creates pods. If the jobs of the namespace have created too many pods, creates no pods and returns the delay of the
+/// next attempt. Pods that the API server refuses do not count.
 async fn create(control: &PodControl<'_, Job>, pods: &[NewPod]) -> Result<Option<Duration>, Error> {
     let (context, job) = (control.context, control.owner);
     let wait = context.job_creations.charge(job.namespace(), pods.len(), Instant::now());
@@ -281,7 +281,8 @@ fn new_pod(job: &Job, template: &Value, new: NewPod) -> Value {
     pod
 }
 
-/// The prefix of a pod's name with its index. The job's name is cut, so that the API server does not cut the index off.
+/// The prefix of a pod's name with its index. The job's name is shortened, so that the API server does not cut the
+/// index off.
 fn indexed_prefix(job: &str, index: i32) -> String {
     /// Maximum length of a prefix, to which the API server adds five characters.
     const LONGEST: usize = 58;

@@ -14,7 +14,7 @@ use super::verdict::{ObservedJob, Verdict};
 use crate::object::{ObjectExt, Pod};
 use crate::queue::until;
 
-/// Maximum number of uids in the lists of uncounted pods, which bounds the object's size.
+/// Maximum number of uids in the lists of uncounted pods, which limits the size of the object.
 const MAX_UNCOUNTED: usize = 500;
 
 /// The outcome of a reconcile.
@@ -109,7 +109,7 @@ fn count(observed: &ObservedJob<'_>, update: &mut Update) -> UncountedTerminated
                 failed.push(uid.to_owned());
                 update.policy_actions.extend(observed.policy_action(pod));
             } else if !keeps_finalizer(observed, pod) {
-                // An ignored pod is in no list. It is handled when it loses its finalizer.
+                // An ignored pod is in no list. So its action is recorded when the pod loses its finalizer.
                 update.policy_actions.extend(observed.policy_action(pod));
             }
         } else {
@@ -133,7 +133,7 @@ fn keeps_finalizer(observed: &ObservedJob<'_>, pod: &Pod) -> bool {
     last.is_some_and(|last| last.uid() == pod.uid())
 }
 
-/// Whether enough pods have succeeded and none is active.
+/// The verdict if enough pods have succeeded and no pod is active. `None` otherwise.
 fn completed(observed: &ObservedJob<'_>, active: usize) -> Option<Verdict> {
     let enough = match observed.job.spec.completions {
         None => observed.succeeded > 0,

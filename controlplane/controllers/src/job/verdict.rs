@@ -33,7 +33,7 @@ pub(crate) struct ObservedJob<'a> {
     pub(super) failed: i32,
     pub(super) completed: Indexes,
     pub(super) failed_indexes: Indexes,
-    /// The last failed pod of each index that must be retried. It keeps its finalizer until there is a new pod.
+    /// The last failed pod of each index that must be retried. That pod keeps its finalizer until there is a new pod.
     pub(super) retried: HashMap<i32, Arc<Pod>>,
     pub(super) verdict: Option<Verdict>,
     /// Failed pods after the last success, for the back-off.
@@ -65,7 +65,8 @@ impl<'a> ObservedJob<'a> {
         observed
     }
 
-    /// The state with `decided`, the verdict before pods were deleted. The deletion must not change a verdict.
+    /// The state with the verdict `decided`, which was made before pods were deleted. The deletion must not change a
+    /// verdict.
     pub(super) fn with_verdict(mut self, decided: Option<Verdict>) -> Self {
         self.verdict = decided.or(self.verdict);
         self
@@ -196,7 +197,7 @@ impl<'a> ObservedJob<'a> {
         Timestamp::from_second(start.as_second().saturating_add(seconds)).ok()
     }
 
-    /// Whether containers that restart in their pods have restarted too often.
+    /// Whether the containers of the pods have restarted too often in their pods.
     fn restarts_exceed(&self, limit: i32) -> bool {
         let is_open = |pod: &&Arc<Pod>| matches!(pod.status.phase.as_deref(), Some("Running" | "Pending"));
         let statuses = self.pods.iter().filter(is_open).map(|pod| &pod.status);

@@ -17,7 +17,7 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 /// An action on a Secret that is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Action {
-    /// Mark the token as invalid: the API server refuses it from then on.
+    /// Mark the token as invalid. Afterwards the API server refuses the token.
     Invalidate,
     /// Delete the Secret: its token was invalid for the whole period.
     Delete,
@@ -44,7 +44,7 @@ pub(super) fn next(secret: &Secret, period: Duration) -> Option<(Action, Timesta
     }
 }
 
-/// The end of a period that begins at the end of a day. `None` if the day is malformed or the time too far in the
+/// The end of a period that begins at the end of a day. `None` if the day is malformed, or the time is too far in the
 /// future.
 pub(super) fn after_day(day: &str, period: Duration) -> Option<Timestamp> {
     after(start_of(day)?, DAY + period)

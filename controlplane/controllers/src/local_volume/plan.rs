@@ -1,4 +1,4 @@
-//! The action for a claim: the volume to create, or the reason why none is created.
+//! The action for a claim: the volume to create, or the reason why no volume is created.
 
 use coracle_values::Quantity;
 use serde_json::{Value, json};
@@ -26,13 +26,13 @@ pub(crate) fn name_of(claim: &Claim) -> String {
 }
 
 /// The selected node of a claim that may need a volume from this provisioner. The outer value is `None` if the claim
-/// needs none, the inner one if no node is selected yet.
+/// needs no volume. The inner value is `None` if no node is selected yet.
 pub(crate) fn needs_volume<'a>(claim: &'a Claim, class: &StorageClass) -> Option<Option<&'a str>> {
     let unbound = claim.volume().is_empty() && !claim.is_being_deleted();
     (unbound && class.provisioner == PROVISIONER_NAME).then(|| claim.annotation(SELECTED_NODE))
 }
 
-/// Decides whether to create a volume for a claim. `node` is the selected node. `None` if it does not exist.
+/// Decides whether to create a volume for a claim. `node` is the selected node. `None` if the node does not exist.
 pub(crate) fn provision(claim: &Claim, class: &StorageClass, node: Option<&Node>) -> Provision {
     let Some(selected) = needs_volume(claim, class) else { return Provision::Nothing };
     if let Some(why) = unsupported(claim) {

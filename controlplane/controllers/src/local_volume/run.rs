@@ -126,7 +126,7 @@ async fn release_orphan(context: &Context, volume: &PersistentVolume) -> Result<
     if !plan::is_orphan(volume, exists) {
         return Ok(());
     }
-    // A node that was just registered may not be in the cache yet. It can remove the directory.
+    // A node that was just registered may not be in the cache yet. Such a node can remove the directory.
     if !node.is_empty() && live::has_node(&context.client, node).await? {
         return Ok(());
     }

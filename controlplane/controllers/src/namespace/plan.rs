@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::NamespaceCondition;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 
-/// The remaining contents after one attempt to delete all.
+/// The remaining contents after one attempt to delete all objects.
 #[derive(Debug, Default)]
 pub(crate) struct RemainingContent {
     /// Group versions whose server does not respond. They may have objects in the namespace.

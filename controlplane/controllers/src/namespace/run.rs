@@ -42,8 +42,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let cached = context.caches.namespaces.get(&key).filter(|cached| must_be_emptied(cached));
     let Some(cached) = cached else { return Ok(Next::Wait) };
-    // The cache has a deleted namespace until the watch reports its deletion. Meanwhile a new namespace can have the name,
-    // and its contents must stay.
+    // The cache has a deleted namespace until the watch reports its deletion. Meanwhile a new namespace can have the
+    // same name. The contents of the new namespace must not be deleted.
     let live = read(context, &key).await?;
     let Some(namespace) = live.filter(|live| live.uid() == cached.uid() && must_be_emptied(live)) else {
         return Ok(Next::Wait);
@@ -96,7 +96,7 @@ async fn empty(context: &Context, namespace: &str, kinds: &[&ApiKind]) -> Remain
     remaining
 }
 
-/// Deletes the objects of a kind. Returns the remaining ones, and the result of the deletion.
+/// Deletes the objects of a kind. Returns the remaining objects, and the result of the deletion.
 ///
 /// Most kinds have no objects in a namespace, and a list costs less than a deletion with its admission and audit. If
 /// the list is empty, no deletion is needed: a namespace that is being deleted gets no new objects.

@@ -1,7 +1,7 @@
 //! The ports that LoadBalancer services request at the nodes' addresses, and the service that gets each port.
 //!
-//! A service that serves a port keeps it. Otherwise the oldest service gets it. So an older service that adds the port,
-//! or becomes a load balancer, takes no port from another service.
+//! A service that serves a port keeps it. Otherwise the oldest service gets the port. So an older service that adds the
+//! port, or becomes a load balancer, does not take the port from another service.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -12,7 +12,8 @@ use super::plan::{self, Port, PortRange};
 use crate::cache::Change;
 use crate::object::{Key, ObjectExt, Service};
 
-/// The order of claims on a port: services that serve it come first, then by creation time and name.
+/// The order of claims on a port: services that serve the port come first. The other services are sorted by creation
+/// time and name.
 type Rank = (bool, Option<Time>, Key);
 
 /// The claims of all LoadBalancer services that this controller serves.
@@ -82,7 +83,7 @@ impl Claims {
     }
 }
 
-/// The claim of a service. While no node is ready, the status of the service is empty. So ports that it served
+/// The claim of a service. While no node is ready, the status of the service is empty. So ports that the service served
 /// according to its former claim still count as served. A service with a reserved port claims no port, because the
 /// whole service is refused.
 fn claim(service: &Arc<Service>, old: Option<&Claim>, reserved: &[PortRange]) -> Claim {

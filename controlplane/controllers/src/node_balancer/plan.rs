@@ -1,8 +1,8 @@
 //! Decides which nodes serve a LoadBalancer service, as k3s's ServiceLB does. No I/O.
 //!
 //! An entry of the status names the ports that the node serves. It has `ipMode: Proxy`, so that only the node itself
-//! accepts packets to its address. A node never serves ports that it uses itself: it names them in the annotation
-//! [`REFUSED`].
+//! accepts packets to its address. A node never serves ports that it uses itself. The node names these ports in the
+//! annotation [`REFUSED`].
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -14,9 +14,9 @@ use serde_json::{Value, json};
 
 use crate::object::{Key, Node, ObjectExt, Service};
 
-/// The class of load balancers that this controller serves, besides those without a class.
+/// The class of load balancers that this controller serves. It also serves load balancers without a class.
 const CLASS: &str = "coracle.dev/node-addresses";
-/// Label of nodes that serve load balancers. If one node has it, nodes without it serve none.
+/// Label of nodes that serve load balancers. If a node has this label, nodes without the label serve no load balancers.
 const ENABLE: &str = "coracle.dev/enable-lb";
 /// Label of nodes that serve no load balancer, as upstream.
 const EXCLUDE: &str = "node.kubernetes.io/exclude-from-external-load-balancers";
@@ -25,8 +25,8 @@ const REFUSED: &str = "coracle.dev/refused-load-balancer-ports";
 /// Ports of SSH, DNS, the API server, the kubelet, and the health checks of the service proxy.
 const HOST_PORTS: [u16; 5] = [22, 53, 6443, 10250, 10256];
 
-/// Maximum addresses of a node; further ones are ignored. The node reports them, and each is an entry in the status of
-/// each service.
+/// Maximum addresses of a node. Further addresses are ignored. The node reports its addresses, and each address is an
+/// entry in the status of each service.
 const ADDRESSES_MAX: usize = 16;
 
 /// Protocol in upper case, and port number.
@@ -46,7 +46,7 @@ pub(crate) enum Decision {
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct BalancerNode {
     name: String,
-    /// Whether it can serve: it is ready and not excluded.
+    /// Whether the node can serve: it is ready and not excluded.
     is_usable: bool,
     is_enabled: bool,
     /// The external addresses of the node, or its internal addresses if it has no external addresses.
@@ -86,7 +86,8 @@ pub(crate) fn served(service: &Service) -> BTreeSet<Port> {
     ports.filter_map(|port| Some((port.protocol.clone(), u16::try_from(port.port).ok()?))).collect()
 }
 
-/// The entries of a service's status that this controller did not write. A disabled controller keeps only these.
+/// The entries of a service's status that this controller did not write. A disabled controller keeps only these
+/// entries.
 pub(crate) fn foreign(service: &Service, nodes: &[BalancerNode]) -> Vec<Value> {
     let is_own = |entry: &&LoadBalancerIngress| {
         let ip = entry.ip.as_deref().and_then(|ip| ip.parse().ok());
@@ -158,7 +159,7 @@ impl BalancerNode {
         &self.name
     }
 
-    /// Whether it can serve: it is ready and not excluded.
+    /// Whether the node can serve: it is ready and not excluded.
     pub(crate) fn is_usable(&self) -> bool {
         self.is_usable
     }

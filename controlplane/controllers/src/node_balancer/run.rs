@@ -70,7 +70,8 @@ fn reserved(context: &Context) -> Vec<PortRange> {
 }
 
 /// Whether services get node ports from a range that has ports of common protocols, such as 80 and 443. A load balancer
-/// cannot have a port of the range, not even a free port. Another service could get it as its node port at any time.
+/// cannot have a port of the range, not even a free port. Another service could get such a port as its node port at any
+/// time.
 fn has_well_known_ports(node_ports: &PortRange) -> bool {
     *node_ports.start() < 1024
 }

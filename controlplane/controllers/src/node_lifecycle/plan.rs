@@ -25,7 +25,7 @@ const BY_CONDITION: [(&str, &str, &str); 6] = [
     ("NetworkUnavailable", "True", "node.kubernetes.io/network-unavailable"),
 ];
 
-/// The conditions of a lost node. `None` if it already has them.
+/// The conditions of a lost node. `None` if the node already has these conditions.
 pub(crate) fn lost_conditions(node: &Node, now: Timestamp) -> Option<Vec<NodeCondition>> {
     let mut conditions: Vec<NodeCondition> = node.status.conditions.clone().unwrap_or_default();
     let mut changed = false;

@@ -7,7 +7,7 @@ use tokio::time::Instant;
 /// The rate limit of one zone.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ZoneRateLimit {
-    /// The interval between two nodes. `None` while no node may be tainted.
+    /// The interval between two nodes. `None` if no node may be tainted.
     interval: Option<Duration>,
     next: Instant,
 }
@@ -23,7 +23,7 @@ impl ZoneRateLimit {
     /// Changes the interval. Returns false if it is the same.
     ///
     /// A waiting node waits for one new interval from the last change, so that a recovering zone continues soon. When
-    /// tainting becomes possible again, nodes that recover together have one interval to send a heartbeat.
+    /// taints are allowed again, nodes that recover together have one interval to send a heartbeat.
     pub(crate) fn set_interval(&mut self, interval: Option<Duration>, now: Instant) -> bool {
         let changes = interval != self.interval;
         if changes && (self.interval.is_none() || self.next > now) {
@@ -33,7 +33,7 @@ impl ZoneRateLimit {
         changes
     }
 
-    /// The time until the next node may be tainted. `None` while no node may be tainted.
+    /// The time until the next node may be tainted. `None` if no node may be tainted.
     pub(crate) fn remaining(&self, now: Instant) -> Option<Duration> {
         self.interval.map(|_| self.next.saturating_duration_since(now))
     }

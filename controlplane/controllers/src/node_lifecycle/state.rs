@@ -31,8 +31,8 @@ pub(crate) struct Lifecycle {
 /// The last heartbeat of one node.
 struct Heartbeat {
     at: Instant,
-    /// The renew time of the lease, and the heartbeat time in the status. They are only compared for changes, because
-    /// the node's clock may differ.
+    /// The renew time of the lease, and the heartbeat time in the status. Both times are only compared for changes,
+    /// because the node's clock may differ.
     lease: Option<Timestamp>,
     status: Option<Timestamp>,
     /// Time at which the node began to report that it is not ready.
@@ -137,7 +137,7 @@ impl Lifecycle {
         }
     }
 
-    /// Updates the health of the zones. Returns whether the rate of NoExecute taints changed in any of them.
+    /// Updates the health of the zones. Returns whether the rate of NoExecute taints changed in any zone.
     pub(super) fn update_zones(
         &self,
         zones: BTreeMap<String, Zone>,

@@ -13,7 +13,7 @@ use crate::object::Node;
 pub(crate) enum State {
     /// Most nodes are ready.
     Normal,
-    /// More nodes are lost than individual failures would explain.
+    /// So many nodes are lost that their failures probably have a common cause.
     Partial,
     /// No node is ready.
     Full,
@@ -79,7 +79,7 @@ pub(crate) fn is_full_disruption(zones: &BTreeMap<String, Zone>) -> bool {
     counted.peek().is_some() && counted.all(|zone| zone.state == State::Full)
 }
 
-/// The interval between NoExecute taints in a zone. `None` while no node may be tainted.
+/// The interval between NoExecute taints in a zone. `None` if no node may be tainted.
 pub(crate) fn interval(zone: Zone, config: &ControllersConfig) -> Option<Duration> {
     match zone.state {
         State::Normal | State::Full => Some(config.eviction_interval),

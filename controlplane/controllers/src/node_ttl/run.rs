@@ -38,7 +38,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, state: &Arc<Mut
     });
 }
 
-/// Reconciles one node, or all. An error of one node does not prevent the writes of the others.
+/// Reconciles one node, or all nodes. An error of one node does not prevent the writes of the other nodes.
 pub(crate) async fn reconcile(
     context: &Context,
     state: &Mutex<ClusterSize>,

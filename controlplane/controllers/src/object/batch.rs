@@ -65,7 +65,7 @@ pub(crate) struct CronJob {
     pub(crate) status: CronJobStatus,
 }
 
-/// The spec of a cron job. The job template stays JSON.
+/// The spec of a cron job. The job template is kept as JSON.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct CronJobSpec {

@@ -52,7 +52,7 @@ pub(crate) struct ExtendedClaimStatus {
 
 resource!(ResourceClaim, "resource.k8s.io", "resourceclaims", NamespaceResourceScope);
 
-/// Devices that a driver publishes. Only devices with NoExecute taints.
+/// Devices that a driver publishes. Only devices with NoExecute taints are kept.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct ResourceSlice {
@@ -108,8 +108,8 @@ fn tainted<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<[TaintedDev
     let mut devices = Option::<Vec<TaintedDevice>>::deserialize(deserializer)?.unwrap_or_default();
     for device in &mut devices {
         device.taints.retain(evicts);
-        // A slice that an earlier server version stored has taints without a time. The time is set here once, because a
-        // time set in each reconcile would move.
+        // A slice that an earlier server version stored has taints without a time. The time is set only once, here. A
+        // time that each reconcile sets would change.
         for taint in &mut device.taints {
             taint.time_added.get_or_insert_with(|| Time(Timestamp::now()));
         }

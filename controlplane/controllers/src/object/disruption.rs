@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::Object;
 
-/// A pod disruption budget: how many of the selected pods must stay available during evictions.
+/// A pod disruption budget: the number of selected pods that must stay available during evictions.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct PodDisruptionBudget {

@@ -40,7 +40,7 @@ pub(crate) struct MigrationStatus {
 }
 
 impl StorageVersionMigration {
-    /// Whether a condition holds.
+    /// Whether the condition of this type is true.
     pub(crate) fn is(&self, type_: &str) -> bool {
         let holds = |condition: &Condition| condition.type_ == type_ && condition.status == "True";
         self.status.conditions.iter().flatten().any(holds)

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-/// Reads a node's allocatable resources. Returns its processors in thousandths, 0 if it reports none.
+/// Reads a node's allocatable resources. Returns its processors in thousandths. 0 if the node reports no processors.
 pub(super) fn processors<'de, D: Deserializer<'de>>(deserializer: D) -> Result<i64, D::Error> {
     let all = Option::<BTreeMap<String, Value>>::deserialize(deserializer)?.unwrap_or_default();
     let text = match all.get("cpu") {

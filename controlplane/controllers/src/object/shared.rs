@@ -30,8 +30,8 @@ impl<T: PartialEq> SharedValues<T> {
         Self { entries: Mutex::new(entries), hasher: RandomState::new() }
     }
 
-    /// Returns the equal value that another object has, or else the new value. `facts` returns a hash of some fields of a
-    /// value; equal values must have equal hashes.
+    /// Returns the equal value that another object has, otherwise the new value. `facts` returns a hash of some fields
+    /// of a value. Equal values must have equal hashes.
     pub(super) fn share(&self, value: T, facts: impl Fn(&T) -> u64) -> Arc<T> {
         let hash = facts(&value);
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);

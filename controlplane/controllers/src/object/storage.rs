@@ -136,12 +136,12 @@ impl Claim {
         annotation(&self.metadata, name)
     }
 
-    /// Name of the claim's volume. Empty if there is none.
+    /// Name of the claim's volume. Empty if the claim has no volume.
     pub(crate) fn volume(&self) -> &str {
         self.spec.volume_name.as_deref().unwrap_or_default()
     }
 
-    /// Name of the storage class. Before Kubernetes 1.6, claims had it in an annotation.
+    /// Name of the storage class. Before Kubernetes 1.6, claims had the name in an annotation.
     pub(crate) fn class(&self) -> &str {
         let old = self.annotation("volume.beta.kubernetes.io/storage-class");
         old.or(self.spec.storage_class_name.as_deref()).unwrap_or_default()

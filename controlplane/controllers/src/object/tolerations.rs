@@ -1,4 +1,4 @@
-//! Tolerations of cached pods. Most pods have the same tolerations, so these are shared.
+//! Tolerations of cached pods. Most pods have the same tolerations, so pods share them.
 
 use std::sync::{Arc, LazyLock};
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::autoscaling::v2::{HPAScalingPolicy, HPAScalingRules, HorizontalPodAutoscalerBehavior};
 
-/// Without a behavior the replicas can grow to this number, or to twice their number if that is more.
+/// Without a behavior the replicas can grow to this number, or to twice the current number if that is more.
 const MIN_SCALE_UP_LIMIT: i32 = 4;
 /// Maximum number of stored recommendations of different numbers of replicas, and of scale events. The longest window is one
 /// hour, by default with one entry every 15 seconds.
@@ -118,7 +118,8 @@ impl Range {
 // === impl History ===
 
 impl History {
-    /// Records the replicas of the first reconcile as a recommendation, so that they do not decrease immediately.
+    /// Records the replicas of the first reconcile as a recommendation, so that the number does not decrease
+    /// immediately.
     pub(super) fn begin(&mut self, replicas: i32, now: Timestamp) {
         if self.recommendations.is_empty() {
             self.recommendations.push(Record { at: now, replicas });
@@ -158,7 +159,7 @@ impl History {
         let within = |window: i32| recent(&self.recommendations, window, now).map(|record| record.replicas);
         let lowest = within(up).min().unwrap_or(desired).min(desired);
         let highest = within(down).max().unwrap_or(desired).max(desired);
-        // Only the last recommendation of a number matters for the lowest and the highest one.
+        // Only the last recommendation of each number is needed to compute the lowest and the highest recommendation.
         self.recommendations.retain(|record| record.replicas != desired);
         keep(&mut self.recommendations, up.max(down), Record { at: now, replicas: desired });
         // Without a behavior only decreases are delayed.
@@ -216,7 +217,7 @@ impl History {
         let periods = |rules: &Rules<'_>| rules.policies.iter().map(|policy| policy.period_seconds).max();
         let (up, down) =
             (Rules::of(behavior.scale_up.as_ref(), 0), Rules::of(behavior.scale_down.as_ref(), 0));
-        // Policies of each direction consider the changes of both.
+        // Policies of each direction consider the changes in both directions.
         let longest = periods(&up).max(periods(&down)).unwrap_or_default();
         let list = if after > before { &mut self.ups } else { &mut self.downs };
         let replicas = before.abs_diff(after).try_into().unwrap_or(i32::MAX);
@@ -230,7 +231,7 @@ fn recent(list: &[Record], seconds: i32, now: Timestamp) -> impl Iterator<Item =
     list.iter().filter(move |record| now.duration_since(record.at) < longest)
 }
 
-/// Adds a record and removes those that are older than `seconds`.
+/// Adds a record, and removes the records that are older than `seconds`.
 fn keep(list: &mut Vec<Record>, seconds: i32, new: Record) {
     let longest = SignedDuration::from_secs(seconds.into());
     list.retain(|record| new.at.duration_since(record.at) < longest);
@@ -274,7 +275,7 @@ impl<'a> Rules<'a> {
         .unwrap_or(i32::MAX)
     }
 
-    /// The lowest number of replicas that a policy allows. `Max` selects the largest change, which is the smallest
+    /// The lowest number of replicas that a policy allows. `Max` selects the largest change, which gives the smallest
     /// number.
     fn limit_down(&self, current: i32, of: impl Fn(&HPAScalingPolicy) -> i32) -> i32 {
         let limits = self.policies.iter().map(of);

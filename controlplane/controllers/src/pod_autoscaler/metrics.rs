@@ -26,7 +26,7 @@ const CUSTOM_VERSIONS: [&str; 2] = ["v1beta2", "v1beta1"];
 const EXTERNAL: &str = "/apis/external.metrics.k8s.io/v1beta1";
 /// Window of custom metrics that do not state their window.
 const DEFAULT_WINDOW: Duration = Duration::from_secs(60);
-/// Characters of a path that are encoded. The others are unreserved (RFC 3986).
+/// Characters of a path that are encoded. All other characters are unreserved (RFC 3986).
 const ENCODED: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 /// The values of one metric.
@@ -73,7 +73,7 @@ struct MetricValue {
     described_object: CrossVersionObjectReference,
     /// Null for the zero time of Go.
     timestamp: Option<Timestamp>,
-    /// The version v1beta1 calls it `window`.
+    /// The version v1beta1 has the name `window` for this field.
     #[serde(alias = "window")]
     window_seconds: Option<u64>,
     value: Quantity,
@@ -170,7 +170,8 @@ impl Selected<'_> {
         }
     }
 
-    /// The path of the version of custom metrics to read: the server's preferred one, or else the first known one.
+    /// The path of the version of custom metrics to read: the server's preferred version, otherwise the first known
+    /// version.
     async fn custom_version(&self) -> Result<String, String> {
         let group = Group::read(self.client, CUSTOM).await.map_err(|error| match error {
             kube::Error::Api(status) if status.code == 404 => {
@@ -209,7 +210,7 @@ impl Selected<'_> {
 
 impl PodMetrics {
     /// The usage of the pod or of one container. `None` if a container has no usage of this resource, or if the pod has
-    /// no such container: then the metric of this pod is missing, as upstream since 1.36.
+    /// no such container. The metric of this pod is then missing, as upstream since 1.36.
     fn value(self, name: &str, container: Option<&str>) -> Option<(String, PodValue)> {
         let containers = self.containers.unwrap_or_default();
         let wanted = containers.iter().filter(|one| container.is_none_or(|name| one.name == name));
@@ -227,7 +228,7 @@ fn segment(text: &str) -> String {
     utf8_percent_encode(text, encoded).to_string()
 }
 
-/// A selector in text form. `None` if it selects everything.
+/// A selector in text form. `None` if it selects all objects.
 fn selector_of(selector: Option<&ApiSelector>) -> Result<Option<String>, String> {
     let Some(selector) = selector else { return Ok(None) };
     LabelSelector::try_from(selector).map_err(|error| error.to_string())?;

@@ -1,4 +1,4 @@
-//! The pods of a target with their requests. They are listed for each reconcile and not cached.
+//! The pods of a target with their requests. The pods are listed for each reconcile and not cached.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;
@@ -74,8 +74,8 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    /// Groups pods. `cpu` has the options for values of the CPU usage: those of starting pods are ignored, because they are
-    /// not typical. `None` for other values.
+    /// Groups pods. `cpu` has the options for values of the CPU usage. The values of starting pods are ignored, because
+    /// they are not typical. `None` for other metrics.
     pub(super) fn of(
         pods: &[Pod],
         values: &PodValues,

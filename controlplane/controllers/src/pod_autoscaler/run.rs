@@ -94,7 +94,8 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// The result for the metrics. Without desired replicas, metrics or the update of the scale failed.
+    /// The result for the metrics. Without desired replicas, the result is a failure of the metrics or of the update of
+    /// the scale.
     fn scaling(&self) -> Scaling {
         match self.desired {
             None => Scaling::Failed,

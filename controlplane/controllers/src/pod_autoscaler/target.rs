@@ -40,7 +40,7 @@ impl Group {
         client.request(request.map_err(kube::Error::HttpError)?).await
     }
 
-    /// The served versions, the preferred one first.
+    /// The served versions, the preferred version first.
     pub(super) fn versions(&self) -> impl Iterator<Item = &str> {
         self.preferred_version.iter().chain(&self.versions).map(|one| one.version.as_str())
     }

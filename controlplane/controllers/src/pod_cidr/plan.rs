@@ -1,4 +1,4 @@
-//! Assigns a pod CIDR from the cluster's ranges to each node that has none.
+//! Assigns a pod CIDR from the cluster's ranges to each node without a pod CIDR.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -63,7 +63,7 @@ struct Free {
 
 impl Free {
     fn new(cluster: IpNetwork, mask: u8, taken: &[IpNetwork], last: &[IpNetwork]) -> Self {
-        // A cluster range smaller than a pod CIDR contains none.
+        // A cluster range that is smaller than a pod CIDR contains no pod CIDR.
         let count = mask.checked_sub(cluster.prefix()).map_or(0, |bits| 1 << bits.min(32));
         let (same, other) = taken.iter().copied().partition(|range: &IpNetwork| range.prefix() == mask);
         let same: Vec<IpNetwork> = same;
@@ -73,7 +73,7 @@ impl Free {
         free
     }
 
-    /// The index of a pod CIDR in the cluster range. `None` if it is not one of its pod CIDRs.
+    /// The index of a pod CIDR in the cluster range. `None` if `range` is not a pod CIDR of the cluster range.
     fn number(&self, range: IpNetwork) -> Option<u128> {
         if range.prefix() != self.mask || !self.cluster.contains(range.network()) {
             return None;

@@ -43,13 +43,13 @@ pub(crate) fn is_finished(pod: &Pod) -> bool {
     pod.finished() && !pod.is_being_deleted()
 }
 
-/// Whether the pod is being deleted and has no node. A finalizer keeps such a pod, and no kubelet sets its phase.
-/// Without this controller, a job that replaces only failed pods would wait forever.
+/// Whether the pod is being deleted and has no node. Such a pod exists because of a finalizer, and no kubelet sets its
+/// phase. Without this controller, a job that replaces only failed pods would wait forever.
 pub(crate) fn is_unscheduled(pod: &Pod) -> bool {
     pod.is_being_deleted() && !pod.finished() && pod.spec.node_name.as_deref().is_none_or(str::is_empty)
 }
 
-/// Taint that an administrator sets on a switched-off node: none of its pods runs.
+/// Taint that an administrator sets on a switched-off node, on which no pod runs any more.
 const OUT_OF_SERVICE: &str = "node.kubernetes.io/out-of-service";
 
 /// The pods of a node that does not exist.

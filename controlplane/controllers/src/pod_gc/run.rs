@@ -17,7 +17,7 @@ use crate::object::{Key, ObjectExt, Pod};
 use crate::pod_control::disruption_target;
 use crate::queue::{Next, Queue};
 
-/// Delay before the pods and volumes of a deleted node are released, because the node may be registered again.
+/// Delay before the pods and volumes of a deleted node are released. In this time the node may be registered again.
 pub(crate) const QUARANTINE: Duration = Duration::from_secs(40);
 
 /// Queues nodes that have pods but do not exist, and nodes that are out of service. Also queues terminating pods

@@ -1,7 +1,7 @@
 //! The metrics `workqueue_*` of the queues, in the text format of Prometheus.
 //!
-//! Source of names, help texts and buckets: `component-base/metrics/prometheus/workqueue`. The times of work in progress
-//! are computed when the metrics are read, so an idle queue costs nothing.
+//! Source of names, help texts and buckets: `component-base/metrics/prometheus/workqueue`. The times of work in
+//! progress are computed when the metrics are read, so an idle queue has no cost.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

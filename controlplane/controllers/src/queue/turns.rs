@@ -31,8 +31,8 @@ impl QueueKey for &'static str {
     }
 }
 
-/// Keys by namespace. Each namespace has one turn in a round, so a namespace with very many keys delays another one by
-/// one key in each turn. The keys of one namespace keep their order.
+/// Keys by namespace. Each namespace has one turn in a round, so a namespace with very many keys delays another
+/// namespace only by one key in each round. The keys of one namespace keep their order.
 #[derive(Debug)]
 pub(super) struct Turns<T> {
     /// The namespaces with keys.
@@ -49,7 +49,7 @@ impl<T> Default for Turns<T> {
 }
 
 impl<T: QueueKey> Turns<T> {
-    /// Adds a key behind the others of its namespace.
+    /// Adds a key after the other keys of its namespace.
     pub(super) fn push(&mut self, key: T) {
         if let Some(keys) = self.keys.get_mut(key.namespace()) {
             keys.push_back(key);

@@ -166,9 +166,8 @@ impl ReplicaCounts {
         self.next
     }
 
-    /// The pause after a write of the status. While many pods start, each of them changes the counts. Each status write
-    /// of the set causes a status write of the deployment. The pause shrinks with the number of pods that are not
-    /// ready.
+    /// The pause after a write of the status. While many pods start, each pod changes the counts. Each status write of
+    /// the set causes a status write of the deployment. The pause shrinks with the number of pods that are not ready.
     pub(crate) fn pause(&self) -> Option<Duration> {
         /// Minimum number of pods that are not ready for a pause.
         const MANY: usize = 10;
@@ -180,8 +179,9 @@ impl ReplicaCounts {
     }
 }
 
-/// The change of the number of pods, if the counts are sufficient. They are sufficient if all pods of the set match
-/// its selector, no orphaned pod matches it, and no pod must be deleted. `None` if [`plan`] must read the pods.
+/// The change of the number of pods, if the counts are sufficient. The counts are sufficient if all pods of the set
+/// match its selector, no orphaned pod matches the selector, and no pod must be deleted. `None` if [`plan`] must read
+/// the pods.
 pub(crate) fn by_counts<K: Replicas>(
     set: &K,
     selector: &LabelSelector,
@@ -199,11 +199,11 @@ pub(crate) fn by_counts<K: Replicas>(
     }
 }
 
-/// Time until the set creates further pods. `None` if it may create them now. `failed` are the creation times of its pods
-/// that have failed.
+/// Time until the set creates further pods. `None` if the set may create pods now. `failed` are the creation times of
+/// its pods that have failed.
 ///
-/// A node refuses a pod that does not fit, and will refuse its replacement, too. Without a delay, such a set would create
-/// pods without end, as fast as the node refuses them. Upstream's controller has no delay.
+/// A node refuses a pod that does not fit, and will refuse the replacement of the pod, too. Without a delay, such a set
+/// would create pods at once, again and again. Upstream's controller has no delay.
 pub(crate) fn creation_delay(desired: usize, failed: &[Timestamp], now: Timestamp) -> Option<Duration> {
     let mut remaining: Vec<Duration> =
         failed.iter().filter_map(|created| failed_pods::remaining(*created, now)).collect();

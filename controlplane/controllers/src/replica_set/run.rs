@@ -126,7 +126,7 @@ fn next_within(delay: Option<Duration>, next: Next) -> Next {
 /// Plans with all pods of the set and the orphaned pods of its namespace.
 fn by_pods<K: Replicas>(context: &Context, set: &K, selector: &LabelSelector) -> Plan {
     let pods = pod_control::candidates(context, set);
-    // Neighbours are needed only to choose pods for deletion, and most reconciles delete none.
+    // Neighbours are needed only to choose pods for deletion, and most reconciles delete no pods.
     let desired = usize::try_from(plan::desired(set)).unwrap_or_default();
     let neighbours = if pods.len() > desired { neighbours(context, set) } else { HashMap::new() };
     plan::plan(Snapshot { set, selector, pods, neighbours, now: Timestamp::now() })
@@ -181,8 +181,8 @@ async fn write_status<K: Replicas>(
                 status[field] = Value::Null;
             }
         }
-        // No resourceVersion: no other client writes the status, and `observedGeneration` states the generation that it
-        // describes.
+        // The patch has no resourceVersion: no other client writes the status, and `observedGeneration` has the
+        // generation that the status describes.
         let patch = json!({"metadata": {"uid": set.uid()}, "status": status});
         context.writer(K::cache(&context.caches)).merge(&set.key(), Part::Status, patch).await?;
         rest = counts.pause();

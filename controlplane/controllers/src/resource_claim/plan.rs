@@ -94,7 +94,7 @@ pub(crate) fn claims_of_spec(pod: &Pod) -> impl Iterator<Item = (&str, bool)> {
 }
 
 /// The users of an allocated claim with a pod that has a node. `None` if the claim has no devices, is already reserved
-/// for the pod, or cannot be reserved for it. Source: `syncPod`.
+/// for the pod, or cannot be reserved for the pod. Source: `syncPod`.
 pub(crate) fn reservation(pod: &Pod, claim: &ResourceClaim, is_own: bool) -> Option<Value> {
     let users = &claim.status.reserved_for;
     let is_reserved = users.iter().any(|user| user["uid"] == pod.uid());

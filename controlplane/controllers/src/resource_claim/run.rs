@@ -42,7 +42,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             pod.filter(|pod| plan::may_lack_reservations(pod)).into_iter().for_each(|pod| own.add(pod.key()));
             return;
         }
-        // All pods of the namespace are read. A shared claim is allocated only once, so an index is not worth its cost.
+        // All pods of the namespace are read. A shared claim is allocated only once, so an index would cost more than
+        // it saves.
         let pods = pods.in_namespace(claim.namespace()).into_iter();
         let pods = pods.filter(|pod| plan::may_lack_reservations(pod));
         pods.filter(|pod| pod.claims().any(|name| name == claim.name())).for_each(|pod| own.add(pod.key()));
@@ -94,7 +95,7 @@ async fn reserve(context: &Context, pod: &Pod) -> Result<(), Error> {
     Ok(())
 }
 
-/// Creates a claim from its template. Returns its name, or `None` if the namespace is being deleted.
+/// Creates a claim from its template. Returns the name of the claim. `None` if the namespace is being deleted.
 async fn create(context: &Context, pod: &Pod, name: &str, template: &str) -> Result<Option<String>, Error> {
     let found = read_template(&context.client, pod.namespace(), template).await;
     let created = match found {

@@ -1,4 +1,4 @@
-//! What objects of a kind add to the usage of a quota.
+//! The usage that the objects of a kind add to a quota.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use crate::api_kind::{ApiKind, Discovered};
 use crate::object::{ObjectExt, ResourceQuota};
 
-/// Thousandths of one object.
+/// One object, in thousandths.
 const ONE: i128 = 1000;
 
-/// How the objects of a kind count.
+/// The way in which the objects of a kind count.
 pub(super) enum Counted {
     /// By the rules of a built-in kind.
     BuiltIn(&'static Arc<Resource>),
@@ -27,7 +27,7 @@ pub(super) fn limits(quota: &ResourceQuota) -> Quota {
     Quota::read(&json!({"metadata": {"name": quota.name()}, "spec": quota.spec}))
 }
 
-/// How a quota counts the objects of a kind. `None` if it does not count them.
+/// The way in which a quota counts the objects of a kind. `None` if the quota does not count them.
 pub(super) fn counted(object: &ResourceQuota, quota: &Quota, kind: &ApiKind) -> Option<Counted> {
     let is_listed = kind.namespaced && kind.verbs.iter().any(|verb| verb == "list");
     let resource = &kind.resource;
@@ -37,7 +37,7 @@ pub(super) fn counted(object: &ResourceQuota, quota: &Quota, kind: &ApiKind) -> 
     if let Some(built_in) = by_resource(&resource.group, &resource.version, &resource.plural) {
         return quota.tracks(built_in).then_some(Counted::BuiltIn(built_in));
     }
-    // No scope selects custom resources.
+    // Custom resources are in no scope, so a quota with scopes does not count them.
     let has_scopes = ["scopes", "scopeSelector"].iter().any(|field| !object.spec[*field].is_null());
     let name = format!("count/{}.{}", resource.plural, resource.group);
     (!has_scopes && quota.limits(&name)).then_some(Counted::Number(name))

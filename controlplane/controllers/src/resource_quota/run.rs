@@ -25,8 +25,8 @@ const DELAY: Duration = Duration::from_secs(1);
 /// Maximum number of objects in a page of a list.
 const PAGE: u32 = 500;
 
-/// Queues new quotas and those with a changed spec, and the quotas of deleted objects and of pods that have ended or are over
-/// their grace period. Kinds that are not listed here are counted again after [`RESYNC`].
+/// Queues new quotas, quotas with a changed spec, the quotas of deleted objects, and the quotas of pods that have ended
+/// or are over their grace period. Kinds that are not listed here are counted again after [`RESYNC`].
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let caches = &context.caches;
     let own = queue.clone();
@@ -65,13 +65,13 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_of_deleted(&caches.resource_claims, quotas, queue);
 }
 
-/// Whether a changed pod may use less than before: it is deleted, or it has ended.
+/// Whether a changed pod may use less than before, because it is deleted or has ended.
 fn frees(old: &Pod, new: Option<&Pod>) -> bool {
     new.is_none_or(|new| new.finished() && !old.finished())
 }
 
-/// The time after which a pod that is being deleted does not count. The same as `coracle_kinds::quota::grace_end`, for typed
-/// pods.
+/// The time after which a pod that is being deleted does not count. Does the same as `coracle_kinds::quota::grace_end`,
+/// for typed pods.
 fn grace_end(pod: &Pod) -> Option<Timestamp> {
     if pod.finished() {
         return None;

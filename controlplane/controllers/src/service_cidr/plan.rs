@@ -36,7 +36,7 @@ pub(crate) fn ranges(cidr: &ServiceCIDR) -> impl Iterator<Item = IpNetwork> {
 }
 
 /// Plans a ServiceCIDR. `others` are all other ServiceCIDRs. `first_only_in` returns a service's address that is in a
-/// range and in none of the other ranges.
+/// range, but not in the other ranges.
 pub(crate) fn plan(
     cidr: &ServiceCIDR,
     others: &[Arc<ServiceCIDR>],

@@ -13,7 +13,7 @@ use crate::object::{Key, ObjectExt};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
-/// Queues changed ServiceCIDRs. Terminating ServiceCIDRs are also queued when another one changes, and when an
+/// Queues changed ServiceCIDRs. Terminating ServiceCIDRs are also queued when another ServiceCIDR changes, and when an
 /// IPAddress is deleted.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     let ending: Arc<Mutex<BTreeSet<Key>>> = Arc::default();
@@ -60,7 +60,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
         };
         match context.writer(cache).merge(&key, part, patch).await {
             Ok(_) => {}
-            // The next change queues the ServiceCIDR again. Upstream gives up after 15 attempts.
+            // The next change queues the ServiceCIDR again. Upstream stops after 15 attempts.
             Err(error) if error.is_refused() => {
                 tracing::warn!(%key, %error, cause = error.cause(), "a service range cannot be changed");
                 return Ok(Next::Wait);

@@ -14,7 +14,7 @@ pub(crate) fn stale_at(pod: &Pod) -> Option<Timestamp> {
         return None;
     }
     let condition = pod.condition("DisruptionTarget").filter(|condition| condition.status == "True")?;
-    // After an eviction by its node, a pod may take any time to terminate.
+    // After an eviction by its node, the termination of a pod has no time limit.
     if condition.reason.as_deref() == Some("TerminationByKubelet") {
         return None;
     }

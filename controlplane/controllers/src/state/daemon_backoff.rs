@@ -29,8 +29,8 @@ impl PodBackoff {
         crate::queue::until(entry.since.checked_add(entry.wait).ok()?, now)
     }
 
-    /// Records that a failed pod of the node is deleted. The wait doubles; after a long time without failures it is
-    /// reset.
+    /// Records that a failed pod of the node is deleted. The back-off doubles. After a long time without failures the
+    /// back-off is reset.
     pub(crate) fn failed(&mut self, set: &Key, node: &str, now: Timestamp) {
         let nodes = self.0.entry(set.clone()).or_default();
         let wait = match nodes.get(node) {

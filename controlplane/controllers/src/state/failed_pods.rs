@@ -1,8 +1,9 @@
 //! Pods of replica sets that failed soon after their creation.
 //!
 //! Each pod is recorded when it fails, because another controller may delete the pod before its set is reconciled. For
-//! example, the pods of a node with a `NoExecute` taint are deleted. Without the record, the set would replace them
-//! without end and without a delay. With the record, a set also need not read all of its pods before it creates one.
+//! example, the pods of a node with a `NoExecute` taint are deleted. Without the record, the set would replace such
+//! pods without end and without a delay. With the record, a set also need not read all of its pods before it creates a
+//! pod.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -35,7 +36,8 @@ fn has_failed(pod: &Pod) -> bool {
     pod.status.phase.as_deref() == Some("Failed")
 }
 
-/// The rest of [`FAILURE_WINDOW`]. `None` if it is over. Timestamps in the future are ignored: the clock was set back.
+/// The rest of [`FAILURE_WINDOW`]. `None` if the window is over. Timestamps in the future are ignored: the clock was
+/// set back.
 pub(crate) fn remaining(created: Timestamp, now: Timestamp) -> Option<Duration> {
     let age = Duration::try_from(now.duration_since(created)).ok()?;
     FAILURE_WINDOW.checked_sub(age).filter(|remaining| !remaining.is_zero())

@@ -18,7 +18,7 @@ pub(crate) struct JobCreations(Mutex<HashMap<String, Instant>>);
 
 impl JobCreations {
     /// Takes the credit for pods of a namespace. Returns the wait before the next attempt if the credit is used up.
-    /// Otherwise all of the pods may be created, even if they cost more than the rest of the credit.
+    /// Otherwise all pods may be created, even if they cost more than the rest of the credit.
     pub(crate) fn charge(&self, namespace: &str, pods: usize, now: Instant) -> Option<Duration> {
         let cost = PER_POD.saturating_mul(u32::try_from(pods).unwrap_or(u32::MAX));
         let earliest = now.checked_sub(CREDIT).unwrap_or(now);

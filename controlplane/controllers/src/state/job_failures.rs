@@ -1,5 +1,5 @@
 //! The last failed pods of jobs, including pods that do not exist any more. Without this record, a job whose failed
-//! pods are deleted would replace them without a back-off. Source: `backoffStore` of upstream's job controller.
+//! pods are deleted would replace these pods without a back-off. Source: `backoffStore` of upstream's job controller.
 //!
 //! After a restart of the controller only the existing pods are known.
 
@@ -56,7 +56,7 @@ impl FailedPods {
         Self::new(self.last_success.max(newer.last_success), ends.into_iter())
     }
 
-    /// The number of failed pods, and the time at which the last one ended. `None` without failed pods.
+    /// The number of failed pods, and the time at which the last of these pods ended. `None` without failed pods.
     pub(crate) fn count_and_last(&self) -> Option<(i32, Timestamp)> {
         let last = self.ends.values().max()?;
         Some((i32::try_from(self.ends.len()).unwrap_or(i32::MAX), *last))
@@ -73,8 +73,8 @@ impl JobFailures {
         own.map(|entry| entry.failed.clone()).unwrap_or_default()
     }
 
-    /// Keeps the failed pods of a job for later reconciles. The last success is kept, too: after its pod is deleted,
-    /// earlier failed pods must not count again.
+    /// Keeps the failed pods of a job for later reconciles. The last success is kept, too. Otherwise earlier failed
+    /// pods would count again after the succeeded pod is deleted.
     pub(crate) fn keep(&self, job: &Job, failed: &FailedPods) {
         if *failed == FailedPods::default() {
             return self.forget(&job.key());

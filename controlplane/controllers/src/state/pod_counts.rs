@@ -1,7 +1,7 @@
 //! Counts of pods by controller and labels, updated with each change of a pod.
 //!
-//! So a reconcile of a replica set does not read all pods of the set. Otherwise the work of a rollout would be
-//! quadratic in the number of pods. The pods of one set usually have the same labels and form one group.
+//! With these counts, a reconcile of a replica set does not read all pods of the set. Otherwise the work of a rollout
+//! would be quadratic in the number of pods. The pods of one set usually have the same labels and form one group.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -58,8 +58,8 @@ impl PodCounts {
     }
 }
 
-/// Changes the counts of the pod's group. Pods of other workloads are not counted: each may have its own labels, and
-/// their counts are not used.
+/// Changes the counts of the pod's group. Pods of other workloads are not counted: their counts are not used, and each
+/// pod may have its own labels.
 fn count(all: &mut HashMap<String, HashMap<String, Groups>>, pod: &Pod, change: impl Fn(&mut usize)) {
     let owner = controller_of(&pod.metadata);
     let is_counted =

@@ -5,12 +5,12 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use tokio::sync::Semaphore;
 
-/// Maximum concurrent requests for one namespace, of all controllers together. They keep both processors of a small
-/// machine and the group commit of the store busy.
+/// Maximum concurrent requests for one namespace, of all controllers together. This number suffices to use both
+/// processors of a small machine, and the group commit of the store.
 const EACH: usize = 64;
 
-/// The permits of the namespaces with requests. A namespace has no share of the permits of others: a webhook that delays
-/// its requests delays no other namespace.
+/// The permits of the namespaces with requests. Namespaces do not share permits. So a webhook that delays the requests
+/// of one namespace does not delay other namespaces.
 #[derive(Debug, Default)]
 pub(crate) struct PodCreations(Mutex<HashMap<String, Weak<Semaphore>>>);
 

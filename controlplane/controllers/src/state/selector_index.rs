@@ -1,9 +1,9 @@
 //! Finds the services that select a pod, and the pods that a service selects, without a pass over the namespace.
 //!
-//! Each selector is registered at one of its label pairs, the anchor. A pod that the selector selects has that pair. So a
-//! pod is compared only with the selectors at its own pairs, and a selector only with the pods that have its anchor. Equal
-//! selectors are one entry. The memory is proportional to the number of services, and to the labels of pods that are
-//! anchors.
+//! Each selector is registered at one of its label pairs, the anchor. A pod that the selector selects has that pair. So
+//! a pod is compared only with the selectors at its own pairs, and a selector only with the pods that have its anchor.
+//! Equal selectors share one entry. The memory is proportional to the number of services, and to the labels of pods
+//! that are anchors.
 //!
 //! Order of locks: the cache of services or of pods first, then this index.
 
@@ -31,8 +31,8 @@ struct Namespace {
 /// A service that selects pods.
 struct Selecting {
     selector: Arc<Labels>,
-    /// The number of services of the pod of this service that changed last. It is not the largest number so far: one pod
-    /// with many services must not delay this service after it is gone.
+    /// The number of services that select the pod of this service that changed last. The largest number so far is not
+    /// used: a deleted pod with many services must not delay this service.
     sharing: usize,
 }
 
@@ -117,8 +117,8 @@ impl SelectorIndex {
         found.into_iter().map(|name| Key { namespace: pod.namespace().to_owned(), name }).collect()
     }
 
-    /// The number of services that share pods with this service: the number of services of its pod that changed last. It
-    /// is at most the number of services that the namespace has now.
+    /// The number of services that share pods with this service: the number of services that select the pod of this
+    /// service that changed last. It is at most the current number of services in the namespace.
     pub(crate) fn sharing(&self, service: &Key) -> usize {
         let all = self.lock();
         let Some(namespace) = all.get(&service.namespace) else { return 0 };
@@ -144,7 +144,8 @@ impl SelectorIndex {
     /// The pods to compare with a selector. The first call for an anchor reads all pods of the namespace.
     fn candidate_pods(&self, pods: &Objects<'_, Pod>, namespace: &str, selector: &Labels) -> Vec<Arc<Pod>> {
         let mut all = self.lock();
-        // Without an anchor the service has another selector by now. Its change has queued it again.
+        // If the selector has no anchor, the service already has another selector. This change has queued the service
+        // again.
         let Some((pair_text, anchor)) = all.get_mut(namespace).and_then(|all| all.anchor_of(selector)) else {
             return pods.in_namespace(namespace);
         };
@@ -184,7 +185,8 @@ impl Namespace {
         self.services.insert(service.to_owned(), Selecting { selector, sharing: 0 });
     }
 
-    /// The pair of the selector with the fewest selectors. Common pairs such as the name of a release get few of them.
+    /// The pair of the selector at which the fewest selectors are registered. So few selectors are registered at common
+    /// pairs, such as the name of a release.
     fn new_anchor(&self, selector: &Labels) -> Option<String> {
         let pairs = selector.iter().rev().map(|(name, value)| pair(name, value));
         pairs.min_by_key(|pair| self.pairs.get(pair).map_or(0, |anchor| anchor.selectors.len()))

@@ -64,7 +64,7 @@ fn deletes(set: &StatefulSet) -> Deletes {
 }
 
 /// The owner of a claim by the retention policy. `condemned` is the claim's pod if the pod is above the set's size. If
-/// `whenScaled` is Delete, such a pod owns its claims, so that they are deleted with it.
+/// `whenScaled` is Delete, such a pod owns its claims, so that the claims are deleted together with the pod.
 fn wanted_owner(set: &StatefulSet, condemned: Option<&Pod>) -> Option<OwnerReference> {
     let Deletes { with_set, with_pod } = deletes(set);
     let mut owner = match condemned {
@@ -119,8 +119,8 @@ pub(super) fn changed_owners(
 }
 
 /// Whether a claim is about to be deleted, so that a new pod of this ordinal must not use it. The claim is being
-/// deleted already, or an earlier pod of the same name owns it: then the garbage collector deletes both. Source:
-/// `PodClaimIsStale`.
+/// deleted already, or an earlier pod of the same name owns it. In the second case the garbage collector deletes both.
+/// Source: `PodClaimIsStale`.
 pub(super) fn is_stale(set: &StatefulSet, claim: &Claim, ordinal: i32) -> bool {
     let Deletes { with_pod, .. } = deletes(set);
     let pod = format!("{}-{ordinal}", set.name());

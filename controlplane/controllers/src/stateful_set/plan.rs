@@ -77,9 +77,9 @@ pub(crate) fn plan(snapshot: &Snapshot<'_>) -> Vec<Action> {
 
 type Pods = BTreeMap<i32, Arc<Pod>>;
 
-/// Plans missing pods and the replacement of finished pods. Returns whether the following steps may run. As upstream, with
-/// parallel management they wait only for pods that have finished, and for claims that are about to be deleted
-/// (`processReplica`).
+/// Plans missing pods and the replacement of finished pods. Returns whether the following steps may run. As upstream,
+/// with parallel management the following steps wait only for pods that have finished, and for claims that are about to
+/// be deleted (`processReplica`).
 fn fill(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) -> bool {
     let (set, ordered) = (snapshot.set, !is_parallel(snapshot.set));
     let (mut created, mut settled) = (0, true);
@@ -158,8 +158,8 @@ fn shrink(snapshot: &Snapshot<'_>, replicas: &Pods, condemned: &Pods, actions: &
 }
 
 /// Plans the deletion of pods with old revisions, highest ordinal first. With `maxUnavailable`, at most that number of
-/// pods becomes unavailable. Without it, one pod is deleted at a time, and only if all pods with a higher ordinal are
-/// available.
+/// pods becomes unavailable. Without this field, one pod is deleted at a time, and only if all pods with a higher
+/// ordinal are available.
 fn roll(snapshot: &Snapshot<'_>, replicas: &Pods, actions: &mut Vec<Action>) {
     let set = snapshot.set;
     let strategy = set.spec.update_strategy.as_ref();

@@ -46,7 +46,7 @@ pub(super) fn is_available(set: &StatefulSet, pod: &Pod, now: Timestamp) -> bool
     available_at(set, pod, now).is_some_and(|at| at <= now)
 }
 
-/// The patch that restores the labels of a pod's identity. `None` if the pod has its name as a label; upstream checks
+/// The patch that restores the labels of a pod's identity. `None` if the pod has its name as a label. Upstream checks
 /// only this label, too. Services for single pods select by this label.
 pub(super) fn identity_patch(pod: &Pod, ordinal: i32) -> Option<Value> {
     let label = pod.metadata.labels.as_ref().and_then(|labels| labels.get(POD_NAME));

@@ -135,11 +135,12 @@ fn planned(context: &Context, set: &StatefulSet, pods: &[Arc<Pod>], update: &str
     plan::plan(&Snapshot { set, pods, update, stale: &stale, now: Timestamp::now() })
 }
 
-/// The actions, without the replacement of failed pods in back-off. Also returns the rest of the shortest back-off.
+/// The actions, except the replacement of failed pods in back-off. Also returns the remaining time of the shortest
+/// back-off.
 ///
-/// The back-off is that of daemon sets. Without it, a pod that its node refuses would be replaced without end, as fast as
-/// the node refuses it. Upstream's controller has no back-off. A pod is replaced at once if its replacement has another
-/// template.
+/// The back-off is the same as for daemon sets. Without the back-off, a pod that its node refuses would be replaced at
+/// once, again and again. Upstream's controller has no back-off. A pod is replaced at once if its replacement has
+/// another template.
 fn due(
     context: &Context,
     set: &StatefulSet,

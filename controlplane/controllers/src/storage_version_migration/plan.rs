@@ -32,8 +32,8 @@ pub(super) enum Step {
     Finish,
 }
 
-/// The next step. `is_next` returns whether the migration is the next one of its resource. It is called only if the
-/// migration could begin.
+/// The next step. `is_next` returns whether the migration is the next migration of its resource. The function is called
+/// only if the migration could begin.
 pub(super) fn step(migration: &StorageVersionMigration, is_next: impl FnOnce() -> bool) -> Step {
     match (migration.is(RUNNING), has_ended(migration)) {
         (true, true) => Step::Finish,
@@ -80,8 +80,8 @@ impl Unfinished {
         freed.into_iter().chain(next).collect()
     }
 
-    /// Applies a change of a migration. If it has ended or was deleted, returns the name of the next migration of its
-    /// resource.
+    /// Applies a change of a migration. If the migration has ended or was deleted, returns the name of the next
+    /// migration of its resource.
     pub(super) fn change(&mut self, migration: &StorageVersionMigration, exists: bool) -> Option<String> {
         let (resource, (created, name)) = (&migration.spec.resource, order(migration));
         let entry = (created, name.to_owned());
@@ -104,7 +104,7 @@ impl Unfinished {
         next.filter(|_| was_waiting || was_running)
     }
 
-    /// Whether a waiting migration is the next one of its resource.
+    /// Whether a waiting migration is the next migration of its resource.
     pub(super) fn is_next(&self, migration: &StorageVersionMigration) -> bool {
         let of_resource = self.0.get(&migration.spec.resource);
         of_resource.and_then(OfResource::next) == Some(migration.name())
@@ -114,7 +114,7 @@ impl Unfinished {
 // === impl OfResource ===
 
 impl OfResource {
-    /// The first waiting migration. `None` while another one runs.
+    /// The first waiting migration. `None` while another migration runs.
     fn next(&self) -> Option<&str> {
         self.waiting.first().filter(|_| self.running.is_empty()).map(|(_, name)| name.as_str())
     }
@@ -147,7 +147,7 @@ pub(super) fn verdict(code: u16, reason: &str) -> Verdict {
     match (code, reason) {
         (_, "Conflict" | "NotFound") | (409, _) => Verdict::Done,
         (_, "ServerTimeout" | "TooManyRequests" | "ServiceUnavailable" | "InternalError" | "Timeout")
-        // The resource is missing, not the object: the next attempt checks whether it is served.
+        // The resource is missing, not the object. The next attempt checks whether the resource is served.
         | (404 | 429 | 500..=599, _) => Verdict::Retry,
         _ => Verdict::Fail,
     }

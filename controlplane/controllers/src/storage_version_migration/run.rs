@@ -25,7 +25,7 @@ const PAGE: u32 = 500;
 /// Number of concurrent writes. The store commits concurrent writes together.
 const CONCURRENT_WRITES: usize = 8;
 
-/// Queues changed migrations. When a migration ends, it also queues the next one of the same resource.
+/// Queues changed migrations. When a migration ends, also queues the next migration of the same resource.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>, unfinished: &Arc<Mutex<Unfinished>>) {
     let (own, unfinished) = (queue.clone(), unfinished.clone());
     context.caches.migrations.on_change(move |change| {

@@ -1,4 +1,4 @@
-//! Evicts pods that do not, or no longer, tolerate a NoExecute taint of their node.
+//! Evicts pods that do not tolerate a NoExecute taint of their node, or whose toleration has expired.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,8 +56,8 @@ impl Pending {
         left
     }
 
-    /// The NoExecute taints of a node, from all its `taints`. Each result has a time: kube-apiserver does not set
-    /// `timeAdded` of a taint that a user adds. Such a taint gets the time at which it was read first.
+    /// The NoExecute taints of a node, from all its `taints`. Each returned taint has a time. kube-apiserver does not
+    /// set `timeAdded` of a taint that a user adds. Such a taint gets the time at which it was read first.
     fn dated(&self, node: &Key, taints: &[Taint], now: Timestamp) -> Vec<Taint> {
         let all = self.lock();
         let known = all.get(node).map(|known| known.taints.as_slice()).unwrap_or_default();
@@ -110,7 +110,7 @@ fn is_evicted_alike(old: &Pod, new: &Pod) -> bool {
 /// Evicts the pods of one node whose toleration has expired. Returns the time of the next expiry.
 pub(crate) async fn reconcile(context: &Context, pending: &Pending, key: Key) -> Result<Next, Error> {
     let Some(node) = context.caches.nodes.get(&key) else {
-        // The pods of a deleted node are deleted too, so nothing is cancelled.
+        // The pods of a deleted node are deleted too, so no eviction is reported as cancelled.
         drop(pending.replace(&key, Evictions::default()));
         return Ok(Next::Wait);
     };

@@ -22,8 +22,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     });
 }
 
-/// Deletes the job if its TTL has expired. Its pods are deleted first. A newer version of the job may have another TTL,
-/// so the version is a precondition.
+/// Deletes the job if its TTL has expired. The pods of the job are deleted first. A newer version of the job may have
+/// another TTL, so the version is a precondition.
 pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error> {
     let Some(job) = context.caches.jobs.get(&key) else { return Ok(Next::Wait) };
     let Some(due) = due(&job) else { return Ok(Next::Wait) };

@@ -1,5 +1,5 @@
 //! Selects a volume for a claim. A volume that is reserved for the claim comes first. Otherwise a volume with fewer
-//! access modes is preferred, then a smaller one.
+//! access modes is preferred, then a smaller volume.
 
 use std::sync::Arc;
 

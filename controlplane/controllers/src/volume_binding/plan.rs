@@ -108,7 +108,7 @@ fn unbound_claim(observed: &ObservedClaim<'_>) -> Vec<Action> {
         claim.annotation("volume.beta.kubernetes.io/storage-class"),
         &observed.default_class,
     ) {
-        // The claim was created before the default class.
+        // The claim was created before the default class, so it gets the class now.
         let patch = json!({"metadata": version(claim), "spec": {"storageClassName": default}});
         return vec![Action::PatchClaim(Part::Main, patch)];
     }
@@ -239,8 +239,8 @@ fn bind(claim: &Claim, volume: &PersistentVolume) -> Vec<Action> {
         let mut status = json!({
             "phase": "Bound", "accessModes": volume.spec.access_modes, "capacity": volume.spec.capacity,
         });
-        // Later the resizer of the volume's driver writes the class (`updateClaimStatus`). So only the first binding
-        // writes it here.
+        // Later the resizer of the volume's driver writes the class (`updateClaimStatus`). So this controller writes
+        // the class only at the first binding.
         if claim.status.phase.as_deref() != Some("Lost") {
             status["currentVolumeAttributesClassName"] = json!(volume.spec.volume_attributes_class_name);
         }
@@ -271,7 +271,7 @@ pub(crate) fn cached_claim(volume: &PersistentVolume, cached: Option<Arc<Claim>>
 pub(crate) fn volume(volume: &PersistentVolume, claim: Option<&Claim>) -> Vec<Action> {
     let uid = volume.spec.claim_ref.as_ref().and_then(|reference| reference.uid.as_deref());
     if volume.is_being_deleted() {
-        // A bound volume is protected from deletion. Without the phase Released it would never be removed.
+        // A bound volume is protected from deletion. Without the phase Released the volume would never be removed.
         let is_left = uid.is_some_and(|uid| !uid.is_empty() && claim.is_none_or(|claim| claim.uid() != uid));
         return if is_left { volume_phase(volume, "Released", None) } else { Vec::new() };
     }

@@ -49,8 +49,8 @@ fn is_shut_down(pod: &Pod) -> bool {
     pod.is_being_deleted() && pod.metadata.deletion_grace_period_seconds == Some(0)
 }
 
-/// Whether a changed pod may no longer use one of its claims: it is gone, replaced by another one of its name, or
-/// shut down.
+/// Whether a changed pod may no longer use one of its claims: the pod was deleted, was replaced by another pod of its
+/// name, or is shut down.
 pub(crate) fn frees_claims(old: &Pod, new: Option<&Pod>) -> bool {
     new.is_none_or(|new| new.uid() != old.uid() || (is_shut_down(new) && !is_shut_down(old)))
 }

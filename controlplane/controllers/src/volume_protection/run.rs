@@ -27,7 +27,7 @@ pub(crate) async fn reconcile(context: &Context, key: Key) -> Result<Next, Error
     Ok(Next::Wait)
 }
 
-/// Writes the finalizers of an object. `None` means that nothing is written.
+/// Writes the finalizers of an object. `None` means that the object is not written.
 pub(crate) async fn set<K: Object>(
     writer: Writer<'_, K>,
     object: &K,

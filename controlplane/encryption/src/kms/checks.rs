@@ -12,7 +12,7 @@ pub(super) struct Checks {
     pub(super) is_running: bool,
     /// The failure of the last check.
     pub(super) failure: Option<Failure>,
-    /// The senders are dropped after the running check. Callers wait for that.
+    /// Senders of the callers that wait for the running check. A caller continues when its sender is dropped.
     pub(super) callers: Vec<mpsc::Sender<()>>,
 }
 
@@ -41,7 +41,7 @@ impl Checks {
         Some(ended)
     }
 
-    /// Whether a check is due. If so, it counts as requested.
+    /// Whether a check is due. If it is due, the check counts as requested.
     pub(super) fn begin_if_due(&mut self) -> bool {
         let interval = if self.failure.is_some() { RETRY_INTERVAL } else { CHECK_INTERVAL };
         let is_due = !self.is_running && self.requested.elapsed() > interval;
@@ -52,7 +52,7 @@ impl Checks {
         is_due
     }
 
-    /// Records the result of a check, and ends the waits for it.
+    /// Records the result of a check. Then the waiting callers continue.
     pub(super) fn record(&mut self, outcome: &Result<(), String>) {
         self.is_running = false;
         self.callers.clear();

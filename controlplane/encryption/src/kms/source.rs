@@ -10,7 +10,7 @@ use crate::gcm;
 /// A seed or key that the plugin has decrypted.
 pub(super) struct Decrypted {
     pub(super) source: Source,
-    /// Whether it has decrypted a value. Otherwise the response of the plugin may have been wrong.
+    /// Whether the key has already decrypted a value. Otherwise the response of the plugin may have been wrong.
     pub(super) is_proven: AtomicBool,
 }
 

@@ -50,8 +50,8 @@ pub(super) fn requests_from_limits(container: &mut Map<String, Value>) {
     }
 }
 
-/// The default pull policy. It is `Always` for the tag `latest`, which changes. It is `IfNotPresent` for other tags,
-/// for digests and for invalid references.
+/// The default pull policy: `Always` for the tag `latest`, `IfNotPresent` for other tags, for digests and for invalid
+/// references.
 pub(super) fn pull_policy(image: &str) -> &'static str {
     let (tagged, digest) =
         image.split_once('@').map_or((image, None), |(tagged, digest)| (tagged, Some(digest)));

@@ -15,7 +15,8 @@ pub fn pod(pod: &mut Value) {
     child(pod, "metadata");
     addresses(pod);
     let Some(spec) = child(pod, "spec") else { return };
-    // A negative grace period of a pod, not of a template, is read as one second: `Convert_v1_Pod_To_core_Pod` of `core/v1`.
+    // A negative grace period of a pod counts as one second. This does not apply to templates. Source:
+    // `Convert_v1_Pod_To_core_Pod` of `core/v1`.
     if spec.get(GRACE_PERIOD).and_then(Value::as_i64).is_some_and(|seconds| seconds < 0) {
         spec.insert(GRACE_PERIOD.to_owned(), 1.into());
     }
@@ -36,8 +37,9 @@ pub fn pod(pod: &mut Value) {
     }
 }
 
-/// Defaults of pod-level resources. Limits of huge pages come from the containers. Requests come from the containers,
-/// otherwise from the limits. Source: `defaultHugePagePodLimits` and `defaultPodRequests` of `core/v1`.
+/// Defaults of pod-level resources. Limits of huge pages come from the containers. Requests come from the containers.
+/// If the containers have no requests, the requests come from the limits. Source: `defaultHugePagePodLimits` and
+/// `defaultPodRequests` of `core/v1`.
 fn whole_resources(spec: &mut Map<String, Value>) {
     let Some(resources) = spec.get("resources").filter(|resources| resources.is_object()) else { return };
     let list = |name: &str| resources[name].as_object().cloned().unwrap_or_default();
@@ -71,7 +73,7 @@ fn whole_resources(spec: &mut Map<String, Value>) {
     }
 }
 
-/// Makes `podIP` the first of `podIPs`, as upstream's conversion: the older field wins if they differ.
+/// Makes `podIP` the first of `podIPs`, as upstream's conversion. If they differ, the value of `podIP` is used.
 pub fn addresses(pod: &mut Value) {
     let Some(status) = pod.get_mut("status").and_then(Value::as_object_mut) else { return };
     let first = status.get("podIPs").and_then(|list| list.get(0)).map(|first| first["ip"].clone());
@@ -114,7 +116,7 @@ fn pod_spec(spec: &mut Map<String, Value>) {
     }
 }
 
-/// Copies the field to its deprecated name.
+/// Copies the name of the service account to the deprecated field.
 fn service_account(spec: &mut Map<String, Value>) {
     let read = |name: &str| spec.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
     let name = read("serviceAccountName").or_else(|| read("serviceAccount")).map(str::to_owned);

@@ -1,4 +1,5 @@
-//! Validation of the spec of persistent volume claims and claim templates. Volumes have some of its fields, too.
+//! Validation of the spec of persistent volume claims and claim templates. Persistent volumes have some of these
+//! fields, too.
 
 use coracle_values::Quantity;
 use serde_json::{Value, json};
@@ -81,7 +82,7 @@ fn data_source(causes: &mut Causes, path: &Path, source: &Value, checks_group: b
     }
 }
 
-/// Checks the access modes of a claim or a volume. `missing` is the message if there are none.
+/// Checks the access modes of a claim or a volume. `missing` is the message if there are no access modes.
 pub fn access_modes(causes: &mut Causes, path: &Path, spec: &Value, missing: &str) {
     let here = path.field("accessModes");
     let modes: Vec<&Value> = items(&spec["accessModes"]).map(|(_, mode)| mode).collect();

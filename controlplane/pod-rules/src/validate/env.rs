@@ -100,7 +100,7 @@ fn source(causes: &mut Causes, path: &Path, variable: &Value) {
     }
 }
 
-/// Checks a fileKeyRef on its own. [`file_volumes`] checks its volume.
+/// Checks a fileKeyRef without its volume. [`file_volumes`] checks the volume.
 fn file_reference(causes: &mut Causes, path: &Path, reference: &Value) {
     let mut name = |field: &str, rule: fn(&str) -> Vec<String>| match text(&reference[field]) {
         "" => causes.required(&path.field(field), ""),
@@ -185,7 +185,7 @@ fn current_name(field: &str) -> &str {
     if field == "spec.host" { "spec.nodeName" } else { field }
 }
 
-/// Checks a resourceFieldRef. In a volume it must name the container.
+/// Checks a resourceFieldRef. In a volume the reference must name the container.
 pub(super) fn resource_reference(causes: &mut Causes, path: &Path, reference: &Value, named: bool) {
     let resource = text(&reference["resource"]);
     let huge = ["limits.hugepages-", "requests.hugepages-"].iter().any(|prefix| resource.starts_with(prefix));

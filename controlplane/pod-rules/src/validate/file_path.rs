@@ -7,7 +7,7 @@ use super::{Causes, Path};
 const HOST_PATH_TYPES: &[&str] =
     &["", "BlockDevice", "CharDevice", "Directory", "DirectoryOrCreate", "File", "FileOrCreate", "Socket"];
 
-/// Checks a relative path without `..`. It may be empty.
+/// Checks a relative path without `..`. The path may be empty.
 pub(super) fn relative(causes: &mut Causes, path: &Path, value: &str) {
     if value.starts_with('/') {
         causes.invalid(path, &value.into(), "must be a relative path");
@@ -17,7 +17,8 @@ pub(super) fn relative(causes: &mut Causes, path: &Path, value: &str) {
     }
 }
 
-/// Checks a relative path. No element is `..`, and the first one does not begin with `..`. The path may be empty.
+/// Checks a relative path. No element may be `..`, and the first element may not begin with `..`. The path may be
+/// empty.
 pub(super) fn local(causes: &mut Causes, path: &Path, value: &str) {
     relative(causes, path, value);
     if value.starts_with("..") && !value.starts_with("../") && value != ".." {

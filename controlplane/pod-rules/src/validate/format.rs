@@ -9,7 +9,7 @@ pub use coracle_values::names::{
     port_name, qualified_name,
 };
 
-/// The problem `text` if the value is wrong. Empty if it is right.
+/// The problem `text` if `is_wrong`. Otherwise the list is empty.
 fn problem(is_wrong: bool, text: &str) -> Vec<String> {
     if is_wrong { vec![text.to_owned()] } else { Vec::new() }
 }
@@ -33,7 +33,7 @@ pub fn host_pattern(name: &str) -> Vec<String> {
     if name.contains('*') { wildcard_subdomain(name) } else { dns1123_subdomain(name) }
 }
 
-/// The problems of a name: it is too long, or `has_form` is false. `text` is the message about the form.
+/// The problems of a name: the name is too long, or `has_form` is false. `text` is the message about the form.
 fn subdomain(name: &str, has_form: bool, text: &str) -> Vec<String> {
     let too_long = problem(name.len() > 253, "must be no more than 253 characters");
     too_long.into_iter().chain(problem(!has_form, text)).collect()

@@ -107,7 +107,8 @@ fn restrictions(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
 }
 
 /// Whether a term of a node selector has all requirements of the old term, and possibly more after them. A term without
-/// requirements selects no node, so no requirement may be added to it.
+/// requirements selects no node. A requirement that is added to such a term would select more nodes, so it is not
+/// allowed.
 fn is_only_extended(new: &Value, old: &Value) -> bool {
     let lists = ["matchExpressions", "matchFields"];
     let is_empty = |term: &Value| lists.iter().all(|list| items(&term[*list]).next().is_none());

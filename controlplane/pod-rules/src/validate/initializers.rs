@@ -29,7 +29,7 @@ pub fn update(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
         causes.invalid(path, &Value::Null, detail);
         return;
     }
-    // A failure is permanent.
+    // A failure cannot be changed or removed.
     if let Some(before) = failure(old)
         && failure(new) != Some(before)
     {
@@ -38,7 +38,8 @@ pub fn update(causes: &mut Causes, path: &Path, new: &Value, old: &Value) {
     }
 }
 
-/// The violation of a new object whose initialization has already failed. It would be stored, and always be hidden.
+/// The violation of a new object whose initialization has already failed. Such an object would be stored, but would
+/// never be visible.
 pub fn creation(object: &Value) -> Vec<Cause> {
     let mut causes = Causes::default();
     if failure(object).is_some() {

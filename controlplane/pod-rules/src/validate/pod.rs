@@ -13,7 +13,7 @@ use crate::cause::are_cut;
 const RESTART_POLICIES: &[&str] = &["Always", "OnFailure", "Never"];
 /// Maximum number of search domains.
 const MAX_SEARCHES: usize = 32;
-/// Maximum length of all search domains, with a space between two of them.
+/// Maximum length of all search domains, with a space between two domains.
 const MAX_SEARCH_LIST: usize = 2048;
 const DNS_POLICIES: &[&str] = &["ClusterFirstWithHostNet", "ClusterFirst", "Default", "None"];
 
@@ -96,7 +96,7 @@ pub(super) fn new_problems(
     found.into_iter().filter(|cause| !known.contains(cause)).for_each(|cause| causes.push(cause));
 }
 
-/// Checks changed ephemeral containers: they must be valid, and none may be removed or changed.
+/// Checks changed ephemeral containers: they must be valid, and an existing container may not be removed or changed.
 pub(super) fn ephemeral_update(causes: &mut Causes, new: &Value, old: &Value) {
     if old["metadata"]["annotations"].get(resize::MIRROR).is_some() {
         return causes.forbidden(&Path::whole(), "static pods do not support ephemeral containers");
@@ -189,7 +189,8 @@ fn names(causes: &mut Causes, path: &Path, spec: &Value) {
     }
 }
 
-/// Checks `hostnameOverride`: a DNS subdomain of at most 64 bytes. It excludes `setHostnameAsFQDN` and `hostNetwork`.
+/// Checks `hostnameOverride`: a DNS subdomain of at most 64 bytes. `hostnameOverride` excludes `setHostnameAsFQDN` and
+/// `hostNetwork`.
 fn hostname_override(causes: &mut Causes, path: &Path, spec: &Value) {
     let Some(name) = spec["hostnameOverride"].as_str() else { return };
     let here = path.field("hostnameOverride");
@@ -258,8 +259,8 @@ fn searches(causes: &mut Causes, path: &Path, searches: &Value) {
     }
 }
 
-/// Checks host ports. With hostNetwork they equal the container ports. Two containers cannot use the same host port.
-/// Init containers run one after another, so the ports of different init containers may be equal.
+/// Checks host ports. With hostNetwork the host ports equal the container ports. Two containers cannot use the same
+/// host port. Init containers run one after another, so the ports of different init containers may be equal.
 fn host_network(causes: &mut Causes, path: &Path, spec: &Value) {
     let mut taken = HashSet::new();
     for (index, container) in items(&spec["containers"]) {

@@ -15,7 +15,7 @@ const ONLY: &str = "only cpu and memory resources are mutable";
 /// The field of a pod or container that a resize changes.
 const RESOURCES: &str = "resources";
 
-/// Checks the change from the old pod to the new one.
+/// Checks the change from the old pod to the new pod.
 pub(super) fn pod(causes: &mut Causes, new: &Value, old: &Value) {
     let (whole, spec) = (Path::whole(), Path::root("spec"));
     if old["metadata"]["annotations"].get(MIRROR).is_some() {
@@ -126,7 +126,7 @@ fn container(causes: &mut Causes, path: &Path, new: &Value, old: &Value, is_init
     }
 }
 
-/// Whether an entry of the old list is missing in the new one.
+/// Whether an entry of the old list is missing in the new list.
 fn is_removed(new: &Value, old: &Value) -> bool {
     entries(old).any(|(name, _)| new.get(name).is_none())
 }

@@ -11,7 +11,7 @@ pub(super) fn container(causes: &mut Causes, path: &Path, resources: &Value) {
     requirements(causes, path, resources, resource_name);
 }
 
-/// Checks the overhead of a pod or of a RuntimeClass. It has the same rules as a container's limits.
+/// Checks the overhead of a pod or of a RuntimeClass. The rules are the same as for a container's limits.
 pub fn overhead(causes: &mut Causes, path: &Path, amounts: &Value) {
     if !amounts.is_null() {
         container(causes, path, &serde_json::json!({"limits": amounts}));
@@ -167,7 +167,7 @@ fn quantity(causes: &mut Causes, path: &Path, name: &str, amount: &Value) {
     }
 }
 
-/// Whether a resource is an extended one: its domain does not belong to Kubernetes.
+/// Whether a resource is an extended resource: its domain does not belong to Kubernetes.
 fn is_extended(name: &str) -> bool {
     name.split_once('/').is_some_and(|(domain, _)| !domain.ends_with("kubernetes.io"))
 }

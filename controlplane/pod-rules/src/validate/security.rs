@@ -44,7 +44,7 @@ pub(super) fn pod(causes: &mut Causes, path: &Path, context: &Value) {
     }
 }
 
-/// Checks the namespaces of the node that a pod uses. Such a pod cannot have its own user namespace. It cannot set
+/// Checks the namespaces of the node that a pod uses. Such a pod cannot have its own user namespace, and cannot set
 /// sysctls that belong to a shared namespace. `hostPID` excludes `shareProcessNamespace`.
 pub(super) fn namespaces(causes: &mut Causes, path: &Path, spec: &Value) {
     if spec["hostPID"] == true && spec["shareProcessNamespace"] == true {
@@ -61,7 +61,7 @@ pub(super) fn namespaces(causes: &mut Causes, path: &Path, spec: &Value) {
     if spec["hostUsers"] != false {
         return;
     }
-    // The second name is the one in the path of upstream's error.
+    // The second name is the name in the path of upstream's error.
     for (name, shown) in [("hostNetwork", "hostNetwork"), ("hostPID", "HostPID"), ("hostIPC", "HostIPC")] {
         if spec[name] == true {
             causes.forbidden(&path.field(shown), "when `hostUsers` is false");

@@ -14,8 +14,8 @@ use coracle_values::Quantity;
 pub(super) type Volumes<'a> = HashMap<&'a str, &'a Value>;
 
 const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
-/// Sources of volumes, in upstream's order. If a volume has several sources, only the first one is checked, and the
-/// others are refused.
+/// Sources of volumes, in upstream's order. If a volume has several sources, only the first source is checked, and the
+/// other sources are refused.
 #[rustfmt::skip]
 const SOURCES: &[&str] = &[
     "emptyDir", "hostPath", "gitRepo", "gcePersistentDisk", "awsElasticBlockStore", "secret", "nfs", "iscsi", "glusterfs",

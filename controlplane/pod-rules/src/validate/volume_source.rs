@@ -24,15 +24,16 @@ pub struct Owner<'a> {
 
 /// A source of a volume.
 pub struct GivenSource<'a> {
-    /// Its field in the object, such as `hostPath`.
+    /// Name of the source's field in the object, such as `hostPath`.
     pub kind: &'static str,
-    /// Its path in upstream's errors.
+    /// Path of the source in upstream's errors.
     pub path: Path,
     /// The source itself.
     pub value: &'a Value,
 }
 
-/// Checks that an object has exactly one of the sources `kinds`, in upstream's order. Returns the first.
+/// Checks that an object has exactly one of the sources `kinds`, which are in upstream's order. Returns the first
+/// source.
 pub fn one<'a>(
     causes: &mut Causes,
     path: &Path,

@@ -83,7 +83,7 @@ fn contexts<'a>(path: &'a Path, spec: &'a Value) -> impl Iterator<Item = (Path, 
     })
 }
 
-/// Checks that either all containers are host processes, or none.
+/// Checks that either all containers or no containers are host processes.
 fn host_processes(causes: &mut Causes, path: &Path, spec: &Value) {
     let whole = spec["securityContext"]["windowsOptions"]["hostProcess"].as_bool();
     let (mut count, mut all) = (0, 0);

@@ -22,7 +22,7 @@ pub(super) struct FileExtender {
     prioritize_verb: String,
     weight: i64,
     bind_verb: String,
-    /// The older file format `Policy` spells it `enableHttps`.
+    /// The older file format `Policy` has the spelling `enableHttps`.
     #[serde(rename = "enableHTTPS", alias = "enableHttps")]
     enable_https: bool,
     tls_config: FileTls,
@@ -125,7 +125,7 @@ fn extender(file: FileExtender) -> Result<Extender, String> {
 }
 
 impl Timeout {
-    /// `None` if it is negative.
+    /// The duration. `None` if it is negative.
     fn duration(self) -> Option<Duration> {
         match self {
             Self::Text(text) => (!text.is_negative()).then(|| text.into()),

@@ -17,7 +17,7 @@ use super::{AffinityArgs, Fit, Profile, SchedulerConfig, SpreadDefaults, Strateg
 
 const API: &str = "kubescheduler.config.k8s.io/v1";
 const KIND: &str = "KubeSchedulerConfiguration";
-/// Fields that only a separate scheduler process needs. The control plane has its own settings for them.
+/// Fields that only a separate scheduler process needs. The control plane has its own settings for these purposes.
 const WITHOUT_EFFECT: [&str; 6] = [
     "clientConnection",
     "delayCacheUntilActive",
@@ -137,7 +137,7 @@ struct VolumeArgs {
     bind_timeout_seconds: Option<i64>,
 }
 
-/// Limits of the number of nodes that upstream examines for a preemption. This scheduler examines all of them.
+/// Limits of the number of nodes that upstream examines for a preemption. This scheduler examines all nodes.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 struct PreemptionArgs {

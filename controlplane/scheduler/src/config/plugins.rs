@@ -38,7 +38,7 @@ const SCORES: [&str; 8] = [
 const DEVICES: &str = "DynamicResources";
 /// Plugins that no profile can disable.
 const FIXED: [&str; 4] = ["SchedulingGates", PRIORITY_SORT, "DefaultBinder", DEVICES];
-/// Upstream's order of waiting pods. If a profile names it, the namespaces do not take turns.
+/// Upstream's order of waiting pods. If a profile names this plugin, the namespaces do not take turns.
 const PRIORITY_SORT: &str = "PrioritySort";
 const PREEMPTION: &str = "DefaultPreemption";
 const GANGS: &str = "GangScheduling";
@@ -196,7 +196,7 @@ fn disable_score(weights: &mut Weights, name: &str) {
     }
 }
 
-/// Sets the weight of a score. Without a weight it is 1.
+/// Sets the weight of a score. The default is 1.
 pub(super) fn set_weight(profile: &mut Profile, name: &str, weight: Option<i64>) -> Result<(), String> {
     let weight = weight.unwrap_or(1);
     if !(1..=MAX_WEIGHT).contains(&weight) {

@@ -40,7 +40,7 @@ const VISIT_WORK: u64 = 500;
 const DEVICE_WORK: u64 = 100;
 /// The work to check the taints and the capacity of a device.
 const CHECK_WORK: u64 = 10;
-/// The work to compile a byte of a selector.
+/// The work to compile one byte of a selector.
 const COMPILATION_WORK: u64 = 10;
 /// The work to compare a device with a chosen device for a constraint.
 const COMPARISON_WORK: usize = 10;
@@ -54,7 +54,7 @@ pub(super) struct Work {
     limit: u64,
     /// Work until now, in the cost units of CEL.
     done: AtomicU64,
-    /// Compiled selectors by their text. They are the same for all nodes.
+    /// Compiled selectors by their text. All nodes share them.
     programs: Mutex<HashMap<String, Compiled>>,
 }
 
@@ -97,7 +97,7 @@ pub(super) struct Allocator<'a> {
 #[derive(Clone)]
 struct Selection<'a> {
     devices: Arc<[Selected<'a>]>,
-    /// The error of a selector at the next device. The search fails only if it reaches this device.
+    /// The error of a selector for the next device. The search fails only if it reaches this device.
     fault: Option<Arc<str>>,
 }
 
@@ -121,7 +121,7 @@ struct Chosen<'a> {
     request: String,
     exact: &'a Exact,
     candidate: Candidate<'a>,
-    /// Empty if the claim uses the device alone.
+    /// Amounts of the device's capacities that the claim consumes. Empty if the claim uses the device alone.
     consumed: Arc<[Consumption<'a>]>,
     /// Whether the choice of the device consumes shared counters. Administrative access consumes no counters. If claims
     /// share a device, only the first claim consumes its counters.
@@ -191,7 +191,7 @@ impl Candidate<'_> {
         DeviceId { driver: spec.driver.clone(), pool: spec.pool.name.clone(), name: self.device.name.clone() }
     }
 
-    /// Whether both have the same id. Nothing is copied, because a search compares many devices.
+    /// Whether both candidates have the same id. The ids are not copied, because a search compares many devices.
     fn has_id_of(&self, other: &Candidate<'_>) -> bool {
         let (own, others) = (&self.slice.spec, &other.slice.spec);
         self.device.name == other.device.name
@@ -260,7 +260,7 @@ impl<'a> Allocator<'a> {
         Ok(Some(results.collect()))
     }
 
-    /// Chooses devices for the first request, then for the others. If there are not enough devices, `chosen` is
+    /// Chooses devices for the first request, then for the other requests. If there are not enough devices, `chosen` is
     /// unchanged.
     fn choose(
         &mut self,

@@ -17,7 +17,7 @@ pub(super) struct DeviceId {
 /// The devices in use. Each device has the number of its allocations by node. `None` counts the allocations that are
 /// not restricted to one node.
 ///
-/// Slices of two nodes can have the same pool name. The node distinguishes their devices.
+/// Slices of two nodes can have the same pool name. The node distinguishes the devices of the two pools.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Allocated {
     /// Devices that one claim uses alone.
@@ -143,7 +143,8 @@ impl Allocated {
 
 /// Whether an allocation that is restricted to the node `user` may use a device of a slice of `node`.
 fn counts(user: Option<&str>, node: Option<&str>) -> bool {
-    // An allocation can have a device of one node and a device of several nodes. It is then restricted to the one node.
+    // An allocation can have a device of one node and a device of several nodes. The allocation is then restricted to
+    // the one node.
     node.is_none() || user.is_none() || user == node
 }
 
@@ -166,7 +167,7 @@ fn consumed_of(amounts: &Value) -> Vec<(String, i128)> {
     amounts.filter_map(|(name, amount)| Some((name.clone(), read(amount)?))).collect()
 }
 
-/// The node to which an allocation is restricted. `None` if it is not restricted to one node.
+/// The node to which an allocation is restricted. `None` if the allocation is not restricted to one node.
 fn node_of(allocation: &Value) -> Option<String> {
     let terms = allocation.pointer("/nodeSelector/nodeSelectorTerms")?.as_array()?;
     let [term] = terms.as_slice() else { return None };

@@ -16,7 +16,7 @@ const FINALIZER: &str = "resource.kubernetes.io/delete-protection";
 /// Field of an allocation with the time at which it was written.
 const ALLOCATED_AT: &str = "allocationTimestamp";
 
-/// Attempts to write a claim that others change at the same time, as upstream.
+/// Attempts to write a claim that other clients change at the same time, as upstream.
 const ATTEMPTS: usize = 5;
 
 /// A claim whose devices a pod cannot use.
@@ -35,8 +35,8 @@ struct NewAllocation<'a> {
     allocation: &'a Value,
 }
 
-/// Writes the allocations into the claims, and the pod into `reservedFor` of the claims. Creates the claim for the pod's
-/// extended resources. Returns the keys of the claims. After an error the claims are as before.
+/// Writes the allocations into the claims, and the pod into `reservedFor` of the claims. Creates the claim for the
+/// pod's extended resources. Returns the keys of the claims. After an error the claims are unchanged.
 pub(crate) async fn bind(
     client: &Client,
     devices: &Devices,
@@ -176,14 +176,15 @@ async fn remove_user(api: &Api<Claim>, devices: &Devices, pod: &Pod, claim: &Cla
     Ok(())
 }
 
-/// Deletes the claim for a pod's extended resources. Its finalizer is removed before, because the pod still exists.
+/// Deletes the claim for a pod's extended resources. The finalizer of the claim is removed before, because the pod
+/// still exists.
 async fn delete(client: &Client, pod: &Pod, claim: &Claim) -> Result<(), Error> {
     // Remove the claim from the pod's status. In the next attempt, a device plugin may provide the resources. The node
     // would then wait for the deleted claim.
     let patch = json!({"metadata": {"uid": pod.uid()}, "status": {"extendedResourceClaimStatus": null}});
     let pods: Api<Pod> = Api::namespaced(client.clone(), pod.namespace());
     match pods.patch_status(pod.name(), &PatchParams::default(), &Patch::Merge(patch)).await {
-        // The pod was deleted, or replaced by another one with its name.
+        // The pod was deleted, or replaced by another pod with its name.
         Err(Error::Api(status)) if status.is_not_found() || status.is_conflict() => {}
         patched => drop(patched?),
     }
@@ -208,8 +209,8 @@ async fn delete(client: &Client, pod: &Pod, claim: &Claim) -> Result<(), Error> 
 /// A claim that has changed since the decision is not written, because it may have other devices now. The change
 /// triggers another attempt for the pod.
 ///
-/// A bound pod keeps its claims. The scheduler may not yet know about the binding: its response can be lost, and the
-/// watch can be late.
+/// A bound pod keeps its claims. The scheduler may not know about the binding yet: the response to the binding can be
+/// lost, and the watch can be late.
 pub(crate) async fn deallocate(client: &Client, pod: &Pod, unusable: &UnusableClaim) -> Result<(), Error> {
     if find(client, pod).await?.is_none_or(|latest| latest.node().is_some()) {
         return Ok(());
@@ -250,7 +251,7 @@ async fn write(
     }
 }
 
-/// Writes this version of a claim. It fails if the claim has changed.
+/// Writes this version of a claim. Fails if the claim has changed.
 async fn write_once(
     api: &Api<Claim>,
     pod: &Pod,
@@ -291,7 +292,7 @@ fn version(claim: &Claim, more: &[(&str, Value)]) -> Value {
     metadata
 }
 
-/// The finalizers of the claim with [`FINALIZER`] added. `None` if the claim already has it.
+/// The finalizers of the claim with [`FINALIZER`] added. `None` if the claim already has this finalizer.
 fn missing_finalizer(claim: &Claim) -> Option<Value> {
     let own = claim.metadata.finalizers.as_deref().unwrap_or_default();
     let has = own.iter().any(|one| one == FINALIZER);

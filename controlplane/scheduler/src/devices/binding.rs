@@ -62,7 +62,7 @@ async fn wait_until_ready(devices: &Devices, claims: &[Key], timeout: SignedDura
 #[derive(Debug, PartialEq, Eq)]
 enum Readiness {
     Ready,
-    /// A claim is not ready. `left` is the time until the pod's devices are given up.
+    /// A claim is not ready. `left` is the time until the pod's devices are released.
     Waits {
         claim: String,
         left: Duration,
@@ -200,7 +200,8 @@ fn is_ready(claim: &Claim) -> Result<bool, String> {
     Ok(true)
 }
 
-/// The time at which a claim with binding conditions is given up. `None` without conditions or without an allocation.
+/// The time at which the devices of a claim with binding conditions are released. `None` without conditions or without
+/// an allocation.
 fn deadline(claim: &Claim, timeout: SignedDuration) -> Option<Timestamp> {
     let allocation = claim.status.allocation.as_ref()?;
     conditional(allocation).next()?;

@@ -13,7 +13,7 @@ pub(super) struct Consumption<'a> {
     pub(super) amount: Quantity,
     /// The amount in thousandths.
     thousandths: i128,
-    /// The free amount of the capacity: without the allocated shares. In thousandths.
+    /// The free amount of the capacity, without the allocated shares, in thousandths.
     left: i128,
 }
 
@@ -42,7 +42,7 @@ pub(super) fn consumed<'a>(
             Some(requested) => round_up(amount(requested)?, policy),
             None => amount(&policy["default"]).unwrap_or(limit),
         };
-        // Refuse a negative amount: it would give other claims more than the device has.
+        // Refuse a negative amount. Otherwise other claims would get more than the device has.
         if consumed.signum() < 0 || consumed > limit || violates(consumed, policy) {
             return None;
         }

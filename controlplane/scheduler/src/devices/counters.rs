@@ -47,7 +47,7 @@ impl<'a> Counters<'a> {
                     pool: spec.pool.name.clone(),
                     name: device.name.clone(),
                 };
-                // The claims that share a device consume its counters once.
+                // All claims that share a device consume its counters only once.
                 if in_use.has(&id, node_of(slice)) || in_use.has_shares(&id, node_of(slice)) {
                     self.take(slice, device);
                 }

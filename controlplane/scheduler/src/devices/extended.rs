@@ -1,8 +1,8 @@
 //! Extended resources that device classes provide: the scheduler allocates devices for them in a claim that it creates.
 //! Source: `extendeddynamicresources.go` of upstream's plugin DynamicResources.
 //!
-//! If a node's `allocatable` does not have such a resource, or has 0 of it, the node provides the resource by devices
-//! of a class. Otherwise a device plugin of the node provides the resource.
+//! If a node's `allocatable` does not have such a resource, or has the amount 0, the node provides the resource by
+//! devices of a class. Otherwise a device plugin of the node provides the resource.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use crate::request;
 /// Annotation of a claim for extended resources.
 pub(super) const ANNOTATION: &str = "resource.kubernetes.io/extended-resource-claim";
 /// Prefix of the key's name for a claim that is not created yet. The uid of the pod follows. The API accepts no such
-/// name, so it cannot collide.
+/// name, so no claim in the API has this key.
 const UNCREATED: &str = "<extended-resources>/";
 /// Maximum number of requests of a claim, as in the API.
 const REQUESTS_MAX: usize = 32;
@@ -156,8 +156,8 @@ impl State {
         self.extended_amounts(pod).is_some()
     }
 
-    /// The amounts of a pod's extended resources by name, and the resources that classes provide. `None` if classes
-    /// provide none of them.
+    /// The amounts of a pod's extended resources by name, and the resources that classes provide. `None` if no class
+    /// provides one of these resources.
     fn extended_amounts(&self, pod: &Pod) -> Option<(BTreeMap<String, i128>, BTreeSet<String>)> {
         if !requests_extended(pod) {
             return None;
@@ -347,8 +347,8 @@ impl OfResource {
 }
 
 impl ContainerRequests {
-    /// Maps the container to requests of the containers after it, until it has enough devices. Returns the number of
-    /// devices of these requests, which may be larger than the wanted number.
+    /// Maps the container to requests of the containers after it, until the container has enough devices. Returns the
+    /// number of devices of these requests, which may be larger than the wanted number.
     fn reuse(
         &self,
         wanted: &DeviceRequest,
@@ -367,7 +367,7 @@ impl ContainerRequests {
         sum
     }
 
-    /// The request for a resource. `index` is the index of the container. `None` if it requests no devices.
+    /// The request for a resource. `index` is the index of the container. `None` if the container requests no devices.
     fn request(&self, index: usize, resource: &str) -> Option<DeviceRequest> {
         let count = (*self.amounts.get(resource)?).filter(|count| *count > 0)?;
         let place = self.amounts.keys().position(|name| name == resource)?;

@@ -5,8 +5,8 @@ use coracle_values::object::Key;
 use super::{Devices, Reservations};
 
 impl Devices {
-    /// Lets the other pods of a gang use the claims that one pod of the gang allocates. [`Self::end_sharing`] ends
-    /// this.
+    /// Lets the other pods of a gang use the claims that one pod of the gang allocates. [`Self::end_sharing`] ends the
+    /// sharing.
     pub(crate) fn share(&self, reserved: &Reservations) {
         let chosen = reserved.iter().filter(|(_, allocation)| allocation.is_some());
         self.lock().shared.extend(chosen.map(|(key, _)| key.clone()));

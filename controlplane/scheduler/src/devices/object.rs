@@ -188,8 +188,8 @@ pub(super) struct Counter {
 pub(super) struct Pool {
     pub(super) name: String,
     pub(super) generation: i64,
-    /// Signed, so that a negative number can be decoded. A decoding error would stop the watch and thereby all
-    /// scheduling.
+    /// The number is signed, so that a negative number can be decoded. A decoding error would stop the watch, and so
+    /// all scheduling.
     pub(super) resource_slice_count: i64,
 }
 
@@ -226,7 +226,7 @@ impl Request {
 }
 
 impl Counter {
-    /// The amount in thousandths. 0 for a text that is not a quantity; the API server stores no such text.
+    /// The amount in thousandths. 0 for a text that is not a quantity. The API server does not store such a text.
     pub(super) fn thousandths(&self) -> i128 {
         let amount = self.value.as_str().and_then(|text| Quantity::parse(text).ok());
         amount.map_or(0, Quantity::thousandths)

@@ -22,7 +22,7 @@ pub(crate) fn uses_any(pod: &Pod, claims: &HashSet<Key>) -> bool {
         || (requests_extended(pod) && claims.contains(&uncreated(pod.namespace(), pod.uid())))
 }
 
-/// The name of a pod's claim. `None` if the pod needs no claim object. It fails if the claim is not created yet.
+/// The name of a pod's claim. `None` if the pod needs no claim object. Fails if the claim is not created yet.
 pub(super) fn claim_name<'a>(pod: &'a Pod, claim: &'a PodResourceClaim) -> Result<Option<&'a str>, String> {
     if let Some(name) = &claim.resource_claim_name {
         return Ok(Some(name));

@@ -7,7 +7,7 @@ use crate::hint::Changes;
 use crate::node_properties::NodeProperties;
 use crate::refusal::Refused;
 
-/// The restart of all containers of a pod when one of them ends.
+/// The feature that restarts all containers of a pod when one container ends.
 const RESTARTS: &str = "RestartAllContainersOnContainerExits";
 const MISSING: &str = "node(s) didn't match Pod's required features";
 

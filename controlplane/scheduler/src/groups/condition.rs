@@ -73,7 +73,7 @@ pub(super) fn is_scheduled(group: &PodGroup) -> bool {
     find(group).is_some_and(|condition| condition.status == "True")
 }
 
-/// The condition to write. `None` if the group already has it.
+/// The condition to write. `None` if the group already has this condition.
 pub(super) fn condition(group: &PodGroup, verdict: &Verdict, now: jiff::Timestamp) -> Option<Value> {
     let (status, reason) = match verdict.result {
         GroupResult::Scheduled => ("True", "Scheduled"),

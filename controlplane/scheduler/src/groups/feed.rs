@@ -43,7 +43,7 @@ impl Feed {
         self.changes = None;
     }
 
-    /// Waits for the next change. The future is never ready if the watch does not run. It is cancel-safe.
+    /// Waits for the next change. The future is never ready if the watch does not run. The future is cancel-safe.
     pub(crate) async fn next(&mut self) -> Change {
         loop {
             let Some(changes) = &mut self.changes else { return std::future::pending().await };

@@ -1,7 +1,7 @@
-//! Places the pods of a gang: all that fit, or none. Source: `podGroupSchedulingDefaultAlgorithm` and
+//! Places the pods of a gang: all pods that fit, or no pods. Source: `podGroupSchedulingDefaultAlgorithm` and
 //! `submitPodGroupAlgorithmResult` of upstream.
 //!
-//! Until all pods are placed, the snapshot contains the placed pods and not the victims of their preemption. Then the
+//! Until all pods are placed, the snapshot contains the placed pods, but not the victims of their preemption. Then the
 //! snapshot is restored. Unlike upstream, pods are evicted only if the gang fits after all evictions. The attempt ends
 //! as soon as too many pods were refused for the gang to fit, or after an error.
 
@@ -46,14 +46,14 @@ enum Placement {
 pub(crate) enum Decision {
     /// The pod is bound to the node.
     Bind(String, Reserved),
-    /// The pod is refused. Victims are evicted for it from the nominated node.
+    /// The pod is refused. Its victims are evicted from the nominated node.
     Refuse { message: String, nominated: Option<String>, victims: Vec<Victim> },
 }
 
 /// The result for a gang.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// One for each pod.
+    /// One decision for each pod, in the order of the pods.
     pub(crate) decisions: Vec<Decision>,
     /// The changes that may help the refused pods.
     pub(crate) helped_by: Changes,
@@ -96,7 +96,7 @@ struct RemovedVictim {
 }
 
 /// Places the pods of a gang in this order. The gang is scheduled if at least `needed` pods are placed, and at least
-/// one. The snapshot is restored. Reservations remain for the pods that must be bound.
+/// one pod is placed. The snapshot is restored. Reservations remain for the pods that must be bound.
 pub(crate) fn place(
     pods: &[&Pod],
     profile: &Profile,
@@ -186,8 +186,8 @@ impl<'a> Attempt<'a> {
         {
             return Placement::Refused(message.clone());
         }
-        // Enough pods were refused: the gang fits only after a change that helps one of them. Or an error ended the
-        // attempt.
+        // Enough pods were refused: the gang fits only after a change that helps one of them. Or the attempt ended
+        // because of an error.
         if self.spare.is_none() || self.failure.is_some() {
             return Placement::Refused(NO_QUORUM.to_owned());
         }

@@ -26,8 +26,8 @@ use coracle_values::object::ObjectExt;
 /// memory and, with a remote server, more connections.
 pub(super) const MAX_BINDINGS: usize = 32;
 
-/// Maximum number of decided pods whose binding needs nothing but a request. So each ended request finds a decided pod,
-/// but most pods of a burst wait in the queue. There they need no task, and pods of a higher priority go first.
+/// Maximum number of decided pods whose binding needs only one request. So after each request a decided pod is ready,
+/// but most pods of a burst wait in the queue. In the queue they need no task, and pods of a higher priority go first.
 pub(super) const MAX_DECIDED: usize = 2 * MAX_BINDINGS;
 
 /// The parts of the scheduler that a binding needs.
@@ -122,8 +122,8 @@ impl Scheduler {
         if may_wait { None } else { self.decided.clone().try_acquire_owned().ok() }
     }
 
-    /// Handles an ended binding, and those that ended meanwhile. A turn of the scheduler's loop polls all its inputs, which
-    /// takes longer than the work for one binding.
+    /// Handles an ended binding, and the bindings that ended meanwhile. A turn of the scheduler's loop polls all
+    /// inputs. This takes longer than the work for one binding.
     pub(super) fn all_bound(&mut self, bound: Bound) {
         self.bound(bound);
         while let Some(Ok(bound)) = self.bindings.try_join_next() {

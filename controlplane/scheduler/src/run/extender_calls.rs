@@ -84,7 +84,7 @@ impl ExtenderCalls {
         }
     }
 
-    /// Adds a pod to those that wait for the extenders.
+    /// Adds a pod to the pods that wait for the extenders.
     fn push(&mut self, pod: &Pod) {
         self.pushed += 1;
         let order = QueueOrder(Reverse(pod.spec.priority.unwrap_or_default()), self.pushed);

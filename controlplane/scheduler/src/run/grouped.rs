@@ -89,7 +89,7 @@ impl Scheduler {
 
     fn gate(&mut self, pod: &Pod) {
         self.groups.gate(pod.uid());
-        // An earlier attempt may have nominated a node for this pod, before the group lost pods. The nomination ends.
+        // End the nomination: an earlier attempt may have nominated a node for this pod, before the group lost pods.
         self.gate_pod(pod, GATED.to_owned());
     }
 

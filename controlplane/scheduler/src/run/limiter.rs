@@ -1,9 +1,9 @@
 //! Limits the time that the searches of one namespace take from the pods of other namespaces.
 //!
-//! One search for devices is limited, but takes up to a few seconds, and a namespace can have many pods. The users of a
-//! namespace write the selectors and constraints of its claims, and the affinity terms of its pods. An attempt compares
-//! each term with all pods of the cluster: 14,000 terms and 400 pods take half a second. While a namespace is
-//! throttled, its gangs wait too, because their pods may have claims.
+//! The work of one search for devices is limited, but the search can take a few seconds, and a namespace can have many
+//! pods. The users of a namespace write the selectors and constraints of its claims, and the affinity terms of its
+//! pods. An attempt compares each term with all pods of the cluster: 14,000 terms and 400 pods take half a second.
+//! While a namespace is throttled, its gangs wait too, because their pods may have claims.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use coracle_values::object::ObjectExt;
 const SHARE: u32 = 10;
 /// The debt above which the pods of a namespace wait: the debt of attempts that took two seconds.
 const MAX_DEBT: Duration = Duration::from_secs(20);
-/// A shorter attempt for one pod adds no debt, because attempts for pods without claims can take as long.
+/// A shorter attempt for one pod adds no debt, because attempts for pods without claims can take this time, too.
 const SHORT: Duration = Duration::from_millis(10);
 
 /// From this number of terms on, attempts for a pod are limited. Usual pods have fewer than ten.
@@ -87,15 +87,15 @@ impl SearchLimiter {
 // === impl Scheduler ===
 
 impl Scheduler {
-    /// The time until which a pod waits because its namespace is throttled. `None` if it need not wait. Only pods of groups
-    /// and pods whose attempts may take long wait.
+    /// The time until which a pod waits because its namespace is throttled. `None` if the pod need not wait. Only pods
+    /// of groups and pods whose attempts may take long wait.
     pub(super) fn throttled_until(&self, pod: &Pod, now: Instant) -> Option<Instant> {
         let until = self.searches.throttled_until(pod.namespace(), now)?;
         let is_limited = pod.group().is_some() || self.may_take_long(pod);
         is_limited.then_some(until)
     }
 
-    /// Whether an attempt for a pod may take long: devices are searched for it, or it has many terms.
+    /// Whether an attempt for a pod may take long: devices are searched for the pod, or it has many terms.
     fn may_take_long(&self, pod: &Pod) -> bool {
         self.snapshot.devices.searches(pod) || term_count(&pod.spec) >= MANY_TERMS
     }
@@ -107,7 +107,7 @@ impl Scheduler {
         self.finish_limited(attempt);
     }
 
-    /// Starts an attempt for these pods of one namespace. `None` if no pod of them may take long.
+    /// Starts an attempt for these pods of one namespace. `None` if no attempt for these pods may take long.
     pub(super) fn limited(&self, pods: &[&Pod]) -> Option<LimitedAttempt> {
         let devices = &self.snapshot.devices;
         if !pods.iter().any(|pod| self.may_take_long(pod)) {

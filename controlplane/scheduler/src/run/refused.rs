@@ -68,7 +68,7 @@ impl Scheduler {
         }
     }
 
-    /// Queues a pod again whose attempt failed with an error. As upstream, no pods are evicted for it.
+    /// Queues a pod again after its attempt failed with an error. As upstream, no pods are evicted for this pod.
     pub(super) fn attempt_failed(&mut self, pod: &Pod, why: &str) {
         self.queue.failed(pod.uid(), Instant::now());
         self.report_error(pod, why.to_owned());
@@ -77,7 +77,8 @@ impl Scheduler {
         }
     }
 
-    /// Releases the devices of a claim if nodes refused the pod for them. Returns upstream's text about it.
+    /// Releases the devices of a claim if nodes refused the pod because of these devices. Returns upstream's text about
+    /// the release.
     fn deallocate(&mut self, pod: &Pod, refused: &Unschedulable) -> &'static str {
         let devices = &self.snapshot.devices;
         if refused.found_by != FoundBy::Filters || !may_use_devices(pod) {
@@ -115,7 +116,7 @@ impl Scheduler {
         None
     }
 
-    /// Removes the nomination of a pod. `node` is the node on which the pod was placed, or empty. If it is not the
+    /// Removes the nomination of a pod. `node` is the node on which the pod was placed, or empty. If this is not the
     /// nominated node, pods of the same or a lower priority may use the nominated node now.
     pub(super) fn end_nomination(&mut self, uid: &str, node: &str) {
         if self.snapshot.remove_nomination(uid).is_some_and(|nominated| nominated != node) {
@@ -193,8 +194,8 @@ impl Scheduler {
         });
     }
 
-    /// Handles the end of a request about a refused pod. If a victim was not evicted or a claim not released, there
-    /// may be no change that causes the next attempt. So the pod is retried after its back-off.
+    /// Handles the end of a request about a refused pod. If a victim was not evicted, or a claim was not released,
+    /// there may be no change that causes the next attempt. So the pod is retried after its back-off.
     pub(super) fn request_ended(&mut self, retried: Option<String>) {
         if let Some(uid) = retried {
             self.queue.retry(&uid, Instant::now());

@@ -22,7 +22,7 @@ pub(super) fn score(pod: &Pod, images: &Images, nodes: &[Candidate<'_>]) -> Vec<
     let count = i128::try_from(containers().count()).unwrap_or_default();
     let largest = MAX_IMAGE_SIZE * count;
     let mark = |node: &Candidate<'_>| {
-        // An image on few nodes counts less, so that not all pods with an image are placed on the same node.
+        // An image on few nodes counts less. Otherwise all pods with this image would be placed on the same node.
         let size = |image: &String| Some(scaled(*node.info.images.get(image.as_str())?, images.share(image)));
         let sum: i128 = wanted.iter().filter_map(size).sum();
         let above = sum.clamp(MIN_IMAGE_SIZE, largest.max(MIN_IMAGE_SIZE)) - MIN_IMAGE_SIZE;

@@ -33,12 +33,12 @@ pub(super) struct Affinity {
     selects_itself: bool,
     /// The number of pods that anti-affinity terms select, by domain.
     far: HashMap<Domain, usize>,
-    /// The number of anti-affinity terms of other pods that exclude this one, by domain.
+    /// The number of anti-affinity terms of other pods that exclude this pod, by domain.
     excluded: HashMap<Domain, usize>,
     /// Sums of the weights of preferred terms by domain.
     weights: HashMap<Domain, i64>,
-    /// Whether the filter accepts every node: the pod has no required term, and no other pod excludes it. Upstream then
-    /// skips the plugin for this pod, and does not read the terms of pods that are added later.
+    /// Whether the filter accepts every node: the pod has no required term, and no other pod excludes this pod.
+    /// Upstream then skips the plugin for this pod, and does not read the terms of pods that are added later.
     is_skipped: bool,
 }
 
@@ -130,7 +130,7 @@ impl Affinity {
         self.near == other.near && self.far == other.far && self.excluded == other.excluded
     }
 
-    /// The reason why the node is refused, and whether the removal of pods can change it.
+    /// The reason why the node is refused, and whether the removal of pods can change this result.
     pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
         let near = |key: &String| match domain(node, key) {
             // The terms select no existing pod. A pod that its own terms select may then be placed on any node.
@@ -187,8 +187,8 @@ fn count<'a>(
     }
 }
 
-/// The values of the domains that the node is in. With a label such as `kubernetes.io/hostname` each node has its own
-/// domain, so that reading all domains for each node would be quadratic.
+/// The values of the domains that the node is in. Only these domains are read: with a label such as
+/// `kubernetes.io/hostname`, each node has its own domain, so the cost of all domains for each node would be quadratic.
 fn of_node<'a, V>(domains: &'a HashMap<Domain, V>, node: Candidate<'_>) -> Vec<&'a V> {
     if domains.is_empty() {
         return Vec::new();

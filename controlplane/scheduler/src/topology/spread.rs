@@ -40,7 +40,7 @@ struct Required {
     counts: HashMap<String, i64>,
     /// For each count, the number of domains with this count.
     domains: BTreeMap<i64, usize>,
-    /// 1 if the constraint selects its own pod, otherwise 0.
+    /// 1 if the constraint selects the pod that has the constraint, otherwise 0.
     own: i64,
 }
 
@@ -93,7 +93,7 @@ impl Spread {
         self.required.is_empty()
     }
 
-    /// The reason why the node is refused, and whether the removal of pods can change it.
+    /// The reason why the node is refused, and whether the removal of pods can change this result.
     pub(super) fn refuse(&self, node: Candidate<'_>) -> Option<(&'static str, bool)> {
         for required in &self.required {
             let Some(value) = node.properties.labels.get(&required.constraint.key) else {
@@ -157,7 +157,7 @@ impl Spread {
         sums.into_iter().map(score).collect()
     }
 
-    /// Whether the node has the labels of all preferred constraints, or does not need them.
+    /// Whether the node has the labels of all preferred constraints, or need not have them.
     fn is_labelled(&self, node: Candidate<'_>) -> bool {
         !self.needs_all_labels
             || self.preferred.iter().all(|one| node.properties.labels.contains_key(&one.key))
@@ -255,7 +255,7 @@ impl Required {
 // === impl Constraint ===
 
 impl Constraint {
-    /// A constraint of a pod, or a default one with this selector.
+    /// A constraint of a pod, or a default constraint with this selector.
     fn of(pod: &Pod, constraint: &TopologySpreadConstraint, default: Option<&LabelSelector>) -> Self {
         let mut selector =
             constraint.label_selector.as_ref().and_then(|one| LabelSelector::try_from(one).ok());
@@ -321,7 +321,7 @@ impl Constraint {
             && selector.is_some_and(|selector| selector.matches(Some(&other.labels)))
     }
 
-    /// The weighted number of pods in the domain of the fitting node at this place.
+    /// The weighted number of pods in the domain of the fitting node. `place` is the index of the node.
     fn weigh(&self, node: Candidate<'_>, counts: &DomainCounts, place: usize) -> f64 {
         if !node.properties.labels.contains_key(&self.key) {
             return 0.0;

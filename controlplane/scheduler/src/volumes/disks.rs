@@ -1,11 +1,12 @@
-//! Disks that only one pod may use, or several pods that only read. Source: upstream's plugin VolumeRestrictions.
+//! Disks that only one pod may use, or that several pods may use if they only read. Source: upstream's plugin
+//! VolumeRestrictions.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::object::{Pod, RbdImage};
 
-/// The pool of an image without one, as in the API.
+/// The pool of an image that names no pool, as in the API.
 const DEFAULT_POOL: &str = "rbd";
 
 /// The disks of a pod. A map by disk, so that the check for common disks of two pods is not quadratic: a pod can have
@@ -22,8 +23,8 @@ enum Disk {
     Rbd { pool: String, image: String },
 }
 
-/// The monitors of an image's cluster. The value of each is whether the pod only reads. Pods use the same image if they
-/// have a monitor in common. Disks of other types have one monitor with an empty name.
+/// The monitors of an image's cluster. The value of each monitor is whether the pod only reads. Pods use the same image
+/// if they have a monitor in common. Disks of other types have one monitor with an empty name.
 type Monitors = BTreeMap<String, bool>;
 
 /// The disks of a pod.

@@ -89,7 +89,7 @@ fn volume(state: &mut State, listed: &mut HashSet<String>, event: Event<Volume>)
     if let Event::Apply(volume) | Event::InitApply(volume) = &event
         && volume.spec.claim_ref.is_some()
     {
-        // The stored volume contains the reservation now.
+        // The stored volume contains the binding now, so the reservation is not needed any more.
         state.reserved.remove(volume.name());
     }
     let applied = apply(&mut state.volumes, listed, event, |volume| volume.name().to_owned());

@@ -49,7 +49,8 @@ pub(crate) struct PodClaims {
     disks: Disks,
 }
 
-/// The volumes that the pods of a node use. A trait, because the implementing module depends on this one.
+/// The volumes that the pods of a node use. It is a trait, because the module that implements it depends on this
+/// module.
 pub(crate) trait NodeVolumes {
     /// The claims of all pods of the node.
     fn claims(&self) -> Box<dyn Iterator<Item = &Key> + '_>;
@@ -188,8 +189,8 @@ fn volumes(state: &State, claim: &Claim) -> (Vec<Volume>, Option<Volume>) {
     (free, reserved.first().map(|volume| (*volume).clone()))
 }
 
-/// The nodes for which the class's driver reports enough space for the claim. `None` if the driver does not report space,
-/// or if the claim requests none.
+/// The nodes for which the class's driver reports enough space for the claim. `None` if the driver does not report
+/// space, or if the claim requests no storage.
 fn space(state: &State, class: &StorageClass, requested: Option<Quantity>) -> Option<Vec<LabelSelector>> {
     let requested = requested?;
     state.drivers.get(&class.provisioner)?.spec.storage_capacity.filter(|reports| *reports)?;
@@ -201,7 +202,7 @@ fn space(state: &State, class: &StorageClass, requested: Option<Quantity>) -> Op
 // === impl PodClaims ===
 
 impl PodClaims {
-    /// The reason why the node cannot have the volumes. `None` if it can.
+    /// The reason why the node cannot have the volumes. `None` if the node can have them.
     pub(crate) fn refuse(
         &self,
         profile: &Profile,
@@ -245,8 +246,8 @@ impl PodClaims {
         self.exclusive.iter().any(|claim| claim_users.contains_key(claim))
     }
 
-    /// Disables the check of claims that only one pod may use. As upstream, it is disabled if no pod used the claims at the
-    /// beginning of the decision, even if nominated pods that use them are added later.
+    /// Disables the check of claims that only one pod may use. As upstream, the check is disabled if no pod used the
+    /// claims at the beginning of the decision, even if nominated pods that use the claims are added later.
     pub(crate) fn skip_users(&mut self) {
         self.exclusive.clear();
     }
@@ -348,7 +349,8 @@ fn is_reachable(volume: &Volume, node: &NodeProperties) -> bool {
     })
 }
 
-/// Whether the labels of a volume allow the node's zone. A label separates several zones with `__`.
+/// Whether the labels of a volume allow the node's zone. The value of a label can have several zones, separated by
+/// `__`.
 fn is_in_zone(volume: &Volume, node: &NodeProperties) -> bool {
     let labels = volume.metadata.labels.iter().flatten();
     let mut zones = labels.filter(|(name, _)| ZONES.contains(&name.as_str()));

@@ -191,7 +191,7 @@ impl Claim {
         Quantity::parse(&self.spec.resources.requests.get("storage")?.0).ok()
     }
 
-    /// Name of the claim's volume. Empty if there is none.
+    /// Name of the claim's volume. Empty if the claim has no volume.
     pub(super) fn volume(&self) -> &str {
         self.spec.volume_name.as_deref().unwrap_or_default()
     }

@@ -75,7 +75,7 @@ impl Engine {
         found.map(|bytes| self.codec.decode(key, &bytes)).transpose().map(Option::flatten)
     }
 
-    /// The bytes of the database on disk. `None` if they cannot be read.
+    /// The size of the database on disk, in bytes. `None` if the size cannot be read.
     pub(super) fn size(&self) -> Option<u64> {
         self.database.disk_space().ok()
     }
@@ -110,7 +110,7 @@ impl Engine {
         Ok(())
     }
 
-    /// All entries at this moment, as they are on disk. Later commits do not affect them.
+    /// All entries at this moment, as they are on disk. Later commits do not affect the result.
     pub(super) fn snapshot(&self) -> impl Iterator<Item = Result<Record, Error>> + Send + use<> {
         let items = self.database.snapshot().iter(&self.entries);
         items.map(|item| {
@@ -171,7 +171,7 @@ pub(super) enum WriteError {
     /// The engine refuses writes until it is reopened.
     #[error("{}", error_text(.0))]
     Engine(fjall::Error),
-    /// A value cannot be encrypted. Nothing was written.
+    /// A value cannot be encrypted. No commit was written.
     #[error(transparent)]
     Seal(coracle_sealing::Error),
 }

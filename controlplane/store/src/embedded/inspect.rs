@@ -1,9 +1,9 @@
 //! Inspection of the store's files before the engine opens them.
 //!
 //! The engine considers unreadable data in a journal as the incomplete end of its last write. It truncates the journal
-//! there and loses all data after it. A real incomplete end is followed by zeros, because journals are allocated in
-//! advance. Anything else is damage. A damaged store must not be opened as an empty store. The files of a first start
-//! that was interrupted before the first entry are removed.
+//! at that position, and all data after it is lost. A real incomplete end is followed by zeros, because journals are
+//! allocated in advance. Other data means that the journal is damaged. A damaged store must not be opened as an empty
+//! store. The files of a first start that was interrupted before the first entry are removed.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -108,7 +108,7 @@ fn end(journal: &mut impl BufRead) -> io::Result<End> {
                 }
             }
             Ok(None) => return Ok(End::Damaged(at)),
-            // Zeros and the end of the file are a valid end of the journal. But an entry with a wrong length may
+            // Zeros and the end of the file are a valid end of the journal. But if the entry has a wrong length, it may
             // include later batches. Then the journal is damaged.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                 let includes_batches = data.windows(MAGIC.len()).any(|bytes| bytes == MAGIC);
@@ -123,7 +123,7 @@ fn end(journal: &mut impl BufRead) -> io::Result<End> {
     }
 }
 
-/// The type and the size of the next entry (`None` if there is no entry), and its data if it has some.
+/// The type and the size of the next entry (`None` if there is no entry), and the data of the entry.
 fn entry(journal: &mut impl BufRead, data: &mut Vec<u8>) -> io::Result<Option<(u8, u64)>> {
     let [tag] = take(journal)?;
     let size = match tag {

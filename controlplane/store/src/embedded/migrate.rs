@@ -1,8 +1,8 @@
 //! Encryption of entries that were stored by an earlier version or with an earlier key.
 //!
 //! After a change of an entry, its old bytes stay in the journal and in tables until the engine compacts them.
-//! Therefore the whole store is copied into a new directory, which replaces the old one in one step (renameat2 with
-//! RENAME_EXCHANGE). A crash before that step leaves the old store, a crash after it the new one.
+//! Therefore the whole store is copied into a new directory, which replaces the old store in one step (renameat2 with
+//! RENAME_EXCHANGE). A crash before that step leaves the old store. A crash after that step leaves the new store.
 
 use std::{
     ffi::OsString,
@@ -23,7 +23,7 @@ use crate::{
     codec::{EntryCodec, FailedServices},
 };
 
-/// Minimum size of a batch of the copy in bytes, except of the last one.
+/// Minimum size of a batch of the copy in bytes. The last batch can be smaller.
 const BATCH_BYTES: usize = 1 << 20;
 
 /// A path beside the store: its path with a suffix.
@@ -33,16 +33,16 @@ pub(super) fn sibling(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Encrypts the entries that are not encrypted with the first key. Entries whose key management service fails stay as they
-/// are: they are encrypted at a later start, or at their next write. Returns whether the store was replaced. If so,
-/// `engine` is the old one, and the caller must open the new one.
+/// Encrypts the entries that are not encrypted with the first key. Entries whose key management service fails stay as
+/// they are: they are encrypted at a later start, or at their next write. Returns whether the store was replaced. Then
+/// `engine` is the old store, and the caller must open the new store.
 ///
 /// # Errors
 /// An entry is encrypted with an unknown key, or the copy cannot be written. The store is then unchanged.
 /// [`Error::Sync`] means that the store was replaced, so `engine` must not be used.
 pub(super) fn migrate(path: &Path, engine: &Engine, codec: &Arc<EntryCodec>) -> Result<bool, Error> {
     let copy = sibling(path, ".sealing");
-    // The engine holds the store's lock, so an existing copy is from a crash.
+    // The engine holds the store's lock, so an existing copy was left by a crash.
     remove(&copy).map_err(|source| Error::Open { path: copy.clone(), source })?;
     let (mut outdated, mut delayed) = (0_usize, 0_usize);
     let mut failed_services = FailedServices::default();
@@ -110,7 +110,7 @@ fn fill(
     new.restore(&batch).map_err(failed)
 }
 
-/// Replaces the store by another directory in one step. After an error nothing is replaced. The caller must call
+/// Replaces the store by another directory in one step. After an error the store is unchanged. The caller must call
 /// [`sync_parent`] next.
 pub(super) fn exchange(path: &Path, copy: &Path) -> io::Result<()> {
     File::open(copy)?.sync_all()?;

@@ -1,11 +1,11 @@
 //! Restores a store from a backup.
 //!
 //! The backup is written into a new directory. After its checksum is verified, the directory replaces the store in one
-//! step. A crash before that step leaves the old store, a crash after it the restored one.
+//! step. A crash before that step leaves the old store. A crash after that step leaves the restored store.
 //!
-//! A file beside the store has the first revision of the newest restored store. A later restore continues above it, so
-//! that two restores of one backup do not use the same revisions for different commits. The replaced store is not
-//! opened, because it may be damaged.
+//! A file beside the store has the first revision of the newest restored store. A later restore continues above that
+//! revision, so that two restores of one backup do not use the same revisions for different commits. The replaced store
+//! is not opened, because it may be damaged.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -32,13 +32,14 @@ pub(super) const RESTORING: &str = ".restoring";
 const REPLACED: &str = ".replaced";
 /// Suffix of the file with the first revision of the newest restored store, as a decimal number.
 const RESTORED: &str = ".restored";
-/// Maximum size of that file in bytes: the digits of a revision.
+/// Maximum size of the file with the suffix [`RESTORED`] in bytes: the digits of a revision.
 const MAX_RESTORED_BYTES: u64 = 20;
-/// Maximum revision in that file: half of all revisions. It is far above the maximum in a backup.
+/// Maximum revision in the file with the suffix [`RESTORED`]: half of all revisions. It is far above the maximum in a
+/// backup.
 const MAX_RESTORED: u64 = u64::MAX / 2;
 /// Name of the lock file in the store's directory.
 const LOCK: &str = "lock";
-/// Minimum size of a batch in bytes, except of the last one.
+/// Minimum size of a batch in bytes. The last batch can be smaller.
 const BATCH_BYTES: usize = 1 << 20;
 /// Number of revisions that are skipped. The replaced store may have had commits after the backup. Clients that have
 /// read the revisions of these commits must list again. etcd's documentation recommends the same number.
@@ -81,8 +82,9 @@ pub(super) fn lock(path: &Path) -> Result<Option<File>, Error> {
     }
 }
 
-/// Checks that the store at this path is locked. The engine waits for a lock, and a restore that held it may have replaced
-/// the store meanwhile. The engine then holds the lock of the former store, so a second process could open this one.
+/// Checks that the store at this path is locked. The engine waits for a lock, and a restore that held it may have
+/// replaced the store meanwhile. The engine then holds the lock of the former store, so a second process could open
+/// this store.
 pub(super) fn check_locked(path: &Path) -> Result<(), Error> {
     match lock(path) {
         Err(Error::Locked { .. }) => Ok(()),
@@ -113,7 +115,7 @@ fn fill(
     while let Some((key, value)) = reader.next()? {
         let name = std::str::from_utf8(&key).map_err(|_invalid| invalid("a key is not UTF-8"))?;
         check_revisions(name, &value, reader.head.revision)?;
-        // With a value that no key decrypts, the restored store would be unusable.
+        // The check is needed, because a store with a value that no key decrypts would be unusable.
         codec.decode(name, &value)?;
         size += key.len() + value.len();
         batch.push((name.into(), Some(value.into_vec())));
@@ -127,7 +129,7 @@ fn fill(
     Ok(reader.summary())
 }
 
-/// Checks the revisions of an entry. A revision above the newest one would be used a second time.
+/// Checks the revisions of an entry. A revision above the newest revision would be used a second time.
 fn check_revisions(key: &str, value: &[u8], newest: u64) -> Result<(), Error> {
     match EntryCodec::revisions(value) {
         Some(found) if found.created <= found.modified && found.modified <= newest => Ok(()),
@@ -157,7 +159,8 @@ fn newest_restored(path: &Path) -> Result<u64, Error> {
 /// Writes the file for [`newest_restored`]. The sync of the directory after the exchange makes its name durable.
 fn record_restored(path: &Path, revision: u64) -> io::Result<()> {
     let (file, new) = (sibling(path, RESTORED), sibling(path, ".restored.new"));
-    // An interrupted restore may have left the file. A new file is not behind a link, and has the mode.
+    // An interrupted restore may have left the file. It is replaced by a new file, which is not a link and has the
+    // right mode.
     match fs::remove_file(&new) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -177,7 +180,7 @@ fn replace(path: &Path, new: &Path) -> io::Result<()> {
     let replaced = sibling(path, REPLACED);
     remove(&replaced)?;
     // The new store gets this name before the exchange. So the former store never has the name of an incomplete
-    // restore, which the next start removes.
+    // restore. The next start would remove a store with that name.
     fs::rename(new, &replaced)?;
     exchange(path, &replaced).inspect_err(|_| drop(remove(&replaced)))?;
     sync_parent(path)

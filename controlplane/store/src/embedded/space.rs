@@ -70,7 +70,7 @@ impl SpaceReserves {
         let Ok(disk) = DiskSpace::of(&self.path) else { return self.is_full };
         let was = self.is_full;
         // The full state begins when the free space is below `low`, and ends at twice `low`. So the state does not
-        // change with every write.
+        // change with every write near the limit.
         self.is_full = disk.free < if was { 2 * disk.low } else { disk.low };
         if was && !self.is_full {
             tracing::info!(free = disk.free, "the store takes all writes again");

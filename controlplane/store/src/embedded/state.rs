@@ -14,8 +14,8 @@ use crate::{Commit, Entry, Error, Event, Watch};
 /// Expiry times are rounded up to a multiple of this duration, so that many expiries need one wake-up.
 const EXPIRY_STEP: Duration = Duration::from_secs(60);
 
-/// Maximum size of the values of recent commits, in bytes. Large objects that change often would otherwise need
-/// hundreds of megabytes.
+/// Maximum size of the values of recent commits, in bytes. Without this limit, large objects that change often would
+/// need hundreds of megabytes.
 const MAX_HISTORY_BYTES: usize = 4 << 20;
 
 fn value_size(commit: &Commit) -> usize {
@@ -25,7 +25,7 @@ fn value_size(commit: &Commit) -> usize {
 pub(super) struct State {
     /// The revision of the newest published commit.
     revision: u64,
-    /// Revisions up to this one are reserved on disk.
+    /// The last revision that is reserved on disk.
     pub(super) reserved: u64,
     /// `recent` has all commits after this revision.
     compacted: u64,
@@ -59,7 +59,7 @@ impl State {
         self.revision
     }
 
-    /// Skips the revisions up to this one, so that no commit gets them.
+    /// Skips the revisions up to `revision`, so that no commit gets them.
     pub(super) fn skip_to(&mut self, revision: u64) {
         self.revision = self.revision.max(revision);
     }

@@ -19,7 +19,7 @@ use super::{Job, RESERVED, Shared, SpaceReserves, engine::WriteError, state::Sta
 use crate::{Commit, Error, Expect, Tier, Write, codec::Revisions};
 use recover::Failure;
 
-/// Maximum number of writes that share one sync, so that the first of them does not wait too long.
+/// Maximum number of writes that share one sync, so that the first write does not wait too long.
 const MAX_BATCH: usize = 256;
 /// Interval of attempts to recover. Only a failed store uses this timer.
 const RETRY: Duration = Duration::from_secs(1);
@@ -113,8 +113,8 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    /// Writes the durable commits to disk with one sync. If there are none, it writes nothing, except a new reservation
-    /// of revisions.
+    /// Writes the durable commits to disk with one sync. Without durable commits, only a new reservation of revisions
+    /// is written.
     fn persist(&mut self, state: &mut State, accepted: &[Accepted]) -> Result<(), Refused> {
         let Some(last) = accepted.last().map(|one| one.commit.revision) else { return Ok(()) };
         let durable = || {
@@ -159,7 +159,7 @@ impl<'a> Writer<'a> {
         for Accepted { commit, done, .. } in accepted {
             match done {
                 Some(done) => drop(done.send(Err(Error::Disk { detail: refused.detail.clone() }))),
-                // A commit without a caller is the removal of an expired entry.
+                // A commit without a caller is the removal of an expired entry. The removal is tried again later.
                 None => state.postpone_expiry(&commit.key, Instant::now()),
             }
         }
@@ -169,7 +169,7 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Why a batch was not written, and the previous entries of its keys if the engine failed.
+/// The reason why a batch was not written, and the previous entries of its keys if the engine failed.
 struct Refused {
     detail: String,
     undo: Option<super::engine::Undo>,

@@ -73,7 +73,7 @@ impl Channels {
         self.open.read().unwrap_or_else(PoisonError::into_inner).channels.clone()
     }
 
-    /// Makes the channels again if the TLS files have changed. The caller calls it after a failed connection.
+    /// Makes the channels again if the TLS files have changed. Must be called after a failed connection.
     pub(super) fn reload_if_due(&self) {
         if self.tls.is_none() || !self.is_due() {
             return;
@@ -87,7 +87,8 @@ impl Channels {
         }
     }
 
-    /// Whether the last reading is long ago. While etcd is away, many requests fail.
+    /// Whether the files may be read again. The interval is limited, because many requests fail while etcd does not
+    /// respond.
     fn is_due(&self) -> bool {
         let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
         let is_due = read_at.elapsed() >= RELOAD_INTERVAL;
@@ -97,7 +98,7 @@ impl Channels {
         is_due
     }
 
-    /// Makes the channels again if the TLS files have changed. Returns whether they have.
+    /// Makes the channels again if the TLS files have changed. Returns whether the files have changed.
     fn reload(&self) -> Result<bool, Error> {
         let Some(tls) = &self.tls else { return Ok(false) };
         let files = Some(TlsFiles::read(tls)?);

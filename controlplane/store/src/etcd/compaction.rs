@@ -1,5 +1,5 @@
-//! Compaction of etcd's history. At each interval, each server tries to increment a counter. Only one of them succeeds,
-//! and this server compacts. Source of the protocol: `compact.go` of `apiserver/pkg/storage/etcd3`.
+//! Compaction of etcd's history. At each interval, each server tries to increment a counter. Only one server succeeds,
+//! and this server compacts the history. Source of the protocol: `compact.go` of `apiserver/pkg/storage/etcd3`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,7 +16,8 @@ use super::{
 };
 use crate::Error;
 
-/// The key of the counter. The counter is the version of the key in etcd. The key has no `/`, so no object has it.
+/// The key of the counter. The counter is the version of the key in etcd. The key has no `/`, so no object has this
+/// key.
 const COUNTER: &str = "compaction";
 
 /// The counter, and the newest revision at the time of a compaction.
@@ -42,7 +43,7 @@ pub(super) async fn run(shared: Arc<Shared>, interval: Duration) {
 
 impl Shared {
     /// Increments the counter and compacts up to the revision of the previous compaction, unless another server was
-    /// first. Writes nothing if nothing was committed after the previous compaction.
+    /// first. Does not write if there was no commit after the previous compaction.
     pub(super) async fn compact_once(&self, last: CompactionState) -> Result<CompactionState, Error> {
         let newest = self.revision().await?;
         // The increment of the counter is one revision.

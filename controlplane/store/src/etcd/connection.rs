@@ -54,7 +54,7 @@ pub(super) struct Connection {
 pub(super) struct Member {
     pub(super) index: usize,
     pub(super) channel: Channel,
-    /// Tells whether the member is found to hang.
+    /// Waits for a report that the member hangs.
     pub(super) hang: HangNotice,
 }
 
@@ -112,8 +112,8 @@ impl Connection {
         self.call(Effect::Repeatable, call).await
     }
 
-    /// Sends a request to the current member. If the member does not respond, tries the other members. This needs a
-    /// request that was not sent yet, or that may be repeated.
+    /// Sends a request to the current member. If the member does not respond, tries the other members. Other members
+    /// are tried only if the request was not sent yet, or may be repeated.
     async fn call<T, F>(&self, effect: Effect, call: impl Fn(Channel) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<Response<T>, Status>>,
@@ -226,12 +226,12 @@ impl Connection {
         Member { index, channel, hang }
     }
 
-    /// The index of the member that is used, of `count` members.
+    /// The index of the member in use. `count` is the number of members.
     fn current_of(&self, count: usize) -> usize {
         self.current.load(Ordering::Acquire) % count.max(1)
     }
 
-    /// Uses another member in place of `from`. Returns false if `from` is not used any more.
+    /// Uses the member `other` in place of `from`. Returns false if `from` is not used any more.
     fn replace(&self, from: usize, other: usize) -> bool {
         self.current.compare_exchange(from, other, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
@@ -289,9 +289,9 @@ impl Connection {
         *self.expected.borrow()
     }
 
-    /// Checks the revision of a linearizable read, which began when etcd had confirmed `confirmed`. A lower revision means
-    /// that etcd has other data, such as an older snapshot. The cache and the clients know later revisions, so they would
-    /// miss commits. Therefore etcd is not used any more, until the process is started again.
+    /// Checks the revision of a linearizable read, which began when etcd had confirmed `confirmed`. A lower revision
+    /// means that etcd has other data, such as an older snapshot. The cache and the clients know later revisions than
+    /// etcd, so they would miss commits. Therefore etcd is not used any more, until the process is started again.
     pub(super) fn check_revision(&self, confirmed: u64, found: u64) -> Result<(), Error> {
         if found >= confirmed {
             return Ok(());

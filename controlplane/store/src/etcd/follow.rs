@@ -1,7 +1,7 @@
 //! The task of one watch: it follows etcd, and after a disconnection resumes at its last revision.
 //!
 //! States: connecting, and following. After a failure the task backs off and connects to the next member. If missed
-//! commits are compacted, the task lists all entries and sends them as [`Event::Resync`]. It continues after the
+//! commits are compacted, the task lists all entries and sends them as [`Event::Resync`]. Then it continues after the
 //! revision of the list.
 
 use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
@@ -98,8 +98,8 @@ impl Follower {
         }
     }
 
-    /// Waits before the next attempt. Returns false if the consumer has dropped the watch. If the data of etcd was replaced,
-    /// no attempt can succeed, so there is none.
+    /// Waits before the next attempt. Returns false if the consumer has dropped the watch. If the data of etcd was
+    /// replaced, no attempt can succeed, so the task makes no further attempts.
     async fn wait_to_retry(&self, backoff: &mut Backoff) -> bool {
         if self.shared.connection.is_replaced() {
             self.events.closed().await;
@@ -118,7 +118,8 @@ impl Follower {
         client: WatchClient<tonic::transport::Channel>,
         mut hangs: Pin<Box<impl Future<Output = ()>>>,
     ) -> End {
-        // A watch that begins above etcd's revision gets no events until etcd reaches it, and then lacks commits.
+        // A watch that begins above etcd's revision gets no events until etcd reaches that revision. It would miss the
+        // commits before that.
         let newest = self.shared.revision().await;
         let checked = newest.and_then(|newest| self.shared.connection.check_revision(self.sent, newest));
         if let Err(error) = checked {
@@ -225,7 +226,8 @@ impl Follower {
         let mut commits = commits.into_iter().peekable();
         while let Some(mut commit) = commits.next() {
             last = commit.revision;
-            // The consumer waits for the guard's commit. So announce that commit only if it passed the filters.
+            // The consumer waits for the guard's commit if it is announced. So announce that commit only if it passed
+            // the filters.
             commit.guard_follows = commits.peek().is_some_and(|next| next.revision == last);
             self.events.send(Event::Commit(Arc::new(commit))).map_err(|_closed| End::Unused)?;
         }

@@ -1,9 +1,9 @@
-//! Members of etcd that hang: their connections stay open, but they do not respond. Examples are a stopped process, a broken
-//! disk and a broken network. The pings of the connection notice only some of them, and only after 15 s, because etcd
-//! refuses clients that send pings more often than every 5 s (`--grpc-keepalive-min-time`).
+//! Members of etcd that hang: their connections stay open, but they do not respond. Examples are a stopped process, a
+//! broken disk and a broken network. The pings of the connection detect only some of these failures, and only after 15
+//! seconds, because etcd refuses clients that send pings more often than every 5 seconds (`--grpc-keepalive-min-time`).
 //!
-//! If a request waits for a while, it is checked whether other members respond in place of its member. Then all requests
-//! that may be repeated and all watches leave that member at once.
+//! If a request has waited for [`SUSPECT_AFTER`], all members are checked. If the member does not respond and another
+//! member responds, all watches and all requests that may be repeated change to the other member at once.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,8 +13,8 @@ use tonic::{Code, Status, transport::Channel};
 
 use super::api::{RangeRequest, kv_client::KvClient};
 
-/// Time without a response after which a member is checked. With [`CHECK_TIMEOUT`] it is shorter than the time for which a
-/// read of the API server waits for the newest revision.
+/// Time without a response after which a member is checked. The sum of this time and [`CHECK_TIMEOUT`] is shorter than
+/// the time for which a read of the API server waits for the newest revision.
 pub(super) const SUSPECT_AFTER: Duration = Duration::from_millis(500);
 /// Maximum time for the response to a check.
 const CHECK_TIMEOUT: Duration = Duration::from_millis(500);
@@ -70,15 +70,15 @@ impl HangNotice {
                 return;
             }
             if self.reports.changed().await.is_err() {
-                // The connection is gone, and so are its reports.
+                // The connection does not exist any more, so there will be no reports.
                 return std::future::pending().await;
             }
         }
     }
 }
 
-/// The member that replaces the one at `index`: the next one that responds. `None` if the member itself responds, or if
-/// none does, for example because etcd has no leader.
+/// The member that replaces the member at `index`: the next member that responds. `None` if the member itself responds,
+/// or if no member responds, for example because etcd has no leader.
 pub(super) async fn replacement(channels: &[Channel], index: usize) -> Option<usize> {
     let count = channels.len();
     let checks = (0..count).map(|step| {
@@ -94,7 +94,7 @@ pub(super) async fn replacement(channels: &[Channel], index: usize) -> Option<us
     first_unless_own(join_all(checks).await)
 }
 
-/// The first member that responds. `None` if it is the member itself, which comes first.
+/// The first member that responds. The list begins with the member that is checked. `None` if this member responds.
 fn first_unless_own(responding: Vec<Option<usize>>) -> Option<usize> {
     let mut responding = responding.into_iter();
     match responding.next() {
@@ -103,7 +103,7 @@ fn first_unless_own(responding: Vec<Option<usize>>) -> Option<usize> {
     }
 }
 
-/// Whether the member could not process the request, so that another member possibly can.
+/// Whether the member could not process the request. Another member may be able to process it.
 pub(super) fn is_unreachable(status: &Status) -> bool {
     matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Cancelled)
 }

@@ -21,7 +21,7 @@ pub(super) struct Found {
 
 /// The key that a check reads, as upstream. No object has this key, because it has no `/`.
 const HEALTH: &str = "health";
-/// Number of entries in the first response of etcd for a list, and the maximum number in a later one.
+/// Number of entries in the first response of etcd for a list, and the maximum number in a later response.
 const FIRST_PAGE_ENTRIES: usize = 64;
 const MAX_PAGE_ENTRIES: usize = 500;
 /// Size of the values above which the next response has fewer entries, in bytes. Hundreds of large objects would take
@@ -172,7 +172,7 @@ impl Shared {
     }
 }
 
-/// The number of entries in the next response after one with values of this many bytes.
+/// The number of entries in the next response. `bytes` is the size of the values in the last response.
 fn next_size(size: usize, bytes: usize) -> usize {
     if bytes > LARGE_PAGE_BYTES { (size / 2).max(1) } else { (size * 2).min(MAX_PAGE_ENTRIES) }
 }

@@ -1,4 +1,5 @@
-//! The sizes of the databases of etcd's members. They are requested when they are read, and kept for a time.
+//! The sizes of the databases of etcd's members. The sizes are requested when the metrics are read, and kept for the
+//! maximum age.
 
 use std::time::Duration;
 
@@ -36,7 +37,7 @@ impl Sizes {
         Self { max_age, last: Mutex::new(None) }
     }
 
-    /// The sizes, which are not older than the maximum age.
+    /// The sizes, at most as old as the maximum age.
     pub(super) async fn get(&self, channels: &Channels) -> Vec<MemberSize> {
         let Some(max_age) = self.max_age else { return Vec::new() };
         let mut last = self.last.lock().await;
@@ -49,7 +50,7 @@ impl Sizes {
     }
 }
 
-/// The sizes of the members at these channels, in their order.
+/// The sizes of the members at these channels, in the order of the channels.
 async fn of_members(servers: &[String], channels: &[Channel]) -> Vec<MemberSize> {
     let sizes = servers.iter().zip(channels).map(|(server, channel)| {
         let (endpoint, channel) = (server.clone(), channel.clone());

@@ -206,7 +206,8 @@ pub(super) fn hooks(
     }
 }
 
-/// Merges namespaces by type. A removal claims the type too, so that no later plugin adds it again.
+/// Merges namespaces by type. A removal claims the type too, so that no later plugin adds a namespace of this type
+/// again.
 pub(super) fn namespaces(
     requested: Vec<LinuxNamespace>,
     claims: &mut Claims<'_>,

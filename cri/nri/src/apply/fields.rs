@@ -130,7 +130,7 @@ fn scheduler(requested: &nri::LinuxScheduler) -> Result<Option<oci::Scheduler>, 
     Ok(Some(scheduler))
 }
 
-/// Appends hooks to the existing ones.
+/// Appends hooks to the existing hooks.
 pub(super) fn hooks(spec: &mut oci::Spec, requested: &nri::Hooks) {
     if *requested == nri::Hooks::default() {
         return;

@@ -37,7 +37,7 @@ pub(super) fn apply(
     }
     device_rules(limits, requested)?;
     for (field, class) in [("blockio_class", &requested.blockio_class), ("rdt_class", &requested.rdt_class)] {
-        // An empty name removes the class; no classes are supported, so there is nothing to remove.
+        // An empty name removes the class. Classes are not supported, so no class has to be removed.
         if class.as_ref().is_some_and(|class| !class.value.is_empty()) {
             return Err(refuse(field, "classes are not supported"));
         }

@@ -32,8 +32,8 @@ pub(super) struct Chain {
 // === impl Chain ===
 
 impl Chain {
-    /// Synchronizes a plugin with the existing pods and containers, and adds it. Returns it with the updates
-    /// that it requests.
+    /// Synchronizes a plugin with the existing pods and containers, and adds the plugin. Returns the plugin with the
+    /// updates that it requests.
     pub(super) async fn join(
         &mut self,
         plugin: Plugin,
@@ -121,7 +121,7 @@ impl Chain {
         Ok(())
     }
 
-    /// Requests adjustments, merges them, and has them validated.
+    /// Requests adjustments, merges them, and calls the validating plugin.
     pub(super) async fn create(&self, pod: &PodSandbox, container: Container) -> Result<Creation, Error> {
         let pristine = self.wants_any(&[Event::ValidateContainerAdjustment]).then(|| container.clone());
         let mut creation = Creation::new(container);
@@ -171,8 +171,8 @@ impl Chain {
                 Ok(ValidateContainerAdjustmentResponse { reason, .. }) => {
                     return Err(Error::Rejected { plugin: name, reason });
                 }
-                // Without a response from the validator the adjustment counts as invalid, even if the
-                // validator is gone.
+                // Without a response from the validating plugin the adjustment counts as invalid, even if the plugin
+                // has disconnected.
                 Err(source) => {
                     if source.is_fatal() {
                         plugin.connection.close();

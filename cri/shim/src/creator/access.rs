@@ -1,4 +1,5 @@
-//! Device access rules of a container, in order: the rules of its spec, then the rules that every container has. Pure.
+//! Device access rules of a container, in order: the rules of its spec, then the rules that every container has. No
+//! I/O.
 //!
 //! For each access the last rule that matches the device decides. An access that no rule matches is denied.
 
@@ -30,8 +31,8 @@ pub(super) struct Rule {
 }
 
 /// Rules that every container has in addition to its spec: mknod of any device, and use of the devices in its /dev.
-/// They do not include the tun device (10:200), because it creates interfaces. Upstream allows it to every container.
-/// The numbers are from the kernel's `Documentation/admin-guide/devices.txt`.
+/// They do not include the tun device (10:200), because it creates interfaces. Upstream allows access to this device
+/// for every container. The numbers are from the kernel's `Documentation/admin-guide/devices.txt`.
 const COMMON: [Rule; 11] = [
     Rule { access: Access::MAKE, ..all_of(Kind::Character) },
     Rule { access: Access::MAKE, ..all_of(Kind::Block) },
@@ -66,7 +67,7 @@ impl Access {
         self.0
     }
 
-    /// Parses the letters `r`, `w` and `m`; others are ignored.
+    /// Parses the letters `r`, `w` and `m`. Other letters are ignored.
     fn parse(letters: &str) -> Self {
         let bit = |letter| match letter {
             'm' => Self::MAKE.0,
@@ -88,7 +89,7 @@ impl fmt::Display for Access {
 // === impl Rule ===
 
 impl Rule {
-    /// `None` for types and numbers that no device can have.
+    /// Converts a rule of the spec. `None` for types and numbers that no device can have.
     fn of(rule: &LinuxDeviceCgroup) -> Option<Self> {
         let kind = match rule.typ().unwrap_or(LinuxDeviceType::A) {
             LinuxDeviceType::A => Kind::Any,
@@ -137,8 +138,8 @@ pub(super) fn rules(resources: Option<&LinuxResources>) -> Vec<Rule> {
     requested.iter().filter_map(Rule::of).chain(COMMON).collect()
 }
 
-/// Splits the rules at the last one that matches everything. Returns the default decision and the rules after
-/// it; the rules before it have no effect.
+/// Splits the rules at the last rule that matches every access to every device. Returns the default decision, and the
+/// rules after that rule. The rules before that rule have no effect.
 pub(super) fn split(rules: &[Rule]) -> (bool, &[Rule]) {
     match rules.iter().rposition(Rule::is_whole) {
         Some(at) => (rules[at].allow, &rules[at + 1..]),
@@ -146,7 +147,7 @@ pub(super) fn split(rules: &[Rule]) -> (bool, &[Rule]) {
     }
 }
 
-/// Whether the rules deny nothing.
+/// Whether the rules deny no access.
 pub(super) fn allow_everything(rules: &[Rule]) -> bool {
     let (rest, others) = split(rules);
     rest && others.iter().all(|rule| rule.allow)

@@ -1,9 +1,9 @@
 //! The `cgroup` mount of a container on v1.
 //!
-//! The container library looks up its parent process in the host's /proc, but by a pid of the container's pid namespace.
-//! In a shared pid namespace that number belongs to another process or to none, and the mount fails. So a `cgroup` mount is
-//! replaced by equivalent mounts: a small tmpfs that contains, for each hierarchy, a bind mount of the container's own
-//! cgroup. On v2 nothing is replaced.
+//! The container library looks up its parent process in the host's /proc, but by a pid of the container's pid
+//! namespace. In a shared pid namespace that pid belongs to another process or to no process, and the mount fails. So a
+//! `cgroup` mount is replaced by equivalent mounts: a small tmpfs that contains, for each hierarchy, a bind mount of
+//! the container's own cgroup. On v2 no mount is replaced.
 
 use std::path::Path;
 

@@ -14,8 +14,9 @@ use nix::unistd::{Gid, Uid, fchownat};
 use crate::kernel;
 use crate::user_namespace::Owner;
 
-/// Where to make the working directory: a base directory, and a path below it. If the working directory is in a volume,
-/// the base is the volume's source, because the volume covers the root there. `None` if nothing can be made.
+/// The place of the working directory: a base directory, and a path below it. If the working directory is in a volume,
+/// the base is the volume's source, because the volume covers the root at this path. `None` if the directory cannot be
+/// made.
 fn place<'a>(spec: &'a Spec, root: &'a Path, cwd: &'a Path) -> Option<(&'a Path, PathBuf)> {
     let mounts = spec.mounts().as_deref().unwrap_or_default();
     let enclosing = mounts.iter().filter(|mount| cwd.starts_with(mount.destination()));
@@ -70,7 +71,7 @@ fn has_mapped_ids(spec: &Spec, source: &Path) -> bool {
 }
 
 fn make_in(base: &Path, path: &Path, owner: Owner) -> io::Result<()> {
-    // A volume can be a file. O_DIRECTORY refuses it: the open of a FIFO would wait for a writer.
+    // A volume can be a file. O_DIRECTORY refuses a file, because the open of a FIFO would wait for a writer.
     let base: OwnedFd =
         std::fs::File::options().read(true).custom_flags(libc::O_DIRECTORY).open(base)?.into();
     let mut made = PathBuf::from("/");

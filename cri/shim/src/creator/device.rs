@@ -1,5 +1,5 @@
-//! Device nodes for a pod with a user namespace. Root of that namespace cannot make them, so the shim makes them and
-//! binds them into the container.
+//! Device nodes for a pod with a user namespace. Root of that namespace cannot make device nodes, so the shim makes
+//! them and binds them into the container.
 
 use std::path::Path;
 

@@ -1,10 +1,10 @@
 //! Compiles a container's device rules to a BPF program (BPF_PROG_TYPE_CGROUP_DEVICE). Cgroup v2 has no list of device
-//! rules: the kernel calls the program for each access. Pure.
+//! rules: the kernel calls the program for each access. No I/O.
 //!
-//! The program gets a device and the requested accesses, and returns 1 (allow) or 0 (deny). It checks the
-//! rules from last to first. A matching deny rule ends it with 0. A matching allow rule removes its
-//! accesses from the requested ones; if none is left, the result is 1. The default decision applies to
-//! accesses that no rule matches.
+//! The program gets a device and the requested accesses, and returns 1 (allow) or 0 (deny). It checks the rules from
+//! last to first. A matching deny rule ends the program with 0. A matching allow rule removes its accesses from the
+//! requested accesses. If no requested access is left, the result is 1. The default decision applies to accesses that
+//! no rule matches.
 
 use super::access::{self, Kind, Rule};
 
@@ -13,7 +13,7 @@ use super::access::{self, Kind, Rule};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Instruction {
     code: u8,
-    /// Destination register in the lower 4 bits, source register in the upper 4.
+    /// Destination register in the lower 4 bits, source register in the upper 4 bits.
     registers: u8,
     offset: i16,
     value: i32,
@@ -47,7 +47,7 @@ const EXIT: u8 = 0x95;
 const BLOCK: i32 = 1;
 const CHARACTER: i32 = 2;
 
-/// Compiles the rules. `None` if they deny nothing.
+/// Compiles the rules. `None` if the rules deny no access.
 pub(super) fn program(rules: &[Rule]) -> Option<Vec<Instruction>> {
     if access::allow_everything(rules) {
         return None;

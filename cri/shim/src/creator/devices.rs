@@ -32,7 +32,7 @@ pub(super) enum DeviceError {
     Link { name: &'static str, source: io::Error },
 }
 
-/// How device nodes get into /dev.
+/// The way in which device nodes get into /dev.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Nodes {
     /// Device nodes made by mknod(2).
@@ -55,7 +55,7 @@ pub(super) fn own_file_system(
 }
 
 /// Fills /dev, unless a bind mount or a volume covers it. `own` is the device number of the container's own file system
-/// at /dev, if it has one.
+/// at /dev. `None` if the container has no such file system.
 pub(super) fn fill(
     root: BorrowedFd<'_>,
     spec: &Spec,
@@ -78,7 +78,7 @@ pub(super) fn fill(
     links(root)
 }
 
-/// Whether a bind mount is at /dev. It shows directories of the host or of a volume, which must not be
+/// Whether a bind mount is at /dev. Such a mount shows a directory of the host or of a volume, which must not be
 /// changed.
 fn is_bind_mounted(mounts: &[Mount]) -> bool {
     mounts.iter().any(|mount| mount.destination() == Path::new("/dev") && is_bind(mount))
@@ -100,7 +100,7 @@ fn file_system(root: BorrowedFd<'_>, path: &Path) -> io::Result<Option<libc::dev
 }
 
 /// The default devices that the spec does not override, then the devices of the spec. A mount replaces the device at
-/// its path: pods mount /dev/urandom at /dev/random. Of several devices at one path the last one is used.
+/// its path: pods mount /dev/urandom at /dev/random. Of several devices at one path, the last device is used.
 fn merged(requested: &[LinuxDevice], mounts: &[Mount]) -> Vec<LinuxDevice> {
     let mut all: Vec<LinuxDevice> = Vec::new();
     for device in default_devices().iter().chain(requested) {
@@ -117,7 +117,8 @@ struct OpenDirectory {
     descriptor: OwnedFd,
 }
 
-/// Makes a device node. `last` has the directory of the last node, which is opened once for all nodes in it.
+/// Makes a device node. `last` has the directory of the last node, which is opened only once for all nodes in that
+/// directory.
 fn make(root: BorrowedFd<'_>, device: &LinuxDevice, last: &mut Option<OpenDirectory>) -> io::Result<()> {
     let name = device.path().file_name().ok_or(ErrorKind::InvalidInput)?;
     let above = device.path().parent().unwrap_or(Path::new("/"));

@@ -86,7 +86,7 @@ enum FirstError {
 pub(super) fn run(first: &FirstProcess<'_>) -> ! {
     let reporter = first.reporter;
     // The change of ids clears this setting, so it is set again below. If the shim dies between the two calls, this
-    // process notices it by the closed start pipe.
+    // process detects the closed start pipe.
     let _ = kernel::die_with_parent();
     let prepared = prepare(first);
     let (process, env) = match prepared {
@@ -107,7 +107,7 @@ pub(super) fn run(first: &FirstProcess<'_>) -> ! {
     kernel::leave(if kind == Kind::CommandNotFound { 127 } else { 126 })
 }
 
-/// Waits for the start byte. If the pipe is closed without a start byte, the shim is gone.
+/// Waits for the start byte. If the pipe is closed without a start byte, the shim has died.
 fn is_started(start_pipe: &OwnedFd) -> bool {
     loop {
         match nix::unistd::read(start_pipe, &mut [0]) {
@@ -132,7 +132,7 @@ fn prepare<'a>(first: &FirstProcess<'a>) -> Result<(&'a Process, Vec<CString>), 
     kernel::change_root(&root).map_err(FirstError::Enter)?;
     share_root(first.spec).map_err(FirstError::Propagation)?;
     if let Some(console) = first.console {
-        // The terminal comes from the container's own devpts, so that it has a path in the container.
+        // The terminal comes from the container's own devpts, so that the terminal has a path in the container.
         let own = terminal::set_up(&root, console, process.user().uid()).map_err(FirstError::Terminal)?;
         mount_console(root.as_fd(), &own).map_err(FirstError::Terminal)?;
     }
@@ -158,12 +158,12 @@ fn connect(request: &CreateRequest<'_>) -> io::Result<()> {
     Ok(())
 }
 
-/// Sets the propagation of this mount namespace to the one that the volumes require. Makes the root file system a mount
-/// of this namespace.
+/// Sets the propagation of this mount namespace to the propagation that the volumes require. Makes the root file system
+/// a mount of this namespace.
 fn separate(first: &FirstProcess<'_>) -> Result<OwnedFd, FirstError> {
     let flags = match propagation(first.spec) {
         "private" => Some(MsFlags::MS_PRIVATE),
-        // Only "shared" volumes are shared; all other mounts are slaves of the host's already.
+        // Only "shared" volumes are shared; all other mounts are already slaves of the host's mounts.
         "shared" => None,
         _ => Some(MsFlags::MS_SLAVE),
     };
@@ -213,7 +213,7 @@ fn fill_root(first: &FirstProcess<'_>, process: &Process, root: BorrowedFd<'_>) 
     Ok(masked_paths::apply(root, first.spec)?)
 }
 
-/// Makes the root shared if a volume needs it: a private root would keep the container's mounts inside.
+/// Makes the root shared if a volume needs it: with a private root, the container's mounts would not propagate.
 fn share_root(spec: &Spec) -> nix::Result<()> {
     if propagation(spec) != "shared" {
         return Ok(());
@@ -223,7 +223,7 @@ fn share_root(spec: &Spec) -> nix::Result<()> {
 }
 
 /// Replaces standard streams that are the host's /dev/null by the container's /dev/null. CRIU can restore the mount of
-/// the container's node.
+/// the container's device node, but not the mount of the host's.
 fn take_own_null(root: BorrowedFd<'_>) -> io::Result<()> {
     for standard in 0..3 {
         if null::is_null(kernel::borrow(standard))? {
@@ -239,7 +239,7 @@ fn mount_console(root: BorrowedFd<'_>, terminal: &OwnedFd) -> io::Result<()> {
     kernel::attach_mount_at(&kernel::copy_mount_at(terminal, Depth::One)?, place)
 }
 
-/// Opens the mount point of the terminal, and makes it if it is missing. Links are not followed (CVE-2025-52565).
+/// Opens the mount point of the terminal, and makes the file if it is missing. Links are not followed (CVE-2025-52565).
 fn console_place(root: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let console = Path::new("/dev/console");
     drop(place::make(root, console, place::Kind::File)?);

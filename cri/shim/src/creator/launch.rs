@@ -49,8 +49,8 @@ pub(super) struct Launch<'a> {
     pub(super) cgroup: &'a str,
 }
 
-/// Makes the container's first process, a child of the shim, and reports its pid. The first process itself
-/// reports that it is ready, or why it failed.
+/// Makes the container's first process, a child of the shim, and reports its pid. The first process itself reports that
+/// it is ready, or the reason of its failure.
 pub(super) fn launch(
     launch: &Launch<'_>,
     unit: Option<&mut Unit<'_>>,
@@ -67,7 +67,7 @@ pub(super) fn launch(
     }
     let console = request.console.map(connect_console).transpose().map_err(LaunchError::Console)?;
     // The cgroups are entered before a pid namespace is joined. A successor that is forked in the pid namespace would
-    // report its pid of that namespace, not of the host.
+    // report its pid in that namespace, not its pid on the host.
     enter(&cgroups, request.shim, reporter)?;
     let own = join_namespaces(spec)?;
     let limits = process.and_then(|process| process.rlimits().as_deref()).unwrap_or_default();
@@ -98,8 +98,8 @@ pub(super) fn launch(
     }
 }
 
-/// Enters the cgroups. On v1 the creator moves itself. On v2 it forks a successor into the cgroup, because
-/// moving would wait for an RCU grace period.
+/// Enters the cgroups. On v1 the creator moves itself. On v2 it forks a successor into the cgroup, because a move would
+/// wait for an RCU grace period.
 fn enter(cgroups: &Cgroups<'_>, shim: i32, reporter: Reporter) -> Result<(), LaunchError> {
     let forked = cgroups
         .unified_directory()

@@ -18,7 +18,7 @@ use crate::selinux;
 
 /// Makes the container from the config.json in `request.dir` and returns the pid of its first process.
 pub(super) fn build(request: &CreateRequest<'_>, reporter: Reporter) -> Result<i32, CreateError> {
-    // A hook may close its input before the library has written all of it.
+    // A hook may close its input before the library has written the whole input.
     kernel::ignore_broken_pipes();
     let library = |error| CreateError::Library(Box::new(error));
     let mut builder = ContainerBuilder::new(request.id.to_owned(), SyscallType::default())
@@ -46,8 +46,8 @@ pub(super) fn build(request: &CreateRequest<'_>, reporter: Reporter) -> Result<i
 }
 
 /// Whether the library sets this user correctly. On 32-bit ARM it calls the variants of setresuid(2), setresgid(2) and
-/// setgroups(2) for ids of 16 bits. They would cut off larger ids, and read the upper half of each group as another
-/// group.
+/// setgroups(2) for ids of 16 bits. These variants would cut off larger ids, and read the upper half of each group as
+/// another group.
 pub(super) fn can_set(user: &User) -> bool {
     let groups = user.additional_gids().as_deref().unwrap_or_default();
     let is_short = |id: &u32| u16::try_from(*id).is_ok();
@@ -55,15 +55,15 @@ pub(super) fn can_set(user: &User) -> bool {
         || (groups.len() < 2 && groups.iter().chain([&user.uid(), &user.gid()]).all(is_short))
 }
 
-/// A duplicate of a descriptor for the library, which takes ownership. This process is a fork in which the other
-/// owners are never dropped.
+/// A duplicate of a descriptor, because the library takes ownership. This process is a fork in which the owner of the
+/// original is never dropped.
 fn own(fd: &OwnedFd) -> Result<OwnedFd, CreateError> {
     let borrowed: BorrowedFd<'_> = kernel::borrow(fd.as_raw_fd());
     borrowed.try_clone_to_owned().map_err(CreateError::Duplicate)
 }
 
-/// The last step of a creation by the library: executes the program after the start signal. It distinguishes a missing
-/// program from a program that cannot be executed. The failure is an error of the start, not of the creation.
+/// The last step of a creation by the library: executes the program after the start signal. The step distinguishes a
+/// missing program from a program that cannot be executed. A failure is an error of the start, not of the creation.
 #[derive(Clone)]
 struct Runner {
     reporter: Reporter,

@@ -1,4 +1,4 @@
-//! A container's cgroups: made, limited and entered. Writes are planned before they are done.
+//! A container's cgroups: creation, limits and entry. All writes are planned before the first write.
 //!
 //! On v1 this module writes all limits itself, because the container library would search for the hierarchies with
 //! hundreds of system calls. On v2 the container library's cgroup code writes the limits. Cgroup v2 has no files for
@@ -41,7 +41,7 @@ pub(super) struct Cgroups<'a> {
     directories: Vec<PathBuf>,
 }
 
-/// The pids limit. It is written after the fork, because it could make the fork fail.
+/// The pids limit. It is written after the fork, because the fork could exceed the limit and fail.
 pub(super) struct PidsLimit {
     path: PathBuf,
     file: File,
@@ -58,8 +58,8 @@ struct Write {
     optional: bool,
 }
 
-/// Enforces the device rules for a container that the library makes. Needed on v2 only: there the library does not set
-/// the rules, and uses the existing cgroup.
+/// Enforces the device rules for a container that the library makes. Needed on v2 only, because the library does not
+/// set the rules on v2, and uses the existing cgroup.
 pub(super) fn restrict_devices_for_library(
     hierarchies: &[Hierarchy],
     path: &str,
@@ -112,7 +112,7 @@ impl<'a> Cgroups<'a> {
         let Some(directory) = self.unified_directory() else { return Ok(()) };
         let Some(program) = program(&access::rules(resources(spec))) else { return Ok(()) };
         match attach(directory, &program) {
-            // Inside a user namespace no programs can be loaded, and the devices belong to the parent. runc
+            // Inside a user namespace no programs can be loaded, and the parent namespace controls the devices. runc
             // ignores the error too.
             Err(_) if user_namespace::is_inside_one() => Ok(()),
             attached => attached.map_err(LimitError::Devices),
@@ -124,7 +124,8 @@ impl<'a> Cgroups<'a> {
         self.unified().and(self.directories.first()).map(PathBuf::as_path)
     }
 
-    /// Moves this process into the cgroups. On v1 it does not wait for an RCU grace period (see [`cgroup::enter`]).
+    /// Moves this process into the cgroups. On v1 the move does not wait for an RCU grace period (see
+    /// [`cgroup::enter`]).
     pub(super) fn enter(&self) -> Result<(), LimitError> {
         Ok(cgroup::enter(&self.directories)?)
     }
@@ -234,8 +235,8 @@ impl Hierarchy {
     }
 }
 
-/// Enables all controllers for children, with one write if possible. Failures are ignored here: the limit that needs the
-/// controller reports it.
+/// Enables all controllers for children, with one write if possible. Failures are ignored here: the write of a limit
+/// that needs the controller reports the failure.
 fn enable_controllers(cgroup: &Path) {
     let file = cgroup.join("cgroup.subtree_control");
     let (has, gives) = (controllers(cgroup), fs::read_to_string(&file).unwrap_or_default());
@@ -243,14 +244,14 @@ fn enable_controllers(cgroup: &Path) {
     let missing = has.split_whitespace().filter(|controller| !gives.contains(controller));
     let missing: Vec<String> = missing.map(|controller| format!("+{controller}")).collect();
     if !missing.is_empty() && put(&file, &missing.join(" ")).is_err() {
-        // The kernel refuses one of them.
+        // The kernel refuses one of the controllers, so each controller is enabled with its own write.
         for controller in missing {
             let _ = put(&file, &controller);
         }
     }
 }
 
-/// The controllers of a v2 cgroup. Empty if it does not exist.
+/// The controllers of a v2 cgroup. Empty if the cgroup does not exist.
 fn controllers(cgroup: &Path) -> String {
     fs::read_to_string(cgroup.join("cgroup.controllers")).unwrap_or_default()
 }
@@ -328,7 +329,8 @@ fn plan_cpu(cpu: &LinuxCpu, writes: &mut Vec<Write>) {
     writes.extend(limits.into_iter().flatten());
 }
 
-/// The order matters: the limit of memory plus swap can never be below the limit of memory, and both start unlimited.
+/// The order matters: the limit of memory plus swap can never be below the limit of memory. At the beginning, both are
+/// unlimited.
 fn plan_memory(memory: &LinuxMemory, writes: &mut Vec<Write>) {
     let value = |value: Option<i64>| value.filter(|value| *value != 0).map(|value| value.to_string());
     let swappiness = memory.swappiness().map(|value| value.to_string());

@@ -17,8 +17,8 @@ use super::place::{self, Kind};
 use crate::kernel::{self, Attributes, Depth};
 use crate::selinux;
 
-/// Files of /proc that a mount may cover, so that tools such as lxcfs can show a container its own limits.
-/// Other mounts in /proc could deceive programs that trust it. The list is runc's.
+/// Files of /proc that a mount may cover, so that tools such as lxcfs can show a container its own limits. Other mounts
+/// in /proc could show wrong data to programs that trust /proc. The list is the same as in runc.
 const MAY_COVER: [&str; 10] = [
     "/proc/cpuinfo",
     "/proc/diskstats",
@@ -41,7 +41,7 @@ const ATTRIBUTES: [(c_ulong, u64); 5] = [
     (libc::MS_NODIRATIME, libc::MOUNT_ATTR_NODIRATIME),
 ];
 
-/// Modes of access time updates. They exclude each other: setting one clears the others.
+/// Modes of access time updates. They exclude each other: a mount has exactly one of them.
 const TIMES: [(c_ulong, u64); 3] = [
     (libc::MS_STRICTATIME, libc::MOUNT_ATTR_STRICTATIME),
     (libc::MS_NOATIME, libc::MOUNT_ATTR_NOATIME),
@@ -94,7 +94,7 @@ fn attributes(flags: c_ulong, at: &Path) -> Attributes {
         attributes.set |= attribute;
     }
     if at == Path::new("/dev") {
-        // Device nodes and links are made there later.
+        // /dev stays writable here, because device nodes and links are made in it later.
         attributes.set &= !libc::MOUNT_ATTR_RDONLY;
     }
     if let Some((_, times)) = TIMES.iter().find(|(flag, _)| flags & flag != 0) {
@@ -117,7 +117,7 @@ fn bind(entry: &Mount) -> Result<(OwnedFd, Kind), MountError> {
 }
 
 fn create(entry: &Mount, options: &MountOptionConfig, label: Option<&str>) -> Result<OwnedFd, MountError> {
-    // On v1 `cgroup_mount` has already replaced a `cgroup` entry. So such an entry is a mount of v2 here.
+    // On v1 `cgroup_mount` has already replaced a `cgroup` entry. So a `cgroup` entry that is left is a mount of v2.
     let kind = match entry.typ().as_deref().unwrap_or_default() {
         "cgroup" => "cgroup2",
         kind => kind,
@@ -135,7 +135,7 @@ fn create(entry: &Mount, options: &MountOptionConfig, label: Option<&str>) -> Re
         kernel::fs_label(&fs, selinux::context_of(kind, label))?;
         kernel::fs_create(&fs)?;
         let tree = kernel::fs_mount(&fs, false)?;
-        // The mqueue belongs to the pod's ipc namespace and is mounted already, so the root is labelled, as
+        // The mqueue file system belongs to the pod's ipc namespace and already exists, so its root gets the label, as
         // in runc.
         if let Some(label) = label.filter(|_| kind == "mqueue") {
             selinux::label_root(&tree, label)?;

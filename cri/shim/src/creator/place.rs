@@ -19,11 +19,11 @@ const LINKS_MAX: usize = 40;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     Directory,
-    /// Anything but a directory.
+    /// A file of any type except a directory.
     File,
 }
 
-/// Opens the path, and makes it if it is missing.
+/// Opens the path, and makes the missing components.
 ///
 /// # Errors
 /// Missing paths with `..` are refused: their meaning depends on links that do not exist yet.
@@ -42,7 +42,7 @@ pub(super) fn make(root: BorrowedFd<'_>, path: &Path, kind: Kind) -> io::Result<
             let name = place.file_name().ok_or(ErrorKind::InvalidInput)?;
             let directory = make_plain_directories(root, place.parent().unwrap_or(Path::new("/")))?;
             match make_file(&directory, name) {
-                // Another process that shares the volume may have made it first.
+                // Another process that shares the volume may have made the file first.
                 Ok(()) | Err(nix::Error::EEXIST) => kernel::open_in_root(root, path, libc::O_PATH),
                 Err(errno) => Err(errno.into()),
             }
@@ -94,7 +94,7 @@ fn make_plain_directories(root: BorrowedFd<'_>, path: &Path) -> io::Result<Owned
     let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
     let above = make_plain_directories(root, path.parent().unwrap_or(Path::new("/")))?;
     match mkdirat(&above, name, Mode::from_bits_truncate(0o755)) {
-        // Another process that shares the volume made it first.
+        // Another process that shares the volume has made the directory first.
         Ok(()) | Err(nix::Error::EEXIST) => kernel::open_in_root(root, path, DIRECTORY),
         Err(errno) => Err(errno.into()),
     }

@@ -9,8 +9,8 @@
 //! | rslave | slave of the host's | slave |
 //! | rshared | peer of the host's, copied from the host's namespace | shared |
 //!
-//! Nearly every pod has private volumes only. If the host's mounts are shared, nothing is staged for such a pod, and
-//! its root is private.
+//! Nearly every pod has private volumes only. If the host's mounts are shared, such a pod needs no stage, and its root
+//! is private.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -66,7 +66,7 @@ impl Propagation {
     }
 }
 
-/// Sets the root's propagation to the strongest one of all volumes.
+/// Sets the root's propagation to the strongest propagation of all volumes.
 pub(super) fn prepare(spec: &mut Spec) {
     let mounts = spec.mounts().as_deref().unwrap_or_default();
     let strongest = mounts.iter().filter_map(Propagation::of).max().unwrap_or(Propagation::Private);
@@ -75,8 +75,8 @@ pub(super) fn prepare(spec: &mut Spec) {
     }
 }
 
-/// A detached copy of a volume's mounts, for the stage. This namespace holds slaves of the host's mounts,
-/// through which nothing propagates back. A copy made in the host's namespace is a peer of the original.
+/// A detached copy of a volume's mounts, for the stage. This namespace has slaves of the host's mounts, so its mounts
+/// do not propagate to the host. A copy made in the host's namespace is a peer of the original.
 pub(super) fn copy(source: &Path, of_host: Option<&HostMounts>) -> Result<OwnedFd, PropagationError> {
     match of_host {
         Some(host) => host.visit(|| copy_here(source)).map_err(PropagationError::Visit)?,

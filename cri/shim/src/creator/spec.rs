@@ -49,7 +49,7 @@ impl Host {
 /// fields that the library handles wrongly.
 pub(crate) fn adjust(spec: &mut Spec, host: &Host) {
     if joins_uts(spec) {
-        // The host name is the pod's. The library does not set it in a namespace that it joins.
+        // The host name is the pod's host name. The library does not set a host name in a namespace that it joins.
         spec.set_hostname(None);
         spec.set_domainname(None);
     }
@@ -58,8 +58,8 @@ pub(crate) fn adjust(spec: &mut Spec, host: &Host) {
     }
 }
 
-/// Replaces each namespace path of the form `/proc/PID/ns/NAME`. That process may have ended since the spec was
-/// written, and its pid be reused. Paths of pid namespaces become the descriptors that the shim holds. Paths of the
+/// Replaces each namespace path of the form `/proc/PID/ns/NAME`. Since the spec was written, that process may have
+/// ended, and its pid may be reused. Paths of pid namespaces become the descriptors that the shim holds. Paths of the
 /// shim's own namespaces become paths of the namespaces of this process.
 pub(super) fn hold_namespaces(spec: &mut Spec, shim: i32, held: &[&PidNamespace]) -> Result<(), CreateError> {
     let namespaces = spec.linux_mut().as_mut().and_then(|linux| linux.namespaces_mut().as_mut());
@@ -123,7 +123,7 @@ fn has_own(spec: &Spec, kind: LinuxNamespaceType) -> bool {
     namespaces.any(|namespace| namespace.typ() == kind && namespace.path().is_none())
 }
 
-/// Reads a spec. The library's own function reads byte by byte, which takes several times as long.
+/// Reads a spec. The library's own function is not used: it reads byte by byte, which takes several times as long.
 pub(crate) fn load(path: &Path) -> Result<Spec, OciSpecError> {
     Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
@@ -133,7 +133,7 @@ pub(crate) fn adjust_process(process: &mut Process, host: &Host) {
     if let (Some(wanted), Some(least)) = (process.oom_score_adj(), host.least_oom_score) {
         process.set_oom_score_adj(Some(wanted.max(least)));
     }
-    // With an explicit false the library does not load a seccomp profile.
+    // An explicit false is removed, because the library would not load a seccomp profile with it.
     if process.no_new_privileges() == Some(false) {
         process.set_no_new_privileges(None);
     }

@@ -9,7 +9,7 @@
 //! - for a pod with a user namespace: all mounts and the device nodes. Root of that namespace cannot reach the node's
 //!   directories and cannot make device nodes. So the stage is finally moved to a world-accessible directory.
 //!
-//! Most other pods need none of this and have no stage.
+//! Most pods need no such mount, and have no stage.
 
 use std::fs;
 use std::io;
@@ -29,8 +29,8 @@ use crate::overlay::{self, OverlayError};
 use crate::selinux;
 use crate::user_namespace::{self, InnerNamespaces, Mapping, UserNamespace, UserNamespaceError};
 
-/// Candidates for a world-accessible stage: directories of the Filesystem Hierarchy Standard that creation
-/// itself does not need.
+/// Candidates for a world-accessible stage: directories of the Filesystem Hierarchy Standard that the creator does not
+/// use.
 const PUBLIC: [&str; 6] = ["/mnt", "/media", "/srv", "/opt", "/home", "/tmp"];
 
 #[derive(Debug, thiserror::Error)]
@@ -85,14 +85,14 @@ pub(super) struct StagedRoot {
 struct Volume<'a> {
     entry: &'a Mount,
     source: &'a Path,
-    /// Its file name on the stage.
+    /// The file name of the volume on the stage.
     name: &'a str,
     propagation: Propagation,
 }
 
 /// A staging directory in a mount namespace of its own.
 pub(super) struct Stage {
-    /// Its path until it is moved. Mounts are attached there.
+    /// The path of the stage until it is moved. Mounts are attached below this path.
     at: PathBuf,
     /// The final path. The container is made from the stage at this path.
     final_path: PathBuf,
@@ -123,7 +123,7 @@ impl StageRequest<'_> {
 // === impl Stage ===
 
 impl Stage {
-    /// Enters a mount namespace with a new stage. `None` if nothing needs one.
+    /// Enters a mount namespace with a new stage. `None` if no mount needs a stage.
     pub(super) fn enter(spec: &Spec, request: &StageRequest<'_>) -> Result<Option<Self>, StageError> {
         let mounts = spec.mounts().as_deref().unwrap_or_default();
         let needs_stage = mounts.iter().any(|mount| {

@@ -19,7 +19,8 @@ pub(super) struct Unit<'a> {
 
 impl<'a> Unit<'a> {
     /// Makes the scope with this process in it, because a scope exists only while it has processes. The devices are
-    /// passed now, because on v1 systemd denies all devices before it allows some. Running programs would notice that.
+    /// passed now, because on v1 systemd denies all devices before it allows some devices. At a later time this would
+    /// affect running programs.
     pub(super) fn start(
         scope: &Scope,
         hierarchies: &'a [Hierarchy],
@@ -67,8 +68,8 @@ fn devices(rules: &[Rule]) -> Option<Vec<Device>> {
     (!rest && rules.iter().all(plain)).then(|| rules.iter().flat_map(systemd_devices).collect())
 }
 
-/// The devices to pass to systemd on v1: those that are allowed without exception. There systemd writes them to the
-/// kernel. The creator writes the complete rules afterwards; they last until the next daemon-reload.
+/// The devices to pass to systemd on v1: the devices that are allowed without exception. On v1 systemd writes them to
+/// the kernel. The creator writes the complete rules afterwards. They are in effect until the next daemon-reload.
 fn allowed_without_exception(rules: &[Rule]) -> Vec<Device> {
     if access::allow_everything(rules) {
         let all = |block| Device { block, major: None, minor: None, access: access::Access::ALL.to_string() };
@@ -81,7 +82,7 @@ fn allowed_without_exception(rules: &[Rule]) -> Vec<Device> {
     rules.iter().enumerate().filter(is_certain).flat_map(|(_, rule)| systemd_devices(rule)).collect()
 }
 
-/// The systemd devices of a rule: two if the rule matches both device types.
+/// The systemd devices of a rule. A rule that matches both device types has two.
 fn systemd_devices(rule: &Rule) -> Vec<Device> {
     let of = |block| Device { block, major: rule.major, minor: rule.minor, access: rule.access.to_string() };
     match rule.kind {

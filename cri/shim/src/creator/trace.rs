@@ -1,5 +1,5 @@
-//! Forwards the container library's error logs to the shim. The library returns "failed to prepare rootfs"
-//! and writes the cause to its log only.
+//! Forwards the container library's error logs to the shim. The library returns errors such as "failed to prepare
+//! rootfs", and writes the cause only to its log.
 
 use std::fmt::{Debug, Write as _};
 
@@ -23,7 +23,7 @@ struct Line {
 
 /// Installs the subscriber for this process and its forks.
 pub(super) fn install(reporter: Reporter) {
-    // The shim itself uses no tracing, so none is installed yet.
+    // The shim itself uses no tracing, so no subscriber is installed yet.
     let _ = tracing::subscriber::set_global_default(Causes { reporter });
 }
 

@@ -62,7 +62,7 @@ enum ExecError {
     Identity(#[from] IdentityError),
 }
 
-/// Data and descriptors that the first fork prepares for the second one.
+/// Data and descriptors that the first fork prepares for the second fork.
 struct Prepared<'a> {
     process: &'a Process,
     filter: Option<&'a Filter>,
@@ -88,7 +88,7 @@ pub(crate) fn run(request: &ExecRequest<'_>) -> ! {
 }
 
 /// Reads and opens all files of the host before the namespaces change. After that no path is opened with more rights
-/// than the container has. The container's devpts is the exception, see [`terminal`].
+/// than the container has. The only exception is the container's devpts, see [`terminal`].
 fn first(request: &ExecRequest<'_>) -> Result<i32, ExecError> {
     let mut process = process(request.process)?;
     let spec = load(&request.dir.join("config.json")).map_err(ExecError::Spec)?;
@@ -188,8 +188,8 @@ fn connect(request: &ExecRequest<'_>, uid: u32, null: &OwnedFd) -> Result<(), Ex
     Ok(())
 }
 
-/// Gives the pipes to the user; otherwise that user cannot open /dev/stdout. Other files stay unchanged, because they
-/// may belong to another user.
+/// Makes the user the owner of the pipes. Otherwise that user cannot open /dev/stdout. Other files stay unchanged,
+/// because they may belong to another user.
 fn chown_pipes(request: &ExecRequest<'_>, uid: u32) {
     for given in request.stdio.into_iter().flatten() {
         let is_pipe =

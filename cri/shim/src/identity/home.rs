@@ -7,7 +7,7 @@ use std::os::unix::fs::OpenOptionsExt as _;
 /// Maximum bytes of /etc/passwd that are read. The file comes from the image and is untrusted.
 const MAX_PASSWD: u64 = 1 << 20;
 
-/// The home directory of a user; `/` if there is none.
+/// The home directory of a user. `/` if the file has no entry for the user.
 pub(super) fn of(uid: u32) -> String {
     let found = open("/etc/passwd").and_then(|file| {
         let lines = BufReader::new(file.take(MAX_PASSWD)).lines().map_while(Result::ok);
@@ -16,8 +16,8 @@ pub(super) fn of(uid: u32) -> String {
     found.unwrap_or_else(|| "/".to_owned())
 }
 
-/// Opens a regular file. A container may have put a FIFO there, which would block, or a link to one of the
-/// shim's pipes. The caller already has only the container's rights.
+/// Opens a regular file. A container may have put a FIFO at this path, which would block, or a link to a pipe of the
+/// shim. The caller already has only the container's rights.
 fn open(path: &str) -> Option<File> {
     let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
     let file = File::options().read(true).custom_flags(flags).open(path).ok()?;

@@ -1,8 +1,8 @@
 //! Confinement of process 1: user, capabilities, AppArmor and seccomp profile, set before its program starts.
 //!
-//! In other runtimes process 1 runs a program of the pause image. The program here only waits. User and
-//! profiles matter for two reasons. A container that shares the pid namespace can read them in /proc. And a container's
-//! process that traces process 1 can execute code in it. The user and the profiles restrict that code.
+//! In other runtimes process 1 runs a program of the pause image. The program here only waits. User and profiles matter
+//! for two reasons. A container that shares the pid namespace can read them in /proc. A container's process that traces
+//! process 1 can execute code in process 1. The user and the profiles restrict that code.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -32,7 +32,7 @@ pub(super) enum ConfineError {
     Seccomp(#[source] io::Error),
 }
 
-/// User and profiles of process 1. They are checked in the shim, so that errors are reported to its caller.
+/// User and profiles of process 1. They are checked in the shim, so that errors are reported to the caller of the shim.
 #[derive(Debug)]
 pub(super) struct Confinement {
     process: InitProcess,
@@ -52,13 +52,13 @@ impl Confinement {
     /// descriptors except the standard streams.
     ///
     /// Any process with the same user id may trace a process without capabilities. The tracer would then act without
-    /// its own seccomp profile and limits. So process 1 keeps CAP_SYS_PTRACE: a tracer must have it too.
+    /// its own seccomp profile and limits. So process 1 keeps CAP_SYS_PTRACE: a tracer must have this capability, too.
     pub(super) fn apply(&self) -> Result<(), ConfineError> {
         kernel::close_all_but(&[]).map_err(ConfineError::Close)?;
         let is_kept = |right: &Capability| *right == Capability::CAP_SYS_PTRACE;
         let all = caps::read(None, CapSet::Permitted).map_err(ConfineError::Capabilities)?;
-        // A program that root executes gets the whole bounding set. Dropping from it needs an effective
-        // capability, which the change of the user clears.
+        // A program that root executes gets the whole bounding set. Capabilities can be dropped from this set only with
+        // an effective capability, which the change of the user clears.
         for right in caps::read(None, CapSet::Bounding).map_err(ConfineError::Capabilities)? {
             if !is_kept(&right) {
                 caps::drop(None, CapSet::Bounding, right).map_err(ConfineError::Capabilities)?;

@@ -1,7 +1,7 @@
 //! The program of process 1: an ELF file of one page that waits for the end of its standard input.
 //!
 //! The program is separate from the shim's program. A container with CAP_SYS_PTRACE in the same pid namespace can read
-//! the memory of process 1 and open its executable. The container finds no data of the node there.
+//! the memory of process 1 and open its executable. Neither contains data of the node.
 #![allow(unsafe_code, reason = "the assembler's labels are foreign items")]
 
 use std::arch::global_asm;
@@ -19,7 +19,7 @@ const SEGMENTS: u16 = 2;
 // 1. `ppoll` with timeout 0, to check that the seccomp profile allows it;
 // 2. `write` of a plus sign to descriptor 2;
 // 3. `ppoll` of descriptor 0 without a timeout, repeated after EINTR;
-// 4. `exit_group`. Every failure leads here.
+// 4. `exit_group`. Every failure leads to this step.
 // Stack: `struct pollfd` at 0 (descriptor 0, no events: hang-up is always reported), `struct timespec` at 8,
 // the plus sign at 24.
 #[cfg(target_arch = "x86_64")]

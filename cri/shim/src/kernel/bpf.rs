@@ -10,7 +10,7 @@ const PROG_LOAD: libc::c_int = 5;
 const PROG_ATTACH: libc::c_int = 8;
 const CGROUP_DEVICE_PROGRAM: u32 = 15;
 const CGROUP_DEVICE: u32 = 6;
-/// `BPF_F_ALLOW_MULTI`: programs of parent and child cgroups apply too. A device is denied if any of them
+/// `BPF_F_ALLOW_MULTI`: programs of parent and child cgroups apply too. A device is denied if one of these programs
 /// denies it.
 const ALLOW_MULTI: u32 = 2;
 /// The program calls no kernel helper that requires the GPL.
@@ -58,8 +58,8 @@ pub(crate) fn load_device_program<T: Copy>(program: &[T]) -> io::Result<OwnedFd>
     owned(unsafe { libc::syscall(libc::SYS_bpf, PROG_LOAD, &raw const load, size_of::<Load>()) })
 }
 
-/// Attaches the program to the cgroup of that directory: it decides on every device access of the cgroup's
-/// processes. It stays attached as long as the cgroup exists.
+/// Attaches the program to the cgroup of that directory: the program decides on every device access of the cgroup's
+/// processes. The program stays attached as long as the cgroup exists.
 pub(crate) fn attach_device_program(cgroup: &OwnedFd, program: &OwnedFd) -> io::Result<()> {
     let number = |fd: &OwnedFd| u32::try_from(fd.as_raw_fd()).map_err(io::Error::other);
     let attach = Attach {

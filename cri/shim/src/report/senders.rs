@@ -1,7 +1,7 @@
-//! Checks which process may send which message of a report. Pure.
+//! Checks which process may send which message of a report. No I/O.
 //!
-//! The first sender is the child that the shim forked. Its messages may name a successor and the first
-//! process, which may then send too. Only the first message of each kind counts, except that all causes count.
+//! The first sender is the child that the shim forked. Its messages may name a successor and the first process. Then
+//! these processes may send messages, too. Only the first message of each kind counts, except that all causes count.
 
 use std::mem::{Discriminant, discriminant};
 
@@ -26,7 +26,7 @@ impl Senders {
         self.senders.push(pid);
     }
 
-    /// Returns the messages to accept now: this message, and earlier messages of the process that it names.
+    /// Returns the messages to accept now: this message, and earlier messages of the process that this message names.
     pub(super) fn admit(&mut self, sender: i32, message: Message) -> Vec<Message> {
         // Processes of the container library log causes before a message names them. A cause only extends the
         // text of an error.

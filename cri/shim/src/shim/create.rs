@@ -24,7 +24,7 @@ use crate::report::{Message, Report, Reporter, note};
 use crate::stdio::Stdio;
 
 impl Shim {
-    /// Forks a creator. Returns an error if that fails at once. Otherwise the call is answered when the creator
+    /// Forks a creator. Returns an error if the creation cannot begin. Otherwise the call is answered when the creator
     /// reports.
     pub(super) fn create(&mut self, call_id: CallId, create: &CreateContainer) -> Result<(), CallError> {
         let id = &create.container_id;
@@ -199,7 +199,7 @@ impl Shim {
         }
     }
 
-    /// Deletes what exists of the container as DeleteContainer does, and then answers the call with the error.
+    /// Deletes the incomplete container, as DeleteContainer does, and then answers the call with the error.
     fn creation_failed(&mut self, serial: u32, call_id: CallId, error: CallError) {
         if let Some(container) = self.containers.get_mut(&serial) {
             container.report = None;

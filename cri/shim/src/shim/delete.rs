@@ -1,8 +1,9 @@
 //! DeleteContainer: kills, waits, unmounts, removes the cgroup. Events of the loop drive it.
 //!
-//! Each attempt kills all processes of the container. Then it determines what to wait for. That is the exit of the
-//! first process (SIGCHLD), the exits of other processes in its cgroup (their pidfds), or the kernel. The kernel
-//! releases a cgroup shortly after its last process is reaped and sends no event, so only this case uses a timer.
+//! Each attempt kills all processes of the container. Then it determines the event to wait for: the exit of the first
+//! process (SIGCHLD), the exits of other processes in the cgroup (their pidfds), or the release of the cgroup by the
+//! kernel. The kernel releases a cgroup shortly after its last process is reaped and sends no event, so only this case
+//! uses a timer.
 
 use std::time::{Duration, Instant};
 
@@ -47,8 +48,8 @@ impl Shim {
             Phase::Created | Phase::Starting { .. } | Phase::Running => end(container.pid),
             Phase::Draining { .. } | Phase::Exited { .. } => {}
         }
-        // rmdir(2) is the cheapest way to find out whether processes are left: on v1 listing a cgroup's
-        // processes is slow.
+        // rmdir(2) shows at the lowest cost whether processes are left, because on v1 the list of a cgroup's processes
+        // is slow.
         let removed = match container.phase {
             Phase::Exited { .. } => Some(cgroup::remove(hierarchies, &container.cgroup)),
             _ => None,
@@ -68,8 +69,8 @@ impl Shim {
                 self.deleted(serial, Err(error));
             }
             // The end of the creator's report triggers the next attempt. A process of the library can outlive the
-            // creator and hold the report open. It enters the cgroup later, where the next attempt finds it. So there
-            // is a timer, too. A restorer is treated in the same way.
+            // creator and keep the report open. This process enters the cgroup later, where the next attempt finds it.
+            // So there is a timer, too. A restorer is treated in the same way.
             Phase::Creating { .. } | Phase::Restoring { .. } => deletion.back_off(),
             // The exit of the first process triggers the next attempt.
             Phase::Created | Phase::Starting { .. } | Phase::Running | Phase::Draining { .. } => {}
@@ -88,8 +89,7 @@ impl Shim {
         }
     }
 
-    /// Removes everything else even if the cgroup could not be removed, so that a second deletion has less to
-    /// do.
+    /// Removes all other resources even if the cgroup could not be removed, so that a second deletion has less work.
     fn deleted(&mut self, serial: u32, result: Result<(), CallError>) {
         coracle_fault::point("shim.deleting");
         self.unmount_root(serial);
@@ -118,7 +118,7 @@ impl Shim {
     }
 }
 
-/// The result of a cgroup's removal. `None` while it is busy.
+/// The result of a cgroup's removal. `None` while the cgroup is busy.
 fn removal_result(removed: &Result<Removed, CgroupError>) -> Option<Result<(), CallError>> {
     match removed {
         Ok(Removed::Busy) => None,
@@ -127,7 +127,7 @@ fn removal_result(removed: &Result<Removed, CgroupError>) -> Option<Result<(), C
     }
 }
 
-/// Kills a child of the shim. It may have ended already.
+/// Kills a child of the shim. The child may have ended already.
 pub(super) fn end(pid: i32) {
     let _ended = super::signal::send(pid, libc::SIGKILL);
 }

@@ -21,7 +21,7 @@ use crate::report::{Message, Report, Reporter};
 const MAX_STARTING: usize = 256;
 
 impl Shim {
-    /// Starts an exec. Returns an error if that fails at once. Otherwise the call is answered when the forks report.
+    /// Starts an exec. Returns an error if the exec cannot begin. Otherwise the call is answered when the forks report.
     pub(super) fn exec(
         &mut self,
         call_id: CallId,

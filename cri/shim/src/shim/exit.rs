@@ -13,7 +13,7 @@ use crate::container::{Container, Phase};
 use crate::log::Output;
 use crate::report::note;
 
-/// How long an exit event waits for output whose pipe other processes still hold open.
+/// Maximum time that an exit event waits for output whose pipe other processes still have open.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 /// Exit statuses of processes that no container or exec has claimed yet. The list is empty while no pid is awaited, and
 /// never longer than the number of pids.
@@ -21,7 +21,7 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(100);
 pub(super) struct UnclaimedExits(BTreeMap<i32, i32>);
 
 impl UnclaimedExits {
-    /// Adds an exit status. A second exit of the same pid replaces the first one. A pid is reported as soon as it is
+    /// Adds an exit status. A second exit of the same pid replaces the first exit. A pid is reported as soon as it is
     /// assigned, so a report refers to the later process.
     fn insert(&mut self, pid: i32, status: i32) {
         self.0.insert(pid, status);
@@ -113,7 +113,7 @@ impl Shim {
         let Some(container) = self.containers.get_mut(&serial) else { return };
         let mut exit = exit_of(status);
         exit.oom_killed = exit.code != 0 && was_oom_killed(hierarchies, container, exit);
-        // The report may still have the reason why the program could not start. It is read first.
+        // The report is read first, because it may have the reason why the program could not start.
         if container.report.is_some() {
             self.read_creator_report(serial);
         }
@@ -128,7 +128,7 @@ impl Shim {
         container.report = None;
         container.phase = Phase::Draining { exit, until: Instant::now() + DRAIN_TIMEOUT };
         if container.shares_pids {
-            // If the container has its own pid namespace, the kernel kills its other processes.
+            // Without a shared pid namespace, the kernel kills the container's other processes.
             cgroup::kill(&self.pod.hierarchies, &container.cgroup);
         }
         for output in [Output::Stdout, Output::Stderr] {

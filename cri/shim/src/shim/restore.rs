@@ -16,7 +16,8 @@ use crate::process;
 use crate::restorer::{self, PID_FILE};
 
 impl Shim {
-    /// Forks a restorer. Returns an error if that fails at once. Otherwise the call is answered when the restorer ends.
+    /// Forks a restorer. Returns an error if the restore cannot begin. Otherwise the call is answered when the restorer
+    /// ends.
     pub(super) fn restore(&mut self, call_id: CallId, restore: &RestoreContainer) -> Result<(), CallError> {
         let id = &restore.container_id;
         let dir = self.container_dir(id);
@@ -59,7 +60,7 @@ impl Shim {
             }
             if container.pid == pid {
                 // The waiting process is not needed after its mounts are copied. If it ended before, the restorer fails
-                // and reports what is missing.
+                // and reports the missing mounts.
                 container.pid = 0;
                 return true;
             }
@@ -101,7 +102,8 @@ impl Shim {
         pid.ok_or_else(|| io::Error::from(io::ErrorKind::InvalidData))
     }
 
-    /// Kills the restored processes and the waiting process, whose exit counts as the container's.
+    /// Kills the restored processes and the waiting process. The exit of the waiting process counts as the exit of the
+    /// container.
     fn abort_restore(&mut self, serial: u32) {
         let Some(container) = self.containers.get(&serial) else { return };
         let waiting = container.pid;

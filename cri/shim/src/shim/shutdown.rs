@@ -14,7 +14,7 @@ use crate::report::note;
 #[derive(Default)]
 pub(super) struct Shutdown {
     calls: Vec<CallId>,
-    /// Exited containers are not deleted, because no call requested the shutdown.
+    /// Whether exited containers are not deleted, because no call requested the shutdown.
     keeps_exits: bool,
 }
 
@@ -67,7 +67,7 @@ impl Shim {
         }
     }
 
-    /// Whether all containers are gone. If so, cleans up and answers the waiting calls.
+    /// Whether all containers are deleted or have exited. Then cleans up and answers the waiting calls.
     pub(super) fn is_over(&mut self) -> bool {
         let Some(shutdown) = self.shutdown.as_ref() else { return false };
         if self.containers.values().any(|container| shutdown.waits_for(container)) {

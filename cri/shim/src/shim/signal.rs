@@ -18,8 +18,8 @@ impl Shim {
             return send(exec.pid, signal.signal);
         }
         let Some(container) = self.containers.get(&serial) else { return Err(CallError::no_container(id)) };
-        // Signals all processes of the cgroup. During a restore, CRIU is one of them: the start then fails, and that
-        // ends the container.
+        // Signals all processes of the cgroup. During a restore, CRIU is one of these processes. The start then fails,
+        // and the failure ends the container.
         if signal.all || matches!(container.phase, Phase::Restoring { .. }) {
             cgroup::signal(&self.pod.hierarchies, &container.cgroup, signal.signal);
             return Ok(());

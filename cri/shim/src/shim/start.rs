@@ -35,7 +35,7 @@ impl Shim {
         self.reply(call_id, done());
     }
 
-    /// The first process exits by itself with the code for this error. Its exit event follows as usual.
+    /// The first process exits by itself with the code for this error. The exit event of the process follows as usual.
     pub(super) fn start_failed(&mut self, serial: u32, call_id: CallId, error: CallError) {
         if let Some(container) = self.containers.get_mut(&serial) {
             container.report = None;

@@ -15,10 +15,10 @@ use crate::volume_protection::run::set;
 
 /// Maximum number of claims that are released after one list of the pods.
 const MAX_RELEASED: usize = 500;
-/// Delay before a claim is checked again if no cached pod uses it, but a pod in the API server does.
+/// Delay before a claim is checked again, if no cached pod uses the claim, but a pod in the API server uses it.
 const RECHECK: Duration = Duration::from_secs(1);
 
-/// Queues changed claims, and the claims of pods that are gone or shut down.
+/// Queues changed claims, and the claims of pods that were deleted or are shut down.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_stored(&context.caches.claims, queue);
     let own = queue.clone();

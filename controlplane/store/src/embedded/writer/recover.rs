@@ -26,7 +26,7 @@ impl Writer<'_> {
     /// Refuses durable writes until the disk accepts them again.
     pub(super) fn fail(&mut self, detail: String, undo: Undo) {
         tracing::error!(error = detail, path = %self.shared.path.display(), "the store cannot write");
-        // The engine may have had no room for a table. It needs the released reserve to reopen.
+        // The engine may have had no space for a table. It needs the released reserve to reopen.
         if !matches!(space::health(&self.shared.path), crate::Health::Good) {
             self.space.release();
         }
