@@ -42,8 +42,7 @@ use probes::{Probes, probe_results};
 /// Seconds to wait after consecutive errors of the runtime, or of an action that has no back-off of its own.
 const ERROR_BACKOFF: [i64; 7] = [1, 2, 4, 8, 16, 32, 60];
 
-/// Delay of events while a job runs. Most of these events are effects of the job, and the end of the job starts a pass
-/// anyway.
+/// Delay of events while a job runs: most of them are effects of the job, whose end starts a pass anyway.
 const JOB_EVENT_DELAY: Duration = Duration::from_millis(50);
 
 /// Arguments of [`run`].
@@ -73,8 +72,7 @@ struct Worker {
     awaited: Option<Box<AwaitedPolicies>>,
     /// Ids of containers whose preStop hook has run.
     pre_stop_done: HashSet<String>,
-    /// The status that was sent last. None when the API has the status: then the desired pod contains the status. Boxed
-    /// to save memory.
+    /// The status that was sent last. None when the desired pod, as the API has it, contains it. Boxed to save memory.
     reported: Option<Box<PodStatus>>,
     /// Whether the API has the status that was sent last.
     is_in_api: bool,
@@ -150,8 +148,7 @@ pub(crate) async fn run(start: Box<WorkerStart>) {
             [plan.wake, worker.not_before].into_iter().flatten().min()
         };
         let has_job = job.is_some();
-        // Every arm is cancel-safe: channels and notifications keep items that are not taken, and `job` keeps its
-        // future.
+        // Every arm is cancel-safe: channels and notifications keep their items, and `job` keeps its future.
         tokio::select! {
             result = job_end(&mut job) => {
                 worker.count_sync(job.take());
