@@ -277,8 +277,8 @@ fn add_addresses(answer: &mut Message, name: &Name) {
 fn add_chain_of_pointers(answer: &mut Message, name: &Name) {
     let record = |data| Record::from_rdata(name.clone(), 60, RData::NULL(NULL::with(data)));
     let mut alone = answer.clone();
-    alone.add_answer(record(Vec::new()));
-    let start = u16::try_from(alone.to_vec().unwrap().len()).unwrap();
+    alone.add_answer(record(vec![0]));
+    let start = u16::try_from(alone.to_vec().unwrap().len() - 1).unwrap();
     let data = (0..100).flat_map(|number| (0xc000 | (start + 2 * number)).to_be_bytes());
     // The first two bytes are no pointer.
     answer.add_answer(record([0, 0].into_iter().chain(data).collect()));
