@@ -3,7 +3,6 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Request};
 use kube::core::discovery::v2::{APIGroupDiscovery, APIResourceDiscovery};
-use kube::core::metadata::PartialObjectMeta;
 use kube::core::{DynamicObject, GroupVersionKind};
 use kube::discovery::{ApiResource, verbs};
 use kube::{Client, Resource};
@@ -12,10 +11,7 @@ use serde_json::{Value, json};
 
 use crate::context::Context;
 use crate::error::{Error, is_missing, is_not_found};
-use crate::object::Key;
-
-/// The metadata of an object of any kind.
-pub(crate) type Meta = PartialObjectMeta<DynamicObject>;
+use crate::object::{Key, Meta};
 
 /// A kind that the API server serves.
 #[derive(Clone, Debug, PartialEq)]

@@ -12,10 +12,15 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{LabelSelector, ObjectMeta, Time};
 use kube::Resource;
+use kube::core::DynamicObject;
+use kube::core::metadata::PartialObjectMeta;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::template::Template;
+
+/// The metadata of an object of any kind.
+pub(crate) type Meta = PartialObjectMeta<DynamicObject>;
 
 /// A kind that can be cached.
 pub(crate) trait Object:

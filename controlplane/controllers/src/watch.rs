@@ -10,9 +10,8 @@ use futures::future::BoxFuture;
 use kube::Client;
 use kube::api::Request;
 
-use crate::api_kind::Meta;
 use crate::cache::{Cache, Unverified};
-use crate::object::Object;
+use crate::object::{Meta, Object};
 
 /// First and maximum delay between failed attempts of a request.
 const FIRST_BACKOFF: Duration = Duration::from_millis(20);

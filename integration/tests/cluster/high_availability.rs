@@ -160,8 +160,9 @@ fn two_control_planes_share_an_etcd_and_either_may_die() {
         let refused = one.kubectl.try_kubectl(&["create", "configmap", "refused"]);
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success() && message.contains("etcd"), "{message}");
-        assert!(!one.succeeds(&["get", "--raw", "/readyz"]));
-        assert!(!one.succeeds(&["get", "--raw", "/livez"]));
+        eventually("the readiness to fail", 10, || !one.succeeds(&["get", "--raw", "/readyz"]));
+        // The result of the last probe of etcd counts for a second.
+        eventually("the liveness to fail", 10, || !one.succeeds(&["get", "--raw", "/livez"]));
         assert!(one.succeeds(&["get", "--raw", "/livez?exclude=etcd"]));
         let _server = etcd(&program, machine);
         eventually("writes to be accepted", 20, || one.succeeds(&["create", "configmap", "accepted"]));

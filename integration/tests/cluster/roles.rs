@@ -108,12 +108,12 @@ fn a_kubelet_configuration_labels_and_taints_show_in_kubectl() {
     on_a_machine(|machine| {
         let file = machine.path("kubelet.yaml");
         let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
-        let wrong = "staticPodURL: http://x\nmaxPodz: 5\nmaxPods: many\n";
+        let wrong = "volumePluginDir: /x\nmaxPodz: 5\nmaxPods: many\n";
         std::fs::write(&file, format!("{head}{wrong}")).unwrap();
         let file = file.to_str().unwrap();
         let output = coracle(&["agent", "--config", file, "--mtu", "big"]);
         let errors = String::from_utf8_lossy(&output.stderr);
-        for part in ["staticPodURL", "maxPodz: unknown field", "maxPods \"many\"", "flag --mtu \"big\""] {
+        for part in ["volumePluginDir", "maxPodz: unknown field", "maxPods \"many\"", "flag --mtu \"big\""] {
             assert!(!output.status.success() && errors.contains(part), "{part} is not in: {errors}");
         }
         let taint = "registerWithTaints: [{key: gpu, value: \"yes\", effect: NoSchedule}]";

@@ -21,11 +21,11 @@ use super::actions::{apply, drop_finalizer};
 use super::first_lists::FirstLists;
 use super::graph::{FollowUp, Graph};
 use super::plan::{Action, ORPHAN, ObservedObject, Owner, foreign_owner, plan};
-use crate::api_kind::{ApiKind, Meta};
+use crate::api_kind::ApiKind;
 use crate::cache::Cache;
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, Object};
+use crate::object::{Key, Meta, Object};
 use crate::queue::{Next, Queue};
 use crate::watch::request_backoff;
 

@@ -9,10 +9,10 @@ use kube::{Api, Client, Resource};
 use serde_json::{Value, json};
 
 use super::plan::{RemainingContent, conditions};
-use crate::api_kind::{ApiKind, Meta};
+use crate::api_kind::ApiKind;
 use crate::context::Context;
 use crate::error::{Error, is_not_found};
-use crate::object::{Key, Namespace, ObjectExt};
+use crate::object::{Key, Meta, Namespace, ObjectExt};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 

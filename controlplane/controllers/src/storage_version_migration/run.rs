@@ -11,10 +11,10 @@ use serde_json::json;
 
 use super::definition;
 use super::plan::{self, Outcome, RUNNING, SUCCEEDED, Step, Unfinished, Verdict};
-use crate::api_kind::{ApiKind, Meta};
+use crate::api_kind::ApiKind;
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, ObjectExt, StorageVersionMigration};
+use crate::object::{Key, Meta, ObjectExt, StorageVersionMigration};
 use crate::queue::{Next, Queue};
 use crate::write::Part;
 
