@@ -447,7 +447,9 @@ mod tests {
         // Each has the smallest size, so nothing is left.
         let held: Vec<_> = std::iter::from_fn(|| webhook.reserve_now("x", "eve")).collect();
         let mut event = Event::received(Level::Request, "a".to_owned());
-        event.request_object = to_raw_value(&json!({"k": "v"})).ok();
+        // The event is shorter without the object, although it gets an annotation.
+        let value = "v".repeat(1000);
+        event.request_object = to_raw_value(&json!({"k": value})).ok();
         backends.write_late(&mut event, &"eve".into());
         drop(held);
         backends.flush().await;
@@ -457,7 +459,7 @@ mod tests {
             serde_json::from_str::<Value>(&std::fs::read_to_string(&path).unwrap()).ok()
         });
         let logged = logged.await;
-        assert_eq!((&logged["requestObject"]["k"], logged.get("annotations")), (&json!("v"), None));
+        assert_eq!((&logged["requestObject"]["k"], logged.get("annotations")), (&json!(value), None));
         assert_eq!(backends.counts(), [1, 0, 0, 0]);
     }
 
