@@ -7,14 +7,12 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr, ToSocketAddrs as _};
-use std::ops::ControlFlow;
 
 #[cfg(test)]
 use coracle_cri::fair_permits::FairPermit;
 use coracle_cri::fair_permits::FairPermits;
 use coracle_threads::Threads;
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
 
 /// Maximum number of concurrent look-ups: one for each pod of a node (`--max-pods`, 110 by default), and the further
 /// look-ups ([`MAX_FURTHER`]).
@@ -57,14 +55,12 @@ async fn look_up<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     let permit = permits.take(owner).await;
-    let (done, result) = oneshot::channel();
-    THREADS.run(move || {
+    let found = THREADS.result(move || {
         let found = work();
         drop(permit);
-        let _receiver_gone = done.send(found);
-        ControlFlow::Continue(())
-    })?;
-    result.await.unwrap_or_else(|_panicked| Err(io::Error::other("the look-up panicked")))
+        found
+    });
+    found.await?
 }
 
 #[cfg(test)]

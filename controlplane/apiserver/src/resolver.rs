@@ -7,13 +7,11 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr, ToSocketAddrs as _},
-    ops::ControlFlow,
     sync::LazyLock,
     time::Duration,
 };
 
 use coracle_threads::Threads;
-use tokio::sync::oneshot;
 
 use crate::{large_requests::LargeRequests, request_owner};
 
@@ -65,14 +63,12 @@ async fn look_up<T: Send + 'static>(
     work: impl FnOnce() -> io::Result<T> + Send + 'static,
 ) -> io::Result<T> {
     let slot = slots.enter_units(&request_owner::current(), 1).await;
-    let (done, result) = oneshot::channel();
-    THREADS.run(move || {
+    let found = THREADS.result(move || {
         let found = work();
         drop(slot);
-        let _receiver_gone = done.send(found);
-        ControlFlow::Continue(())
-    })?;
-    result.await.unwrap_or_else(|_panicked| Err(io::Error::other("the look-up panicked")))
+        found
+    });
+    found.await?
 }
 
 // === impl HttpLookups ===

@@ -16,6 +16,8 @@ use std::ops::ControlFlow;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
+
 pub use async_worker::off_worker;
 pub use task::{spawn, spawn_blocking};
 
@@ -73,6 +75,22 @@ impl Threads {
     /// If the kernel starts no thread. The work is dropped.
     pub fn run(&'static self, work: impl FnOnce() -> ControlFlow<()> + Send + 'static) -> io::Result<()> {
         self.run_boxed(Box::new(work))
+    }
+
+    /// Runs work as [`Threads::run`] does, and returns its result. The work also ends if the caller no longer waits.
+    ///
+    /// # Errors
+    /// If the kernel starts no thread, or if the work panics.
+    pub async fn result<T: Send + 'static>(
+        &'static self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> io::Result<T> {
+        let (done, result) = oneshot::channel();
+        self.run(move || {
+            let _receiver_gone = done.send(work());
+            ControlFlow::Continue(())
+        })?;
+        result.await.map_err(|_panicked| io::Error::other("the work on a thread panicked"))
     }
 
     /// Does the work of [`Threads::run`], compiled once for all kinds of work.
@@ -148,6 +166,14 @@ mod tests {
         });
         started.expect("thread");
         receiver.recv().expect("the work is done")
+    }
+
+    #[tokio::test]
+    async fn the_result_of_work_or_its_panic_reaches_the_caller() {
+        static THREADS: Threads = Threads::new("test");
+        assert_eq!(THREADS.result(|| 7).await.expect("no panic"), 7);
+        let panicked = THREADS.result(|| panic!("a test")).await;
+        assert!(panicked.map(|()| 0).is_err());
     }
 
     /// Runs work that ends when the returned sender is dropped.

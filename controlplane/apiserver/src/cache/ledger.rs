@@ -354,15 +354,18 @@ mod tests {
         assert_eq!(parses::so_far(), before + 4);
     }
 
+    /// Commits the pod `p` or the quota `q`, or its removal.
+    fn apply(cache: &Cache, name: &str, revision: u64, object: Option<Value>) {
+        let kind = by_kind("v1", name).unwrap();
+        let key = key_of(kind, "ns", if name == "Pod" { "p" } else { "q" }).into();
+        let value = object.map(|object| encode(kind, &object));
+        cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+    }
+
     #[test]
     fn a_pod_stops_counting_when_its_grace_period_is_over() {
         let cache = Cache::new(1);
-        let apply = |name: &str, revision: u64, object: Option<Value>| {
-            let kind = by_kind("v1", name).unwrap();
-            let key = key_of(kind, "ns", if name == "Pod" { "p" } else { "q" }).into();
-            let value = object.map(|object| encode(kind, &object));
-            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
-        };
+        let apply = |name: &str, revision: u64, object: Option<Value>| apply(&cache, name, revision, object);
         let used = || cache.quotas.lock().account("ns", "q").and_then(|one| one.used.get("pods").copied());
         let next = || cache.quotas.lock().next_change();
         let quota = json!({"metadata": {"name": "q"}, "spec": {"hard": {"pods": "5"}}});
@@ -404,10 +407,7 @@ mod tests {
     fn the_status_by_another_clock_is_not_corrected_during_a_grace_period() {
         let cache = Cache::new(1);
         let apply = |name: &str, revision: u64, object: Option<Value>| {
-            let kind = by_kind("v1", name).unwrap();
-            let key = key_of(kind, "ns", if name == "Pod" { "p" } else { "q" }).into();
-            let value = object.map(|object| encode(kind, &object));
-            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+            apply(&cache, name, revision, object);
             cache.quotas.lock().take_changed().len()
         };
         let quota = |used: &str| {
