@@ -129,6 +129,16 @@ class Cluster:
             shutil.rmtree(left, ignore_errors=True)
 
 
+def journal(place):
+    """Whether the file system of a directory has a journal, or None if it is not ext4."""
+    device = os.stat(place).st_dev
+    name = os.path.basename(os.path.realpath(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}"))
+    try:
+        return open(f"/sys/fs/ext4/{name}/journal_task").read().strip() != "<none>"
+    except OSError:
+        return None
+
+
 def row(what, value):
     print(f"| {what} | {value} |", flush=True)
 
@@ -448,6 +458,9 @@ def joins():
 def main():
     sh("ip", "link", "set", "lo", "up")
     size = os.path.getsize(CORACLE)
+    if journal(tempfile.gettempdir()) is False:
+        print(f"bench: {tempfile.gettempdir()} is on ext4 without a journal, which is slow after many files were removed; "
+              "set TMPDIR to a directory of another file system", file=sys.stderr)
     print("| what | measured |\n|---|---|")
     row("binary", f"{size / 1e6:.1f} MB, static")
     joins()
