@@ -29,7 +29,10 @@ use std::{
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use coracle_kinds::{Resource, kind::built_in};
-use coracle_store::{Commit, Entry, Event as Stored, Expect, Guard, Page, Range, ReadablePage, Store, Watch};
+use coracle_store::{
+    Commit, Entry, Event as Stored, Expect, Guard, Page, Range, ReadablePage, Store, Unreadable,
+    UnreadableEntry, Watch,
+};
 use tokio::{sync::Notify, time::Instant};
 
 use crate::{
@@ -51,7 +54,7 @@ pub(crate) use object::{Object, encode, encode_fields, key_of, part_of, prefix_o
 use progress::Progress;
 pub(crate) use references::{ReferenceKind, References};
 pub(crate) use rendered_events::RenderedEvents;
-use unreadable::UnreadableObject;
+use unreadable::{LateObjects, UnreadableObject};
 pub(crate) use watchers::{Event, Events, Watcher};
 
 /// Store key of the guard for service addresses and ports. Each write that allocates an address or a port also updates
@@ -78,6 +81,8 @@ pub(crate) struct Cache {
     quota_guards: [AtomicU64; QUOTA_GUARDS],
     /// Number of [`Stored::Resync`] events.
     resyncs: AtomicU64,
+    /// Single objects that could not be decrypted before.
+    late: LateObjects,
     /// Notified when a history exceeds its usual limits.
     bursts: Notify,
     /// The usage of quotas by the objects. Lock order: this lock before the lock of a collection.
@@ -103,7 +108,8 @@ struct Counts {
 pub(crate) struct Shared {
     collection: Mutex<Collection>,
     /// An object that cannot be decrypted. While there is such an object, the objects of the collection are not loaded.
-    /// The field is set only at the start. Later, another object that cannot be decrypted may replace this one.
+    /// The field is set only at the start, for some built-in resources. Later, another object that cannot be decrypted
+    /// may replace this one.
     unreadable: ArcSwapOption<UnreadableObject>,
 }
 
@@ -148,6 +154,7 @@ impl Cache {
             allocations: AtomicU64::new(0),
             quota_guards: std::array::from_fn(|_| AtomicU64::new(0)),
             resyncs: AtomicU64::new(0),
+            late: LateObjects::default(),
             bursts: Notify::new(),
             quotas: Ledger::default(),
             rendered: Arc::default(),
@@ -190,16 +197,19 @@ impl Cache {
     ) -> std::result::Result<(), coracle_store::Error> {
         loop {
             let resyncs = self.resyncs.load(Ordering::Acquire);
-            let page = store.list(Range { prefix: prefix_of(kind, ""), ..Range::default() }).await?;
+            let ReadablePage { page, unreadable } = Self::listed(store, kind).await?;
             // A resync counts itself before it takes this lock. So it cannot drop the kept commits between the
             // comparison and the load.
             let mut quotas = self.quotas.lock();
             // A resync happened during the list. The commits between the list and the resync are missing, so list
             // again.
             if self.resyncs.load(Ordering::Acquire) == resyncs {
-                collection.lock().loaded(page);
+                collection.lock().loaded(page, unreadable.iter().map(Unreadable::entry).collect());
                 quotas.recount(self, kind);
                 collection.unreadable.store(None);
+                if !unreadable.is_empty() {
+                    self.late.notify();
+                }
                 return Ok(());
             }
         }
@@ -231,6 +241,7 @@ impl Cache {
             match event {
                 Stored::Commit(commit) => self.apply(&commit),
                 Stored::Progress(revision) => self.revision.advance(revision),
+                Stored::Unreadable(entry) => self.note_unreadable(entry),
                 Stored::Resync { page, unreadable } => self.resync(page, &unreadable),
             }
         }
@@ -256,18 +267,9 @@ impl Cache {
     }
 
     pub(crate) fn apply(&self, commit: &Commit) {
+        self.apply_late(commit);
         if let Some(collection) = self.by_key(&commit.key) {
-            let mut quotas = self.quotas.lock();
-            let mut objects = collection.lock();
-            let change = objects.apply(commit);
-            let kind = objects.shared_kind();
-            if objects.is_above_usual_limits() {
-                self.bursts.notify_one();
-            }
-            drop(objects);
-            if let Some(change) = change {
-                quotas.observe(self, &kind, &change);
-            }
+            self.change(&collection, |objects| objects.apply(commit));
         } else {
             self.note_guard(&commit.key, commit.revision);
         }
@@ -278,9 +280,24 @@ impl Cache {
         }
     }
 
-    /// Replaces all objects except objects with unreadable keys, because commits were missed. The watches of clients
-    /// end, and clients list again.
-    pub(crate) fn resync(&self, page: Page, unreadable: &[Arc<str>]) {
+    /// Changes a collection, and counts the change for the quotas.
+    fn change(&self, collection: &Shared, apply: impl FnOnce(&mut Collection) -> Option<Change>) {
+        let mut quotas = self.quotas.lock();
+        let mut objects = collection.lock();
+        let change = apply(&mut objects);
+        let kind = objects.shared_kind();
+        if objects.is_above_usual_limits() {
+            self.bursts.notify_one();
+        }
+        drop(objects);
+        if let Some(change) = change {
+            quotas.observe(self, &kind, &change);
+        }
+    }
+
+    /// Replaces all objects except unreadable objects, because commits were missed. The watches of clients end, and
+    /// clients list again.
+    pub(crate) fn resync(&self, page: Page, unreadable: &[UnreadableEntry]) {
         self.resyncs.fetch_add(1, Ordering::AcqRel);
         let mut found: HashMap<(Box<str>, Box<str>), Vec<Entry>> = HashMap::new();
         let mut guards = Vec::new();
@@ -296,11 +313,17 @@ impl Cache {
         for (group, plurals) in &**self.collections.load() {
             for (plural, collection) in plurals {
                 let entries = found.remove(&(group.clone(), plural.clone())).unwrap_or_default();
+                let is_own = |one: &&UnreadableEntry| split(&one.key) == Some((&**group, &**plural));
+                let unreadable = unreadable.iter().filter(is_own).cloned().collect();
                 collection.lock().reload(entries, page.revision, unreadable);
             }
         }
         quotas.load(self);
         drop(quotas);
+        self.late.clear();
+        if !unreadable.is_empty() {
+            self.late.notify();
+        }
         // Guards come after the objects: a request that knows a guard must find all objects up to the guard's revision.
         self.forget_guards(unreadable);
         guards.iter().for_each(|guard| self.note_guard(&guard.key, guard.modified));
@@ -308,10 +331,10 @@ impl Cache {
     }
 
     /// Forgets all guards except unreadable guards: the store may have been restored from a backup without them.
-    fn forget_guards(&self, unreadable: &[Arc<str>]) {
+    fn forget_guards(&self, unreadable: &[UnreadableEntry]) {
         let quotas = (0..QUOTA_GUARDS).map(|number| format!("{QUOTA_GUARD}{number}"));
         for key in quotas.chain([ALLOCATIONS.to_owned()]) {
-            if !unreadable.iter().any(|one| **one == *key) {
+            if !unreadable.iter().any(|one| *one.key == *key) {
                 self.note_guard(&key, 0);
             }
         }
@@ -440,6 +463,10 @@ mod tests {
         encode(by_kind("v1", "ConfigMap").unwrap(), &json!({"metadata": {"name": name, "namespace": "ns"}}))
     }
 
+    fn unreadable(key: impl Into<Arc<str>>) -> UnreadableEntry {
+        UnreadableEntry { key: key.into(), modified: 4, service: None }
+    }
+
     /// Commits a ConfigMap with a megabyte of data.
     pub(super) fn commit_large(cache: &Cache, name: &str, revision: u64, created: u64) {
         let kind = by_kind("v1", "ConfigMap").unwrap();
@@ -508,7 +535,8 @@ mod tests {
             cache.apply(&Commit { key: key.into(), revision: 5, value, created: 5, guard_follows: false });
         }
         let entry = Entry { key: "quotas-6".into(), value: bytes::Bytes::new(), created: 2, modified: 3 };
-        cache.resync(Page { entries: vec![entry], revision: 4, more: false }, &[ALLOCATIONS.into()]);
+        let page = Page { entries: vec![entry], revision: 4, more: false };
+        cache.resync(page, &[unreadable(ALLOCATIONS)]);
         assert_eq!(cache.allocations(), 5, "an unreadable guard still exists");
         let expect = |number: usize| cache.quota_guard(number).expect;
         assert_eq!((expect(5), expect(6)), (Expect::Absent, Expect::Revision(3)));
@@ -536,9 +564,13 @@ mod tests {
             entry(key("new"), value("new"), 8),
             entry(ALLOCATIONS.into(), bytes::Bytes::new(), 9),
         ];
-        cache.resync(Page { entries, revision: 10, more: false }, &[key("unreadable"), key("unknown")]);
-        let unreadable = cache.get(kind, "ns", "unreadable").map(|object| object.revision);
-        assert_eq!(unreadable, Some(4), "it is not deleted");
+        let lost = ["unreadable", "unknown"].map(|name| unreadable(key(name)));
+        cache.resync(Page { entries, revision: 10, more: false }, &lost);
+        let former = cache.get(kind, "ns", "unreadable").map(|object| object.revision);
+        assert_eq!(former, Some(4), "it is not deleted");
+        assert!(cache.find(kind, "ns", "unknown").is_err() && cache.check_complete(kind, "ns").is_err());
+        assert!(cache.find(kind, "ns", "gone").unwrap().is_none());
+        assert!(cache.check_complete(kind, "other").is_ok());
         cache.apply(&Commit { value: None, ..commit("unreadable", 11) });
         let names: Vec<_> = cache.list(kind, "ns").iter().map(|object| object.name().to_owned()).collect();
         assert_eq!(names, ["kept", "new"]);

@@ -223,10 +223,9 @@ impl Call {
     }
 
     /// The current object of this name, of the call's kind and namespace. The error is `NotFound`, or `InternalError`
-    /// if objects of the kind cannot be decrypted.
+    /// if the object cannot be decrypted.
     pub(crate) fn current(&self, name: &str) -> Result<Arc<Object>> {
-        self.state.cache.check_readable(&self.kind)?;
-        let object = self.state.cache.get(&self.kind, self.namespace(), name);
+        let object = self.state.cache.find(&self.kind, self.namespace(), name)?;
         object.ok_or_else(|| ApiError::not_found(&self.kind, name))
     }
 }

@@ -279,6 +279,13 @@ impl ApiError {
         Self::new(500, "InternalError", format!("Internal error occurred: {message}"))
     }
 
+    /// The error of a request that needs stored objects that cannot be decrypted. Source: `storage/etcd3/store.go`,
+    /// whose text names the key. This response has neither the key nor details, because the object may be in another
+    /// namespace.
+    pub(crate) fn undecryptable(resource: &str, why: &str) -> Self {
+        Self::internal(format!("unable to transform {resource} from storage: failed to decrypt: {why}"))
+    }
+
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(503, "ServiceUnavailable", message)
     }

@@ -73,9 +73,9 @@ const READY: &[Check] = &[
     ("shutdown", Subject::Shutdown),
 ];
 
-/// The check of the key management services, which exists if services encrypt the store. It also fails while stored
-/// objects cannot be decrypted. As upstream, a failure of this check does not fail `/livez`: a restart does not repair
-/// a service.
+/// The check of the key management services, which exists if services encrypt the store, or if stored objects cannot be
+/// decrypted. It also fails while stored objects cannot be decrypted. As upstream, a failure of this check does not
+/// fail `/livez`: a restart does not repair a service.
 const SERVICES: Check = ("kms-providers", Subject::Encryption);
 
 // === impl Subject ===
@@ -112,8 +112,7 @@ fn store(state: &State) -> Result<(), String> {
 
 fn encryption(state: &State) -> Result<(), String> {
     state.encryption_health.as_ref().map_or(Ok(()), |health| (health.0)())?;
-    let unreadable = state.cache.unreadable();
-    unreadable.iter().try_for_each(|resource| resource.check_readable()).map_err(|error| error.message)
+    state.cache.check_decrypted().map_err(|error| error.message)
 }
 
 /// The checks of an endpoint: `healthz`, `livez` or `readyz`. `None` for other names.
@@ -124,7 +123,8 @@ fn checks(state: &State, endpoint: &str) -> Option<(&'static str, Vec<Check>)> {
         "readyz" => ("readyz", READY),
         _ => return None,
     };
-    let services = (endpoint != "livez" && state.encryption_health.is_some()).then_some(SERVICES);
+    let has_encryption = || state.encryption_health.is_some() || state.cache.check_decrypted().is_err();
+    let services = (endpoint != "livez" && has_encryption()).then_some(SERVICES);
     let started = STARTED.iter().map(|&step| -> Check { (step, Subject::Server) });
     Some((endpoint, own.iter().copied().chain(services).chain(started).collect()))
 }

@@ -159,7 +159,8 @@ async fn commit_new(
     check_definition(call, name).map_err(Failed::Other)?;
     let namespace = if kind.namespaced { text(object, "namespace") } else { "" };
     if call.dry_run().map_err(Failed::Other)? {
-        if call.state.cache.get(kind, namespace, name).is_some() {
+        // An object that cannot be decrypted has the name, too.
+        if !matches!(call.state.cache.find(kind, namespace, name), Ok(None)) {
             return other(taken(kind, object));
         }
         return Ok(Stored::DryRun(object.clone()));

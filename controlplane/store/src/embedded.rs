@@ -279,42 +279,66 @@ impl Shared {
         self.read(|engine| engine.get(key))
     }
 
-    /// The entries of a range. An entry that cannot be read for another reason than a failed key management service is an
-    /// error.
+    /// The entries of a range, and those that cannot be decrypted.
     fn list_readable(&self, range: &Range) -> Result<ReadablePage, Error> {
         let start = if range.start > range.prefix { &range.start } else { &range.prefix };
         let limit = if range.limit == 0 { usize::MAX } else { range.limit };
         // The writer holds this lock while it commits. With the lock, both tiers and the revision are from the
         // same moment.
         let state = self.lock();
-        let mut entries = state.volatile_from(start, &range.prefix);
+        let entries = state.volatile_from(start, &range.prefix);
+        let mut found = Found { entries, unreadable: Vec::new() };
         let mut sealed = Vec::new();
         self.read(|engine| {
             engine.scan(start, &range.prefix, |key, bytes| {
-                match self.codec.may_wait(bytes) {
-                    true => sealed.push((key.to_owned(), bytes.to_vec())),
-                    false => entries.extend(self.codec.decode(key, bytes)?),
+                if self.codec.may_wait(bytes) {
+                    sealed.push((key.to_owned(), bytes.to_vec()));
+                    return Ok(());
                 }
-                Ok(())
+                found.add(key, bytes, self.codec.decode(key, bytes))
             })
         })?;
         let revision = state.revision();
         drop(state);
         // This runs without the lock, because a key management service that does not respond must not delay writes.
-        let (mut failed, mut unreadable) = (FailedServices::default(), Vec::new());
+        let mut failed = FailedServices::default();
         for (key, bytes) in sealed {
-            match self.codec.decode_in_pass(&mut failed, &key, &bytes) {
-                Ok(entry) => entries.extend(entry),
-                Err(error) if error.is_of_service() => {
-                    unreadable.push(Unreadable { key: key.into(), error });
-                }
-                Err(error) => return Err(error),
-            }
+            let decoded = self.codec.decode_in_pass(&mut failed, &key, &bytes);
+            found.add(&key, &bytes, decoded)?;
         }
+        let Found { mut entries, unreadable } = found;
         entries.sort_by(|left, right| left.key.cmp(&right.key));
         let more = entries.len() > limit;
         entries.truncate(limit);
         Ok(ReadablePage { page: Page { entries, revision, more }, unreadable })
+    }
+}
+
+/// The entries that a list has read.
+struct Found {
+    /// The entries that can be decrypted.
+    entries: Vec<Entry>,
+    /// The other entries.
+    unreadable: Vec<Unreadable>,
+}
+
+// === impl Found ===
+
+impl Found {
+    /// Adds an entry after an attempt to decode it.
+    ///
+    /// # Errors
+    /// The attempt failed for another reason than the encryption.
+    fn add(&mut self, key: &str, bytes: &[u8], decoded: Result<Option<Entry>, Error>) -> Result<(), Error> {
+        match decoded {
+            Ok(entry) => self.entries.extend(entry),
+            Err(error @ Error::Sealed { .. }) => {
+                let modified = EntryCodec::revisions(bytes).map_or(0, |revisions| revisions.modified);
+                self.unreadable.push(Unreadable { key: key.into(), modified, error });
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 }
 

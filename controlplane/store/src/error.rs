@@ -138,7 +138,16 @@ impl Error {
     /// later.
     #[must_use]
     pub fn is_of_service(&self) -> bool {
-        matches!(self, Self::Sealed { source: coracle_sealing::Error::Kms { .. }, .. })
+        self.service().is_some()
+    }
+
+    /// The name of the key management service that failed. `None` if the error has another cause.
+    #[must_use]
+    pub fn service(&self) -> Option<&str> {
+        match self {
+            Self::Sealed { source: coracle_sealing::Error::Kms { name, .. }, .. } => Some(name),
+            _ => None,
+        }
     }
 }
 

@@ -169,13 +169,7 @@ impl Store for Etcd {
     }
 
     fn list_readable(&self, range: Range) -> BoxFuture<'_, Result<ReadablePage, Error>> {
-        Box::pin(async move {
-            let mut found = self.shared.list_readable(&range).await?;
-            match found.unreadable.iter().position(|one| !one.error.is_of_service()) {
-                Some(damaged) => Err(found.unreadable.swap_remove(damaged).error),
-                None => Ok(found),
-            }
-        })
+        Box::pin(async move { self.shared.list_readable(&range).await })
     }
 
     fn write(&self, write: Write) -> BoxFuture<'_, Result<u64, Error>> {

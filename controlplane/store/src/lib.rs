@@ -27,5 +27,5 @@ pub use error::Error;
 pub use etcd::{Etcd, EtcdIdentity, EtcdOptions, EtcdTls};
 pub use store::{
     Commit, Entry, Event, Expect, Guard, Health, MemberSize, Page, Range, ReadablePage, Store, Tier,
-    Unreadable, Watch, Write,
+    Unreadable, UnreadableEntry, Watch, Write,
 };

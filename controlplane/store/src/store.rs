@@ -16,8 +16,8 @@ pub trait Store: Send + Sync + 'static {
     /// Entries in the order of their keys, all from one revision.
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>>;
 
-    /// Does the same as [`Store::list`], but lists entries whose key management service failed separately. A service
-    /// that fails is called only once for the whole list.
+    /// Does the same as [`Store::list`], but lists entries that cannot be decrypted separately. A key management
+    /// service that fails is called only once for the whole list.
     fn list_readable(&self, range: Range) -> BoxFuture<'_, Result<ReadablePage, Error>> {
         Box::pin(async move {
             let page = self.list(range).await?;
@@ -151,8 +151,32 @@ pub struct ReadablePage {
 pub struct Unreadable {
     /// The entry's key.
     pub key: Arc<str>,
+    /// Revision of the commit that last changed the entry.
+    pub modified: u64,
     /// The cause.
     pub error: Error,
+}
+
+/// An entry that exists but cannot be decrypted, without the error.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadableEntry {
+    /// The entry's key.
+    pub key: Arc<str>,
+    /// Revision of the commit that last changed the entry.
+    pub modified: u64,
+    /// Name of the key management service that failed. `None` for another cause, for example an unknown key.
+    pub service: Option<Box<str>>,
+}
+
+// === impl Unreadable ===
+
+impl Unreadable {
+    /// The entry without the error.
+    #[must_use]
+    pub fn entry(&self) -> UnreadableEntry {
+        let service = self.error.service().map(Box::from);
+        UnreadableEntry { key: self.key.clone(), modified: self.modified, service }
+    }
 }
 
 // === impl ReadablePage ===
@@ -236,6 +260,10 @@ pub struct Commit {
 pub enum Event {
     /// A commit. A write with a guard has two commits with one revision: the guard's commit follows.
     Commit(Arc<Commit>),
+    /// An entry was changed, and its new value cannot be decrypted. The consumer must keep the former value, because a
+    /// missing entry counts as deleted, and deletions affect other objects. A later event of the same key replaces this
+    /// one. When the value can be decrypted, no event follows: the consumer reads the entry again.
+    Unreadable(UnreadableEntry),
     /// All commits up to this revision were sent.
     Progress(u64),
     /// The watch missed commits that are compacted. The page has all entries under the prefix. The watch continues
@@ -243,9 +271,9 @@ pub enum Event {
     Resync {
         /// All entries that can be decrypted.
         page: Page,
-        /// Keys of entries that exist but cannot be decrypted. The consumer must keep their former values, because a
-        /// missing entry counts as deleted, and deletions affect other objects.
-        unreadable: Vec<Arc<str>>,
+        /// Entries that exist but cannot be decrypted. The consumer must keep their former values, as with
+        /// [`Event::Unreadable`].
+        unreadable: Vec<UnreadableEntry>,
     },
 }
 

@@ -24,6 +24,7 @@ pub(crate) async fn commit(watch: &mut Watch) -> Arc<Commit> {
         match watch.next().await.unwrap() {
             Event::Commit(commit) => return commit,
             Event::Progress(_) => {}
+            Event::Unreadable(entry) => panic!("cannot decrypt {}", entry.key),
             Event::Resync { page, .. } => panic!("resync at {}", page.revision),
         }
     }

@@ -1,5 +1,7 @@
 //! The objects of one kind, their recent changes, and their watchers.
 
+mod unreadable;
+
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
     sync::{Arc, OnceLock, Weak},
@@ -7,7 +9,7 @@ use std::{
 };
 
 use coracle_kinds::Resource;
-use coracle_store::{Commit, Entry, Page};
+use coracle_store::{Commit, Entry, UnreadableEntry};
 use tokio::time::Instant;
 
 use super::{
@@ -32,6 +34,8 @@ const MAX_RECENT_BYTES: usize = 4 << 20;
 pub(crate) struct Collection {
     kind: Arc<Resource>,
     objects: BTreeMap<Arc<str>, Arc<Object>>,
+    /// Stored objects whose newest state cannot be decrypted, by key. `objects` has the former state, if it is known.
+    unreadable: BTreeMap<Arc<str>, UnreadableEntry>,
     changes: VecDeque<Change>,
     change_bytes: usize,
     /// Number of applied commits.
@@ -68,6 +72,7 @@ impl Collection {
         Self {
             kind,
             objects: BTreeMap::new(),
+            unreadable: BTreeMap::new(),
             changes: VecDeque::new(),
             change_bytes: 0,
             received: 0,
@@ -100,28 +105,6 @@ impl Collection {
     /// A collection that keeps commits until [`Collection::loaded`] is called.
     pub(super) fn loading(kind: Arc<Resource>) -> Self {
         Self { loading: Loading::Running(Vec::new()), ..Self::new(kind, 0) }
-    }
-
-    /// Keeps commits until [`Collection::loaded`] or [`Collection::unload`] is called. Returns the resource.
-    pub(super) fn begin_load(&mut self) -> Arc<Resource> {
-        self.loading = Loading::Running(Vec::new());
-        self.kind.clone()
-    }
-
-    /// Waits for [`Collection::begin_load`], without objects.
-    pub(super) fn unload(&mut self) {
-        self.loading = Loading::Waiting;
-    }
-
-    /// Adds the stored objects, then applies the kept commits that are newer than the list.
-    pub(super) fn loaded(&mut self, page: Page) {
-        self.compacted = page.revision;
-        page.entries.into_iter().for_each(|entry| self.load(entry));
-        let loading = std::mem::replace(&mut self.loading, Loading::Done);
-        let pending = if let Loading::Running(pending) = loading { pending } else { Vec::new() };
-        for commit in pending.iter().filter(|commit| commit.revision > page.revision) {
-            self.apply(commit);
-        }
     }
 
     /// Sets the reference to the [`Shared`] that contains this collection. Watches keep this reference.
@@ -170,7 +153,7 @@ impl Collection {
     fn share_objects(&mut self, replaced: &mut Vec<Arc<Object>>) {
         for change in self.changes.iter_mut().filter(|change| !change.deleted) {
             if let Some(object) = self.objects.get(&change.new.key)
-                && object.revision == change.revision
+                && object.revision == change.new.revision
                 && !Arc::ptr_eq(object, &change.new)
             {
                 replaced.push(std::mem::replace(&mut change.new, object.clone()));
@@ -197,6 +180,7 @@ impl Collection {
     pub(super) fn close(&mut self) {
         self.is_closed = true;
         self.watchers.clear();
+        self.unreadable.clear();
         self.clear();
     }
 
@@ -218,12 +202,7 @@ impl Collection {
     }
 
     pub(super) fn load(&mut self, entry: Entry) {
-        let mut object = Object::from_stored(entry.key, entry.modified, entry.value);
-        if self.kind.strategy().completes_stored()
-            && let Some(complete) = object.completed(&self.kind)
-        {
-            object = complete;
-        }
+        let object = self.complete_object(entry);
         if self.has_references() {
             self.references.set(None, &object);
         }
@@ -231,9 +210,17 @@ impl Collection {
         self.put(Arc::new(object));
     }
 
-    /// Replaces all objects by the objects of a revision, and keeps objects with unreadable keys. All watches end,
-    /// because changes were missed.
-    pub(super) fn reload(&mut self, entries: Vec<Entry>, revision: u64, unreadable: &[Arc<str>]) {
+    /// The object of an entry, with its missing defaults.
+    fn complete_object(&self, entry: Entry) -> Object {
+        let object = Object::from_stored(entry.key, entry.modified, entry.value);
+        let completes = self.kind.strategy().completes_stored();
+        let complete = if completes { object.completed(&self.kind) } else { None };
+        complete.unwrap_or(object)
+    }
+
+    /// Replaces all objects by the objects of a revision, and keeps unreadable objects. All watches end, because
+    /// changes were missed.
+    pub(super) fn reload(&mut self, entries: Vec<Entry>, revision: u64, unreadable: Vec<UnreadableEntry>) {
         if self.is_closed {
             return;
         }
@@ -242,13 +229,15 @@ impl Collection {
             Loading::Running(pending) => {
                 // The resource is listed again.
                 pending.clear();
+                self.unreadable.clear();
                 return;
             }
             Loading::Done => {}
         }
         self.watchers.clear();
-        let kept: Vec<Arc<Object>> = unreadable.iter().filter_map(|key| self.take(key)).collect();
+        let kept: Vec<Arc<Object>> = unreadable.iter().filter_map(|one| self.take(&one.key)).collect();
         self.clear();
+        self.unreadable = unreadable.into_iter().map(|one| (one.key.clone(), one)).collect();
         self.references = References::default();
         self.allocated = Allocated::default();
         self.compacted = revision;
@@ -273,6 +262,7 @@ impl Collection {
             }
             Loading::Done => {}
         }
+        self.forget_unreadable(&commit.key, commit.revision);
         // The list of a resource that was added later may contain commits that the watch has not delivered yet.
         if self.is_closed || commit.revision <= self.compacted {
             return None;
@@ -289,7 +279,11 @@ impl Collection {
             }
         };
         let (revision, deleted) = (commit.revision, commit.value.is_none());
-        let change = Change { revision, at: Instant::now(), old, new, deleted, left: OnceLock::new() };
+        Some(self.publish(Change { revision, at: Instant::now(), old, new, deleted, left: OnceLock::new() }))
+    }
+
+    /// Sends a change to the watchers, and adds it to the history.
+    fn publish(&mut self, change: Change) -> Change {
         if self.has_references() {
             match change.deleted {
                 true => self.references.remove(&change.new.key),
@@ -309,7 +303,7 @@ impl Collection {
         let nodes = if self.watchers.select_nodes() { change.nodes(kind) } else { [""; 2] };
         self.watchers.retain_of(&change.new.key, nodes, send);
         self.record_change(change.clone());
-        Some(change)
+        change
     }
 
     /// Adds a change to the history, and removes the oldest changes above the limits.

@@ -187,7 +187,7 @@ impl Drop for ReservedBytes {
 #[cfg(test)]
 mod tests {
     use coracle_kinds::kind::by_kind;
-    use coracle_store::{Commit, Entry, Page};
+    use coracle_store::{Commit, Entry, Page, UnreadableEntry};
     use serde_json::json;
 
     use super::*;
@@ -221,7 +221,8 @@ mod tests {
         apply(&cache, 5, &node, Some(&cluster_scoped));
         assert_eq!(stored(), Some(large.len() + other.len()), "another kind");
         let entry = Entry { key: secret.clone(), value: other.clone(), created: 4, modified: 4 };
-        cache.resync(Page { entries: vec![entry], revision: 6, more: false }, std::slice::from_ref(&map));
+        let kept = UnreadableEntry { key: map.clone(), modified: 6, service: None };
+        cache.resync(Page { entries: vec![entry], revision: 6, more: false }, &[kept]);
         assert_eq!(stored(), Some(large.len() + other.len()), "objects that are loaded again or kept");
         apply(&cache, 7, &map, None);
         assert_eq!(stored(), Some(other.len()), "a deletion");

@@ -1,32 +1,98 @@
-//! Resources whose stored objects cannot be decrypted, because a key management service fails.
+//! Stored objects that cannot be decrypted.
 //!
-//! The server starts without the objects of such a resource. All requests for this resource fail until all its objects
-//! are loaded. Otherwise an unreadable object would count as deleted, and a new object could take its name. Each
-//! resource is in one of these states:
+//! The server decides by its cache, so an object that is missing there counts as deleted, and a new object could take
+//! its name. Therefore it depends on the resource what happens if an object cannot be decrypted at the start:
+//!
+//! | resource | what happens |
+//! |---|---|
+//! | custom resources | the object has an error of its own, the others are served |
+//! | [`OPTIONAL`], if a key management service fails | all requests fail until all objects are loaded |
+//! | others | the server does not start |
+//!
+//! Each resource of [`OPTIONAL`] is in one of these states:
 //!
 //! ```text
 //! Cache::load -> loaded
 //!            \-> unreadable -> Cache::load_unreadable -> loaded
 //!                    ^--------- the service fails ----/
 //! ```
+//!
+//! While the server runs, another server may write an object that this server cannot decrypt. The former state of the
+//! object stays visible. If there is none, the object has an error of its own, whatever its resource.
+//!
+//! [`Cache::read_again`] reads such single objects again. Their revisions are lower than the revision of the cache, so
+//! an event at such a revision would be missed by a watch that resumes later. So the objects wait in [`LateObjects`]
+//! for the next commit of any key, and come at its revision. A commit of [`LATE`] causes this commit.
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
 
-use coracle_kinds::Resource;
-use coracle_store::{Error as StoreError, Store, Unreadable};
+use bytes::Bytes;
+use coracle_kinds::{Resource, initializers};
+use coracle_store::{
+    Commit, Entry, Error as StoreError, Expect, Range, ReadablePage, Store, Tier, Unreadable,
+    UnreadableEntry, Write,
+};
+use tokio::sync::watch;
 
-use super::{Cache, Shared, split};
+use super::{Cache, Object, Shared, key_of, prefix_of, split};
 use crate::error::{ApiError, Result};
 
-/// Group and name of the resources that the server does not need for its own decisions. If objects of another resource
-/// are unreadable, the server does not start. Otherwise the server would decide about requests without the roles,
-/// quotas, policies or allocated addresses.
+/// Group and name of the resources that the server does not need for its own decisions. If objects of another built-in
+/// resource are unreadable, the server does not start. Otherwise the server would decide about requests without the
+/// roles, quotas, policies or allocated addresses.
 const OPTIONAL: [(&str, &str); 2] = [("", "configmaps"), ("", "secrets")];
+/// Store key of an entry that only gives late objects a revision. It has no `/`, so no object has this key.
+const LATE: &str = "late-objects";
+/// Maximum reads of undecryptable objects in one pass, not counting those of failed services. The next pass continues
+/// after the last one.
+const MAX_FAILURES: usize = 64;
 
 /// An object that cannot be decrypted.
 pub(super) struct UnreadableObject {
     key: Arc<str>,
     resource: Box<str>,
+}
+
+/// Single objects that could not be decrypted before.
+pub(super) struct LateObjects {
+    state: Mutex<LateState>,
+    /// Notified when an object cannot be decrypted.
+    found: watch::Sender<()>,
+}
+
+#[derive(Default)]
+struct LateState {
+    /// Objects that are decrypted and wait for the next commit.
+    decrypted: BTreeMap<Arc<str>, Entry>,
+    /// The last key of an incomplete pass. The next pass begins after it.
+    last: Option<Arc<str>>,
+}
+
+// === impl LateObjects ===
+
+impl Default for LateObjects {
+    fn default() -> Self {
+        Self { state: Mutex::default(), found: watch::Sender::new(()) }
+    }
+}
+
+impl LateObjects {
+    fn lock(&self) -> MutexGuard<'_, LateState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notifies the reader of unreadable objects.
+    pub(super) fn notify(&self) {
+        self.found.send_replace(());
+    }
+
+    /// Drops the objects that wait for a commit: all objects are listed again.
+    pub(super) fn clear(&self) {
+        self.lock().decrypted.clear();
+    }
 }
 
 // === impl Shared ===
@@ -39,12 +105,7 @@ impl Shared {
     pub(crate) fn check_readable(&self) -> Result<()> {
         let unreadable = self.unreadable.load();
         let Some(object) = &*unreadable else { return Ok(()) };
-        // The response has neither the key nor the cause, because the object may be in another namespace. Source:
-        // `storage/etcd3/store.go`, whose text names the key.
-        let resource = &object.resource;
-        Err(ApiError::internal(format!(
-            "unable to transform {resource} from storage: failed to decrypt: the key management service failed"
-        )))
+        Err(ApiError::undecryptable(&object.resource, "the key management service failed"))
     }
 
     pub(crate) fn is_readable(&self) -> bool {
@@ -64,6 +125,58 @@ impl Cache {
         self.collection(kind).map_or(Ok(()), |collection| collection.check_readable())
     }
 
+    /// Checks that a list of the objects of a namespace is complete. An empty namespace selects all namespaces.
+    ///
+    /// # Errors
+    /// `InternalError` if stored objects cannot be decrypted, and no former states are known.
+    pub(crate) fn check_complete(&self, kind: &Resource, namespace: &str) -> Result<()> {
+        let Ok(collection) = self.collection(kind) else { return Ok(()) };
+        collection.check_readable()?;
+        collection.lock().check_complete(&prefix_of(kind, namespace))
+    }
+
+    /// Checks that the newest states of all stored objects can be decrypted.
+    ///
+    /// # Errors
+    /// `InternalError`.
+    pub(crate) fn check_decrypted(&self) -> Result<()> {
+        for collection in self.all() {
+            collection.check_readable()?;
+            let objects = collection.lock();
+            if objects.unreadable().next().is_some() {
+                let why = "the newest state of an object is missing";
+                return Err(ApiError::undecryptable(&objects.kind().qualified_resource(), why));
+            }
+        }
+        Ok(())
+    }
+
+    /// An object in its stored version. `None` if it does not exist.
+    ///
+    /// # Errors
+    /// `InternalError` if the object cannot be decrypted, or if [`Cache::check_readable`] fails.
+    pub(crate) fn find(&self, kind: &Resource, namespace: &str, name: &str) -> Result<Option<Arc<Object>>> {
+        let Ok(collection) = self.collection(kind) else { return Ok(None) };
+        collection.check_readable()?;
+        collection.lock().find(&key_of(kind, namespace, name))
+    }
+
+    /// Checks that the newest state of an object can be decrypted, if the object exists. A change of a former state is
+    /// a conflict, however often it is tried again.
+    ///
+    /// # Errors
+    /// `InternalError`.
+    pub(crate) fn check_newest(&self, kind: &Resource, key: &str) -> Result<()> {
+        self.collection(kind)?.lock().check_newest(key)
+    }
+
+    /// The resources of which objects are unknown because they cannot be decrypted.
+    pub(crate) fn incomplete(&self) -> Vec<Arc<Shared>> {
+        let mut all = self.all();
+        all.retain(|collection| !collection.is_readable() || collection.lock().check_complete("").is_err());
+        all
+    }
+
     /// The resources whose objects are not loaded.
     pub(crate) fn unreadable(&self) -> Vec<Arc<Shared>> {
         let mut all = self.all();
@@ -71,7 +184,7 @@ impl Cache {
         all
     }
 
-    /// Marks the resources of unreadable objects.
+    /// Marks the resources of unreadable objects. Custom resources are loaded later, by [`Cache::add`].
     ///
     /// # Errors
     /// The error of an object without which the server must not start. Nothing is marked.
@@ -79,11 +192,15 @@ impl Cache {
         &self,
         mut unreadable: Vec<Unreadable>,
     ) -> std::result::Result<(), StoreError> {
-        let is_needed = |one: &Unreadable| !split(&one.key).is_some_and(|name| OPTIONAL.contains(&name));
+        let is_needed = |one: &Unreadable| match split(&one.key) {
+            Some(name) if OPTIONAL.contains(&name) => !one.error.is_of_service(),
+            Some((group, plural)) => self.by_key(&one.key).is_some() || is_of_admission(group, plural),
+            None => true,
+        };
         if let Some(needed) = unreadable.iter().position(is_needed) {
             return Err(unreadable.swap_remove(needed).error);
         }
-        for Unreadable { key, error } in unreadable {
+        for Unreadable { key, error, .. } in unreadable {
             let Some(collection) = self.by_key(&key).filter(|found| found.is_readable()) else { continue };
             let resource = collection.lock().kind().qualified_resource();
             let cause = std::error::Error::source(&error).map(ToString::to_string);
@@ -133,6 +250,140 @@ impl Cache {
         }
         loaded
     }
+
+    /// The stored objects of a resource, and those that cannot be decrypted.
+    ///
+    /// # Errors
+    /// The error of the store. For a resource that the server needs, the error of the first unreadable object.
+    pub(super) async fn listed(
+        store: &dyn Store,
+        kind: &Resource,
+    ) -> std::result::Result<ReadablePage, StoreError> {
+        let range = Range { prefix: prefix_of(kind, ""), ..Range::default() };
+        if kind.is_built_in() || is_of_admission(&kind.group, &kind.plural) {
+            return Ok(ReadablePage { page: store.list(range).await?, unreadable: Vec::new() });
+        }
+        let found = store.list_readable(range).await?;
+        if let Some(first) = found.unreadable.first() {
+            tracing::error!(
+                resource = kind.qualified_resource(),
+                objects = found.unreadable.len(),
+                error = &first.error as &dyn std::error::Error,
+                "cannot decrypt objects of a custom resource, serving the others"
+            );
+        }
+        Ok(found)
+    }
+
+    /// Records that the newest state of an object cannot be decrypted.
+    pub(super) fn note_unreadable(&self, entry: UnreadableEntry) {
+        if let Some(collection) = self.by_key(&entry.key) {
+            collection.lock().mark_unreadable(entry);
+            self.late.notify();
+        }
+    }
+
+    /// Is notified when an object cannot be decrypted.
+    pub(crate) fn unreadable_found(&self) -> watch::Receiver<()> {
+        self.late.found.subscribe()
+    }
+
+    /// Whether there are objects for [`Cache::read_again`].
+    pub(crate) fn has_unreadable_objects(&self) -> bool {
+        self.all().iter().any(|collection| collection.lock().unreadable().next().is_some())
+    }
+
+    /// Reads the single objects that could not be decrypted, and calls each failed service once. Decrypted objects come
+    /// with the next commit, which this method causes. Returns whether there are such objects.
+    ///
+    /// # Errors
+    /// The error of the store.
+    pub(crate) async fn read_again(&self, store: &dyn Store) -> std::result::Result<bool, StoreError> {
+        let (mut failed, mut failures, mut is_decrypted) = (HashSet::<Box<str>>::new(), 0, false);
+        for entry in self.to_read_again() {
+            if entry.service.as_ref().is_some_and(|service| failed.contains(service)) {
+                continue;
+            }
+            let found = store.get(&entry.key).await;
+            match found {
+                Ok(Some(found)) if found.modified == entry.modified => {
+                    self.late.lock().decrypted.insert(entry.key, found);
+                    is_decrypted = true;
+                }
+                // The watch brings the newer state.
+                Ok(Some(_)) => {}
+                // The watch brings the deletion, or has brought it.
+                Ok(None) => self.forget_unreadable(&entry),
+                Err(error @ StoreError::Sealed { .. }) => {
+                    if let Some(service) = error.service() {
+                        failed.insert(service.into());
+                        continue;
+                    }
+                    failures += 1;
+                    if failures == MAX_FAILURES {
+                        self.late.lock().last = Some(entry.key);
+                        break;
+                    }
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if is_decrypted {
+            commit_late(store).await?;
+        }
+        Ok(is_decrypted)
+    }
+
+    /// The unreadable objects by key, from the end of the last incomplete pass on.
+    fn to_read_again(&self) -> Vec<UnreadableEntry> {
+        let mut entries = Vec::new();
+        for collection in self.all() {
+            entries.extend(collection.lock().unreadable().cloned());
+        }
+        entries.sort_unstable_by(|one, other| one.key.cmp(&other.key));
+        if let Some(last) = self.late.lock().last.take() {
+            let first = entries.partition_point(|entry| entry.key <= last);
+            entries.rotate_left(first);
+        }
+        entries
+    }
+
+    fn forget_unreadable(&self, entry: &UnreadableEntry) {
+        if let Some(collection) = self.by_key(&entry.key) {
+            collection.lock().forget_unreadable(&entry.key, entry.modified);
+        }
+    }
+
+    /// Applies the decrypted objects that wait for a commit, at the revision of this commit. Must be called before the
+    /// commit is applied.
+    pub(super) fn apply_late(&self, commit: &Commit) {
+        let decrypted = std::mem::take(&mut self.late.lock().decrypted);
+        for (key, entry) in decrypted {
+            if key == commit.key {
+                continue;
+            }
+            if let Some(collection) = self.by_key(&key) {
+                self.change(&collection, |objects| objects.apply_late(entry, commit.revision));
+            }
+        }
+    }
+}
+
+/// Whether the server needs a resource for admission that is neither built-in nor defined by a client.
+fn is_of_admission(group: &str, plural: &str) -> bool {
+    (group, plural) == (initializers::GROUP, initializers::PLURAL)
+}
+
+/// Makes a commit without a meaning of its own.
+async fn commit_late(store: &dyn Store) -> std::result::Result<(), StoreError> {
+    let found = store.get(LATE).await?;
+    let expect = found.map_or(Expect::Absent, |found| Expect::Revision(found.modified));
+    let (value, tier) = (Some(Bytes::from_static(b"{}")), Tier::Volatile { ttl: None });
+    match store.write(Write { key: LATE.into(), expect, value, tier, guard: None }).await {
+        // A conflict means that another server has made such a commit.
+        Ok(_) | Err(StoreError::Conflict { .. }) => Ok(()),
+        Err(error) => Err(error),
+    }
 }
 
 #[cfg(test)]
@@ -143,11 +394,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cache::{Scope, Watcher, encode, key_of};
+    use crate::cache::{Event, Scope, Watcher, encode, key_of};
 
     fn of_service(key: &str) -> Unreadable {
         let source = coracle_sealing::Error::Kms { name: "vault".to_owned(), reason: "a test".to_owned() };
-        Unreadable { key: key.into(), error: StoreError::Sealed { key: key.to_owned(), source } }
+        Unreadable { key: key.into(), modified: 1, error: StoreError::Sealed { key: key.to_owned(), source } }
+    }
+
+    fn with_unknown_key(key: &str) -> Unreadable {
+        let source = coracle_sealing::Error::UnknownProvider;
+        Unreadable { key: key.into(), modified: 1, error: StoreError::Sealed { key: key.to_owned(), source } }
     }
 
     fn secret(name: &str) -> (Arc<str>, Bytes) {
@@ -159,11 +415,18 @@ mod tests {
     #[test]
     fn the_server_does_not_start_without_objects_that_it_needs() {
         let cache = Cache::new(1);
-        for key in
-            ["rbac.authorization.k8s.io/roles/ns/a", "/services/ns/a", "example.com/foos/ns/a", "quotas-5"]
-        {
+        for key in [
+            "rbac.authorization.k8s.io/roles/ns/a",
+            "/services/ns/a",
+            "admissionregistration.k8s.io/initializerconfigurations/a",
+            "quotas-5",
+        ] {
             assert!(cache.mark_unreadable(vec![of_service(key)]).is_err(), "{key}");
         }
+        assert!(cache.mark_unreadable(vec![with_unknown_key("/secrets/ns/a")]).is_err());
+        let of_client = [of_service("example.com/foos/ns/a"), with_unknown_key("example.com/foos/ns/b")];
+        cache.mark_unreadable(of_client.into()).unwrap();
+        assert!(cache.unreadable().is_empty());
         cache.mark_unreadable(vec![of_service("/secrets/ns/a"), of_service("/secrets/ns/b")]).unwrap();
         assert_eq!(cache.unreadable().len(), 1);
     }
@@ -237,10 +500,82 @@ mod tests {
         commit("a", 3);
         commit("b", 5);
         let page = Page { entries: vec![listed("a", 3), listed("c", 4)], revision: 4, more: false };
-        shared.lock().loaded(page);
+        shared.lock().loaded(page, Vec::new());
         let objects = shared.lock();
         let found = objects.under("").map(|object| (object.name().to_owned(), object.revision));
         let expect = [("a", 3), ("b", 5), ("c", 4)].map(|(name, revision)| (name.to_owned(), revision));
         assert_eq!(found.collect::<Vec<_>>(), expect);
+    }
+
+    /// Another server writes an object with a key that this server does not know yet.
+    #[tokio::test]
+    async fn a_late_object_is_read_again_and_comes_as_an_event_that_no_watch_misses() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Embedded::open(&directory.path().join("store"), EmbeddedOptions::default()).unwrap();
+        let ((key, value), kind) = (secret("a"), by_kind("v1", "Secret").unwrap());
+        let cache = Cache::new(store.revision().await.unwrap());
+        let value = Some(value);
+        let write =
+            Write { key: key.clone(), expect: Expect::Absent, value, tier: Tier::Durable, guard: None };
+        let modified = store.write(write).await.unwrap();
+        let mut commits = store.watch("", modified).await.unwrap();
+        cache.note_unreadable(UnreadableEntry { key: key.clone(), modified, service: None });
+        cache.revision.advance(modified);
+        let shared = cache.of(kind).unwrap();
+        let watch = |revision: u64| {
+            let (watcher, events) = Watcher::new(Scope::default(), false);
+            shared.lock().watch_after(watcher, revision).unwrap();
+            events
+        };
+        let mut events = watch(modified);
+        let error = cache.find(kind, "ns", "a").err().unwrap();
+        assert_eq!((error.code, error.reason), (500, "InternalError"));
+        assert!(cache.check_complete(kind, "ns").is_err() && cache.check_decrypted().is_err());
+        assert!(
+            cache.check_complete(kind, "other").is_ok() && cache.find(kind, "ns", "b").unwrap().is_none()
+        );
+        assert!(cache.read_again(&store).await.unwrap());
+        let Some(coracle_store::Event::Commit(commit)) = commits.next().await else { panic!("no commit") };
+        assert!(&*commit.key == LATE && commit.revision > modified);
+        cache.apply(&commit);
+        let found = cache.find(kind, "ns", "a").unwrap().unwrap();
+        assert_eq!(found.revision, modified, "an update with this revision has no conflict");
+        let is_added = |event| matches!(event, Event::Added(object) if object.revision == modified);
+        assert!(events.try_recv().is_ok_and(is_added));
+        // A client resumes its watch, which ended before the object was decrypted.
+        assert!(watch(modified).try_recv().is_ok_and(is_added));
+        assert!(watch(commit.revision).try_recv().is_err());
+        assert!(!cache.has_unreadable_objects() && cache.check_decrypted().is_ok());
+        assert!(!cache.read_again(&store).await.unwrap(), "no further commit");
+    }
+
+    #[test]
+    fn a_newer_commit_replaces_an_unreadable_state_and_a_late_object() {
+        let cache = Cache::new(1);
+        let ((key, value), kind) = (secret("a"), by_kind("v1", "Secret").unwrap());
+        let commit = |revision: u64, value: Option<Bytes>| {
+            let key = key.clone();
+            cache.apply(&Commit { key, revision, value, created: 2, guard_follows: false });
+        };
+        let unreadable =
+            |modified| cache.note_unreadable(UnreadableEntry { key: key.clone(), modified, service: None });
+        commit(2, Some(value.clone()));
+        unreadable(3);
+        let revision = || cache.find(kind, "ns", "a").unwrap().map(|object| object.revision);
+        assert_eq!(revision(), Some(2), "the former state is visible");
+        assert!(cache.has_unreadable_objects() && cache.check_complete(kind, "ns").is_ok());
+        assert!(cache.check_newest(kind, &key).is_err(), "but it cannot be changed");
+        let late = Entry { key: key.clone(), value: value.clone(), created: 2, modified: 3 };
+        cache.late.lock().decrypted.insert(key.clone(), late.clone());
+        commit(4, Some(value.clone()));
+        assert_eq!(revision(), Some(4));
+        assert!(cache.check_newest(kind, &key).is_ok());
+        assert!(!cache.has_unreadable_objects());
+        cache.late.lock().decrypted.insert(key.clone(), late);
+        commit(5, None);
+        assert_eq!(revision(), None);
+        unreadable(6);
+        commit(7, None);
+        assert!(!cache.has_unreadable_objects());
     }
 }

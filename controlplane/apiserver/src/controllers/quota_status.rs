@@ -67,7 +67,7 @@ async fn write_status(state: &Arc<State>, namespace: &str, name: &str) -> Result
             let Some(account) = accounts.account(namespace, name) else { return Ok(()) };
             // The use lacks the objects that cannot be decrypted. When they are loaded, the quota is marked again.
             let lacks = |unread: &Arc<Shared>| account.quota.tracks(unread.lock().kind());
-            if state.cache.unreadable().iter().any(lacks) {
+            if state.cache.incomplete().iter().any(lacks) {
                 return Ok(());
             }
             account.quota.status(&account.used)

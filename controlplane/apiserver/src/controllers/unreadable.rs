@@ -1,5 +1,5 @@
 //! Loads the resources whose stored objects could not be decrypted at the start, when their key management service
-//! responds.
+//! responds. Reads single objects that cannot be decrypted again.
 
 use std::{
     sync::{Arc, Weak},
@@ -18,6 +18,37 @@ const MAX_BACKOFF: Duration = Duration::from_secs(30);
 pub(crate) fn load_later(state: &Arc<State>) {
     for resource in state.cache.unreadable() {
         tokio::spawn(load(Arc::downgrade(state), resource));
+    }
+}
+
+/// Reads single objects that cannot be decrypted again, until the server stops. Without such objects the task waits.
+pub(crate) async fn read_again(state: Weak<State>) {
+    let parts = state.upgrade().map(|state| (state.shutdown.clone(), state.cache.unreadable_found()));
+    let Some((shutdown, mut found)) = parts else { return };
+    let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF).with_jitter();
+    loop {
+        let Some(is_needed) = state.upgrade().map(|state| state.cache.has_unreadable_objects()) else {
+            return;
+        };
+        tokio::select! {
+            // Cancel-safe: the futures only wait.
+            () = tokio::time::sleep(backoff.next_delay()), if is_needed => {}
+            changed = found.changed(), if !is_needed => {
+                // An error means that the cache was dropped.
+                if changed.is_err() {
+                    return;
+                }
+                backoff.reset();
+                continue;
+            }
+            () = shutdown.cancelled() => return,
+        }
+        let Some(state) = state.upgrade() else { return };
+        match state.cache.read_again(&*state.store).await {
+            Ok(true) => backoff.reset(),
+            Ok(false) => tracing::debug!("cannot decrypt single objects yet"),
+            Err(error) => tracing::warn!(%error, "cannot read objects that could not be decrypted"),
+        }
     }
 }
 

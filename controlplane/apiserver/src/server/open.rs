@@ -98,6 +98,7 @@ impl Apiserver {
         coracle_threads::spawn(legacy_use::record(Arc::downgrade(&state.cache), used, send));
         coracle_threads::spawn(quota_status::write_statuses(Arc::downgrade(&state)));
         unreadable::load_later(&state);
+        coracle_threads::spawn(unreadable::read_again(Arc::downgrade(&state)));
         Ok(Self { state })
     }
 }

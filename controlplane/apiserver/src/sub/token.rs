@@ -138,11 +138,10 @@ async fn bound(call: &Call, spec: &Value) -> Result<Value> {
         }
     };
     let kind = by_resource("", "v1", resource).ok_or_else(ApiError::no_resource)?;
-    call.state.cache.check_readable(kind)?;
     let name = reference["name"].as_str().unwrap_or_default();
     let namespace = if kind.namespaced { call.namespace() } else { "" };
     let object =
-        call.state.cache.get(kind, namespace, name).ok_or_else(|| ApiError::not_found(kind, name))?;
+        call.state.cache.find(kind, namespace, name)?.ok_or_else(|| ApiError::not_found(kind, name))?;
     let object = object.part(&BOUND_FIELDS);
     let (uid, wanted) = (text(&object, "uid"), reference["uid"].as_str().unwrap_or_default());
     if node.is_some() && wanted.is_empty() {

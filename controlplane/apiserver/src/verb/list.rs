@@ -147,6 +147,12 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
     let collection = cache.of(&call.kind)?;
     let objects = collection.lock();
     let newest = cache.revision().max(objects.newest());
+    // A selector for one name reads only that object.
+    let name = scope.fields.exact_name().filter(|_| !scope.prefix.ends_with("//") && is_single(call));
+    let named = name.map(|name| objects.find(&format!("{}{name}", scope.prefix))).transpose()?;
+    if named.is_none() {
+        objects.check_complete(&scope.prefix)?;
+    }
     if let Some(token) = earlier {
         let (found, revision) = match token.rv {
             0 => (objects.candidates(scope), newest),
@@ -169,13 +175,7 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
         }
         _ => {}
     }
-    // A selector for one name reads only that object.
-    let found = match scope.fields.exact_name() {
-        Some(name) if !scope.prefix.ends_with("//") && is_single(call) => {
-            objects.get(&format!("{}{name}", scope.prefix)).into_iter().collect()
-        }
-        _ => objects.candidates(scope),
-    };
+    let found = named.map_or_else(|| objects.candidates(scope), |named| named.into_iter().collect());
     Ok((found, newest))
 }
 

@@ -44,6 +44,9 @@ pub(super) async fn commit_encoded(
         }
         Err(coracle_store::Error::Conflict { at, .. }) => {
             state.cache.reach(at).await.map_err(Failed::Other)?;
+            if expect != Expect::Absent {
+                state.cache.check_newest(kind, key).map_err(Failed::Other)?;
+            }
             Err(Failed::Conflict)
         }
         Err(coracle_store::Error::Guard { at }) => {

@@ -33,13 +33,13 @@ pub(super) fn sibling(path: &Path, suffix: &str) -> PathBuf {
     name.into()
 }
 
-/// Encrypts the entries that are not encrypted with the first key. Entries whose key management service fails stay as
-/// they are: they are encrypted at a later start, or at their next write. Returns whether the store was replaced. Then
+/// Encrypts the entries that are not encrypted with the first key. Entries that cannot be decrypted now stay as they
+/// are: they are encrypted at a later start, or at their next write. Returns whether the store was replaced. Then
 /// `engine` is the old store, and the caller must open the new store.
 ///
 /// # Errors
-/// An entry is encrypted with an unknown key, or the copy cannot be written. The store is then unchanged.
-/// [`Error::Sync`] means that the store was replaced, so `engine` must not be used.
+/// A value of the key file is encrypted with an unknown key, or the copy cannot be written. The store is then
+/// unchanged. [`Error::Sync`] means that the store was replaced, so `engine` must not be used.
 pub(super) fn migrate(path: &Path, engine: &Engine, codec: &Arc<EntryCodec>) -> Result<bool, Error> {
     let copy = sibling(path, ".sealing");
     // The engine holds the store's lock, so an existing copy was left by a crash.
@@ -58,7 +58,8 @@ pub(super) fn migrate(path: &Path, engine: &Engine, codec: &Arc<EntryCodec>) -> 
     if delayed > 0 {
         tracing::warn!(
             entries = delayed,
-            "entries keep their former encryption, because a key management service failed; keep their former key"
+            "entries keep their former encryption, because a key management service failed or a key is unknown; keep \
+             their former key"
         );
     }
     if outdated == 0 {

@@ -6,9 +6,11 @@ use std::{
     time::Duration,
 };
 
+use coracle_sealing::Keys;
+
 use super::{Embedded, EmbeddedOptions, RESERVED};
 use crate::{
-    Error, Expect, Range, ReadablePage, Store, Tier, Write,
+    Error, Expect, Range, ReadablePage, Sealing, Store, Tier, Unreadable, UnreadableEntry, Write,
     codec::tests::{SEALED_BY_SERVICE, with_absent_service},
     suite::{self, put},
 };
@@ -100,6 +102,32 @@ async fn a_store_opens_without_its_key_management_service() {
     drop(store);
     let refused = with_service().err().unwrap();
     assert!(matches!(refused, Error::Sealed { .. }) && !refused.is_of_service(), "{refused}");
+}
+
+/// The consumer of the store decides whether it needs an entry with an unknown key.
+#[tokio::test]
+async fn an_unknown_key_of_an_entry_outside_the_key_file_does_not_prevent_the_start() {
+    const FOO: &str = "example.com/foos/n/a";
+    let (dir, keys) = (StoreDir::new(), tempfile::tempdir().unwrap());
+    let store = open(dir.path());
+    let damaged = [SEALED_BY_SERVICE, b"\xff"].concat();
+    let write = Write { value: Some(damaged.into()), ..put(FOO, Expect::Absent, "", Tier::Durable) };
+    let modified = store.write(write).await.unwrap();
+    store.write(put("/pods/n/a", Expect::Absent, "{}", Tier::Durable)).await.unwrap();
+    drop(store);
+    // Without providers the value has an unknown provider, and with the provider it is damaged.
+    let with_service = with_absent_service(keys.path());
+    let own_keys = Keys::load_or_create(&keys.path().join("keys")).unwrap();
+    let without = Sealing { keys: own_keys, prefixes: vec!["/secrets/".to_owned()], encryption: None };
+    for sealing in [without, with_service] {
+        let options = EmbeddedOptions { sealing: Some(sealing), ..EmbeddedOptions::default() };
+        let store = Embedded::open(dir.path(), options).unwrap();
+        let ReadablePage { page, unreadable } = store.list_readable(Range::default()).await.unwrap();
+        assert_eq!(page.entries.iter().map(|entry| &*entry.key).collect::<Vec<_>>(), ["/pods/n/a"]);
+        let expect = UnreadableEntry { key: FOO.into(), modified, service: None };
+        assert_eq!(unreadable.iter().map(Unreadable::entry).collect::<Vec<_>>(), [expect]);
+        assert!(store.list(Range::default()).await.is_err() && store.get(FOO).await.is_err());
+    }
 }
 
 #[tokio::test]

@@ -23,7 +23,9 @@ use super::{
     connection::{Member, classify, error_text},
     revision_of, signed, unsigned,
 };
-use crate::{Commit, Error, Event, Health, Range, ReadablePage, Unreadable, codec::FailedServices};
+use crate::{
+    Commit, Error, Event, Health, Range, ReadablePage, Unreadable, UnreadableEntry, codec::FailedServices,
+};
 
 /// Maximum size of a response, in bytes.
 const MAX_RESPONSE: usize = 1 << 30;
@@ -55,6 +57,24 @@ enum End {
     /// The member hangs. Another member has replaced it.
     Hanging,
     Failed(Error),
+}
+
+/// A change that was read from a response.
+enum Change {
+    Commit(Commit),
+    /// The new value cannot be decrypted.
+    Unreadable(UnreadableEntry),
+}
+
+// === impl Change ===
+
+impl Change {
+    fn revision(&self) -> u64 {
+        match self {
+            Self::Commit(commit) => commit.revision,
+            Self::Unreadable(entry) => entry.modified,
+        }
+    }
 }
 
 // === impl Follower ===
@@ -218,18 +238,27 @@ impl Follower {
             return self.send_if_newer(revision);
         }
         let mut last = self.sent;
-        let (mut commits, mut failed_services) = (Vec::new(), FailedServices::default());
+        let (mut changes, mut failed_services) = (Vec::new(), FailedServices::default());
         for event in response.events {
-            let commit = self.commit(&mut failed_services, event).map_err(End::Failed)?;
-            commits.extend(commit.filter(|commit| commit.revision > self.sent));
+            let change = self.change(&mut failed_services, event);
+            changes.extend(change.filter(|change| change.revision() > self.sent));
         }
-        let mut commits = commits.into_iter().peekable();
-        while let Some(mut commit) = commits.next() {
-            last = commit.revision;
-            // The consumer waits for the guard's commit if it is announced. So announce that commit only if it passed
-            // the filters.
-            commit.guard_follows = commits.peek().is_some_and(|next| next.revision == last);
-            self.events.send(Event::Commit(Arc::new(commit))).map_err(|_closed| End::Unused)?;
+        let mut changes = changes.into_iter().peekable();
+        while let Some(change) = changes.next() {
+            let event = match change {
+                // This event does not complete its revision. A commit or a request for progress does.
+                Change::Unreadable(entry) => Event::Unreadable(entry),
+                Change::Commit(mut commit) => {
+                    last = commit.revision;
+                    // The consumer waits for the guard's commit if it is announced. So announce that commit only if it
+                    // passed the filters.
+                    let is_guard =
+                        |next: &Change| matches!(next, Change::Commit(next) if next.revision == last);
+                    commit.guard_follows = changes.peek().is_some_and(is_guard);
+                    Event::Commit(Arc::new(commit))
+                }
+            };
+            self.events.send(event).map_err(|_closed| End::Unused)?;
         }
         // The events of one revision are in one response.
         self.sent = last;
@@ -244,31 +273,32 @@ impl Follower {
         self.events.send(Event::Progress(revision)).map_err(|_closed| End::Unused)
     }
 
-    fn commit(&self, failed: &mut FailedServices, event: api::Event) -> Result<Option<Commit>, Error> {
+    /// The change of an event. `None` if the event is not about a key of this store.
+    fn change(&self, failed: &mut FailedServices, event: api::Event) -> Option<Change> {
         let is_deletion = event.r#type() == EventType::Delete;
-        let Some(kv) = event.kv else { return Ok(None) };
-        let Some(key) = self.shared.keys.inner(&kv.key) else { return Ok(None) };
+        let kv = event.kv?;
+        let key = self.shared.keys.inner(&kv.key)?;
+        let (revision, created) = (unsigned(kv.mod_revision), unsigned(kv.create_revision));
         let value = if is_deletion {
             None
         } else {
             match self.shared.opened(failed, key, kv.value) {
                 Ok(value) => Some(value),
-                // One unreadable value must not stop the watch of all other values. The consumer keeps the previous
-                // value, because a deletion event would affect other objects.
+                // One unreadable value must not stop the watch of all other values.
                 Err(error) => {
                     let cause = std::error::Error::source(&error).map(ToString::to_string);
                     tracing::error!(
                         %error,
                         cause,
-                        revision = kv.mod_revision,
+                        revision,
                         "cannot read a changed value in etcd, keeping the previous one"
                     );
-                    return Ok(None);
+                    let unreadable = Unreadable { key: key.into(), modified: revision, error };
+                    return Some(Change::Unreadable(unreadable.entry()));
                 }
             }
         };
-        let (revision, created) = (unsigned(kv.mod_revision), unsigned(kv.create_revision));
-        Ok(Some(Commit { revision, key: key.into(), value, created, guard_follows: false }))
+        Some(Change::Commit(Commit { revision, key: key.into(), value, created, guard_follows: false }))
     }
 
     async fn resync(&mut self) -> Result<(), Error> {
@@ -279,11 +309,11 @@ impl Follower {
             revision = page.revision,
             "the watch of etcd missed compacted commits"
         );
-        for Unreadable { key, error } in &unreadable {
+        for Unreadable { key, error, .. } in &unreadable {
             let cause = std::error::Error::source(error).map(ToString::to_string);
             tracing::error!(%key, %error, cause, "cannot read a value in etcd, keeping the previous one");
         }
-        let unreadable = unreadable.into_iter().map(|one| one.key).collect();
+        let unreadable = unreadable.iter().map(Unreadable::entry).collect();
         self.sent = page.revision;
         // If the consumer has dropped the watch, the next stream ends.
         let _ = self.events.send(Event::Resync { page, unreadable });
@@ -364,7 +394,13 @@ mod tests {
         follower.shared.read(kvs, &mut found);
         assert_eq!(found.entries.iter().map(|entry| &*entry.key).collect::<Vec<_>>(), ["/pods/b"]);
         assert_eq!(found.unreadable.iter().map(|one| &*one.key).collect::<Vec<_>>(), ["/secrets/a"]);
+        let unreadable =
+            |modified: u64| UnreadableEntry { key: "/secrets/a".into(), modified, service: None };
+        let Some(Event::Unreadable(first)) = events.recv().await else { panic!("not reported") };
+        assert_eq!(first, unreadable(2));
         let Some(Event::Commit(commit)) = events.recv().await else { panic!("no commit") };
         assert_eq!((&*commit.key, commit.revision, commit.guard_follows), ("/pods/b", 3, false));
+        let Some(Event::Unreadable(second)) = events.recv().await else { panic!("not reported") };
+        assert_eq!(second, unreadable(3));
     }
 }

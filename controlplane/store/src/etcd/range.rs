@@ -132,9 +132,10 @@ impl Shared {
     pub(super) fn read(&self, kvs: Vec<KeyValue>, found: &mut Found) {
         for kv in kvs {
             let Some(key) = self.keys.inner(&kv.key).map(Arc::<str>::from) else { continue };
+            let modified = unsigned(kv.mod_revision);
             match self.entry(&mut found.failed_services, &key, kv) {
                 Ok(entry) => found.entries.push(entry),
-                Err(error) => found.unreadable.push(Unreadable { key, error }),
+                Err(error) => found.unreadable.push(Unreadable { key, modified, error }),
             }
         }
     }

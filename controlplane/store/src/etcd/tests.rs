@@ -176,6 +176,7 @@ async fn until(watch: &mut Watch, revision: u64) -> Vec<Event> {
         let reached = match &event {
             Event::Commit(commit) => commit.revision,
             Event::Progress(reached) => *reached,
+            Event::Unreadable(entry) => panic!("cannot decrypt {}", entry.key),
             Event::Resync { page, .. } => page.revision,
         };
         events.push(event);
@@ -246,7 +247,7 @@ async fn a_stopped_etcd_is_unavailable_and_afterwards_each_event_comes_once() {
     let events = until(&mut watch, last).await;
     let commits = events.iter().filter_map(|event| match event {
         Event::Commit(commit) => Some((&*commit.key, commit.revision)),
-        Event::Progress(_) | Event::Resync { .. } => None,
+        Event::Progress(_) | Event::Unreadable(_) | Event::Resync { .. } => None,
     });
     let commits: Vec<_> = commits.collect();
     // The outcome of the refused write is unknown.

@@ -79,7 +79,8 @@ pub(super) async fn collect(
             format!("failed to find resource referenced by paramKind: '{group}/{version}, Kind={kind}'");
         return Err(ParamError::Failed(why));
     };
-    if admission.cache.check_readable(&resource).is_err() {
+    let namespace = parameter_namespace(&resource, reference, namespace).map_err(ParamError::Failed)?;
+    if admission.cache.check_complete(&resource, namespace).is_err() {
         let ParamKind { group, version, kind } = kind;
         let separator = if group.is_empty() { "" } else { "/" };
         let why = format!(
@@ -87,7 +88,6 @@ pub(super) async fn collect(
         );
         return Err(ParamError::Failed(why));
     }
-    let namespace = parameter_namespace(&resource, reference, namespace).map_err(ParamError::Failed)?;
     let mut found = Vec::new();
     match &reference.selector {
         None => found.extend(admission.cache.get(&resource, namespace, &reference.name)),

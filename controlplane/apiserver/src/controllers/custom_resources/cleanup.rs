@@ -73,6 +73,7 @@ async fn delete_all(state: &Arc<State>, definition: &Definition, resource: &Arc<
     let collection = state.cache.of(resource)?;
     let scope = Scope { prefix: prefix_of(resource, ""), ..Scope::default() };
     let (watcher, mut events) = Watcher::new(scope, false);
+    state.cache.check_complete(resource, "")?;
     let objects = collection.lock().watch_from_now(watcher, state.cache.revision());
     for object in &objects {
         delete_object(state, resource, object).await?;
@@ -108,5 +109,7 @@ fn is_empty(state: &State, resource: &Resource) -> Result<bool> {
     let collection = state.cache.of(resource)?;
     let prefix = prefix_of(resource, "");
     let collection = collection.lock();
+    // As upstream, an object that cannot be decrypted prevents the deletion of the definition.
+    collection.check_complete(&prefix)?;
     Ok(collection.under(&prefix).next().is_none())
 }

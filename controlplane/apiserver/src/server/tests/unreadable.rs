@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use coracle_store::{
-    Backup, Entry, Error as StoreError, Expect, Health, Page, Range, ReadablePage, Tier, Unreadable, Watch,
-    Write,
+    Backup, Entry, Error as StoreError, Expect, Health, Page, Range, ReadablePage, Tier, Unreadable,
+    UnreadableEntry, Watch, Write,
 };
 use futures::future::BoxFuture;
 
@@ -22,13 +22,16 @@ struct Encrypted {
     is_away: Arc<AtomicBool>,
     /// Number of calls of [`Store::list`].
     lists: AtomicUsize,
+    /// Number of calls of [`Store::get`].
+    gets: AtomicUsize,
     /// Whether the store reports that other servers write to it.
     is_shared: bool,
 }
 
 impl Encrypted {
     fn new(store: Embedded, prefix: &'static str, is_away: Arc<AtomicBool>) -> Self {
-        Self { store, prefix, is_away, lists: AtomicUsize::new(0), is_shared: false }
+        let [lists, gets] = [(); 2].map(|()| AtomicUsize::new(0));
+        Self { store, prefix, is_away, lists, gets, is_shared: false }
     }
 
     fn failure(&self, key: &str) -> Option<StoreError> {
@@ -41,6 +44,7 @@ impl Encrypted {
 impl Store for Encrypted {
     fn get<'a>(&'a self, key: &'a str) -> Outcome<'a, Option<Entry>> {
         Box::pin(async move {
+            self.gets.fetch_add(1, Ordering::SeqCst);
             let found = Store::get(&self.store, key).await?;
             match self.failure(key).filter(|_| found.is_some()) {
                 Some(error) => Err(error),
@@ -63,7 +67,9 @@ impl Store for Encrypted {
             let mut unreadable = Vec::new();
             for entry in std::mem::take(&mut page.entries) {
                 match self.failure(&entry.key) {
-                    Some(error) => unreadable.push(Unreadable { key: entry.key, error }),
+                    Some(error) => {
+                        unreadable.push(Unreadable { key: entry.key, modified: entry.modified, error });
+                    }
                     None => page.entries.push(entry),
                 }
             }
@@ -72,8 +78,10 @@ impl Store for Encrypted {
     }
 
     fn write(&self, write: Write) -> Outcome<'_, u64> {
+        // If a single object is unreadable, a client may try to create it again.
+        let is_new = write.expect == Expect::Absent && !self.prefix.ends_with('/');
         assert!(
-            self.failure(&write.key).is_none(),
+            is_new || self.failure(&write.key).is_none(),
             "a write of {} while its resource is unreadable",
             write.key
         );
@@ -177,6 +185,76 @@ async fn other_resources_work_while_secrets_cannot_be_decrypted_and_secrets_retu
     assert_eq!(server.post(SECRETS, secret("b")).await.code, 201);
     assert_eq!(server.post(SECRETS, secret("c")).await.code, 403, "the quota counts the first Secret");
     eventually_async("the quota counts", 20, async || used_secrets(&server).await == "2").await;
+}
+
+#[tokio::test]
+async fn a_custom_resource_that_cannot_be_decrypted_has_its_own_error_and_returns_later() {
+    const FOOS: &str = "/apis/example.com/v1/namespaces/default/foos";
+    let server = Fixture::new().await;
+    custom_resources::established(&server, custom_resources::definition("foos", "Foo")).await;
+    let foo = |name: &str| json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": name}});
+    let made = server.post(FOOS, foo("a")).await;
+    assert_eq!((made.code, server.post(FOOS, foo("b")).await.code), (201, 201), "{}", made.body);
+    let (server, is_away) = restarted_without("example.com/foos/default/a", server).await;
+    let (one, other) = (format!("{FOOS}/a"), format!("{FOOS}/b"));
+    assert_eq!(server.get(&other).await.code, 200);
+    assert_eq!(server.get(&format!("{FOOS}/absent")).await.code, 404);
+    let named = |name: &str| format!("{FOOS}?fieldSelector=metadata.name%3D{name}");
+    assert_eq!(server.get(&named("b")).await.body["items"].as_array().map(Vec::len), Some(1));
+    assert_eq!(server.get("/apis/example.com/v1/namespaces/other/foos").await.code, 200);
+    for path in [&*one, FOOS, &named("a"), &format!("{FOOS}?watch=1"), "/apis/example.com/v1/foos"] {
+        assert_unreadable(&server.get(path).await, "foos.example.com", path);
+    }
+    let refused = [
+        ("update", server.put(&one, made.body.clone()).await),
+        ("patch", server.merge(&one, json!({"metadata": {"labels": {"a": "b"}}})).await),
+        ("delete", server.delete(&one, json!({})).await),
+        ("delete all", server.delete(FOOS, json!({})).await),
+    ];
+    for (what, answer) in &refused {
+        assert_unreadable(answer, "foos.example.com", what);
+    }
+    let taken = server.post(FOOS, foo("a")).await;
+    assert_eq!((taken.code, &taken.body["reason"]), (409, &json!("AlreadyExists")));
+    assert_eq!(server.post(FOOS, foo("c")).await.code, 201);
+    assert_eq!(server.get("/readyz/kms-providers").await.code, 500);
+    assert_eq!(server.get("/livez").await.code, 200);
+    is_away.store(false, Ordering::SeqCst);
+    eventually_async("the object is readable", 60, async || server.get(&one).await.code == 200).await;
+    let found = server.get(&one).await.body;
+    for field in ["uid", "resourceVersion"] {
+        assert_eq!(found["metadata"][field], made.body["metadata"][field], "{field}");
+    }
+    assert_eq!(server.get(FOOS).await.body["items"].as_array().map(Vec::len), Some(3));
+    assert_eq!(server.get("/readyz/kms-providers").await.code, 200);
+    let labeled = server.merge(&one, json!({"metadata": {"labels": {"a": "b"}}})).await;
+    assert_eq!(labeled.code, 200, "{}", labeled.body);
+}
+
+/// A call of a key management service that does not respond lasts up to its timeout.
+#[tokio::test]
+async fn single_objects_are_read_again_with_one_call_of_a_failed_service() {
+    let server = Fixture::new().await;
+    for name in ["a", "b", "c"] {
+        assert_eq!(server.post(SECRETS, secret(name)).await.code, 201);
+    }
+    let (store, _directory) = server.close().await;
+    let store = Encrypted::new(store, "/secrets/default/", Arc::new(AtomicBool::new(false)));
+    let (cache, _watch) = crate::cache::Cache::load(&store).await.unwrap();
+    let revision = cache.revision();
+    assert!(!cache.read_again(&store).await.unwrap());
+    assert_eq!(store.gets.load(Ordering::SeqCst), 0, "no object is unreadable");
+    store.is_away.store(true, Ordering::SeqCst);
+    let entry = |name: &str| UnreadableEntry {
+        key: format!("/secrets/default/{name}").into(),
+        modified: revision + 1,
+        service: Some("vault".into()),
+    };
+    let page = Page { entries: Vec::new(), revision: revision + 1, more: false };
+    cache.resync(page, &["a", "b", "c"].map(entry));
+    assert!(!cache.read_again(&store).await.unwrap());
+    assert_eq!(store.gets.load(Ordering::SeqCst), 1);
+    assert!(cache.has_unreadable_objects());
 }
 
 #[tokio::test]
