@@ -1,9 +1,11 @@
-//! The kernel's limits of the user root.
+//! The kernel's limits of the user root, and of open files.
 //!
 //! The node and root in all pods without a user namespace are the same user for the kernel. So root in one container
 //! could exhaust a limit of this user. Then no pod could start, the node could accept no connections, or no client
-//! could follow logs. Raising these limits is safe: they limit memory of the kernel, and the kernel charges this memory
-//! to the container. The memory limit of the pod still applies.
+//! could follow logs. All processes of the machine share the limit of open files. If a container exhausts it, only
+//! processes with CAP_SYS_ADMIN can open files, so all other pods fail. systemd raises this limit at the boot, other
+//! init systems do not. Raising these limits is safe: they limit memory of the kernel, and the kernel charges this
+//! memory to the container. The memory limit of the pod still applies.
 
 use std::io;
 use std::path::Path;
@@ -19,9 +21,14 @@ const THREADS: &str = "kernel/threads-max";
 /// The kinds of namespaces: those that the runtime creates for pods, and those that root in a user namespace can
 /// create.
 const KINDS: [&str; 8] = ["cgroup", "ipc", "mnt", "net", "pid", "time", "user", "uts"];
-/// Limits of a user: files in all epoll instances, inotify watches, and inotify instances.
-const WATCHES: [&str; 3] =
-    ["fs/epoll/max_user_watches", "fs/inotify/max_user_watches", "fs/inotify/max_user_instances"];
+/// Limits of a user: files in all epoll instances, inotify watches, and inotify instances. Limit of the machine: open
+/// files.
+const LIMITS: [&str; 4] = [
+    "fs/epoll/max_user_watches",
+    "fs/inotify/max_user_watches",
+    "fs/inotify/max_user_instances",
+    "fs/file-max",
+];
 
 /// Raises the limits. A failure is logged: the settings may be read-only.
 pub(crate) fn raise() {
@@ -30,7 +37,7 @@ pub(crate) fn raise() {
 
 fn raise_below(sysctls: &Path) {
     raise_namespaces(&sysctls.join(NAMESPACES), &sysctls.join(THREADS));
-    WATCHES.iter().for_each(|name| raise_watches(&sysctls.join(name)));
+    LIMITS.iter().for_each(|name| raise_limit(&sysctls.join(name)));
 }
 
 /// Raises the limits that have the kernel's default. Limits that an administrator has set stay, because a low limit of
@@ -45,7 +52,7 @@ fn raise_namespaces(dir: &Path, threads: &Path) {
     }
 }
 
-fn raise_watches(path: &Path) {
+fn raise_limit(path: &Path) {
     if read(path).is_some_and(|now| now < MOST) {
         log(path, std::fs::write(path, MOST.to_string()));
     }
@@ -94,6 +101,16 @@ mod tests {
     }
 
     #[test]
+    fn the_limit_of_open_files_is_raised() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("fs/file-max");
+        std::fs::create_dir(dir.path().join("fs")).unwrap();
+        std::fs::write(&path, "202048\n").unwrap();
+        raise_below(dir.path());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "2147483647");
+    }
+
+    #[test]
     fn the_limit_of_watches_is_raised_and_never_lowered() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("max_user_watches");
@@ -101,10 +118,10 @@ mod tests {
             [("5493121\n", "2147483647"), ("9223372036854775807\n", "9223372036854775807\n")]
         {
             std::fs::write(&path, before).unwrap();
-            raise_watches(&path);
+            raise_limit(&path);
             assert_eq!(std::fs::read_to_string(&path).unwrap(), after);
         }
-        raise_watches(&dir.path().join("absent"));
+        raise_limit(&dir.path().join("absent"));
         assert!(!dir.path().join("absent").exists());
     }
 }

@@ -38,6 +38,7 @@ fn main() -> ExitCode {
         user_namespace::root_of_a_user_namespace_has_no_rights_outside,
         user_namespace::volumes_show_their_ids_as_the_mapping_says,
         user_namespace::a_container_with_a_user_namespace_has_all_features,
+        user_namespace::a_privileged_container_in_a_user_namespace_opens_no_disks,
         user_namespace::a_user_namespace_works_with_a_shared_pid_namespace_and_the_host_network,
         user_namespace::a_wrong_mapping_is_refused,
         confinement::a_cdi_device_has_its_mounts_hooks_and_environment,

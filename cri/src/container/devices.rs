@@ -9,8 +9,9 @@ use oci_spec::runtime::{LinuxDevice, LinuxDeviceCgroup, LinuxDeviceType};
 
 use crate::error::Error;
 
-/// Directories in `/dev` that are skipped: the container has its own, or the directory contains no device nodes.
-const OWN: [&str; 6] = ["pts", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts"];
+/// Names in `/dev` that are skipped: the container has its own, or the directory contains no device nodes. `ptmx` of a
+/// container is a link to its own devpts. In a user namespace a mount of the host's node would prevent the link.
+const OWN: [&str; 7] = ["pts", "ptmx", "shm", "fd", "mqueue", ".lxc", ".lxd-mounts"];
 
 /// A device node, and the access of the container.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,6 +23,14 @@ pub(crate) struct Node {
 // === impl Node ===
 
 impl Node {
+    /// The node with the access of users other than its owner and its group. `None` if these users have no access.
+    fn for_others(self) -> Option<Self> {
+        let mode = self.device.file_mode().unwrap_or_default();
+        let access = [(0o4, 'r'), (0o2, 'w')].into_iter().filter(|(bit, _)| mode & bit != 0);
+        let access: String = access.map(|(_, letter)| letter).collect();
+        (!access.is_empty()).then_some(Self { access, ..self })
+    }
+
     /// The cgroup rule that allows the access.
     pub(crate) fn rule(&self) -> LinuxDeviceCgroup {
         let mut rule = rule(true, &self.access);
@@ -68,6 +77,17 @@ pub(crate) fn all() -> Vec<Node> {
         }
     });
     nodes
+}
+
+/// The device nodes of a privileged container in a user namespace: the requested nodes, and all nodes of the host that
+/// any user may open. Root of the namespace is an ordinary user of the host. As upstream, it cannot open the disks.
+pub(crate) fn all_in_user_namespace(devices: &[cri::Device]) -> Result<Vec<Node>, Error> {
+    let mut nodes = requested(devices)?;
+    let others = all().into_iter().filter_map(Node::for_others);
+    let others = others.filter(|other| nodes.iter().all(|node| node.device.path() != other.device.path()));
+    let others: Vec<Node> = others.collect();
+    nodes.extend(others);
+    Ok(nodes)
 }
 
 fn walk(host: &Path, inside: &Path, skip: &[&str], found: &mut impl FnMut(&Path, &Path)) {
@@ -128,5 +148,26 @@ mod tests {
         assert!(requested(&[file]).is_err());
         let absent = cri::Device { host_path: "/dev/absent".into(), ..Default::default() };
         assert!(requested(&[absent]).is_err());
+    }
+
+    #[test]
+    fn in_a_user_namespace_a_node_has_the_access_of_other_users() {
+        let access = |mode: u32| {
+            let mut device = LinuxDevice::default();
+            device.set_file_mode(Some(mode));
+            Node { device, access: "rwm".to_owned() }.for_others().map(|node| node.access)
+        };
+        assert_eq!([0o666, 0o664, 0o622].map(access), ["rw", "r", "w"].map(|text| Some(text.to_owned())));
+        assert_eq!([0o660, 0o600, 0o771].map(access), [None, None, None]);
+        let null =
+            cri::Device { host_path: "/dev/null".into(), permissions: "r".into(), ..Default::default() };
+        let nodes = all_in_user_namespace(&[null]).expect("nodes");
+        let null: Vec<_> = nodes.iter().filter(|node| node.device.path() == Path::new("/dev/null")).collect();
+        assert_eq!((null.len(), null[0].access.as_str()), (1, "r"), "the request has precedence");
+        assert!(nodes[1..].iter().all(|node| node.device.file_mode().is_some_and(|mode| mode & 0o6 != 0)));
+        assert!(
+            nodes.iter().all(|node| node.device.path() != Path::new("/dev/ptmx")),
+            "the container has a link"
+        );
     }
 }

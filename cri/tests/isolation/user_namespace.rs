@@ -1,9 +1,10 @@
 //! Pods with a user namespace.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 
 use coracle_proto::cri;
 use cri::NamespaceMode;
+use nix::sys::stat::{Mode, SFlag, makedev, mknod};
 
 use super::sh;
 use crate::fixture::{Machine, security};
@@ -168,6 +169,53 @@ pub(super) async fn a_container_with_a_user_namespace_has_all_features(machine: 
         .await
         .expect_err("no such user in there");
     assert!(error.message().contains("100000"), "{error}");
+    machine.remove_pod(&pod).await;
+}
+
+/// Names of the nodes in the machine's /dev that only their owner and their group may open.
+fn private_nodes() -> Vec<String> {
+    let is_private = |entry: &std::fs::DirEntry| {
+        entry.metadata().is_ok_and(|found| {
+            let kind = found.file_type();
+            (kind.is_char_device() || kind.is_block_device()) && found.mode() & 0o6 == 0
+        })
+    };
+    let entries = std::fs::read_dir("/dev").expect("list").flatten().filter(is_private);
+    entries.filter_map(|entry| entry.file_name().into_string().ok()).collect()
+}
+
+pub(super) async fn a_privileged_container_in_a_user_namespace_opens_no_disks(machine: &mut Machine) {
+    let options = options(range());
+    let of_pod = options.clone();
+    let pod = machine
+        .try_pod("userns-privileged", |config| {
+            let security = config.linux.get_or_insert_default().security_context.get_or_insert_default();
+            (security.namespace_options, security.privileged) = (Some(of_pod), true);
+        })
+        .await
+        .expect("sandbox");
+    let dir = tempfile::tempdir().expect("directory");
+    // An image can have such a node, too. No driver has this number.
+    let (mode, number) = (Mode::from_bits_truncate(0o666), makedev(120, 77));
+    mknod(&dir.path().join("node"), SFlag::S_IFCHR, mode, number).expect("mknod");
+    let id = container(machine, &pod, &options, |config| {
+        config.mounts = vec![cri::Mount {
+            container_path: "/volume".into(),
+            host_path: dir.path().to_string_lossy().into_owned(),
+            uid_mappings: vec![range()],
+            gid_mappings: vec![range()],
+            ..Default::default()
+        }];
+        security(config).privileged = true;
+    })
+    .await;
+    sh(machine, &id, "echo x > /dev/null && head -c1 /dev/urandom > /dev/null && test -c /dev/ptmx").await;
+    let names = private_nodes().join(" ");
+    sh(machine, &id, &format!("for name in {names}; do test ! -e /dev/$name || exit 1; done")).await;
+    let answer = machine.exec(&id, &["cat", "/volume/node"], 0).await.expect("exec");
+    let error = String::from_utf8_lossy(&answer.stderr).into_owned();
+    // With the permission the kernel would search for the driver.
+    assert!(answer.exit_code != 0 && !error.contains("No such device"), "{error}");
     machine.remove_pod(&pod).await;
 }
 

@@ -38,6 +38,28 @@ fn shell(script: &str) -> Value {
     json!({"name": "c", "image": "busybox", "command": ["sh", "-c", script]})
 }
 
+/// In an earlier version, the label gave the sandbox of the second pod to the first pod.
+#[test]
+fn a_label_with_the_uid_of_another_pod_does_not_take_its_sandbox() {
+    with_cluster(|_, cluster| {
+        create(cluster, "victim", json!({"containers": [shell("sleep 100000")]}));
+        let address =
+            until(cluster, "victim", "ready", |status| ready(status).map(|()| status["podIP"].clone()));
+        let uid = cluster.get(&["pod", "victim"])["metadata"]["uid"].clone();
+        let pod = json!({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "thief", "labels": {"io.kubernetes.pod.uid": uid}},
+            "spec": {"terminationGracePeriodSeconds": 0, "containers": [shell("sleep 100000")]},
+        });
+        cluster.apply(&pod.to_string());
+        until(cluster, "thief", "ready", ready);
+        let status = cluster.get(&["pod", "victim"])["status"].clone();
+        assert_eq!(status["podIP"], address);
+        assert_eq!(status["containerStatuses"][0]["restartCount"], 0);
+    });
+}
+
 #[test]
 fn a_host_port_does_not_take_a_port_that_the_node_uses() {
     with_cluster(|_, cluster| {

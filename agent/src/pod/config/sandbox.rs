@@ -1,5 +1,6 @@
 //! CRI configuration of a pod's sandbox.
 
+use std::collections::HashMap;
 use std::path::Path;
 
 use coracle_proto::cri;
@@ -33,8 +34,10 @@ pub(crate) fn config(
     inputs: SandboxInputs<'_>,
 ) -> cri::PodSandboxConfig {
     let meta = &pod.metadata;
-    let mut labels = identity(pod);
-    labels.extend(meta.labels.iter().flatten().map(|(k, v)| (k.clone(), v.clone())));
+    // As upstream, the labels that identify the pod replace labels of its author. The agent finds sandboxes by them.
+    let own = meta.labels.iter().flatten().map(|(k, v)| (k.clone(), v.clone()));
+    let mut labels: HashMap<String, String> = own.collect();
+    labels.extend(identity(pod));
     let (short, domain) = hostname(pod, inputs.cluster_domain);
     let full = match domain {
         Some(domain) if spec.set_hostname_as_fqdn == Some(true) => format!("{short}.{domain}"),
@@ -80,4 +83,40 @@ fn port_mappings(spec: &PodSpec) -> Vec<cri::PortMapping> {
             host_ip: port.host_ip.clone().unwrap_or_default(),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+    use super::*;
+    use crate::pod::config::{POD_NAME, POD_NAMESPACE, POD_UID};
+
+    #[test]
+    fn labels_of_a_pod_do_not_replace_its_identity() {
+        let labels =
+            [(POD_NAME, "etcd"), (POD_NAMESPACE, "kube-system"), (POD_UID, "victim"), ("app", "web")];
+        let labels = labels.map(|(key, value)| (key.to_owned(), value.to_owned()));
+        let metadata = ObjectMeta {
+            name: Some("web".to_owned()),
+            namespace: Some("shop".to_owned()),
+            uid: Some("own".to_owned()),
+            labels: Some(BTreeMap::from(labels)),
+            ..ObjectMeta::default()
+        };
+        let pod = Pod { metadata, ..Pod::default() };
+        let inputs = SandboxInputs {
+            log_dir: Path::new("/logs"),
+            cgroup_parent: "/pods",
+            cluster_domain: "cluster.local",
+            dns: cri::DnsConfig::default(),
+            users: None,
+        };
+        let made = config(&pod, &PodSpec::default(), 0, inputs).labels;
+        let value = |key: &str| made.get(key).map(String::as_str);
+        assert_eq!([POD_NAME, POD_NAMESPACE, POD_UID].map(value), [Some("web"), Some("shop"), Some("own")]);
+        assert_eq!(value("app"), Some("web"), "other labels are kept");
+    }
 }

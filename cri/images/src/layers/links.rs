@@ -78,6 +78,7 @@ impl Layers {
             layers: &self.layers,
             options: options(&unpack_path, ids),
             at: unpack_path.join("view"),
+            limits: Limits::default(),
         };
         if composed.options.len() >= OPTIONS_MAX {
             return Err(LayerError::Deep { layer, count: ids.len() });
@@ -105,6 +106,7 @@ struct ComposedMount<'a> {
     layers: &'a Path,
     options: String,
     at: PathBuf,
+    limits: Limits,
 }
 
 /// Size and directories of the new layer.
@@ -126,7 +128,7 @@ impl ComposedMount<'_> {
         nix::unistd::chdir(self.layers)?;
         let flags = MsFlags::MS_NODEV | MsFlags::MS_NOEXEC | MsFlags::MS_NOATIME;
         mount(Some("overlay"), &self.at, Some("overlay"), flags, Some(self.options.as_str()))?;
-        let placed = place(&self.at, links, &Limits::default());
+        let placed = place(&self.at, links, &self.limits);
         umount2(&self.at, MntFlags::empty())?;
         Ok(placed)
     }
@@ -201,6 +203,41 @@ mod tests {
         let made = LayerFacts::of(layer.path()).unwrap();
         assert_eq!((made.inodes.len(), made.directories.len()), (32, 31));
         assert_eq!(made.directories[0], "down");
+    }
+
+    /// Makes links with these targets to names of one lower file of 32 KiB. The limit of copies is 200 KB.
+    fn link_to_names_of_one_file(targets: &[&str]) -> Result<(), LinkError> {
+        let layers = tempfile::tempdir().unwrap();
+        let path = |name: &str| layers.path().join(name);
+        for name in ["lower", "upper", "work", "view"] {
+            fs::create_dir(path(name)).unwrap();
+        }
+        fs::write(path("lower/n0"), vec![1; 32 << 10]).unwrap();
+        for number in 1..8 {
+            fs::hard_link(path("lower/n0"), path(&format!("lower/n{number}"))).unwrap();
+        }
+        let options = "lowerdir=lower,upperdir=upper,workdir=work,index=off,metacopy=off,redirect_dir=off";
+        let composed = ComposedMount {
+            layers: layers.path(),
+            options: options.to_owned(),
+            at: "view".into(),
+            limits: Limits { layer_bytes: 200_000, ..Limits::default() },
+        };
+        let links = targets.iter().enumerate();
+        let links = links.map(|(number, target)| Link {
+            path: format!("link{number}").into_bytes(),
+            target: target.as_bytes().to_owned(),
+        });
+        let links: Vec<Link> = links.collect();
+        std::thread::scope(|scope| scope.spawn(|| composed.link(&links)).join()).unwrap().unwrap()
+    }
+
+    #[test]
+    fn each_name_of_a_lower_file_counts_as_a_copy() {
+        let error = link_to_names_of_one_file(&["n0", "n1", "n2", "n3", "n4", "n5", "n6", "n7"]);
+        assert!(matches!(error, Err(LinkError::TooLarge(_))), "{error:?}");
+        // One copy with several links counts once.
+        link_to_names_of_one_file(&["n0", "n0", "n0", "n0", "link0", "link4", "n1", "n1"]).unwrap();
     }
 
     #[test]

@@ -58,7 +58,7 @@ pub(crate) enum LinkError {
 /// The state of making links.
 struct LinkMaker {
     root: Root,
-    /// Inodes of copied files, so that each file is counted once.
+    /// Inodes of copies, so that each copy is counted once.
     copied: HashSet<u64>,
     bytes: u64,
     max_bytes: u64,
@@ -147,7 +147,7 @@ impl LinkMaker {
         };
         let found = self.root.find(&target).map_err(|e| link.failed(e))?;
         let found = found.filter(|found| !is_directory(found)).ok_or_else(|| link.no_target())?;
-        if self.copied.insert(found.st_ino) {
+        if !self.copied.contains(&found.st_ino) {
             self.bytes += found.st_blocks.unsigned_abs() * SECTOR;
             if self.bytes > self.max_bytes {
                 return Err(LinkError::TooLarge(TooLarge::Bytes(self.max_bytes)));
@@ -159,7 +159,12 @@ impl LinkMaker {
             let time = time.map_err(|e| link.failed(e))?;
             self.times.insert(parent.as_bytes().to_owned(), time);
         }
-        self.root.make_hard_link(&path, &target).map_err(|e| link.failed(e))
+        self.root.make_hard_link(&path, &target).map_err(|e| link.failed(e))?;
+        // overlayfs copies a lower file with several names once for each name that gets a link. Before the copies, all
+        // names have the same inode number. So the number is read after the copy.
+        let made = self.root.find(&path).map_err(|e| link.failed(e))?;
+        self.copied.extend(made.map(|made| made.st_ino));
+        Ok(())
     }
 
     fn finish(self) {

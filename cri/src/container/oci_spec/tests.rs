@@ -160,6 +160,24 @@ fn privileged_means_all_our_capabilities_and_no_masked_paths() {
 }
 
 #[test]
+fn a_privileged_container_in_a_user_namespace_may_not_use_all_devices() {
+    let range = cri::IdMapping { container_id: 0, host_id: 70_000, length: 65_536 };
+    let users =
+        cri::UserNamespace { mode: cri::NamespaceMode::Pod.into(), uids: vec![range], gids: vec![range] };
+    let context = cri::LinuxSandboxSecurityContext {
+        namespace_options: Some(cri::NamespaceOption { userns_options: Some(users), ..Default::default() }),
+        ..Default::default()
+    };
+    let linux = cri::LinuxPodSandboxConfig { security_context: Some(context), ..Default::default() };
+    let pod = PodSandboxConfig { linux: Some(linux), ..Default::default() };
+    let privileged = secured(LinuxContainerSecurityContext { privileged: true, ..Default::default() });
+    let spec = spec_of(&privileged, &pod);
+    let rules = spec["linux"]["resources"]["devices"].as_array().expect("rules");
+    assert_eq!(rules.len(), 1, "the test has no device nodes");
+    assert_eq!(rules[0]["allow"], false);
+}
+
+#[test]
 fn a_profile_is_set_unless_unconfined() {
     let mut profile = cri::SecurityProfile::default();
     let context = |profile: &cri::SecurityProfile| {

@@ -17,6 +17,7 @@ use crate::error::{self, Error};
 use crate::namespaces;
 use crate::nri::PodOf;
 use crate::records::ContainerRecord;
+use crate::sandbox::user_namespace::Mapping;
 use crate::security_profile;
 use crate::user::User;
 
@@ -31,7 +32,8 @@ impl ContainerService {
         image: &Image,
     ) -> Result<Spec, Error> {
         let bundle = self.objects.records.container_dir(&record.id);
-        let nodes = device_nodes(config)?;
+        let mapping = Mapping::of(Some(&namespaces::options(pod.sandbox.config()))).ok().flatten();
+        let nodes = device_nodes(config, mapping.is_some())?;
         let inputs = SpecInputs {
             config,
             image,
@@ -81,11 +83,12 @@ impl ContainerService {
     }
 }
 
-fn device_nodes(config: &cri::ContainerConfig) -> Result<Vec<Node>, Error> {
-    if security(config).privileged {
-        return Ok(devices::all());
+fn device_nodes(config: &cri::ContainerConfig, has_user_namespace: bool) -> Result<Vec<Node>, Error> {
+    match (security(config).privileged, has_user_namespace) {
+        (true, false) => Ok(devices::all()),
+        (true, true) => devices::all_in_user_namespace(&config.devices),
+        (false, _) => devices::requested(&config.devices),
     }
-    devices::requested(&config.devices)
 }
 
 /// Name of the AppArmor profile.
