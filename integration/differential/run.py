@@ -3,8 +3,8 @@
 
 scripts/differential calls it: run.py OURS THEIRS FIXTURES [PART…]. OURS and THEIRS are URLs; both servers accept the
 token `differential` for a cluster administrator. FIXTURES is the folder of upstream's serialized objects, one of each
-kind with all fields set. PART is bootstrap, discovery, tables, schemas, fixtures, protobuf, objects, mutations, requests,
-custom or access.
+kind with all fields set. PART is bootstrap, discovery, tables, schemas, paths, fixtures, protobuf, objects, mutations,
+requests, custom or access.
 
 A difference is a line `part<TAB>case<TAB>place<TAB>theirs<TAB>ours`. Intended differences are left out: each line of
 intended.txt is a regular expression of the whole line of a difference, a tab, `# ` and the reason.
@@ -249,21 +249,33 @@ def tables(test):
         test.compare("tables", f"{api_version} {resource}", *columns)
 
 
+def openapi(server):
+    """The document of version 2, and those documents of version 3 that have kinds."""
+    _, root = server.send("GET", "/openapi/v3")
+    urls = {path: one["serverRelativeURL"] for path, one in root["paths"].items() if "/v" in path}
+    return server.send("GET", "/openapi/v2")[1], {path: server.send("GET", url)[1] for path, url in urls.items()}
+
+
+def compare_entries(test, part, prefix, theirs, ours):
+    for name in sorted(theirs):
+        test.compare(part, prefix + name, theirs[name], ours.get(name, ABSENT))
+
+
 def schemas(test):
-    documents = []
-    for server in (test.theirs, test.ours):
-        _, root = server.send("GET", "/openapi/v3")
-        documents.append({path: one["serverRelativeURL"] for path, one in root["paths"].items()})
-    for path in sorted(documents[0]):
-        if path not in documents[1] or "/v" not in path:
-            continue
-        found = []
-        for server, urls in ((test.theirs, documents[0]), (test.ours, documents[1])):
-            _, document = server.send("GET", urls[path])
-            found.append(document.get("components", {}).get("schemas", {}))
-        theirs, ours = found
-        for name in sorted(set(theirs) & set(ours)):
-            test.compare("schemas", name, theirs[name], ours[name])
+    (old_theirs, theirs), (old_ours, ours) = openapi(test.theirs), openapi(test.ours)
+    compare_entries(test, "schemas", "v2 ", old_theirs["definitions"], old_ours["definitions"])
+    for path in sorted(set(theirs) & set(ours)):
+        found = [document.get("components", {}).get("schemas", {}) for document in (theirs[path], ours[path])]
+        compare_entries(test, "schemas", "", *found)
+
+
+def paths(test):
+    """Compares the operations and parameters of documents."""
+    (old_theirs, theirs), (old_ours, ours) = openapi(test.theirs), openapi(test.ours)
+    for section in ("paths", "parameters", "securityDefinitions"):
+        compare_entries(test, "paths", "v2 ", old_theirs[section], old_ours[section])
+    for path in sorted(set(theirs) & set(ours)):
+        compare_entries(test, "paths", "", theirs[path]["paths"], ours[path]["paths"])
 
 
 def kinds(server):
@@ -511,6 +523,7 @@ def main():
     folder = pathlib.Path(folder)
     all_parts = {
         "bootstrap": lambda: bootstrap(test), "discovery": lambda: discovery(test), "tables": lambda: tables(test), "schemas": lambda: schemas(test),
+        "paths": lambda: paths(test),
         "fixtures": lambda: fixtures(test, folder, "json", "fixtures", "application/json"),
         "protobuf": lambda: fixtures(test, folder, "pb", "protobuf", "application/vnd.kubernetes.protobuf"),
         "requests": lambda: requests(test), "custom": lambda: custom(test, clean),

@@ -96,7 +96,7 @@ impl Merged {
             let mut document = openapi::v2::json(resources);
             remote::add_v2(remotes, &mut document);
             match form {
-                Form::Json => document.to_string().into_bytes(),
+                Form::Json => serde_json::to_vec(&document).unwrap_or_default(),
                 Form::Protobuf => openapi::v2::protobuf(&document),
             }
         };

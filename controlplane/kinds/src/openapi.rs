@@ -1,10 +1,12 @@
-//! OpenAPI v3 documents: the definitions with their descriptions, and the paths that clients need.
+//! OpenAPI v3 documents: the definitions with their descriptions, and the paths with their operations.
 //!
-//! kubectl finds a kind through a path whose operations have `x-kubernetes-group-version-kind`. kubectl detects
-//! server-side field validation by the parameter `fieldValidation` of the PATCH, and strategic merge by the PATCH's
-//! body types. A document is built when a client asks for it. Its content hash is kept with its group version.
+//! Generators of clients read both. kubectl finds a kind through a path whose operations have
+//! `x-kubernetes-group-version-kind`. kubectl detects server-side field validation by the parameter `fieldValidation`
+//! of the PATCH, and strategic merge by the PATCH's body types. A document is built when a client asks for it. Its
+//! content hash is kept with its group version.
 
 mod list;
+mod operation;
 mod paths;
 pub mod v2;
 
@@ -12,13 +14,14 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, LazyLock};
 
+use coracle_values::CollectMap;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 use sha2::{Digest, Sha512};
 
-use crate::kind;
+use self::paths::{Form, Operations};
 use crate::resource::{GroupVersion, Resource, Resources};
-use crate::schema::model::definitions_text;
+use crate::schema::model::{definitions_text, operations_text};
 
 /// The document of one group version.
 #[derive(Clone, Debug)]
@@ -31,15 +34,15 @@ pub struct Document {
 
 /// `/openapi/v3`: URLs with content hash, by path. Hashes are computed once for each change of a group version.
 pub fn root(set: &Resources) -> Value {
-    // The text is decompressed only if a hash is missing.
-    let text = LazyLock::new(definitions_text);
+    // The texts are decompressed only if a hash is missing.
+    let texts = LazyLock::new(Texts::load);
     let mut definitions = None;
     let mut paths = Map::new();
     for version in set.group_versions() {
         let hash = match version.openapi_hash.get() {
             Some(hash) => hash,
             None => {
-                let definitions = definitions.get_or_insert_with(|| Definitions::read(&text));
+                let definitions = definitions.get_or_insert_with(|| Definitions::read(&texts));
                 version.openapi_hash.get_or_init(|| hash(&definitions.document(version)))
             }
         };
@@ -61,8 +64,8 @@ pub fn group_version<'a>(set: &'a Resources, path: &str) -> Option<&'a Arc<Group
 
 /// Builds the document of a group version.
 pub fn document(version: &GroupVersion) -> Document {
-    let text = definitions_text();
-    let body = Definitions::read(&text).document(version);
+    let texts = Texts::load();
+    let body = Definitions::read(&texts).document(version);
     let hash = version.openapi_hash.get_or_init(|| hash(&body)).clone();
     Document { body, hash }
 }
@@ -77,10 +80,23 @@ pub fn hash(body: &[u8]) -> String {
     hex::encode_upper(Sha512::digest(body))
 }
 
-/// The definitions in the decompressed text.
+/// The decompressed texts.
+struct Texts {
+    definitions: String,
+    operations: String,
+}
+
+impl Texts {
+    fn load() -> Texts {
+        Texts { definitions: definitions_text(), operations: operations_text() }
+    }
+}
+
+/// The definitions and the operations in the decompressed texts.
 struct Definitions<'a> {
     version: &'a str,
     texts: HashMap<&'a str, &'a RawValue>,
+    operations: Operations<'a>,
 }
 
 #[derive(serde::Deserialize)]
@@ -91,67 +107,68 @@ struct File<'a> {
 }
 
 impl<'a> Definitions<'a> {
-    fn read(text: &'a str) -> Definitions<'a> {
-        match serde_json::from_str::<File<'_>>(text) {
-            Ok(file) => Definitions { version: file.version, texts: file.definitions },
+    fn read(texts: &'a Texts) -> Definitions<'a> {
+        let operations = Operations::read(&texts.operations);
+        match serde_json::from_str::<File<'_>>(&texts.definitions) {
+            Ok(File { version, definitions: mut texts }) => {
+                texts.extend(&operations.definitions);
+                Definitions { version, texts, operations }
+            }
             // Unreachable: the text is part of the program, and the unit tests read it.
-            Err(_) => Definitions { version: "", texts: HashMap::new() },
+            Err(_) => Definitions { version: "", texts: HashMap::new(), operations },
         }
     }
 
     fn document(&self, version: &GroupVersion) -> Vec<u8> {
-        let kinds = &version.resources;
-        let mut paths = Map::new();
-        for kind in kinds {
-            paths::add(kind, &mut paths);
+        let mut items: Vec<_> = version.resources.iter().flat_map(|kind| operation::of_kind(kind)).collect();
+        let mut security_schemes = Map::new();
+        if version.resources.iter().any(|kind| kind.is_built_in()) {
+            items.push(operation::of_group_version(version));
+            security_schemes.insert("BearerToken".to_owned(), security_scheme());
         }
-        let schemas = self.reachable(version);
-        let document = Page {
-            openapi: "3.0.0",
-            info: json!({"title": "Kubernetes", "version": self.version}),
-            paths,
-            components: Components { schemas },
-        };
-        serde_json::to_vec(&document).unwrap_or_default()
+        let paths: BTreeMap<_, _> = self.operations.texts(items, Form::V3).into_iter().collect_map();
+        let components = Components { schemas: self.reachable(version, &paths), security_schemes };
+        let info = json!({"title": "Kubernetes", "version": self.version});
+        serde_json::to_vec(&Page { openapi: "3.0.0", info, paths: &paths, components }).unwrap_or_default()
     }
 
-    /// The definitions of the kinds and of their bodies, and all definitions that these definitions refer to.
-    fn reachable<'b>(&'b self, version: &'b GroupVersion) -> BTreeMap<Cow<'b, str>, Cow<'b, RawValue>> {
+    /// The definitions of the kinds, those that the paths refer to, and all that these definitions refer to.
+    fn reachable<'b>(
+        &'b self,
+        version: &'b GroupVersion,
+        paths: &BTreeMap<String, Box<RawValue>>,
+    ) -> BTreeMap<Cow<'b, str>, Cow<'b, RawValue>> {
         let kinds = &version.resources;
-        let bodies = kinds
-            .iter()
-            .flat_map(|kind| &kind.subresources)
-            .filter_map(|sub| kind::schema_of(&sub.api_version(), &sub.kind));
-        let common = ["DeleteOptions", "Status"].into_iter().filter_map(|name| kind::schema_of("v1", name));
-        let mut waiting: Vec<&str> =
-            kinds.iter().map(|kind| &*kind.schema).chain(bodies).chain(common).collect();
-        waiting.push(list::LIST_META);
-        let mut seen = BTreeSet::new();
+        let mut waiting: Vec<&str> = paths.values().flat_map(|item| self.known(item.get())).collect();
         let mut found = BTreeMap::new();
         for (kind, definition) in kinds.iter().filter_map(|kind| Some((kind, kind.definition.as_ref()?))) {
             // A custom schema refers to built-in definitions only, such as ObjectMeta.
             let Ok(text) = serde_json::value::to_raw_value(&**definition) else { continue };
-            for name in references(text.get()) {
-                waiting.extend(self.texts.get_key_value(name).map(|(name, _)| *name));
-            }
+            waiting.extend(self.known(text.get()));
             found.insert(Cow::Borrowed(&*kind.schema), Cow::Owned(text));
         }
         for (name, definition) in self.custom_lists(kinds) {
+            waiting.extend(self.known(definition.get()));
             found.entry(name.into()).or_insert(Cow::Owned(definition));
         }
+        let mut seen = BTreeSet::new();
         while let Some(name) = waiting.pop() {
-            let Some((name, text)) = self.texts.get_key_value(name) else { continue };
-            if seen.insert(*name) {
-                let definition = if *name == DELETE_OPTIONS {
-                    delete_options(text, version)
-                } else {
-                    Cow::Borrowed(*text)
+            let Some(text) = self.texts.get(name) else { continue };
+            if seen.insert(name) {
+                let definition = match name {
+                    DELETE_OPTIONS | WATCH_EVENT => with_kinds(text, version),
+                    _ => Cow::Borrowed(*text),
                 };
-                found.insert(Cow::Borrowed(*name), definition);
-                waiting.extend(references(text.get()));
+                found.insert(Cow::Borrowed(name), definition);
+                waiting.extend(self.known(text.get()));
             }
         }
         found
+    }
+
+    /// The built-in definitions that a text refers to.
+    fn known(&self, text: &str) -> Vec<&'a str> {
+        references(text).filter_map(|name| Some(*self.texts.get_key_value(name)?.0)).collect()
     }
 
     /// The definitions of the lists of custom resources.
@@ -170,32 +187,43 @@ impl<'a> Definitions<'a> {
 }
 
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
+const WATCH_EVENT: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.WatchEvent";
+const KINDS: &str = "x-kubernetes-group-version-kind";
 
-/// DeleteOptions with the kinds that a document lists: `v1` of the core group, and the document's own group version.
-fn delete_options<'a>(text: &'a RawValue, version: &GroupVersion) -> Cow<'a, RawValue> {
+/// A definition that is in all group versions, with the kinds that a document lists: `v1` of the core group, and the
+/// document's own group version.
+fn with_kinds<'a>(text: &'a RawValue, version: &GroupVersion) -> Cow<'a, RawValue> {
     let Ok(mut schema) = serde_json::from_str::<Value>(text.get()) else { return Cow::Borrowed(text) };
-    let mut kinds = vec![json!({"group": "", "kind": "DeleteOptions", "version": "v1"})];
+    let kind = schema[KINDS][0]["kind"].clone();
+    let mut kinds = vec![json!({"group": "", "kind": kind, "version": "v1"})];
     if !version.group.is_empty() {
-        kinds.push(json!({"group": version.group, "kind": "DeleteOptions", "version": version.version}));
+        kinds.push(json!({"group": version.group, "kind": kind, "version": version.version}));
     }
-    schema["x-kubernetes-group-version-kind"] = kinds.into();
+    schema[KINDS] = kinds.into();
     serde_json::value::to_raw_value(&schema).map_or(Cow::Borrowed(text), Cow::Owned)
+}
+
+/// The authentication that documents describe, as upstream.
+fn security_scheme() -> Value {
+    json!({"description": "Bearer Token authentication", "in": "header", "name": "authorization", "type": "apiKey"})
 }
 
 #[derive(serde::Serialize)]
 struct Page<'a> {
     openapi: &'a str,
     info: Value,
-    paths: Map<String, Value>,
+    paths: &'a BTreeMap<String, Box<RawValue>>,
     components: Components<'a>,
 }
 
 #[derive(serde::Serialize)]
 struct Components<'a> {
     schemas: BTreeMap<Cow<'a, str>, Cow<'a, RawValue>>,
+    #[serde(rename = "securitySchemes", skip_serializing_if = "Map::is_empty")]
+    security_schemes: Map<String, Value>,
 }
 
-/// The names of the definitions that a definition refers to.
+/// The names of the definitions that a text refers to.
 fn references(text: &str) -> impl Iterator<Item = &str> {
     text.split("\"$ref\":\"#/components/schemas/").skip(1).filter_map(|rest| rest.split('"').next())
 }
@@ -290,14 +318,25 @@ mod tests {
     }
 
     #[test]
-    fn delete_options_have_the_kinds_of_their_document() {
-        let kinds = |path: &str| {
-            let schema = &read(path)["components"]["schemas"][DELETE_OPTIONS];
-            schema["x-kubernetes-group-version-kind"].clone()
-        };
-        let core = json!({"group": "", "kind": "DeleteOptions", "version": "v1"});
-        let apps = json!({"group": "apps", "kind": "DeleteOptions", "version": "v1"});
-        assert_eq!(kinds("api/v1"), json!([core]));
-        assert_eq!(kinds("apis/apps/v1"), json!([core, apps]));
+    fn definitions_of_all_versions_have_the_kinds_of_their_document() {
+        for (name, kind) in [(DELETE_OPTIONS, "DeleteOptions"), (WATCH_EVENT, "WatchEvent")] {
+            let kinds = |path: &str| read(path)["components"]["schemas"][name][KINDS].clone();
+            let core = json!({"group": "", "kind": kind, "version": "v1"});
+            let apps = json!({"group": "apps", "kind": kind, "version": "v1"});
+            assert_eq!(kinds("api/v1"), json!([core]));
+            assert_eq!(kinds("apis/apps/v1"), json!([core, apps]));
+        }
+    }
+
+    #[test]
+    fn documents_have_the_definitions_that_their_paths_refer_to() {
+        let schemas = |path: &str| read(path)["components"]["schemas"].clone();
+        let core = schemas("api/v1");
+        let items = &core["io.k8s.api.core.v1.PodList"]["properties"]["items"];
+        assert_eq!(items["items"]["allOf"][0]["$ref"], "#/components/schemas/io.k8s.api.core.v1.Pod");
+        assert!(core.get("io.k8s.apimachinery.pkg.apis.meta.v1.APIResourceList").is_some());
+        // Reviews are not deleted.
+        assert_eq!(schemas("apis/authorization.k8s.io/v1").get(DELETE_OPTIONS), None);
+        assert_eq!(read("api/v1")["components"]["securitySchemes"]["BearerToken"]["in"], "header");
     }
 }

@@ -329,6 +329,29 @@ impl Resource {
         self.is_built_in
     }
 
+    /// Whether a deletion returns the object instead of a Status. Source: `ReturnDeletedObject` of upstream's stores.
+    pub fn returns_deleted(&self) -> bool {
+        let names: &[&str] = match &*self.group {
+            "" => &[
+                "persistentvolumeclaims",
+                "persistentvolumes",
+                "pods",
+                "podtemplates",
+                "resourcequotas",
+                "serviceaccounts",
+                "services",
+            ],
+            "resource.k8s.io" => {
+                &["deviceclasses", "resourceclaims", "resourceclaimtemplates", "resourceslices"]
+            }
+            "storage.k8s.io" => {
+                &["csidrivers", "csinodes", "storageclasses", "volumeattachments", "volumeattributesclasses"]
+            }
+            _ => &[],
+        };
+        self.is_built_in && names.contains(&&*self.plural)
+    }
+
     /// The rules for objects.
     pub fn strategy(&self) -> &dyn Strategy {
         &*self.strategy

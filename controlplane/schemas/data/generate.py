@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes definitions.json.deflate, messages.json.deflate, presence.json.deflate and types.json.deflate, the data behind
-the crate's schemas.
+"""Writes definitions.json.deflate, operations.json.deflate, messages.json.deflate, presence.json.deflate and
+types.json.deflate, the data behind the crate's schemas.
 
 Run by hand when Kubernetes has a new minor version or the crate a new kind (add it to ROOTS or OPTIONAL):
 
@@ -12,6 +12,11 @@ The server must serve the kinds in OPTIONAL, so it runs with `--runtime-config=a
 `--feature-gates=AllAlpha=true,AllBeta=true`. The definitions are those of the documents. The last argument is where the
 Go modules of that server are, without the names of the modules, for example `~/go/pkg/mod/k8s.io@v0.36.0`. Their files
 generated.proto have the field numbers of protobuf, which are joined with the JSON names in the definitions.
+
+operations.json.deflate has what only documents need: the definitions of lists, events of watches, patches and discovery,
+the parameters of operations, and the names of these parameters by action, or by resource and subresource for streams.
+`generate.py operations FOLDER` writes only this file. For it FOLDER may have the published documents of a release:
+`v3/*.json` of `api/openapi-spec`, and `swagger.json` as `v2.json`. They have no `enum`, but these definitions need none.
 
 The second form writes presence.json.deflate and types.json.deflate. The former has for each definition one letter for
 each field, in the order of their names; integration/differential/fields describes the letters. The latter has the fields
@@ -73,6 +78,14 @@ QUANTITY = "io.k8s.apimachinery.pkg.api.resource.Quantity"
 INT_OR_STRING = "io.k8s.apimachinery.pkg.util.intstr.IntOrString"
 KINDS = "x-kubernetes-group-version-kind"
 
+# Further definitions of documents, besides the lists of kinds.
+OTHERS = [
+    *(META + name for name in "WatchEvent Patch APIResourceList APIGroup APIGroupList APIVersions".split()),
+    "io.k8s.apimachinery.pkg.version.Info",
+]
+# Parameters that each operation repeats, because clients look for them there.
+INLINE = {"dryRun", "fieldValidation"}
+
 # Messages whose JSON form is not an object of their fields. The decoder has a rule for each of these names.
 SPECIAL = {
     META + "Time", META + "MicroTime", META + "Duration", META + "FieldsV1", QUANTITY, INT_OR_STRING,
@@ -100,6 +113,41 @@ def published(folder):
         if KINDS in schema and name in whole["definitions"]:
             schema[KINDS] = whole["definitions"][name][KINDS]
     return whole["info"]["version"], found
+
+
+def operations(folder, definitions):
+    """The definitions, parameters and actions that operations.json.deflate has."""
+    roots = ROOTS + OPTIONAL
+    lists = [name + "List" for name in roots if name + "List" in definitions]
+    known = reachable(definitions, roots)
+    found = {name: schema for name, schema in reachable(definitions, lists + OTHERS).items() if name not in known}
+    whole = json.loads(pathlib.Path(folder, "v2.json").read_text())
+    parameters, actions = dict(whole["parameters"]), {}
+
+    def keys(item):
+        """The names of the parameters of an operation or a path, without those that follow from its path."""
+        names = []
+        for one in item["parameters"]:
+            name = one["$ref"].rsplit("/", 1)[1] if "$ref" in one else one["name"]
+            if name in INLINE:
+                parameters[name] = one
+            if name in parameters and name.split("-")[0] not in ("body", "namespace", "pretty"):
+                names.append(name)
+        return names
+
+    collection = whole["paths"]["/api/v1/namespaces/{namespace}/configmaps"]
+    actions["list"], actions["post"] = keys(collection["get"]), keys(collection["post"])
+    actions["deletecollection"] = keys(collection["delete"])
+    # Only custom resources have parameters of a read.
+    actions["get"] = [name for name in actions["list"] if name.startswith("resourceVersion-")]
+    object_ = whole["paths"]["/api/v1/namespaces/{namespace}/configmaps/{name}"]
+    actions |= {method: keys(object_[method]) for method in ("put", "patch", "delete")}
+    for path, item in whole["paths"].items():
+        is_stream = item.get("get", {}).get("x-kubernetes-action") == "connect" and "{path}" not in path
+        if is_stream or path.endswith("/log"):
+            resource, _, subresource = path.split("/")[-3:]
+            actions[f"{resource}/{subresource}"] = keys(item)
+    return {"definitions": found, "parameters": dict(sorted(parameters.items())), "actions": actions}
 
 
 def references(node):
@@ -217,6 +265,7 @@ def write_definitions(here, folder, modules):
     found = reachable(all_definitions, ROOTS + OPTIONAL)
     messages = Messages(found, modules)
     write(here / "definitions.json.deflate", {"version": version, "definitions": found})
+    write(here / "operations.json.deflate", operations(folder, all_definitions))
     for name in ROOTS + OPTIONAL:
         messages.add(name)
     write(here / "messages.json.deflate", dict(sorted(messages.table.items())))
@@ -228,6 +277,8 @@ def main():
         return write_fields(here, json.load(sys.stdin))
     if sys.argv[1:2] == ["definitions"]:
         return write_definitions(here, *sys.argv[2:])
+    if sys.argv[1:2] == ["operations"]:
+        return write(here / "operations.json.deflate", operations(sys.argv[2], published(sys.argv[2])[1]))
     sys.exit(__doc__)
 
 

@@ -10,6 +10,7 @@ use serde::Deserialize;
 static DEFINITIONS: &[u8] = include_bytes!("../data/definitions.json.deflate");
 /// Lists that differ if they are empty or absent: an absent list gets a default, an empty list is invalid.
 const REFUSED_IF_EMPTY: &[(&str, &str)] = &[("io.k8s.api.autoscaling.v2.HPAScalingRules", "policies")];
+static OPERATIONS: &[u8] = include_bytes!("../data/operations.json.deflate");
 static MESSAGES: &[u8] = include_bytes!("../data/messages.json.deflate");
 static PRESENCE: &[u8] = include_bytes!("../data/presence.json.deflate");
 static TYPES: &[u8] = include_bytes!("../data/types.json.deflate");
@@ -170,6 +171,11 @@ fn inflate(packed: &[u8]) -> String {
 /// The definitions as OpenAPI text, with descriptions.
 pub fn definitions_text() -> String {
     inflate(DEFINITIONS)
+}
+
+/// The definitions that only documents need, such as those of lists, and the parameters of operations, as JSON text.
+pub fn operations_text() -> String {
+    inflate(OPERATIONS)
 }
 
 /// The protobuf messages of the types as JSON text: field numbers, JSON names and types.

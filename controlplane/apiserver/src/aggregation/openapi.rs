@@ -8,7 +8,7 @@
 //! Both documents are read again every minute. A document that is too large or invalid is omitted.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, btree_map::Entry},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -19,7 +19,7 @@ use std::{
 use coracle_kinds::openapi;
 use coracle_values::CollectMap;
 use http::header;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value, json, value::to_raw_value};
 
 use super::{
     Remote, Remotes,
@@ -262,7 +262,7 @@ pub(crate) fn add_v3(remotes: &Remotes, root: &mut Value) {
 }
 
 /// Adds the parts of other servers to the document of version 2.
-pub(crate) fn add_v2(remotes: &Remotes, document: &mut Value) {
+pub(crate) fn add_v2(remotes: &Remotes, document: &mut openapi::v2::Document) {
     for part in parts(remotes) {
         if let Ok(part) = serde_json::from_str(&part.text) {
             merge(document, part);
@@ -346,7 +346,8 @@ fn target(reference: &str) -> Option<(&str, &str)> {
 
 /// Merges a part into a document. A definition is renamed if the document has a definition with the same name and
 /// other content.
-fn merge(document: &mut Value, mut part: Value) {
+fn merge(document: &mut openapi::v2::Document, mut part: Value) {
+    let (paths, document) = (&mut document.paths, &mut document.rest);
     let mut renamed: BTreeMap<(String, String), String> = BTreeMap::new();
     for section in SECTIONS {
         let Some(Value::Object(entries)) = part.get(section) else { continue };
@@ -370,10 +371,12 @@ fn merge(document: &mut Value, mut part: Value) {
             }
         }
     }
-    if let Some(Value::Object(paths)) = part.get_mut("paths").map(Value::take) {
-        for (path, item) in paths {
-            if document["paths"].get(&path).is_none() {
-                document["paths"][&path] = item;
+    if let Some(Value::Object(items)) = part.get_mut("paths").map(Value::take) {
+        for (path, item) in items {
+            if let Entry::Vacant(free) = paths.entry(path)
+                && let Ok(text) = to_raw_value(&item)
+            {
+                free.insert(text);
             }
         }
     }
@@ -462,11 +465,17 @@ mod tests {
 
     #[test]
     fn parts_cannot_change_what_other_servers_publish() {
-        let ours = json!({"paths": {"/apis/far.io/v1/things": {"ours": true}}, "definitions": {
+        let ours = json!({"definitions": {
             "Meta": {"description": "ours"}, "Meta_v2": {}, "Options": {"type": "object", KINDS: []}}});
-        let mut merged = ours.clone();
-        merge(&mut merged, part_of(&theirs(), "far.io", "v1"));
-        assert_eq!(merged["paths"], ours["paths"]);
+        let own_path = ("/apis/far.io/v1/things".to_owned(), to_raw_value(&json!({"ours": true})).unwrap());
+        let mut document = openapi::v2::Document { paths: BTreeMap::from([own_path]), rest: ours.clone() };
+        let mut theirs = theirs();
+        theirs["paths"]["/apis/far.io/v1/"] = json!({"get": {}});
+        merge(&mut document, part_of(&theirs, "far.io", "v1"));
+        let paths = document.paths.iter().map(|(path, item)| (path.as_str(), item.get()));
+        let wanted = [("/apis/far.io/v1/", r#"{"get":{}}"#), ("/apis/far.io/v1/things", r#"{"ours":true}"#)];
+        assert_eq!(paths.collect::<Vec<_>>(), wanted);
+        let merged = document.rest;
         assert_eq!(merged["definitions"]["Meta"], ours["definitions"]["Meta"]);
         assert_eq!(merged["definitions"]["Meta_v3"]["description"], "theirs");
         for reference in ["/Meta_v3/properties/self/$ref", "/Thing/properties/metadata/$ref"] {

@@ -90,7 +90,7 @@ pub(crate) enum Outcome {
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let options = options(call)?;
     match one(call, &call.resource.name, &options).await? {
-        Outcome::Removed(object) if returns_object(&call.kind) => {
+        Outcome::Removed(object) if call.kind.returns_deleted() => {
             let form = call.form().unwrap_or(Form::Plain);
             Ok(reply::object(200, form, &call.kind, &Stored::DryRun(object)))
         }
@@ -100,20 +100,6 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
             Ok(reply::object(200, form, &call.kind, &stored))
         }
     }
-}
-
-/// Kinds whose deletion returns the object instead of a Status. Source: `ReturnDeletedObject` of upstream's stores.
-fn returns_object(kind: &Resource) -> bool {
-    let core = [
-        "persistentvolumeclaims",
-        "persistentvolumes",
-        "pods",
-        "podtemplates",
-        "resourcequotas",
-        "serviceaccounts",
-        "services",
-    ];
-    kind.group.is_empty() && core.contains(&&*kind.plural)
 }
 
 /// Deletes one object of the call's kind and namespace.

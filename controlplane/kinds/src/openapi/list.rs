@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::resource::Resource;
 
 /// The definition of the metadata of lists.
-pub(super) const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
+const LIST_META: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta";
 const SELECTABLE: &str = "x-kubernetes-selectable-fields";
 const CONVENTIONS: &str =
     "https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md";
@@ -41,30 +41,13 @@ pub(super) fn custom(kind: &Resource, typed: &Value) -> Option<(String, Value)> 
     Some((name(kind), schema))
 }
 
-/// The schema of a list in a response. The lists of built-in kinds have no definitions.
-pub(super) fn response(kind: &Resource) -> Value {
-    if kind.definition.is_some() {
-        return reference(&name(kind));
-    }
-    json!({
-        "type": "object",
-        "required": ["items"],
-        "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            "items": {"type": "array", "items": reference(&kind.schema)},
-            "metadata": reference(LIST_META),
-        },
-    })
-}
-
 /// A reference to a definition.
-pub(super) fn reference(name: &str) -> Value {
+fn reference(name: &str) -> Value {
     json!({"$ref": format!("#/components/schemas/{name}")})
 }
 
-/// The name of the definition of a kind's lists: `com.example.v1.WidgetList`.
-fn name(kind: &Resource) -> String {
+/// The name of the definition of a kind's lists: `io.k8s.api.core.v1.PodList`, `com.example.v1.WidgetList`.
+pub(super) fn name(kind: &Resource) -> String {
     let prefix = kind.schema.strip_suffix(&*kind.kind).unwrap_or_default();
     format!("{prefix}{}", kind.list_kind)
 }

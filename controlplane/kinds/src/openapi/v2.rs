@@ -3,30 +3,48 @@
 //! kubectl uses it to validate what the API server cannot, such as `kind: List`. Message and field numbers:
 //! `openapiv2/OpenAPIv2.proto` of gnostic.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use coracle_values::CollectMap;
+use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::{list, paths};
+use super::paths::{Form, Operations, V2, V3};
+use super::{list, operation};
 use crate::kind::built_in;
 use crate::resource::Resources;
-use crate::schema::model::definitions_text;
+use crate::schema::model::{definitions_text, operations_text};
 
-const V3: &str = "#/components/schemas/";
-const V2: &str = "#/definitions/";
+/// The document.
+#[derive(Debug, serde::Serialize)]
+pub struct Document {
+    /// The path items as JSON text, which takes less memory than trees.
+    pub paths: BTreeMap<String, Box<RawValue>>,
+    /// The other sections, such as `definitions` and `parameters`.
+    #[serde(flatten)]
+    pub rest: Value,
+}
 
-/// The document as JSON.
-pub fn json(set: &Resources) -> Value {
-    let text = definitions_text();
+/// The document of these resources.
+pub fn json(set: &Resources) -> Document {
+    let (text, operations) = (definitions_text(), operations_text());
     let file: Value = serde_json::from_str(&text).unwrap_or_default();
-    let definitions = file["definitions"].as_object().into_iter().flatten();
+    let operations = Operations::read(&operations);
     let served: HashSet<&str> = set.iter().map(|resource| &*resource.schema).collect();
     let known: HashSet<&str> = built_in().iter().map(|resource| &*resource.schema).collect();
-    let is_served = |name: &&String| served.contains(name.as_str()) || !known.contains(name.as_str());
+    let is_served = |name: &str| {
+        let kind = name.strip_suffix("List").filter(|kind| known.contains(*kind)).unwrap_or(name);
+        served.contains(kind) || !known.contains(kind)
+    };
+    let definitions = file["definitions"].as_object().into_iter().flatten();
     let built_in = definitions
         .filter(|(name, _)| is_served(name))
         .map(|(name, schema)| (name.clone(), schema_of(schema)));
+    let further = operations.definitions.iter().filter(|(name, _)| is_served(name));
+    let further = further.filter_map(|(name, text)| {
+        let schema: Value = serde_json::from_str(text.get()).ok()?;
+        Some(((*name).to_owned(), schema_of(&schema)))
+    });
     let custom = set.iter().filter_map(|resource| {
         let schema = resource.definition_v2.as_deref().or(resource.definition.as_deref())?;
         Some((resource.schema.clone().into_owned(), schema_of(schema)))
@@ -34,17 +52,40 @@ pub fn json(set: &Resources) -> Value {
     let typed = &file["definitions"][super::DELETE_OPTIONS];
     let lists = set.iter().filter_map(|resource| list::custom(resource, typed));
     let lists = lists.map(|(name, schema)| (name, schema_of(&schema)));
-    let definitions: Map<String, Value> = built_in.chain(lists).chain(custom).collect_map();
-    json!({
+    let definitions: Map<String, Value> = built_in.chain(further).chain(lists).chain(custom).collect_map();
+    let mut rest = json!({
         "swagger": "2.0",
         "info": {"title": "Kubernetes", "version": file["version"]},
-        "paths": paths(set),
-        "definitions": definitions,
-    })
+        "securityDefinitions": {"BearerToken": super::security_scheme()},
+        "security": [{"BearerToken": []}],
+    });
+    rest["definitions"] = definitions.into();
+    rest["parameters"] = operations.shared().into();
+    Document { paths: paths(set, &operations), rest }
 }
 
-/// A document as protobuf.
-pub fn protobuf(document: &Value) -> Vec<u8> {
+/// The paths of the resources, of their group versions and groups, and of the server.
+fn paths(set: &Resources, operations: &Operations<'_>) -> BTreeMap<String, Box<RawValue>> {
+    let mut items = operation::of_server();
+    let mut groups = BTreeSet::new();
+    for version in set.group_versions() {
+        if version.resources.iter().any(|kind| kind.is_built_in()) {
+            items.push(operation::of_group_version(version));
+            groups.insert(&*version.group);
+        }
+    }
+    items.extend(groups.into_iter().filter(|group| !group.is_empty()).map(operation::of_group));
+    let mut found: BTreeMap<_, _> = operations.texts(items, Form::V2).into_iter().collect_map();
+    for kind in set.iter() {
+        found.extend(operations.texts(operation::of_kind(kind), Form::V2));
+    }
+    found
+}
+
+/// A document as protobuf. It has only those paths that have a PATCH, and of these only the PATCH: kubectl reads no
+/// other operations.
+pub fn protobuf(document: &Document) -> Vec<u8> {
+    let (paths, document) = (&document.paths, &document.rest);
     let mut message = Message::default();
     message.text(1, &document["swagger"]);
     let mut info = Message::default();
@@ -52,8 +93,11 @@ pub fn protobuf(document: &Value) -> Vec<u8> {
     info.text(2, &document["info"]["version"]);
     message.message(2, info);
     let mut all = Message::default();
-    for (path, item) in entries(&document["paths"]) {
-        all.message(2, named(path, path_item(item, &document["parameters"])));
+    for (path, item) in paths {
+        let item: Value = serde_json::from_str(item.get()).unwrap_or_default();
+        if item["patch"].is_object() {
+            all.message(2, named(path, path_item(&item, &document["parameters"])));
+        }
     }
     message.message(8, all);
     let mut all = Message::default();
@@ -98,36 +142,6 @@ fn member(name: &str, value: &Value) -> Option<(String, Value)> {
 
 fn reference_of(value: &Value) -> Value {
     value.as_str().unwrap_or_default().replace(V3, V2).into()
-}
-
-/// The paths of objects and of their subresources, with the parameters of their PATCH. Clients need no other
-/// operations.
-fn paths(set: &Resources) -> Map<String, Value> {
-    let mut found = Map::new();
-    for kind in set.iter().filter(|kind| kind.has_verb("patch")) {
-        let root = if kind.group.is_empty() { "/api".to_owned() } else { format!("/apis/{}", kind.group) };
-        let place = if kind.namespaced { "/namespaces/{namespace}" } else { "" };
-        let path = format!("{root}/{}{place}/{}/{{name}}", kind.version, kind.plural);
-        for sub in kind.subresources.iter().filter(|sub| sub.verbs.iter().any(|verb| verb == "patch")) {
-            if let Some(schema) = paths::body_of(kind, sub) {
-                found.insert(format!("{path}/{}", sub.name), patch(schema, &paths::type_of(kind, Some(sub))));
-            }
-        }
-        found.insert(path, patch(&kind.schema, &paths::type_of(kind, None)));
-    }
-    found
-}
-
-/// A path with a PATCH. `of` names the kind.
-fn patch(schema: &str, of: &Value) -> Value {
-    let parameters = ["dryRun", "fieldManager", "fieldValidation"]
-        .map(|name| json!({"name": name, "in": "query", "type": "string"}));
-    json!({"patch": {
-        "parameters": parameters,
-        "responses": {"200": {"description": "OK", "schema": {"$ref": format!("{V2}{schema}")}}},
-        "x-kubernetes-action": "patch",
-        "x-kubernetes-group-version-kind": of,
-    }})
 }
 
 // === messages ===
@@ -289,17 +303,20 @@ mod tests {
     #[test]
     fn every_reference_leads_to_a_definition() {
         let document = json(built_in());
-        let text = document.to_string();
+        let text = serde_json::to_string(&document).unwrap();
         assert!(!text.contains("#/components/") && !text.contains("\"allOf\":["));
-        for name in text.split(&format!("\"$ref\":\"{V2}")).skip(1).filter_map(|rest| rest.split('"').next())
-        {
-            assert!(document["definitions"].get(name).is_some(), "{name}");
+        for section in ["definitions", "parameters"] {
+            let start = format!("\"$ref\":\"#/{section}/");
+            let references = text.split(&start).skip(1);
+            for name in references.filter_map(|rest| rest.split('"').next()) {
+                assert!(document.rest[section].get(name).is_some(), "{name}");
+            }
         }
     }
 
     #[test]
     fn defaults_are_omitted_and_fields_of_that_name_stay() {
-        let definitions = &json(built_in())["definitions"];
+        let definitions = &json(built_in()).rest["definitions"];
         let port = &definitions["io.k8s.api.core.v1.ContainerPort"]["properties"]["protocol"];
         assert_eq!((&port["type"], port.get("default")), (&"string".into(), None));
         let items = &definitions["io.k8s.api.core.v1.PodSpec"]["properties"]["containers"]["items"];
@@ -310,7 +327,7 @@ mod tests {
 
     #[test]
     fn scalars_have_the_type_of_their_text() {
-        let document = json(built_in());
+        let document = json(built_in()).rest;
         let scalars = &document["definitions"]["io.k8s.apimachinery.pkg.util.intstr.IntOrString"];
         assert_eq!((&scalars["type"], &scalars["format"]), (&"string".into(), &"int-or-string".into()));
         let policy =

@@ -62,7 +62,13 @@ async fn deletion_answers_with_the_object_where_upstream_does() {
     server.post(account, json!({"metadata": {"name": "a"}})).await;
     server.post(PODS, pod("p")).await;
     server.post(MAPS, config_map("m", json!({}))).await;
+    let classes = "/apis/storage.k8s.io/v1/storageclasses";
+    server.post(classes, json!({"metadata": {"name": "c"}, "provisioner": "example.com/p"})).await;
+    let devices = "/apis/resource.k8s.io/v1/deviceclasses";
+    server.post(devices, json!({"metadata": {"name": "d"}, "spec": {}})).await;
     for (path, kind) in [
+        (format!("{classes}/c"), "StorageClass"),
+        (format!("{devices}/d"), "DeviceClass"),
         (format!("{SERVICES}/s"), "Service"),
         (format!("{account}/a"), "ServiceAccount"),
         (format!("{PODS}/p"), "Pod"),

@@ -235,6 +235,13 @@ async fn documents_have_the_subresources_and_the_lists_of_a_custom_resource() {
         let found = &paths[path]["get"]["responses"]["200"]["content"]["application/json"]["schema"]["$ref"];
         assert_eq!(found, list, "{path}");
     }
+    let object = &paths[&format!("{base}/{{name}}")];
+    assert_eq!(object["get"]["parameters"][0]["name"], "resourceVersion");
+    assert_eq!(object["get"]["tags"], json!(["exampleCom_v1"]));
+    let bodies = object["put"]["requestBody"]["content"].as_object().unwrap();
+    assert!(bodies.keys().eq(["application/json", "application/yaml"]), "{bodies:?}");
+    assert!(paths[base]["delete"].get("requestBody").is_none());
+    assert!(paths.get("/apis/example.com/v1/watch/foos").is_none());
     let list = &schemas["com.example.v1.FooList"];
     assert_eq!(list["properties"]["items"]["items"]["$ref"], "#/components/schemas/com.example.v1.Foo");
     assert_eq!(list["x-kubernetes-group-version-kind"][0]["kind"], "FooList");
@@ -246,6 +253,7 @@ async fn documents_have_the_subresources_and_the_lists_of_a_custom_resource() {
     assert_eq!(list["items"]["items"]["$ref"], "#/definitions/com.example.v1.Foo");
     assert_eq!(list["metadata"]["$ref"], "#/definitions/io.k8s.apimachinery.pkg.apis.meta.v1.ListMeta");
     assert!(old["paths"][&format!("{base}/{{name}}/status")]["patch"].is_object());
+    assert_eq!(old["paths"][base]["post"]["consumes"], json!(["application/json", "application/yaml"]));
 }
 
 #[tokio::test]
