@@ -136,6 +136,12 @@ impl<K: Object> Cache<K> {
         state.at(state.index.in_namespace(namespace))
     }
 
+    /// The first objects of one namespace, at most `limit`.
+    pub(crate) fn first_in_namespace(&self, namespace: &str, limit: usize) -> Vec<Arc<K>> {
+        let state = self.lock();
+        state.at(state.index.first_in_namespace(namespace, limit))
+    }
+
     /// The objects of one namespace with this controller; an empty uid selects objects without a controller.
     pub(crate) fn owned_by(&self, namespace: &str, uid: &str) -> Vec<Arc<K>> {
         let state = self.lock();

@@ -1,5 +1,7 @@
 //! Functions of several controllers that queue the objects affected by a change.
 
+mod selecting;
+
 use std::sync::Arc;
 
 use coracle_values::label_selector::LabelSelector;
@@ -8,6 +10,8 @@ use crate::cache::{Cache, Change};
 use crate::context::Context;
 use crate::object::{Key, Object, Pod, controller_of};
 use crate::queue::Queue;
+
+pub(crate) use self::selecting::Selecting;
 
 /// Queues each changed object of a kind.
 pub(crate) fn queue_changed<K: Object>(cache: &Cache<K>, queue: &Arc<Queue<Key>>) {

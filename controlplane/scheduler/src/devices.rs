@@ -39,7 +39,7 @@ use self::extended::{Extended, NewClaim};
 use self::object::Claim;
 use self::places::is_reachable;
 use self::slices::Slices;
-use self::usage::claim_name;
+use self::usage::claim_names;
 pub(crate) use self::usage::{may_use_devices, uses_any};
 use crate::hint::Changes;
 use crate::node_properties::NodeProperties;
@@ -162,7 +162,7 @@ impl Devices {
             return true;
         }
         let state = self.lock();
-        pod.spec.resource_claims.iter().all(|claim| match claim_name(pod, claim) {
+        claim_names(pod).all(|(claim, name)| match name {
             Ok(Some(name)) => state.own_claim(pod, claim, &Key::new(pod.namespace(), name)).is_ok(),
             Ok(None) => true,
             Err(_) => false,
@@ -183,8 +183,8 @@ impl Devices {
         let state = self.lock();
         found.work = state.attempt.clone().unwrap_or_default();
         found.extended = state.extended(pod);
-        for claim in &pod.spec.resource_claims {
-            let Some(name) = claim_name(pod, claim)? else { continue };
+        for (claim, name) in claim_names(pod) {
+            let Some(name) = name? else { continue };
             let key = Key::new(pod.namespace(), name);
             let stored = state.claim(pod, claim, &key)?;
             match &stored.status.allocation {

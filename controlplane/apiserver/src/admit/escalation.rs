@@ -56,7 +56,8 @@ fn is_garbage_collection(old: &Value, new: &Value) -> bool {
 }
 
 async fn write(admission: &Admission, attributes: &Attributes<'_>, role: &Value) -> Result<()> {
-    if may(admission, attributes, "escalate", &attributes.kind.plural, attributes.name).await {
+    // A name that is generated later differs from its prefix, to which the permission may be restricted.
+    if may(admission, attributes, "escalate", &attributes.kind.plural, attributes.known_name()).await {
         return Ok(());
     }
     let mut wanted = Rule::list(role);

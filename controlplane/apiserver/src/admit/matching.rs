@@ -39,6 +39,7 @@ struct Subject<'a> {
     kind: &'a Resource,
     /// Empty for cluster-scoped objects.
     namespace: &'a str,
+    /// Empty if the name is generated later.
     name: &'a str,
     subresource: &'a str,
 }
@@ -103,7 +104,9 @@ impl Matching {
         requested: &Arc<Resource>,
         attributes: &Attributes<'_>,
     ) -> Option<Arc<Resource>> {
-        let Attributes { operation, namespace, name, subresource, .. } = *attributes;
+        let Attributes { operation, namespace, subresource, .. } = *attributes;
+        // As upstream, a name that is generated later matches no name of a rule. Its prefix must not exclude an object.
+        let name = attributes.known_name();
         let fits = |kind: &Resource| {
             let subject = Subject { operation, kind, namespace, name, subresource };
             rules.iter().any(|rule| rule.matches(subject))

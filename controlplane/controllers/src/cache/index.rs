@@ -63,8 +63,14 @@ impl Index {
 
     /// The slots of one namespace, in the order of the names.
     pub(super) fn in_namespace(&self, namespace: &str) -> Vec<Slot> {
+        self.first_in_namespace(namespace, usize::MAX)
+    }
+
+    /// The first slots of one namespace, at most `limit`.
+    pub(super) fn first_in_namespace(&self, namespace: &str, limit: usize) -> Vec<Slot> {
         let range = self.objects.range(Key::new(namespace, "")..);
-        range.take_while(|(key, _)| key.namespace == namespace).map(|(_, slot)| *slot).collect()
+        let range = range.take_while(|(key, _)| key.namespace == namespace).take(limit);
+        range.map(|(_, slot)| *slot).collect()
     }
 
     /// The slots of the objects of one namespace with this controller; an empty uid selects objects without a

@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::object::{DaemonSet, Key, Node, ObjectExt, Pod, controller_of};
 use crate::pod_control::{self, Claim, PodControl};
 use crate::queue::{Next, Queue};
-use crate::queueing::{own_pods, queue_changed};
+use crate::queueing::{Selecting, own_pods, queue_changed};
 use crate::revision_history::{self, POD_REVISION, Workload, to_clean};
 use crate::write::{Part, status_patch};
 
@@ -30,7 +30,8 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             sets.all().iter().for_each(|set| own.add(set.key()));
         }
     });
-    let (own, sets) = (queue.clone(), context.caches.daemon_sets.clone());
+    let may_adopt = |set: &DaemonSet, pod: &Pod| selects(&set.spec.selector, pod.metadata.labels.as_ref());
+    let (own, sets) = (queue.clone(), Selecting::new(queue, &context.caches.daemon_sets, may_adopt));
     context.caches.pods.on_change(move |change| {
         for pod in [change.old, change.new].into_iter().flatten() {
             if let Some(owner) = controller_of(&pod.metadata) {
@@ -38,11 +39,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
                     own.add(Key::new(pod.namespace(), &owner.name));
                 }
             } else if change.new.is_some() {
-                for set in sets.in_namespace(pod.namespace()) {
-                    if selects(&set.spec.selector, pod.metadata.labels.as_ref()) {
-                        own.add(set.key());
-                    }
-                }
+                sets.changed(pod.namespace(), pod);
             }
         }
     });

@@ -17,6 +17,7 @@ use crate::error::{Error, is_already_exists, is_namespace_terminating};
 use crate::object::{Deployment, Key, ObjectExt, ReplicaSet, controller_of};
 use crate::pod_control;
 use crate::queue::{Next, Queue};
+use crate::queueing::Selecting;
 use crate::template::HASH_LABEL;
 use crate::write::{Part, owners_patch};
 
@@ -30,14 +31,15 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             own.add(deployment.key());
         }
     });
-    let (own, deployments) = (queue.clone(), context.caches.deployments.clone());
+    let deployments = Selecting::new(queue, &context.caches.deployments, |_, _: &ReplicaSet| true);
+    let own = queue.clone();
     context.caches.replica_sets.on_change(move |change| {
         for set in [change.old, change.new].into_iter().flatten() {
             match controller_of(&set.metadata) {
                 Some(owner) if owner.kind == "Deployment" => own.add(Key::new(set.namespace(), &owner.name)),
                 Some(_) => {}
                 // Any deployment of the namespace may adopt an orphan; orphans are rare.
-                None => deployments.in_namespace(set.namespace()).iter().for_each(|one| own.add(one.key())),
+                None => deployments.changed(set.namespace(), set),
             }
         }
     });

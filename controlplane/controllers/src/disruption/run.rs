@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, ObjectExt, Pod, PodDisruptionBudget, controller_of};
 use crate::queue::{Next, Queue, until};
-use crate::queueing::queue_stored;
+use crate::queueing::{Selecting, queue_stored};
 use crate::write::Part;
 use coracle_events::Event;
 
@@ -21,13 +21,12 @@ const COMPONENT: &str = "controllermanager";
 /// Queues changed budgets, and the budgets of changed pods.
 pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
     queue_stored(&context.caches.budgets, queue);
-    let (own, budgets) = (queue.clone(), context.caches.budgets.clone());
+    let budgets = Selecting::new(queue, &context.caches.budgets, plan::selects);
     context.caches.pods.on_change(move |change| {
-        let Some(pod) = change.latest() else { return };
-        for budget in budgets.in_namespace(pod.namespace()) {
-            if [change.old, change.new].into_iter().flatten().any(|pod| plan::selects(&budget, pod)) {
-                own.add(budget.key());
-            }
+        let is_relabelled =
+            |old: &&Arc<Pod>| change.new.is_none_or(|new| new.metadata.labels != old.metadata.labels);
+        for pod in change.old.filter(is_relabelled).into_iter().chain(change.new) {
+            budgets.changed(pod.namespace(), pod);
         }
     });
 }

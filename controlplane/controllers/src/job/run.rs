@@ -20,7 +20,7 @@ use crate::job_metrics::JobSync;
 use crate::object::{Job, Key, ObjectExt, Pod, controller_of};
 use crate::pod_control::{self, Claim, PodControl};
 use crate::queue::{Next, Queue};
-use crate::queueing::{own_pods, queue_changed};
+use crate::queueing::{Selecting, own_pods, queue_changed};
 use crate::write::{Part, status_patch};
 
 const COMPONENT: &str = "job-controller";
@@ -41,7 +41,11 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
             (false, false) | (true, true) => {}
         }
     });
-    let (own, jobs) = (queue.clone(), context.caches.jobs.clone());
+    let may_adopt = |job: &Job, pod: &Pod| {
+        let selector = &job.spec.selector;
+        has_requirements(selector) && selects(selector, pod.metadata.labels.as_ref())
+    };
+    let (own, jobs) = (queue.clone(), Selecting::new(queue, &context.caches.jobs, may_adopt));
     context.caches.pods.on_change(move |change| {
         if change.old.zip(change.new).is_some_and(|(old, new)| !pods::is_relevant(old, new)) {
             return;
@@ -52,12 +56,7 @@ pub(crate) fn listen(context: &Context, queue: &Arc<Queue<Key>>) {
                     own.add(Key::new(pod.namespace(), &owner.name));
                 }
             } else if change.new.is_some() {
-                for job in jobs.in_namespace(pod.namespace()) {
-                    let selector = &job.spec.selector;
-                    if has_requirements(selector) && selects(selector, pod.metadata.labels.as_ref()) {
-                        own.add(job.key());
-                    }
-                }
+                jobs.changed(pod.namespace(), pod);
             }
         }
     });

@@ -12,9 +12,10 @@ use super::Replicas;
 use super::plan::{self, Change, Failure, Plan, ReplicaCounts, Snapshot};
 use crate::context::Context;
 use crate::error::Error;
-use crate::object::{Key, ReplicaSet, controller_of};
+use crate::object::{Key, Pod, ReplicaSet, controller_of};
 use crate::pod_control::{self, PodControl};
 use crate::queue::{Next, Queue};
+use crate::queueing::Selecting;
 use crate::state::pod_counts::Groups;
 use crate::write::Part;
 
@@ -37,7 +38,11 @@ pub(crate) fn listen_to<K: Replicas>(context: &Context, queue: &Arc<Queue<Key>>)
             own.add(set.key());
         }
     });
-    let (own, sets) = (queue.clone(), cache.clone());
+    let may_adopt = |set: &K, pod: &Pod| {
+        let selector = &set.spec().selector;
+        has_requirements(selector) && selects(selector, pod.metadata.labels.as_ref())
+    };
+    let (own, sets) = (queue.clone(), Selecting::new(queue, cache, may_adopt));
     context.caches.pods.on_change(move |change| {
         if change.old.zip(change.new).is_some_and(|(old, new)| !plan::is_relevant(old, new)) {
             return;
@@ -50,12 +55,7 @@ pub(crate) fn listen_to<K: Replicas>(context: &Context, queue: &Arc<Queue<Key>>)
                 }
             } else if change.new.is_some() {
                 // Any set whose selector matches may adopt an orphaned pod.
-                for set in sets.in_namespace(namespace) {
-                    let selector = &set.spec().selector;
-                    if has_requirements(selector) && selects(selector, pod.metadata.labels.as_ref()) {
-                        own.add(set.key());
-                    }
-                }
+                sets.changed(namespace, pod);
             }
         }
     });

@@ -1,4 +1,8 @@
 //! Plans the claims of a pod, and the release of a claim. No I/O.
+//!
+//! A pod can have thousands of claims, so claims and statuses are found by maps.
+
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Value, json};
 
@@ -26,14 +30,17 @@ pub(crate) fn steps(pod: &Pod, owned: &[&ResourceClaim]) -> Vec<(String, Step)> 
     if pod.is_being_deleted() || pod.finished() {
         return Vec::new();
     }
+    let mut made: HashMap<&str, &str> = HashMap::new();
+    for claim in owned {
+        let is_own = controller_of(&claim.metadata).is_some_and(|owner| owner.uid == pod.uid());
+        if let Some(name) = claim.annotation(POD_CLAIM_NAME).filter(|_| is_own) {
+            made.entry(name).or_insert(claim.name());
+        }
+    }
     let step = |claim: &PodResourceClaim| {
         let template = claim.resource_claim_template_name.clone()?;
-        let made = owned.iter().find(|owned| {
-            controller_of(&owned.metadata).is_some_and(|owner| owner.uid == pod.uid())
-                && owned.annotation(POD_CLAIM_NAME) == Some(claim.name.as_str())
-        });
-        let step = match made {
-            Some(made) => Step::Exists(made.name().to_owned()),
+        let step = match made.get(claim.name.as_str()) {
+            Some(made) => Step::Exists((*made).to_owned()),
             None => Step::Create { template },
         };
         Some((claim.name.clone(), step))
@@ -60,15 +67,15 @@ pub(crate) fn claim(pod: &Pod, name: &str, template: &Value) -> Value {
 /// The status patch with the names of the generated claims. `None` if the status already contains them.
 pub(crate) fn names_patch(pod: &Pod, names: &[(String, String)]) -> Option<Value> {
     let own = &pod.status.resource_claim_statuses;
-    let has = |(name, claim): &(String, String)| {
-        own.iter().any(|one| one.name == *name && one.resource_claim_name.as_deref() == Some(claim))
-    };
-    if names.iter().all(has) {
+    let known: HashSet<(&str, Option<&str>)> =
+        own.iter().map(|one| (one.name.as_str(), one.resource_claim_name.as_deref())).collect();
+    if names.iter().all(|(name, claim)| known.contains(&(name.as_str(), Some(claim.as_str())))) {
         return None;
     }
     let mut all: Vec<(String, Option<String>)> =
         names.iter().map(|(name, claim)| (name.clone(), Some(claim.clone()))).collect();
-    let others = own.iter().filter(|one| !names.iter().any(|(name, _)| *name == one.name));
+    let named: HashSet<&str> = names.iter().map(|(name, _)| name.as_str()).collect();
+    let others = own.iter().filter(|one| !named.contains(one.name.as_str()));
     all.extend(others.map(|one| (one.name.clone(), one.resource_claim_name.clone())));
     let all: Vec<Value> =
         all.into_iter().map(|(name, claim)| json!({"name": name, "resourceClaimName": claim})).collect();
@@ -84,12 +91,16 @@ pub(crate) fn may_lack_reservations(pod: &Pod) -> bool {
 /// The names of the claims in the pod's spec. The flag says whether the claim was created for the pod. Claims without a
 /// name yet are omitted.
 pub(crate) fn claims_of_spec(pod: &Pod) -> impl Iterator<Item = (&str, bool)> {
+    let mut made: HashMap<&str, Option<&str>> = HashMap::new();
+    for status in &pod.status.resource_claim_statuses {
+        made.entry(status.name.as_str()).or_insert(status.resource_claim_name.as_deref());
+    }
     pod.spec.resource_claims.iter().filter_map(move |claim| {
         if let Some(name) = &claim.resource_claim_name {
             return Some((name.as_str(), false));
         }
-        let made = pod.status.resource_claim_statuses.iter().find(|status| status.name == claim.name)?;
-        Some((made.resource_claim_name.as_deref()?, true))
+        let name = made.get(claim.name.as_str()).copied().flatten()?;
+        Some((name, true))
     })
 }
 
@@ -198,6 +209,33 @@ mod tests {
         assert_eq!(patch["status"]["resourceClaimStatuses"][0]["resourceClaimName"], "p-gpu-x");
         assert_eq!(names_patch(&pod(&patch["status"]), &names), None);
         assert_eq!(steps(&pod(&json!({"phase": "Failed"})), &[]), []);
+    }
+
+    #[test]
+    fn very_many_claims_of_a_pod_take_linear_time() {
+        // A search through all claims for each claim of the pod would take minutes.
+        let claims: Vec<Value> = (0..30_000)
+            .map(|at| json!({"name": format!("c{at}"), "resourceClaimTemplateName": "t"}))
+            .collect();
+        let mut pod = pod(&json!({}));
+        pod.spec.resource_claims = serde_json::from_value(claims.into()).unwrap();
+        let made = |name: &str| -> ResourceClaim {
+            let mut claim = claim(&pod, name, &json!({}));
+            claim["metadata"]["name"] = format!("p-{name}").into();
+            serde_json::from_value(claim).unwrap()
+        };
+        let owned: Vec<ResourceClaim> = pod.spec.resource_claims.iter().map(|one| made(&one.name)).collect();
+        let owned: Vec<&ResourceClaim> = owned.iter().collect();
+        let exists = |(name, step): (String, Step)| match step {
+            Step::Exists(claim) => (name, claim),
+            Step::Create { .. } => panic!("{name} exists"),
+        };
+        let names: Vec<(String, String)> = steps(&pod, &owned).into_iter().map(exists).collect();
+        let patch = names_patch(&pod, &names).unwrap();
+        pod.status = serde_json::from_value(patch["status"].clone()).unwrap();
+        assert_eq!(names_patch(&pod, &names), None);
+        assert_eq!(claims_of_spec(&pod).count(), 30_000);
+        assert_eq!(claims_of_spec(&pod).last(), Some(("p-c29999", true)));
     }
 
     #[test]

@@ -128,9 +128,8 @@ impl Devices {
             return None;
         }
         let (now, timeout) = (Timestamp::now(), state.timeout(pod));
-        let keys =
-            pod.spec.resource_claims.iter().filter_map(|claim| super::claim_name(pod, claim).ok().flatten());
-        let claims = keys.filter_map(|name| state.claims.get(&Key::new(pod.namespace(), name)));
+        let names = super::claim_names(pod).filter_map(|(_, name)| name.ok().flatten());
+        let claims = names.filter_map(|name| state.claims.get(&Key::new(pod.namespace(), name)));
         let mut unavailable = claims.filter(|claim| {
             let Some(allocation) = &claim.status.allocation else { return false };
             let selector = super::selector_of(allocation);

@@ -5,7 +5,12 @@ use crate::config::Fit;
 use crate::request::PodRequirements;
 use crate::snapshot::Candidate;
 
-/// A reason for each resource that the node lacks, and whether the node would have enough resources without its pods.
+/// Maximum number of reasons of a refusal. A pod can request tens of thousands of resources, and the refusals by all
+/// nodes are kept.
+const MAX_REASONS: usize = 20;
+
+/// A reason for each resource that the node lacks, up to [`MAX_REASONS`], and whether the node would have enough
+/// resources without its pods.
 pub(crate) fn refuse(needs: &PodRequirements, fit: &Fit, node: Candidate<'_>) -> (Vec<Refusal>, bool) {
     let wanted = &needs.requests;
     let (has, given) = (&node.properties.allocatable, &node.info.requested);
@@ -29,7 +34,9 @@ pub(crate) fn refuse(needs: &PodRequirements, fit: &Fit, node: Candidate<'_>) ->
     });
     for (name, amount, has, given) in named.into_iter().chain(others) {
         if amount > 0 && amount > has - given {
-            reasons.push(format!("Insufficient {name}"));
+            if reasons.len() < MAX_REASONS {
+                reasons.push(format!("Insufficient {name}"));
+            }
             resolvable &= amount <= has;
         }
     }
@@ -41,6 +48,7 @@ mod tests {
     use super::*;
     use crate::fixture;
     use crate::object::Pod;
+    use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
     use serde_json::{Value, json};
 
     fn pod(name: &str, requests: Value) -> Pod {
@@ -67,6 +75,29 @@ mod tests {
         assert!(refuse(&other, &Fit::default(), node).1);
         snapshot.place(&pod("second", json!({})), "a");
         assert_eq!(reasons(&pod("p", json!({})), &snapshot), "Too many pods");
+    }
+
+    #[test]
+    fn a_refusal_has_a_limited_number_of_reasons() {
+        let mut node = fixture::node("a", json!({}));
+        let allocatable = node.status.allocatable.get_or_insert_default();
+        let name = |number: usize| format!("x.io/r{number:05}");
+        allocatable.extend((0..50_000).map(|number| (name(number), Quantity("2".to_owned()))));
+        let mut snapshot = fixture::snapshot(&[node]);
+        let of = |amount: &str| -> Value {
+            (0..50_000).map(|number| (name(number), Value::from(amount))).collect()
+        };
+        snapshot.place(&pod("first", of("1")), "a");
+        let candidate = snapshot.candidates().next().unwrap();
+        let (reasons, resolvable) =
+            refuse(&PodRequirements::of(&pod("p", of("2"))), &Fit::default(), candidate);
+        assert_eq!((reasons.len(), reasons[0].as_str()), (MAX_REASONS, "Insufficient x.io/r00000"));
+        assert!(resolvable);
+        // Resources without a reason count, too.
+        let mut wanted = of("2");
+        wanted[name(49_999)] = "3".into();
+        let needs = PodRequirements::of(&pod("p", wanted));
+        assert!(!refuse(&needs, &Fit::default(), candidate).1);
     }
 
     #[test]

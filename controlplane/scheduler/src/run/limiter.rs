@@ -3,12 +3,15 @@
 //! The work of one search for devices is limited, but the search can take a few seconds, and a namespace can have many
 //! pods. The users of a namespace write the selectors and constraints of its claims, and the affinity terms of its
 //! pods. An attempt compares each term with all pods of the cluster: 14,000 terms and 400 pods take half a second.
+//! One term can have as many values, and each node is compared with them and with the amounts of a pod.
 //! While a namespace is throttled, its gangs wait too, because their pods may have claims.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
 
+use k8s_openapi::api::core::v1::{Affinity, NodeSelectorTerm, PodAffinityTerm, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::LabelSelector;
 use tokio::time::Instant;
 
 use super::Scheduler;
@@ -27,6 +30,10 @@ const SHORT: Duration = Duration::from_millis(10);
 /// From this number of terms on, attempts for a pod are limited. Usual pods have fewer than ten.
 const MANY_TERMS: usize = 100;
 
+/// From this number of values of selectors, containers, ports, volumes and requested amounts on, attempts for a pod are
+/// limited.
+const MANY_PARTS: usize = 1000;
+
 /// The debts of namespaces. A debt decreases as time passes.
 #[derive(Debug)]
 pub(super) struct SearchLimiter {
@@ -36,7 +43,7 @@ pub(super) struct SearchLimiter {
     clock: fn() -> Instant,
 }
 
-/// An attempt for pods of one namespace. The pods need a search for devices, or have many terms.
+/// An attempt for pods of one namespace. The pods need a search for devices, or have many terms or parts.
 #[derive(Debug)]
 pub(super) struct LimitedAttempt {
     namespace: String,
@@ -95,9 +102,11 @@ impl Scheduler {
         is_limited.then_some(until)
     }
 
-    /// Whether an attempt for a pod may take long: devices are searched for the pod, or it has many terms.
+    /// Whether an attempt for a pod may take long: devices are searched for the pod, or it has many terms or parts.
     fn may_take_long(&self, pod: &Pod) -> bool {
-        self.snapshot.devices.searches(pod) || term_count(&pod.spec) >= MANY_TERMS
+        self.snapshot.devices.searches(pod)
+            || term_count(&pod.spec) >= MANY_TERMS
+            || part_count(&pod.spec) >= MANY_PARTS
     }
 
     /// Schedules a popped pod without a gang, and records the attempt.
@@ -128,9 +137,6 @@ impl Scheduler {
 
 /// The number of terms of a pod that an attempt compares with nodes and with other pods.
 fn term_count(spec: &PodSpec) -> usize {
-    fn len<T>(list: Option<&Vec<T>>) -> usize {
-        list.map_or(0, Vec::len)
-    }
     let affinity = spec.affinity.as_ref();
     let node = affinity.and_then(|affinity| affinity.node_affinity.as_ref());
     let near = affinity.and_then(|affinity| affinity.pod_affinity.as_ref());
@@ -150,9 +156,75 @@ fn term_count(spec: &PodSpec) -> usize {
     .sum()
 }
 
+/// The number of values of selectors, containers, ports, volumes and requested amounts of a pod, which an attempt
+/// compares with nodes and with other pods.
+fn part_count(spec: &PodSpec) -> usize {
+    let amounts = |resources: Option<&ResourceRequirements>| {
+        resources.and_then(|resources| resources.requests.as_ref()).map_or(0, BTreeMap::len)
+    };
+    let containers = spec.containers.iter().chain(spec.init_containers.iter().flatten());
+    let containers =
+        containers.map(|container| 1 + len(container.ports.as_ref()) + amounts(container.resources.as_ref()));
+    let spread = spec.topology_spread_constraints.iter().flatten();
+    containers.sum::<usize>()
+        + amounts(spec.resources.as_ref())
+        + spec.volumes.len()
+        + spec.node_selector.as_ref().map_or(0, BTreeMap::len)
+        + spec.affinity.as_ref().map_or(0, values_of_affinity)
+        + spread.map(|constraint| values_of_labels(constraint.label_selector.as_ref())).sum::<usize>()
+}
+
+/// The number of values in the terms of an affinity.
+fn values_of_affinity(affinity: &Affinity) -> usize {
+    let node = affinity.node_affinity.iter().flat_map(|node| {
+        let required = node.required_during_scheduling_ignored_during_execution.iter();
+        let preferred = node.preferred_during_scheduling_ignored_during_execution.iter().flatten();
+        let required = required.flat_map(|selector| &selector.node_selector_terms);
+        required.chain(preferred.map(|preferred| &preferred.preference))
+    });
+    let near = affinity.pod_affinity.iter().flat_map(|near| {
+        let preferred = near.preferred_during_scheduling_ignored_during_execution.iter().flatten();
+        let required = near.required_during_scheduling_ignored_during_execution.iter().flatten();
+        required.chain(preferred.map(|preferred| &preferred.pod_affinity_term))
+    });
+    let far = affinity.pod_anti_affinity.iter().flat_map(|far| {
+        let preferred = far.preferred_during_scheduling_ignored_during_execution.iter().flatten();
+        let required = far.required_during_scheduling_ignored_during_execution.iter().flatten();
+        required.chain(preferred.map(|preferred| &preferred.pod_affinity_term))
+    });
+    node.map(values_of_node_term).chain(near.chain(far).map(values_of_pod_term)).sum()
+}
+
+/// The number of requirements and values of a term that selects nodes.
+fn values_of_node_term(term: &NodeSelectorTerm) -> usize {
+    let requirements = term.match_expressions.iter().chain(&term.match_fields).flatten();
+    requirements.map(|requirement| 1 + len(requirement.values.as_ref())).sum()
+}
+
+/// The number of namespaces, keys, requirements and values of a term that selects pods.
+fn values_of_pod_term(term: &PodAffinityTerm) -> usize {
+    len(term.namespaces.as_ref())
+        + len(term.match_label_keys.as_ref())
+        + len(term.mismatch_label_keys.as_ref())
+        + values_of_labels(term.label_selector.as_ref())
+        + values_of_labels(term.namespace_selector.as_ref())
+}
+
+/// The number of requirements and values of a label selector.
+fn values_of_labels(selector: Option<&LabelSelector>) -> usize {
+    let Some(selector) = selector else { return 0 };
+    let expressions = selector.match_expressions.iter().flatten();
+    selector.match_labels.as_ref().map_or(0, BTreeMap::len)
+        + expressions.map(|expression| 1 + len(expression.values.as_ref())).sum::<usize>()
+}
+
+fn len<T>(list: Option<&Vec<T>>) -> usize {
+    list.map_or(0, Vec::len)
+}
+
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::super::test_scheduler::scheduler_of_accepting_server;
     use super::*;
@@ -228,6 +300,50 @@ mod tests {
         scheduler.queue.add(with_terms("e", MANY_TERMS));
         scheduler.schedule_next();
         assert!(scheduler.assumed.contains("terms-e"), "pods of other namespaces do not wait");
+    }
+
+    #[tokio::test]
+    async fn attempts_for_a_pod_with_many_values_containers_or_amounts_are_limited() {
+        let scheduler = scheduler();
+        let names = |count: usize| (0..count).map(|number| format!("x.io/n{number}"));
+        let values = |count: usize| json!([{"key": "a", "operator": "In", "values": names(count).collect::<Vec<_>>()}]);
+        let map = |count: usize| -> Value { names(count).map(|name| (name, Value::from("1"))).collect() };
+        let on_node = |count: usize| json!({"matchExpressions": values(count)});
+        let of_pods =
+            |count: usize| json!({"topologyKey": "a", "labelSelector": {"matchExpressions": values(count)}});
+        let required = |terms: Value| json!({"requiredDuringSchedulingIgnoredDuringExecution": terms});
+        let preferred = |terms: Value| json!({"preferredDuringSchedulingIgnoredDuringExecution": terms});
+        let specs = |count: usize| {
+            let spread = json!({
+                "maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "DoNotSchedule",
+                "labelSelector": {"matchLabels": map(count)},
+            });
+            let affinities = [
+                json!({"nodeAffinity": required(json!({"nodeSelectorTerms": [on_node(count)]}))}),
+                json!({"nodeAffinity": preferred(json!([{"weight": 1, "preference": on_node(count)}]))}),
+                json!({"podAffinity": required(json!([of_pods(count)]))}),
+                json!({"podAffinity": preferred(json!([{"weight": 1, "podAffinityTerm": of_pods(count)}]))}),
+                json!({"podAntiAffinity": required(json!([of_pods(count)]))}),
+                json!({"podAntiAffinity": preferred(json!([{"weight": 1, "podAffinityTerm": of_pods(count)}]))}),
+            ];
+            let others = [
+                json!({"containers": vec![json!({}); count]}),
+                json!({"initContainers": vec![json!({}); count]}),
+                json!({"containers": [{"resources": {"requests": map(count)}}]}),
+                json!({"resources": {"requests": map(count)}}),
+                json!({"volumes": vec![json!({"name": "v"}); count]}),
+                json!({"nodeSelector": map(count)}),
+                json!({"topologySpreadConstraints": [spread]}),
+            ];
+            affinities.map(|affinity| json!({"affinity": affinity})).into_iter().chain(others)
+        };
+        let is_limited = |spec: Value| scheduler.limited(&[&fixture::pod("p", spec)]).is_some();
+        for spec in specs(MANY_PARTS) {
+            assert!(is_limited(spec.clone()), "{spec}");
+        }
+        for spec in specs(MANY_PARTS / 2) {
+            assert!(!is_limited(spec.clone()), "{spec}");
+        }
     }
 
     #[tokio::test]

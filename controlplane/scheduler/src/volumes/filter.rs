@@ -89,10 +89,14 @@ pub(super) fn of_pod(state: &State, pod: &Pod) -> Result<PodClaims, String> {
     if let Some(missing) = named().find(|key| !state.claims.contains_key(key)) {
         return Err(format!("persistentvolumeclaim {:?} not found", missing.name));
     }
+    // The claims of ephemeral volumes. A set, because a pod can have thousands of volumes and claims.
+    let ephemeral = pod.spec.volumes.iter().filter(|volume| volume.ephemeral.is_some());
+    let ephemeral: HashSet<String> =
+        ephemeral.map(|volume| format!("{}-{}", pod.name(), volume.name)).collect();
     let mut claims = Vec::new();
     let mut keys = BTreeSet::new();
     for key in claims_of(pod).filter(|key| keys.insert(key.clone())) {
-        claims.push((claim(state, pod, &key)?, key));
+        claims.push((claim(state, pod, &key, ephemeral.contains(&key.name))?, key));
     }
     let mut found = PodClaims { disks: disks_of(pod), ..PodClaims::default() };
     for (claim, key) in claims {
@@ -121,11 +125,10 @@ pub(super) fn of_pod(state: &State, pod: &Pod) -> Result<PodClaims, String> {
     }
 }
 
-/// The claim with this key. The error is the reason why the pod cannot use it.
-fn claim<'a>(state: &'a State, pod: &Pod, key: &Key) -> Result<&'a Claim, String> {
+/// The claim with this key. `is_ephemeral` says whether an ephemeral volume of the pod has the claim. The error is the
+/// reason why the pod cannot use the claim.
+fn claim<'a>(state: &'a State, pod: &Pod, key: &Key, is_ephemeral: bool) -> Result<&'a Claim, String> {
     let name = &key.name;
-    let mut volumes = pod.spec.volumes.iter().filter(|volume| volume.ephemeral.is_some());
-    let is_ephemeral = volumes.any(|volume| format!("{}-{}", pod.name(), volume.name) == *name);
     let Some(claim) = state.claims.get(key) else {
         return Err(if is_ephemeral {
             format!("waiting for ephemeral volume controller to create the persistentvolumeclaim {name:?}")

@@ -99,6 +99,22 @@ fn claims_that_no_node_can_help_are_named() {
 }
 
 #[test]
+fn very_many_claims_and_ephemeral_volumes_of_a_pod_take_linear_time() {
+    // A comparison of each claim with each volume would take minutes.
+    let names: Vec<String> = (0..20_000).map(|at| format!("c{at}")).collect();
+    let claims: Vec<Value> = names.iter().map(|name| claim(name, json!({}))).collect();
+    let volumes = volumes(&claims, &[], &[class("x.io/y")]);
+    let named = names.iter().map(|name| json!({"name": name, "persistentVolumeClaim": {"claimName": name}}));
+    let ephemeral = names.iter().map(|name| json!({"name": format!("e{name}"), "ephemeral": {}}));
+    let all: Vec<Value> = named.chain(ephemeral).collect();
+    let pod = fixture::pod("p", json!({"volumes": all}));
+    assert_eq!(
+        volumes.of_pod(&pod).unwrap_err(),
+        "waiting for ephemeral volume controller to create the persistentvolumeclaim \"p-ec0\""
+    );
+}
+
+#[test]
 fn a_waiting_claim_takes_a_volume_of_the_node_or_is_provisioned() {
     let waits = claim("c", json!({}));
     let fixed =

@@ -207,6 +207,24 @@ async fn a_mutating_policy_changes_the_object() {
 }
 
 #[tokio::test]
+async fn a_prefix_of_a_name_excludes_no_object_from_a_mutating_policy() {
+    let server = Fixture::new().await;
+    let mut matched = constraints("configmaps");
+    matched["excludeResourceRules"] = json!([{"operations": ["CREATE"], "apiGroups": ["*"], "apiVersions": ["*"],
+        "resources": ["configmaps"], "resourceNames": ["skip"]}]);
+    let expression = "[JSONPatch{op: 'add', path: '/metadata/labels', value: {'a': 'b'}}]";
+    let spec = json!({"reinvocationPolicy": "Never", "matchConstraints": matched,
+        "mutations": [{"patchType": "JSONPatch", "jsonPatch": {"expression": expression}}]});
+    make(&server, "mutatingadmissionpolicies", "p", spec).await;
+    bind(&server, "mutating", "b", json!({})).await;
+    let excluded = server.post(MAPS, map("skip", json!({}))).await;
+    assert_eq!((excluded.code, &excluded.body["metadata"]["labels"]), (201, &Value::Null));
+    // The name of the new object is another one, for example `skipx7f2d`.
+    let generated = server.post(MAPS, json!({"metadata": {"generateName": "skip"}})).await;
+    assert_eq!((generated.code, &generated.body["metadata"]["labels"]), (201, &json!({"a": "b"})));
+}
+
+#[tokio::test]
 async fn invalid_policies_are_refused() {
     let server = Fixture::new().await;
     let policy = |more: Value| {

@@ -139,6 +139,22 @@ async fn no_user_grants_permissions_that_the_user_does_not_have() {
 }
 
 #[tokio::test]
+async fn the_verb_escalate_for_one_role_does_not_apply_to_generated_names() {
+    let server = Fixture::new().await;
+    let mut escalate = rule(&["escalate"], &["roles"]);
+    escalate["resourceNames"] = json!(["one"]);
+    server.role("default", "writer", json!([escalate, rule(&["create"], &["roles"])])).await;
+    server.bind("default", "Role", "writer", "ann").await;
+    let roles = at("default", "roles");
+    let post = async |metadata: Value| {
+        let role = json!({"metadata": metadata, "rules": [rule(&["get"], &["secrets"])]});
+        server.post_as(ann(), &roles, role).await.code
+    };
+    assert_eq!(post(json!({"generateName": "one"})).await, 403);
+    assert_eq!(post(json!({"name": "one"})).await, 201);
+}
+
+#[tokio::test]
 async fn aggregation_gives_no_rights_that_the_writer_does_not_have() {
     let server = Fixture::new().await;
     server.role("", "manager", json!([rule(&["get", "update", "patch"], &["clusterroles"])])).await;
