@@ -124,12 +124,20 @@ pub(crate) fn service(cache: &Cache, namespace: &str, name: &str, port: &str) ->
 
 /// A random ready endpoint of a service's port. Endpoints to which requests must not be sent are excluded.
 pub(crate) fn ready(cache: &Cache, namespace: &str, name: &str, port_name: &str) -> Result<Endpoint> {
-    let kind = by_resource("discovery.k8s.io", "v1", "endpointslices").ok_or_else(ApiError::no_resource)?;
-    let slices = cache.list(kind, namespace);
-    let slices: Vec<Value> = slices.iter().map(|slice| slice.value()).collect();
+    let slices = slices_of(cache, namespace, name)?;
     let (found, refused) = ready_in(&slices, name, port_name);
     let chosen = found.choose(&mut rand::rng()).cloned();
     chosen.ok_or_else(|| refused.unwrap_or_else(|| no_endpoints(name)))
+}
+
+/// The EndpointSlices of a service. Slices of other services are not parsed again: their labels are kept.
+pub(crate) fn slices_of(cache: &Cache, namespace: &str, name: &str) -> Result<Vec<Value>> {
+    let kind = by_resource("discovery.k8s.io", "v1", "endpointslices").ok_or_else(ApiError::no_resource)?;
+    let slices = cache.list(kind, namespace);
+    let own = slices.iter().filter(|slice| {
+        slice.selector_attributes(kind.stored_as()).label("kubernetes.io/service-name") == Some(name)
+    });
+    Ok(own.map(|slice| slice.value()).collect())
 }
 
 /// The error for a service without a ready endpoint. `name` is the service as the client names it.
