@@ -322,6 +322,23 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     #[test]
+    fn the_slices_of_a_service_are_those_with_its_label() {
+        let cache = Cache::new(1);
+        let kind = by_resource("discovery.k8s.io", "v1", "endpointslices").unwrap();
+        let slices =
+            [("n", "web-1", "web"), ("n", "web-2", "other"), ("m", "web-3", "web"), ("n", "a", "web")];
+        for (revision, (namespace, name, of)) in (2..).zip(slices) {
+            let slice = json!({"metadata": {"name": name, "namespace": namespace,
+                "labels": {"kubernetes.io/service-name": of}}});
+            let (key, value) = (key_of(kind, namespace, name).into(), Some(encode(kind, &slice)));
+            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+        }
+        let found = slices_of(&cache, "n", "web").unwrap();
+        let names: Vec<&Value> = found.iter().map(|slice| &slice["metadata"]["name"]).collect();
+        assert_eq!(names, ["a", "web-1"]);
+    }
+
+    #[test]
     fn a_port_number_that_the_service_does_not_have_is_named() {
         let cache = Cache::new(1);
         let kind = by_resource("", "v1", "services").unwrap();
