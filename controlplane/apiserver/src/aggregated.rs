@@ -1,10 +1,14 @@
 //! Forwards a client's request to an aggregated server.
 
-use http::{HeaderMap, Method, Request, Response, StatusCode};
+use std::{net::IpAddr, sync::Arc};
+
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
 use hyper::{body::Incoming, upgrade::OnUpgrade};
+use percent_encoding::percent_decode_str;
 
 use crate::{
-    aggregation::Remote,
+    aggregation::{Remote, openapi},
+    audit::AUDIT_ID,
     authn::User,
     client_upgrade::ClientUpgrade,
     error::{ApiError, Result},
@@ -19,6 +23,9 @@ use crate::{
     },
 };
 
+/// The header with the addresses of the client and of proxies.
+const FORWARDED_FOR: &str = "x-forwarded-for";
+
 /// A request to forward.
 pub(crate) struct ForwardedRequest<'a> {
     pub(crate) user: &'a User,
@@ -26,6 +33,18 @@ pub(crate) struct ForwardedRequest<'a> {
     pub(crate) method: &'a Method,
     pub(crate) headers: &'a HeaderMap,
     pub(crate) body: Body,
+    /// Address of the client. `None` for callers in this process.
+    pub(crate) peer: Option<IpAddr>,
+    /// The id of the audit event.
+    pub(crate) audit_id: Option<String>,
+}
+
+/// The server for a request. `None` if this server answers the request itself.
+pub(crate) fn server_of(state: &State, info: &RequestInfo) -> Option<Arc<Remote>> {
+    let remote = state.remotes.find(&info.path)?;
+    let is_ours = state.registry.load().group_version(&remote.group, &remote.version).is_some()
+        || (info.path.starts_with("/openapi/") && openapi::has_converted_v3(&remote));
+    (!is_ours).then_some(remote)
 }
 
 /// Forwards a request, whose body is a stream, and streams the response to the client. Supports upgrades.
@@ -35,8 +54,13 @@ pub(crate) async fn run(
     arrived: ForwardedRequest<'_>,
     client: ClientUpgrade,
 ) -> Result<Reply> {
-    if remote.resources().is_none() {
+    if !remote.is_available() {
         return Err(ApiError::unavailable("service unavailable"));
+    }
+    if has_dot_segments(&arrived.info.path) {
+        return Err(ApiError::bad_request(
+            "a path with `.` or `..` cannot be forwarded to an aggregated server",
+        ));
     }
     let (info, query) = (arrived.info, &arrived.info.query.raw);
     let mark = if query.is_empty() { "" } else { "?" };
@@ -44,10 +68,35 @@ pub(crate) async fn run(
     let request = Request::builder().method(arrived.method.clone()).uri(uri).body(arrived.body);
     let mut request = request.map_err(|error| ApiError::bad_request(error.to_string()))?;
     *request.headers_mut() = forwarded(arrived.headers, &info.path);
+    add_client(request.headers_mut(), arrived.peer, arrived.audit_id.as_deref());
     set_length(&mut request);
     let permit = state.in_flight.proxied(arrived.user)?;
     let answer = state.forwarder().send(remote, arrived.user, request, permit).await?;
     respond(arrived.headers, answer, |server| join(client, server, state.shutdown.clone()))
+}
+
+/// Whether a path has a segment `.` or `..`, also in percent-encoding. Authorization reads such a segment as a name; a
+/// server that resolves the path would serve another namespace or resource.
+fn has_dot_segments(path: &str) -> bool {
+    let decoded = percent_decode_str(path).decode_utf8_lossy();
+    decoded.split(['/', '\\']).any(|segment| matches!(segment, "." | ".."))
+}
+
+/// Adds the address of the client and the id of the audit event, as upstream, so that the audit events of both servers
+/// can be compared. Source: `AppendForwardedForHeader` of `k8s.io/apimachinery`, `NewRequestForProxy` of
+/// `k8s.io/apiserver`.
+fn add_client(headers: &mut HeaderMap, peer: Option<IpAddr>, audit_id: Option<&str>) {
+    if let Some(peer) = peer {
+        let all = headers.get_all(FORWARDED_FOR).iter().filter_map(|value| value.to_str().ok());
+        let all: Vec<&str> = all.filter(|value| !value.is_empty()).collect();
+        let all = all.into_iter().map(str::to_owned).chain([peer.to_string()]).collect::<Vec<_>>().join(", ");
+        if let Ok(all) = HeaderValue::from_str(&all) {
+            headers.insert(FORWARDED_FOR, all);
+        }
+    }
+    if let Some(id) = audit_id.and_then(|id| HeaderValue::from_str(id).ok()) {
+        headers.insert(AUDIT_ID, id);
+    }
 }
 
 /// The reply to the client for a server's response. Calls `switch` if the server switches the protocol.
@@ -98,6 +147,37 @@ mod tests {
         let exchanged = exchange(ours, request, "a", Duration::from_secs(60));
         let (answer, ()) = tokio::join!(exchanged, server);
         respond(&HeaderMap::new(), answer.unwrap(), |_server| panic!("a switch of protocols")).unwrap()
+    }
+
+    #[test]
+    fn a_path_that_a_server_could_resolve_to_another_namespace_is_refused() {
+        for path in
+            ["/apis/far.io/v1/namespaces/a/../b/things", "/apis/far.io/v1/%2e%2E/x", "/apis/a/v1/b%2F.."]
+        {
+            assert!(has_dot_segments(path), "{path}");
+        }
+        for path in
+            ["/apis/far.io/v1beta1/namespaces/a/pods/*/http..rate", "/apis/far.io/v1/", "/apis/a/v1/...%2F"]
+        {
+            assert!(!has_dot_segments(path), "{path}");
+        }
+    }
+
+    #[test]
+    fn a_server_gets_the_address_of_the_client_and_the_id_of_the_audit_event() {
+        let mut headers = HeaderMap::new();
+        add_client(&mut headers, None, None);
+        assert!(headers.is_empty());
+        add_client(&mut headers, "10.0.0.7".parse().ok(), Some("ours"));
+        assert_eq!(headers[FORWARDED_FOR], "10.0.0.7");
+        assert_eq!(headers[AUDIT_ID], "ours");
+        // The client can choose the first addresses only.
+        let mut headers = HeaderMap::new();
+        headers.append(FORWARDED_FOR, HeaderValue::from_static("1.1.1.1"));
+        headers.append(FORWARDED_FOR, HeaderValue::from_static("2.2.2.2"));
+        add_client(&mut headers, "fd00::7".parse().ok(), None);
+        let all: Vec<_> = headers.get_all(FORWARDED_FOR).iter().cloned().collect();
+        assert_eq!(all, ["1.1.1.1, 2.2.2.2, fd00::7"]);
     }
 
     #[tokio::test]

@@ -23,11 +23,12 @@ pub(crate) use v3_conversion::fuzz as fuzz_conversion;
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use arc_swap::ArcSwap;
-use serde_json::{Value, json};
+use coracle_kinds::resource::version_preference;
+use serde_json::Value;
 
 pub use client::FrontProxy;
 
@@ -45,17 +46,24 @@ pub(crate) struct Remote {
     pub(crate) group: String,
     pub(crate) version: String,
     service: ServiceReference,
+    group_priority: i64,
     version_priority: i64,
     /// The TLS configuration, or the reason why it is invalid.
     tls: Result<Arc<rustls::ClientConfig>, String>,
-    /// Identifies the connection: service and TLS settings as text.
-    connection: String,
-    /// The APIResourceList of the last check. `None` if the server is unavailable.
-    resources: Mutex<Option<Arc<Value>>>,
+    observed: Mutex<Observed>,
     documents: Arc<openapi::Documents>,
 }
 
+/// The result of the last check of a server.
+#[derive(Clone, Default)]
+struct Observed {
+    is_available: bool,
+    /// The APIResourceList. `None` if it could not be read.
+    resources: Option<Arc<Value>>,
+}
+
 /// The service in front of another server: `spec.service` of an APIService.
+#[derive(PartialEq, Eq)]
 pub(crate) struct ServiceReference {
     pub(crate) namespace: String,
     pub(crate) name: String,
@@ -90,7 +98,9 @@ impl Remotes {
     /// All servers by group. Within a group the highest priority comes first.
     pub(crate) fn all(&self) -> Vec<Arc<Remote>> {
         let mut all: Vec<Arc<Remote>> = self.current.load().values().cloned().collect();
-        all.sort_by(|a, b| (&a.group, -a.version_priority).cmp(&(&b.group, -b.version_priority)));
+        all.sort_by_cached_key(|remote| {
+            (remote.group.clone(), -remote.version_priority, version_preference(&remote.version))
+        });
         all
     }
 }
@@ -98,7 +108,7 @@ impl Remotes {
 // === impl Remote ===
 
 impl Remote {
-    /// Reads an API service.
+    /// Reads an API service. As upstream, its condition says whether the server is available until the first check.
     pub(crate) fn read(front_proxy: &FrontProxy, object: &Value) -> Self {
         let spec = &object["spec"];
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -112,10 +122,10 @@ impl Remote {
                 name: text(&service["name"]),
                 port,
             },
+            group_priority: spec["groupPriorityMinimum"].as_i64().unwrap_or(0),
             version_priority: spec["versionPriority"].as_i64().unwrap_or(0),
             tls: client::tls(front_proxy, spec),
-            connection: json!([service, spec["caBundle"], spec["insecureSkipTLSVerify"]]).to_string(),
-            resources: Mutex::new(None),
+            observed: Mutex::new(Observed { is_available: was_available(object), resources: None }),
             documents: Arc::default(),
         }
     }
@@ -130,24 +140,105 @@ impl Remote {
         &self.service
     }
 
-    /// Whether both have the same service and TLS settings.
-    pub(crate) fn has_connection_of(&self, other: &Self) -> bool {
-        self.connection == other.connection
+    /// The path of the APIResourceList. Source: `AvailableConditionController.sync`.
+    pub(crate) fn path(&self) -> String {
+        match self.group.as_str() {
+            "" => format!("/api/{}", self.version),
+            group => format!("/apis/{group}/{}", self.version),
+        }
     }
 
-    /// The APIResourceList, if the server is available.
+    /// The URL of a path, for messages. The host is the name in the server's certificate.
+    pub(crate) fn url(&self, path: &str) -> String {
+        let ServiceReference { namespace, name, port } = &self.service;
+        format!("https://{name}.{namespace}.svc:{port}{path}")
+    }
+
+    /// Whether the last check has found the server. Requests to other servers are refused.
+    pub(crate) fn is_available(&self) -> bool {
+        self.observed().is_available
+    }
+
+    /// The APIResourceList, if the server is available and its list could be read.
     pub(crate) fn resources(&self) -> Option<Arc<Value>> {
-        self.resources.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.observed().resources.clone()
     }
 
-    /// Keeps the resources and documents of `former`, which has the same connection. Other fields, such as priorities,
-    /// may differ.
+    /// Stores the result of a check. `found` has the APIResourceList if it could be read; `None` means that the server
+    /// is not available.
+    pub(crate) fn observe(&self, found: Option<Option<Value>>) {
+        let is_available = found.is_some();
+        *self.observed() = Observed { is_available, resources: found.flatten().map(Arc::new) };
+    }
+
+    /// Keeps the result of the last check, and the documents of the same service. So a change of the priorities or of
+    /// the CA bundle refuses no requests; the next check decides.
     pub(crate) fn after(self, former: &Self) -> Self {
-        let resources = Mutex::new(former.resources());
-        Self { resources, documents: former.documents.clone(), ..self }
+        let observed = Mutex::new(former.observed().clone());
+        let is_same = self.service == former.service;
+        let documents = if is_same { former.documents.clone() } else { Arc::default() };
+        Self { observed, documents, ..self }
     }
 
-    pub(crate) fn set_resources(&self, resources: Option<Value>) {
-        *self.resources.lock().unwrap_or_else(PoisonError::into_inner) = resources.map(Arc::new);
+    fn observed(&self) -> MutexGuard<'_, Observed> {
+        self.observed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The condition `Available` of an API service.
+pub(crate) fn available(object: &Value) -> Option<&Value> {
+    object["status"]["conditions"].as_array()?.iter().find(|condition| condition["type"] == "Available")
+}
+
+/// Whether the condition `Available` of an API service is true.
+pub(crate) fn was_available(object: &Value) -> bool {
+    available(object).is_some_and(|known| known["status"] == "True")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn remote(change: impl FnOnce(&mut Value)) -> Remote {
+        let service = json!({"namespace": "d", "name": "far", "port": 8443});
+        let mut object = json!({"spec": {"group": "far.io", "version": "v1", "service": service}});
+        change(&mut object);
+        Remote::read(&FrontProxy::default(), &object)
+    }
+
+    #[test]
+    fn a_server_is_available_by_its_condition_until_the_first_check() {
+        let of = |status: &str| {
+            remote(|object| {
+                object["status"] = json!({"conditions": [{"type": "Available", "status": status}]})
+            })
+        };
+        assert!(of("True").is_available() && !of("False").is_available() && !remote(|_| ()).is_available());
+        let remote = of("True");
+        remote.observe(None);
+        assert!(!remote.is_available());
+        // The server responds, but its list cannot be read.
+        remote.observe(Some(None));
+        assert!(remote.is_available() && remote.resources().is_none());
+    }
+
+    #[test]
+    fn a_new_ca_bundle_or_port_refuses_no_requests_before_the_next_check() {
+        let former = remote(|_| ());
+        former.observe(Some(Some(json!({"resources": []}))));
+        let insecure = remote(|object| object["spec"]["insecureSkipTLSVerify"] = true.into()).after(&former);
+        assert!(insecure.is_available() && insecure.resources().is_some());
+        assert!(Arc::ptr_eq(&insecure.documents, &former.documents));
+        let moved = remote(|object| object["spec"]["service"]["port"] = 443.into()).after(&former);
+        assert!(moved.is_available() && !Arc::ptr_eq(&moved.documents, &former.documents));
+    }
+
+    #[test]
+    fn messages_name_the_service() {
+        let far = remote(|_| ());
+        assert_eq!(far.url(&far.path()), "https://far.d.svc:8443/apis/far.io/v1");
+        assert_eq!(remote(|object| object["spec"]["group"] = "".into()).path(), "/api/v1");
     }
 }

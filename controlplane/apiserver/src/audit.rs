@@ -46,7 +46,7 @@ use first_event::{event, user_info};
 pub use truncate::AuditTruncateConfig;
 
 /// Header with the id of a request.
-const AUDIT_ID: &str = "audit-id";
+pub(crate) const AUDIT_ID: &str = "audit-id";
 /// Maximum bytes of a recorded response object. A larger object is omitted, and the event is annotated.
 const MAX_RESPONSE: usize = 3 << 20;
 /// Annotation of an event with an omitted object, as in upstream's truncating backend.
@@ -193,6 +193,11 @@ impl Auditor {
 impl Record {
     fn event(&self) -> MutexGuard<'_, Event> {
         self.event.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The id of the event.
+    pub(crate) fn id(&self) -> String {
+        self.event().audit_id.clone()
     }
 
     /// Whether the event has the object of the request.

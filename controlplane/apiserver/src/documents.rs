@@ -57,9 +57,7 @@ pub(crate) fn find(state: &State, info: &RequestInfo, headers: &HeaderMap) -> Re
             Some(list)
         }
         ["api", version] => discovery::resource_list(resources, "", version),
-        ["apis", group] => {
-            discovery::api_group(resources, group).or_else(|| remote::group(&state.remotes, resources, group))
-        }
+        ["apis", group] => remote::group(&state.remotes, resources, group),
         ["apis", group, version] => discovery::resource_list(resources, group, version),
         ["openapi", "v2"] => return openapi_v2(state, info, headers).map(Some),
         ["openapi", "v3"] => {

@@ -282,7 +282,7 @@ impl Metrics {
         families.extend(watchers(sources.cache).collect());
         families.extend(flow_control::current(sources.flow_control));
         families.extend(sources.auditor.into_iter().flat_map(audit));
-        families.extend(remotes::current(sources.remotes).collect());
+        families.extend(remotes::current(sources.remotes, sources.cache).collect());
         families.extend(store_size::families(sources.store, sizes));
         families.extend(build_info().collect());
         let mut text = encoded(families);

@@ -11,7 +11,7 @@ use http_body::Body as _;
 use tokio::sync::watch;
 
 use crate::{
-    aggregated, aggregation,
+    aggregated,
     audit::{Received, Record},
     authn::{LegacyToken, NotedToken, PeerCertificate, ReceivedRequest, User, presented},
     authz::{AccessAttributes, impersonation},
@@ -58,6 +58,7 @@ struct Incoming {
     /// Whether large bodies need no permit: the caller is in this process, or a member of `system:masters`.
     /// Impersonation does not change this.
     is_exempt: bool,
+    peer: Option<IpAddr>,
 }
 
 impl Apiserver {
@@ -129,6 +130,7 @@ impl Apiserver {
             upgrade,
             record: record.clone(),
             is_local,
+            peer: parts.extensions.get::<PeerAddress>().map(|peer| peer.0),
             is_exempt: is_local || caller.as_ref().is_ok_and(|user| user.is_in("system:masters")),
         };
         let answer = async {
@@ -164,12 +166,6 @@ impl Apiserver {
             self.state.metrics.serving.terminated(counted, reply.status().as_u16());
         }
         reply
-    }
-
-    /// Whether this server answers a request whose path belongs to an APIService of another server.
-    fn is_ours(&self, info: &RequestInfo, remote: &aggregation::Remote) -> bool {
-        self.state.registry.load().group_version(&remote.group, &remote.version).is_some()
-            || (info.path.starts_with("/openapi/") && aggregation::openapi::has_converted_v3(remote))
     }
 
     /// Whether the response to a request is compressed.
@@ -385,7 +381,7 @@ impl Apiserver {
         incoming: Incoming,
         seats: &mut Option<Seats>,
     ) -> Result<Reply> {
-        let Incoming { method, headers, body, mut memory, upgrade, record, is_exempt, .. } = incoming;
+        let Incoming { method, headers, body, mut memory, upgrade, record, is_exempt, peer, .. } = incoming;
         let state = &self.state;
         let kind = info.resource.as_ref().and_then(|resource| {
             let kind = resource.find(&state.registry.load()).cloned();
@@ -398,13 +394,15 @@ impl Apiserver {
         let requester = request_seats::Requester { user: &user, info: &info };
         let authorization = route::authorize(state, &question, &method, record.as_deref());
         request_seats::authorize(state, requester, seats, authorization).await?;
-        if let Some(remote) = state.remotes.find(&info.path).filter(|remote| !self.is_ours(&info, remote)) {
+        if let Some(remote) = aggregated::server_of(state, &info) {
             let arrived = aggregated::ForwardedRequest {
                 user: &user,
                 info: &info,
                 method: &method,
                 headers: &headers,
                 body,
+                peer,
+                audit_id: record.as_ref().map(|record| record.id()),
             };
             let answer = waits::for_server(aggregated::run(state, &remote, arrived, upgrade));
             return waits::holding(seats, answer).await;

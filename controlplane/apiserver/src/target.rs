@@ -124,12 +124,20 @@ pub(crate) fn service(cache: &Cache, namespace: &str, name: &str, port: &str) ->
 
 /// A random ready endpoint of a service's port. Endpoints to which requests must not be sent are excluded.
 pub(crate) fn ready(cache: &Cache, namespace: &str, name: &str, port_name: &str) -> Result<Endpoint> {
-    let kind = by_resource("discovery.k8s.io", "v1", "endpointslices").ok_or_else(ApiError::no_resource)?;
-    let slices = cache.list(kind, namespace);
-    let slices: Vec<Value> = slices.iter().map(|slice| slice.value()).collect();
+    let slices = slices_of(cache, namespace, name)?;
     let (found, refused) = ready_in(&slices, name, port_name);
     let chosen = found.choose(&mut rand::rng()).cloned();
     chosen.ok_or_else(|| refused.unwrap_or_else(|| no_endpoints(name)))
+}
+
+/// The EndpointSlices of a service. Slices of other services are not parsed again: their labels are kept.
+pub(crate) fn slices_of(cache: &Cache, namespace: &str, name: &str) -> Result<Vec<Value>> {
+    let kind = by_resource("discovery.k8s.io", "v1", "endpointslices").ok_or_else(ApiError::no_resource)?;
+    let slices = cache.list(kind, namespace);
+    let own = slices.iter().filter(|slice| {
+        slice.selector_attributes(kind.stored_as()).label("kubernetes.io/service-name") == Some(name)
+    });
+    Ok(own.map(|slice| slice.value()).collect())
 }
 
 /// The error for a service without a ready endpoint. `name` is the service as the client names it.
@@ -312,6 +320,23 @@ mod tests {
     use crate::sub::stream::pass;
 
     const MINUTE: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn the_slices_of_a_service_are_those_with_its_label() {
+        let cache = Cache::new(1);
+        let kind = by_resource("discovery.k8s.io", "v1", "endpointslices").unwrap();
+        let slices =
+            [("n", "web-1", "web"), ("n", "web-2", "other"), ("m", "web-3", "web"), ("n", "a", "web")];
+        for (revision, (namespace, name, of)) in (2..).zip(slices) {
+            let slice = json!({"metadata": {"name": name, "namespace": namespace,
+                "labels": {"kubernetes.io/service-name": of}}});
+            let (key, value) = (key_of(kind, namespace, name).into(), Some(encode(kind, &slice)));
+            cache.apply(&Commit { key, revision, value, created: revision, guard_follows: false });
+        }
+        let found = slices_of(&cache, "n", "web").unwrap();
+        let names: Vec<&Value> = found.iter().map(|slice| &slice["metadata"]["name"]).collect();
+        assert_eq!(names, ["a", "web-1"]);
+    }
 
     #[test]
     fn a_port_number_that_the_service_does_not_have_is_named() {

@@ -39,14 +39,31 @@ pub fn group_priority(group: &str) -> Option<i64> {
     PRIORITIES.iter().find(|(name, _)| *name == group).map(|(_, priority)| *priority)
 }
 
-/// The named groups in the order of the documents: by descending priority, then by name. The group of APIServices is
-/// the first group, and has no priority.
-fn groups(set: &Resources) -> Vec<&str> {
-    let mut all = set.groups();
-    let priority = |group: &str| match group {
+/// The priority of a group in the order of the documents. The group of APIServices is the first group, and has no
+/// priority of its own.
+#[must_use]
+pub fn order_priority(group: &str) -> i64 {
+    match group {
         "apiregistration.k8s.io" => i64::MAX,
         group => group_priority(group).unwrap_or(CUSTOM_PRIORITY),
-    };
+    }
+}
+
+/// The priority of a version that this server serves, as upstream. Later versions of a group come first.
+#[must_use]
+pub fn version_priority(group: &str, version: &str) -> i64 {
+    match (group, version) {
+        (group, _) if group_priority(group).is_none() => 100,
+        ("", _) => 1,
+        ("flowcontrol.apiserver.k8s.io" | "resource.k8s.io", _) => 21,
+        (_, "v2") => 30,
+        _ => 15,
+    }
+}
+
+/// The named groups in the order of the documents: by descending priority, then by name.
+fn groups(set: &Resources) -> Vec<&str> {
+    let (mut all, priority) = (set.groups(), order_priority);
     all.sort_by(|one, other| priority(other).cmp(&priority(one)).then_with(|| one.cmp(other)));
     all
 }

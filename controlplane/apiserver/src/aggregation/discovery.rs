@@ -1,31 +1,37 @@
 //! Group versions of aggregated servers in the discovery documents.
 
-use std::collections::HashMap;
+use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
-use coracle_kinds::Resources;
+use coracle_kinds::{Resources, discovery, resource::version_preference};
 use serde_json::{Map, Value, json};
 
 use super::{Remote, Remotes};
 
 /// Adds the groups of other servers to `/apis`.
 pub(crate) fn add_groups(remotes: &Remotes, resources: &Resources, list: &mut Value) {
-    for remote in served(remotes, resources) {
+    add_plain(&served(remotes, resources), resources, list);
+}
+
+fn add_plain(remotes: &[Arc<Remote>], resources: &Resources, list: &mut Value) {
+    for remote in remotes {
         let version = json!({"groupVersion": format!("{}/{}", remote.group, remote.version), "version": remote.version});
-        add_version(
-            list.get_mut("groups"),
-            |group| group["name"] == remote.group.as_str(),
-            &version,
-            || json!({"name": remote.group, "versions": [version], "preferredVersion": version}),
-        );
+        let group = || json!({"name": remote.group, "preferredVersion": null, "versions": []});
+        add_version(list.get_mut("groups"), remote, version, |group| &group["name"], group);
+    }
+    sort(list.get_mut("groups"), remotes, resources, |group| &group["name"]);
+    for group in list["groups"].as_array_mut().into_iter().flatten() {
+        group["preferredVersion"] = group["versions"][0].clone();
     }
 }
 
-/// The document `/apis/<group>` of a group that other servers serve.
+/// The document `/apis/<group>`.
 pub(crate) fn group(remotes: &Remotes, resources: &Resources, name: &str) -> Option<Value> {
-    let mut list = json!({"groups": []});
-    add_groups(remotes, resources, &mut list);
-    let groups = list["groups"].as_array()?;
-    let mut group = groups.iter().find(|group| group["name"] == name)?.as_object()?.clone();
+    let own = discovery::api_group(resources, name);
+    let mut list = json!({"groups": own.into_iter().collect::<Vec<_>>()});
+    let mut remotes = served(remotes, resources);
+    remotes.retain(|remote| remote.group == name);
+    add_plain(&remotes, resources, &mut list);
+    let mut group = list["groups"].as_array()?.first()?.as_object()?.clone();
     group.insert("kind".to_owned(), "APIGroup".into());
     group.insert("apiVersion".to_owned(), "v1".into());
     Some(group.into())
@@ -33,45 +39,79 @@ pub(crate) fn group(remotes: &Remotes, resources: &Resources, name: &str) -> Opt
 
 /// Adds the resources of other servers to the aggregated form of `/apis`.
 pub(crate) fn add_resources(remotes: &Remotes, resources: &Resources, list: &mut Value) {
-    for remote in served(remotes, resources) {
+    let remotes = served(remotes, resources);
+    for remote in &remotes {
         let version = match remote.resources() {
             Some(found) => {
-                json!({"version": remote.version, "freshness": "Current", "resources": converted(&remote, &found)})
+                json!({"version": remote.version, "freshness": "Current", "resources": converted(remote, &found)})
             }
             // As upstream, clients then report an error for the group version instead of regarding its kinds as
             // removed.
             None => json!({"version": remote.version, "freshness": "Stale"}),
         };
-        add_version(
-            list.get_mut("items"),
-            |item| item["metadata"]["name"] == remote.group.as_str(),
-            &version,
-            || json!({"metadata": {"name": remote.group, "creationTimestamp": null}, "versions": [version]}),
-        );
+        let group = || json!({"metadata": {"name": remote.group, "creationTimestamp": null}, "versions": []});
+        add_version(list.get_mut("items"), remote, version, |item| &item["metadata"]["name"], group);
     }
+    sort(list.get_mut("items"), &remotes, resources, |item| &item["metadata"]["name"]);
 }
 
 /// The other servers, except for group versions that this server serves itself.
-fn served(remotes: &Remotes, resources: &Resources) -> Vec<std::sync::Arc<Remote>> {
+fn served(remotes: &Remotes, resources: &Resources) -> Vec<Arc<Remote>> {
     let mut all = remotes.all();
-    all.retain(|remote| resources.group_version(&remote.group, &remote.version).is_none());
+    // Another server for the core group is not in these documents, as upstream.
+    all.retain(|remote| {
+        !remote.group.is_empty() && resources.group_version(&remote.group, &remote.version).is_none()
+    });
     all
 }
 
+/// Adds a version to its group. `new` is the group without versions.
 fn add_version(
     list: Option<&mut Value>,
-    is_group: impl Fn(&Value) -> bool,
-    version: &Value,
+    remote: &Remote,
+    version: Value,
+    name: fn(&Value) -> &Value,
     new: impl Fn() -> Value,
 ) {
     let Some(list) = list.and_then(Value::as_array_mut) else { return };
-    match list.iter_mut().find(|group| is_group(group)) {
-        Some(group) => {
-            if let Some(versions) = group.get_mut("versions").and_then(Value::as_array_mut) {
-                versions.push(version.clone());
-            }
-        }
-        None => list.push(new()),
+    let known = list.iter().position(|group| *name(group) == remote.group.as_str());
+    let position = known.unwrap_or_else(|| {
+        list.push(new());
+        list.len() - 1
+    });
+    if let Some(versions) = list[position].get_mut("versions").and_then(Value::as_array_mut) {
+        versions.push(version);
+    }
+}
+
+/// Sorts the groups by descending priority, then by name. Clients use the first group that has a resource. Sorts the
+/// versions of a group by descending priority, then by stability. Source: `SortedByGroupAndVersion` of
+/// `kube-aggregator/pkg/apis/apiregistration/v1/helper`.
+fn sort(
+    list: Option<&mut Value>,
+    remotes: &[Arc<Remote>],
+    resources: &Resources,
+    name: fn(&Value) -> &Value,
+) {
+    let Some(list) = list.and_then(Value::as_array_mut).filter(|_| !remotes.is_empty()) else { return };
+    list.sort_by_cached_key(|group| {
+        let name = name(group).as_str().unwrap_or_default();
+        let is_own = resources.versions_of(name).next().is_some();
+        let own = is_own.then(|| discovery::order_priority(name));
+        let others = remotes.iter().filter(|remote| remote.group == name).map(|remote| remote.group_priority);
+        (Reverse(others.chain(own).max()), name.to_owned())
+    });
+    for group in list {
+        let of = name(group).as_str().unwrap_or_default().to_owned();
+        let others: Vec<&Arc<Remote>> = remotes.iter().filter(|remote| remote.group == of).collect();
+        let versions = group.get_mut("versions").and_then(Value::as_array_mut);
+        let Some(versions) = versions.filter(|_| !others.is_empty()) else { continue };
+        versions.sort_by_cached_key(|version| {
+            let version = version["version"].as_str().unwrap_or_default();
+            let other = others.iter().find(|remote| remote.version == version);
+            let own = || discovery::version_priority(&of, version);
+            (Reverse(other.map_or_else(own, |remote| remote.version_priority)), version_preference(version))
+        });
     }
 }
 
@@ -133,6 +173,60 @@ pub(crate) fn fuzz(data: &[u8]) {
 mod tests {
     use super::*;
     use crate::aggregation::FrontProxy;
+
+    /// API services of other servers: group, version, priority of the group, priority of the version.
+    fn remotes(all: &[(&str, &str, i64, i64)]) -> Remotes {
+        let remotes = Remotes::default();
+        let read = |&(group, version, of_group, of_version): &(&str, &str, i64, i64)| {
+            let spec = json!({"group": group, "version": version, "groupPriorityMinimum": of_group,
+                "versionPriority": of_version, "service": {"namespace": "d", "name": "far"}});
+            let remote = Remote::read(&FrontProxy::default(), &json!({"spec": spec}));
+            ((group.to_owned(), version.to_owned()), Arc::new(remote))
+        };
+        remotes.replace(all.iter().map(read).collect());
+        remotes
+    }
+
+    #[test]
+    fn groups_and_versions_of_other_servers_are_in_the_order_of_their_priorities() {
+        let own = coracle_kinds::kind::built_in();
+        let remotes = remotes(&[
+            ("custom.metrics.k8s.io", "v1beta1", 100, 100),
+            ("custom.metrics.k8s.io", "v1beta2", 100, 200),
+            ("first.io", "v1alpha1", 20_000, 15),
+            ("first.io", "v1", 20_000, 15),
+            ("autoscaling", "v3", 17_550, 20),
+        ]);
+        let mut plain = discovery::api_group_list(own);
+        add_groups(&remotes, own, &mut plain);
+        let mut full = discovery::aggregated_groups(own);
+        add_resources(&remotes, own, &mut full);
+        let groups = plain["groups"].as_array().unwrap();
+        let names: Vec<&str> = groups.iter().map(|group| group["name"].as_str().unwrap()).collect();
+        let items = full["items"].as_array().unwrap();
+        let same: Vec<&str> = items.iter().map(|item| item["metadata"]["name"].as_str().unwrap()).collect();
+        assert_eq!(names, same);
+        assert_eq!(names[..3], ["apiregistration.k8s.io", "first.io", "apps"]);
+        assert_eq!(names.last(), Some(&"custom.metrics.k8s.io"));
+        let versions = |group: &Value| -> Vec<String> {
+            let versions = group["versions"].as_array().unwrap().iter();
+            versions.map(|version| version["version"].as_str().unwrap().to_owned()).collect()
+        };
+        for (name, expect) in [
+            ("custom.metrics.k8s.io", &["v1beta2", "v1beta1"][..]),
+            ("first.io", &["v1", "v1alpha1"]),
+            ("autoscaling", &["v2", "v3", "v1"]),
+        ] {
+            let position = names.iter().position(|one| *one == name).unwrap();
+            assert_eq!(versions(&groups[position]), expect);
+            assert_eq!(versions(&items[position]), expect);
+            assert_eq!(groups[position]["preferredVersion"]["version"], expect[0]);
+            let one = group(&remotes, own, name).unwrap();
+            assert_eq!((versions(&one), &one["kind"]), (versions(&groups[position]), &json!("APIGroup")));
+        }
+        assert_eq!(group(&remotes, own, "none.io"), None);
+        assert_eq!(group(&remotes, own, "apps"), discovery::api_group(own, "apps"));
+    }
 
     #[test]
     fn each_subresource_of_another_server_is_listed_once() {

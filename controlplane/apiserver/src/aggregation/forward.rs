@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use coracle_connections::PermitStream;
-use http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode, header};
+use http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Limited};
 use hyper::body::Incoming;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -50,12 +50,10 @@ pub(crate) struct Forwarder {
 // === impl Forwarder ===
 
 impl Forwarder {
-    /// Reads the APIResourceList of the group version.
-    pub(crate) async fn discover(&self, remote: &Remote) -> std::result::Result<Value, String> {
-        let path = format!("/apis/{}/{}", remote.group, remote.version);
-        let found = self.fetch(remote, DocumentRequest { path: &path, tag: None, max: MAX_DOCUMENT }).await?;
-        let body = found.map(|found| found.body).unwrap_or_default();
-        serde_json::from_slice(&body).map_err(|error| format!("{path} is not JSON: {error}"))
+    /// Requests the APIResourceList of the group version. Returns the response when its successful head arrives.
+    pub(crate) async fn probe(&self, remote: &Remote) -> std::result::Result<Response<Incoming>, String> {
+        let path = remote.path();
+        self.open(remote, &DocumentRequest { path: &path, tag: None, max: MAX_DOCUMENT }).await
     }
 
     /// Reads a JSON document with the aggregator's credentials. `None` if the document is not modified.
@@ -64,8 +62,21 @@ impl Forwarder {
         remote: &Remote,
         wanted: DocumentRequest<'_>,
     ) -> std::result::Result<Option<Fetched>, String> {
-        let path = wanted.path;
-        let mut request = Request::get(path).header(header::ACCEPT, "application/json");
+        let answer = self.open(remote, &wanted).await?;
+        if answer.status() == StatusCode::NOT_MODIFIED {
+            return Ok(None);
+        }
+        let (head, body) = answer.into_parts();
+        Ok(Some(Fetched { headers: head.headers, body: read(body, &wanted).await? }))
+    }
+
+    /// Requests a document. The response is successful. With a tag, the document may also be not modified.
+    async fn open(
+        &self,
+        remote: &Remote,
+        wanted: &DocumentRequest<'_>,
+    ) -> std::result::Result<Response<Incoming>, String> {
+        let mut request = Request::get(wanted.path).header(header::ACCEPT, "application/json");
         if let Some(tag) = wanted.tag {
             request = request.header(header::IF_NONE_MATCH, tag);
         }
@@ -73,14 +84,11 @@ impl Forwarder {
         let aggregator = User::new("system:kube-aggregator", &["system:masters"]);
         let answer = self.send(remote, &aggregator, request, ()).await.map_err(|error| error.message)?;
         let status = answer.status();
-        if wanted.tag.is_some() && status == StatusCode::NOT_MODIFIED {
-            return Ok(None);
+        let is_known = wanted.tag.is_some() && status == StatusCode::NOT_MODIFIED;
+        match status.is_success() || is_known {
+            true => Ok(answer),
+            false => Err(format!("bad status from {}: {}", remote.url(wanted.path), status.as_u16())),
         }
-        if !status.is_success() {
-            return Err(format!("bad status from {path}: {}", status.as_u16()));
-        }
-        let (head, body) = answer.into_parts();
-        Ok(Some(Fetched { headers: head.headers, body: read(body, &wanted).await? }))
     }
 
     /// Sends a request on behalf of a user. The permit is held until the connection ends.
@@ -90,7 +98,7 @@ impl Forwarder {
         user: &User,
         mut request: Request<Body>,
         permit: impl Send + Unpin + 'static,
-    ) -> Result<http::Response<Incoming>> {
+    ) -> Result<Response<Incoming>> {
         identify(request.headers_mut(), user)?;
         let ServiceReference { namespace, name, .. } = &remote.service;
         let config = remote.tls.clone().map_err(ApiError::unavailable)?;
@@ -116,6 +124,18 @@ impl Forwarder {
     }
 }
 
+/// Reads the APIResourceList of a [probe](Forwarder::probe).
+pub(crate) async fn resource_list<B>(body: B) -> std::result::Result<Value, String>
+where
+    B: http_body::Body,
+    B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let wanted = DocumentRequest { path: "the APIResourceList", tag: None, max: MAX_DOCUMENT };
+    let body = read(body, &wanted).await?;
+    let list = serde_json::from_slice(&body);
+    list.map_err(|error| format!("the APIResourceList is not JSON: {error}"))
+}
+
 /// Reads a document up to its limit.
 async fn read<B>(body: B, wanted: &DocumentRequest<'_>) -> std::result::Result<bytes::Bytes, String>
 where
@@ -131,7 +151,11 @@ where
 fn identify(headers: &mut HeaderMap, user: &User) -> Result<()> {
     let mut add = |name: &str, value: &str| {
         let name = HeaderName::from_bytes(name.to_ascii_lowercase().as_bytes());
-        let (Ok(name), Ok(value)) = (name, HeaderValue::from_str(value)) else {
+        // A server removes white space around the value of a header: `system:masters ` would become another group. All
+        // other text is sent in UTF-8, as upstream.
+        let is_whole = value.trim_matches([' ', '\t']) == value;
+        let value = HeaderValue::from_bytes(value.as_bytes());
+        let (Ok(name), Ok(value), true) = (name, value, is_whole) else {
             return Err(ApiError::bad_request("the user cannot be sent to an aggregated server as headers"));
         };
         headers.append(name, value);
@@ -179,9 +203,20 @@ mod tests {
 
     #[test]
     fn an_identity_that_does_not_fit_into_headers_is_refused() {
-        for user in [User::new("ann\n", &[]), User::new("ann", &["de\nv"])] {
-            assert!(identify(&mut HeaderMap::new(), &user).is_err());
+        // White space around a value would be lost.
+        let spaces =
+            [User::new("ann ", &[]), User::new("ann", &["system:masters "]), User::new("\tann", &[])];
+        for user in [User::new("ann\n", &[]), User::new("ann", &["de\nv"])].into_iter().chain(spaces) {
+            assert!(identify(&mut HeaderMap::new(), &user).is_err(), "{:?}", user.groups);
         }
+    }
+
+    #[test]
+    fn names_in_other_languages_are_sent_in_utf_8() {
+        let mut headers = HeaderMap::new();
+        identify(&mut headers, &User::new("jürgen k", &["größe"])).unwrap();
+        assert_eq!(headers["x-remote-user"].as_bytes(), "jürgen k".as_bytes());
+        assert_eq!(headers["x-remote-group"].as_bytes(), "größe".as_bytes());
     }
 
     #[tokio::test]
@@ -191,5 +226,8 @@ mod tests {
         assert_eq!(read(body(MAX_DOCUMENT), &wanted).await.unwrap().len(), MAX_DOCUMENT);
         let error = read(body(MAX_DOCUMENT + 1), &wanted).await.unwrap_err();
         assert!(error.starts_with("cannot read /apis/far.io/v1: ") && error.contains("limit"), "{error}");
+        assert!(resource_list(body(MAX_DOCUMENT + 1)).await.is_err());
+        assert!(resource_list(Full::new(bytes::Bytes::from("<html>"))).await.is_err());
+        assert_eq!(resource_list(Full::new(bytes::Bytes::from("{}"))).await.unwrap(), serde_json::json!({}));
     }
 }

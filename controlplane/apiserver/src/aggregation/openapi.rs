@@ -5,7 +5,9 @@
 //! - Version 3: this server's root document links to the aggregated server's document. Requests for that document are
 //!   forwarded. If the aggregated server does not have version 3, the part of version 2 is converted.
 //!
-//! Both documents are read again every minute. A document that is too large or invalid is omitted.
+//! Both documents are read again every minute while the server is available. As upstream, a server that fails keeps its
+//! last document. So does a server whose new document is too large or invalid. The documents end with the APIService,
+//! and when it names another Service.
 
 use std::{
     collections::{BTreeMap, BTreeSet, btree_map::Entry},
@@ -119,8 +121,8 @@ pub(crate) fn refresh(forwarder: &Forwarder, remote: &Arc<Remote>) {
     let (forwarder, remote) = (forwarder.clone(), remote.clone());
     coracle_threads::spawn(async move {
         let read = async {
-            read_v2(&forwarder, &remote).await?;
-            read_v3_root(&forwarder, &remote).await
+            let second = read_v2(&forwarder, &remote).await;
+            read_v3_root(&forwarder, &remote).await.and(second)
         };
         let read = tokio::time::timeout(READ_TIMEOUT, read).await;
         if let Err(reason) =
@@ -147,19 +149,18 @@ async fn read_v2(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
         let tag = found.headers.get(header::ETAG).and_then(|tag| tag.to_str().ok()).map(str::to_owned);
         Ok(Some((tag, part)))
     });
-    // Not modified: keep the part. On an error remove the part.
-    remote.documents.with(|inner| match found {
-        Ok(None) => Ok(()),
-        Ok(Some((tag, part))) => {
+    keep_v2(remote, found)
+}
+
+/// Stores the ETag and the part of version 2. The last ones stay after an error, and if the document is not modified.
+fn keep_v2(remote: &Remote, found: Result<Option<(Option<String>, String)>, String>) -> Result<(), String> {
+    if let Some((tag, part)) = found? {
+        remote.documents.with(|inner| {
             inner.tag = tag;
             inner.v2 = Some(Part::after(inner.v2.take(), &part));
-            Ok(())
-        }
-        Err(error) => {
-            (inner.tag, inner.v2) = (None, None);
-            Err(error)
-        }
-    })
+        });
+    }
+    Ok(())
 }
 
 impl Part {
@@ -181,13 +182,15 @@ async fn read_v3_root(forwarder: &Forwarder, remote: &Remote) -> Result<(), Stri
 }
 
 /// Stores the version 3 document that the root document of the server names. For a server without version 3 the
-/// converted document is stored.
+/// converted document is stored. After another error the last document stays.
 fn keep_v3(remote: &Remote, found: Result<Value, String>) -> Result<(), String> {
     let url = found.as_ref().ok().and_then(|root| v3_url(root, &remote.group, &remote.version));
     let is_absent = matches!(&found, Err(reason) if reason.ends_with(NOT_FOUND));
     let link = || link_to_converted(remote);
     let document = url.map(Document::Forwarded).or_else(|| is_absent.then(link).flatten());
-    remote.documents.with(|inner| inner.v3 = document);
+    if is_absent || found.is_ok() {
+        remote.documents.with(|inner| inner.v3 = document);
+    }
     if is_absent { Ok(()) } else { found.map(drop) }
 }
 
@@ -250,7 +253,7 @@ fn v3_url(root: &Value, group: &str, version: &str) -> Option<String> {
 /// Adds the documents of other servers to the root document of version 3.
 pub(crate) fn add_v3(remotes: &Remotes, root: &mut Value) {
     let Some(paths) = root.get_mut("paths").and_then(Value::as_object_mut) else { return };
-    for remote in remotes.all().iter().filter(|remote| remote.resources().is_some()) {
+    for remote in &remotes.all() {
         let Some(document) = remote.documents.with(|inner| inner.v3.clone()) else { continue };
         let path = format!("apis/{}/{}", remote.group, remote.version);
         let url = match document {
@@ -275,11 +278,9 @@ pub(crate) fn v2_versions(remotes: &Remotes) -> Vec<u64> {
     parts(remotes).iter().map(|part| part.version).collect()
 }
 
-/// The parts of the servers that are available.
+/// The parts of all servers.
 fn parts(remotes: &Remotes) -> Vec<Part> {
-    let all = remotes.all();
-    let responding = all.iter().filter(|remote| remote.resources().is_some());
-    responding.filter_map(|remote| remote.documents.with(|inner| inner.v2.clone())).collect()
+    remotes.all().iter().filter_map(|remote| remote.documents.with(|inner| inner.v2.clone())).collect()
 }
 
 /// The paths of a group version, and all definitions that they refer to.
@@ -512,7 +513,7 @@ mod tests {
     fn a_server_without_version_3_gets_the_converted_document_under_its_hash() {
         let object = json!({"spec": {"group": "far.io", "version": "v1"}});
         let remote = Arc::new(Remote::read(&FrontProxy::default(), &object));
-        remote.set_resources(Some(json!({})));
+        remote.observe(Some(Some(json!({}))));
         let part = part_of(&theirs(), "far.io", "v1").to_string();
         remote.documents.with(|inner| inner.v2 = Some(Part::after(None, &part)));
         let remotes = Remotes::default();
@@ -546,9 +547,9 @@ mod tests {
             next.hash != document.hash && !next.body.is_empty(),
             "the known hash is that of another part"
         );
-        // Another error does not show whether the server has version 3.
+        // Another error does not show whether the server has version 3. The last document stays.
         assert!(keep_v3(&remote, Err("bad status from /openapi/v3: 500".to_owned())).is_err());
-        assert!(converted_v3(&remote, |_| false).is_none() && link().is_null());
+        assert_eq!(link(), format!("/openapi/v3/apis/far.io/v1?hash={}", document.hash));
         let root =
             json!({"paths": {"apis/far.io/v1": {"serverRelativeURL": "/openapi/v3/apis/far.io/v1?hash=A"}}});
         assert!(keep_v3(&remote, Ok(root)).is_ok());
@@ -563,6 +564,24 @@ mod tests {
         let next = Part::after(Some(first.clone()), "[]");
         assert_eq!((same.version, &*next.text), (first.version, "[]"));
         assert!(![first.version, Part::after(None, "[]").version].contains(&next.version));
+    }
+
+    #[test]
+    fn a_server_that_fails_keeps_its_last_documents() {
+        let remote = Arc::new(Remote::read(
+            &FrontProxy::default(),
+            &json!({"spec": {"group": "far.io", "version": "v1"}}),
+        ));
+        let remotes = Remotes::default();
+        remotes.replace([(("far.io".to_owned(), "v1".to_owned()), remote.clone())].into());
+        let part = part_of(&theirs(), "far.io", "v1").to_string();
+        assert!(keep_v2(&remote, Ok(Some((Some("\"1\"".to_owned()), part)))).is_ok());
+        let known = v2_versions(&remotes);
+        assert!(keep_v2(&remote, Ok(None)).is_ok() && keep_v2(&remote, Err("it hangs".to_owned())).is_err());
+        // An unavailable server, too: else each outage would change the documents of all clients.
+        remote.observe(None);
+        assert!(parts(&remotes)[0].text.contains("/apis/far.io/v1/things"));
+        assert_eq!((v2_versions(&remotes), known.len()), (known, 1));
     }
 
     #[test]

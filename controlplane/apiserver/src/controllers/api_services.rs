@@ -1,35 +1,55 @@
-//! Maintains an APIService for each group version that this server serves.
+//! Maintains an APIService for each group version that this server serves. Source:
+//! `kube-aggregator/pkg/controllers/autoregister`.
+//!
+//! The APIServices of built-in group versions are created and corrected at the start of the server. Those of custom
+//! resources are also created again after a deletion, and corrected after a change.
 
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use coracle_kinds::{
     Resource, Resources,
-    discovery::{CUSTOM_PRIORITY, group_priority},
+    discovery::{CUSTOM_PRIORITY, group_priority, version_priority},
 };
 use serde_json::{Value, json};
 
 use crate::{
+    cache::{Event, Events, Scope, Watcher, prefix_of},
     call::Call,
-    error::Result,
+    error::{ApiError, Result},
     field_manager::Writer,
     state::State,
     verb::delete,
-    write::{self, text},
+    write::{self, Part, text},
 };
 
 const MANAGED: &str = "kube-aggregator.kubernetes.io/automanaged";
 /// Delay after an error. A failed store changes no resources, so a timer starts the next attempt.
 const RETRY: Duration = Duration::from_secs(5);
-/// Reconciles after each change of the set of served resources, until the server stops.
+
+/// A write that makes an APIService equal to the wanted one.
+#[derive(Debug, PartialEq, Eq)]
+enum Action {
+    Create,
+    Update,
+    Delete,
+}
+
+/// Reconciles after each change of the set of served resources, and after a change of an APIService that this server
+/// maintains, until the server stops.
 pub(super) async fn run(state: Weak<State>, kind: Arc<Resource>) {
-    let Some(mut sets) = state.upgrade().map(|state| state.registry.subscribe()) else { return };
-    loop {
+    let Some(strong) = state.upgrade() else { return };
+    let (mut sets, shutdown) = (strong.registry.subscribe(), strong.shutdown.clone());
+    drop(strong);
+    let (mut events, mut is_start) = (None, true);
+    while let Some(strong) = state.upgrade().filter(|state| !state.shutdown.is_cancelled()) {
         let set = sets.borrow_and_update().clone();
-        let Some(strong) = state.upgrade() else { return };
-        let reconciled = reconcile(&strong, &kind, &set).await;
-        let shutdown = strong.shutdown.clone();
+        let wanted = wanted(&set);
+        // The watch begins before the reconcile, so that it has each change that the reconcile does not see.
+        let Ok(mut current) = events.take().map_or_else(|| watch(&strong, &kind), Ok) else { return };
+        let reconciled = reconcile(&strong, &kind, &wanted, is_start).await;
         drop(strong);
+        is_start &= reconciled.is_err();
         let retry = async {
             match reconciled {
                 Ok(()) => std::future::pending().await,
@@ -39,64 +59,110 @@ pub(super) async fn run(state: Weak<State>, kind: Arc<Resource>) {
                 }
             }
         };
-        // Cancel-safe: a dropped wait for a change loses no change.
-        tokio::select! {
-            changed = sets.changed() => if changed.is_err() { return },
-            () = retry => {}
+        // Cancel-safe: a dropped wait for a change loses no change. An event that is dropped has caused no action.
+        let is_watching = tokio::select! {
+            changed = sets.changed() => if changed.is_err() { return } else { true },
+            is_watching = until_changed(&mut current, &wanted) => is_watching,
+            () = retry => true,
             () = shutdown.cancelled() => return,
-        }
+        };
+        events = is_watching.then_some(current);
     }
 }
 
-async fn reconcile(state: &Arc<State>, kind: &Arc<Resource>, set: &Resources) -> Result<()> {
-    let wanted: Vec<Value> = set
-        .group_versions()
-        .iter()
-        .filter(|version| &*version.group != "apiregistration.k8s.io")
-        .map(|version| api_service(&version.group, &version.version))
-        .collect();
-    for object in &wanted {
-        if state.cache.get(kind, "", text(object, "name")).is_none() {
-            let call = Call::internal(state, kind.clone(), object);
-            match write::create(&call, object.clone(), Writer::Update).await {
-                Err(error) if error.reason != "AlreadyExists" => return Err(error),
-                _ => {}
-            }
+fn watch(state: &State, kind: &Resource) -> Result<Events> {
+    let scope = Scope { prefix: prefix_of(kind, ""), ..Scope::default() };
+    let (watcher, events) = Watcher::new(scope, false);
+    let _current = state.cache.of(kind)?.lock().watch_from_now(watcher, state.cache.revision());
+    Ok(events)
+}
+
+/// Waits for a change of an APIService that causes an action. Returns false if the watch has ended.
+async fn until_changed(events: &mut Events, wanted: &[Value]) -> bool {
+    while let Some(event) = events.recv().await {
+        let Some(object) = event.object() else { continue };
+        let current = (!matches!(event, Event::Deleted(_))).then(|| object.value());
+        let wanted = wanted.iter().find(|wanted| text(wanted, "name") == object.name());
+        if action(current.as_ref(), wanted, false).is_some() {
+            return true;
+        }
+    }
+    false
+}
+
+/// The APIServices of all group versions but that of APIServices.
+fn wanted(set: &Resources) -> Vec<Value> {
+    let versions = set.group_versions().iter();
+    let named = versions.filter(|version| &*version.group != "apiregistration.k8s.io");
+    named.map(|version| api_service(&version.group, &version.version)).collect()
+}
+
+async fn reconcile(state: &Arc<State>, kind: &Arc<Resource>, wanted: &[Value], is_start: bool) -> Result<()> {
+    for object in wanted {
+        let name = text(object, "name");
+        let current = state.cache.get(kind, "", name).map(|current| current.value());
+        if let Some(action) = action(current.as_ref(), Some(object), is_start) {
+            apply(state, kind, object, &action).await?;
         }
     }
     for found in state.cache.list(kind, "") {
+        if wanted.iter().any(|wanted| text(wanted, "name") == found.name()) {
+            continue;
+        }
         let object = found.value();
-        let is_managed =
-            object["metadata"]["labels"][MANAGED].is_string() && object["spec"]["service"].is_null();
-        if is_managed && !wanted.iter().any(|wanted| text(wanted, "name") == found.name()) {
-            let call = Call::internal(state, kind.clone(), &object);
-            match delete::one(&call, found.name(), &delete::Options::default()).await {
-                Err(error) if error.code != 404 => return Err(error),
-                _ => {}
-            }
+        if let Some(action) = action(Some(&object), None, is_start) {
+            apply(state, kind, &object, &action).await?;
         }
     }
     Ok(())
 }
 
-/// Priority of a version of a built-in group, as upstream. Later versions of a group come first.
-fn version_priority(group: &str, version: &str) -> i64 {
-    match (group, version) {
-        ("", _) => 1,
-        ("flowcontrol.apiserver.k8s.io" | "resource.k8s.io", _) => 21,
-        (_, "v2") => 30,
-        _ => 15,
+/// The action for an APIService that exists, is wanted, or both. An APIService without the label belongs to the user.
+/// Unlike upstream, an APIService that the user has given a service is not deleted.
+fn action(current: Option<&Value>, wanted: Option<&Value>, is_start: bool) -> Option<Action> {
+    let is_managed = |object: &Value| {
+        let label = &object["metadata"]["labels"][MANAGED];
+        *label == "true" || (is_start && *label == "onstart")
+    };
+    match (current, wanted) {
+        (None, wanted) => wanted.filter(|wanted| is_managed(wanted)).map(|_| Action::Create),
+        (Some(current), _) if !is_managed(current) => None,
+        (Some(current), None) => current["spec"]["service"].is_null().then_some(Action::Delete),
+        (Some(current), Some(wanted)) => {
+            let fields = ["service", "group", "version", "groupPriorityMinimum", "versionPriority"];
+            let is_same = fields.iter().all(|field| current["spec"][*field] == wanted["spec"][*field]);
+            (!is_same).then_some(Action::Update)
+        }
+    }
+}
+
+/// Creates or updates the wanted object, or deletes the current one.
+async fn apply(state: &Arc<State>, kind: &Arc<Resource>, object: &Value, action: &Action) -> Result<()> {
+    let (call, name) = (Call::internal(state, kind.clone(), object), text(object, "name"));
+    let written = match action {
+        Action::Create => write::create(&call, object.clone(), Writer::Update).await.map(drop),
+        Action::Update => {
+            let update = |old: &Value| {
+                let mut new = old.clone();
+                new["spec"] = object["spec"].clone();
+                Ok(new)
+            };
+            write::update(&call, name, Part::Main, Writer::Update, update).await.map(drop)
+        }
+        Action::Delete => delete::one(&call, name, &delete::Options::default()).await.map(drop),
+    };
+    match written {
+        // Another write was first. Its event causes the next reconcile.
+        Err(ApiError { code: 404 | 409, .. }) => Ok(()),
+        written => written,
     }
 }
 
 fn api_service(group: &str, version: &str) -> Value {
     let priority = group_priority(group);
-    let (version_priority, managed) = match priority {
-        Some(_) => (version_priority(group, version), "onstart"),
-        None => (100, "true"),
-    };
+    let managed = if priority.is_some() { "onstart" } else { "true" };
     let mut spec = json!({"version": version, "groupPriorityMinimum": priority.unwrap_or(CUSTOM_PRIORITY),
-        "versionPriority": version_priority});
+        "versionPriority": version_priority(group, version)});
     if let (false, Some(spec)) = (group.is_empty(), spec.as_object_mut()) {
         spec.insert("group".to_owned(), group.into());
     }
@@ -107,6 +173,43 @@ fn api_service(group: &str, version: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn only_managed_api_services_are_changed() {
+        use Action::{Create, Delete, Update};
+        let custom = api_service("example.com", "v1");
+        let built_in = api_service("apps", "v1");
+        let with = |object: &Value, change: &dyn Fn(&mut Value)| {
+            let mut object = object.clone();
+            change(&mut object);
+            object
+        };
+        let priority = |object: &mut Value| object["spec"]["versionPriority"] = 7.into();
+        let service = |object: &mut Value| object["spec"]["service"] = json!({"namespace": "n", "name": "s"});
+        let unmanaged = |object: &mut Value| object["metadata"]["labels"] = json!({});
+        let status = |object: &mut Value| object["status"] = json!({"conditions": []});
+        let changed = with(&custom, &priority);
+        let moved = with(&custom, &service);
+        let old = with(&built_in, &priority);
+        // Current and wanted object, the action later, and the action at the start.
+        for (current, wanted, later, at_start) in [
+            (None, Some(&custom), Some(Create), Some(Create)),
+            (None, Some(&built_in), None, Some(Create)),
+            (Some(&with(&custom, &status)), Some(&custom), None, None),
+            (Some(&changed), Some(&custom), Some(Update), Some(Update)),
+            (Some(&moved), Some(&custom), Some(Update), Some(Update)),
+            (Some(&old), Some(&built_in), None, Some(Update)),
+            (Some(&custom), None, Some(Delete), Some(Delete)),
+            (Some(&built_in), None, None, Some(Delete)),
+            // A user's own server.
+            (Some(&moved), None, None, None),
+            (Some(&with(&changed, &unmanaged)), Some(&custom), None, None),
+            (Some(&with(&custom, &unmanaged)), None, None, None),
+        ] {
+            assert_eq!(action(current, wanted, false), later, "{current:?} {wanted:?}");
+            assert_eq!(action(current, wanted, true), at_start, "{current:?} {wanted:?}");
+        }
+    }
 
     #[test]
     fn priorities_equal_upstreams_priorities() {

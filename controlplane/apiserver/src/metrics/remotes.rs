@@ -1,9 +1,12 @@
 //! Metrics of the API services of other servers. Source: `k8s.io/kube-aggregator/pkg/controllers/status/metrics`.
 
+use std::collections::BTreeSet;
+
+use coracle_kinds::kind::by_resource;
 use prometheus::{IntCounterVec, IntGaugeVec, core::Collector};
 
 use super::{counter, gauge};
-use crate::aggregation::Remotes;
+use crate::{aggregation::Remotes, cache::Cache};
 
 /// Counts API services that become unavailable. The names are names of APIService objects.
 pub(crate) struct RemoteMetrics {
@@ -37,16 +40,19 @@ impl RemoteMetrics {
     }
 }
 
-/// The API services of other servers: 1 if the server is unavailable.
-pub(super) fn current(remotes: &Remotes) -> IntGaugeVec {
+/// All API services: 1 if the server is unavailable. Local API services are always available.
+pub(super) fn current(remotes: &Remotes, cache: &Cache) -> IntGaugeVec {
     let all = gauge(
         "aggregator_unavailable_apiservice",
         "Gauge of APIServices which are marked as unavailable broken down by APIService name.",
         &["name"],
     );
-    for remote in remotes.current().values() {
-        let name = remote.object_name();
-        all.with_label_values(&[name.as_str()]).set(remote.resources().is_none().into());
+    let remotes = remotes.current();
+    let unavailable = remotes.values().filter(|remote| !remote.is_available());
+    let unavailable: BTreeSet<String> = unavailable.map(|remote| remote.object_name()).collect();
+    let kind = by_resource("apiregistration.k8s.io", "v1", "apiservices");
+    for object in kind.into_iter().flat_map(|kind| cache.list(kind, "")) {
+        all.with_label_values(&[object.name()]).set(unavailable.contains(object.name()).into());
     }
     all
 }

@@ -180,10 +180,12 @@ pub(crate) fn forwarded(headers: &HeaderMap, path: &str) -> HeaderMap {
     let mut kept = HeaderMap::new();
     for (name, value) in headers {
         let text = name.as_str();
+        // Some servers read `x_remote_user` as `x-remote-user`.
+        let dashed = text.replace('_', "-");
         let is_private = DROPPED.contains(&text)
             || listed.iter().any(|listed| listed == text)
-            || text.starts_with("impersonate-")
-            || text.starts_with("x-remote-");
+            || dashed.starts_with("impersonate-")
+            || dashed.starts_with("x-remote-");
         if !is_private {
             kept.append(name.clone(), value.clone());
         }
@@ -233,6 +235,7 @@ mod tests {
         for (name, value) in [
             ("authorization", "Bearer x"),
             ("x-remote-user", "root"),
+            ("x_remote_group", "system:masters"),
             ("impersonate-user", "root"),
             ("connection", "x-hop, Upgrade"),
             ("x-hop", "1"),

@@ -39,6 +39,14 @@ async fn group_versions_of_this_server_are_registered_and_available() {
     let crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions";
     assert_eq!(server.post(crds, crd).await.code, 201);
     server.until_available_is("v1.example.com", "Local").await;
+    let path = format!("{API_SERVICES}/v1.example.com");
+    assert_eq!(server.delete(&path, json!({})).await.code, 200);
+    server.until_available_is("v1.example.com", "Local").await;
+    assert_eq!(server.merge(&path, json!({"spec": {"versionPriority": 7}})).await.code, 200);
+    eventually_async("the API service of a definition has its priority again", 10, async || {
+        server.get(&path).await.body["spec"]["versionPriority"] == 100
+    })
+    .await;
     assert_eq!(server.delete(&format!("{crds}/things.example.com"), json!({})).await.code, 200);
     eventually_async("the API service of a removed definition is deleted", 10, async || {
         server.get(&format!("{API_SERVICES}/v1.example.com")).await.code == 404
@@ -67,6 +75,45 @@ async fn a_group_version_of_another_server_is_unavailable_until_that_responds() 
     assert_eq!(far.unwrap()["versions"], json!([{"version": "v1", "freshness": "Stale"}]));
     let stranger = User::new("eve", &[]);
     assert_eq!(server.get_as(stranger, "/apis/far.example.com/v1/things").await.code, 403);
+    server.until_available_is("v1.apps", "Local").await;
+    let metrics = server.get("/metrics").await.body;
+    for (name, value) in [("v1.far.example.com", 1), ("v1.apps", 0)] {
+        let line = format!("aggregator_unavailable_apiservice{{name=\"{name}\"}} {value}\n");
+        assert!(metrics.as_str().unwrap().contains(&line), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn each_change_of_the_service_of_another_server_is_checked() {
+    const SERVICES: &str = "/api/v1/namespaces/default/services";
+    const SLICES: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices";
+    let (server, name) = (Fixture::new().await, "v1.far.example.com");
+    let spec = json!({"group": "far.example.com", "version": "v1", "groupPriorityMinimum": 100, "versionPriority": 10,
+        "insecureSkipTLSVerify": true, "service": {"namespace": "default", "name": "far"}});
+    let made = server.post(API_SERVICES, json!({"metadata": {"name": name}, "spec": spec})).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    server.until_available_is(name, "ServiceNotFound").await;
+    let service = json!({"metadata": {"name": "far"}, "spec": {"ports": [{"name": "web", "port": 8443}]}});
+    assert_eq!(server.post(SERVICES, service).await.code, 201);
+    server.until_available_is(name, "ServicePortError").await;
+    let port = json!({"spec": {"service": {"port": 8443}}});
+    assert_eq!(server.merge(&format!("{API_SERVICES}/{name}"), port).await.code, 200);
+    server.until_available_is(name, "EndpointsNotFound").await;
+    let slice = json!({"metadata": {"name": "far-1", "labels": {"kubernetes.io/service-name": "far"}},
+        "addressType": "IPv4", "ports": [{"name": "other", "port": 8443}],
+        "endpoints": [{"addresses": ["10.1.2.3"]}]});
+    let made = server.post(SLICES, slice).await;
+    assert_eq!(made.code, 201, "{}", made.body);
+    let condition = server.until_available_is(name, "MissingEndpoints").await;
+    let expect = "endpointslices for service/far in \"default\" have no addresses with port name \"web\"";
+    assert_eq!(condition["message"], expect);
+    assert_eq!(server.delete(&format!("{SLICES}/far-1"), json!({})).await.code, 200);
+    server.until_available_is(name, "EndpointsNotFound").await;
+    // Without a service the API service is a local one.
+    let local = json!({"spec": {"service": null, "insecureSkipTLSVerify": null}});
+    let changed = server.merge(&format!("{API_SERVICES}/{name}"), local).await;
+    assert_eq!(changed.code, 200, "{}", changed.body);
+    assert_eq!(server.until_available_is(name, "Local").await["status"], "True");
 }
 
 #[tokio::test]
