@@ -1,11 +1,14 @@
 //! Processes under test: start with a log file, end with a signal, print the end of the log after a failure.
 
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
+
+use crate::within;
 
 /// Lines of a log that are printed after a failure.
 const PRINTED_LINES: usize = 60;
@@ -16,6 +19,9 @@ pub(crate) fn start(mut command: Command, log: &Path) -> Child {
     command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
 }
 
+/// Seconds after which a process that does not exit is killed.
+const EXIT_SECONDS: u64 = 60;
+
 /// Sends a signal to the process, if it runs, and waits until it exits.
 pub(crate) fn end(process: &mut Option<Child>, signal: Signal) {
     if let Some(mut process) = process.take() {
@@ -23,8 +29,29 @@ pub(crate) fn end(process: &mut Option<Child>, signal: Signal) {
         kill(pid, signal).ok();
         // A stopped process handles signals after SIGCONT.
         kill(pid, Signal::SIGCONT).ok();
-        process.wait().unwrap();
+        wait(&mut process);
     }
+}
+
+/// Waits until the process exits. A process that does not exit in time is killed and fails the test.
+pub(crate) fn wait(process: &mut Child) {
+    if within(EXIT_SECONDS, || process.try_wait().unwrap()).is_none() {
+        process.kill().unwrap();
+        process.wait().unwrap();
+        // A second panic would abort the test program.
+        assert!(std::thread::panicking(), "process {} did not exit in time", process.id());
+    }
+}
+
+/// Number of a field of `/proc/<pid>/status`, for example `PPid`. Sizes such as `VmRSS` are in kB.
+///
+/// # Panics
+/// When the process does not exist, or the field has no number.
+#[must_use]
+pub fn process_status(pid: impl Display, field: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let value = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':'));
+    value.and_then(|value| value.split_whitespace().next()).unwrap().parse().unwrap()
 }
 
 /// Prints the last lines of a log.

@@ -2,12 +2,11 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use coracle_integration::{Cri, Machine, Trace, eventually, on_a_machine};
+use coracle_integration::{Cri, Machine, Trace, eventually, http_get, on_a_machine, process_status};
 
 const BUSYBOX: &str = "docker.io/library/busybox:latest";
 const NGINX: &str = "docker.io/library/nginx:latest";
@@ -231,15 +230,6 @@ fn exec_attach_and_logs_work() {
     });
 }
 
-fn page(port: u16) -> Option<String> {
-    let mut connection = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    connection.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    connection.write_all(b"GET / HTTP/1.0\r\nHost: web\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer).ok()?;
-    Some(answer)
-}
-
 #[test]
 fn ports_are_forwarded_and_rmp_force_removes_everything() {
     on_a_runtime(|machine, cri| {
@@ -252,7 +242,8 @@ fn ports_are_forwarded_and_rmp_force_removes_everything() {
             let ports = format!("{port}:80");
             let words = ["port-forward", "--transport", transport, &pod, &ports];
             let _forward = Running::start(cri, &words, Stdio::null());
-            let answer = eventually("the page", 10, || page(port).filter(|answer| !answer.is_empty()));
+            let page = |port: u16| http_get(("127.0.0.1", port), "/");
+            let answer = eventually("the page", 10, || page(port));
             assert!(answer.contains("Welcome to nginx!"), "{answer}");
             for _ in 0..20 {
                 assert!(page(port).unwrap().contains("Welcome to nginx!"));
@@ -321,13 +312,6 @@ fn missing_objects_are_reported() {
     });
 }
 
-/// Resident pages of the executable in a process, in kB.
-fn mapped(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssFile:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
-}
-
 #[test]
 fn an_idle_runtime_drops_pages_of_its_executable() {
     on_a_runtime(|machine, cri| {
@@ -335,7 +319,7 @@ fn an_idle_runtime_drops_pages_of_its_executable() {
         let mut most = 0;
         let mut at_rest = |what: &str| {
             eventually(what, 20, || {
-                let now = mapped(cri.pid());
+                let now = process_status(cri.pid(), "RssFile");
                 most = now.max(most);
                 now < most / 2
             });

@@ -10,14 +10,12 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::Write;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use coracle_integration::{Crictl, CrioSettings, Machine, eventually, on_a_machine};
+use coracle_integration::{Crictl, CrioSettings, Machine, eventually, http_get, on_a_machine};
 use coracle_testing::run;
 use serde_json::{Value, json};
 
@@ -171,13 +169,9 @@ impl Drop for Crio {
 }
 
 /// First line of the HTTP response.
-fn page(address: &str, port: u16) -> Option<String> {
-    let mut stream = TcpStream::connect((address, port)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    stream.write_all(b"GET /etc/hostname HTTP/1.0\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    answer.lines().next().map(str::to_owned)
+fn status_line(address: &str, port: u16) -> Option<String> {
+    let response = http_get((address, port), "/etc/hostname")?;
+    response.lines().next().map(str::to_owned)
 }
 
 /// The addresses that host-local has allocated.
@@ -224,10 +218,10 @@ fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
         assert_eq!(links(), before + 5, "the bridge, and of each pod a veth end and an ifb device");
         let reached = |crio: &Crio| {
             for address in &all {
-                assert_eq!(eventually("the pod", 20, || page(address, 80)), OK, "{address}");
+                assert_eq!(eventually("the pod", 20, || status_line(address, 80)), OK, "{address}");
             }
             // CRI-O configures host ports itself, also for the node's address and not only for 127.0.0.1.
-            assert_eq!(page(NODE, 8080).as_deref(), Some(OK));
+            assert_eq!(status_line(NODE, 8080).as_deref(), Some(OK));
             let container = crio.crictl(&["ps", "--quiet", "--pod", &b]);
             for address in &of_a {
                 let asked =
@@ -255,7 +249,7 @@ fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
 
         crio.remove(&a);
         assert_eq!(held(machine), of_b.iter().cloned().collect());
-        assert_eq!(page(&of_b[0], 80).as_deref(), Some(OK));
+        assert_eq!(status_line(&of_b[0], 80).as_deref(), Some(OK));
         crio.remove(&b);
         assert_eq!(held(machine), BTreeSet::new());
         assert_eq!(links(), before + 1, "the bridge stays");

@@ -4,10 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
-use coracle_integration::Machine;
+use coracle_integration::{Machine, repository};
 use serde_json::Value;
 
 /// Numbers of specs in a group that passed, failed and were skipped.
@@ -19,10 +18,6 @@ struct Outcome {
 }
 
 type Groups = BTreeMap<String, Outcome>;
-
-fn repository() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
-}
 
 /// Runs all of critest. Returns the specs of ginkgo's report.
 fn critest(role: &str) -> Vec<Value> {

@@ -4,11 +4,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::Read;
 use std::process::{Child, ChildStdout};
 
-use coracle_integration::{Machine, Nodes, Stock, eventually, has_condition, on_a_machine};
+use coracle_integration::{Machine, Nodes, Stock, eventually, has_condition, http_get, on_a_machine};
 use serde_json::{Value, json};
 
 /// Runs a test with a control plane and one node with Kubernetes' kubelet.
@@ -87,7 +86,7 @@ fn a_deployment_serves_requests(nodes: &Nodes) {
     let forward = Forward::to(nodes, name);
     assert!(forward.get("/").contains("200 OK"));
     eventually("the request in the log", 20, || {
-        nodes.kubectl(&["logs", name]).contains("GET / HTTP/1.1\" 200")
+        nodes.kubectl(&["logs", name]).contains("GET / HTTP/1.0\" 200")
     });
     nodes.kubectl(&["delete", "deployment", "web"]);
 }
@@ -120,12 +119,7 @@ impl Forward {
     }
 
     fn get(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        http_get(("127.0.0.1", self.port), path).unwrap()
     }
 }
 

@@ -17,7 +17,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use coracle_integration::{Machine, Trace, eventually_async, on_a_machine, within_async};
+use coracle_integration::{Machine, Trace, eventually_async, on_a_machine, repository, within_async};
 use node::{Node, Received, received_once};
 
 /// Names in all `coracle_fault::point("…")` below a directory.
@@ -79,8 +79,7 @@ fn before(point: &str) -> &'static str {
 
 fn cuts() -> Vec<KillPoint> {
     let mut found = BTreeSet::new();
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-    ["cri", "cni/src"].iter().for_each(|part| points(&repository.join(part), &mut found));
+    ["cri", "cni/src"].iter().for_each(|part| points(&repository().join(part), &mut found));
     assert!(found.len() > 80, "{found:?}");
     found.retain(|point| {
         !is_of_executables(point) && !is_of_local_clusters(point) && !is_of_checkpoints(point)

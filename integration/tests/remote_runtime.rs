@@ -35,31 +35,6 @@ fn write_network(dir: &Path) {
     fs::write(dir.join("net.d/10-web.conflist"), list.to_string()).unwrap();
 }
 
-/// Pushes containerd's sandbox image: a process that sleeps.
-fn push_pause(machine: &Machine) {
-    let layout = machine.path("pause");
-    let root = machine.path("pause.root");
-    fs::create_dir_all(&root).unwrap();
-    fs::write(root.join("pause"), "").unwrap();
-    let repository = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    let pack = repository.join("scripts/oci-layout");
-    let base = repository.join("target/images/busybox");
-    let [pack, base, root, out] = [&pack, &base, &root, &layout].map(|path| path.to_str().unwrap());
-    run(pack, &[root, out, "--base", base, "--cmd", "sleep", "1000000"]);
-    let to = format!("docker://{REGISTRY}/library/pause:latest");
-    run(
-        "skopeo",
-        &[
-            "--insecure-policy",
-            "copy",
-            "--quiet",
-            "--dest-tls-verify=false",
-            &format!("oci:{out}:latest"),
-            &to,
-        ],
-    );
-}
-
 // === impl Runtime ===
 
 impl Runtime {
@@ -254,7 +229,7 @@ fn usage_is_reported(nodes: &Nodes) {
 fn pods_run_on_containerd() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, "10.42.0.0/16", &[]);
-        push_pause(machine);
+        machine.push_sandbox_image();
         let runtime = nodes.add_on(1, Runtime::containerd);
         pods_run_on(&mut nodes, &runtime, "containerd://");
     });
@@ -265,7 +240,7 @@ fn pods_run_on_containerd() {
 fn pods_run_on_crio() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::alone(machine, "10.42.0.0/16", &[]);
-        push_pause(machine);
+        machine.push_sandbox_image();
         let runtime = nodes.add_on(1, Runtime::crio);
         pods_run_on(&mut nodes, &runtime, "cri-o://");
     });

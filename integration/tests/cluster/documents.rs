@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use coracle_integration::{Machine, Trace, on_a_machine};
+use coracle_integration::{Machine, Trace, on_a_machine, repository};
 
 /// Commands of a document.
 #[derive(Debug, PartialEq, Eq)]
@@ -13,10 +13,6 @@ struct Block {
     /// Whether `coracle up` runs before the first command.
     needs_cluster: bool,
     commands: String,
-}
-
-fn repository() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
 fn runnable_blocks(text: &str) -> Vec<Block> {

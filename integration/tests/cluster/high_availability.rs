@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use coracle_integration::{Kubectl, Machine, eventually, on_a_machine, skip};
+use coracle_integration::{Kubectl, Machine, eventually, on_a_machine, repository, skip};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -120,7 +120,7 @@ impl Plane {
 
 #[test]
 fn two_control_planes_share_an_etcd_and_either_may_die() {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/etcd");
+    let program = repository().join("target/tools/etcd");
     if !program.exists() {
         skip!("etcd is not built: run scripts/etcd");
     }

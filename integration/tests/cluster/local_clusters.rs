@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use coracle_integration::{Kubectl, Machine, Trace, eventually, on_a_machine};
+use coracle_integration::{Kubectl, Machine, Trace, eventually, on_a_machine, repository};
 use serde_json::Value;
 
 const IMAGE: &str = "docker.io/library/busybox:latest";
@@ -99,10 +99,9 @@ fn cgroups(name: &str) -> Vec<PathBuf> {
 
 /// A copy of the image's layout with the name of the image.
 fn layout(machine: &Machine) -> String {
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let layout = machine.path("layout");
     let copy =
-        Command::new("cp").arg("-r").arg(repository.join("target/images/busybox")).arg(&layout).status();
+        Command::new("cp").arg("-r").arg(repository().join("target/images/busybox")).arg(&layout).status();
     assert!(copy.unwrap().success());
     let index = layout.join("index.json");
     let text = fs::read_to_string(&index).unwrap();

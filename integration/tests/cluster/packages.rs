@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use coracle_integration::Machine;
+use coracle_integration::{Machine, repository};
 use coracle_testing::run;
 
 /// The built files of one run.
@@ -13,10 +13,6 @@ struct Packages {
     debian: PathBuf,
     tarball: PathBuf,
     sums: PathBuf,
-}
-
-fn repository() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
 /// A small program that runs the real one. To compress the real one twice would take a minute.

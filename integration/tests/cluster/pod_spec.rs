@@ -1,11 +1,9 @@
 //! The kernel's state matches the pod's specification: volumes, environment, devices, users, limits, host ports, container order.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
 
-use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+use coracle_integration::{Cluster, Machine, eventually, http_get, on_a_machine};
 
 fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
     on_a_machine(|machine| {
@@ -160,15 +158,8 @@ fn host_ports_and_the_host_network_reach_the_pod() {
             {"name":"c","image":"nginx","ports":[{"containerPort":80,"hostPort":8088}]}]}}"#,
             "port",
         );
-        let page = |at: &str| {
-            let mut stream = TcpStream::connect(at).ok()?;
-            write!(stream, "GET / HTTP/1.0\r\n\r\n").ok()?;
-            let mut text = String::new();
-            stream.read_to_string(&mut text).ok()?;
-            Some(text)
-        };
         for at in ["127.0.0.1:8088", "198.51.100.10:8088"] {
-            assert!(eventually("the page", 5, || page(at)).contains("Welcome to nginx"));
+            assert!(eventually("the page", 5, || http_get(at, "/")).contains("Welcome to nginx"));
         }
         run(
             cluster,
@@ -177,6 +168,6 @@ fn host_ports_and_the_host_network_reach_the_pod() {
             "host",
         );
         assert_eq!(cluster.get(&["pod", "host"])["status"]["podIP"], "198.51.100.10");
-        assert!(eventually("the page", 5, || page("127.0.0.1:80")).contains("Welcome to nginx"));
+        assert!(eventually("the page", 5, || http_get("127.0.0.1:80", "/")).contains("Welcome to nginx"));
     });
 }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine};
+use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine, repository};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -16,6 +16,11 @@ impl Role {
         let mut command = Command::new(Machine::coracle());
         command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         Self(command.spawn().unwrap())
+    }
+
+    /// Waits until the process exits.
+    fn exit_code(&mut self) -> Option<i32> {
+        eventually("the process to exit", 30, || self.0.try_wait().unwrap()).code()
     }
 
     fn kill(&mut self) {
@@ -65,7 +70,7 @@ fn a_pod_survives_kills_of_control_plane_and_agent() {
         });
         let agent_words = words(&format!("{} {node}", line.trim_start_matches("coracle ")));
         let mut agent = Role::start(machine, "agent.log", &agent_words);
-        let layout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("target/images/busybox");
+        let layout = repository().join("target/images/busybox");
         let kubectl = |arguments: &str| {
             let output = Command::new(Machine::kubectl("1.37"))
                 .args(words(arguments))
@@ -79,8 +84,8 @@ fn a_pod_survives_kills_of_control_plane_and_agent() {
         // Admission rejects pods without a service account.
         eventually("the service account", 20, || kubectl("get serviceaccount default").0);
         import(&dir, &layout);
-        let run = "run p --image=docker.io/library/busybox:latest --image-pull-policy=Never --grace-period=1 --command -- sleep 100000";
-        assert!(kubectl(&run.replace(" --grace-period=1", "")).0);
+        let run = "run p --image=docker.io/library/busybox:latest --image-pull-policy=Never --command -- sleep 100000";
+        assert!(kubectl(run).0);
         assert!(kubectl("wait pod/p --for=condition=Ready --timeout=300s").0);
         let id = "get pod p -o jsonpath={.status.containerStatuses[0].containerID}";
         let (_, container) = kubectl(id);
@@ -159,7 +164,7 @@ fn import(dir: &str, layout: &Path) {
 fn images_are_imported_listed_and_removed_without_a_node() {
     on_a_machine(|machine| {
         let dir = machine.path("").to_str().unwrap().trim_end_matches('/').to_owned();
-        let layout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("target/images/busybox");
+        let layout = repository().join("target/images/busybox");
         import(&dir, &layout);
         let places = [format!("{dir}/state"), format!("{dir}/run")];
         let image = |verb: &[&str]| {
@@ -234,7 +239,7 @@ fn exit_statuses_are_the_documented_ones() {
                 std::fs::read_to_string(&log).is_ok_and(|log| log.contains("the API server is ready"))
             });
             kill(Pid::from_raw(i32::try_from(plane.0.id()).unwrap()), signal).unwrap();
-            assert_eq!(plane.0.wait().unwrap().code(), Some(0), "{signal}");
+            assert_eq!(plane.exit_code(), Some(0), "{signal}");
         }
     });
 }
@@ -257,7 +262,7 @@ fn a_second_signal_ends_a_control_plane_that_serves_requests_during_its_shutdown
         terminate();
         says("shutting down");
         terminate();
-        assert_eq!(plane.0.wait().unwrap().code(), Some(0));
+        assert_eq!(plane.exit_code(), Some(0));
     });
 }
 
@@ -266,9 +271,8 @@ fn down_without_a_node_reports_it_and_creates_nothing() {
     on_a_machine(|machine| {
         let (state, run) = (machine.path("state"), machine.path("run"));
         let places = ["--state-dir", state.to_str().unwrap(), "--run-dir", run.to_str().unwrap()];
-        let output = coracle(&[&["down"][..], &places].concat());
-        assert!(output.status.success(), "{}", said(&output));
-        assert!(said(&output).contains("nothing to remove"), "{}", said(&output));
+        let report = said(&coracle(&[&["down"][..], &places].concat()));
+        assert!(report.contains("nothing to remove"), "{report}");
         assert!(!state.exists() && !run.exists());
     });
 }

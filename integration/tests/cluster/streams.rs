@@ -2,10 +2,9 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
 use std::process::{Command, Stdio};
 
-use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+use coracle_integration::{Cluster, Machine, eventually, http_get, on_a_machine};
 
 const PODS: &str = r#"
 {"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"c","image":"nginx"}]}}
@@ -50,7 +49,7 @@ fn exec_carries_input_output_errors_and_exit_codes() {
 
 #[test]
 fn exec_with_tty_has_a_terminal() {
-    with_pods(|machine, cluster| {
+    with_pods(|machine, _| {
         // `script` gives kubectl a terminal.
         let kubectl = Machine::kubectl("1.37");
         let command = format!(
@@ -66,7 +65,6 @@ fn exec_with_tty_has_a_terminal() {
             .unwrap();
         assert!(String::from_utf8_lossy(&output.stdout).contains("terminal"), "{output:?}");
         assert_eq!(output.status.code(), Some(4));
-        drop(cluster.get(&["pods"]));
     });
 }
 
@@ -177,13 +175,7 @@ fn ports_are_forwarded() {
             .spawn()
             .unwrap();
         for _ in 0..3 {
-            let text = eventually("the forwarded page", 10, || {
-                let mut stream = TcpStream::connect("127.0.0.1:8090").ok()?;
-                write!(stream, "GET / HTTP/1.0\r\n\r\n").ok()?;
-                let mut text = String::new();
-                stream.read_to_string(&mut text).ok()?;
-                (!text.is_empty()).then_some(text)
-            });
+            let text = eventually("the forwarded page", 10, || http_get("127.0.0.1:8090", "/"));
             assert!(text.contains("Welcome to nginx"), "{text}");
         }
         child.kill().ok();

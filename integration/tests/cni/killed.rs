@@ -6,7 +6,7 @@ use std::fs;
 use std::net::UdpSocket;
 use std::path::Path;
 
-use coracle_integration::{Machine, eventually, on_a_machine};
+use coracle_integration::{Machine, eventually, on_a_machine, repository};
 use coracle_testing::run;
 use serde_json::{Value, json};
 
@@ -169,7 +169,7 @@ fn a_plugin_killed_at_any_fault_point_leaks_nothing() {
             assert!(!conntrack_has_port(), "datagrams are led where a port led before {after}");
         };
         let mut found = BTreeSet::new();
-        points(&Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("cni/src"), &mut found);
+        points(&repository().join("cni/src"), &mut found);
         assert!(found.len() > 25, "{found:?}");
         for point in found {
             let (mut from, mut killed) = (0, 0);

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use coracle_integration::Machine;
+use coracle_integration::{Machine, eventually};
 use coracle_testing::run;
 use serde_json::{Value, json};
 
@@ -126,10 +126,10 @@ impl Sandbox {
             Command::new("unshare").args(["--net", "sleep", "1000"]).stdin(Stdio::null()).spawn().unwrap();
         let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
         let path = format!("/proc/{}/ns/net", child.id());
-        while fs::read_link(&path).is_ok_and(|ns| ns == own) {
-            assert!(child.try_wait().unwrap().is_none());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        eventually("the sandbox's network namespace", 10, || {
+            assert!(child.try_wait().unwrap().is_none(), "the process of the sandbox has ended");
+            fs::read_link(&path).is_ok_and(|ns| ns != own)
+        });
         Self(Some(child))
     }
 

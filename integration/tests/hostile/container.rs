@@ -73,6 +73,11 @@ impl<'a> Attacker<'a> {
         attacker
     }
 
+    /// Process id of a container's first process.
+    fn pid(&self, id: &str) -> u64 {
+        self.cri.json(&["inspect", id])["info"]["pid"].as_u64().unwrap()
+    }
+
     /// Creates another container of the pod. Returns its id.
     fn create(&self, config: &Value, pids: Pids) -> String {
         let output = self.try_create(config, pids);

@@ -174,7 +174,8 @@ pub(crate) fn stream(from: &Pod, to: &Pod, ip: &str) {
             stream.write_all(&vec![7; LENGTH]).unwrap();
         }
     });
-    let (mut stream, _) = listener.accept().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (mut stream, _) = eventually("the connection", 10, || listener.accept());
     stream.set_read_timeout(Some(LONG)).unwrap();
     let mut got = Vec::new();
     stream.read_to_end(&mut got).unwrap_or_else(|e| panic!("{ip}: {e} after {} bytes", got.len()));
