@@ -300,7 +300,6 @@ fn a_node_killed_while_it_writes_boots_without_control_plane() {
         let asked = KubeletClient::new(machine, &nodes);
         create(&nodes);
         for round in 0..6 {
-            let mut writer = nodes.start(&["get", "--raw", "/version"]);
             for number in 0..4 {
                 let data =
                     json!({"data": {"more": "x".repeat(100_000), "round": format!("{round}.{number}")}});
@@ -308,7 +307,6 @@ fn a_node_killed_while_it_writes_boots_without_control_plane() {
             }
             std::thread::sleep(Duration::from_millis(round * 3));
             nodes.agent("node-1").end(Signal::SIGKILL);
-            writer.wait().unwrap();
             nodes.agent("node-1").start();
         }
         boot::of_agent(machine, nodes.agent("node-1"), 1);
