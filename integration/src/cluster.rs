@@ -13,7 +13,8 @@ use crate::{Kubectl, Machine, eventually, process};
 pub struct Cluster {
     process: Option<Child>,
     flags: Vec<String>,
-    places: Vec<String>,
+    /// Flags that name the state directory and the run directory.
+    state_flags: Vec<String>,
     kubectl: Kubectl,
     log: PathBuf,
     cgroup: String,
@@ -40,7 +41,7 @@ impl Cluster {
         let more = flags.iter().map(|flag| (*flag).to_owned());
         let has_thresholds = flags.contains(&"--eviction-hard");
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
-        let places = vec![
+        let state_flags = vec![
             "--state-dir".to_owned(),
             text(machine.path("state")),
             "--run-dir".to_owned(),
@@ -58,7 +59,7 @@ impl Cluster {
         let mut cluster = Self {
             process: None,
             flags: flags.flat_map(|(k, v)| [k.to_owned(), v]).chain(more).collect(),
-            places,
+            state_flags,
             kubectl: Kubectl::new(machine.path("state/admin.kubeconfig")),
             log: machine.path("coracle.log"),
             cgroup: machine.name().to_owned(),
@@ -78,7 +79,7 @@ impl Cluster {
     pub fn start(&mut self) {
         assert!(self.process.is_none(), "the process is already running");
         let mut command = Command::new(Machine::coracle());
-        command.arg("up").args(&self.places).args(&self.flags);
+        command.arg("up").args(&self.state_flags).args(&self.flags);
         self.process = Some(process::start(command, &self.log));
         eventually("the node to be Ready", 30, || {
             if let Some(status) = self.process.as_mut().unwrap().try_wait().unwrap() {
@@ -129,7 +130,7 @@ impl Cluster {
 
     fn run_down(&self, more: &[&str]) -> Output {
         let mut command = Command::new(Machine::coracle());
-        command.arg("down").args(&self.places).args(&self.flags).args(more).output().unwrap()
+        command.arg("down").args(&self.state_flags).args(&self.flags).args(more).output().unwrap()
     }
 }
 

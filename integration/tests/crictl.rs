@@ -6,7 +6,9 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
-use coracle_integration::{Cri, Machine, Trace, eventually, http_get, on_a_machine, process_status};
+use coracle_integration::{
+    Cri, Machine, ResourceSnapshot, eventually, http_get, on_a_machine, process_status,
+};
 
 const BUSYBOX: &str = "docker.io/library/busybox:latest";
 const NGINX: &str = "docker.io/library/nginx:latest";
@@ -60,12 +62,12 @@ fn configs(machine: &Machine) -> impl Fn(&str) -> String {
 fn on_a_runtime(test: impl FnOnce(&Machine, &Cri) + Send + 'static) {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let cri = Cri::runtime(machine, &mirrors);
         test(machine, &cri);
         cri.down();
         fs::remove_dir_all(machine.path("logs")).ok();
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }
 

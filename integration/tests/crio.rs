@@ -33,15 +33,15 @@ struct Crio {
 }
 
 fn list(machine: &Machine) -> Value {
-    let places = json!({"table": "cni-test", "stateDir": machine.path("plugins")});
+    let settings = json!({"table": "cni-test", "stateDir": machine.path("plugins")});
     let ranges = json!([[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]);
     json!({"cniVersion": "1.1.0", "name": "web", "plugins": [
         {"type": "bridge", "bridge": "web0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-         "coracle": places, "ipam": {"type": "host-local", "dataDir": machine.path("addresses"),
+         "coracle": settings, "ipam": {"type": "host-local", "dataDir": machine.path("addresses"),
              "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}},
-        {"type": "portmap", "capabilities": {"portMappings": true}, "coracle": places},
-        {"type": "bandwidth", "capabilities": {"bandwidth": true}, "coracle": places},
-        {"type": "firewall", "ingressPolicy": "same-bridge", "coracle": places}]})
+        {"type": "portmap", "capabilities": {"portMappings": true}, "coracle": settings},
+        {"type": "bandwidth", "capabilities": {"bandwidth": true}, "coracle": settings},
+        {"type": "firewall", "ingressPolicy": "same-bridge", "coracle": settings}]})
 }
 
 // === impl Crio ===

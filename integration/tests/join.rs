@@ -104,7 +104,7 @@ fn a_pod_on_each(nodes: &Nodes) -> Vec<(String, String)> {
 #[test]
 fn a_machine_joins_with_one_command_and_restarts_without_it() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let command = nodes.token(&["create", "--ttl", "1h", "--reusable"]);
         assert!(command.starts_with("coracle agent --join https://192.0.2.2:6443 --token "), "{command}");
         let id = command.split_whitespace().nth(5).unwrap().split('.').next().unwrap().to_owned();
@@ -150,7 +150,7 @@ fn a_machine_joins_with_one_command_and_restarts_without_it() {
 #[test]
 fn a_refused_join_reports_the_cause_and_leaves_nothing() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let good = nodes.join_all(1, &[]);
         has_joined(&mut nodes, "node-1");
         let good = words(&good)[2..].join(" ");
@@ -192,7 +192,7 @@ fn a_refused_join_reports_the_cause_and_leaves_nothing() {
 #[test]
 fn a_single_use_token_lets_the_same_machine_join_again() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
         let command = nodes.token(&["create"]);
         let id = words(&command)[5][..6].to_owned();
         let machines = |nodes: &Nodes| {
@@ -225,7 +225,7 @@ fn a_single_use_token_lets_the_same_machine_join_again() {
 #[test]
 fn one_of_two_machines_with_a_single_use_token_joins() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let command = nodes.token(&["create"]);
         for number in [1, 2] {
             nodes.join(number, &command, &[]);
@@ -271,7 +271,7 @@ const FORBIDDEN: &[(&str, &str)] = &[
 #[test]
 fn a_joined_node_keeps_its_identity_and_its_permissions() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let command = nodes.join_all(2, &[]);
         nodes.kubectl(&["create", "secret", "generic", "foreign", "--from-literal=a=b"]);
         let pods = a_pod_on_each(&nodes);
@@ -312,7 +312,7 @@ fn refuses_another_identity(nodes: &mut Nodes, command: &str) {
 #[test]
 fn a_killed_join_is_resumed_by_the_same_command() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--tls-san", "cluster.example"]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &["--tls-san", "cluster.example"]);
         let named = |name: &str| {
             nodes.try_kubectl(&["--tls-server-name", name, "get", "--raw", "/readyz"]).status.success()
         };
@@ -371,7 +371,7 @@ fn signing_request(user: &str) -> String {
 fn certificates_are_renewed_while_the_node_runs() {
     on_a_machine(|machine| {
         let flags = ["--cluster-signing-seconds", "40", "--node-monitor-grace-seconds", "10"];
-        let mut nodes = Nodes::alone(machine, CIDRS, &flags);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &flags);
         let command = nodes.join_all(1, &["--node-lease-seconds", "4"]);
         has_joined(&mut nodes, "node-1");
         let files = ["client.pem", "serving.pem"]
@@ -413,7 +413,7 @@ fn certificates_are_renewed_while_the_node_runs() {
 #[test]
 fn certificates_due_during_an_outage_are_renewed_after_it() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--cluster-signing-seconds", "120"]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &["--cluster-signing-seconds", "120"]);
         nodes.join_all(1, &["--node-lease-seconds", "4"]);
         has_joined(&mut nodes, "node-1");
         nodes.apply(&deployment(1));
@@ -460,7 +460,7 @@ fn certificates_due_during_an_outage_are_renewed_after_it() {
 fn a_node_whose_certificate_expires_during_an_outage_reports_what_to_do() {
     on_a_machine(|machine| {
         let flags = ["--cluster-signing-seconds", "40", "--node-monitor-grace-seconds", "10"];
-        let mut nodes = Nodes::alone(machine, CIDRS, &flags);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &flags);
         let command = nodes.join_all(1, &["--node-lease-seconds", "4"]);
         nodes.stop_plane();
         let message = "the certificate of node node-1 has expired";
@@ -478,7 +478,7 @@ fn a_node_whose_certificate_expires_during_an_outage_reports_what_to_do() {
 #[test]
 fn a_node_without_lease_renewals_becomes_unreachable_and_recovers() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
         nodes.join_all(2, &["--node-lease-seconds", "4"]);
         for node in ["node-1", "node-2"] {
             eventually("no taint", 10, || taints(&nodes, node).is_empty());
@@ -517,7 +517,7 @@ fn no_eviction_if_all_nodes_are_lost(nodes: &mut Nodes) {
     nodes.apply(&marker());
     eventually("the marker to be Ready", 60, || ready_pods(nodes).iter().any(|(name, _)| name == "marker"));
     for node in ["node-1", "node-2"] {
-        nodes.agent(node).freeze();
+        nodes.agent(node).pause();
     }
     for node in ["node-1", "node-2"] {
         eventually("the node to be Unknown", 15, || condition(nodes, node, "Ready") == "Unknown");
@@ -535,7 +535,7 @@ fn no_eviction_if_all_nodes_are_lost(nodes: &mut Nodes) {
     assert_eq!(deleted, ["marker"]);
     nodes.kubectl(&["taint", "node", "node-1", "marker-"]);
     for node in ["node-1", "node-2"] {
-        nodes.agent(node).thaw();
+        nodes.agent(node).resume();
     }
     eventually("both nodes as they were", 30, || {
         let ready = ["node-1", "node-2"].iter().all(|node| taints(nodes, node).is_empty());
@@ -546,7 +546,7 @@ fn no_eviction_if_all_nodes_are_lost(nodes: &mut Nodes) {
 #[test]
 fn kubectl_cordons_drains_taints_and_deletes_nodes() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         nodes.join_all(2, &[]);
         nodes.apply(&deployment(2));
         let all_on = |node: &str| {

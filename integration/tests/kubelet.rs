@@ -7,15 +7,15 @@ use std::collections::BTreeSet;
 use std::io::Read;
 use std::process::{Child, ChildStdout};
 
-use coracle_integration::{Machine, Nodes, Stock, eventually, has_condition, http_get, on_a_machine};
+use coracle_integration::{KubeletNode, Machine, Nodes, eventually, has_condition, http_get, on_a_machine};
 use serde_json::{Value, json};
 
 /// Runs a test with a control plane and one node with Kubernetes' kubelet.
-fn on_a_stock_node(settings: Value, test: impl FnOnce(&Nodes, &mut Stock) + Send + 'static) {
+fn on_a_kubelet_node(settings: Value, test: impl FnOnce(&Nodes, &mut KubeletNode) + Send + 'static) {
     on_a_machine(move |machine: &mut Machine| {
-        let nodes = Nodes::alone(machine, "10.42.0.0/16", &[]);
-        let mut stock = Stock::join(&nodes, 1, &settings);
-        test(&nodes, &mut stock);
+        let nodes = Nodes::control_plane_only(machine, "10.42.0.0/16", &[]);
+        let mut node = KubeletNode::join(&nodes, 1, &settings);
+        test(&nodes, &mut node);
     });
 }
 
@@ -49,16 +49,16 @@ fn state(pod: &Value, container: usize) -> &Value {
 fn the_kubelet_runs_pods_as_specified() {
     // The kubelet reads all metrics from the runtime.
     let settings = json!({"featureGates": {"PodAndContainerStatsFromCRI": true}});
-    on_a_stock_node(settings, |nodes, stock| {
-        let said = nodes.get(&["node", stock.name()]);
+    on_a_kubelet_node(settings, |nodes, node| {
+        let said = nodes.get(&["node", node.name()]);
         assert_eq!(said["status"]["nodeInfo"]["containerRuntimeVersion"], "coracle://0.1.0");
         a_deployment_serves_requests(nodes);
         containers_start_and_stop_in_order(nodes);
         terminations_are_reported(nodes);
         a_pod_in_a_user_namespace_has_its_volumes(nodes);
-        metrics_appear(nodes, stock);
+        metrics_appear(nodes, node);
         // The kubelet removes dead containers once a minute.
-        eventually("all to be removed", 120, || stock.crictl().crictl(&["pods", "-q"]).is_empty());
+        eventually("all to be removed", 120, || node.crictl().crictl(&["pods", "-q"]).is_empty());
     });
 }
 
@@ -247,13 +247,13 @@ fn a_pod_in_a_user_namespace_has_its_volumes(nodes: &Nodes) {
 }
 
 /// `/stats/summary` and `/metrics/cadvisor`, which the kubelet builds from the runtime's metrics.
-fn metrics_appear(nodes: &Nodes, stock: &Stock) {
+fn metrics_appear(nodes: &Nodes, node: &KubeletNode) {
     let mut busy = shell("c", "dd if=/dev/zero of=/file bs=1k count=100; while true; do :; done");
     busy["resources"] = json!({"limits": {"cpu": "100m", "memory": "64Mi"}});
     nodes.apply(&pod("busy", &json!({"containers": [busy]})));
     until(nodes, "busy", "to be Ready", runs);
     eventually("the pod's metrics", 60, || {
-        let summary: Value = serde_json::from_str(&stock.read_only("/stats/summary")?).ok()?;
+        let summary: Value = serde_json::from_str(&node.read_only("/stats/summary")?).ok()?;
         let pod = summary["pods"].as_array()?.iter().find(|pod| pod["podRef"]["name"] == "busy")?;
         let container = &pod["containers"][0];
         let all = [
@@ -266,7 +266,7 @@ fn metrics_appear(nodes: &Nodes, stock: &Stock) {
         ];
         all.iter().all(|value| value.as_u64().is_some_and(|value| value > 0)).then_some(())
     });
-    let metrics = stock.read_only("/metrics/cadvisor").unwrap();
+    let metrics = node.read_only("/metrics/cadvisor").unwrap();
     for name in [
         "container_cpu_usage_seconds_total",
         "container_memory_working_set_bytes",
@@ -283,25 +283,25 @@ fn metrics_appear(nodes: &Nodes, stock: &Stock) {
 fn pods_continue_while_kubelet_and_runtime_are_killed() {
     // CRI events instead of polling (EventedPLEG).
     let settings = json!({"featureGates": {"EventedPLEG": true}});
-    on_a_stock_node(settings, |nodes, stock| {
+    on_a_kubelet_node(settings, |nodes, node| {
         nodes.apply(&pod("stays", &json!({"containers": [shell("c", "exec sleep 100000")]})));
         let brief = shell("c", "while [ ! -e /tmp/end ]; do sleep 0.1; done; exit 4");
         nodes.apply(&pod("brief", &json!({"restartPolicy": "Never", "containers": [brief]})));
         ["stays", "brief"].iter().for_each(|name| until(nodes, name, "to be Ready", runs));
-        let before = running(stock);
+        let before = running(node);
         assert_eq!(before.len(), 2);
 
-        stock.kill_kubelet();
-        stock.kill_runtime();
-        stock.start_runtime();
-        stock.start_kubelet();
+        node.kill_kubelet();
+        node.kill_runtime();
+        node.start_runtime();
+        node.start_kubelet();
         eventually("the kubelet to answer", 60, || {
             nodes.try_kubectl(&["exec", "brief", "--", "true"]).status.success()
         });
-        assert_eq!(running(stock), before, "containers were created again");
+        assert_eq!(running(node), before, "containers were created again");
 
-        stock.kill_runtime();
-        stock.start_runtime();
+        node.kill_runtime();
+        node.start_runtime();
         eventually("the runtime to answer", 60, || {
             nodes.try_kubectl(&["exec", "brief", "--", "touch", "/tmp/end"]).status.success()
         });
@@ -315,8 +315,8 @@ fn pods_continue_while_kubelet_and_runtime_are_killed() {
 }
 
 /// Ids of running containers.
-fn running(stock: &Stock) -> BTreeSet<String> {
-    stock.crictl().crictl(&["ps", "-q"]).lines().map(str::to_owned).collect()
+fn running(node: &KubeletNode) -> BTreeSet<String> {
+    node.crictl().crictl(&["ps", "-q"]).lines().map(str::to_owned).collect()
 }
 
 #[test]
@@ -324,12 +324,12 @@ fn running(stock: &Stock) -> BTreeSet<String> {
 fn logs_are_rotated_and_unused_images_removed() {
     let settings = json!({"containerLogMaxSize": "10Ki", "containerLogMaxFiles": 3,
         "containerLogMonitorInterval": "3s"});
-    on_a_stock_node(settings, |nodes, stock| {
+    on_a_kubelet_node(settings, |nodes, node| {
         let words = "i=0; while true; do i=$((i+1)); echo line $i of many; sleep 0.01; done";
         nodes.apply(&pod("writes", &json!({"containers": [shell("c", words)]})));
         until(nodes, "writes", "to be Ready", runs);
         let uid = nodes.get(&["pod", "writes"])["metadata"]["uid"].as_str().unwrap().to_owned();
-        let directory = stock.path(&format!("logs/default_writes_{uid}/c"));
+        let directory = node.path(&format!("logs/default_writes_{uid}/c"));
         let files = || -> Vec<String> {
             let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
             entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
@@ -346,14 +346,14 @@ fn logs_are_rotated_and_unused_images_removed() {
         ));
         until(nodes, "once", "its end", |pod| (pod["status"]["phase"] == "Succeeded").then_some(()));
         nodes.kubectl(&["delete", "pod", "once"]);
-        assert!(stock.crictl().crictl(&["images"]).contains("nginx"));
-        stock.kill_kubelet();
+        assert!(node.crictl().crictl(&["images"]).contains("nginx"));
+        node.kill_kubelet();
         // The threshold is 0 % now: the kubelet removes unused images.
         let short = json!({"nodefs.available": "99%", "imagefs.available": "99%"});
-        stock.set(&json!({"evictionHard": short, "imageMinimumGCAge": "1s"}));
-        stock.start_kubelet();
+        node.set(&json!({"evictionHard": short, "imageMinimumGCAge": "1s"}));
+        node.start_kubelet();
         eventually("the unused image to be removed", 120, || {
-            !stock.crictl().crictl(&["images"]).contains("nginx")
+            !node.crictl().crictl(&["images"]).contains("nginx")
         });
         let said = until(nodes, "writes", "to be evicted", |pod| {
             (pod["status"]["phase"] == "Failed").then(|| pod["status"].clone())

@@ -137,7 +137,7 @@ fn the_addresses_of_a_pool_move_to_another_node() {
     const POOL: &str = "192.0.2.240/28,2001:db8:1::f0/124";
     on_a_machine(|machine| {
         let flags = ["--load-balancer-pool", POOL, "--node-monitor-grace-seconds", "10"];
-        let mut nodes = Nodes::alone(machine, CIDRS, &flags);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &flags);
         (1..=2).for_each(|number| nodes.add(number, &["--node-lease-seconds", "8"]));
         nodes.wait_ready();
         for pod in with_nginx(&nodes, 2) {
@@ -160,14 +160,14 @@ fn the_addresses_of_a_pool_move_to_another_node() {
         let (first, addresses) = eventually("an announcing node", 30, || announced(&nodes));
         assert_eq!(addresses.len(), 2, "an address of each family: {addresses:?}");
         eventually("the first node's answers", 30, || addresses.iter().all(answers));
-        nodes.agent(&first).host().cut();
+        nodes.agent(&first).host().disconnect();
         let second = eventually("another node", 60, || {
             announced(&nodes).map(|(node, _)| node).filter(|node| *node != first)
         });
         assert_eq!(announced(&nodes), Some((second.clone(), addresses.clone())), "the addresses stay");
         // Half of the connections lead to the pod of the lost node until its endpoint has ended.
         eventually("the second node's answers", 60, || addresses.iter().all(answers));
-        nodes.agent(&first).host().join();
+        nodes.agent(&first).host().reconnect();
         eventually("the first node to be Ready", 120, || condition(&nodes, &first, "Ready") == "True");
 
         // The second node loses only the API server. It receives the announcements of the first one.
@@ -192,9 +192,9 @@ fn pods_reach_each_other_while_nodes_and_control_plane_restart() {
         all_reach_all(&nodes, &pods, MTU);
 
         // Agents are stopped, killed and started: the kernel forwards packets meanwhile.
-        nodes.agent("node-1").freeze();
+        nodes.agent("node-1").pause();
         all_reach_all(&nodes, &pods, MTU);
-        nodes.agent("node-1").thaw();
+        nodes.agent("node-1").resume();
         nodes.agent("node-2").end(Signal::SIGKILL);
         all_reach_all(&nodes, &pods, MTU);
         let before = tables(&nodes, "node-2").unwrap();
@@ -219,11 +219,11 @@ fn pods_reach_each_other_while_nodes_and_control_plane_restart() {
         nodes.wait_ready();
 
         // A node is disconnected and connected again.
-        nodes.agent("node-3").host().cut();
+        nodes.agent("node-3").host().disconnect();
         let at = |pods: &[Pod], node: &str| pods.iter().find(|pod| pod.node == node).unwrap().clone();
         assert!(!reaches_within(1, &nodes, &at(&pods, "node-1"), &at(&pods, "node-3").ips[0], 100));
         assert!(reaches(&nodes, &at(&pods, "node-1"), &at(&pods, "node-2").ips[0], 100));
-        nodes.agent("node-3").host().join();
+        nodes.agent("node-3").host().reconnect();
         all_reach_all(&nodes, &pods, MTU);
 
         // A node is added and removed.
@@ -312,7 +312,7 @@ fn running_pods_get_the_new_mtu_of_the_uplink() {
 #[test]
 fn the_periodic_probe_finds_a_link_whose_mtu_shrinks_without_an_event() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         // The agent probes every peer once in 30 renewal intervals of its lease. An interval is one second here,
         // and ten seconds by default.
         (1..=2).for_each(|number| nodes.add(number, &["--node-lease-seconds", "4"]));

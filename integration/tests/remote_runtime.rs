@@ -228,7 +228,7 @@ fn usage_is_reported(nodes: &Nodes) {
 #[test]
 fn pods_run_on_containerd() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, "10.42.0.0/16", &[]);
+        let mut nodes = Nodes::control_plane_only(machine, "10.42.0.0/16", &[]);
         machine.push_sandbox_image();
         let runtime = nodes.add_on(1, Runtime::containerd);
         pods_run_on(&mut nodes, &runtime, "containerd://");
@@ -239,7 +239,7 @@ fn pods_run_on_containerd() {
 #[ignore = "needs CRI-O (scripts/test-crio)"]
 fn pods_run_on_crio() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, "10.42.0.0/16", &[]);
+        let mut nodes = Nodes::control_plane_only(machine, "10.42.0.0/16", &[]);
         machine.push_sandbox_image();
         let runtime = nodes.add_on(1, Runtime::crio);
         pods_run_on(&mut nodes, &runtime, "cri-o://");

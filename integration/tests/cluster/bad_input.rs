@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output};
 
-use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine};
+use coracle_integration::{Cluster, Machine, ResourceSnapshot, eventually, on_a_machine};
 use nix::libc;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -132,8 +132,8 @@ fn an_image_for_another_processor_is_refused_with_both_names() {
         cluster.kubectl(&["run", "foreign", "--image=foreign"]);
         waits_for(cluster, "foreign", "ImagePullBackOff");
         event(cluster, "Failed", &says);
-        let places = ["state", "run"].map(|name| machine.path(name).to_str().unwrap().to_owned());
-        let pull = ["image", "pull", "foreign", "--state-dir", &places[0], "--run-dir", &places[1]];
+        let directories = ["state", "run"].map(|name| machine.path(name).to_str().unwrap().to_owned());
+        let pull = ["image", "pull", "foreign", "--state-dir", &directories[0], "--run-dir", &directories[1]];
         let output = Command::new(Machine::coracle()).args(pull).output().unwrap();
         one_sentence(&output, &["foreign", &says, "use one that is built for this machine"]);
 
@@ -254,7 +254,7 @@ fn one_sentence(output: &Output, says: &[&str]) {
 #[test]
 fn a_failed_start_reports_the_cause_and_leaves_nothing() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let taken = std::net::TcpListener::bind("0.0.0.0:6443").unwrap();
         one_sentence(&up(machine, &[]), &["6443", "--listen sets another address", "in use"]);
         drop(taken);
@@ -274,7 +274,8 @@ fn a_failed_start_reports_the_cause_and_leaves_nothing() {
         ] {
             one_sentence(&up(machine, &["--cluster-cidr", cidr]), &says);
         }
-        let left: Vec<String> = Trace::of(machine).since(&before).into_iter().map(str::to_owned).collect();
+        let left: Vec<String> =
+            ResourceSnapshot::of(machine).added_since(&before).into_iter().map(str::to_owned).collect();
         assert!(left.iter().all(|l| l.starts_with("file ")), "{left:?}");
     });
 }
@@ -380,12 +381,12 @@ fn a_foreign_bridge_with_the_same_name_is_refused_and_unchanged() {
         let before = state();
         let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
         let listen = format!("unix://{}", path("cri.sock"));
-        let places =
+        let flags =
             ["--bridge", "theirs0", "--cgroup-root", &format!("/{}", machine.name())].map(str::to_owned);
         let output = Command::new(Machine::coracle())
             .args(["runtime", "--root", &path("state"), "--state", &path("run"), "--listen", &listen])
             .args(["--cni-conf-dir", ""])
-            .args(&places)
+            .args(&flags)
             .output()
             .unwrap();
         one_sentence(
@@ -395,7 +396,7 @@ fn a_foreign_bridge_with_the_same_name_is_refused_and_unchanged() {
         assert_eq!(state(), before);
         let down = Command::new(Machine::coracle())
             .args(["down", "--state-dir", &path("state"), "--run-dir", &path("run")])
-            .args(&places)
+            .args(&flags)
             .output()
             .unwrap();
         assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));

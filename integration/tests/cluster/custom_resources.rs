@@ -79,7 +79,7 @@ fn widget(name: &str, spec: &Value) -> Value {
 #[test]
 fn a_custom_resource_is_served_while_its_definition_exists() {
     on_a_machine(|machine| {
-        let nodes = Nodes::alone(machine, CIDRS, &[]);
+        let nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let sender = Sender { nodes: &nodes, path: machine.path("object.json").to_str().unwrap().to_owned() };
         sender.succeed(&["create"], &definition());
         nodes.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "crd/widgets.example.com"]);

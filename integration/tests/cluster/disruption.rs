@@ -110,7 +110,7 @@ fn drain_waits(nodes: &Nodes, log: &Path) {
 #[test]
 fn pods_of_a_node_with_the_out_of_service_taint_are_deleted() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
         nodes.join_all(2, &["--node-lease-seconds", "4"]);
         nodes.apply(&deployment(2));
         eventually("a pod on each node", 60, || ready_on(&nodes) == ["node-1", "node-2"]);
@@ -139,7 +139,7 @@ fn pods_of_a_node_with_the_out_of_service_taint_are_deleted() {
 #[test]
 fn a_stale_disruption_target_condition_is_reset() {
     on_a_machine(|machine| {
-        let nodes = Nodes::alone(machine, CIDRS, &[]);
+        let nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         eventually("the default service account", 10, || {
             nodes.try_kubectl(&["get", "serviceaccount", "default"]).status.success()
         });

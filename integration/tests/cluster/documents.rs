@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use coracle_integration::{Machine, Trace, on_a_machine, repository};
+use coracle_integration::{Machine, ResourceSnapshot, on_a_machine, repository};
 
 /// Commands of a document.
 #[derive(Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ fn run(machine: &Machine, mirrors: &Path, options: &[&str], commands: &str) -> S
 fn marked_blocks_run_and_leave_nothing() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let blocks = blocks_of_documents();
         assert!(blocks.len() >= 5, "{blocks:?}");
         for (page, block) in blocks {
@@ -90,7 +90,7 @@ fn marked_blocks_run_and_leave_nothing() {
             // The page is in the message of a failure.
             run(machine, &mirrors, options, &format!("# {}\n{}", page.display(), block.commands));
         }
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }
 
@@ -99,13 +99,13 @@ fn marked_blocks_run_and_leave_nothing() {
 fn the_documented_directories_suffice_on_a_read_only_root() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let commands = "if touch /file || touch /etc/file || touch /run/file; then exit 9; fi\n\
                         kubectl create deployment web --image=nginx\n\
                         kubectl rollout status deployment/web --timeout=60s\n\
                         kubectl exec deployment/web -- true\n";
         let said = run(machine, &mirrors, &["--cluster", "--read-only"], commands);
         assert!(said.contains("successfully rolled out"), "{said}");
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }

@@ -27,7 +27,7 @@ const ACCOUNT: &str = "system:serviceaccount:default:robot";
 #[test]
 fn a_service_account_has_the_permissions_of_its_roles() {
     on_a_machine(|machine| {
-        let nodes = Nodes::alone(machine, CIDRS, &[]);
+        let nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         for line in [
             "create serviceaccount robot",
             "create role reader --verb=get,list,watch --resource=pods,pods/log",

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine, repository};
+use coracle_integration::{Cluster, Machine, ResourceSnapshot, eventually, on_a_machine, repository};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -51,7 +51,7 @@ fn said(output: &Output) -> String {
 #[test]
 fn a_pod_survives_kills_of_control_plane_and_agent() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let dir = machine.path("");
         let dir = dir.to_str().unwrap().trim_end_matches('/').to_owned();
         let plane_words =
@@ -102,7 +102,7 @@ fn a_pod_survives_kills_of_control_plane_and_agent() {
         assert!(kubectl("wait pod/q --for=condition=Ready --timeout=300s").0);
         drop((agent, plane));
         said(&coracle(&words(&format!("down {node}")).iter().map(String::as_str).collect::<Vec<_>>()));
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }
 
@@ -152,10 +152,17 @@ fn a_kubelet_configuration_labels_and_taints_show_in_kubectl() {
 }
 
 fn import(dir: &str, layout: &Path) {
-    let places = [&format!("{dir}/state"), &format!("{dir}/run")];
+    let directories = [&format!("{dir}/state"), &format!("{dir}/run")];
     let name = ["--name", "docker.io/library/busybox:latest"];
-    let mut all =
-        vec!["image", "--state-dir", places[0], "--run-dir", places[1], "import", layout.to_str().unwrap()];
+    let mut all = vec![
+        "image",
+        "--state-dir",
+        directories[0],
+        "--run-dir",
+        directories[1],
+        "import",
+        layout.to_str().unwrap(),
+    ];
     all.extend(name);
     said(&coracle(&all));
 }
@@ -166,15 +173,15 @@ fn images_are_imported_listed_and_removed_without_a_node() {
         let dir = machine.path("").to_str().unwrap().trim_end_matches('/').to_owned();
         let layout = repository().join("target/images/busybox");
         import(&dir, &layout);
-        let places = [format!("{dir}/state"), format!("{dir}/run")];
+        let directories = [format!("{dir}/state"), format!("{dir}/run")];
         let image = |verb: &[&str]| {
-            let mut all = vec!["image", "--state-dir", &places[0], "--run-dir", &places[1]];
+            let mut all = vec!["image", "--state-dir", &directories[0], "--run-dir", &directories[1]];
             all.extend(verb);
             said(&coracle(&all))
         };
         assert!(image(&["list"]).contains("docker.io/library/busybox:latest"));
         // The exported image is the same after an import.
-        let (listed, archive) = (image(&["list"]), format!("{}/busybox.tar", places[0]));
+        let (listed, archive) = (image(&["list"]), format!("{}/busybox.tar", directories[0]));
         image(&["export", "busybox", &archive]);
         image(&["rm", "docker.io/library/busybox:latest"]);
         image(&["import", &archive]);
@@ -182,8 +189,15 @@ fn images_are_imported_listed_and_removed_without_a_node() {
         image(&["rm", "docker.io/library/busybox:latest"]);
         assert!(!image(&["list"]).contains("busybox"));
         image(&["rm", "docker.io/library/busybox:latest"]);
-        let absent =
-            coracle(&["image", "--state-dir", &places[0], "--run-dir", &places[1], "import", "/no/such"]);
+        let absent = coracle(&[
+            "image",
+            "--state-dir",
+            &directories[0],
+            "--run-dir",
+            &directories[1],
+            "import",
+            "/no/such",
+        ]);
         let errors = String::from_utf8_lossy(&absent.stderr);
         assert_eq!(errors, "coracle: cannot import /no/such: No such file or directory\n");
     });
@@ -270,8 +284,8 @@ fn a_second_signal_ends_a_control_plane_that_serves_requests_during_its_shutdown
 fn down_without_a_node_reports_it_and_creates_nothing() {
     on_a_machine(|machine| {
         let (state, run) = (machine.path("state"), machine.path("run"));
-        let places = ["--state-dir", state.to_str().unwrap(), "--run-dir", run.to_str().unwrap()];
-        let report = said(&coracle(&[&["down"][..], &places].concat()));
+        let directories = ["--state-dir", state.to_str().unwrap(), "--run-dir", run.to_str().unwrap()];
+        let report = said(&coracle(&[&["down"][..], &directories].concat()));
         assert!(report.contains("nothing to remove"), "{report}");
         assert!(!state.exists() && !run.exists());
     });

@@ -58,7 +58,7 @@ fn deployment(spec: &Value) -> Value {
 #[test]
 fn managers_own_what_they_apply() {
     on_a_machine(|machine| {
-        let nodes = Nodes::alone(machine, CIDRS, &[]);
+        let nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let applier =
             Applier { nodes: &nodes, path: machine.path("object.json").to_str().unwrap().to_owned() };
         config_maps(&applier);

@@ -1,6 +1,6 @@
 //! `kubectl create deployment nginx --image=nginx --replicas=3`: three pods that respond, and their removal.
 
-use coracle_integration::{Cluster, Machine, Trace, eventually, http_get, on_a_machine};
+use coracle_integration::{Cluster, Machine, ResourceSnapshot, eventually, http_get, on_a_machine};
 use serde_json::Value;
 
 /// The pods of the nginx deployment that are Ready.
@@ -27,7 +27,7 @@ fn with_nginx(machine: &mut Machine, versions: &str) -> Cluster {
 #[test]
 fn three_pods_run_respond_and_leave_nothing() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let mut cluster = with_nginx(machine, "1.37");
         let pods = ready_pods(&cluster);
         assert_eq!(pods.len(), 3);
@@ -49,8 +49,8 @@ fn three_pods_run_respond_and_leave_nothing() {
         cluster.kubectl(&["delete", "deployment", "nginx"]);
         no_pods(&cluster);
         cluster.down();
-        let after = Trace::of(machine);
-        assert_eq!(after.since(&before), Vec::<&str>::new());
+        let after = ResourceSnapshot::of(machine);
+        assert_eq!(after.added_since(&before), Vec::<&str>::new());
     });
 }
 

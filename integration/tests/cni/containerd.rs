@@ -116,12 +116,12 @@ impl Drop for Containerd {
 }
 
 fn list(machine: &Machine) -> Value {
-    let places = json!({"table": "cni-test", "stateDir": machine.path("plugins")});
+    let settings = json!({"table": "cni-test", "stateDir": machine.path("plugins")});
     json!({"cniVersion": "1.0.0", "name": "web", "plugins": [
-        {"type": "bridge", "bridge": "web0", "isGateway": true, "ipMasq": true, "coracle": places,
+        {"type": "bridge", "bridge": "web0", "isGateway": true, "ipMasq": true, "coracle": settings,
          "ipam": {"type": "host-local", "dataDir": machine.path("addresses"),
                   "ranges": [[{"subnet": "10.77.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
-        {"type": "portmap", "capabilities": {"portMappings": true}, "coracle": places}]})
+        {"type": "portmap", "capabilities": {"portMappings": true}, "coracle": settings}]})
 }
 
 /// First line of the response of the host port at an address of the node.

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 pub(crate) struct Plugins {
     dir: PathBuf,
     /// State directory of our plugins, so that tests do not share state.
-    places: Option<Value>,
+    settings: Option<Value>,
 }
 
 /// A plugin to run.
@@ -35,17 +35,17 @@ impl Plugins {
         if implementation == "reference" {
             let dir = PathBuf::from("/usr/lib/cni");
             assert!(dir.join("bridge").exists(), "run scripts/packages containernetworking-plugins");
-            return Self { dir, places: None };
+            return Self { dir, settings: None };
         }
         let bin = dir.join("bin");
         run(Machine::coracle().to_str().unwrap(), &["cni", "install", bin.to_str().unwrap()]);
-        Self { dir: bin, places: Some(json!({"table": "cni-test", "stateDir": dir.join("plugins")})) }
+        Self { dir: bin, settings: Some(json!({"table": "cni-test", "stateDir": dir.join("plugins")})) }
     }
 
     /// Adds the state directory of this test to a configuration.
     pub(crate) fn marked(&self, mut conf: Value) -> Value {
-        if let Some(places) = &self.places {
-            conf["coracle"] = places.clone();
+        if let Some(settings) = &self.settings {
+            conf["coracle"] = settings.clone();
         }
         conf
     }

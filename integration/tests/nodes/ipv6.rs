@@ -66,7 +66,7 @@ fn services_are_of_v6(nodes: &Nodes) {
 #[test]
 fn an_ipv6_only_cluster_has_joined_nodes_pods_services_and_streams() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, "fd42::/48", &[]);
+        let mut nodes = Nodes::control_plane_only(machine, "fd42::/48", &[]);
         for number in 1..=2 {
             let command = nodes.token(&["create"]);
             assert!(command.contains("--join https://[2001:db8:1::2]:6443 "), "{command}");

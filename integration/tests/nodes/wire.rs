@@ -24,7 +24,7 @@ type Seen = BTreeSet<(IpAddr, IpAddr, usize)>;
 
 impl CapturedTraffic {
     fn by(machine: &mut coracle_integration::Machine, overlay: &str) -> Self {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         for number in [1, 2] {
             nodes.add(number, &["--overlay", overlay]);
         }

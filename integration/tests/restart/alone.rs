@@ -193,7 +193,7 @@ fn assert_sealed(state: &Path) {
 #[test]
 fn pods_are_ready_after_a_boot_without_control_plane() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         nodes.join_all(1, &[]);
         let asked = KubeletClient::new(machine, &nodes);
         create(&nodes);
@@ -295,7 +295,7 @@ fn pods_are_ready_after_a_boot_of_a_single_process_cluster() {
 #[test]
 fn a_node_killed_while_it_writes_boots_without_control_plane() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         nodes.join_all(1, &[]);
         let asked = KubeletClient::new(machine, &nodes);
         create(&nodes);
@@ -315,7 +315,7 @@ fn a_node_killed_while_it_writes_boots_without_control_plane() {
         fs::write(dir.join("secrets/0123.tmp"), "half").unwrap();
         fs::write(dir.join("pods/0123.sealed"), "torn").unwrap();
         // Packets are dropped without a reply, so that each request waits for its timeout.
-        nodes.agent("node-1").host().cut();
+        nodes.agent("node-1").host().disconnect();
         machine.stop_registry();
         let began = Instant::now();
         nodes.agent("node-1").start();

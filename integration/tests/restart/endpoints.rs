@@ -172,7 +172,7 @@ fn a_pod_that_is_killed_without_the_control_plane_takes_no_traffic() {
 #[test]
 fn services_are_reachable_after_a_boot_without_control_plane() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         nodes.add(1, &["--network-policy=true"]);
         nodes.wait_ready();
         let from = json!([{"podSelector": {"matchLabels": {"app": "client"}}}]);
@@ -237,7 +237,7 @@ fn is_resolved(socket: &UdpSocket, id: u16, name: &str) -> bool {
 #[test]
 fn names_of_the_cluster_are_resolved_while_another_resolver_hangs() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let hanging = UdpSocket::bind((OUTSIDE, 53)).unwrap();
         hanging.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let resolv_conf = machine.path("hanging.conf");

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 /// A control plane, and the path of a kubeconfig for `node-1`.
 fn plane(machine: &mut Machine) -> (Nodes, PathBuf) {
-    let nodes = Nodes::alone(machine, "10.42.0.0/16", &["--issue-node", "node-1"]);
+    let nodes = Nodes::control_plane_only(machine, "10.42.0.0/16", &["--issue-node", "node-1"]);
     let log = machine.path("nodes/plane.log");
     let command = eventually("the command", 10, || {
         let text = fs::read_to_string(&log).ok()?;
