@@ -7,18 +7,18 @@
     reason = "a test panics, waits and prints figures"
 )]
 
-#[path = "restart/alone.rs"]
-mod alone;
-#[path = "restart/boot.rs"]
-mod boot;
 #[path = "restart/endpoints.rs"]
 mod endpoints;
-#[path = "restart/follow.rs"]
-mod follow;
 #[path = "restart/kubeconfig.rs"]
 mod kubeconfig;
 #[path = "restart/machine_shutdown.rs"]
 mod machine_shutdown;
+#[path = "restart/power_cut.rs"]
+mod power_cut;
+#[path = "restart/volume_updates.rs"]
+mod volume_updates;
+#[path = "restart/without_control_plane.rs"]
+mod without_control_plane;
 
 use std::collections::BTreeMap;
 use std::fs;

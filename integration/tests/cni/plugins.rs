@@ -42,12 +42,22 @@ impl Plugins {
         Self { dir: bin, settings: Some(json!({"table": "cni-test", "stateDir": dir.join("plugins")})) }
     }
 
-    /// Adds the state directory of this test to a configuration.
-    pub(crate) fn marked(&self, mut conf: Value) -> Value {
+    /// Adds the state directory and the nftables table of this test to a configuration.
+    pub(crate) fn with_settings(&self, mut conf: Value) -> Value {
         if let Some(settings) = &self.settings {
             conf["coracle"] = settings.clone();
         }
         conf
+    }
+
+    /// Configurations of a network with several plugins: their types and fields.
+    pub(crate) fn configurations<const N: usize>(&self, plugins: [(&str, Value); N]) -> Vec<Value> {
+        let conf = |(kind, fields): (&str, Value)| {
+            let mut conf = json!({"cniVersion": "1.1.0", "name": "net", "type": kind});
+            conf.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            self.with_settings(conf)
+        };
+        plugins.map(conf).into()
     }
 
     /// The plugin of a type.

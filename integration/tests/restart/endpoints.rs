@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::boot;
+use crate::power_cut;
 
 const CIDRS: &str = "10.42.0.0/16";
 /// The address of cluster DNS.
@@ -199,7 +199,7 @@ fn services_are_reachable_after_a_boot_without_control_plane() {
         // When the agent ends, it writes the endpoints that are not stored yet. The boot then removes the pods and the
         // kernel's tables.
         nodes.agent("node-1").end(Signal::SIGTERM);
-        boot::of_agent(machine, nodes.agent("node-1"), 1);
+        power_cut::of_agent(machine, nodes.agent("node-1"), 1);
         let flushed = nodes.agents()[0].host().command("nft").args(["flush", "ruleset"]).status().unwrap();
         assert!(flushed.success());
         nodes.stop_plane();

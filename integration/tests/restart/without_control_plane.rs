@@ -10,7 +10,7 @@ use coracle_integration::{Cluster, Kubectl, Machine, Nodes, eventually, has_cond
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::boot;
+use crate::power_cut;
 
 const CIDRS: &str = "10.42.0.0/16";
 
@@ -195,7 +195,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         nodes.join_all(1, &[]);
-        let asked = KubeletClient::new(machine, &nodes);
+        let kubelet = KubeletClient::new(machine, &nodes);
         create(&nodes);
         let always = pod("always", json!({"containers": [container("c", "Always", "true", "true")]}));
         let doomed = pod("doomed", json!({"containers": [container("c", "IfNotPresent", "true", "true")]}));
@@ -203,7 +203,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
         nodes.apply(&doomed.to_string());
         nodes.kubectl(&["wait", "--for=condition=Ready", "--timeout=120s", "pod/always", "pod/doomed"]);
 
-        boot::of_agent(machine, nodes.agent("node-1"), 1);
+        power_cut::of_agent(machine, nodes.agent("node-1"), 1);
         // While the node is off, a pod is deleted and a secret changes.
         nodes.kubectl(&["delete", "pod", "doomed", "--wait=false", "--grace-period=1"]);
         nodes.kubectl(&["patch", "secret", "password", "-p", r#"{"stringData":{"word":"hunter2-rotated"}}"#]);
@@ -211,7 +211,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
         machine.stop_registry();
         let began = Instant::now();
         nodes.agent("node-1").start();
-        let mut local = || ready(&asked.pods(nodes.agent("node-1").host().command("curl")));
+        let mut local = || ready(&kubelet.pods(nodes.agent("node-1").host().command("curl")));
         let wanted = ["doomed", "environment", "files", "host", "init", "web"];
         let alone =
             eventually("the pods to be Ready", 5, || Some(local()).filter(|pods| names(pods) == wanted));
@@ -273,14 +273,14 @@ fn pods_are_ready_after_a_boot_of_a_single_process_cluster() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let mut cluster = Cluster::up(machine, &mirrors);
-        let asked = KubeletClient::new(machine, &cluster);
+        let kubelet = KubeletClient::new(machine, &cluster);
         create(&cluster);
         let before = ready(&cluster.get(&["pods"]));
-        boot::of_cluster(machine, &mut cluster);
+        power_cut::of_cluster(machine, &mut cluster);
         machine.stop_registry();
         let began = Instant::now();
         cluster.start();
-        let local = || ready(&asked.pods(Command::new("curl")));
+        let local = || ready(&kubelet.pods(Command::new("curl")));
         let after =
             eventually("the pods to be Ready", 5, || Some(local()).filter(|pods| names(pods) == FIVE));
         eprintln!("from the start of the process to all Ready: {:?}", began.elapsed());
@@ -297,7 +297,7 @@ fn a_node_killed_while_it_writes_boots_without_control_plane() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         nodes.join_all(1, &[]);
-        let asked = KubeletClient::new(machine, &nodes);
+        let kubelet = KubeletClient::new(machine, &nodes);
         create(&nodes);
         for round in 0..6 {
             for number in 0..4 {
@@ -309,7 +309,7 @@ fn a_node_killed_while_it_writes_boots_without_control_plane() {
             nodes.agent("node-1").end(Signal::SIGKILL);
             nodes.agent("node-1").start();
         }
-        boot::of_agent(machine, nodes.agent("node-1"), 1);
+        power_cut::of_agent(machine, nodes.agent("node-1"), 1);
         // A power cut may leave a partly written file and a damaged record of an object that the API server still has.
         let dir = nodes.agent("node-1").path("state/agent/checkpoint");
         fs::write(dir.join("secrets/0123.tmp"), "half").unwrap();
@@ -319,7 +319,7 @@ fn a_node_killed_while_it_writes_boots_without_control_plane() {
         machine.stop_registry();
         let began = Instant::now();
         nodes.agent("node-1").start();
-        let mut local = || ready(&asked.pods(nodes.agent("node-1").host().command("curl")));
+        let mut local = || ready(&kubelet.pods(nodes.agent("node-1").host().command("curl")));
         eventually("the pods to be Ready", 5, || Some(local()).filter(|pods| names(pods) == FIVE));
         eprintln!("from the start of the agent to all Ready, with packets lost: {:?}", began.elapsed());
         assert!(!dir.join("secrets/0123.tmp").exists() && dir.join("pods/0123.bad").exists());
