@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
-use crate::Machine;
+use crate::{Machine, eventually};
 
 /// Runs kubectl with one kubeconfig.
 pub struct Kubectl {
@@ -120,6 +120,14 @@ impl Kubectl {
         let mut all = vec!["get", "-o", "json"];
         all.extend(arguments);
         serde_json::from_str(&self.kubectl(&all)).unwrap()
+    }
+
+    /// Polls a pod until `look` returns a value. `what` describes the value for the message of a timeout.
+    ///
+    /// # Panics
+    /// When `look` returns no value in time.
+    pub fn until_pod<T>(&self, name: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
+        eventually(&format!("{name}: {what}"), 120, || look(&self.get(&["pod", name])))
     }
 
     /// The Ready pods without deletionTimestamp. `selection` has further arguments of `kubectl get pods`.

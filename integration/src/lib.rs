@@ -39,5 +39,5 @@ pub use kubectl::{Kubectl, has_condition};
 pub use kubelet_node::KubeletNode;
 pub use machine::{Machine, on_a_machine, repository};
 pub use nodes::{Agent, Nodes};
-pub use process::process_status;
+pub use process::{checked_stdout, process_status, stderr};
 pub use resource_snapshot::ResourceSnapshot;

@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -41,6 +41,22 @@ pub(crate) fn wait(process: &mut Child) {
         // A second panic would abort the test program.
         assert!(std::thread::panicking(), "process {} did not exit in time", process.id());
     }
+}
+
+/// What a program wrote to its standard error.
+#[must_use]
+pub fn stderr(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Standard output of a program that must have succeeded.
+///
+/// # Panics
+/// When the program failed. The message is its standard error.
+#[track_caller]
+pub fn checked_stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", stderr(output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 /// Number of a field of `/proc/<pid>/status`, for example `PPid`. Sizes such as `VmRSS` are in kB.

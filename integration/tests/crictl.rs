@@ -317,18 +317,18 @@ fn missing_objects_are_reported() {
 #[test]
 fn an_idle_runtime_drops_pages_of_its_executable() {
     on_a_runtime(|machine, cri| {
-        // The runtime may have dropped some pages before the first look.
+        // The runtime may have dropped some pages before the first measurement.
         let mut most = 0;
-        let mut at_rest = |what: &str| {
+        let mut wait_for_dropped_pages = |what: &str| {
             eventually(what, 20, || {
                 let now = process_status(cri.pid(), "RssFile");
                 most = now.max(most);
                 now < most / 2
             });
         };
-        at_rest("the pages of the start to go");
+        wait_for_dropped_pages("the runtime to drop the pages of its start");
         let (pod, _id) = start(cri, configs(machine), BUSYBOX, "shell");
-        at_rest("the pages of what made the pod to go");
+        wait_for_dropped_pages("the runtime to drop the pages of the pod's start");
         cri.crictl(&["rmp", "-f", &pod]);
     });
 }

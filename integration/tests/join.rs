@@ -9,10 +9,9 @@
 )]
 
 use std::fs;
-use std::process::Output;
 use std::time::Instant;
 
-use coracle_integration::{Nodes, eventually, has_condition, on_a_machine};
+use coracle_integration::{Nodes, eventually, has_condition, on_a_machine, stderr};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -20,10 +19,6 @@ const CIDRS: &str = "10.42.0.0/16";
 
 fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// The status of a condition of a node.
@@ -179,7 +174,7 @@ fn a_refused_join_reports_the_cause_and_leaves_nothing() {
             (String::new(), "has not joined a cluster"),
         ] {
             let (output, left) = nodes.try_agent(9, &words(&arguments));
-            let errors = said(&output);
+            let errors = stderr(&output);
             assert!(!output.status.success() && errors.contains(says), "{arguments}: {errors}");
             assert_eq!(output.status.code() == Some(78), arguments.is_empty(), "{:?}", output.status);
             assert_eq!(left, Vec::<String>::new(), "{arguments}");
@@ -210,7 +205,7 @@ fn a_single_use_token_lets_the_same_machine_join_again() {
         let says = format!(
             "token {id} is for one machine only, and node node-1 has used it; create another with `coracle token create`"
         );
-        assert!(!output.status.success() && said(&output).contains(&says), "{}", said(&output));
+        assert!(!output.status.success() && stderr(&output).contains(&says), "{}", stderr(&output));
         assert_eq!(left, Vec::<String>::new());
         assert_eq!((requests(&nodes), nodes.get(&["nodes"])["items"].as_array().unwrap().len()), (before, 1));
         // The same machine loses its state directory and joins again.
@@ -289,8 +284,8 @@ fn a_joined_node_keeps_its_identity_and_its_permissions() {
         let request = signing_request("system:node:node-2");
         for (line, says) in FORBIDDEN {
             let output = as_node(&line.replace("POD", &foreign), &request);
-            let refused = !output.status.success() && said(&output).contains(says);
-            assert!(refused, "{line}: {}", said(&output));
+            let refused = !output.status.success() && stderr(&output).contains(says);
+            assert!(refused, "{line}: {}", stderr(&output));
         }
         assert_eq!(nodes.get(&["pod", &foreign])["status"]["phase"], "Running");
         assert!(!nodes.get(&["csr"]).to_string().contains("foreign-request"));
@@ -302,11 +297,15 @@ fn a_joined_node_keeps_its_identity_and_its_permissions() {
 fn refuses_another_identity(nodes: &mut Nodes, command: &str) {
     nodes.agent("node-1").end(Signal::SIGTERM);
     let output = nodes.agent("node-1").run_once(&["--node-name", "other"]);
-    assert!(said(&output).contains("has already joined as node node-1, not as other"), "{}", said(&output));
+    assert!(
+        stderr(&output).contains("has already joined as node node-1, not as other"),
+        "{}",
+        stderr(&output)
+    );
     let other = command.replace(command.trim().rsplit(':').next().unwrap(), &"00".repeat(32));
     let arguments = words(&other)[2..].to_vec();
     let output = nodes.agent("node-1").run_once(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-    assert!(said(&output).contains("has already joined the cluster with sha256:"), "{}", said(&output));
+    assert!(stderr(&output).contains("has already joined the cluster with sha256:"), "{}", stderr(&output));
 }
 
 #[test]
@@ -334,7 +333,7 @@ fn a_killed_join_is_resumed_by_the_same_command() {
         }
         fs::remove_file(&file).unwrap();
         let output = nodes.try_agent(7, &words(&command)[2..]).0;
-        assert!(said(&output).contains("cannot read the token from"), "{}", said(&output));
+        assert!(stderr(&output).contains("cannot read the token from"), "{}", stderr(&output));
     });
 }
 
@@ -402,7 +401,11 @@ fn certificates_are_renewed_while_the_node_runs() {
                 .success()
         });
         let output = nodes.agent("node-1").run_once(&[]);
-        assert!(said(&output).contains("the certificate of node node-1 has expired"), "{}", said(&output));
+        assert!(
+            stderr(&output).contains("the certificate of node node-1 has expired"),
+            "{}",
+            stderr(&output)
+        );
         // The node can join again with its token, after the cluster has noticed that it is not Ready.
         eventually("the node not to be Ready", 90, || condition(&nodes, "node-1", "Ready") != "True");
         nodes.agent("node-1").join(&command);

@@ -31,12 +31,7 @@ fn shell(name: &str, script: &str) -> Value {
     json!({"name": name, "image": "busybox", "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", script]})
 }
 
-/// Polls a pod until `look` returns a value.
-fn until<T>(nodes: &Nodes, name: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
-    eventually(&format!("{name}: {what}"), 60, || look(&nodes.get(&["pod", name])))
-}
-
-fn runs(pod: &Value) -> Option<()> {
+fn ready(pod: &Value) -> Option<()> {
     has_condition(pod, "Ready", "True").then_some(())
 }
 
@@ -154,7 +149,7 @@ fn containers_start_and_stop_in_order(nodes: &Nodes) {
     let spec = json!({"initContainers": [first, side], "containers": [main],
         "volumes": [{"name": "work", "emptyDir": {}}]});
     nodes.apply(&pod("order", &spec));
-    until(nodes, "order", "to be Ready", runs);
+    nodes.until_pod("order", "to be Ready", ready);
     let order = nodes.kubectl(&["exec", "order", "-c", "main", "--", "cat", "/work/order"]);
     assert_eq!(order, "first\nside\nmain\n");
 
@@ -184,7 +179,7 @@ fn containers_start_and_stop_in_order(nodes: &Nodes) {
 fn terminations_are_reported(nodes: &Nodes) {
     let fails = shell("c", "echo why >/dev/termination-log; exit 3");
     nodes.apply(&pod("fails", &json!({"restartPolicy": "OnFailure", "containers": [fails]})));
-    let terminated = until(nodes, "fails", "a restart", |pod| {
+    let terminated = nodes.until_pod("fails", "a restart", |pod| {
         let status = &pod["status"]["containerStatuses"][0];
         let before = status["lastState"]["terminated"].clone();
         (status["restartCount"].as_u64()? > 0 && before.is_object()).then_some(before)
@@ -198,7 +193,7 @@ fn terminations_are_reported(nodes: &Nodes) {
     let mut greedy = shell("c", "head -c 200m /dev/zero | tail");
     greedy["resources"] = json!({"limits": {"memory": "20Mi"}});
     nodes.apply(&pod("greedy", &json!({"restartPolicy": "Never", "containers": [greedy]})));
-    let terminated = until(nodes, "greedy", "its end", |pod| {
+    let terminated = nodes.until_pod("greedy", "its end", |pod| {
         Some(state(pod, 0)["terminated"].clone()).filter(Value::is_object)
     });
     assert_eq!(
@@ -210,13 +205,13 @@ fn terminations_are_reported(nodes: &Nodes) {
     let mut ill = shell("c", "exec sleep 1000");
     ill["livenessProbe"] = json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1});
     nodes.apply(&pod("ill", &json!({"containers": [ill]})));
-    until(nodes, "ill", "a restart after its probe", |pod| {
+    nodes.until_pod("ill", "a restart after its probe", |pod| {
         (pod["status"]["containerStatuses"][0]["restartCount"].as_u64()? > 0).then_some(())
     });
 
     let missing = json!({"name": "c", "image": "busybox:none"});
     nodes.apply(&pod("missing", &json!({"containers": [missing]})));
-    until(nodes, "missing", "its image not to be found", |pod| {
+    nodes.until_pod("missing", "its image not to be found", |pod| {
         let why = state(pod, 0)["waiting"]["reason"].as_str()?;
         ["ErrImagePull", "ImagePullBackOff"].contains(&why).then_some(())
     });
@@ -234,7 +229,7 @@ fn a_pod_in_a_user_namespace_has_its_volumes(nodes: &Nodes) {
     let volumes = json!([{"name": "data", "emptyDir": {}},
         {"name": "image", "image": {"reference": "docker.io/library/nginx:latest", "pullPolicy": "IfNotPresent"}}]);
     nodes.apply(&pod("apart", &json!({"hostUsers": false, "containers": [container], "volumes": volumes})));
-    until(nodes, "apart", "to be Ready", runs);
+    nodes.until_pod("apart", "to be Ready", ready);
     let script = "cat /proc/self/uid_map; stat -c %u /data/mine; ls /image/usr/sbin/nginx; cd /var/run/secrets; \
                   head -c 3 kubernetes.io/serviceaccount/token";
     let said = nodes.kubectl(&["exec", "apart", "--", "sh", "-c", script]);
@@ -251,7 +246,7 @@ fn metrics_appear(nodes: &Nodes, node: &KubeletNode) {
     let mut busy = shell("c", "dd if=/dev/zero of=/file bs=1k count=100; while true; do :; done");
     busy["resources"] = json!({"limits": {"cpu": "100m", "memory": "64Mi"}});
     nodes.apply(&pod("busy", &json!({"containers": [busy]})));
-    until(nodes, "busy", "to be Ready", runs);
+    nodes.until_pod("busy", "to be Ready", ready);
     eventually("the pod's metrics", 60, || {
         let summary: Value = serde_json::from_str(&node.read_only("/stats/summary")?).ok()?;
         let pod = summary["pods"].as_array()?.iter().find(|pod| pod["podRef"]["name"] == "busy")?;
@@ -287,7 +282,7 @@ fn pods_continue_while_kubelet_and_runtime_are_killed() {
         nodes.apply(&pod("stays", &json!({"containers": [shell("c", "exec sleep 100000")]})));
         let brief = shell("c", "while [ ! -e /tmp/end ]; do sleep 0.1; done; exit 4");
         nodes.apply(&pod("brief", &json!({"restartPolicy": "Never", "containers": [brief]})));
-        ["stays", "brief"].iter().for_each(|name| until(nodes, name, "to be Ready", runs));
+        ["stays", "brief"].iter().for_each(|name| nodes.until_pod(name, "to be Ready", ready));
         let before = running(node);
         assert_eq!(before.len(), 2);
 
@@ -305,7 +300,7 @@ fn pods_continue_while_kubelet_and_runtime_are_killed() {
         eventually("the runtime to answer", 60, || {
             nodes.try_kubectl(&["exec", "brief", "--", "touch", "/tmp/end"]).status.success()
         });
-        let terminated = until(nodes, "brief", "its end", |pod| {
+        let terminated = nodes.until_pod("brief", "its end", |pod| {
             Some(state(pod, 0)["terminated"].clone()).filter(Value::is_object)
         });
         assert_eq!(terminated["exitCode"], 4);
@@ -327,7 +322,7 @@ fn logs_are_rotated_and_unused_images_removed() {
     on_a_kubelet_node(settings, |nodes, node| {
         let words = "i=0; while true; do i=$((i+1)); echo line $i of many; sleep 0.01; done";
         nodes.apply(&pod("writes", &json!({"containers": [shell("c", words)]})));
-        until(nodes, "writes", "to be Ready", runs);
+        nodes.until_pod("writes", "to be Ready", ready);
         let uid = nodes.get(&["pod", "writes"])["metadata"]["uid"].as_str().unwrap().to_owned();
         let directory = node.path(&format!("logs/default_writes_{uid}/c"));
         let files = || -> Vec<String> {
@@ -344,7 +339,7 @@ fn logs_are_rotated_and_unused_images_removed() {
             &json!({"restartPolicy": "Never", "containers": [
             {"name": "c", "image": "nginx", "imagePullPolicy": "IfNotPresent", "command": ["true"]}]}),
         ));
-        until(nodes, "once", "its end", |pod| (pod["status"]["phase"] == "Succeeded").then_some(()));
+        nodes.until_pod("once", "its end", |pod| (pod["status"]["phase"] == "Succeeded").then_some(()));
         nodes.kubectl(&["delete", "pod", "once"]);
         assert!(node.crictl().crictl(&["images"]).contains("nginx"));
         node.kill_kubelet();
@@ -355,7 +350,7 @@ fn logs_are_rotated_and_unused_images_removed() {
         eventually("the unused image to be removed", 120, || {
             !node.crictl().crictl(&["images"]).contains("nginx")
         });
-        let said = until(nodes, "writes", "to be evicted", |pod| {
+        let said = nodes.until_pod("writes", "to be evicted", |pod| {
             (pod["status"]["phase"] == "Failed").then(|| pod["status"].clone())
         });
         assert_eq!(said["reason"], "Evicted", "{said}");

@@ -130,11 +130,6 @@ fn pod(name: &str, spec: &Value) -> String {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}).to_string()
 }
 
-/// Polls a pod until `look` returns a value.
-fn until<T>(nodes: &Nodes, name: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
-    eventually(&format!("{name}: {what}"), 120, || look(&nodes.get(&["pod", name])))
-}
-
 fn ready(pod: &Value) -> Option<()> {
     has_condition(pod, "Ready", "True").then_some(())
 }
@@ -165,7 +160,7 @@ fn a_pod_is_configured_probed_and_reached(nodes: &Nodes) {
     init["volumeMounts"] = json!([{"name": "made", "mountPath": "/made"}]);
     let volumes = json!([{"name": "made", "emptyDir": {}}, {"name": "s", "secret": {"secretName": "s"}}]);
     nodes.apply(&pod("web", &json!({"initContainers": [init], "containers": [web], "volumes": volumes})));
-    until(nodes, "web", "to be ready", ready);
+    nodes.until_pod("web", "to be ready", ready);
     let ip = nodes.get(&["pod", "web"])["status"]["podIP"].as_str().unwrap().to_owned();
     assert!(ip.starts_with("10.77.0."), "{ip}");
     assert_eq!(
@@ -183,7 +178,7 @@ fn containers_end_and_start_again(nodes: &Nodes) {
         "job",
         &json!({"restartPolicy": "Never", "containers": [shell("c", "echo end; exit 3")]}),
     ));
-    let code = until(nodes, "job", "to end", |pod| {
+    let code = nodes.until_pod("job", "to end", |pod| {
         (pod["status"]["phase"] == "Failed")
             .then(|| pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"].clone())
     });
@@ -193,7 +188,7 @@ fn containers_end_and_start_again(nodes: &Nodes) {
     sick["livenessProbe"] =
         json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1});
     nodes.apply(&pod("sick", &json!({"containers": [sick]})));
-    until(nodes, "sick", "to be restarted", |pod| {
+    nodes.until_pod("sick", "to be restarted", |pod| {
         (pod["status"]["containerStatuses"][0]["restartCount"].as_i64()? > 0).then_some(())
     });
     assert_eq!(nodes.kubectl(&["logs", "--previous", "sick"]), "life\n");
@@ -207,7 +202,7 @@ fn an_agent_that_restarts_finds_its_pods(nodes: &mut Nodes) {
     nodes.agent(NODE).start();
     // A new pod shows that the new agent works.
     nodes.apply(&pod("later", &json!({"containers": [shell("c", "sleep 1000")]})));
-    until(nodes, "later", "to be ready", ready);
+    nodes.until_pod("later", "to be ready", ready);
     let after = container(nodes);
     assert_eq!((&before["containerID"], before["restartCount"].as_i64()), (&after["containerID"], Some(0)));
     assert_eq!(after["restartCount"], 0);

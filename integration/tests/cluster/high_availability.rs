@@ -119,7 +119,7 @@ impl Plane {
 }
 
 #[test]
-fn two_control_planes_share_an_etcd_and_either_may_die() {
+fn two_control_planes_share_an_etcd_and_either_may_be_killed() {
     let program = repository().join("target/tools/etcd");
     if !program.exists() {
         skip!("etcd is not built: run scripts/etcd");

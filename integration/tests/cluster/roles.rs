@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use coracle_integration::{Cluster, Machine, ResourceSnapshot, eventually, on_a_machine, repository};
+use coracle_integration::{
+    Cluster, Machine, ResourceSnapshot, checked_stdout, eventually, on_a_machine, repository,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -41,11 +43,6 @@ fn words(line: &str) -> Vec<String> {
 
 fn coracle(arguments: &[&str]) -> Output {
     Command::new(Machine::coracle()).args(arguments).output().unwrap()
-}
-
-fn said(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 #[test]
@@ -101,7 +98,9 @@ fn a_pod_survives_kills_of_control_plane_and_agent() {
         assert!(kubectl("run q --image=docker.io/library/busybox:latest --image-pull-policy=Never --command -- sleep 100000").0);
         assert!(kubectl("wait pod/q --for=condition=Ready --timeout=300s").0);
         drop((agent, plane));
-        said(&coracle(&words(&format!("down {node}")).iter().map(String::as_str).collect::<Vec<_>>()));
+        checked_stdout(&coracle(
+            &words(&format!("down {node}")).iter().map(String::as_str).collect::<Vec<_>>(),
+        ));
         assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }
@@ -164,7 +163,7 @@ fn import(dir: &str, layout: &Path) {
         layout.to_str().unwrap(),
     ];
     all.extend(name);
-    said(&coracle(&all));
+    checked_stdout(&coracle(&all));
 }
 
 #[test]
@@ -177,7 +176,7 @@ fn images_are_imported_listed_and_removed_without_a_node() {
         let image = |verb: &[&str]| {
             let mut all = vec!["image", "--state-dir", &directories[0], "--run-dir", &directories[1]];
             all.extend(verb);
-            said(&coracle(&all))
+            checked_stdout(&coracle(&all))
         };
         assert!(image(&["list"]).contains("docker.io/library/busybox:latest"));
         // The exported image is the same after an import.
@@ -206,16 +205,16 @@ fn images_are_imported_listed_and_removed_without_a_node() {
 #[test]
 fn every_role_has_help_and_preflight_checks_name_the_cause() {
     for role in ["up", "agent", "controlplane", "token", "runtime", "image", "check", "down", "version"] {
-        let help = said(&coracle(&[role, "--help"]));
+        let help = checked_stdout(&coracle(&[role, "--help"]));
         assert!(help.contains("Usage: coracle"), "{help}");
     }
-    assert!(said(&coracle(&["version"])).starts_with("coracle "));
+    assert!(checked_stdout(&coracle(&["version"])).starts_with("coracle "));
     on_a_machine(|machine| {
         let path = |name: &str| -> PathBuf { machine.path(name) };
         let check = |format: &[&str]| {
             let mut command = Command::new(Machine::coracle());
             command.arg("check").arg("--state-dir").arg(path("state")).arg("--run-dir").arg(path("run"));
-            said(&command.args(format).output().unwrap())
+            checked_stdout(&command.args(format).output().unwrap())
         };
         let report = check(&[]);
         assert!(report.contains("ok       overlayfs\n"), "{report}");
@@ -285,7 +284,7 @@ fn down_without_a_node_reports_it_and_creates_nothing() {
     on_a_machine(|machine| {
         let (state, run) = (machine.path("state"), machine.path("run"));
         let directories = ["--state-dir", state.to_str().unwrap(), "--run-dir", run.to_str().unwrap()];
-        let report = said(&coracle(&[&["down"][..], &directories].concat()));
+        let report = checked_stdout(&coracle(&[&["down"][..], &directories].concat()));
         assert!(report.contains("nothing to remove"), "{report}");
         assert!(!state.exists() && !run.exists());
     });

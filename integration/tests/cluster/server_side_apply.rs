@@ -27,9 +27,9 @@ impl Applier<'_> {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
+    /// The object in the API, with its managed fields.
     fn live(&self, name: &str) -> Value {
-        let text = self.nodes.kubectl(&["get", name, "-o", "json", "--show-managed-fields"]);
-        serde_json::from_str(&text).unwrap()
+        self.nodes.get(&[name, "--show-managed-fields"])
     }
 }
 

@@ -1,5 +1,5 @@
-//! Jobs, cron jobs, stateful sets, daemon sets and replication controllers, with a control plane that is killed in
-//! between.
+//! Jobs, cron jobs, stateful sets, daemon sets and replication controllers, while the control plane is killed and
+//! restarted.
 
 use coracle_integration::{Cluster, eventually, on_a_machine};
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ fn names(cluster: &Cluster, selector: &str) -> Vec<String> {
 }
 
 #[test]
-fn jobs_end_with_exact_counts_though_the_control_plane_is_killed() {
+fn jobs_have_exact_counts_after_the_control_plane_is_killed() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let mut cluster = Cluster::up(machine, &mirrors);
@@ -201,19 +201,19 @@ fn objects_that_own_each_other_are_deleted_with_one_of_them() {
             let patch = json!({"metadata": {"ownerReferences": owners}}).to_string();
             cluster.kubectl(&["patch", "configmap", dependent, "--type=merge", "-p", &patch]);
         };
-        let circles = [&["a", "b"][..], &["c", "d", "e"]];
-        for circle in circles {
-            for name in circle {
+        let cycles = [&["a", "b"][..], &["c", "d", "e"]];
+        for cycle in cycles {
+            for name in cycle {
                 cluster.kubectl(&["create", "configmap", name]);
             }
-            for (at, name) in circle.iter().enumerate() {
-                own(name, circle[(at + 1) % circle.len()]);
+            for (at, name) in cycle.iter().enumerate() {
+                own(name, cycle[(at + 1) % cycle.len()]);
             }
         }
         cluster.kubectl(&["create", "configmap", "kept"]);
         cluster.kubectl(&["delete", "configmap", "a", "--cascade=foreground", "--timeout=60s"]);
         cluster.kubectl(&["delete", "configmap", "c", "--cascade=background", "--timeout=60s"]);
-        eventually("only objects outside of the circles", 60, || {
+        eventually("only objects outside of the cycles", 60, || {
             let names = cluster.kubectl(&["get", "configmaps", "-o", "jsonpath={.items[*].metadata.name}"]);
             names == "kept kube-root-ca.crt"
         });

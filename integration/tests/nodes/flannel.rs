@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use coracle_integration::{Flannel, Host, Machine, Nodes, eventually, on_a_machine, within};
 use serde_json::{Value, json};
 
-use super::pods::{Pod, hosts_and_pods_reach_pods, seen_from, with_nginx};
+use super::pods::{Pod, hosts_and_pods_reach_pods, source_address, with_nginx};
 use super::{CIDRS, MTU, condition};
 
 /// MTU of flannel's pods with an uplink of 1500 bytes, for both families.
@@ -218,7 +218,7 @@ impl MixedCluster {
         let (ours, theirs) = (&self.pods[0], &self.pods[2]);
         for (from, to) in [(ours, theirs), (theirs, ours)] {
             for (ip, own) in to.ips.iter().zip(&from.ips) {
-                assert_eq!(&seen_from(from, to, ip), own);
+                assert_eq!(&source_address(from, to, ip), own);
             }
         }
     }

@@ -3,7 +3,7 @@
 use coracle_integration::{Agent, Nodes, eventually, on_a_machine};
 use serde_json::Value;
 
-use super::pods::{Pod, all_reach_all, seen_from, with_nginx};
+use super::pods::{Pod, all_reach_all, source_address, with_nginx};
 use super::{MTU, condition};
 
 /// A pod whose readiness probe connects to the pod's IPv6 address.
@@ -85,7 +85,7 @@ fn an_ipv6_only_cluster_has_joined_nodes_pods_services_and_streams() {
             );
         }
         all_reach_all(&nodes, &pods, MTU);
-        assert_eq!(seen_from(&pods[0], &pods[1], &pods[1].ips[0]), pods[0].ips[0]);
+        assert_eq!(source_address(&pods[0], &pods[1], &pods[1].ips[0]), pods[0].ips[0]);
 
         nodes.kubectl(&["wait", "pod/probed", "--for=condition=Ready", "--timeout=300s"]);
         let said = nodes.kubectl(&["exec", "probed", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST"]);

@@ -1,4 +1,4 @@
-//! Pods, and packets between them. The test sends and answers packets itself, in the pods' network namespaces.
+//! Pods, and packets between them. The test itself sends and receives the packets, in the pods' network namespaces.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -183,8 +183,14 @@ pub(crate) fn stream(from: &Pod, to: &Pod, ip: &str) {
     sent.join().unwrap();
 }
 
+/// Accepts connections of both families on port 8088 of the pod. The server of the image accepts IPv4 only.
+pub(crate) fn accept_on_port_8088(pod: &Pod) {
+    let listener = inside(pod.process, || TcpListener::bind("[::]:8088").unwrap());
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+}
+
 /// The source address that `to` sees when `from` sends a datagram to `ip`. Repeats, because datagrams may be lost.
-pub(crate) fn seen_from(from: &Pod, to: &Pod, ip: &str) -> String {
+pub(crate) fn source_address(from: &Pod, to: &Pod, ip: &str) -> String {
     let socket = inside(to.process, || UdpSocket::bind((ip, 9)).unwrap());
     socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     let any = if ip.contains(':') { "::" } else { "0.0.0.0" };

@@ -18,7 +18,7 @@ struct CapturedTraffic {
 }
 
 /// Captured packets between pods: addresses and length.
-type Seen = BTreeSet<(IpAddr, IpAddr, usize)>;
+type PodPackets = BTreeSet<(IpAddr, IpAddr, usize)>;
 
 // === impl CapturedTraffic ===
 
@@ -74,7 +74,7 @@ impl CapturedTraffic {
 
     /// Asserts that no frame exceeds the link's MTU, and that `seen` contains all packets of pods. These must include
     /// small and full-size packets in both directions.
-    fn check(&self, is_unencapsulated: bool, seen: &Seen) {
+    fn check(&self, is_unencapsulated: bool, seen: &PodPackets) {
         let hosts = self.hosts().map(|host| [host.address(), host.address_v6()]).concat();
         // Frames of the control plane are left out, because its uplink has segmentation offload.
         let between = |packet: &Packet<'_>| {
@@ -125,7 +125,7 @@ fn packets_of_pods_are_sent_in_vxlan_and_fit_the_link() {
         let traffic = CapturedTraffic::by(machine, "vxlan");
         let devices = |v4| traffic.hosts().map(|host| hardware_address(host, &device(host, v4)));
         let (of_v4, of_v6) = (devices(true), devices(false));
-        let mut seen = Seen::new();
+        let mut seen = PodPackets::new();
         for frame in &traffic.frames {
             let Some(outer) = Frame::of(frame).packet() else { continue };
             let Some(datagram) = outer.datagram().filter(|datagram| datagram.to_port == 8472) else {
@@ -151,7 +151,7 @@ fn packets_of_pods_are_routed_without_encapsulation() {
     on_a_machine(|machine| {
         let traffic = CapturedTraffic::by(machine, "host-gw");
         let uplinks = traffic.hosts().map(|host| hardware_address(host, "eth0"));
-        let mut seen = Seen::new();
+        let mut seen = PodPackets::new();
         for frame in &traffic.frames {
             let frame = Frame::of(frame);
             let Some(packet) = frame.packet() else { continue };
@@ -174,7 +174,7 @@ fn packets_of_pods_are_routed_without_encapsulation() {
 fn packets_of_pods_are_sent_in_udp_and_fit_the_link() {
     on_a_machine(|machine| {
         let traffic = CapturedTraffic::by(machine, "udp");
-        let mut seen = Seen::new();
+        let mut seen = PodPackets::new();
         for frame in &traffic.frames {
             let Some(outer) = Frame::of(frame).packet() else { continue };
             let Some(datagram) = outer.datagram().filter(|datagram| datagram.to_port == 8285) else {

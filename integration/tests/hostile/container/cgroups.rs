@@ -13,7 +13,8 @@ use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
 use serde_json::json;
 
-use super::{Attacker, Pids, container_config, on_a_runtime, on_an_attacker, pod_config, write};
+use super::device::start_victim;
+use super::{Attacker, Pids, on_a_runtime, on_an_attacker, pod_config, write};
 
 /// The process's cgroup in each hierarchy. Root cgroups are left out: a hierarchy that no program uses has only this one.
 fn cgroups(pid: u64) -> BTreeSet<String> {
@@ -59,15 +60,9 @@ fn remove_pod(attacker: &Attacker<'_>) {
 fn a_container_shares_no_cgroup_with_another_pod() {
     on_a_runtime(|machine, cri| {
         let attacker = Attacker::new(machine, cri, Pids::Container, |_| {});
-        let mut config = pod_config(machine, Pids::Container);
-        config["metadata"] = json!({ "name": "victim", "namespace": "default", "uid": "2" });
-        let config = write(machine, "victim", &config);
-        let victim = cri.crictl(&["runp", &config]);
-        let container = write(machine, "container", &container_config(Pids::Container));
-        let id = cri.crictl(&["create", &victim, &container, &config]);
-        cri.crictl(&["start", &id]);
+        let victim = start_victim(&attacker);
         let own = cgroups(attacker.pid(&attacker.id));
-        for other in [attacker.pid(&id), parent(attacker.pid(&id))] {
+        for other in [victim.pid(&victim.id), parent(victim.pid(&victim.id))] {
             let shared: Vec<String> = own.intersection(&cgroups(other)).cloned().collect();
             assert_eq!(shared, [""; 0]);
         }
@@ -87,7 +82,7 @@ fn a_container_shares_no_cgroup_with_another_pod() {
                 .find(|at| at.exists());
             assert_eq!(left, None, "{line}");
         }
-        cri.crictl(&["rmp", "-f", &victim]);
+        cri.crictl(&["rmp", "-f", &victim.pod]);
     });
 }
 

@@ -48,8 +48,7 @@ fn a_pod_cannot_claim_the_address_of_the_gateway() {
     on_an_attacker(Pids::Container, |attacker| {
         let gateway = attacker.sh("ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p'");
         let victim = start_victim(attacker);
-        let [own, of_victim] = [&attacker.id, &victim.id]
-            .map(|id| attacker.cri.json(&["inspect", id])["info"]["pid"].to_string());
+        let [own, of_victim] = [&attacker.id, &victim.id].map(|id| attacker.pid(id).to_string());
         let inside = |pid: &str, command: &[&str]| {
             Command::new("nsenter").args(["-t", pid, "-n"]).args(command).output().unwrap()
         };
@@ -79,8 +78,8 @@ fn a_pod_cannot_claim_the_address_of_the_gateway() {
     });
 }
 
-/// Starts a container in another pod.
-fn start_victim<'a>(attacker: &Attacker<'a>) -> Attacker<'a> {
+/// Starts a container in another pod, `victim`.
+pub(super) fn start_victim<'a>(attacker: &Attacker<'a>) -> Attacker<'a> {
     let mut pod = super::pod_config(attacker.machine, Pids::Container);
     pod["metadata"]["name"] = "victim".into();
     pod["metadata"]["uid"] = "2".into();
