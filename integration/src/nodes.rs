@@ -334,9 +334,9 @@ fn issue(pki: &Path, dir: &Path, kind: &str, node: &str, extensions: &str) -> (P
     fs::write(&more, extensions).unwrap();
     let text = |path: &Path| path.to_str().unwrap().to_owned();
     let subject = format!("/O=system:nodes/CN=system:node:{node}");
-    let asked =
+    let request_flags =
         ["req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", &subject];
-    run("openssl", &[&asked[..], &["-keyout", &text(&key), "-out", &text(&request)]].concat());
+    run("openssl", &[&request_flags[..], &["-keyout", &text(&key), "-out", &text(&request)]].concat());
     let (authority, signer) = (text(&pki.join("ca.crt")), text(&pki.join("ca.key")));
     let signed = ["x509", "-req", "-days", "2", "-CA", &authority, "-CAkey", &signer, "-in", &text(&request)]
         .map(str::to_owned);

@@ -163,12 +163,12 @@ fn each_implementation_checks_and_deletes_attachments_of_the_other() {
         let before = links();
         for (first, second) in [(&ours, &theirs), (&theirs, &ours)] {
             let (a, b) = (Sandbox::new(), Sandbox::new());
-            let made =
+            let created =
                 first.plugin("bridge").call("ADD", "a", &a, &first.with_settings(conf.clone())).unwrap();
             let more =
                 second.plugin("bridge").call("ADD", "b", &b, &second.with_settings(conf.clone())).unwrap();
-            assert_ne!(made["ips"][0]["address"], more["ips"][0]["address"]);
-            for (id, sandbox, result, other) in [("a", &a, made, second), ("b", &b, more, first)] {
+            assert_ne!(created["ips"][0]["address"], more["ips"][0]["address"]);
+            for (id, sandbox, result, other) in [("a", &a, created, second), ("b", &b, more, first)] {
                 let mut conf = other.with_settings(conf.clone());
                 conf["prevResult"] = result;
                 other.plugin("bridge").call("CHECK", id, sandbox, &conf).unwrap();

@@ -1,4 +1,4 @@
-//! The published crictl against `coracle runtime`: pod life cycle, streams, logs, metrics.
+//! The published crictl against `coracle runtime`: pod lifecycle, streams, logs, metrics.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::fs;
@@ -201,8 +201,8 @@ fn exec_attach_and_logs_work() {
                 "LOUD\n"
             );
             let failed = cri.try_crictl(&exec(transport, &[&id, "sh", "-c", "echo why >&2; exit 3"]));
-            let said = String::from_utf8_lossy(&failed.stderr).into_owned();
-            assert!(said.contains("why") && said.contains("exit code 3"), "{said}");
+            let errors = String::from_utf8_lossy(&failed.stderr).into_owned();
+            assert!(errors.contains("why") && errors.contains("exit code 3"), "{errors}");
         }
         assert_eq!(cri.crictl(&["exec", "-s", &id, "echo", "at once"]), "at once");
         let late = cri.try_crictl(&["exec", "-s", "--timeout", "1", &id, "sleep", "100"]);
@@ -287,8 +287,8 @@ fn runtime_config_metrics_and_checkpoints_work() {
         if output.status.success() {
             assert!(fs::metadata(&archive).unwrap().len() > 0);
         } else {
-            let said = String::from_utf8_lossy(&output.stderr).to_lowercase();
-            assert!(said.contains("criu"), "{said}");
+            let errors = String::from_utf8_lossy(&output.stderr).to_lowercase();
+            assert!(errors.contains("criu"), "{errors}");
         }
         assert_eq!(cri.crictl(&["ps", "-q", "--state", "running"]), id);
     });
@@ -298,18 +298,18 @@ fn runtime_config_metrics_and_checkpoints_work() {
 fn missing_objects_are_reported() {
     on_a_runtime(|machine, cri| {
         let path = configs(machine);
-        let said = |arguments: &[&str]| {
+        let error = |arguments: &[&str]| {
             let output = cri.try_crictl(arguments);
             assert!(!output.status.success(), "{arguments:?}");
             String::from_utf8_lossy(&output.stderr).into_owned()
         };
-        assert!(said(&["pull", "docker.io/library/absent:1"]).contains("docker.io/library/absent:1"));
+        assert!(error(&["pull", "docker.io/library/absent:1"]).contains("docker.io/library/absent:1"));
         for verb in ["inspect", "inspectp", "start", "logs"] {
-            assert!(said(&[verb, "0123456789ab"]).contains("0123456789ab"), "{verb}");
+            assert!(error(&[verb, "0123456789ab"]).contains("0123456789ab"), "{verb}");
         }
         let pod = cri.crictl(&["runp", &path("pod")]);
-        assert!(said(&["create", &pod, &path("shell"), &path("pod")]).contains(BUSYBOX));
-        assert!(said(&["runp", &path("pod")]).contains("web"));
+        assert!(error(&["create", &pod, &path("shell"), &path("pod")]).contains(BUSYBOX));
+        assert!(error(&["runp", &path("pod")]).contains("web"));
         assert_eq!(cri.crictl(&["pods", "-q"]), pod);
     });
 }

@@ -5,7 +5,7 @@
     clippy::expect_used,
     clippy::disallowed_methods,
     clippy::print_stderr,
-    reason = "a test panics, waits, and says what went wrong"
+    reason = "a test panics, waits, and prints the logs"
 )]
 
 use std::collections::BTreeSet;
@@ -127,8 +127,8 @@ impl Crio {
             machine.path(name).to_str().unwrap().to_owned()
         });
         let id = self.crictl(&["runp", &files[0]]);
-        let made = self.crictl(&["create", &id, &files[1], &files[0]]);
-        self.crictl(&["start", &made]);
+        let created = self.crictl(&["create", &id, &files[1], &files[0]]);
+        self.crictl(&["start", &created]);
         (id.clone(), self.addresses_of(&id))
     }
 
@@ -224,9 +224,9 @@ fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
             assert_eq!(status_line(NODE, 8080).as_deref(), Some(OK));
             let container = crio.crictl(&["ps", "--quiet", "--pod", &b]);
             for address in &of_a {
-                let asked =
+                let script =
                     format!("printf 'GET /etc/hostname HTTP/1.0\\r\\n\\r\\n' | nc -w 20 {address} 80");
-                let answer = crio.crictl(&["exec", &container, "sh", "-c", &asked]);
+                let answer = crio.crictl(&["exec", &container, "sh", "-c", &script]);
                 assert!(answer.starts_with(OK), "{address}: {answer}");
             }
         };

@@ -30,9 +30,9 @@ fn critest(role: &str) -> Vec<Value> {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let printed = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let text = std::fs::read(&report)
-        .unwrap_or_else(|_| panic!("no report: {}{}", said(&output.stdout), said(&output.stderr)));
+        .unwrap_or_else(|_| panic!("no report: {}{}", printed(&output.stdout), printed(&output.stderr)));
     let mut suites: Value = serde_json::from_slice(&text).unwrap();
     let Value::Array(specs) = suites[0]["SpecReports"].take() else { panic!("no specs in the report") };
     // Specs that a filter excludes (the benchmarks) are also "skipped", but without a reason.
@@ -122,9 +122,9 @@ fn conforms_as_documented(role: &str) {
     let mut differences = String::new();
     let names: std::collections::BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
     for name in names {
-        let (says, is) = (expected.get(name), found.get(name));
-        if says != is {
-            writeln!(differences, "{name}: docs/conformance.md says {says:?}, critest {is:?}").unwrap();
+        let (documented, is) = (expected.get(name), found.get(name));
+        if documented != is {
+            writeln!(differences, "{name}: docs/conformance.md has {documented:?}, critest {is:?}").unwrap();
         }
     }
     assert!(differences.is_empty(), "against coracle {role}:\n{differences}\n{}", account(&specs));

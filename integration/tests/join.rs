@@ -160,7 +160,7 @@ fn a_refused_join_reports_the_cause_and_leaves_nothing() {
         let before = nodes.get(&["csr"])["items"].as_array().unwrap().len();
         let other_secret = format!("{}.{}", &token[..6], "0123456789abcdef");
         let other_hash = format!("sha256:{}", "00".repeat(32));
-        for (arguments, says) in [
+        for (arguments, expected) in [
             (good.replace(&token, &other_secret), "is wrong"),
             (good.replace(&token, "aaaaaa.0123456789abcdef"), "does not know the token aaaaaa"),
             (good.replace(&token, &short), "does not know the token"),
@@ -175,7 +175,7 @@ fn a_refused_join_reports_the_cause_and_leaves_nothing() {
         ] {
             let (output, left) = nodes.try_agent(9, &words(&arguments));
             let errors = stderr(&output);
-            assert!(!output.status.success() && errors.contains(says), "{arguments}: {errors}");
+            assert!(!output.status.success() && errors.contains(expected), "{arguments}: {errors}");
             assert_eq!(output.status.code() == Some(78), arguments.is_empty(), "{:?}", output.status);
             assert_eq!(left, Vec::<String>::new(), "{arguments}");
         }
@@ -202,10 +202,10 @@ fn a_single_use_token_lets_the_same_machine_join_again() {
         let requests = |nodes: &Nodes| nodes.get(&["csr"])["items"].as_array().unwrap().len();
         let before = requests(&nodes);
         let (output, left) = nodes.try_agent(2, &words(&command)[2..]);
-        let says = format!(
+        let expected = format!(
             "token {id} is for one machine only, and node node-1 has used it; create another with `coracle token create`"
         );
-        assert!(!output.status.success() && stderr(&output).contains(&says), "{}", stderr(&output));
+        assert!(!output.status.success() && stderr(&output).contains(&expected), "{}", stderr(&output));
         assert_eq!(left, Vec::<String>::new());
         assert_eq!((requests(&nodes), nodes.get(&["nodes"])["items"].as_array().unwrap().len()), (before, 1));
         // The same machine loses its state directory and joins again.
@@ -227,9 +227,9 @@ fn one_of_two_machines_with_a_single_use_token_joins() {
         }
         let (first, late) = eventually("the second machine to be refused", 20, || {
             let is_refused = |agent: &str, of: &str| {
-                let says = format!("is for one machine only, and node {of} has used it");
+                let expected = format!("is for one machine only, and node {of} has used it");
                 let all = nodes.agents().iter();
-                all.filter(|known| known.name() == agent).any(|known| known.log().contains(&says))
+                all.filter(|known| known.name() == agent).any(|known| known.log().contains(&expected))
             };
             [("node-1", "node-2"), ("node-2", "node-1")]
                 .into_iter()
@@ -282,9 +282,9 @@ fn a_joined_node_keeps_its_identity_and_its_permissions() {
             assert!(as_node(line, "").status.success(), "{line}");
         }
         let request = signing_request("system:node:node-2");
-        for (line, says) in FORBIDDEN {
+        for (line, expected) in FORBIDDEN {
             let output = as_node(&line.replace("POD", &foreign), &request);
-            let refused = !output.status.success() && stderr(&output).contains(says);
+            let refused = !output.status.success() && stderr(&output).contains(expected);
             assert!(refused, "{line}: {}", stderr(&output));
         }
         assert_eq!(nodes.get(&["pod", &foreign])["status"]["phase"], "Running");
@@ -341,7 +341,7 @@ fn signing_request(user: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let subject = format!("/O=system:nodes/CN={user}");
-    let made = std::process::Command::new("openssl")
+    let created = std::process::Command::new("openssl")
         .args([
             "req",
             "-new",
@@ -356,7 +356,7 @@ fn signing_request(user: &str) -> String {
         .args(["-keyout", &path("key"), "-out", &path("csr")])
         .output()
         .unwrap();
-    assert!(made.status.success());
+    assert!(created.status.success());
     let output = std::process::Command::new("base64").arg("-w0").arg(path("csr")).output().unwrap();
     json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
         "metadata": {"name": "foreign-request"}, "spec": {
@@ -429,10 +429,10 @@ fn certificates_due_during_an_outage_are_renewed_after_it() {
         // Renewal starts after 70 to 90 % of the lifetime; it fails now.
         eventually("both certificates to be due", 150, || {
             let log = nodes.agent("node-1").log();
-            let asked = |signer| {
+            let has_requested = |signer| {
                 log.lines().any(|line| line.contains("cannot obtain a certificate") && line.contains(signer))
             };
-            asked("kube-apiserver-client-kubelet") && asked("kubelet-serving")
+            has_requested("kube-apiserver-client-kubelet") && has_requested("kubelet-serving")
         });
         assert!(!nodes.agent("node-1").log().contains("has expired"));
         nodes.start_plane();

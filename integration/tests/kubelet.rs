@@ -45,8 +45,8 @@ fn the_kubelet_runs_pods_as_specified() {
     // The kubelet reads all metrics from the runtime.
     let settings = json!({"featureGates": {"PodAndContainerStatsFromCRI": true}});
     on_a_kubelet_node(settings, |nodes, node| {
-        let said = nodes.get(&["node", node.name()]);
-        assert_eq!(said["status"]["nodeInfo"]["containerRuntimeVersion"], "coracle://0.1.0");
+        let object = nodes.get(&["node", node.name()]);
+        assert_eq!(object["status"]["nodeInfo"]["containerRuntimeVersion"], "coracle://0.1.0");
         a_deployment_serves_requests(nodes);
         containers_start_and_stop_in_order(nodes);
         terminations_are_reported(nodes);
@@ -97,13 +97,13 @@ struct Forward {
 impl Forward {
     fn to(nodes: &Nodes, pod: &str) -> Self {
         let mut process = nodes.start(&["port-forward", pod, ":80"]);
-        let mut said = Vec::new();
+        let mut printed = Vec::new();
         let mut output = process.stdout.take().unwrap();
         let port = loop {
             let mut byte = [0];
             assert_eq!(output.read(&mut byte).unwrap(), 1, "port-forward ended");
-            said.push(byte[0]);
-            let text = String::from_utf8_lossy(&said);
+            printed.push(byte[0]);
+            let text = String::from_utf8_lossy(&printed);
             if let Some((_, rest)) = text.split_once("127.0.0.1:")
                 && let Some((port, _)) = rest.split_once(' ')
             {
@@ -169,10 +169,10 @@ fn containers_start_and_stop_in_order(nodes: &Nodes) {
     });
     let mut log = nodes.start(&["logs", "-f", "order", "-c", "main"]);
     nodes.kubectl(&["delete", "pod", "order"]);
-    let mut said = String::new();
-    log.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    let mut text = String::new();
+    log.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     log.wait().unwrap();
-    assert!(said.contains("bye"), "no hook before the end: {said:?}");
+    assert!(text.contains("bye"), "no hook before the end: {text:?}");
 }
 
 /// Termination messages, exit codes, restarts, a failed probe, OOM kills, and the error for a log that does not exist yet.
@@ -216,8 +216,8 @@ fn terminations_are_reported(nodes: &Nodes) {
         ["ErrImagePull", "ImagePullBackOff"].contains(&why).then_some(())
     });
     let refused = nodes.try_kubectl(&["logs", "missing"]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(said.contains("is waiting to start"), "{said}");
+    let errors = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(errors.contains("is waiting to start"), "{errors}");
     nodes.kubectl(&["delete", "pod", "fails", "greedy", "ill", "missing"]);
 }
 
@@ -232,12 +232,12 @@ fn a_pod_in_a_user_namespace_has_its_volumes(nodes: &Nodes) {
     nodes.until_pod("apart", "to be Ready", ready);
     let script = "cat /proc/self/uid_map; stat -c %u /data/mine; ls /image/usr/sbin/nginx; cd /var/run/secrets; \
                   head -c 3 kubernetes.io/serviceaccount/token";
-    let said = nodes.kubectl(&["exec", "apart", "--", "sh", "-c", script]);
-    let words: Vec<&str> = said.split_whitespace().collect();
-    let [inside, outside, length, owner, image, token] = words.as_slice() else { panic!("{said}") };
-    assert_eq!((*inside, *length, *owner), ("0", "65536", "0"), "{said}");
-    assert!(outside.parse::<u32>().unwrap() >= 65536, "{said}");
-    assert_eq!((*image, *token), ("/image/usr/sbin/nginx", "eyJ"), "{said}");
+    let output = nodes.kubectl(&["exec", "apart", "--", "sh", "-c", script]);
+    let words: Vec<&str> = output.split_whitespace().collect();
+    let [inside, outside, length, owner, image, token] = words.as_slice() else { panic!("{output}") };
+    assert_eq!((*inside, *length, *owner), ("0", "65536", "0"), "{output}");
+    assert!(outside.parse::<u32>().unwrap() >= 65536, "{output}");
+    assert_eq!((*image, *token), ("/image/usr/sbin/nginx", "eyJ"), "{output}");
     nodes.kubectl(&["delete", "pod", "apart"]);
 }
 
@@ -350,9 +350,9 @@ fn logs_are_rotated_and_unused_images_removed() {
         eventually("the unused image to be removed", 120, || {
             !node.crictl().crictl(&["images"]).contains("nginx")
         });
-        let said = nodes.until_pod("writes", "to be evicted", |pod| {
+        let status = nodes.until_pod("writes", "to be evicted", |pod| {
             (pod["status"]["phase"] == "Failed").then(|| pod["status"].clone())
         });
-        assert_eq!(said["reason"], "Evicted", "{said}");
+        assert_eq!(status["reason"], "Evicted", "{status}");
     });
 }

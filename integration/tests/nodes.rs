@@ -356,9 +356,9 @@ fn a_smaller_path_mtu_is_found_reported_and_used() {
             });
         }
         eventually("PodNetworkImpaired=True", 30, || {
-            let said = nodes.get(&["node", "node-1"])["status"]["conditions"].to_string();
+            let conditions = nodes.get(&["node", "node-1"])["status"]["conditions"].to_string();
             let is_impaired = condition(&nodes, "node-1", "PodNetworkImpaired") == "True";
-            is_impaired && said.contains("node-2: packets") && said.contains("not with 1430")
+            is_impaired && conditions.contains("node-2: packets") && conditions.contains("not with 1430")
         });
         // The node sends "packet too big" for full-size packets of pods, which the pods then fragment.
         all_reach_all(&nodes, &pods, MTU);

@@ -33,9 +33,9 @@ fn request(cluster: &Cluster, target: &str, more: &[&str]) -> Output {
     cluster.kubectl_of("1.37", &[&["create", "--raw", &path, "-f", "-", "-v=8"][..], more].concat(), "")
 }
 
-fn assert_refused(output: &Output, says: &str) {
+fn assert_refused(output: &Output, expected: &str) {
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && errors.contains(says), "{says:?} is not in: {errors}");
+    assert!(!output.status.success() && errors.contains(expected), "{expected:?} is not in: {errors}");
 }
 
 #[test]

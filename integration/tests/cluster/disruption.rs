@@ -65,8 +65,8 @@ fn drain_respects_disruption_budgets() {
         let before = pods(&nodes, false);
         let refused = nodes.try_kubectl(&["drain", "node-2", "--timeout=10s"]);
         assert!(!refused.status.success());
-        let says = "Cannot evict pod as it would violate the pod's disruption budget";
-        assert!(stderr(&refused).contains(says), "{}", stderr(&refused));
+        let expected = "Cannot evict pod as it would violate the pod's disruption budget";
+        assert!(stderr(&refused).contains(expected), "{}", stderr(&refused));
         assert_eq!(pods(&nodes, false), before);
         // Percentages, and an eviction right after a change of the budget.
         let share = json!({"spec": {"minAvailable": null, "maxUnavailable": "50%"}}).to_string();

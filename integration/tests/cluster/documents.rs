@@ -72,10 +72,10 @@ fn run(machine: &Machine, mirrors: &Path, options: &[&str], commands: &str) -> S
     // Prevents evictions and image garbage collection: the test machine may have little free disk space.
     run.env("CORACLE_DISK_FREE_PERCENT", "1").env("CORACLE_IMAGE_GC_HIGH_THRESHOLD", "100");
     let output = run.stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{commands}{said}{errors}");
-    said
+    assert!(output.status.success(), "{commands}{text}{errors}");
+    text
 }
 
 #[test]
@@ -104,8 +104,8 @@ fn the_documented_directories_suffice_on_a_read_only_root() {
                         kubectl create deployment web --image=nginx\n\
                         kubectl rollout status deployment/web --timeout=60s\n\
                         kubectl exec deployment/web -- true\n";
-        let said = run(machine, &mirrors, &["--cluster", "--read-only"], commands);
-        assert!(said.contains("successfully rolled out"), "{said}");
+        let output = run(machine, &mirrors, &["--cluster", "--read-only"], commands);
+        assert!(output.contains("successfully rolled out"), "{output}");
         assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }

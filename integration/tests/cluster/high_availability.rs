@@ -1,4 +1,5 @@
-//! Two control planes on one etcd: both serve the same objects, one runs the controllers, and either may die.
+//! Two control planes on one etcd: both serve the same objects, one runs the controllers, and either may be
+//! killed.
 
 use std::fs;
 use std::net::TcpStream;

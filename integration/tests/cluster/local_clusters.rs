@@ -184,7 +184,7 @@ fn contexts(clusters: &Clusters) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// `delete` removes everything that a killed `create` has made, whenever it was killed.
+/// `delete` removes everything that a killed `create` has created, independent of the time of the kill.
 #[test]
 fn a_killed_create_is_removed_completely() {
     on_a_machine(|machine| {

@@ -34,9 +34,9 @@ fn package(program: &Path, out: &Path, umask: &str, zone: &str) -> Packages {
         .env("TZ", zone)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    let [debian, tarball, sums] = said.lines().map(PathBuf::from).collect::<Vec<_>>().try_into().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let [debian, tarball, sums] = text.lines().map(PathBuf::from).collect::<Vec<_>>().try_into().unwrap();
     Packages { debian, tarball, sums }
 }
 

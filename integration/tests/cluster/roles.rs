@@ -265,15 +265,15 @@ fn a_second_signal_ends_a_control_plane_that_serves_requests_during_its_shutdown
         let arguments = [&["controlplane", "--state-dir", &state, "--run-dir", &run][..], &drain].concat();
         let mut plane =
             Role::start(machine, "plane.log", &arguments.into_iter().map(str::to_owned).collect::<Vec<_>>());
-        let says = |text: &str| {
+        let wait_for_log = |text: &str| {
             let log = machine.path("plane.log");
             eventually(text, 30, || std::fs::read_to_string(&log).is_ok_and(|log| log.contains(text)));
         };
-        says("the API server is ready");
+        wait_for_log("the API server is ready");
         let terminate =
             || kill(Pid::from_raw(i32::try_from(plane.0.id()).unwrap()), Signal::SIGTERM).unwrap();
         terminate();
-        says("shutting down");
+        wait_for_log("shutting down");
         terminate();
         assert_eq!(plane.exit_code(), Some(0));
     });

@@ -41,8 +41,8 @@ fn exec_carries_input_output_errors_and_exit_codes() {
         let missing = cluster.try_kubectl(&["exec", "web", "--", "/no/such"]);
         assert!(!missing.status.success());
         for version in ["1.32", "1.35"] {
-            let said = cluster.kubectl_of(version, &["exec", "web", "--", "echo", "hello"], "");
-            assert_eq!(said.stdout, b"hello\n", "kubectl {version}");
+            let output = cluster.kubectl_of(version, &["exec", "web", "--", "echo", "hello"], "");
+            assert_eq!(output.stdout, b"hello\n", "kubectl {version}");
         }
     });
 }
@@ -104,11 +104,11 @@ fn debug_adds_a_container_with_the_targets_processes() {
             .unwrap();
         let mut input = child.stdin.take().unwrap();
         writeln!(input, "test -t 0 && cat /proc/1/comm && exit 5").unwrap();
-        let mut said = String::new();
-        child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        let mut printed = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
         drop(input);
         child.wait().unwrap();
-        assert!(said.lines().any(|line| line.trim() == "nginx"), "{said}");
+        assert!(printed.lines().any(|line| line.trim() == "nginx"), "{printed}");
         let codes = eventually("both containers to terminate", 60, || {
             let pod = cluster.get(&["pod", "web"]);
             let all = pod["status"]["ephemeralContainerStatuses"].as_array()?.clone();
@@ -187,8 +187,11 @@ fn ports_are_forwarded() {
 fn logs_support_follow_tail_previous_and_timestamps() {
     with_pods(|_, cluster| {
         let none = cluster.try_kubectl(&["logs", "web", "--previous"]);
-        let said = String::from_utf8_lossy(&none.stderr).into_owned();
-        assert!(said.contains("previous terminated container") && said.contains("(BadRequest)"), "{said}");
+        let errors = String::from_utf8_lossy(&none.stderr).into_owned();
+        assert!(
+            errors.contains("previous terminated container") && errors.contains("(BadRequest)"),
+            "{errors}"
+        );
         eventually("the second run", 60, || {
             let pod = cluster.get(&["pod", "count"]);
             let status = &pod["status"]["containerStatuses"][0];

@@ -54,9 +54,9 @@ fn jobs_have_exact_counts_after_the_control_plane_is_killed() {
         cluster.start();
         let work = ended(&cluster, "work", "Complete");
         assert_eq!(work["status"]["succeeded"], 6);
-        let made = pods(&cluster, "job-name=work");
-        assert_eq!(made.len(), 6, "no pod is created twice");
-        assert!(made.iter().all(|pod| pod["metadata"]["finalizers"].is_null()), "all pods are counted");
+        let created = pods(&cluster, "job-name=work");
+        assert_eq!(created.len(), 6, "a pod was created twice");
+        assert!(created.iter().all(|pod| pod["metadata"]["finalizers"].is_null()), "a pod is not counted");
         let words = cluster.kubectl(&["get", "job", "work", "--no-headers"]);
         assert!(words.contains("Complete") && words.contains("6/6"), "{words}");
 
@@ -104,14 +104,15 @@ fn cron_jobs(cluster: &Cluster) {
     cluster.apply(&cron.to_string());
     let last = r#"{"status":{"lastScheduleTime":"2020-06-01T00:00:00Z"}}"#;
     cluster.kubectl(&["patch", "cronjob", "yearly", "--subresource=status", "--type=merge", "-p", last]);
-    let made = eventually("a job of the cron job to complete", 120, || {
+    let created = eventually("a job of the cron job to complete", 120, || {
         let jobs = cluster.get(&["jobs"])["items"].as_array().unwrap().clone();
         let of = |job: &&Value| job["metadata"]["ownerReferences"][0]["name"] == "yearly";
-        let made: Vec<Value> = jobs.iter().filter(of).cloned().collect();
-        made.iter().any(|job| conditions(job).iter().any(|found| found == "Complete")).then_some(made)
+        let created: Vec<Value> = jobs.iter().filter(of).cloned().collect();
+        created.iter().any(|job| conditions(job).iter().any(|found| found == "Complete")).then_some(created)
     });
-    assert_eq!(made.len(), 1);
-    let time = made[0]["metadata"]["annotations"]["batch.kubernetes.io/cronjob-scheduled-timestamp"].as_str();
+    assert_eq!(created.len(), 1);
+    let time =
+        created[0]["metadata"]["annotations"]["batch.kubernetes.io/cronjob-scheduled-timestamp"].as_str();
     assert!(time.is_some_and(|time| time.ends_with("-01-01T00:00:00+09:00")), "{time:?}");
     eventually("the status to have no active job", 30, || {
         let status = cluster.get(&["cronjob", "yearly"])["status"].clone();

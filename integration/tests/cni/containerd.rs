@@ -90,8 +90,8 @@ impl Containerd {
             "port_mappings": [{"protocol": 0, "container_port": 80, "host_port": HOST_PORT}]});
         fs::write(machine.path("pod.json"), pod.to_string()).unwrap();
         let output = self.try_crictl(&["runp", machine.path("pod.json").to_str().unwrap()]);
-        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-        if output.status.success() { Ok(said(&output.stdout)) } else { Err(said(&output.stderr)) }
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 }
 
@@ -168,8 +168,8 @@ fn containerd_runs_pods_with_our_plugins_and_leaves_nothing() {
         fs::write(machine.path("container.json"), container.to_string()).unwrap();
         let files =
             ["container.json", "pod.json"].map(|name| machine.path(name).to_str().unwrap().to_owned());
-        let made = containerd.crictl(&["create", &id, &files[0], &files[1]]);
-        containerd.crictl(&["start", &made]);
+        let created = containerd.crictl(&["create", &id, &files[0], &files[1]]);
+        containerd.crictl(&["start", &created]);
         for address in [NODE, "127.0.0.1"] {
             let first = eventually("the host port", 20, || status_line(address));
             assert_eq!(first, OK, "{address}");

@@ -103,11 +103,11 @@ impl<'a> Plugin<'a> {
         }
         let output = child.wait_with_output().unwrap();
         output.status.code()?;
-        let said = String::from_utf8_lossy(&output.stderr);
+        let errors = String::from_utf8_lossy(&output.stderr);
         let answer = match output.stdout.trim_ascii() {
             b"" => Value::Null,
             text => serde_json::from_slice(text)
-                .unwrap_or_else(|e| panic!("{} {command}: {e}: {said}", self.kind)),
+                .unwrap_or_else(|e| panic!("{} {command}: {e}: {errors}", self.kind)),
         };
         Some(if output.status.success() { Ok(answer) } else { Err(answer) })
     }

@@ -115,10 +115,10 @@ fn without_snat_the_source_address_stays() {
         // A port of another sandbox, which has its own rules.
         let neighbour = plugins.with_settings(ported(&other, "tcp", &json!({"snat": true})));
         plugins.plugin("portmap").call("ADD", "c2", &client, &neighbour).unwrap();
-        for (snat, seen) in [(true, "10.1.2.1"), (false, "10.1.2.3"), (true, "10.1.2.1")] {
+        for (snat, source) in [(true, "10.1.2.1"), (false, "10.1.2.3"), (true, "10.1.2.1")] {
             let conf = plugins.with_settings(ported(&result, "udp", &json!({"snat": snat})));
             plugins.plugin("portmap").call("ADD", "c1", &server, &conf).unwrap();
-            assert_eq!(sender(), seen, "snat {snat}: {}", run("nft", &["list", "ruleset"]));
+            assert_eq!(sender(), source, "snat {snat}: {}", run("nft", &["list", "ruleset"]));
             plugins.plugin("portmap").call("DEL", "c1", &server, &conf).unwrap();
         }
     });

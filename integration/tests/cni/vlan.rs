@@ -11,9 +11,9 @@ use crate::{network, observe};
 
 /// Whether the kernel has CONFIG_BRIDGE_VLAN_FILTERING.
 fn has_vlan_filtering() -> bool {
-    let made =
+    let created =
         Command::new("ip").args(["link", "add", "probe0", "type", "bridge", "vlan_filtering", "1"]).status();
-    let supported = made.unwrap().success();
+    let supported = created.unwrap().success();
     if supported {
         run("ip", &["link", "del", "probe0"]);
     }

@@ -92,8 +92,8 @@ fn a_restricted_namespace_rejects_privileged_pods() {
             text.contains("violates PodSecurity \"restricted:latest\": privileged (container \"c\""),
             "{text}"
         );
-        let made = as_token(cluster, machine, &token, &["create", "-f", "-"], GOOD);
-        assert!(made.status.success(), "{}", output_text(&made));
+        let created = as_token(cluster, machine, &token, &["create", "-f", "-"], GOOD);
+        assert!(created.status.success(), "{}", output_text(&created));
         let profile = ["debug", "good", "--image=busybox", "--profile=sysadmin", "--", "true"];
         let refused = as_token(cluster, machine, &token, &profile, "");
         assert!(output_text(&refused).contains("violates PodSecurity"), "{}", output_text(&refused));

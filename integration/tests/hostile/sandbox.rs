@@ -89,10 +89,10 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
                 let look = format!(
                     "if [ -d /proc/1/{name} ]; then ls /proc/1/{name}; else cat /proc/1/{name}; fi 2>&1; true"
                 );
-                let seen = sh(cluster, "tracer", &look);
+                let output = sh(cluster, "tracer", &look);
                 // `ls` of busybox does not report an error of reading a directory.
-                let is_unread = name == "map_files/" && seen.trim().is_empty();
-                assert!(seen.contains("Permission denied") || is_unread, "{name}: {seen}");
+                let is_unread = name == "map_files/" && output.trim().is_empty();
+                assert!(output.contains("Permission denied") || is_unread, "{name}: {output}");
             }
             return;
         }
@@ -101,8 +101,8 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
             assert_eq!(listed.trim(), "coracle-init", "{place}");
         }
         // The file is read-only, even for root.
-        let made = sh(cluster, "tracer", "touch /proc/1/root/x 2>&1; true");
-        assert!(made.contains("Read-only file system"), "{made}");
+        let errors = sh(cluster, "tracer", "touch /proc/1/root/x 2>&1; true");
+        assert!(errors.contains("Read-only file system"), "{errors}");
         let open = sh(cluster, "tracer", "cd /proc/1/fd; for fd in *; do readlink $fd; done");
         assert!(open.lines().count() == 3 && open.lines().all(|open| open.starts_with("pipe:")), "{open}");
         let program = sh(cluster, "tracer", "readlink /proc/1/exe; wc -c </proc/1/exe; cat /proc/1/environ");
@@ -123,7 +123,7 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
     });
 }
 
-/// In an earlier version, a pod stayed ready after its process 1 had died, and its containers failed to start.
+/// In an earlier version, a pod stayed ready after its process 1 had exited, and its containers failed to start.
 #[test]
 fn a_pod_ends_with_its_process_1() {
     with_cluster(|machine, cluster| {

@@ -88,8 +88,8 @@ fn an_ipv6_only_cluster_has_joined_nodes_pods_services_and_streams() {
         assert_eq!(source_address(&pods[0], &pods[1], &pods[1].ips[0]), pods[0].ips[0]);
 
         nodes.kubectl(&["wait", "pod/probed", "--for=condition=Ready", "--timeout=300s"]);
-        let said = nodes.kubectl(&["exec", "probed", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST"]);
-        assert_eq!(said, "fd43::1\n");
+        let output = nodes.kubectl(&["exec", "probed", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST"]);
+        assert_eq!(output, "fd43::1\n");
         let names = nodes.kubectl(&["get", "pods", "-l", "app=nginx", "-o", "name"]);
         assert_eq!(names.lines().count(), pods.len(), "{names}");
         for name in names.lines() {

@@ -199,6 +199,6 @@ pub(crate) fn source_address(from: &Pod, to: &Pod, ip: &str) -> String {
     eventually(&format!("a datagram to reach {ip}"), 10, || {
         let sent = calling.send_to(b"who", (ip, 9));
         let received = socket.recv_from(&mut buffer);
-        received.map(|(_, seen)| seen.ip().to_string()).map_err(|error| format!("{sent:?}, {error}"))
+        received.map(|(_, source)| source.ip().to_string()).map_err(|error| format!("{sent:?}, {error}"))
     })
 }

@@ -134,10 +134,10 @@ impl Node {
     /// If there is a subscriber, waits until it has received the event of a completed call. So no event is in transit
     /// at the next step.
     async fn wait_for_event(&self, id: &str, what: i32) {
-        let said = |(of, said): &(String, i32)| of == id && *said == what;
+        let is_event = |(of, kind): &(String, i32)| of == id && *kind == what;
         if let Some(listener) = &self.listener {
             // After the runtime has exited, no more events arrive.
-            soon(|| listener.is_finished() || self.received.lock().unwrap().iter().any(said)).await;
+            soon(|| listener.is_finished() || self.received.lock().unwrap().iter().any(is_event)).await;
         }
     }
 
@@ -227,10 +227,10 @@ impl Node {
     async fn exec(&mut self, container_id: &str, line: &str) -> Result<String, Status> {
         let cmd = ["sh", "-c", line].map(str::to_owned).to_vec();
         let exec = cri::ExecSyncRequest { container_id: container_id.to_owned(), cmd, timeout: 60 };
-        let said = self.runtime.exec_sync(exec).await?.into_inner();
-        match said.exit_code {
-            0 => Ok(String::from_utf8_lossy(&said.stdout).into_owned()),
-            code => Err(Status::unknown(format!("{code}: {}", String::from_utf8_lossy(&said.stderr)))),
+        let output = self.runtime.exec_sync(exec).await?.into_inner();
+        match output.exit_code {
+            0 => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            code => Err(Status::unknown(format!("{code}: {}", String::from_utf8_lossy(&output.stderr)))),
         }
     }
 

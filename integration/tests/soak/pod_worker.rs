@@ -226,8 +226,8 @@ impl PodWorker {
             sandbox_config: Some(config.clone()),
         };
         let mut runtime = self.runtime.clone();
-        let made = self.maybe_cancelled(runtime.create_container(create)).await?.into_inner();
-        let container_id = made.container_id;
+        let created = self.maybe_cancelled(runtime.create_container(create)).await?.into_inner();
+        let container_id = created.container_id;
         let start = cri::StartContainerRequest { container_id: container_id.clone() };
         self.maybe_cancelled(runtime.start_container(start)).await?;
         Ok(container_id)
@@ -241,10 +241,10 @@ impl PodWorker {
             let script = format!("head -c {size} /dev/zero; exit {code}");
             let cmd = ["sh", "-c", &script].map(str::to_owned).to_vec();
             let exec = cri::ExecSyncRequest { container_id: container.to_owned(), cmd, timeout: 60 };
-            let said = self.runtime.exec_sync(exec).await?.into_inner();
+            let output = self.runtime.exec_sync(exec).await?.into_inner();
             self.counters.execs.fetch_add(1, Ordering::SeqCst);
-            if said.exit_code != code || said.stdout.len() as u64 != size {
-                let (length, ended) = (said.stdout.len(), said.exit_code);
+            if output.exit_code != code || output.stdout.len() as u64 != size {
+                let (length, ended) = (output.stdout.len(), output.exit_code);
                 return Err(Status::unknown(format!(
                     "{length} bytes of {size}, and code {ended} instead of {code}"
                 )));

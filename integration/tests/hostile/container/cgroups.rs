@@ -104,7 +104,7 @@ exec /usr/bin/unshare --user --map-root-user --mount --cgroup --propagation unch
     true
 '";
 
-/// CVE-2022-0492: root mounted a v1 hierarchy in user and cgroup namespaces that it made, and wrote `release_agent`. The
+/// CVE-2022-0492: root mounted a v1 hierarchy in its own user and cgroup namespaces, and wrote `release_agent`. The
 /// kernel runs this program on the host when a cgroup becomes empty. Only root cgroups have the file, so a container
 /// must be in none of them.
 #[test]
@@ -124,14 +124,14 @@ fn cve_2022_0492_a_container_finds_no_release_agent() {
             .collect();
         let attacker =
             Attacker::new(machine, cri, Pids::Container, |config| config["mounts"] = mounts.into());
-        let said = attacker.sh(RELEASE_AGENT);
-        assert!(said.contains("IN-NAMESPACES"), "{said}");
-        assert!(!said.contains("FOUND") && !said.contains("WRITTEN"), "{said}");
+        let output = attacker.sh(RELEASE_AGENT);
+        assert!(output.contains("IN-NAMESPACES"), "{output}");
+        assert!(!output.contains("FOUND") && !output.contains("WRITTEN"), "{output}");
         let has_v1 = cgroups(attacker.pid(&attacker.id)).iter().any(|line| !line.starts_with("0::"));
         let apparmor = fs::read_to_string("/sys/module/apparmor/parameters/enabled");
         // The default AppArmor profile denies all mounts.
         if has_v1 && !apparmor.is_ok_and(|enabled| enabled.starts_with('Y')) {
-            assert!(said.contains("MOUNTED"), "{said}");
+            assert!(output.contains("MOUNTED"), "{output}");
         }
     });
 }

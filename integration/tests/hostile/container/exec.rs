@@ -121,8 +121,8 @@ fn a_working_directory_by_a_descriptor_is_refused() {
             config["metadata"]["name"] = format!("cwd{number}").into();
             config["working_dir"] = format!("/proc/self/fd/{number}").into();
             let output = attacker.try_create(&config, Pids::Container);
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(!output.status.success() && said.contains("working directory"), "{number}: {said}");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && errors.contains("working directory"), "{number}: {errors}");
         }
     });
 }
