@@ -524,7 +524,7 @@ fn our_runtime_runs_a_third_party_list_and_reports_its_state() {
             let network = conditions.into_iter().find(|c| c["type"] == "NetworkReady").unwrap();
             (network["status"] == true, network["message"].as_str().unwrap_or_default().to_owned())
         };
-        assert!(ready().0, "the default network");
+        assert!(ready().0, "the default network is not ready");
         fs::write(format!("{conf}/10.conflist"), r#"{"cniVersion":"1.0.0","name":"n","type":"absent"}"#)
             .unwrap();
         eventually("the error of the invalid list", 5, || {

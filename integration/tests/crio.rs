@@ -215,7 +215,7 @@ fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
         );
         let all: BTreeSet<String> = of_a.iter().chain(&of_b).cloned().collect();
         assert_eq!(held(machine), all);
-        assert_eq!(links(), before + 5, "the bridge, and of each pod a veth end and an ifb device");
+        assert_eq!(links(), before + 5, "links: the bridge, and a veth and an ifb device of each pod");
         let reached = |crio: &Crio| {
             for address in &all {
                 assert_eq!(eventually("the pod", 20, || status_line(address, 80)), OK, "{address}");
@@ -232,7 +232,10 @@ fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
         };
         reached(&crio);
         let log = fs::read_to_string(&crio.log).unwrap();
-        assert!(log.contains("Checking CNI network web (config version=1.1.0)"), "CHECK follows each ADD");
+        assert!(
+            log.contains("Checking CNI network web (config version=1.1.0)"),
+            "CRI-O did not run CHECK after ADD"
+        );
         assert!(run("nft", &["list", "table", "inet", "cni-test"]).contains("ip saddr 10.77.0.0/24"));
 
         // After SIGTERM and SIGKILL, the pods of CRI-O are unchanged. At its start, CRI-O calls GC, which removes
@@ -252,7 +255,7 @@ fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
         assert_eq!(status_line(&of_b[0], 80).as_deref(), Some(OK));
         crio.remove(&b);
         assert_eq!(held(machine), BTreeSet::new());
-        assert_eq!(links(), before + 1, "the bridge stays");
+        assert_eq!(links(), before + 1, "only the bridge remains");
         assert!(!run("nft", &["list", "tables"]).contains("cni-test"));
         let claims = fs::read_dir(machine.path("plugins/firewall")).unwrap().flatten();
         assert_eq!(claims.map(|entry| entry.file_name()).collect::<Vec<_>>(), ["lock"]);

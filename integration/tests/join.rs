@@ -179,7 +179,11 @@ fn a_refused_join_reports_the_cause_and_leaves_nothing() {
             assert_eq!(output.status.code() == Some(78), arguments.is_empty(), "{:?}", output.status);
             assert_eq!(left, Vec::<String>::new(), "{arguments}");
         }
-        assert_eq!(nodes.get(&["csr"])["items"].as_array().unwrap().len(), before, "no request was left");
+        assert_eq!(
+            nodes.get(&["csr"])["items"].as_array().unwrap().len(),
+            before,
+            "the number of CertificateSigningRequests changed"
+        );
         assert_eq!(nodes.get(&["nodes"])["items"].as_array().unwrap().len(), 1);
     });
 }

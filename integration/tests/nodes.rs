@@ -157,7 +157,11 @@ fn the_addresses_of_a_pool_move_to_another_node() {
         let second = eventually("another node", 60, || {
             announced(&nodes).map(|(node, _)| node).filter(|node| *node != first)
         });
-        assert_eq!(announced(&nodes), Some((second.clone(), addresses.clone())), "the addresses stay");
+        assert_eq!(
+            announced(&nodes),
+            Some((second.clone(), addresses.clone())),
+            "the service has other addresses"
+        );
         // Half of the connections lead to the pod of the lost node until its endpoint has ended.
         eventually("connections to the second node", 60, || addresses.iter().all(accepts));
         nodes.agent(&first).host().reconnect();

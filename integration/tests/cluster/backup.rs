@@ -35,7 +35,7 @@ fn deleted_objects_are_restored_from_a_backup() {
         });
         assert_eq!(fs::metadata(&running).unwrap().permissions().mode() & 0o777, 0o600);
         let bytes = fs::read(&running).unwrap();
-        assert!(!bytes.windows(8).any(|part| part == b"aHVzaA=="), "secrets are encrypted in a backup");
+        assert!(!bytes.windows(8).any(|part| part == b"aHVzaA=="), "the backup has a secret in plain text");
         kubectl(&plane, "delete configmap kept");
         let refused = coracle("restore", &plane, &running);
         assert!(String::from_utf8_lossy(&refused.stderr).contains("in use"), "{refused:?}");

@@ -320,6 +320,6 @@ fn describe_shows_a_nodes_events_and_reserved_resources() {
         let (all, free) = (kib("capacity", "memory"), kib("allocatable", "memory"));
         assert!(all - free >= 100 * 1024, "{all} {free}");
         let (all, free) = (kib("capacity", "ephemeral-storage"), kib("allocatable", "ephemeral-storage"));
-        assert_eq!(all - free, all.div_ceil(100), "the one percent that is set");
+        assert_eq!(all - free, all.div_ceil(100), "--disk-free-percent 1 reserves one percent");
     });
 }

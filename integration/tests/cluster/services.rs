@@ -82,7 +82,7 @@ fn pods_reach_services_by_name_address_and_node_port() {
         assert_eq!(by_node_port, ["one", "two"]);
         assert_eq!(answers(&cluster, "sticky", 20).len(), 1);
         let own = ask("one", &cluster, "web", "80", 20);
-        assert_eq!(own, ["one", "two"], "a pod reaches itself by its service");
+        assert_eq!(own, ["one", "two"], "pods of the service that a pod of the service reaches");
         add_route();
         let refused = answers(&cluster, "empty", 1);
         assert!(refused[0].contains("refused"), "{refused:?}");

@@ -143,7 +143,7 @@ fn attach_reaches_the_containers_process() {
         let mut output = BufReader::new(child.stdout.take().unwrap());
         while !line.contains("marco") {
             line.clear();
-            assert_ne!(output.read_line(&mut line).unwrap(), 0, "attach ended before it answered");
+            assert_ne!(output.read_line(&mut line).unwrap(), 0, "attach ended without output");
         }
         drop(input);
         child.kill().ok();

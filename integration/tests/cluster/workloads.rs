@@ -164,7 +164,7 @@ fn sets_of_pods_are_scaled_updated_and_rolled_back() {
         // The old pod's containers have ended, but its object can exist for a moment.
         eventually("only the new daemon pod", 20, || values(&cluster, "app=agent") == ["2"]);
         let revisions = cluster.get(&["controllerrevisions"])["items"].as_array().unwrap().len();
-        assert_eq!(revisions, 4, "two revisions of each set");
+        assert_eq!(revisions, 4, "each of the two sets has two revisions");
         for set in ["statefulset/web", "daemonset/agent"] {
             cluster.kubectl(&["rollout", "undo", set]);
             cluster.kubectl(&["rollout", "status", set, "--timeout=180s"]);

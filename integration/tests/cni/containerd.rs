@@ -154,12 +154,15 @@ fn containerd_runs_pods_with_our_plugins_and_leaves_nothing() {
         assert_eq!(link["addr_info"][0]["local"], "10.77.0.2");
         let routes = ip(&["route", "show", "default"]);
         assert_eq!((&routes[0]["gateway"], &routes[0]["dev"]), (&json!("10.77.0.1"), &json!("eth0")));
-        assert!(ip(&["addr", "show", "lo"]).to_string().contains("127.0.0.1"), "loopback is our plugin, too");
+        assert!(
+            ip(&["addr", "show", "lo"]).to_string().contains("127.0.0.1"),
+            "the loopback plugin did not run"
+        );
         let inspection: Value = serde_json::from_str(&containerd.crictl(&["inspectp", &id])).unwrap();
         assert_eq!(inspection["status"]["network"]["ip"], "10.77.0.2");
         let file = fs::read_to_string(machine.path("addresses/web/10.77.0.2")).unwrap();
         assert!(file.contains(&id), "{file}");
-        assert_eq!(links(), before + 2, "the bridge and the pod's end");
+        assert_eq!(links(), before + 2, "links: the bridge and a veth");
 
         // The host port responds at the node's address and at loopback.
         containerd.crictl(&["pull", "docker.io/library/busybox:latest"]);
@@ -183,7 +186,7 @@ fn containerd_runs_pods_with_our_plugins_and_leaves_nothing() {
         containerd.crictl(&["stopp", &id]);
         assert_eq!(status_line(NODE), None);
         assert_eq!(addresses(&machine.path("addresses/web")), [""; 0]);
-        assert_eq!(links(), before + 1, "the bridge stays");
+        assert_eq!(links(), before + 1, "only the bridge remains");
         assert_eq!(run("nft", &["list", "ruleset"]), "");
         let claims = fs::read_dir(machine.path("plugins/firewall")).unwrap().flatten();
         let claims: Vec<_> = claims.map(|entry| entry.file_name()).filter(|name| name != "lock").collect();

@@ -212,7 +212,7 @@ fn pods_behave_as_with_the_kubelet() {
         let message = |s: &Value| {
             s["containerStatuses"][0]["state"]["terminated"]["message"].as_str().map(str::to_owned)
         };
-        assert_eq!(until(cluster, "end", "ended", message), "DONE", "as it was written, without a line end");
+        assert_eq!(until(cluster, "end", "ended", message), "DONE", "the message has no line end");
         until(cluster, "os", "refused", |s| (s["reason"] == "PodOSNotSupported").then_some(()));
         until(cluster, "part", "written to its part", ready);
         eventually("the hook's failure", 30, || {
@@ -278,8 +278,8 @@ fn a_fork_bomb_is_limited_to_the_processes_of_its_pod() {
     });
 }
 
-/// The other nodes copied an invalid annotation into their own status, as often as it changed, until their Nodes were too
-/// large for the API server.
+/// The other nodes copied each invalid annotation into their own status. After many changes of the annotation, their
+/// Node objects were too large for the API server.
 #[test]
 fn a_huge_overlay_annotation_of_a_stolen_node_leaves_other_nodes_small() {
     const ANNOTATION: usize = 200_000;

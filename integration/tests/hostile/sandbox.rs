@@ -109,7 +109,7 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
         let mut program = program.lines();
         assert_eq!(program.next(), Some("/coracle-init"));
         assert!(program.next().unwrap().trim().parse::<u32>().unwrap() < 4096);
-        assert_eq!(program.next(), None, "no environment");
+        assert_eq!(program.next(), None, "the first process has environment variables");
         // The kernel refuses the targets of the links to processes without CAP_CHECKPOINT_RESTORE in the initial user
         // namespace.
         let links = "cd /proc/1/map_files && ls | while read file; do readlink $file || echo refused; done";
@@ -230,7 +230,10 @@ fn shims_and_containers_inherit_no_descriptor_of_the_nodes_parent() {
             let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
             open.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|file| file == secret)
         };
-        assert!(has(Path::new(&own)), "the node's own process was started with it");
+        assert!(
+            has(Path::new(&own)),
+            "the test does not find a descriptor that its own process has inherited"
+        );
         let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
         let ours: Vec<_> = processes
             .filter(|process| {

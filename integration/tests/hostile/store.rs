@@ -96,7 +96,7 @@ fn break_ext4(at: &Path) {
         let device = fields.next()?.strip_prefix("/dev/")?;
         (fields.next() == at.to_str()).then_some(device)
     });
-    let device = devices.next().expect("the device of the file system");
+    let device = devices.next().expect("the file system has a device");
     fs::write(format!("/sys/fs/ext4/{device}/trigger_fs_error"), "test").unwrap();
 }
 
@@ -198,7 +198,7 @@ fn secrets_are_encrypted_on_disk_and_keys_rotate() {
         ]);
         plane.kubectl.kubectl(&["create", "configmap", "open", "--from-literal=p=not-a-secret-at-all"]);
         let store = machine.path("state/store");
-        assert!(has(&store, "not-a-secret-at-all"), "the test finds nothing");
+        assert!(has(&store, "not-a-secret-at-all"), "the test does not find text of the store");
         assert!(
             !has(&store, value) && !has(&store, "hush-hush-hush-hush"),
             "a Secret is in plain text on disk"

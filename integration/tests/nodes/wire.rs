@@ -83,7 +83,7 @@ impl CapturedTraffic {
         };
         let is_between = |frame: &&Vec<u8>| Frame::of(frame).packet().is_some_and(|packet| between(&packet));
         let longest = self.frames.iter().filter(is_between).map(|frame| frame.len() - 14).max();
-        assert_eq!(longest, Some(1500), "full packets fill the link");
+        assert_eq!(longest, Some(1500), "the longest frame has the MTU of the link");
         let mut packets = self.frames.iter().filter_map(|frame| Frame::of(frame).packet());
         assert_eq!(packets.any(|packet| self.is_of_pods(&packet)), is_unencapsulated);
         for (from, to) in [(0, 1), (1, 0)] {

@@ -257,7 +257,7 @@ fn names_of_the_cluster_are_resolved_while_another_resolver_hangs() {
                 is_resolved(&socket, 1000, "web.default.svc.cluster.local")
             });
         });
-        hanging.recv(&mut [0; 512]).expect("the resolver was queried");
+        hanging.recv(&mut [0; 512]).expect("a query to the resolver");
     });
 }
 

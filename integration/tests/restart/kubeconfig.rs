@@ -51,7 +51,11 @@ fn an_agent_with_only_a_kubeconfig_creates_and_keeps_its_serving_certificate() {
         nodes.agent("node-1").end(Signal::SIGKILL);
         nodes.agent("node-1").join(&format!("coracle agent --kubeconfig {}", kubeconfig.display()));
         eventually("the kubelet API", 10, || shown(&mut nodes));
-        assert_eq!(fs::read(pki.join("kubelet.crt")).unwrap(), certificate, "the same one after a restart");
+        assert_eq!(
+            fs::read(pki.join("kubelet.crt")).unwrap(),
+            certificate,
+            "the agent has another certificate after a restart"
+        );
     });
 }
 

@@ -62,7 +62,7 @@ fn pods_end_by_priority_before_the_node_stops_when_the_machine_shuts_down() {
         let order = fs::read_to_string(out.join("order")).unwrap();
         assert_eq!(order, "hook-of-ordinary\nordinary\nhook-of-critical\ncritical\n");
         cluster.start();
-        assert!(!file.exists(), "the file of the former shutdown is removed");
+        assert!(!file.exists(), "the file of the former shutdown still exists");
         for name in ["critical", "ordinary"] {
             let status = cluster.get(&["pod", name])["status"].clone();
             assert_eq!(

@@ -223,7 +223,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
             Some(pods).filter(|pods| names(pods) == FIVE)
         });
         let kept: Vec<_> = alone.into_iter().filter(|(name, _)| name != "doomed").collect();
-        assert_eq!(synced, kept, "no container was created again");
+        assert_eq!(synced, kept, "a container was created again");
         assert_sealed(&nodes.agent("node-1").path("state"));
         eventually("the deleted pod to be removed", 30, || {
             !nodes.try_kubectl(&["get", "pod", "doomed"]).status.success()
@@ -245,7 +245,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
             Some(ready(&nodes.get(&["pods"]))).filter(|pods| names(pods).contains(&"later"))
         });
         let after: Vec<_> = after.into_iter().filter(|(name, _)| name != "later").collect();
-        assert_eq!(after, kept, "no container changed afterwards");
+        assert_eq!(after, kept, "a container changed after the synchronization");
     });
 }
 

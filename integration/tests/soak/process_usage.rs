@@ -15,7 +15,8 @@ pub(crate) struct ProcessUsage {
 
 impl ProcessUsage {
     pub(crate) fn of(pid: u32) -> Self {
-        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("its memory");
+        let rollup =
+            fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("smaps_rollup of the process");
         let kilobytes =
             |line: &str| line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok());
         let anonymous =

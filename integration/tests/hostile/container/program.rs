@@ -63,7 +63,11 @@ fn the_executable_of_a_starting_exec_is_read_only() {
         fs::write(&file, thawed).unwrap();
         assert!(exec.wait().unwrap().success());
         let [of_exec, of_node] = [held.metadata(), fs::metadata(Machine::coracle())].map(Result::unwrap);
-        assert_eq!((of_exec.dev(), of_exec.ino()), (of_node.dev(), of_node.ino()), "it runs the command");
+        assert_eq!(
+            (of_exec.dev(), of_exec.ino()),
+            (of_node.dev(), of_node.ino()),
+            "the process does not run the executable of the node any more"
+        );
         assert!(is_read_only(&held));
         attacker.cri.crictl(&["rmp", "-f", &attacker.pod]);
         assert!(is_read_only(&held) && !can_be_written(&held));
