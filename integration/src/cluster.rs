@@ -7,7 +7,19 @@ use std::process::{Child, Command, Output};
 
 use nix::sys::signal::Signal;
 
-use crate::{Kubectl, Machine, eventually, process};
+use crate::{Kubectl, Machine, eventually, on_a_machine, process};
+
+/// Runs a test on a machine with a registry server and a running cluster.
+///
+/// # Panics
+/// When the test panics, or the node is not Ready in time.
+pub fn on_a_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let mut cluster = Cluster::up(machine, &mirrors);
+        test(machine, &mut cluster);
+    });
+}
 
 /// A running `coracle up`. Dereferences to kubectl for this cluster.
 pub struct Cluster {

@@ -27,7 +27,7 @@ mod registry_storage;
 mod resource_snapshot;
 
 pub use cgroup::end_cgroup;
-pub use cluster::Cluster;
+pub use cluster::{Cluster, on_a_cluster};
 pub use coracle_testing::{eventually, eventually_async, skip, skip_part, within, within_async};
 pub use cri::Cri;
 pub use crictl::Crictl;

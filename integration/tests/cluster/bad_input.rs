@@ -7,19 +7,11 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output};
 
-use coracle_integration::{Cluster, Machine, ResourceSnapshot, eventually, on_a_machine};
+use coracle_integration::{Cluster, Machine, ResourceSnapshot, eventually, on_a_cluster, on_a_machine};
 use coracle_testing::ip;
 use nix::libc;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
-
-fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
-    on_a_machine(|machine| {
-        let mirrors = machine.start_registry();
-        let mut cluster = Cluster::up(machine, &mirrors);
-        test(machine, &mut cluster);
-    });
-}
 
 /// Asserts that the API rejects the manifest with an error that contains all of `expected`.
 fn assert_rejected(cluster: &Cluster, manifest: &str, expected: &[&str]) {
@@ -82,7 +74,7 @@ fn kubectl_validates_by_openapi(cluster: &Cluster) {
 
 #[test]
 fn invalid_manifests_are_rejected_with_field_paths_and_not_stored() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         assert_rejected(
             cluster,
             &pod(r#"{"containers":[{"name":"c"}],"hostNetwork":"yes"}"#),
@@ -112,7 +104,7 @@ fn invalid_manifests_are_rejected_with_field_paths_and_not_stored() {
 
 #[test]
 fn image_errors_end_in_back_off_with_their_reason() {
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         cluster.kubectl(&["run", "absent", "--image=nosuchimage:1"]);
         // The test does not use `kubectl run`, which rejects the reference before the API server sees it.
         cluster.apply(
@@ -132,7 +124,7 @@ fn image_errors_end_in_back_off_with_their_reason() {
 
 #[test]
 fn an_image_for_another_processor_is_refused_with_both_names() {
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         let (own, other) = if cfg!(target_arch = "x86_64") { ("amd64", "arm64") } else { ("arm64", "amd64") };
         machine.push_for_architecture("foreign", other);
         let expected = format!("no image for linux/{own} (available: linux/{other}");
@@ -160,7 +152,7 @@ fn an_image_for_another_processor_is_refused_with_both_names() {
 
 #[test]
 fn container_errors_have_the_states_and_reasons_of_kubernetes() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         cluster.kubectl(&["run", "nocommand", "--image=busybox", "--command", "--", "/no/such"]);
         cluster.kubectl(&["run", "crash", "--image=busybox", "--command", "--", "sh", "-c", "exit 3"]);
         cluster.kubectl(&["run", "done", "--image=busybox", "--restart=Never", "--command", "--", "true"]);
@@ -187,7 +179,7 @@ fn container_errors_have_the_states_and_reasons_of_kubernetes() {
 
 #[test]
 fn a_pod_waits_for_a_handler_that_the_runtime_does_not_have() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         cluster.apply(
             r#"{"apiVersion":"node.k8s.io/v1","kind":"RuntimeClass","metadata":{"name":"other"},"handler":"sandboxed"}"#,
         );
@@ -204,7 +196,7 @@ fn a_pod_waits_for_a_handler_that_the_runtime_does_not_have() {
 
 #[test]
 fn a_pod_without_a_log_directory_gets_an_event_and_starts_later() {
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         let logs = machine.path("logs");
         fs::remove_dir(&logs).unwrap();
         fs::write(&logs, "not a directory").unwrap();
@@ -217,7 +209,7 @@ fn a_pod_without_a_log_directory_gets_an_event_and_starts_later() {
 
 #[test]
 fn unauthenticated_and_unauthorized_requests_are_rejected() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         let server = ["--server=https://127.0.0.1:6443", "--insecure-skip-tls-verify"];
         let unknown = [&["--token=nonsense", "--kubeconfig=/dev/null"][..], &server].concat();
         for (flags, error) in [
@@ -411,7 +403,7 @@ fn a_foreign_bridge_with_the_same_name_is_refused_and_unchanged() {
 
 #[test]
 fn a_second_node_with_the_same_bridge_is_refused() {
-    with_cluster(|machine, _cluster| {
+    on_a_cluster(|machine, _cluster| {
         let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
         let output = Command::new(Machine::coracle())
             .args(["runtime", "--root", &path("second"), "--state", &path("second-run")])
@@ -428,7 +420,7 @@ fn a_second_node_with_the_same_bridge_is_refused() {
 
 #[test]
 fn a_second_node_on_the_same_directories_is_refused() {
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         assert_one_line_error(&up(machine, &[]), &["in use by process", &cluster.pid().to_string()]);
     });
 }

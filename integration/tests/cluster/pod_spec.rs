@@ -3,15 +3,7 @@
 use std::fs;
 use std::path::Path;
 
-use coracle_integration::{Cluster, Machine, eventually, http_get, on_a_machine};
-
-fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
-    on_a_machine(|machine| {
-        let mirrors = machine.start_registry();
-        let mut cluster = Cluster::up(machine, &mirrors);
-        test(machine, &mut cluster);
-    });
-}
+use coracle_integration::{Cluster, Machine, eventually, http_get, on_a_cluster};
 
 fn run(cluster: &Cluster, manifest: &str, pod: &str) {
     cluster.apply(manifest);
@@ -20,7 +12,7 @@ fn run(cluster: &Cluster, manifest: &str, pod: &str) {
 
 #[test]
 fn volumes_environment_and_devices_have_the_specified_values() {
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         cluster.kubectl(&[
             "create",
             "configmap",
@@ -88,7 +80,7 @@ fn limit(machine: &Machine, controller: &str, file: &str) -> String {
 
 #[test]
 fn limits_users_and_capabilities_are_applied() {
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         run(
             cluster,
             r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},"spec":{"terminationGracePeriodSeconds":0,
@@ -114,7 +106,7 @@ fn limits_users_and_capabilities_are_applied() {
 
 #[test]
 fn a_pod_may_have_a_user_namespace_and_image_volumes() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         cluster.kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue"]);
         run(
             cluster,
@@ -151,7 +143,7 @@ fn first_id(map: &str) -> u32 {
 
 #[test]
 fn host_ports_and_the_host_network_reach_the_pod() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         run(
             cluster,
             r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"port"},"spec":{"containers":[

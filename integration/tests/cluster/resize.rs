@@ -1,15 +1,7 @@
 //! In-place resize of pods: limits in the kernel, status, conditions, restarts, waiting for room, restart of the node.
 
-use coracle_integration::{Cluster, eventually, on_a_machine};
+use coracle_integration::{Cluster, eventually, on_a_cluster};
 use serde_json::{Value, json};
-
-fn with_cluster(test: impl FnOnce(&mut Cluster) + Send + 'static) {
-    on_a_machine(|machine| {
-        let mirrors = machine.start_registry();
-        let mut cluster = Cluster::up(machine, &mirrors);
-        test(&mut cluster);
-    });
-}
 
 fn run(cluster: &Cluster, name: &str, resources: &Value, policies: &Value) {
     let container = json!({"name": "c", "image": "busybox", "command": ["sleep", "100000"], "resources": resources,
@@ -69,7 +61,7 @@ const MEMORY: [&str; 2] = ["memory.max", "memory/memory.limit_in_bytes"];
 
 #[test]
 fn limits_of_a_running_container_change_with_a_restart_only_if_its_policy_says_so() {
-    with_cluster(|cluster| {
+    on_a_cluster(|_, cluster| {
         run(cluster, "p", &guaranteed("20m", "35Mi"), &json!([]));
         for (cpu, memory, quota, bytes) in [
             ("25m", "40Mi", "2500", 40 << 20),
@@ -99,7 +91,7 @@ fn limits_of_a_running_container_change_with_a_restart_only_if_its_policy_says_s
 
 #[test]
 fn a_container_without_limits_has_the_limits_of_its_pod() {
-    with_cluster(|cluster| {
+    on_a_cluster(|_, cluster| {
         let container = json!({"name": "c", "image": "busybox", "command": ["sleep", "100000"]});
         let manifest = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "whole"},
             "spec": {"terminationGracePeriodSeconds": 0, "resources": guaranteed("20m", "35Mi"),
@@ -137,7 +129,7 @@ fn a_container_without_limits_has_the_limits_of_its_pod() {
 
 #[test]
 fn a_memory_limit_below_the_usage_is_an_error_until_it_is_withdrawn() {
-    with_cluster(|cluster| {
+    on_a_cluster(|_, cluster| {
         run(cluster, "p", &guaranteed("20m", "35Mi"), &json!([]));
         resize(cluster, "p", &guaranteed("20m", "10Ki"));
         let mut found = Value::Null;
@@ -158,7 +150,7 @@ fn a_memory_limit_below_the_usage_is_an_error_until_it_is_withdrawn() {
 
 #[test]
 fn a_resize_waits_for_free_resources_and_survives_a_restart_of_the_node() {
-    with_cluster(|cluster| {
+    on_a_cluster(|_, cluster| {
         let node = &cluster.get(&["nodes"])["items"][0];
         let text = node["status"]["allocatable"]["cpu"].as_str().unwrap();
         let millis: u64 = match text.strip_suffix('m') {

@@ -1,17 +1,9 @@
 //! Pods that fill the node's disk, and commands that fill the node's memory with their output.
 
-use coracle_integration::{Cluster, eventually, on_a_machine, process_status};
+use coracle_integration::{Cluster, eventually, on_a_cluster, process_status};
 use serde_json::{Value, json};
 
 use super::store::{on_disk, with_ext4};
-
-fn with_cluster(test: impl FnOnce(&mut Cluster) + Send + 'static) {
-    on_a_machine(|machine| {
-        let mirrors = machine.start_registry();
-        let mut cluster = Cluster::up(machine, &mirrors);
-        test(&mut cluster);
-    });
-}
 
 /// Creates a pod with one container that runs the script, with more fields of the pod and of the container.
 fn create(cluster: &Cluster, name: &str, script: &str, pod: &Value, container: &Value) {
@@ -33,7 +25,7 @@ fn evicted(cluster: &Cluster, name: &str) -> Value {
 
 #[test]
 fn a_pod_that_fills_the_disk_beyond_its_limits_is_evicted() {
-    with_cluster(|cluster| {
+    on_a_cluster(|_, cluster| {
         let limits = json!({"resources": {"limits": {"ephemeral-storage": "4Mi"}}});
         let write = |path: &str| format!("dd if=/dev/zero of={path} bs=1M count=8; sleep 1000");
         let volume = |limit: Value| json!({"volumes": [{"name": "v", "emptyDir": limit}]});
@@ -120,7 +112,7 @@ fn a_pod_that_fills_the_disk_of_the_store_is_evicted_and_the_store_recovers_with
 
 #[test]
 fn the_outputs_of_many_commands_at_once_take_bounded_memory() {
-    with_cluster(|cluster| {
+    on_a_cluster(|_, cluster| {
         // Twenty probes of one pod that write 15 MiB each and do not end: 300 MiB without a limit.
         let exec = json!({"exec": {"command": ["sh", "-c", "head -c 15728640 /dev/zero; sleep 60"]},
             "periodSeconds": 1, "timeoutSeconds": 50, "failureThreshold": 100});
@@ -155,7 +147,7 @@ fn the_outputs_of_many_commands_at_once_take_bounded_memory() {
 /// In an earlier version, the agent read files of the container without a size limit.
 #[test]
 fn files_of_any_size_in_a_container_take_bounded_memory_of_the_node() {
-    with_cluster(|cluster| {
+    on_a_cluster(|_, cluster| {
         let before = process_status(cluster.pid(), "VmHWM");
         // The files have holes, so that they take no space on the disk.
         let script =

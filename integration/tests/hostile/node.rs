@@ -6,16 +6,8 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+use coracle_integration::{Cluster, eventually, on_a_cluster, on_a_machine};
 use serde_json::{Value, json};
-
-fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
-    on_a_machine(|machine| {
-        let mirrors = machine.start_registry();
-        let mut cluster = Cluster::up(machine, &mirrors);
-        test(machine, &mut cluster);
-    });
-}
 
 fn create(cluster: &Cluster, name: &str, spec: Value) {
     let mut spec = spec;
@@ -40,7 +32,7 @@ fn shell(script: &str) -> Value {
 
 #[test]
 fn a_host_port_does_not_take_a_port_that_the_node_uses() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         let sshd = TcpListener::bind("0.0.0.0:2222").unwrap();
         let local = UdpSocket::bind("127.0.0.1:5353").unwrap();
         let with_port = |port: Value| {
@@ -107,7 +99,7 @@ fn successes(cluster: &Cluster, kind: &str) -> Option<u64> {
 
 #[test]
 fn a_probe_that_the_node_cannot_execute_does_not_restart_the_pod() {
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         let mut container = shell("exec httpd -f -p 80 -h /etc");
         // A liveness probe before the server listens counts as a failure of the container.
         container["startupProbe"] =
@@ -161,7 +153,7 @@ fn serve(answer: impl Fn() -> String + Send + 'static) -> String {
 
 #[test]
 fn texts_of_a_token_service_reach_no_event_and_no_status() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         let body = "AKIA-SECRET\x1b[2J";
         let service = serve(move || {
             format!(
@@ -192,7 +184,7 @@ fn texts_of_a_token_service_reach_no_event_and_no_status() {
 
 #[test]
 fn pods_behave_as_with_the_kubelet() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         let mut end = shell("printf DONE; exit 1");
         end["terminationMessagePolicy"] = "FallbackToLogsOnError".into();
         create(cluster, "end", json!({"restartPolicy": "Never", "containers": [end]}));
@@ -228,7 +220,7 @@ fn pods_behave_as_with_the_kubelet() {
 
 #[test]
 fn a_server_that_listens_early_is_ready_early() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         let container = |first: &str| {
             let mut container = shell(&format!("{first}; exec httpd -f -p 80 -h /etc"));
             container["readinessProbe"] = json!({"httpGet": {"port": 80, "path": "/passwd"}, "periodSeconds": 3600, "failureThreshold": 1});
@@ -286,7 +278,7 @@ fn a_huge_overlay_annotation_of_a_stolen_node_leaves_other_nodes_small() {
     const MAX_NODE: usize = 64 << 10;
     const THIEF: [&str; 3] =
         ["--as=system:node:node-2", "--as-group=system:nodes", "--as-group=system:authenticated"];
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         create(cluster, "before", json!({"containers": [shell("sleep 1000")]}));
         until(cluster, "before", "ready", ready);
         let by_thief = |arguments: &[&str], input: &str| {

@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
-use coracle_integration::{Cluster, on_a_machine};
+use coracle_integration::{Cluster, on_a_cluster, on_a_machine};
 
-use super::{denied, on_a_cluster, sleeper};
+use super::{denied, sleeper};
 
 const NODE: [&str; 3] =
     ["--as=system:node:node-1", "--as-group=system:nodes", "--as-group=system:authenticated"];

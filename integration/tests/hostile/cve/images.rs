@@ -3,10 +3,10 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use coracle_integration::eventually;
+use coracle_integration::{eventually, on_a_cluster};
 use serde_json::{Value, json};
 
-use super::{on_a_cluster, refused, run_pod, sh, sleeper};
+use super::{refused, run_pod, sh, sleeper};
 
 /// CVE-2019-11245: the user of an image was only used at a container's first start.
 #[test]

@@ -3,11 +3,11 @@
 use std::fs;
 use std::process::Command;
 
-use coracle_integration::{Cri, Kubectl, eventually, on_a_machine, process_status};
+use coracle_integration::{Cri, Kubectl, eventually, on_a_cluster, on_a_machine, process_status};
 use coracle_testing::{NO_IDMAPPED_TMPFS, has_idmapped_tmpfs, skip};
 use serde_json::json;
 
-use super::{denied, on_a_cluster, refused, run_pod, sh, sleeper};
+use super::{denied, refused, run_pod, sh, sleeper};
 
 /// CVE-2018-1000400, CVE-2022-24769, CVE-2022-27652, CVE-2022-29162: containers and execs had inheritable capabilities.
 #[test]
