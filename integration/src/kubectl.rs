@@ -93,16 +93,15 @@ impl Kubectl {
         command.spawn().unwrap()
     }
 
-    /// Runs kubectl in a new terminal and returns the terminal's output.
+    /// Runs kubectl in a new terminal. A shell splits the arguments into words. Standard output is that of the terminal.
     ///
     /// # Panics
     /// When `script` cannot be started.
     #[must_use]
-    pub fn in_a_terminal(&self, arguments: &[&str]) -> String {
+    pub fn in_a_terminal(&self, arguments: &[&str]) -> Output {
         let words = format!("{} {}", Machine::kubectl("1.37").display(), arguments.join(" "));
         let mut command = self.command("script");
-        let output = command.args(["-qec", &words, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        command.args(["-qec", &words, "/dev/null"]).stdin(Stdio::null()).output().unwrap()
     }
 
     /// Runs `kubectl apply -f -`.

@@ -7,7 +7,9 @@ use std::collections::BTreeSet;
 use std::io::Read;
 use std::process::{Child, ChildStdout};
 
-use coracle_integration::{KubeletNode, Machine, Nodes, eventually, has_condition, http_get, on_a_machine};
+use coracle_integration::{
+    KubeletNode, Machine, Nodes, checked_stdout, eventually, has_condition, http_get, on_a_machine,
+};
 use serde_json::{Value, json};
 
 /// Runs a test with a control plane and one node with Kubernetes' kubelet.
@@ -77,7 +79,8 @@ fn a_deployment_serves_requests(nodes: &Nodes) {
     assert_eq!(nodes.kubectl(&["exec", name, "--", "echo", "hello"]), "hello\n");
     let ended = nodes.try_kubectl(&["exec", name, "--", "sh", "-c", "exit 7"]);
     assert_eq!(ended.status.code(), Some(7));
-    assert!(nodes.in_a_terminal(&["exec", "-it", name, "--", "tty"]).contains("/dev/pts/0"));
+    let terminal = nodes.in_a_terminal(&["exec", "-it", name, "--", "tty"]);
+    assert!(checked_stdout(&terminal).contains("/dev/pts/0"));
     let forward = Forward::to(nodes, name);
     assert!(forward.get("/").contains("200 OK"));
     eventually("the request in the log", 20, || {

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use coracle_integration::{
-    Crictl, CrioSettings, Host, Machine, Nodes, eventually, has_condition, on_a_machine,
+    Crictl, CrioSettings, Host, Machine, Nodes, checked_stdout, eventually, has_condition, on_a_machine,
 };
 use coracle_testing::run;
 use nix::sys::signal::Signal;
@@ -169,7 +169,8 @@ fn a_pod_is_configured_probed_and_reached(nodes: &Nodes) {
     );
     assert_eq!(nodes.try_kubectl(&["exec", "web", "--", "sh", "-c", "exit 7"]).status.code(), Some(7));
     assert_eq!(nodes.kubectl(&["logs", "web"]), "started\n");
-    assert!(nodes.in_a_terminal(&["exec", "-it", "web", "--", "tty"]).contains("/dev/pts/0"));
+    let terminal = nodes.in_a_terminal(&["exec", "-it", "web", "--", "tty"]);
+    assert!(checked_stdout(&terminal).contains("/dev/pts/0"));
 }
 
 /// Exit codes, restarts after a failure, the log of the previous container, and a failed liveness probe.

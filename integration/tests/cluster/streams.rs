@@ -49,20 +49,9 @@ fn exec_carries_input_output_errors_and_exit_codes() {
 
 #[test]
 fn exec_with_tty_has_a_terminal() {
-    with_pods(|machine, _| {
-        // `script` gives kubectl a terminal.
-        let kubectl = Machine::kubectl("1.37");
-        let command = format!(
-            "{} exec -it web -- sh -c 'test -t 0 && test -t 1 && echo terminal; exit 4'",
-            kubectl.display()
-        );
-        let output = Command::new("script")
-            .args(["-qec", &command, "/dev/null"])
-            .env("KUBECONFIG", machine.path("state/admin.kubeconfig"))
-            .env("HOME", machine.path(""))
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
+    with_pods(|_, cluster| {
+        let script = "'test -t 0 && test -t 1 && echo terminal; exit 4'";
+        let output = cluster.in_a_terminal(&["exec", "-it", "web", "--", "sh", "-c", script]);
         assert!(String::from_utf8_lossy(&output.stdout).contains("terminal"), "{output:?}");
         assert_eq!(output.status.code(), Some(4));
     });
