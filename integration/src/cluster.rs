@@ -133,7 +133,7 @@ impl Cluster {
     pub fn down(&mut self) {
         let output = self.run_down(&[]);
         if let Some(mut process) = self.process.take() {
-            process::wait(&mut process);
+            process::wait_for_exit(&mut process);
         }
         assert!(output.status.success(), "coracle down: {}", String::from_utf8_lossy(&output.stderr));
         let summary = String::from_utf8_lossy(&output.stdout);

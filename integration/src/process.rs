@@ -3,7 +3,7 @@
 use std::fmt::Display;
 use std::fs::{self, File};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -29,18 +29,23 @@ pub(crate) fn end(process: &mut Option<Child>, signal: Signal) {
         kill(pid, signal).ok();
         // A stopped process handles signals after SIGCONT.
         kill(pid, Signal::SIGCONT).ok();
-        wait(&mut process);
+        wait_for_exit(&mut process);
     }
 }
 
 /// Waits until the process exits. A process that does not exit in time is killed and fails the test.
-pub(crate) fn wait(process: &mut Child) {
-    if within(EXIT_SECONDS, || process.try_wait().unwrap()).is_none() {
-        process.kill().unwrap();
-        process.wait().unwrap();
-        // A second panic would abort the test program.
-        assert!(std::thread::panicking(), "process {} did not exit in time", process.id());
+///
+/// # Panics
+/// When the process does not exit in time.
+pub fn wait_for_exit(process: &mut Child) -> ExitStatus {
+    if let Some(status) = within(EXIT_SECONDS, || process.try_wait().unwrap()) {
+        return status;
     }
+    process.kill().unwrap();
+    let status = process.wait().unwrap();
+    // A second panic would abort the test program.
+    assert!(std::thread::panicking(), "process {} did not exit in time", process.id());
+    status
 }
 
 /// What a program wrote to its standard error.

@@ -2,12 +2,12 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
 
 use coracle_integration::{
-    Cri, Machine, ResourceSnapshot, eventually, http_get, on_a_machine, process_status,
+    Cri, Lines, Machine, ResourceSnapshot, eventually, http_get, on_a_machine, process_status,
 };
 
 const BUSYBOX: &str = "docker.io/library/busybox:latest";
@@ -23,8 +23,8 @@ impl Running {
         Self(command.spawn().unwrap())
     }
 
-    fn lines(&mut self) -> impl Iterator<Item = String> {
-        BufReader::new(self.0.stdout.take().unwrap()).lines().map_while(Result::ok)
+    fn lines(&mut self) -> Lines {
+        Lines::of(self.0.stdout.take().unwrap())
     }
 }
 

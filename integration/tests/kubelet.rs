@@ -5,10 +5,10 @@
 
 use std::collections::BTreeSet;
 use std::io::Read;
-use std::process::{Child, ChildStdout};
+use std::process::Child;
 
 use coracle_integration::{
-    KubeletNode, Machine, Nodes, checked_stdout, eventually, has_condition, http_get, on_a_machine,
+    KubeletNode, Lines, Machine, Nodes, checked_stdout, eventually, has_condition, http_get, on_a_machine,
 };
 use serde_json::{Value, json};
 
@@ -92,28 +92,19 @@ fn a_deployment_serves_requests(nodes: &Nodes) {
 /// `kubectl port-forward`, killed when it is dropped.
 struct Forward {
     process: Child,
-    /// kubectl exits if this pipe closes.
-    _output: ChildStdout,
+    /// kubectl exits if nothing reads its output.
+    _lines: Lines,
     port: u16,
 }
 
 impl Forward {
     fn to(nodes: &Nodes, pod: &str) -> Self {
         let mut process = nodes.start(&["port-forward", pod, ":80"]);
-        let mut printed = Vec::new();
-        let mut output = process.stdout.take().unwrap();
-        let port = loop {
-            let mut byte = [0];
-            assert_eq!(output.read(&mut byte).unwrap(), 1, "port-forward ended");
-            printed.push(byte[0]);
-            let text = String::from_utf8_lossy(&printed);
-            if let Some((_, rest)) = text.split_once("127.0.0.1:")
-                && let Some((port, _)) = rest.split_once(' ')
-            {
-                break port.parse().unwrap();
-            }
-        };
-        Self { process, _output: output, port }
+        let mut lines = Lines::of(process.stdout.take().unwrap());
+        let line = lines.find(|line| line.contains("127.0.0.1:")).expect("an address of port-forward");
+        let address = line.split_whitespace().find_map(|word| word.strip_prefix("127.0.0.1:"));
+        let port = address.unwrap().parse().unwrap();
+        Self { process, _lines: lines, port }
     }
 
     fn get(&self, path: &str) -> String {

@@ -6,7 +6,7 @@ use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use coracle_integration::{Kubectl, Machine, eventually, on_a_machine, repository, skip};
+use coracle_integration::{Kubectl, Machine, eventually, on_a_machine, repository, skip, wait_for_exit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -33,7 +33,7 @@ impl Process {
 
     fn end(mut self, signal: Signal) {
         kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), signal).unwrap();
-        self.0.wait().unwrap();
+        wait_for_exit(&mut self.0);
     }
 }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use coracle_integration::{
-    Cluster, Machine, ResourceSnapshot, checked_stdout, eventually, on_a_machine, repository,
+    Cluster, Machine, ResourceSnapshot, checked_stdout, eventually, on_a_machine, repository, wait_for_exit,
 };
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -22,7 +22,7 @@ impl Role {
 
     /// Waits until the process exits.
     fn exit_code(&mut self) -> Option<i32> {
-        eventually("the process to exit", 30, || self.0.try_wait().unwrap()).code()
+        wait_for_exit(&mut self.0).code()
     }
 
     fn kill(&mut self) {

@@ -1,10 +1,10 @@
 //! `kubectl logs`, `exec`, `attach`, `cp` and `port-forward`, through the API server to the node.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
-use coracle_integration::{Cluster, Machine, eventually, http_get, on_a_machine};
+use coracle_integration::{Cluster, Lines, Machine, eventually, http_get, on_a_machine};
 
 const PODS: &str = r#"
 {"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"c","image":"nginx"}]}}
@@ -128,12 +128,8 @@ fn attach_reaches_the_containers_process() {
             .unwrap();
         let mut input = child.stdin.take().unwrap();
         writeln!(input, "marco").unwrap();
-        let mut line = String::new();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        while !line.contains("marco") {
-            line.clear();
-            assert_ne!(output.read_line(&mut line).unwrap(), 0, "attach ended without output");
-        }
+        let mut lines = Lines::of(child.stdout.take().unwrap());
+        assert!(lines.any(|line| line.contains("marco")), "attach ended without output");
         drop(input);
         child.kill().ok();
         child.wait().unwrap();

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use coracle_integration::{Kubectl, Machine, eventually, on_a_machine};
+use coracle_integration::{Kubectl, Machine, eventually, on_a_machine, wait_for_exit};
 use coracle_testing::run;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
@@ -49,7 +49,7 @@ impl Plane {
 
     fn end(mut self, signal: Signal) {
         kill(Pid::from_raw(i32::try_from(self.process.id()).unwrap()), signal).unwrap();
-        self.process.wait().unwrap();
+        wait_for_exit(&mut self.process);
     }
 }
 
