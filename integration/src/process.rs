@@ -12,15 +12,14 @@ use crate::within;
 
 /// Lines of a log that are printed after a failure.
 const PRINTED_LINES: usize = 60;
+/// Seconds after which a process that does not exit is killed, on a fast machine.
+const EXIT_SECONDS: u64 = 60;
 
 /// Starts a program without standard input; its output is appended to a file.
 pub(crate) fn start(mut command: Command, log: &Path) -> Child {
     let log = File::options().create(true).append(true).open(log).unwrap();
     command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap()
 }
-
-/// Seconds after which a process that does not exit is killed.
-const EXIT_SECONDS: u64 = 60;
 
 /// Sends a signal to the process, if it runs, and waits until it exits.
 pub(crate) fn end(process: &mut Option<Child>, signal: Signal) {

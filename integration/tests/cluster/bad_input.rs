@@ -214,9 +214,9 @@ fn unauthenticated_and_unauthorized_requests_are_rejected() {
         let unknown = [&["--token=nonsense", "--kubeconfig=/dev/null"][..], &server].concat();
         for (flags, error) in [
             (&["--as=jane"][..], "User \"jane\" cannot list resource \"pods\""),
-            (&unknown, "You must be logged in to the server"),
+            (&unknown[..], "You must be logged in to the server"),
         ] {
-            let output = cluster.try_kubectl(&[&["get", "pods"], flags].concat());
+            let output = cluster.try_kubectl(&[&["get", "pods"][..], flags].concat());
             let errors = String::from_utf8_lossy(&output.stderr);
             assert!(!output.status.success() && errors.contains(error), "{error:?} is not in: {errors}");
         }
