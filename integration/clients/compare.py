@@ -14,7 +14,7 @@ VARYING = [
 ]
 # Intended differences: the name of the command, and the line with its sign (- for kube-apiserver, + for us).
 INTENDED = [(re.compile(name), re.compile(line)) for name, line in [
-    # docs/limitations.md has the two kinds; metrics are served without metrics-server.
+    # docs/limitations.md lists the two kinds. Our API server serves metrics without metrics-server.
     ("^api-resources$", r"^-(bindings|componentstatuses) "),
     ("^api-(resources|versions)$", r"^\+.*\bmetrics\.k8s\.io/v1beta1\b"),
     # Upstream repeats the patch.
