@@ -63,8 +63,8 @@ fn cve_2023_27561_a_link_at_proc_or_sys_is_refused() {
     });
 }
 
-/// CVE-2026-41579, CVE-2026-88264: if /dev of an image was a link, the runtime created device nodes and links at its target,
-/// also in a volume.
+/// CVE-2026-41579, CVE-2026-88264: if /dev of an image was a link, the runtime created device nodes and links at its
+/// target, also in a volume.
 #[test]
 fn cve_2026_41579_a_link_at_dev_is_refused() {
     on_a_cluster(|machine, cluster| {
