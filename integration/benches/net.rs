@@ -117,8 +117,8 @@ impl ManualSetup {
         let of_host = std::fs::read_link(format!("/proc/{}/ns/net", host.pid())).unwrap();
         eventually("the pod's network namespace", 5, || {
             let of_pod = std::fs::read_link(format!("/proc/{}/ns/net", pod.id())).ok()?;
-            let made = std::fs::read_to_string(format!("/proc/{}/comm", pod.id())).ok()?.trim() == "cat";
-            (made && of_pod != of_host).then_some(())
+            let is_cat = std::fs::read_to_string(format!("/proc/{}/comm", pod.id())).ok()?.trim() == "cat";
+            (is_cat && of_pod != of_host).then_some(())
         });
         let pair =
             format!("link add pod{last} mtu 1430 type veth peer name eth0 mtu 1430 netns {}", pod.id());

@@ -14,7 +14,7 @@ VARYING = [
 ]
 # Intended differences: the name of the command, and the line with its sign (- for kube-apiserver, + for us).
 INTENDED = [(re.compile(name), re.compile(line)) for name, line in [
-    # docs/limitations.md has the two kinds; metrics are served without metrics-server.
+    # docs/limitations.md lists the two kinds. Our API server serves metrics without metrics-server.
     ("^api-resources$", r"^-(bindings|componentstatuses) "),
     ("^api-(resources|versions)$", r"^\+.*\bmetrics\.k8s\.io/v1beta1\b"),
     # Upstream repeats the patch.
@@ -73,17 +73,29 @@ def commands():
 
 def watch(kubectl, config):
     """Types, names and data of the events of `get --watch -o json`."""
-    name = {"KUBECONFIG": config, **{k: v for k, v in os.environ.items() if k != "KUBECONFIG"}}
-    watching = subprocess.Popen([kubectl, "get", "cm", "-l", "watched=yes", "--watch", "--output-watch-events", "-o", "json"],
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=name)
-    time.sleep(2)
-    for data in ("1", "2"):
-        body = {**OBJECT, "metadata": {"name": "w", "labels": {"watched": "yes"}}, "data": {"a": data}}
-        subprocess.run([kubectl, "apply", "-f", "-"], input=json.dumps(body), text=True, env=name, capture_output=True)
-    subprocess.run([kubectl, "delete", "cm", "w"], env=name, capture_output=True)
-    time.sleep(1)
-    watching.terminate()
-    return watching.communicate()[0]
+    environment = {**os.environ, "KUBECONFIG": config}
+
+    def run(*words, **options):
+        subprocess.run([kubectl, *words], env=environment, capture_output=True, text=True, **options)
+
+    with tempfile.NamedTemporaryFile() as output:
+        def wait_for(event):
+            """Waits, up to a time limit, for an event in the output. A missing event is a difference of the outputs."""
+            end = time.monotonic() + 30
+            while f'"{event}"' not in open(output.name).read() and time.monotonic() < end:
+                time.sleep(0.1)
+
+        watching = subprocess.Popen([kubectl, "get", "cm", "-l", "watched=yes", "--watch", "--output-watch-events", "-o", "json"],
+                                    stdout=output, stderr=subprocess.STDOUT, env=environment)
+        for data, event in (("1", "ADDED"), ("2", "MODIFIED")):
+            body = {**OBJECT, "metadata": {"name": "w", "labels": {"watched": "yes"}}, "data": {"a": data}}
+            run("apply", "-f", "-", input=json.dumps(body))
+            wait_for(event)
+        run("delete", "cm", "w")
+        wait_for("DELETED")
+        watching.terminate()
+        watching.wait()
+        return open(output.name).read()
 
 
 def compare(check, kubectls, ours, theirs):

@@ -33,7 +33,7 @@ def succeeds(text, done):
 
 
 def becomes(text, wanted, *words, seconds=60):
-    """Waits until kubectl's output is the wanted one. Returns whether it was within the time."""
+    """Checks that the output of kubectl is the wanted one within a time."""
     end = time.monotonic() + seconds
     while True:
         done = kubectl(*words)
@@ -44,8 +44,17 @@ def becomes(text, wanted, *words, seconds=60):
         time.sleep(0.2)
 
 
+def eventually(text, holds, seconds=60):
+    """Waits until a condition holds. A timeout is a failed check."""
+    end = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > end:
+            return check(text, False, "timeout")
+        time.sleep(0.2)
+
+
 class Kubelet(threading.Thread):
-    """Ends each pod of a namespace with success: there are no nodes."""
+    """Sets the phase of each pending pod of a namespace to Succeeded, because there are no nodes."""
 
     def __init__(self, namespace):
         super().__init__(daemon=True)
@@ -163,6 +172,13 @@ def certmanager_part():
     succeeds("the CRDs are deleted", kubectl("delete", *files, "--timeout=60s"))
 
 
+def watches_of_buckets():
+    """Number of watches in the metrics of the API server."""
+    metrics = kubectl("get", "--raw", "/metrics").stdout.splitlines()
+    lines = [line for line in metrics if line.startswith("apiserver_longrunning_requests{") and '"buckets"' in line]
+    return sum(float(line.split()[-1]) for line in lines)
+
+
 def watches_part():
     """A definition that changes during 100 watches: no watch loses or repeats a change."""
     succeeds("a CRD for watches", kubectl("apply", "-f", HERE + "/bucket.yaml"))
@@ -172,10 +188,10 @@ def watches_part():
     version = json.loads(kubectl("get", "--raw", path).stdout)["metadata"]["resourceVersion"]
     path = f"{path}?watch=true&resourceVersion={version}&timeoutSeconds=60"
     proxy = subprocess.Popen([TOOLS["kubectl"], "proxy", "--port=18001"], stdout=subprocess.DEVNULL)
-    time.sleep(1)
     address = "http://127.0.0.1:18001"
+    eventually("kubectl proxy serves requests", lambda: run("curl", "-sf", address + "/version").returncode == 0)
     watches = [subprocess.Popen(["curl", "-sN", address + path], stdout=subprocess.PIPE, text=True) for _ in range(100)]
-    time.sleep(2)
+    eventually("100 watches are active", lambda: watches_of_buckets() >= 100)
     for size in range(1, 21):
         bucket(str(size))
         if size % 4 == 0:

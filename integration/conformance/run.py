@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs specs of Kubernetes' conformance suite against the cluster that `cluster start` made, and compares the outcome
+"""Runs specs of Kubernetes' conformance suite against the cluster that `cluster start` created, and compares the outcome
 with the recorded one (specs.txt). scripts/conformance calls it; `run.py --help` lists the options."""
 
 import argparse
@@ -227,7 +227,7 @@ def table(names, results, specs, skipped):
 
 def write_record(specs, record, suite):
     """Writes the record of these specs; a spec that never ran is recorded as failed. Outside conformance only passed
-    specs are recorded, because many specs need what no cluster here has."""
+    specs are recorded, because many specs need features that no cluster here has."""
     flag = "" if suite == "conformance" else f" --{suite}"
     head = (f"# Outcome of each {suite} spec of Kubernetes v1.36.0. `scripts/conformance{flag} --record` writes this file;\n"
             "# a spec that is `passed` here and does not pass fails the run.\n")

@@ -1,4 +1,4 @@
-"""A control plane as the test sees it: requests, and copies of its objects that watches keep current."""
+"""A client of a control plane: sends requests, and keeps copies of the objects by watches."""
 
 import http.client
 import json
@@ -40,7 +40,7 @@ class Cluster:
         self.lock = threading.Lock()
         # By resource, then by (namespace, name).
         self.objects = {resource: {} for _, resource in RESOURCES}
-        # By scope: time of the last change, and every object that was seen.
+        # By scope: time of the last change, and all objects until now.
         self.changed = {}
         self.listeners = {}
 
@@ -129,7 +129,7 @@ class Cluster:
 
     def notice(self, resource, item, old):
         scope = scope_of(resource, item["metadata"])
-        # Heartbeats of nodes are no activity.
+        # A heartbeat of a node does not count as activity.
         self.changed[scope] = time.monotonic()
         listener = self.listeners.get(scope)
         if listener:

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Compares the objects that our controllers and kube-controller-manager make of the same random histories.
+"""Compares the objects that our controllers and kube-controller-manager create in the same random histories.
 
 compare.py THEIRS OURS TOKEN FIRST LAST PARALLEL: URLs of two API servers of the same program, a token of an administrator,
 and the seeds. A difference is a line: seed, theme, object, place, theirs, ours, separated by tabs; the steps so far are

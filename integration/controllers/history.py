@@ -1,4 +1,4 @@
-"""Random histories of a cluster: users' requests, and what nodes and pods do in between. One seed is one history."""
+"""Random histories of a cluster: requests of users, and actions of nodes and pods. A seed determines a history."""
 
 import random
 
@@ -90,7 +90,7 @@ class History:
             yield self.act("bind")
 
     def progress(self):
-        """What nodes do: pods start, become ready, end, are removed."""
+        """Actions of nodes: pods start, become ready, end, are removed."""
         yield self.random.choice([
             lambda: self.act("bind"), lambda: self.act("bind", count=1), lambda: self.act("bind", ready=False, count=1),
             lambda: self.act("reap"), lambda: self.act("ready", value=True), lambda: self.act("bind"),

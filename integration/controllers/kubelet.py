@@ -29,7 +29,7 @@ class Kubelet:
         self.number, self.addresses = number, 1
 
     def pods(self, step):
-        """The pods that a step is about, in an order that both clusters share."""
+        """The pods of a step, in the same order on both clusters."""
         found = []
         for pod in self.cluster.all("pods", self.scope):
             owner = pod["metadata"].get("labels", {}).get("app")
@@ -47,7 +47,7 @@ class Kubelet:
         self.cluster.send("PATCH", self.cluster.path("pods", self.scope, name, "status"), {"status": status}, MERGE)
 
     def chosen(self, step, pods):
-        """Some of the pods: as many as the step says."""
+        """As many pods as the step selects."""
         first = step.get("first", 0)
         return pods[first:first + step["count"]] if "count" in step else pods
 

@@ -7,13 +7,26 @@ use std::process::{Child, Command, Output};
 
 use nix::sys::signal::Signal;
 
-use crate::{Kubectl, Machine, eventually, process};
+use crate::{Kubectl, Machine, eventually, on_a_machine, process};
+
+/// Runs a test on a machine with a registry server and a running cluster.
+///
+/// # Panics
+/// When the test panics, or the node is not Ready in time.
+pub fn on_a_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let mut cluster = Cluster::up(machine, &mirrors);
+        test(machine, &mut cluster);
+    });
+}
 
 /// A running `coracle up`. Dereferences to kubectl for this cluster.
 pub struct Cluster {
     process: Option<Child>,
     flags: Vec<String>,
-    places: Vec<String>,
+    /// Flags that name the state directory and the run directory.
+    state_flags: Vec<String>,
     kubectl: Kubectl,
     log: PathBuf,
     cgroup: String,
@@ -40,7 +53,7 @@ impl Cluster {
         let more = flags.iter().map(|flag| (*flag).to_owned());
         let has_thresholds = flags.contains(&"--eviction-hard");
         let text = |path: PathBuf| path.to_str().unwrap().to_owned();
-        let places = vec![
+        let state_flags = vec![
             "--state-dir".to_owned(),
             text(machine.path("state")),
             "--run-dir".to_owned(),
@@ -58,7 +71,7 @@ impl Cluster {
         let mut cluster = Self {
             process: None,
             flags: flags.flat_map(|(k, v)| [k.to_owned(), v]).chain(more).collect(),
-            places,
+            state_flags,
             kubectl: Kubectl::new(machine.path("state/admin.kubeconfig")),
             log: machine.path("coracle.log"),
             cgroup: machine.name().to_owned(),
@@ -78,7 +91,7 @@ impl Cluster {
     pub fn start(&mut self) {
         assert!(self.process.is_none(), "the process is already running");
         let mut command = Command::new(Machine::coracle());
-        command.arg("up").args(&self.places).args(&self.flags);
+        command.arg("up").args(&self.state_flags).args(&self.flags);
         self.process = Some(process::start(command, &self.log));
         eventually("the node to be Ready", 30, || {
             if let Some(status) = self.process.as_mut().unwrap().try_wait().unwrap() {
@@ -120,7 +133,7 @@ impl Cluster {
     pub fn down(&mut self) {
         let output = self.run_down(&[]);
         if let Some(mut process) = self.process.take() {
-            process.wait().unwrap();
+            process::wait_for_exit(&mut process);
         }
         assert!(output.status.success(), "coracle down: {}", String::from_utf8_lossy(&output.stderr));
         let summary = String::from_utf8_lossy(&output.stdout);
@@ -129,7 +142,7 @@ impl Cluster {
 
     fn run_down(&self, more: &[&str]) -> Output {
         let mut command = Command::new(Machine::coracle());
-        command.arg("down").args(&self.places).args(&self.flags).args(more).output().unwrap()
+        command.arg("down").args(&self.state_flags).args(&self.flags).args(more).output().unwrap()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::{Crictl, Machine, eventually, process};
 pub struct Cri {
     process: Option<Child>,
     arguments: Vec<String>,
-    places: [String; 2],
+    state_dirs: [String; 2],
     cgroup: String,
     crictl: Crictl,
     log: PathBuf,
@@ -46,7 +46,7 @@ impl Cri {
             process: None,
             arguments: arguments.into_iter().map(str::to_owned).collect(),
             crictl: Crictl::new(&socket),
-            places: [state, run],
+            state_dirs: [state, run],
             cgroup,
             log,
         };
@@ -89,7 +89,7 @@ impl Cri {
     }
 
     fn end(&mut self) -> Output {
-        let [state, run] = &self.places;
+        let [state, run] = &self.state_dirs;
         let output = Command::new(Machine::coracle())
             .args(["down", "--purge", "--state-dir", state, "--run-dir", run])
             .args(["--cgroup-root", &format!("/{}", self.cgroup)])

@@ -115,9 +115,9 @@ impl Flannel {
         let mut plugin = command.spawn().unwrap();
         plugin.stdin.take().unwrap().write_all(self.delegate().to_string().as_bytes()).unwrap();
         let output = plugin.wait_with_output().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout).into_owned();
-        assert!(output.status.success(), "the bridge plugin: {said}");
-        let result: Value = serde_json::from_str(&said).unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success(), "the bridge plugin: {text}");
+        let result: Value = serde_json::from_str(&text).unwrap();
         let address = |ip: &Value| ip["address"].as_str().unwrap().split('/').next().unwrap().to_owned();
         (process, result["ips"].as_array().unwrap().iter().map(address).collect())
     }

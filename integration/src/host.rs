@@ -169,12 +169,12 @@ impl Host {
     }
 
     /// Disconnects the host from the bridge.
-    pub fn cut(&self) {
+    pub fn disconnect(&self) {
         run("ip", &["link", "set", &self.port(), "down"]);
     }
 
     /// Connects the host to the bridge again.
-    pub fn join(&self) {
+    pub fn reconnect(&self) {
         run("ip", &["link", "set", &self.port(), "up"]);
     }
 

@@ -7,7 +7,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use serde_json::Value;
 
-use crate::Machine;
+use crate::{Machine, eventually};
 
 /// Runs kubectl with one kubeconfig.
 pub struct Kubectl {
@@ -93,16 +93,15 @@ impl Kubectl {
         command.spawn().unwrap()
     }
 
-    /// Runs kubectl in a new terminal and returns the terminal's output.
+    /// Runs kubectl in a new terminal. A shell splits the arguments into words. Standard output is that of the terminal.
     ///
     /// # Panics
     /// When `script` cannot be started.
     #[must_use]
-    pub fn in_a_terminal(&self, arguments: &[&str]) -> String {
+    pub fn in_a_terminal(&self, arguments: &[&str]) -> Output {
         let words = format!("{} {}", Machine::kubectl("1.37").display(), arguments.join(" "));
         let mut command = self.command("script");
-        let output = command.args(["-qec", &words, "/dev/null"]).stdin(Stdio::null()).output().unwrap();
-        String::from_utf8_lossy(&output.stdout).into_owned()
+        command.args(["-qec", &words, "/dev/null"]).stdin(Stdio::null()).output().unwrap()
     }
 
     /// Runs `kubectl apply -f -`.
@@ -120,6 +119,14 @@ impl Kubectl {
         let mut all = vec!["get", "-o", "json"];
         all.extend(arguments);
         serde_json::from_str(&self.kubectl(&all)).unwrap()
+    }
+
+    /// Polls a pod until `look` returns a value. `what` describes the value for the message of a timeout.
+    ///
+    /// # Panics
+    /// When `look` returns no value in time.
+    pub fn until_pod<T>(&self, name: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
+        eventually(&format!("{name}: {what}"), 120, || look(&self.get(&["pod", name])))
     }
 
     /// The Ready pods without deletionTimestamp. `selection` has further arguments of `kubectl get pods`.

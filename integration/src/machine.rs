@@ -169,6 +169,17 @@ impl Machine {
         add_image(&self.path("registry"), &layout, &format!("library/{name}"));
     }
 
+    /// Adds the sandbox image of containerd to the registry: `pause`, a program that sleeps.
+    ///
+    /// # Panics
+    /// When the image cannot be built.
+    pub fn push_sandbox_image(&self) {
+        let root = self.path("pause.root");
+        fs::create_dir_all(&root).unwrap();
+        fs::write(root.join("pause"), "").unwrap();
+        self.push_root("pause", &root, &["--cmd", "sleep", "1000000"]);
+    }
+
     /// Adds an image for one other architecture to the registry: an index with `busybox`, which names the architecture.
     ///
     /// # Panics
@@ -207,6 +218,7 @@ fn is_tmpfs(path: &Path) -> bool {
 }
 
 /// The root directory of the repository.
-fn repository() -> &'static Path {
+#[must_use]
+pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }

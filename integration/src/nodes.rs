@@ -57,7 +57,7 @@ impl Nodes {
     /// When a node is not Ready in time.
     #[must_use]
     pub fn up(machine: &mut Machine, cidrs: &str, count: u8) -> Self {
-        let mut nodes = Self::alone(machine, cidrs, &[]);
+        let mut nodes = Self::control_plane_only(machine, cidrs, &[]);
         (1..=count).for_each(|number| nodes.add(number, &[]));
         nodes.wait_ready();
         nodes
@@ -69,7 +69,7 @@ impl Nodes {
     /// # Panics
     /// When the API server does not respond in time.
     #[must_use]
-    pub fn alone(machine: &mut Machine, cidrs: &str, flags: &[&str]) -> Self {
+    pub fn control_plane_only(machine: &mut Machine, cidrs: &str, flags: &[&str]) -> Self {
         let of_v6 = cidrs.split(',').all(|cidr| cidr.contains(':'));
         let families = if of_v6 { Families::V6 } else { Families::Both };
         make_bridge(families);
@@ -334,9 +334,9 @@ fn issue(pki: &Path, dir: &Path, kind: &str, node: &str, extensions: &str) -> (P
     fs::write(&more, extensions).unwrap();
     let text = |path: &Path| path.to_str().unwrap().to_owned();
     let subject = format!("/O=system:nodes/CN=system:node:{node}");
-    let asked =
+    let request_flags =
         ["req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-subj", &subject];
-    run("openssl", &[&asked[..], &["-keyout", &text(&key), "-out", &text(&request)]].concat());
+    run("openssl", &[&request_flags[..], &["-keyout", &text(&key), "-out", &text(&request)]].concat());
     let (authority, signer) = (text(&pki.join("ca.crt")), text(&pki.join("ca.key")));
     let signed = ["x509", "-req", "-days", "2", "-CA", &authority, "-CAkey", &signer, "-in", &text(&request)]
         .map(str::to_owned);
@@ -418,7 +418,7 @@ impl Agent {
     fn start_with(&mut self, more: &[&str]) {
         assert!(self.process.is_none(), "the process is already running");
         let mut command = self.host.command(Machine::coracle());
-        command.arg("agent").args(self.places(more)).args(&self.flags).args(more);
+        command.arg("agent").args(self.state_flags(more)).args(&self.flags).args(more);
         self.process = Some(start(command, &self.log));
     }
 
@@ -431,7 +431,7 @@ impl Agent {
         assert!(self.process.is_none(), "the process is already running");
         let mut command = self.host.command("timeout");
         command.arg("300").arg(Machine::coracle()).arg("agent");
-        command.args(self.places(more)).args(&self.flags).args(more).output().unwrap()
+        command.args(self.state_flags(more)).args(&self.flags).args(more).output().unwrap()
     }
 
     /// Sends a signal to the agent and waits until it exits. Its pods continue.
@@ -439,27 +439,28 @@ impl Agent {
         end(&mut self.process, signal);
     }
 
-    /// Stops the agent with SIGSTOP.
-    pub fn freeze(&self) {
+    /// Pauses the agent with SIGSTOP.
+    pub fn pause(&self) {
         kill(Pid::from_raw(i32::try_from(self.pid()).unwrap()), Signal::SIGSTOP).unwrap();
     }
 
-    /// Continues the agent with SIGCONT.
-    pub fn thaw(&self) {
+    /// Resumes the agent with SIGCONT.
+    pub fn resume(&self) {
         kill(Pid::from_raw(i32::try_from(self.pid()).unwrap()), Signal::SIGCONT).unwrap();
     }
 
-    fn places(&self, more: &[&str]) -> Vec<String> {
+    /// Flags of `coracle agent` and `coracle down` that name directories, the cgroup and the node.
+    fn state_flags(&self, more: &[&str]) -> Vec<String> {
         let in_dir = |name: &str| self.dir.join(name).to_str().unwrap().to_owned();
-        let places = [
+        let state_flags = [
             ("--state-dir", in_dir("state")),
             ("--run-dir", in_dir("run")),
             ("--pod-log-dir", in_dir("logs")),
             ("--cgroup-root", format!("/{}", self.cgroup)),
             ("--node-name", self.name.clone()),
         ];
-        let places = places.into_iter().filter(|(flag, _)| !more.contains(flag));
-        places.flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
+        let state_flags = state_flags.into_iter().filter(|(flag, _)| !more.contains(flag));
+        state_flags.flat_map(|(flag, value)| [flag.to_owned(), value]).collect()
     }
 }
 
@@ -479,7 +480,7 @@ impl Drop for Agent {
     fn drop(&mut self) {
         self.end(Signal::SIGTERM);
         let mut command = self.host.command(Machine::coracle());
-        let down = command.arg("down").args(self.places(&[])).arg("--purge").output().unwrap();
+        let down = command.arg("down").args(self.state_flags(&[])).arg("--purge").output().unwrap();
         if !down.status.success() {
             eprintln!("coracle down of {}: {}", self.name, String::from_utf8_lossy(&down.stderr));
         }

@@ -15,6 +15,8 @@ mod bad_input;
 mod checkpoint;
 #[path = "cluster/custom_resources.rs"]
 mod custom_resources;
+#[path = "cluster/deployment.rs"]
+mod deployment;
 #[path = "cluster/device_plugins.rs"]
 mod device_plugins;
 #[path = "cluster/devices.rs"]
@@ -67,8 +69,6 @@ mod services;
 mod static_pods;
 #[path = "cluster/storage.rs"]
 mod storage;
-#[path = "cluster/story.rs"]
-mod story;
 #[path = "cluster/streams.rs"]
 mod streams;
 #[path = "cluster/usage.rs"]

@@ -6,11 +6,11 @@
     clippy::expect_used,
     clippy::disallowed_methods,
     clippy::print_stderr,
-    reason = "a test panics, waits, and prints what it left"
+    reason = "a test panics, waits, and prints what is left"
 )]
 
-#[path = "cni/beside.rs"]
-mod beside;
+#[path = "cni/concurrent_gc.rs"]
+mod concurrent_gc;
 #[path = "cni/containerd.rs"]
 mod containerd;
 #[path = "cni/killed.rs"]
@@ -43,8 +43,8 @@ fn network(version: &str, dir: &Path, plugin: &Value, ipam: &Value) -> Value {
     conf
 }
 
-/// Result of one implementation: ADD's result, state of sandbox and host, files, and the state after DEL.
-fn outcome(of: &'static str, version: String, plugin: Value, ipam: Value) -> Vec<(&'static str, Value)> {
+/// What an implementation does: the result of ADD, the state of sandbox and host, files, and the state after DEL.
+fn observe(of: &'static str, version: String, plugin: Value, ipam: Value) -> Vec<(&'static str, Value)> {
     in_new_namespace(move || {
         run("ip", &["link", "set", "lo", "up"]);
         let dir = tempfile::tempdir().unwrap();
@@ -56,24 +56,24 @@ fn outcome(of: &'static str, version: String, plugin: Value, ipam: Value) -> Vec
         }
         let plugins = Plugins::of(of, dir.path());
         let sandbox = Sandbox::new();
-        let conf = plugins.marked(network(&version, &dir.path().join("addresses"), &plugin, &ipam));
-        let mut seen = Vec::new();
+        let conf = plugins.with_settings(network(&version, &dir.path().join("addresses"), &plugin, &ipam));
+        let mut observed = Vec::new();
         let result = plugins.plugin("bridge").call("ADD", "c1", &sandbox, &conf).unwrap();
-        seen.push(("result", normalized(&result, &sandbox)));
+        observed.push(("result", normalized(&result, &sandbox)));
         let json_of = |text: String| serde_json::from_str::<Value>(&text).unwrap();
         for (what, command) in [
             ("addresses", &["ip", "-j", "addr", "show", "eth0"][..]),
             ("routes", &["ip", "-j", "-4", "route"]),
             ("routes6", &["ip", "-j", "-6", "route", "show", "default"]),
         ] {
-            seen.push((what, plugins::essence(&json_of(sandbox.run(command)))));
+            observed.push((what, plugins::essence(&json_of(sandbox.run(command)))));
         }
-        seen.push(("host", plugins::essence(&json_of(run("ip", &["-j", "addr", "show"])))));
-        seen.push(("VLANs", plugins::vlans(&json_of(run("bridge", &["-j", "vlan", "show"])))));
+        observed.push(("host", plugins::essence(&json_of(run("ip", &["-j", "addr", "show"])))));
+        observed.push(("VLANs", plugins::vlans(&json_of(run("bridge", &["-j", "vlan", "show"])))));
         let port = json_of(run("ip", &["-j", "-d", "link", "show", "master", "br0"]));
         let data = &port[0]["linkinfo"]["info_slave_data"];
-        seen.push(("port", json!([data["hairpin"], data["isolated"], port[0]["mtu"]])));
-        seen.push(("files", plugins::files(&dir.path().join("addresses/net"))));
+        observed.push(("port", json!([data["hairpin"], data["isolated"], port[0]["mtu"]])));
+        observed.push(("files", plugins::files(&dir.path().join("addresses/net"))));
         let mut check = conf.clone();
         check["prevResult"] = result;
         if version != "0.3.1" {
@@ -81,9 +81,9 @@ fn outcome(of: &'static str, version: String, plugin: Value, ipam: Value) -> Vec
         }
         plugins.plugin("bridge").call("DEL", "c1", &sandbox, &check).unwrap();
         plugins.plugin("bridge").call("DEL", "c1", &sandbox, &check).unwrap();
-        seen.push(("files after", plugins::files(&dir.path().join("addresses/net"))));
-        seen.push(("links after", json!(run("ip", &["-o", "link"]).lines().count())));
-        seen
+        observed.push(("files after", plugins::files(&dir.path().join("addresses/net"))));
+        observed.push(("links after", json!(run("ip", &["-o", "link"]).lines().count())));
+        observed
     })
 }
 
@@ -108,7 +108,7 @@ fn results_and_kernel_state_equal_the_references_field_by_field() {
         (&json!({"dns": {"nameservers": ["192.0.2.53"], "domain": "x.y"}, "promiscMode": true}), &sets),
     ] {
         for version in ["0.3.1", "0.4.0", "1.0.0"] {
-            let of = |of| outcome(of, version.to_owned(), plugin.clone(), ipam.clone());
+            let of = |of| observe(of, version.to_owned(), plugin.clone(), ipam.clone());
             for (ours, theirs) in of("coracle").into_iter().zip(of("reference")) {
                 assert_eq!(ours, theirs, "{version} {plugin} {ipam}");
             }
@@ -127,7 +127,7 @@ fn host_local_responds_as_the_reference_does() {
         let ipam = json!({"ranges": [[{"subnet": "10.1.2.0/29"}], [{"subnet": "fd01::/126"}]]});
         let mut conf = network("1.0.0", &addresses, &json!({}), &ipam);
         conf["ipam"]["resolvConf"] = json!(dir.path().join("resolv.conf"));
-        let mut seen = Vec::new();
+        let mut observed = Vec::new();
         for (command, id) in [
             ("ADD", "a"),
             ("ADD", "b"),
@@ -138,17 +138,17 @@ fn host_local_responds_as_the_reference_does() {
             ("ADD", "e"),
         ] {
             let answer = plugins.plugin("host-local").call(command, id, &sandbox, &conf);
-            seen.push(answer.map_err(|_refusal| format!("{command} {id} is refused")));
-            seen.push(Ok(plugins::files(&addresses.join("net"))));
+            observed.push(answer.map_err(|_refusal| format!("{command} {id} is refused")));
+            observed.push(Ok(plugins::files(&addresses.join("net"))));
         }
         conf["args"] = json!({"cni": {"ips": ["10.1.2.99"]}});
-        seen.push(
+        observed.push(
             plugins
                 .plugin("host-local")
                 .call("ADD", "f", &sandbox, &conf)
                 .map_err(|_refusal| "refused".to_owned()),
         );
-        seen
+        observed
     };
     assert_eq!(of("coracle"), of("reference"));
 }
@@ -163,11 +163,13 @@ fn each_implementation_checks_and_deletes_attachments_of_the_other() {
         let before = links();
         for (first, second) in [(&ours, &theirs), (&theirs, &ours)] {
             let (a, b) = (Sandbox::new(), Sandbox::new());
-            let made = first.plugin("bridge").call("ADD", "a", &a, &first.marked(conf.clone())).unwrap();
-            let more = second.plugin("bridge").call("ADD", "b", &b, &second.marked(conf.clone())).unwrap();
-            assert_ne!(made["ips"][0]["address"], more["ips"][0]["address"]);
-            for (id, sandbox, result, other) in [("a", &a, made, second), ("b", &b, more, first)] {
-                let mut conf = other.marked(conf.clone());
+            let created =
+                first.plugin("bridge").call("ADD", "a", &a, &first.with_settings(conf.clone())).unwrap();
+            let more =
+                second.plugin("bridge").call("ADD", "b", &b, &second.with_settings(conf.clone())).unwrap();
+            assert_ne!(created["ips"][0]["address"], more["ips"][0]["address"]);
+            for (id, sandbox, result, other) in [("a", &a, created, second), ("b", &b, more, first)] {
+                let mut conf = other.with_settings(conf.clone());
                 conf["prevResult"] = result;
                 other.plugin("bridge").call("CHECK", id, sandbox, &conf).unwrap();
                 other.plugin("bridge").call("DEL", id, sandbox, &conf).unwrap();
@@ -233,7 +235,7 @@ fn every_invalid_field_is_rejected_and_leaves_nothing() {
             ("runtimeConfig", json!({"mac": 7}), 7),
             ("prevResult", json!({"cniVersion": "9.9.9"}), 1),
         ] {
-            let mut conf = plugins.marked(working(machine));
+            let mut conf = plugins.with_settings(working(machine));
             match field.split_once('.') {
                 Some((outer, inner)) => conf[outer][inner] = wrong.clone(),
                 None => conf[field] = wrong.clone(),
@@ -291,7 +293,8 @@ fn invalid_fields_of_the_other_plugins_are_named() {
             let mut conf =
                 json!({"cniVersion": "1.0.0", "name": "net", "type": kind, "prevResult": previous});
             conf.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
-            let error = plugins.plugin(kind).call("ADD", "c1", &sandbox, &plugins.marked(conf)).unwrap_err();
+            let error =
+                plugins.plugin(kind).call("ADD", "c1", &sandbox, &plugins.with_settings(conf)).unwrap_err();
             assert_eq!(error["code"], code, "{kind} {fields}: {error}");
             assert_eq!(run("nft", &["list", "ruleset"]), "", "{kind} {fields}");
         }
@@ -303,7 +306,7 @@ fn a_foreign_interface_with_the_bridges_name_is_unchanged() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let sandbox = Sandbox::new();
-        let conf = plugins.marked(working(machine));
+        let conf = plugins.with_settings(working(machine));
         run("ip", &["link", "add", "br0", "type", "veth", "peer", "name", "br1"]);
         let error = plugins.plugin("bridge").call("ADD", "c1", &sandbox, &conf).unwrap_err();
         assert_eq!(error["msg"], "an interface named br0 exists and is not a bridge");
@@ -334,11 +337,11 @@ fn a_chain_of_executables_serves_a_port_and_leaves_nothing() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let sandbox = Sandbox::new();
-        let conf = plugins.marked(working(machine));
+        let conf = plugins.with_settings(working(machine));
         let result = plugins.plugin("bridge").call("ADD", "c1", &sandbox, &conf).unwrap();
         let ports = json!([{"hostPort": 8080, "containerPort": 80, "protocol": "TCP", "hostIP": ""}]);
         let mut ported = plugins
-            .marked(json!({"cniVersion": "1.0.0", "name": "net", "type": "portmap", "snat": true,
+            .with_settings(json!({"cniVersion": "1.0.0", "name": "net", "type": "portmap", "snat": true,
             "runtimeConfig": {"portMappings": ports}, "prevResult": result}));
         assert_eq!(plugins.plugin("portmap").call("ADD", "c1", &sandbox, &ported).unwrap(), result);
         plugins.plugin("portmap").call("CHECK", "c1", &sandbox, &ported).unwrap();
@@ -384,46 +387,46 @@ fn a_chain_of_executables_serves_a_port_and_leaves_nothing() {
 /// 10,000 operations in eight threads. Every tenth is killed at a random time.
 #[test]
 fn no_address_is_allocated_twice_or_leaked_when_plugins_are_killed() {
-    const HANDS: u64 = 8;
-    const OPERATIONS: usize = 10_000 / HANDS as usize;
+    const THREADS: u64 = 8;
+    const OPERATIONS: usize = 10_000 / THREADS as usize;
     let dir = tempfile::tempdir().unwrap();
     let plugins = Arc::new(Plugins::of("coracle", dir.path()));
     let addresses = dir.path().join("addresses");
     let conf = Arc::new(network("1.0.0", &addresses, &json!({}), &json!({"subnet": "10.1.2.0/26"})));
-    let given: Arc<Mutex<HashMap<String, String>>> = Arc::default();
-    let hands = (0..HANDS).map(|hand| {
-        let (plugins, conf, given) = (Arc::clone(&plugins), Arc::clone(&conf), Arc::clone(&given));
-        std::thread::spawn(move || work(hand, OPERATIONS, &plugins, &conf, &given))
+    let allocated: Arc<Mutex<HashMap<String, String>>> = Arc::default();
+    let threads = (0..THREADS).map(|thread| {
+        let (plugins, conf, allocated) = (Arc::clone(&plugins), Arc::clone(&conf), Arc::clone(&allocated));
+        std::thread::spawn(move || add_and_delete(thread, OPERATIONS, &plugins, &conf, &allocated))
     });
-    let full: usize = hands.collect::<Vec<_>>().into_iter().map(|hand| hand.join().unwrap()).sum();
-    assert!(full < 5_000, "most of the time there was room");
-    assert!(given.lock().unwrap().is_empty());
-    assert_eq!(plugins::addresses(&addresses.join("net")), [""; 0], "nothing leaked");
+    let full: usize = threads.collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).sum();
+    assert!(full < 5_000, "the range was exhausted {full} times");
+    assert!(allocated.lock().unwrap().is_empty());
+    assert_eq!(plugins::addresses(&addresses.join("net")), [""; 0]);
 }
 
 /// One thread: random ADDs and DELs with up to eight attachments. Returns how often the range was exhausted.
-fn work(
-    hand: u64,
+fn add_and_delete(
+    thread: u64,
     operations: usize,
     plugins: &Plugins,
     conf: &Value,
-    given: &Mutex<HashMap<String, String>>,
+    allocated: &Mutex<HashMap<String, String>>,
 ) -> usize {
     let (none, plugin) = (Sandbox::none(), plugins.plugin("host-local"));
-    let (mut random, mut mine, mut full) = (hand * 7919 + 1, Vec::<(String, Option<String>)>::new(), 0);
-    let mut dice = |sides: u64| {
+    let (mut random, mut mine, mut full) = (thread * 7919 + 1, Vec::<(String, Option<String>)>::new(), 0);
+    let mut random_below = |limit: u64| {
         random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (random >> 33) % sides
+        (random >> 33) % limit
     };
     for number in 0..operations {
-        let kill = (dice(10) == 0).then(|| Duration::from_micros(dice(6_000)));
-        if mine.len() < 8 && (mine.is_empty() || dice(2) == 0) {
-            let id = format!("h{hand}n{number}");
+        let kill = (random_below(10) == 0).then(|| Duration::from_micros(random_below(6_000)));
+        if mine.len() < 8 && (mine.is_empty() || random_below(2) == 0) {
+            let id = format!("t{thread}n{number}");
             match plugin.killed_after(kill).run("ADD", &id, &none, conf) {
                 Some(Ok(answer)) => {
                     let address = answer["ips"][0]["address"].as_str().unwrap().to_owned();
-                    let other = given.lock().unwrap().insert(address.clone(), id.clone());
-                    assert_eq!(other, None, "{address} was given to {id}, too");
+                    let other = allocated.lock().unwrap().insert(address.clone(), id.clone());
+                    assert_eq!(other, None, "{address} is allocated to {id}, too");
                     mine.push((id, Some(address)));
                 }
                 Some(Err(error)) => {
@@ -434,9 +437,9 @@ fn work(
                 None => mine.push((id, None)),
             }
         } else {
-            let (id, address) = mine.swap_remove(usize::try_from(dice(mine.len() as u64)).unwrap());
+            let (id, address) = mine.swap_remove(usize::try_from(random_below(mine.len() as u64)).unwrap());
             if let Some(address) = &address {
-                given.lock().unwrap().remove(address);
+                allocated.lock().unwrap().remove(address);
             }
             // The caller repeats a DEL that was killed.
             if plugin.killed_after(kill).run("DEL", &id, &none, conf).is_none() {
@@ -445,7 +448,7 @@ fn work(
         }
     }
     for (id, address) in mine {
-        given.lock().unwrap().remove(&address.unwrap_or_default());
+        allocated.lock().unwrap().remove(&address.unwrap_or_default());
         plugin.call("DEL", &id, &none, conf).unwrap();
     }
     full
@@ -471,26 +474,26 @@ fn installing_creates_links_and_keeps_foreign_files() {
 
 /// Runs a pod with the reference's portmap plugin. The plugin's file gets another name, because Coracle's runtime
 /// implements `portmap` itself.
-fn their_portmap(machine: &Machine, cri: &Cri, pod: &Value) {
-    let theirs = machine.path("bin");
-    fs::create_dir_all(&theirs).unwrap();
-    std::os::unix::fs::symlink("/usr/lib/cni/portmap", theirs.join("portmap-reference")).unwrap();
+fn reference_portmap_serves_a_pod(machine: &Machine, cri: &Cri, pod: &Value) {
+    let bin = machine.path("bin");
+    fs::create_dir_all(&bin).unwrap();
+    std::os::unix::fs::symlink("/usr/lib/cni/portmap", bin.join("portmap-reference")).unwrap();
     let list = json!({"cniVersion": "1.0.0", "name": "theirs", "plugins": [
         {"type": "ptp", "ipam": {"type": "host-local", "dataDir": machine.path("addresses"),
             "subnet": "10.67.0.0/24"}},
         {"type": "portmap-reference", "capabilities": {"portMappings": true}}]});
-    // Replaced atomically: an ADD with a partly written list fails.
+    // The rename is atomic: an ADD with a partly written list would fail.
     fs::write(machine.path("net.d").join("10.new"), list.to_string()).unwrap();
     fs::rename(machine.path("net.d").join("10.new"), machine.path("net.d").join("10.conflist")).unwrap();
     let pod = pod.to_string().replace("\"1\"", "\"2\"").replace("web", "other");
     fs::write(machine.path("pod.json"), pod).unwrap();
     let id = eventually("a pod with the reference's list", 30, || {
         let id = cri.crictl(&["runp", machine.path("pod.json").to_str().unwrap()]);
-        let is_theirs = cri.json(&["inspectp", &id])["status"]["network"]["ip"] == "10.67.0.2";
-        if !is_theirs {
+        let has_address = cri.json(&["inspectp", &id])["status"]["network"]["ip"] == "10.67.0.2";
+        if !has_address {
             cri.crictl(&["rmp", "--force", &id]);
         }
-        is_theirs.then_some(id)
+        has_address.then_some(id)
     });
     let rules = || run("iptables", &["-t", "nat", "-S"]);
     assert!(rules().contains("10.67.0.2:80"), "{}", rules());
@@ -521,7 +524,7 @@ fn our_runtime_runs_a_third_party_list_and_reports_its_state() {
             let network = conditions.into_iter().find(|c| c["type"] == "NetworkReady").unwrap();
             (network["status"] == true, network["message"].as_str().unwrap_or_default().to_owned())
         };
-        assert!(ready().0, "the default network");
+        assert!(ready().0, "the default network is not ready");
         fs::write(format!("{conf}/10.conflist"), r#"{"cniVersion":"1.0.0","name":"n","type":"absent"}"#)
             .unwrap();
         eventually("the error of the invalid list", 5, || {
@@ -540,7 +543,7 @@ fn our_runtime_runs_a_third_party_list_and_reports_its_state() {
         assert_eq!(plugins::addresses(&machine.path("addresses/third")), [""; 0]);
         assert!(!run("nft", &["list", "ruleset"]).contains("8080"));
         cri.crictl(&["rmp", &id]);
-        their_portmap(machine, &cri, &pod);
+        reference_portmap_serves_a_pod(machine, &cri, &pod);
         cri.down();
     });
 }
@@ -558,10 +561,10 @@ fn a_plugin_receives_the_pods_name_and_bandwidth() {
              [ $CNI_COMMAND != ADD ] || echo '{{\"cniVersion\":\"1.0.0\",\"ips\":[{{\"address\":\"10.1.1.1/32\"}}]}}'\n",
             log.display()
         );
-        fs::write(bin.join("witness"), script).unwrap();
-        fs::set_permissions(bin.join("witness"), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::write(bin.join("recorder"), script).unwrap();
+        fs::set_permissions(bin.join("recorder"), fs::Permissions::from_mode(0o755)).unwrap();
         let list = json!({"cniVersion": "1.0.0", "name": "n", "plugins": [
-            {"type": "witness", "capabilities": {"bandwidth": true, "portMappings": true}}]});
+            {"type": "recorder", "capabilities": {"bandwidth": true, "portMappings": true}}]});
         fs::write(conf.join("10.conflist"), list.to_string()).unwrap();
         let flags = ["--cni-conf-dir", conf.to_str().unwrap(), "--cni-bin-dir", bin.to_str().unwrap()];
         let cri = Cri::runtime_with(machine, &machine.path("none"), &flags);
@@ -575,7 +578,7 @@ fn a_plugin_receives_the_pods_name_and_bandwidth() {
         let calls = fs::read_to_string(&log).unwrap();
         for command in ["ADD", "DEL"] {
             let line = calls.lines().find(|line| line.starts_with(command)).unwrap();
-            let [_, interface, arguments, given] = line.splitn(4, '|').collect::<Vec<_>>()[..] else {
+            let [_, interface, arguments, received] = line.splitn(4, '|').collect::<Vec<_>>()[..] else {
                 panic!("{line}")
             };
             assert_eq!(interface, "eth0");
@@ -588,11 +591,11 @@ fn a_plugin_receives_the_pods_name_and_bandwidth() {
             ] {
                 assert!(arguments.split(';').any(|one| one == argument), "{argument}: {arguments}");
             }
-            let given: Value = serde_json::from_str(given).unwrap();
-            let bandwidth = &given["runtimeConfig"]["bandwidth"];
+            let received: Value = serde_json::from_str(received).unwrap();
+            let bandwidth = &received["runtimeConfig"]["bandwidth"];
             let rates = (&bandwidth["ingressRate"], &bandwidth["egressRate"]);
             assert_eq!(rates, (&json!(10_000_000), &json!(20_000_000)), "{command}");
-            let ports = &given["runtimeConfig"]["portMappings"][0];
+            let ports = &received["runtimeConfig"]["portMappings"][0];
             assert_eq!(
                 (&ports["hostPort"], &ports["containerPort"]),
                 (&json!(8080), &json!(80)),

@@ -1,13 +1,14 @@
-//! The published crictl against `coracle runtime`: pod life cycle, streams, logs, metrics.
+//! The published crictl against `coracle runtime`: pod lifecycle, streams, logs, metrics.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use coracle_integration::{Cri, Machine, Trace, eventually, on_a_machine};
+use coracle_integration::{
+    Cri, Lines, Machine, ResourceSnapshot, eventually, http_get, on_a_machine, process_status,
+};
 
 const BUSYBOX: &str = "docker.io/library/busybox:latest";
 const NGINX: &str = "docker.io/library/nginx:latest";
@@ -22,8 +23,8 @@ impl Running {
         Self(command.spawn().unwrap())
     }
 
-    fn lines(&mut self) -> impl Iterator<Item = String> {
-        BufReader::new(self.0.stdout.take().unwrap()).lines().map_while(Result::ok)
+    fn lines(&mut self) -> Lines {
+        Lines::of(self.0.stdout.take().unwrap())
     }
 }
 
@@ -61,12 +62,12 @@ fn configs(machine: &Machine) -> impl Fn(&str) -> String {
 fn on_a_runtime(test: impl FnOnce(&Machine, &Cri) + Send + 'static) {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let cri = Cri::runtime(machine, &mirrors);
         test(machine, &cri);
         cri.down();
         fs::remove_dir_all(machine.path("logs")).ok();
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }
 
@@ -200,8 +201,8 @@ fn exec_attach_and_logs_work() {
                 "LOUD\n"
             );
             let failed = cri.try_crictl(&exec(transport, &[&id, "sh", "-c", "echo why >&2; exit 3"]));
-            let said = String::from_utf8_lossy(&failed.stderr).into_owned();
-            assert!(said.contains("why") && said.contains("exit code 3"), "{said}");
+            let errors = String::from_utf8_lossy(&failed.stderr).into_owned();
+            assert!(errors.contains("why") && errors.contains("exit code 3"), "{errors}");
         }
         assert_eq!(cri.crictl(&["exec", "-s", &id, "echo", "at once"]), "at once");
         let late = cri.try_crictl(&["exec", "-s", "--timeout", "1", &id, "sleep", "100"]);
@@ -231,15 +232,6 @@ fn exec_attach_and_logs_work() {
     });
 }
 
-fn page(port: u16) -> Option<String> {
-    let mut connection = TcpStream::connect(("127.0.0.1", port)).ok()?;
-    connection.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    connection.write_all(b"GET / HTTP/1.0\r\nHost: web\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer).ok()?;
-    Some(answer)
-}
-
 #[test]
 fn ports_are_forwarded_and_rmp_force_removes_everything() {
     on_a_runtime(|machine, cri| {
@@ -252,7 +244,8 @@ fn ports_are_forwarded_and_rmp_force_removes_everything() {
             let ports = format!("{port}:80");
             let words = ["port-forward", "--transport", transport, &pod, &ports];
             let _forward = Running::start(cri, &words, Stdio::null());
-            let answer = eventually("the page", 10, || page(port).filter(|answer| !answer.is_empty()));
+            let page = |port: u16| http_get(("127.0.0.1", port), "/");
+            let answer = eventually("the page", 10, || page(port));
             assert!(answer.contains("Welcome to nginx!"), "{answer}");
             for _ in 0..20 {
                 assert!(page(port).unwrap().contains("Welcome to nginx!"));
@@ -294,8 +287,8 @@ fn runtime_config_metrics_and_checkpoints_work() {
         if output.status.success() {
             assert!(fs::metadata(&archive).unwrap().len() > 0);
         } else {
-            let said = String::from_utf8_lossy(&output.stderr).to_lowercase();
-            assert!(said.contains("criu"), "{said}");
+            let errors = String::from_utf8_lossy(&output.stderr).to_lowercase();
+            assert!(errors.contains("criu"), "{errors}");
         }
         assert_eq!(cri.crictl(&["ps", "-q", "--state", "running"]), id);
     });
@@ -305,44 +298,37 @@ fn runtime_config_metrics_and_checkpoints_work() {
 fn missing_objects_are_reported() {
     on_a_runtime(|machine, cri| {
         let path = configs(machine);
-        let said = |arguments: &[&str]| {
+        let error = |arguments: &[&str]| {
             let output = cri.try_crictl(arguments);
             assert!(!output.status.success(), "{arguments:?}");
             String::from_utf8_lossy(&output.stderr).into_owned()
         };
-        assert!(said(&["pull", "docker.io/library/absent:1"]).contains("docker.io/library/absent:1"));
+        assert!(error(&["pull", "docker.io/library/absent:1"]).contains("docker.io/library/absent:1"));
         for verb in ["inspect", "inspectp", "start", "logs"] {
-            assert!(said(&[verb, "0123456789ab"]).contains("0123456789ab"), "{verb}");
+            assert!(error(&[verb, "0123456789ab"]).contains("0123456789ab"), "{verb}");
         }
         let pod = cri.crictl(&["runp", &path("pod")]);
-        assert!(said(&["create", &pod, &path("shell"), &path("pod")]).contains(BUSYBOX));
-        assert!(said(&["runp", &path("pod")]).contains("web"));
+        assert!(error(&["create", &pod, &path("shell"), &path("pod")]).contains(BUSYBOX));
+        assert!(error(&["runp", &path("pod")]).contains("web"));
         assert_eq!(cri.crictl(&["pods", "-q"]), pod);
     });
-}
-
-/// Resident pages of the executable in a process, in kB.
-fn mapped(pid: u32) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssFile:")).unwrap();
-    line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
 #[test]
 fn an_idle_runtime_drops_pages_of_its_executable() {
     on_a_runtime(|machine, cri| {
-        // The runtime may have dropped some pages before the first look.
+        // The runtime may have dropped some pages before the first measurement.
         let mut most = 0;
-        let mut at_rest = |what: &str| {
+        let mut wait_for_dropped_pages = |what: &str| {
             eventually(what, 20, || {
-                let now = mapped(cri.pid());
+                let now = process_status(cri.pid(), "RssFile");
                 most = now.max(most);
                 now < most / 2
             });
         };
-        at_rest("the pages of the start to go");
+        wait_for_dropped_pages("the runtime to drop the pages of its start");
         let (pod, _id) = start(cri, configs(machine), BUSYBOX, "shell");
-        at_rest("the pages of what made the pod to go");
+        wait_for_dropped_pages("the runtime to drop the pages of the pod's start");
         cri.crictl(&["rmp", "-f", &pod]);
     });
 }

@@ -5,19 +5,17 @@
     clippy::expect_used,
     clippy::disallowed_methods,
     clippy::print_stderr,
-    reason = "a test panics, waits, and says what went wrong"
+    reason = "a test panics, waits, and prints the logs"
 )]
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::io::Write;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use coracle_integration::{Crictl, CrioSettings, Machine, eventually, on_a_machine};
+use coracle_integration::{Crictl, CrioSettings, Machine, eventually, http_get, on_a_machine};
 use coracle_testing::run;
 use serde_json::{Value, json};
 
@@ -35,15 +33,15 @@ struct Crio {
 }
 
 fn list(machine: &Machine) -> Value {
-    let places = json!({"table": "cni-test", "stateDir": machine.path("plugins")});
+    let settings = json!({"table": "cni-test", "stateDir": machine.path("plugins")});
     let ranges = json!([[{"subnet": "10.77.0.0/24"}], [{"subnet": "fd77::/64"}]]);
     json!({"cniVersion": "1.1.0", "name": "web", "plugins": [
         {"type": "bridge", "bridge": "web0", "isGateway": true, "ipMasq": true, "hairpinMode": true,
-         "coracle": places, "ipam": {"type": "host-local", "dataDir": machine.path("addresses"),
+         "coracle": settings, "ipam": {"type": "host-local", "dataDir": machine.path("addresses"),
              "ranges": ranges, "routes": [{"dst": "0.0.0.0/0"}, {"dst": "::/0"}]}},
-        {"type": "portmap", "capabilities": {"portMappings": true}, "coracle": places},
-        {"type": "bandwidth", "capabilities": {"bandwidth": true}, "coracle": places},
-        {"type": "firewall", "ingressPolicy": "same-bridge", "coracle": places}]})
+        {"type": "portmap", "capabilities": {"portMappings": true}, "coracle": settings},
+        {"type": "bandwidth", "capabilities": {"bandwidth": true}, "coracle": settings},
+        {"type": "firewall", "ingressPolicy": "same-bridge", "coracle": settings}]})
 }
 
 // === impl Crio ===
@@ -129,8 +127,8 @@ impl Crio {
             machine.path(name).to_str().unwrap().to_owned()
         });
         let id = self.crictl(&["runp", &files[0]]);
-        let made = self.crictl(&["create", &id, &files[1], &files[0]]);
-        self.crictl(&["start", &made]);
+        let created = self.crictl(&["create", &id, &files[1], &files[0]]);
+        self.crictl(&["start", &created]);
         (id.clone(), self.addresses_of(&id))
     }
 
@@ -171,13 +169,9 @@ impl Drop for Crio {
 }
 
 /// First line of the HTTP response.
-fn page(address: &str, port: u16) -> Option<String> {
-    let mut stream = TcpStream::connect((address, port)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    stream.write_all(b"GET /etc/hostname HTTP/1.0\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    answer.lines().next().map(str::to_owned)
+fn status_line(address: &str, port: u16) -> Option<String> {
+    let response = http_get((address, port), "/etc/hostname")?;
+    response.lines().next().map(str::to_owned)
 }
 
 /// The addresses that host-local has allocated.
@@ -221,24 +215,27 @@ fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
         );
         let all: BTreeSet<String> = of_a.iter().chain(&of_b).cloned().collect();
         assert_eq!(held(machine), all);
-        assert_eq!(links(), before + 5, "the bridge, and of each pod a veth end and an ifb device");
+        assert_eq!(links(), before + 5, "links: the bridge, and a veth and an ifb device of each pod");
         let reached = |crio: &Crio| {
             for address in &all {
-                assert_eq!(eventually("the pod", 20, || page(address, 80)), OK, "{address}");
+                assert_eq!(eventually("the pod", 20, || status_line(address, 80)), OK, "{address}");
             }
             // CRI-O configures host ports itself, also for the node's address and not only for 127.0.0.1.
-            assert_eq!(page(NODE, 8080).as_deref(), Some(OK));
+            assert_eq!(status_line(NODE, 8080).as_deref(), Some(OK));
             let container = crio.crictl(&["ps", "--quiet", "--pod", &b]);
             for address in &of_a {
-                let asked =
+                let script =
                     format!("printf 'GET /etc/hostname HTTP/1.0\\r\\n\\r\\n' | nc -w 20 {address} 80");
-                let answer = crio.crictl(&["exec", &container, "sh", "-c", &asked]);
+                let answer = crio.crictl(&["exec", &container, "sh", "-c", &script]);
                 assert!(answer.starts_with(OK), "{address}: {answer}");
             }
         };
         reached(&crio);
         let log = fs::read_to_string(&crio.log).unwrap();
-        assert!(log.contains("Checking CNI network web (config version=1.1.0)"), "CHECK follows each ADD");
+        assert!(
+            log.contains("Checking CNI network web (config version=1.1.0)"),
+            "CRI-O did not run CHECK after ADD"
+        );
         assert!(run("nft", &["list", "table", "inet", "cni-test"]).contains("ip saddr 10.77.0.0/24"));
 
         // After SIGTERM and SIGKILL, the pods of CRI-O are unchanged. At its start, CRI-O calls GC, which removes
@@ -255,10 +252,10 @@ fn crio_runs_pods_with_our_plugins_and_leaves_nothing() {
 
         crio.remove(&a);
         assert_eq!(held(machine), of_b.iter().cloned().collect());
-        assert_eq!(page(&of_b[0], 80).as_deref(), Some(OK));
+        assert_eq!(status_line(&of_b[0], 80).as_deref(), Some(OK));
         crio.remove(&b);
         assert_eq!(held(machine), BTreeSet::new());
-        assert_eq!(links(), before + 1, "the bridge stays");
+        assert_eq!(links(), before + 1, "only the bridge remains");
         assert!(!run("nft", &["list", "tables"]).contains("cni-test"));
         let claims = fs::read_dir(machine.path("plugins/firewall")).unwrap().flatten();
         assert_eq!(claims.map(|entry| entry.file_name()).collect::<Vec<_>>(), ["lock"]);

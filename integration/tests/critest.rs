@@ -4,10 +4,9 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::Path;
 use std::process::{Command, Stdio};
 
-use coracle_integration::Machine;
+use coracle_integration::{Machine, repository};
 use serde_json::Value;
 
 /// Numbers of specs in a group that passed, failed and were skipped.
@@ -20,10 +19,6 @@ struct Outcome {
 
 type Groups = BTreeMap<String, Outcome>;
 
-fn repository() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
-}
-
 /// Runs all of critest. Returns the specs of ginkgo's report.
 fn critest(role: &str) -> Vec<Value> {
     let directory = tempfile::tempdir().unwrap();
@@ -35,9 +30,9 @@ fn critest(role: &str) -> Vec<Value> {
         .stdin(Stdio::null())
         .output()
         .unwrap();
-    let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    let printed = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let text = std::fs::read(&report)
-        .unwrap_or_else(|_| panic!("no report: {}{}", said(&output.stdout), said(&output.stderr)));
+        .unwrap_or_else(|_| panic!("no report: {}{}", printed(&output.stdout), printed(&output.stderr)));
     let mut suites: Value = serde_json::from_slice(&text).unwrap();
     let Value::Array(specs) = suites[0]["SpecReports"].take() else { panic!("no specs in the report") };
     // Specs that a filter excludes (the benchmarks) are also "skipped", but without a reason.
@@ -127,9 +122,9 @@ fn conforms_as_documented(role: &str) {
     let mut differences = String::new();
     let names: std::collections::BTreeSet<&String> = expected.keys().chain(found.keys()).collect();
     for name in names {
-        let (says, is) = (expected.get(name), found.get(name));
-        if says != is {
-            writeln!(differences, "{name}: docs/conformance.md says {says:?}, critest {is:?}").unwrap();
+        let (documented, is) = (expected.get(name), found.get(name));
+        if documented != is {
+            writeln!(differences, "{name}: docs/conformance.md has {documented:?}, critest {is:?}").unwrap();
         }
     }
     assert!(differences.is_empty(), "against coracle {role}:\n{differences}\n{}", account(&specs));

@@ -9,10 +9,9 @@
 )]
 
 use std::fs;
-use std::process::Output;
 use std::time::Instant;
 
-use coracle_integration::{Nodes, eventually, has_condition, on_a_machine};
+use coracle_integration::{Nodes, eventually, has_condition, on_a_machine, stderr};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -20,10 +19,6 @@ const CIDRS: &str = "10.42.0.0/16";
 
 fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
-}
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
 /// The status of a condition of a node.
@@ -104,7 +99,7 @@ fn a_pod_on_each(nodes: &Nodes) -> Vec<(String, String)> {
 #[test]
 fn a_machine_joins_with_one_command_and_restarts_without_it() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let command = nodes.token(&["create", "--ttl", "1h", "--reusable"]);
         assert!(command.starts_with("coracle agent --join https://192.0.2.2:6443 --token "), "{command}");
         let id = command.split_whitespace().nth(5).unwrap().split('.').next().unwrap().to_owned();
@@ -150,7 +145,7 @@ fn a_machine_joins_with_one_command_and_restarts_without_it() {
 #[test]
 fn a_refused_join_reports_the_cause_and_leaves_nothing() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let good = nodes.join_all(1, &[]);
         has_joined(&mut nodes, "node-1");
         let good = words(&good)[2..].join(" ");
@@ -165,7 +160,7 @@ fn a_refused_join_reports_the_cause_and_leaves_nothing() {
         let before = nodes.get(&["csr"])["items"].as_array().unwrap().len();
         let other_secret = format!("{}.{}", &token[..6], "0123456789abcdef");
         let other_hash = format!("sha256:{}", "00".repeat(32));
-        for (arguments, says) in [
+        for (arguments, expected) in [
             (good.replace(&token, &other_secret), "is wrong"),
             (good.replace(&token, "aaaaaa.0123456789abcdef"), "does not know the token aaaaaa"),
             (good.replace(&token, &short), "does not know the token"),
@@ -179,12 +174,16 @@ fn a_refused_join_reports_the_cause_and_leaves_nothing() {
             (String::new(), "has not joined a cluster"),
         ] {
             let (output, left) = nodes.try_agent(9, &words(&arguments));
-            let errors = said(&output);
-            assert!(!output.status.success() && errors.contains(says), "{arguments}: {errors}");
+            let errors = stderr(&output);
+            assert!(!output.status.success() && errors.contains(expected), "{arguments}: {errors}");
             assert_eq!(output.status.code() == Some(78), arguments.is_empty(), "{:?}", output.status);
             assert_eq!(left, Vec::<String>::new(), "{arguments}");
         }
-        assert_eq!(nodes.get(&["csr"])["items"].as_array().unwrap().len(), before, "no request was left");
+        assert_eq!(
+            nodes.get(&["csr"])["items"].as_array().unwrap().len(),
+            before,
+            "the number of CertificateSigningRequests changed"
+        );
         assert_eq!(nodes.get(&["nodes"])["items"].as_array().unwrap().len(), 1);
     });
 }
@@ -192,7 +191,7 @@ fn a_refused_join_reports_the_cause_and_leaves_nothing() {
 #[test]
 fn a_single_use_token_lets_the_same_machine_join_again() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
         let command = nodes.token(&["create"]);
         let id = words(&command)[5][..6].to_owned();
         let machines = |nodes: &Nodes| {
@@ -207,10 +206,10 @@ fn a_single_use_token_lets_the_same_machine_join_again() {
         let requests = |nodes: &Nodes| nodes.get(&["csr"])["items"].as_array().unwrap().len();
         let before = requests(&nodes);
         let (output, left) = nodes.try_agent(2, &words(&command)[2..]);
-        let says = format!(
+        let expected = format!(
             "token {id} is for one machine only, and node node-1 has used it; create another with `coracle token create`"
         );
-        assert!(!output.status.success() && said(&output).contains(&says), "{}", said(&output));
+        assert!(!output.status.success() && stderr(&output).contains(&expected), "{}", stderr(&output));
         assert_eq!(left, Vec::<String>::new());
         assert_eq!((requests(&nodes), nodes.get(&["nodes"])["items"].as_array().unwrap().len()), (before, 1));
         // The same machine loses its state directory and joins again.
@@ -225,16 +224,16 @@ fn a_single_use_token_lets_the_same_machine_join_again() {
 #[test]
 fn one_of_two_machines_with_a_single_use_token_joins() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let command = nodes.token(&["create"]);
         for number in [1, 2] {
             nodes.join(number, &command, &[]);
         }
         let (first, late) = eventually("the second machine to be refused", 20, || {
             let is_refused = |agent: &str, of: &str| {
-                let says = format!("is for one machine only, and node {of} has used it");
+                let expected = format!("is for one machine only, and node {of} has used it");
                 let all = nodes.agents().iter();
-                all.filter(|known| known.name() == agent).any(|known| known.log().contains(&says))
+                all.filter(|known| known.name() == agent).any(|known| known.log().contains(&expected))
             };
             [("node-1", "node-2"), ("node-2", "node-1")]
                 .into_iter()
@@ -271,7 +270,7 @@ const FORBIDDEN: &[(&str, &str)] = &[
 #[test]
 fn a_joined_node_keeps_its_identity_and_its_permissions() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let command = nodes.join_all(2, &[]);
         nodes.kubectl(&["create", "secret", "generic", "foreign", "--from-literal=a=b"]);
         let pods = a_pod_on_each(&nodes);
@@ -287,10 +286,10 @@ fn a_joined_node_keeps_its_identity_and_its_permissions() {
             assert!(as_node(line, "").status.success(), "{line}");
         }
         let request = signing_request("system:node:node-2");
-        for (line, says) in FORBIDDEN {
+        for (line, expected) in FORBIDDEN {
             let output = as_node(&line.replace("POD", &foreign), &request);
-            let refused = !output.status.success() && said(&output).contains(says);
-            assert!(refused, "{line}: {}", said(&output));
+            let refused = !output.status.success() && stderr(&output).contains(expected);
+            assert!(refused, "{line}: {}", stderr(&output));
         }
         assert_eq!(nodes.get(&["pod", &foreign])["status"]["phase"], "Running");
         assert!(!nodes.get(&["csr"]).to_string().contains("foreign-request"));
@@ -302,17 +301,21 @@ fn a_joined_node_keeps_its_identity_and_its_permissions() {
 fn refuses_another_identity(nodes: &mut Nodes, command: &str) {
     nodes.agent("node-1").end(Signal::SIGTERM);
     let output = nodes.agent("node-1").run_once(&["--node-name", "other"]);
-    assert!(said(&output).contains("has already joined as node node-1, not as other"), "{}", said(&output));
+    assert!(
+        stderr(&output).contains("has already joined as node node-1, not as other"),
+        "{}",
+        stderr(&output)
+    );
     let other = command.replace(command.trim().rsplit(':').next().unwrap(), &"00".repeat(32));
     let arguments = words(&other)[2..].to_vec();
     let output = nodes.agent("node-1").run_once(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
-    assert!(said(&output).contains("has already joined the cluster with sha256:"), "{}", said(&output));
+    assert!(stderr(&output).contains("has already joined the cluster with sha256:"), "{}", stderr(&output));
 }
 
 #[test]
 fn a_killed_join_is_resumed_by_the_same_command() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--tls-san", "cluster.example"]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &["--tls-san", "cluster.example"]);
         let named = |name: &str| {
             nodes.try_kubectl(&["--tls-server-name", name, "get", "--raw", "/readyz"]).status.success()
         };
@@ -334,7 +337,7 @@ fn a_killed_join_is_resumed_by_the_same_command() {
         }
         fs::remove_file(&file).unwrap();
         let output = nodes.try_agent(7, &words(&command)[2..]).0;
-        assert!(said(&output).contains("cannot read the token from"), "{}", said(&output));
+        assert!(stderr(&output).contains("cannot read the token from"), "{}", stderr(&output));
     });
 }
 
@@ -342,7 +345,7 @@ fn signing_request(user: &str) -> String {
     let dir = tempfile::tempdir().unwrap();
     let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
     let subject = format!("/O=system:nodes/CN={user}");
-    let made = std::process::Command::new("openssl")
+    let created = std::process::Command::new("openssl")
         .args([
             "req",
             "-new",
@@ -357,7 +360,7 @@ fn signing_request(user: &str) -> String {
         .args(["-keyout", &path("key"), "-out", &path("csr")])
         .output()
         .unwrap();
-    assert!(made.status.success());
+    assert!(created.status.success());
     let output = std::process::Command::new("base64").arg("-w0").arg(path("csr")).output().unwrap();
     json!({"apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest",
         "metadata": {"name": "foreign-request"}, "spec": {
@@ -371,7 +374,7 @@ fn signing_request(user: &str) -> String {
 fn certificates_are_renewed_while_the_node_runs() {
     on_a_machine(|machine| {
         let flags = ["--cluster-signing-seconds", "40", "--node-monitor-grace-seconds", "10"];
-        let mut nodes = Nodes::alone(machine, CIDRS, &flags);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &flags);
         let command = nodes.join_all(1, &["--node-lease-seconds", "4"]);
         has_joined(&mut nodes, "node-1");
         let files = ["client.pem", "serving.pem"]
@@ -402,7 +405,11 @@ fn certificates_are_renewed_while_the_node_runs() {
                 .success()
         });
         let output = nodes.agent("node-1").run_once(&[]);
-        assert!(said(&output).contains("the certificate of node node-1 has expired"), "{}", said(&output));
+        assert!(
+            stderr(&output).contains("the certificate of node node-1 has expired"),
+            "{}",
+            stderr(&output)
+        );
         // The node can join again with its token, after the cluster has noticed that it is not Ready.
         eventually("the node not to be Ready", 90, || condition(&nodes, "node-1", "Ready") != "True");
         nodes.agent("node-1").join(&command);
@@ -413,7 +420,7 @@ fn certificates_are_renewed_while_the_node_runs() {
 #[test]
 fn certificates_due_during_an_outage_are_renewed_after_it() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--cluster-signing-seconds", "120"]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &["--cluster-signing-seconds", "120"]);
         nodes.join_all(1, &["--node-lease-seconds", "4"]);
         has_joined(&mut nodes, "node-1");
         nodes.apply(&deployment(1));
@@ -426,10 +433,10 @@ fn certificates_due_during_an_outage_are_renewed_after_it() {
         // Renewal starts after 70 to 90 % of the lifetime; it fails now.
         eventually("both certificates to be due", 150, || {
             let log = nodes.agent("node-1").log();
-            let asked = |signer| {
+            let has_requested = |signer| {
                 log.lines().any(|line| line.contains("cannot obtain a certificate") && line.contains(signer))
             };
-            asked("kube-apiserver-client-kubelet") && asked("kubelet-serving")
+            has_requested("kube-apiserver-client-kubelet") && has_requested("kubelet-serving")
         });
         assert!(!nodes.agent("node-1").log().contains("has expired"));
         nodes.start_plane();
@@ -460,7 +467,7 @@ fn certificates_due_during_an_outage_are_renewed_after_it() {
 fn a_node_whose_certificate_expires_during_an_outage_reports_what_to_do() {
     on_a_machine(|machine| {
         let flags = ["--cluster-signing-seconds", "40", "--node-monitor-grace-seconds", "10"];
-        let mut nodes = Nodes::alone(machine, CIDRS, &flags);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &flags);
         let command = nodes.join_all(1, &["--node-lease-seconds", "4"]);
         nodes.stop_plane();
         let message = "the certificate of node node-1 has expired";
@@ -478,7 +485,7 @@ fn a_node_whose_certificate_expires_during_an_outage_reports_what_to_do() {
 #[test]
 fn a_node_without_lease_renewals_becomes_unreachable_and_recovers() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
         nodes.join_all(2, &["--node-lease-seconds", "4"]);
         for node in ["node-1", "node-2"] {
             eventually("no taint", 10, || taints(&nodes, node).is_empty());
@@ -517,7 +524,7 @@ fn no_eviction_if_all_nodes_are_lost(nodes: &mut Nodes) {
     nodes.apply(&marker());
     eventually("the marker to be Ready", 60, || ready_pods(nodes).iter().any(|(name, _)| name == "marker"));
     for node in ["node-1", "node-2"] {
-        nodes.agent(node).freeze();
+        nodes.agent(node).pause();
     }
     for node in ["node-1", "node-2"] {
         eventually("the node to be Unknown", 15, || condition(nodes, node, "Ready") == "Unknown");
@@ -535,7 +542,7 @@ fn no_eviction_if_all_nodes_are_lost(nodes: &mut Nodes) {
     assert_eq!(deleted, ["marker"]);
     nodes.kubectl(&["taint", "node", "node-1", "marker-"]);
     for node in ["node-1", "node-2"] {
-        nodes.agent(node).thaw();
+        nodes.agent(node).resume();
     }
     eventually("both nodes as they were", 30, || {
         let ready = ["node-1", "node-2"].iter().all(|node| taints(nodes, node).is_empty());
@@ -546,7 +553,7 @@ fn no_eviction_if_all_nodes_are_lost(nodes: &mut Nodes) {
 #[test]
 fn kubectl_cordons_drains_taints_and_deletes_nodes() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         nodes.join_all(2, &[]);
         nodes.apply(&deployment(2));
         let all_on = |node: &str| {

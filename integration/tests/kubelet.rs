@@ -4,19 +4,20 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test panics")]
 
 use std::collections::BTreeSet;
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::process::{Child, ChildStdout};
+use std::io::Read;
+use std::process::Child;
 
-use coracle_integration::{Machine, Nodes, Stock, eventually, has_condition, on_a_machine};
+use coracle_integration::{
+    KubeletNode, Lines, Machine, Nodes, checked_stdout, eventually, has_condition, http_get, on_a_machine,
+};
 use serde_json::{Value, json};
 
 /// Runs a test with a control plane and one node with Kubernetes' kubelet.
-fn on_a_stock_node(settings: Value, test: impl FnOnce(&Nodes, &mut Stock) + Send + 'static) {
+fn on_a_kubelet_node(settings: Value, test: impl FnOnce(&Nodes, &mut KubeletNode) + Send + 'static) {
     on_a_machine(move |machine: &mut Machine| {
-        let nodes = Nodes::alone(machine, "10.42.0.0/16", &[]);
-        let mut stock = Stock::join(&nodes, 1, &settings);
-        test(&nodes, &mut stock);
+        let nodes = Nodes::control_plane_only(machine, "10.42.0.0/16", &[]);
+        let mut node = KubeletNode::join(&nodes, 1, &settings);
+        test(&nodes, &mut node);
     });
 }
 
@@ -32,12 +33,7 @@ fn shell(name: &str, script: &str) -> Value {
     json!({"name": name, "image": "busybox", "imagePullPolicy": "IfNotPresent", "command": ["sh", "-c", script]})
 }
 
-/// Polls a pod until `look` returns a value.
-fn until<T>(nodes: &Nodes, name: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
-    eventually(&format!("{name}: {what}"), 60, || look(&nodes.get(&["pod", name])))
-}
-
-fn runs(pod: &Value) -> Option<()> {
+fn ready(pod: &Value) -> Option<()> {
     has_condition(pod, "Ready", "True").then_some(())
 }
 
@@ -50,16 +46,16 @@ fn state(pod: &Value, container: usize) -> &Value {
 fn the_kubelet_runs_pods_as_specified() {
     // The kubelet reads all metrics from the runtime.
     let settings = json!({"featureGates": {"PodAndContainerStatsFromCRI": true}});
-    on_a_stock_node(settings, |nodes, stock| {
-        let said = nodes.get(&["node", stock.name()]);
-        assert_eq!(said["status"]["nodeInfo"]["containerRuntimeVersion"], "coracle://0.1.0");
+    on_a_kubelet_node(settings, |nodes, node| {
+        let object = nodes.get(&["node", node.name()]);
+        assert_eq!(object["status"]["nodeInfo"]["containerRuntimeVersion"], "coracle://0.1.0");
         a_deployment_serves_requests(nodes);
         containers_start_and_stop_in_order(nodes);
         terminations_are_reported(nodes);
         a_pod_in_a_user_namespace_has_its_volumes(nodes);
-        metrics_appear(nodes, stock);
+        metrics_appear(nodes, node);
         // The kubelet removes dead containers once a minute.
-        eventually("all to be removed", 120, || stock.crictl().crictl(&["pods", "-q"]).is_empty());
+        eventually("all to be removed", 120, || node.crictl().crictl(&["pods", "-q"]).is_empty());
     });
 }
 
@@ -83,11 +79,12 @@ fn a_deployment_serves_requests(nodes: &Nodes) {
     assert_eq!(nodes.kubectl(&["exec", name, "--", "echo", "hello"]), "hello\n");
     let ended = nodes.try_kubectl(&["exec", name, "--", "sh", "-c", "exit 7"]);
     assert_eq!(ended.status.code(), Some(7));
-    assert!(nodes.in_a_terminal(&["exec", "-it", name, "--", "tty"]).contains("/dev/pts/0"));
+    let terminal = nodes.in_a_terminal(&["exec", "-it", name, "--", "tty"]);
+    assert!(checked_stdout(&terminal).contains("/dev/pts/0"));
     let forward = Forward::to(nodes, name);
     assert!(forward.get("/").contains("200 OK"));
     eventually("the request in the log", 20, || {
-        nodes.kubectl(&["logs", name]).contains("GET / HTTP/1.1\" 200")
+        nodes.kubectl(&["logs", name]).contains("GET / HTTP/1.0\" 200")
     });
     nodes.kubectl(&["delete", "deployment", "web"]);
 }
@@ -95,37 +92,23 @@ fn a_deployment_serves_requests(nodes: &Nodes) {
 /// `kubectl port-forward`, killed when it is dropped.
 struct Forward {
     process: Child,
-    /// kubectl exits if this pipe closes.
-    _output: ChildStdout,
+    /// kubectl exits if nothing reads its output.
+    _lines: Lines,
     port: u16,
 }
 
 impl Forward {
     fn to(nodes: &Nodes, pod: &str) -> Self {
         let mut process = nodes.start(&["port-forward", pod, ":80"]);
-        let mut said = Vec::new();
-        let mut output = process.stdout.take().unwrap();
-        let port = loop {
-            let mut byte = [0];
-            assert_eq!(output.read(&mut byte).unwrap(), 1, "port-forward ended");
-            said.push(byte[0]);
-            let text = String::from_utf8_lossy(&said);
-            if let Some((_, rest)) = text.split_once("127.0.0.1:")
-                && let Some((port, _)) = rest.split_once(' ')
-            {
-                break port.parse().unwrap();
-            }
-        };
-        Self { process, _output: output, port }
+        let mut lines = Lines::of(process.stdout.take().unwrap());
+        let line = lines.find(|line| line.contains("127.0.0.1:")).expect("an address of port-forward");
+        let address = line.split_whitespace().find_map(|word| word.strip_prefix("127.0.0.1:"));
+        let port = address.unwrap().parse().unwrap();
+        Self { process, _lines: lines, port }
     }
 
     fn get(&self, path: &str) -> String {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).unwrap();
-        let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        stream.write_all(request.as_bytes()).unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).unwrap();
-        answer
+        http_get(("127.0.0.1", self.port), path).unwrap()
     }
 }
 
@@ -160,7 +143,7 @@ fn containers_start_and_stop_in_order(nodes: &Nodes) {
     let spec = json!({"initContainers": [first, side], "containers": [main],
         "volumes": [{"name": "work", "emptyDir": {}}]});
     nodes.apply(&pod("order", &spec));
-    until(nodes, "order", "to be Ready", runs);
+    nodes.until_pod("order", "to be Ready", ready);
     let order = nodes.kubectl(&["exec", "order", "-c", "main", "--", "cat", "/work/order"]);
     assert_eq!(order, "first\nside\nmain\n");
 
@@ -180,17 +163,17 @@ fn containers_start_and_stop_in_order(nodes: &Nodes) {
     });
     let mut log = nodes.start(&["logs", "-f", "order", "-c", "main"]);
     nodes.kubectl(&["delete", "pod", "order"]);
-    let mut said = String::new();
-    log.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    let mut text = String::new();
+    log.stdout.take().unwrap().read_to_string(&mut text).unwrap();
     log.wait().unwrap();
-    assert!(said.contains("bye"), "no hook before the end: {said:?}");
+    assert!(text.contains("bye"), "no hook before the end: {text:?}");
 }
 
 /// Termination messages, exit codes, restarts, a failed probe, OOM kills, and the error for a log that does not exist yet.
 fn terminations_are_reported(nodes: &Nodes) {
     let fails = shell("c", "echo why >/dev/termination-log; exit 3");
     nodes.apply(&pod("fails", &json!({"restartPolicy": "OnFailure", "containers": [fails]})));
-    let terminated = until(nodes, "fails", "a restart", |pod| {
+    let terminated = nodes.until_pod("fails", "a restart", |pod| {
         let status = &pod["status"]["containerStatuses"][0];
         let before = status["lastState"]["terminated"].clone();
         (status["restartCount"].as_u64()? > 0 && before.is_object()).then_some(before)
@@ -204,7 +187,7 @@ fn terminations_are_reported(nodes: &Nodes) {
     let mut greedy = shell("c", "head -c 200m /dev/zero | tail");
     greedy["resources"] = json!({"limits": {"memory": "20Mi"}});
     nodes.apply(&pod("greedy", &json!({"restartPolicy": "Never", "containers": [greedy]})));
-    let terminated = until(nodes, "greedy", "its end", |pod| {
+    let terminated = nodes.until_pod("greedy", "its end", |pod| {
         Some(state(pod, 0)["terminated"].clone()).filter(Value::is_object)
     });
     assert_eq!(
@@ -216,19 +199,19 @@ fn terminations_are_reported(nodes: &Nodes) {
     let mut ill = shell("c", "exec sleep 1000");
     ill["livenessProbe"] = json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1});
     nodes.apply(&pod("ill", &json!({"containers": [ill]})));
-    until(nodes, "ill", "a restart after its probe", |pod| {
+    nodes.until_pod("ill", "a restart after its probe", |pod| {
         (pod["status"]["containerStatuses"][0]["restartCount"].as_u64()? > 0).then_some(())
     });
 
     let missing = json!({"name": "c", "image": "busybox:none"});
     nodes.apply(&pod("missing", &json!({"containers": [missing]})));
-    until(nodes, "missing", "its image not to be found", |pod| {
+    nodes.until_pod("missing", "its image not to be found", |pod| {
         let why = state(pod, 0)["waiting"]["reason"].as_str()?;
         ["ErrImagePull", "ImagePullBackOff"].contains(&why).then_some(())
     });
     let refused = nodes.try_kubectl(&["logs", "missing"]);
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(said.contains("is waiting to start"), "{said}");
+    let errors = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(errors.contains("is waiting to start"), "{errors}");
     nodes.kubectl(&["delete", "pod", "fails", "greedy", "ill", "missing"]);
 }
 
@@ -240,26 +223,26 @@ fn a_pod_in_a_user_namespace_has_its_volumes(nodes: &Nodes) {
     let volumes = json!([{"name": "data", "emptyDir": {}},
         {"name": "image", "image": {"reference": "docker.io/library/nginx:latest", "pullPolicy": "IfNotPresent"}}]);
     nodes.apply(&pod("apart", &json!({"hostUsers": false, "containers": [container], "volumes": volumes})));
-    until(nodes, "apart", "to be Ready", runs);
+    nodes.until_pod("apart", "to be Ready", ready);
     let script = "cat /proc/self/uid_map; stat -c %u /data/mine; ls /image/usr/sbin/nginx; cd /var/run/secrets; \
                   head -c 3 kubernetes.io/serviceaccount/token";
-    let said = nodes.kubectl(&["exec", "apart", "--", "sh", "-c", script]);
-    let words: Vec<&str> = said.split_whitespace().collect();
-    let [inside, outside, length, owner, image, token] = words.as_slice() else { panic!("{said}") };
-    assert_eq!((*inside, *length, *owner), ("0", "65536", "0"), "{said}");
-    assert!(outside.parse::<u32>().unwrap() >= 65536, "{said}");
-    assert_eq!((*image, *token), ("/image/usr/sbin/nginx", "eyJ"), "{said}");
+    let output = nodes.kubectl(&["exec", "apart", "--", "sh", "-c", script]);
+    let words: Vec<&str> = output.split_whitespace().collect();
+    let [inside, outside, length, owner, image, token] = words.as_slice() else { panic!("{output}") };
+    assert_eq!((*inside, *length, *owner), ("0", "65536", "0"), "{output}");
+    assert!(outside.parse::<u32>().unwrap() >= 65536, "{output}");
+    assert_eq!((*image, *token), ("/image/usr/sbin/nginx", "eyJ"), "{output}");
     nodes.kubectl(&["delete", "pod", "apart"]);
 }
 
 /// `/stats/summary` and `/metrics/cadvisor`, which the kubelet builds from the runtime's metrics.
-fn metrics_appear(nodes: &Nodes, stock: &Stock) {
+fn metrics_appear(nodes: &Nodes, node: &KubeletNode) {
     let mut busy = shell("c", "dd if=/dev/zero of=/file bs=1k count=100; while true; do :; done");
     busy["resources"] = json!({"limits": {"cpu": "100m", "memory": "64Mi"}});
     nodes.apply(&pod("busy", &json!({"containers": [busy]})));
-    until(nodes, "busy", "to be Ready", runs);
+    nodes.until_pod("busy", "to be Ready", ready);
     eventually("the pod's metrics", 60, || {
-        let summary: Value = serde_json::from_str(&stock.read_only("/stats/summary")?).ok()?;
+        let summary: Value = serde_json::from_str(&node.read_only("/stats/summary")?).ok()?;
         let pod = summary["pods"].as_array()?.iter().find(|pod| pod["podRef"]["name"] == "busy")?;
         let container = &pod["containers"][0];
         let all = [
@@ -272,7 +255,7 @@ fn metrics_appear(nodes: &Nodes, stock: &Stock) {
         ];
         all.iter().all(|value| value.as_u64().is_some_and(|value| value > 0)).then_some(())
     });
-    let metrics = stock.read_only("/metrics/cadvisor").unwrap();
+    let metrics = node.read_only("/metrics/cadvisor").unwrap();
     for name in [
         "container_cpu_usage_seconds_total",
         "container_memory_working_set_bytes",
@@ -289,29 +272,29 @@ fn metrics_appear(nodes: &Nodes, stock: &Stock) {
 fn pods_continue_while_kubelet_and_runtime_are_killed() {
     // CRI events instead of polling (EventedPLEG).
     let settings = json!({"featureGates": {"EventedPLEG": true}});
-    on_a_stock_node(settings, |nodes, stock| {
+    on_a_kubelet_node(settings, |nodes, node| {
         nodes.apply(&pod("stays", &json!({"containers": [shell("c", "exec sleep 100000")]})));
         let brief = shell("c", "while [ ! -e /tmp/end ]; do sleep 0.1; done; exit 4");
         nodes.apply(&pod("brief", &json!({"restartPolicy": "Never", "containers": [brief]})));
-        ["stays", "brief"].iter().for_each(|name| until(nodes, name, "to be Ready", runs));
-        let before = running(stock);
+        ["stays", "brief"].iter().for_each(|name| nodes.until_pod(name, "to be Ready", ready));
+        let before = running(node);
         assert_eq!(before.len(), 2);
 
-        stock.kill_kubelet();
-        stock.kill_runtime();
-        stock.start_runtime();
-        stock.start_kubelet();
+        node.kill_kubelet();
+        node.kill_runtime();
+        node.start_runtime();
+        node.start_kubelet();
         eventually("the kubelet to answer", 60, || {
             nodes.try_kubectl(&["exec", "brief", "--", "true"]).status.success()
         });
-        assert_eq!(running(stock), before, "containers were created again");
+        assert_eq!(running(node), before, "containers were created again");
 
-        stock.kill_runtime();
-        stock.start_runtime();
+        node.kill_runtime();
+        node.start_runtime();
         eventually("the runtime to answer", 60, || {
             nodes.try_kubectl(&["exec", "brief", "--", "touch", "/tmp/end"]).status.success()
         });
-        let terminated = until(nodes, "brief", "its end", |pod| {
+        let terminated = nodes.until_pod("brief", "its end", |pod| {
             Some(state(pod, 0)["terminated"].clone()).filter(Value::is_object)
         });
         assert_eq!(terminated["exitCode"], 4);
@@ -321,8 +304,8 @@ fn pods_continue_while_kubelet_and_runtime_are_killed() {
 }
 
 /// Ids of running containers.
-fn running(stock: &Stock) -> BTreeSet<String> {
-    stock.crictl().crictl(&["ps", "-q"]).lines().map(str::to_owned).collect()
+fn running(node: &KubeletNode) -> BTreeSet<String> {
+    node.crictl().crictl(&["ps", "-q"]).lines().map(str::to_owned).collect()
 }
 
 #[test]
@@ -330,12 +313,12 @@ fn running(stock: &Stock) -> BTreeSet<String> {
 fn logs_are_rotated_and_unused_images_removed() {
     let settings = json!({"containerLogMaxSize": "10Ki", "containerLogMaxFiles": 3,
         "containerLogMonitorInterval": "3s"});
-    on_a_stock_node(settings, |nodes, stock| {
+    on_a_kubelet_node(settings, |nodes, node| {
         let words = "i=0; while true; do i=$((i+1)); echo line $i of many; sleep 0.01; done";
         nodes.apply(&pod("writes", &json!({"containers": [shell("c", words)]})));
-        until(nodes, "writes", "to be Ready", runs);
+        nodes.until_pod("writes", "to be Ready", ready);
         let uid = nodes.get(&["pod", "writes"])["metadata"]["uid"].as_str().unwrap().to_owned();
-        let directory = stock.path(&format!("logs/default_writes_{uid}/c"));
+        let directory = node.path(&format!("logs/default_writes_{uid}/c"));
         let files = || -> Vec<String> {
             let entries = std::fs::read_dir(&directory).into_iter().flatten().flatten();
             entries.map(|entry| entry.file_name().into_string().unwrap()).collect()
@@ -350,20 +333,20 @@ fn logs_are_rotated_and_unused_images_removed() {
             &json!({"restartPolicy": "Never", "containers": [
             {"name": "c", "image": "nginx", "imagePullPolicy": "IfNotPresent", "command": ["true"]}]}),
         ));
-        until(nodes, "once", "its end", |pod| (pod["status"]["phase"] == "Succeeded").then_some(()));
+        nodes.until_pod("once", "its end", |pod| (pod["status"]["phase"] == "Succeeded").then_some(()));
         nodes.kubectl(&["delete", "pod", "once"]);
-        assert!(stock.crictl().crictl(&["images"]).contains("nginx"));
-        stock.kill_kubelet();
+        assert!(node.crictl().crictl(&["images"]).contains("nginx"));
+        node.kill_kubelet();
         // The threshold is 0 % now: the kubelet removes unused images.
         let short = json!({"nodefs.available": "99%", "imagefs.available": "99%"});
-        stock.set(&json!({"evictionHard": short, "imageMinimumGCAge": "1s"}));
-        stock.start_kubelet();
+        node.set(&json!({"evictionHard": short, "imageMinimumGCAge": "1s"}));
+        node.start_kubelet();
         eventually("the unused image to be removed", 120, || {
-            !stock.crictl().crictl(&["images"]).contains("nginx")
+            !node.crictl().crictl(&["images"]).contains("nginx")
         });
-        let said = until(nodes, "writes", "to be evicted", |pod| {
+        let status = nodes.until_pod("writes", "to be evicted", |pod| {
             (pod["status"]["phase"] == "Failed").then(|| pod["status"].clone())
         });
-        assert_eq!(said["reason"], "Evicted", "{said}");
+        assert_eq!(status["reason"], "Evicted", "{status}");
     });
 }

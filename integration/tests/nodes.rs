@@ -50,7 +50,7 @@ fn condition(nodes: &Nodes, node: &str, kind: &str) -> String {
 }
 
 /// Waits until every node's kernel has entries for `peers` peers.
-fn all_know(nodes: &Nodes, peers: usize) {
+fn wait_for_peers(nodes: &Nodes, peers: usize) {
     for agent in nodes.agents() {
         eventually(&format!("{} to know {peers} peers", agent.name()), 20, || {
             let (forwards, neighbours, routes) = tables(nodes, agent.name())?;
@@ -64,7 +64,7 @@ fn pods_of_three_nodes_reach_each_other_through_vxlan() {
     on_a_machine(|machine| {
         let nodes = Nodes::up(machine, CIDRS, 3);
         let pods = with_nginx(&nodes, 3);
-        all_know(&nodes, 2);
+        wait_for_peers(&nodes, 2);
         all_reach_all(&nodes, &pods, MTU);
         for agent in nodes.agents() {
             assert_eq!(condition(&nodes, agent.name(), "NetworkUnavailable"), "False");
@@ -92,7 +92,7 @@ fn pods_of_three_nodes_reach_each_other_through_vxlan() {
         // A pod on another node sees the source address of the pod, without masquerading.
         let (from, to) = (&pods[0], &pods[1]);
         for (ip, own) in to.ips.iter().zip(&from.ips) {
-            assert_eq!(&nodes::pods::seen_from(from, to, ip), own);
+            assert_eq!(&nodes::pods::source_address(from, to, ip), own);
         }
         a_dual_stack_service_is_reached_by_both_addresses(&nodes, &pods);
     });
@@ -100,10 +100,7 @@ fn pods_of_three_nodes_reach_each_other_through_vxlan() {
 
 fn a_dual_stack_service_is_reached_by_both_addresses(nodes: &Nodes, pods: &[nodes::pods::Pod]) {
     for pod in pods {
-        // The image's server listens on IPv4 only.
-        let listener = coracle_integration::inside(pod.process, || std::net::TcpListener::bind("[::]:8088"));
-        let listener = listener.unwrap();
-        std::thread::spawn(move || listener.incoming().for_each(drop));
+        nodes::pods::accept_on_port_8088(pod);
     }
     nodes.apply(
         r#"{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "dual"}, "spec": {
@@ -113,7 +110,7 @@ fn a_dual_stack_service_is_reached_by_both_addresses(nodes: &Nodes, pods: &[node
     assert_eq!(spec["ipFamilies"], serde_json::json!(["IPv4", "IPv6"]), "{spec}");
     for ip in spec["clusterIPs"].as_array().unwrap() {
         let ip: std::net::IpAddr = ip.as_str().unwrap().parse().unwrap();
-        eventually(&format!("an answer from {ip}"), 30, || {
+        eventually(&format!("a connection to {ip}"), 30, || {
             let connected = coracle_integration::inside(pods[0].process, || {
                 std::net::TcpStream::connect_timeout(&(ip, 80).into(), std::time::Duration::from_secs(2))
                     .is_ok()
@@ -137,15 +134,11 @@ fn the_addresses_of_a_pool_move_to_another_node() {
     const POOL: &str = "192.0.2.240/28,2001:db8:1::f0/124";
     on_a_machine(|machine| {
         let flags = ["--load-balancer-pool", POOL, "--node-monitor-grace-seconds", "10"];
-        let mut nodes = Nodes::alone(machine, CIDRS, &flags);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &flags);
         (1..=2).for_each(|number| nodes.add(number, &["--node-lease-seconds", "8"]));
         nodes.wait_ready();
         for pod in with_nginx(&nodes, 2) {
-            // The image's server listens on IPv4 only.
-            let listener =
-                coracle_integration::inside(pod.process, || std::net::TcpListener::bind("[::]:8088"));
-            let listener = listener.unwrap();
-            std::thread::spawn(move || listener.incoming().for_each(drop));
+            nodes::pods::accept_on_port_8088(&pod);
         }
         nodes.apply(
             r#"{"apiVersion": "v1", "kind": "Service", "metadata": {"name": "pool"}, "spec": {"type": "LoadBalancer",
@@ -153,21 +146,25 @@ fn the_addresses_of_a_pool_move_to_another_node() {
             "selector": {"app": "nginx"}, "ports": [{"port": 80, "targetPort": 8088}]}}"#,
         );
         // The test acts as a machine in the nodes' network. It finds the addresses by ARP and by neighbour discovery.
-        let answers = |ip: &std::net::IpAddr| {
+        let accepts = |ip: &std::net::IpAddr| {
             let limit = std::time::Duration::from_secs(2);
             std::net::TcpStream::connect_timeout(&(*ip, 80).into(), limit).is_ok()
         };
         let (first, addresses) = eventually("an announcing node", 30, || announced(&nodes));
         assert_eq!(addresses.len(), 2, "an address of each family: {addresses:?}");
-        eventually("the first node's answers", 30, || addresses.iter().all(answers));
-        nodes.agent(&first).host().cut();
+        eventually("connections to the first node", 30, || addresses.iter().all(accepts));
+        nodes.agent(&first).host().disconnect();
         let second = eventually("another node", 60, || {
             announced(&nodes).map(|(node, _)| node).filter(|node| *node != first)
         });
-        assert_eq!(announced(&nodes), Some((second.clone(), addresses.clone())), "the addresses stay");
+        assert_eq!(
+            announced(&nodes),
+            Some((second.clone(), addresses.clone())),
+            "the service has other addresses"
+        );
         // Half of the connections lead to the pod of the lost node until its endpoint has ended.
-        eventually("the second node's answers", 60, || addresses.iter().all(answers));
-        nodes.agent(&first).host().join();
+        eventually("connections to the second node", 60, || addresses.iter().all(accepts));
+        nodes.agent(&first).host().reconnect();
         eventually("the first node to be Ready", 120, || condition(&nodes, &first, "Ready") == "True");
 
         // The second node loses only the API server. It receives the announcements of the first one.
@@ -188,13 +185,13 @@ fn pods_reach_each_other_while_nodes_and_control_plane_restart() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::up(machine, CIDRS, 3);
         let pods = with_nginx(&nodes, 3);
-        all_know(&nodes, 2);
+        wait_for_peers(&nodes, 2);
         all_reach_all(&nodes, &pods, MTU);
 
         // Agents are stopped, killed and started: the kernel forwards packets meanwhile.
-        nodes.agent("node-1").freeze();
+        nodes.agent("node-1").pause();
         all_reach_all(&nodes, &pods, MTU);
-        nodes.agent("node-1").thaw();
+        nodes.agent("node-1").resume();
         nodes.agent("node-2").end(Signal::SIGKILL);
         all_reach_all(&nodes, &pods, MTU);
         let before = tables(&nodes, "node-2").unwrap();
@@ -219,20 +216,20 @@ fn pods_reach_each_other_while_nodes_and_control_plane_restart() {
         nodes.wait_ready();
 
         // A node is disconnected and connected again.
-        nodes.agent("node-3").host().cut();
+        nodes.agent("node-3").host().disconnect();
         let at = |pods: &[Pod], node: &str| pods.iter().find(|pod| pod.node == node).unwrap().clone();
         assert!(!reaches_within(1, &nodes, &at(&pods, "node-1"), &at(&pods, "node-3").ips[0], 100));
         assert!(reaches(&nodes, &at(&pods, "node-1"), &at(&pods, "node-2").ips[0], 100));
-        nodes.agent("node-3").host().join();
+        nodes.agent("node-3").host().reconnect();
         all_reach_all(&nodes, &pods, MTU);
 
         // A node is added and removed.
         nodes.add(4, &[]);
         nodes.wait_ready();
-        all_know(&nodes, 3);
+        wait_for_peers(&nodes, 3);
         nodes.remove("node-4");
         nodes.kubectl(&["delete", "node", "node-4"]);
-        all_know(&nodes, 2);
+        wait_for_peers(&nodes, 2);
         all_reach_all(&nodes, &pods, MTU);
     });
 }
@@ -242,12 +239,12 @@ fn packets_keep_their_source_while_an_agent_does_not_know_its_peers() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::up(machine, CIDRS, 2);
         let pods = with_nginx(&nodes, 2);
-        all_know(&nodes, 1);
+        wait_for_peers(&nodes, 1);
         all_reach_all(&nodes, &pods, MTU);
         let at = |node: &str| pods.iter().find(|pod| pod.node == node).unwrap();
         let (from, to) = (at("node-1"), at("node-2"));
         let sources =
-            || -> Vec<String> { to.ips.iter().map(|ip| nodes::pods::seen_from(from, to, ip)).collect() };
+            || -> Vec<String> { to.ips.iter().map(|ip| nodes::pods::source_address(from, to, ip)).collect() };
         assert_eq!(sources(), from.ips);
         nodes.stop_plane();
         nodes.agent("node-1").end(Signal::SIGTERM);
@@ -270,7 +267,7 @@ fn pods_reach_a_node_that_has_changed_its_address() {
     on_a_machine(|machine| {
         let mut nodes = Nodes::up(machine, CIDRS, 2);
         let pods = with_nginx(&nodes, 2);
-        all_know(&nodes, 1);
+        wait_for_peers(&nodes, 1);
         all_reach_all(&nodes, &pods, MTU);
         nodes.agent("node-2").host().set_address(77);
         // Connections from the old address must time out first.
@@ -294,7 +291,7 @@ fn running_pods_get_the_new_mtu_of_the_uplink() {
     on_a_machine(|machine| {
         let nodes = Nodes::up(machine, CIDRS, 2);
         let pods = with_nginx(&nodes, 2);
-        all_know(&nodes, 1);
+        wait_for_peers(&nodes, 1);
         all_reach_all(&nodes, &pods, MTU);
         for less in [100, 0] {
             for agent in nodes.agents() {
@@ -312,7 +309,7 @@ fn running_pods_get_the_new_mtu_of_the_uplink() {
 #[test]
 fn the_periodic_probe_finds_a_link_whose_mtu_shrinks_without_an_event() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         // The agent probes every peer once in 30 renewal intervals of its lease. An interval is one second here,
         // and ten seconds by default.
         (1..=2).for_each(|number| nodes.add(number, &["--node-lease-seconds", "4"]));
@@ -363,9 +360,9 @@ fn a_smaller_path_mtu_is_found_reported_and_used() {
             });
         }
         eventually("PodNetworkImpaired=True", 30, || {
-            let said = nodes.get(&["node", "node-1"])["status"]["conditions"].to_string();
+            let conditions = nodes.get(&["node", "node-1"])["status"]["conditions"].to_string();
             let is_impaired = condition(&nodes, "node-1", "PodNetworkImpaired") == "True";
-            is_impaired && said.contains("node-2: packets") && said.contains("not with 1430")
+            is_impaired && conditions.contains("node-2: packets") && conditions.contains("not with 1430")
         });
         // The node sends "packet too big" for full-size packets of pods, which the pods then fragment.
         all_reach_all(&nodes, &pods, MTU);

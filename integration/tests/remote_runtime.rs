@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use coracle_integration::{
-    Crictl, CrioSettings, Host, Machine, Nodes, eventually, has_condition, on_a_machine,
+    Crictl, CrioSettings, Host, Machine, Nodes, checked_stdout, eventually, has_condition, on_a_machine,
 };
 use coracle_testing::run;
 use nix::sys::signal::Signal;
@@ -33,31 +33,6 @@ fn write_network(dir: &Path) {
         {"type": "bridge", "bridge": "web0", "isGateway": true, "ipam": ipam}]});
     fs::create_dir_all(dir.join("net.d")).unwrap();
     fs::write(dir.join("net.d/10-web.conflist"), list.to_string()).unwrap();
-}
-
-/// Pushes containerd's sandbox image: a process that sleeps.
-fn push_pause(machine: &Machine) {
-    let layout = machine.path("pause");
-    let root = machine.path("pause.root");
-    fs::create_dir_all(&root).unwrap();
-    fs::write(root.join("pause"), "").unwrap();
-    let repository = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    let pack = repository.join("scripts/oci-layout");
-    let base = repository.join("target/images/busybox");
-    let [pack, base, root, out] = [&pack, &base, &root, &layout].map(|path| path.to_str().unwrap());
-    run(pack, &[root, out, "--base", base, "--cmd", "sleep", "1000000"]);
-    let to = format!("docker://{REGISTRY}/library/pause:latest");
-    run(
-        "skopeo",
-        &[
-            "--insecure-policy",
-            "copy",
-            "--quiet",
-            "--dest-tls-verify=false",
-            &format!("oci:{out}:latest"),
-            &to,
-        ],
-    );
 }
 
 // === impl Runtime ===
@@ -155,11 +130,6 @@ fn pod(name: &str, spec: &Value) -> String {
     json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}).to_string()
 }
 
-/// Polls a pod until `look` returns a value.
-fn until<T>(nodes: &Nodes, name: &str, what: &str, look: impl Fn(&Value) -> Option<T>) -> T {
-    eventually(&format!("{name}: {what}"), 120, || look(&nodes.get(&["pod", name])))
-}
-
 fn ready(pod: &Value) -> Option<()> {
     has_condition(pod, "Ready", "True").then_some(())
 }
@@ -190,7 +160,7 @@ fn a_pod_is_configured_probed_and_reached(nodes: &Nodes) {
     init["volumeMounts"] = json!([{"name": "made", "mountPath": "/made"}]);
     let volumes = json!([{"name": "made", "emptyDir": {}}, {"name": "s", "secret": {"secretName": "s"}}]);
     nodes.apply(&pod("web", &json!({"initContainers": [init], "containers": [web], "volumes": volumes})));
-    until(nodes, "web", "to be ready", ready);
+    nodes.until_pod("web", "to be ready", ready);
     let ip = nodes.get(&["pod", "web"])["status"]["podIP"].as_str().unwrap().to_owned();
     assert!(ip.starts_with("10.77.0."), "{ip}");
     assert_eq!(
@@ -199,7 +169,8 @@ fn a_pod_is_configured_probed_and_reached(nodes: &Nodes) {
     );
     assert_eq!(nodes.try_kubectl(&["exec", "web", "--", "sh", "-c", "exit 7"]).status.code(), Some(7));
     assert_eq!(nodes.kubectl(&["logs", "web"]), "started\n");
-    assert!(nodes.in_a_terminal(&["exec", "-it", "web", "--", "tty"]).contains("/dev/pts/0"));
+    let terminal = nodes.in_a_terminal(&["exec", "-it", "web", "--", "tty"]);
+    assert!(checked_stdout(&terminal).contains("/dev/pts/0"));
 }
 
 /// Exit codes, restarts after a failure, the log of the previous container, and a failed liveness probe.
@@ -208,7 +179,7 @@ fn containers_end_and_start_again(nodes: &Nodes) {
         "job",
         &json!({"restartPolicy": "Never", "containers": [shell("c", "echo end; exit 3")]}),
     ));
-    let code = until(nodes, "job", "to end", |pod| {
+    let code = nodes.until_pod("job", "to end", |pod| {
         (pod["status"]["phase"] == "Failed")
             .then(|| pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"].clone())
     });
@@ -218,7 +189,7 @@ fn containers_end_and_start_again(nodes: &Nodes) {
     sick["livenessProbe"] =
         json!({"exec": {"command": ["false"]}, "periodSeconds": 1, "failureThreshold": 1});
     nodes.apply(&pod("sick", &json!({"containers": [sick]})));
-    until(nodes, "sick", "to be restarted", |pod| {
+    nodes.until_pod("sick", "to be restarted", |pod| {
         (pod["status"]["containerStatuses"][0]["restartCount"].as_i64()? > 0).then_some(())
     });
     assert_eq!(nodes.kubectl(&["logs", "--previous", "sick"]), "life\n");
@@ -232,7 +203,7 @@ fn an_agent_that_restarts_finds_its_pods(nodes: &mut Nodes) {
     nodes.agent(NODE).start();
     // A new pod shows that the new agent works.
     nodes.apply(&pod("later", &json!({"containers": [shell("c", "sleep 1000")]})));
-    until(nodes, "later", "to be ready", ready);
+    nodes.until_pod("later", "to be ready", ready);
     let after = container(nodes);
     assert_eq!((&before["containerID"], before["restartCount"].as_i64()), (&after["containerID"], Some(0)));
     assert_eq!(after["restartCount"], 0);
@@ -253,8 +224,8 @@ fn usage_is_reported(nodes: &Nodes) {
 #[test]
 fn pods_run_on_containerd() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, "10.42.0.0/16", &[]);
-        push_pause(machine);
+        let mut nodes = Nodes::control_plane_only(machine, "10.42.0.0/16", &[]);
+        machine.push_sandbox_image();
         let runtime = nodes.add_on(1, Runtime::containerd);
         pods_run_on(&mut nodes, &runtime, "containerd://");
     });
@@ -264,8 +235,8 @@ fn pods_run_on_containerd() {
 #[ignore = "needs CRI-O (scripts/test-crio)"]
 fn pods_run_on_crio() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, "10.42.0.0/16", &[]);
-        push_pause(machine);
+        let mut nodes = Nodes::control_plane_only(machine, "10.42.0.0/16", &[]);
+        machine.push_sandbox_image();
         let runtime = nodes.add_on(1, Runtime::crio);
         pods_run_on(&mut nodes, &runtime, "cri-o://");
     });

@@ -7,24 +7,24 @@
     reason = "a test panics, waits and prints figures"
 )]
 
-#[path = "restart/alone.rs"]
-mod alone;
-#[path = "restart/boot.rs"]
-mod boot;
 #[path = "restart/endpoints.rs"]
 mod endpoints;
-#[path = "restart/follow.rs"]
-mod follow;
 #[path = "restart/kubeconfig.rs"]
 mod kubeconfig;
 #[path = "restart/machine_shutdown.rs"]
 mod machine_shutdown;
+#[path = "restart/power_cut.rs"]
+mod power_cut;
+#[path = "restart/volume_updates.rs"]
+mod volume_updates;
+#[path = "restart/without_control_plane.rs"]
+mod without_control_plane;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::process::Command;
 
-use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine};
+use coracle_integration::{Cluster, Machine, ResourceSnapshot, eventually, on_a_machine};
 
 const SLEEPERS: &str = r#"{"apiVersion":"apps/v1","kind":"Deployment","metadata":{"name":"sleepers"},
 "spec":{"replicas":3,"selector":{"matchLabels":{"app":"s"}},"template":{"metadata":{"labels":{"app":"s"}},
@@ -88,7 +88,7 @@ fn walk(dir: &std::path::Path, found: &mut Vec<String>) {
 #[test]
 fn pods_survive_stops_and_kills_of_the_node() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let mut cluster = with_sleepers(machine);
         let (pids, known) = (three_sleepers(machine), containers(&cluster));
         assert_eq!(known.len(), 3);
@@ -105,14 +105,14 @@ fn pods_survive_stops_and_kills_of_the_node() {
             assert_eq!(containers(&cluster), known);
         }
         cluster.down();
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }
 
 #[test]
 fn a_node_killed_while_pods_start_converges_and_leaks_nothing() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let mirrors = machine.start_registry();
         let mut cluster = Cluster::up(machine, &mirrors);
         for round in 0..6u64 {
@@ -130,14 +130,14 @@ fn a_node_killed_while_pods_start_converges_and_leaks_nothing() {
             assert_eq!(sleepers(machine), Vec::<String>::new());
         }
         cluster.down();
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }
 
 #[test]
 fn a_pod_whose_shim_is_killed_is_cleaned_up_and_restarted() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let mut cluster = with_sleepers(machine);
         let pids = three_sleepers(machine);
         let parent = |pid: &str| {
@@ -152,14 +152,14 @@ fn a_pod_whose_shim_is_killed_is_cleaned_up_and_restarted() {
         });
         cluster.kubectl(&["rollout", "status", "deployment/sleepers", "--timeout=300s"]);
         cluster.down();
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }
 
 #[test]
 fn pods_do_not_run_twice_after_the_run_directory_was_removed() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let mut cluster = with_sleepers(machine);
         let pids = three_sleepers(machine);
         cluster.kill();
@@ -172,7 +172,7 @@ fn pods_do_not_run_twice_after_the_run_directory_was_removed() {
             now.len() == 3 && !now.iter().any(|pid| pids.contains(pid))
         });
         cluster.down();
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }
 

@@ -1,31 +1,31 @@
-//! A soak test. Four workers create pods, execute commands, stop and remove pods at random. Meanwhile the runtime and
-//! shims are killed, and calls are cancelled. At the end nothing is left, and a long-running pod and the runtime use
-//! no more memory.
+//! A soak test. Four workers create pods, execute commands, stop and remove pods at random. Meanwhile the test kills
+//! the runtime and shims, and cancels calls. At the end no resource of a pod is left. The memory of the runtime and of a
+//! long-running pod has not grown.
 //!
 //! It takes half a minute. `SOAK_SECONDS=3600` makes it an hour; `SOAK_SEED` repeats the choices of an earlier run.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stdout, reason = "a test panics and prints")]
 
-#[path = "soak/chance.rs"]
-mod chance;
-#[path = "soak/life.rs"]
-mod life;
 #[path = "recovery/node.rs"]
-#[allow(dead_code, reason = "shared with the test that kills behind every step")]
+#[allow(dead_code, reason = "shared with the recovery test, which uses more of it")]
 mod node;
-#[path = "soak/weight.rs"]
-mod weight;
+#[path = "soak/pod_worker.rs"]
+mod pod_worker;
+#[path = "soak/process_usage.rs"]
+mod process_usage;
+#[path = "soak/random.rs"]
+mod random;
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use chance::Chance;
-use coracle_integration::{Machine, Trace, on_a_machine, within_async};
+use coracle_integration::{Machine, ResourceSnapshot, on_a_machine, within_async};
 use coracle_testing::until;
-use life::{Counters, Life};
 use nix::sys::signal::{Signal, kill};
 use node::Node;
-use weight::Weight;
+use pod_worker::{Counters, PodWorker};
+use process_usage::ProcessUsage;
+use random::Random;
 
 /// Number of concurrent workers.
 const WORKERS: usize = 4;
@@ -40,20 +40,25 @@ fn random_pods_and_kills_leave_nothing_and_memory_does_not_grow() {
         let tokio = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         tokio.block_on(async {
             let mut node = Node::start(machine, &mirrors, None).await;
-            node.whole_life().await.expect("all operations before the disturbances");
+            node.full_lifecycle().await.expect("a pod without disturbances");
             node.pull().await.expect("the image");
             tokio::time::sleep(Duration::from_secs(1)).await;
-            let clean = Trace::of(machine);
+            let clean = ResourceSnapshot::of(machine);
             let counters = Arc::new(Counters::default());
-            let mut anchor = Life::new(machine, "anchor", Chance::new(seed), counters.clone());
-            anchor.begin().await.expect("the start of the long-running pod");
-            let storm = Duration::from_secs(seconds * 3 / 4);
-            let mut node = disturb(machine, node, storm, &anchor, &counters).await;
-            run_undisturbed(machine, &node, Duration::from_secs(seconds / 4), &anchor, &counters).await;
-            anchor.end().await.expect("the end of the long-running pod");
+            let mut long_running =
+                PodWorker::new(machine, "long-running", Random::new(seed), counters.clone());
+            long_running.start_long_running().await.expect("the start of the long-running pod");
+            let disturbance = Duration::from_secs(seconds * 3 / 4);
+            let mut node = disturb(machine, node, disturbance, &long_running, &counters).await;
+            run_undisturbed(machine, &node, Duration::from_secs(seconds / 4), &long_running, &counters).await;
+            long_running.stop_long_running().await.expect("the end of the long-running pod");
             println!("{counters}");
             wait_until_clean(machine, &clean).await;
-            assert_eq!(Trace::of(machine).since(&clean), Vec::<&str>::new(), "left after the soak");
+            assert_eq!(
+                ResourceSnapshot::of(machine).added_since(&clean),
+                Vec::<&str>::new(),
+                "left after the soak"
+            );
             node.remove_all().await.expect("the removal of the image");
             node.stop();
         });
@@ -64,7 +69,7 @@ fn setting(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().expect("a number"))
 }
 
-/// Workers that run pods, one after the other, until `end`.
+/// Workers that run pods, one after the other, until this time.
 fn workers(
     machine: &Machine,
     name: &str,
@@ -73,13 +78,13 @@ fn workers(
     seed: u64,
 ) -> Vec<tokio::task::JoinHandle<()>> {
     let worker = |number: usize| {
-        let chance = Chance::new(seed.wrapping_mul(31).wrapping_add(number as u64));
-        let mut life = Life::new(machine, &format!("{name}-{number}"), chance, counters.clone());
+        let random = Random::new(seed.wrapping_mul(31).wrapping_add(number as u64));
+        let mut pod_worker = PodWorker::new(machine, &format!("{name}-{number}"), random, counters.clone());
         tokio::spawn(async move {
             while Instant::now() < until {
-                life.live().await;
+                pod_worker.run_pod().await;
             }
-            life.clear().await;
+            pod_worker.clear().await;
         })
     };
     (0..WORKERS).map(worker).collect()
@@ -90,23 +95,23 @@ async fn disturb(
     machine: &Machine,
     mut node: Node,
     lasts: Duration,
-    anchor: &Life,
+    long_running: &PodWorker,
     counters: &Arc<Counters>,
 ) -> Node {
     let mirrors = machine.path("mirrors");
-    let mut chance = anchor.chance();
-    let seed = chance.below(u64::MAX);
+    let mut random = long_running.random();
+    let seed = random.below(u64::MAX);
     let until = Instant::now() + lasts;
-    let workers = workers(machine, "storm", until, counters, seed);
+    let workers = workers(machine, "disturbed", until, counters, seed);
     while Instant::now() < until {
-        tokio::time::sleep(Duration::from_millis(200 + chance.below(2000))).await;
+        tokio::time::sleep(Duration::from_millis(200 + random.below(2000))).await;
         counters.disturbances.fetch_add(1, Ordering::SeqCst);
-        if chance.below(2) == 0 {
+        if random.below(2) == 0 {
             node.stop();
-            tokio::time::sleep(Duration::from_millis(chance.below(500))).await;
+            tokio::time::sleep(Duration::from_millis(random.below(500))).await;
             node = Node::start(machine, &mirrors, None).await;
             counters.runtimes.fetch_add(1, Ordering::SeqCst);
-        } else if let Some(shim) = chance.one_of(&shims(machine, anchor.sandbox())) {
+        } else if let Some(shim) = random.one_of(&shims(machine, long_running.sandbox())) {
             // The process may have exited meanwhile. The kernel does not reuse its pid so soon.
             kill(nix::unistd::Pid::from_raw(*shim), Signal::SIGKILL).ok();
             counters.shims.fetch_add(1, Ordering::SeqCst);
@@ -122,68 +127,69 @@ async fn disturb(
 }
 
 /// Shims of the machine's pods, except the shim of the long-running pod.
-fn shims(machine: &Machine, stays: &str) -> Vec<i32> {
-    let ours = weight::shims(machine);
-    ours.into_iter().filter(|(_, command)| !command.contains(stays)).map(|(pid, _)| pid).collect()
+fn shims(machine: &Machine, except: &str) -> Vec<i32> {
+    let ours = process_usage::shims(machine);
+    ours.into_iter().filter(|(_, command)| !command.contains(except)).map(|(pid, _)| pid).collect()
 }
 
-/// Runs pods without disturbance: nothing may fail, and memory must not grow.
+/// Runs pods without disturbance. No call may fail, and memory must not grow.
 async fn run_undisturbed(
     machine: &Machine,
     node: &Node,
     lasts: Duration,
-    anchor: &Life,
+    long_running: &PodWorker,
     counters: &Arc<Counters>,
 ) {
-    let seed = anchor.chance().below(u64::MAX);
+    let seed = long_running.random().below(u64::MAX);
     let mut first = None;
     for part in ["first", "last"] {
         let until = Instant::now() + lasts / 2;
         for worker in workers(machine, part, until, counters, seed) {
             worker.await.expect("a worker without disturbances");
         }
-        wait_for_last_shim(machine, anchor.sandbox()).await;
+        wait_for_last_shim(machine, long_running.sandbox()).await;
         // The allocator returns freed memory after a second.
         tokio::time::sleep(Duration::from_secs(2)).await;
-        let stays = weight::shims(machine)
+        let shim = process_usage::shims(machine)
             .iter()
             .map(|(pid, _)| *pid)
             .min()
             .expect("the shim of the long-running pod");
-        let weights = || [node.pid(), stays.unsigned_abs()].map(Weight::of);
+        let usages = || [node.pid(), shim.unsigned_abs()].map(ProcessUsage::of);
         match first {
-            None => first = Some(weights()),
-            Some(first) => wait_for_memory_of(first, weights).await,
+            None => first = Some(usages()),
+            Some(first) => wait_for_memory_of(first, usages).await,
         }
     }
 }
 
-/// Waits until runtime and shim use no more than before: idle threads exit after a while. Leaks stay.
-async fn wait_for_memory_of([runtime, shim]: [Weight; 2], weights: impl Fn() -> [Weight; 2]) {
+/// Waits until runtime and shim use no more than before: idle threads exit after some time, but leaks remain.
+async fn wait_for_memory_of([runtime, shim]: [ProcessUsage; 2], usages: impl Fn() -> [ProcessUsage; 2]) {
     let usage = until("memory, descriptors and threads not to grow", 10, || {
-        let [later_runtime, later_shim] = weights();
+        let [later_runtime, later_shim] = usages();
         let usage =
             format!("runtime: {runtime:?}, then {later_runtime:?}\nshim: {shim:?}, then {later_shim:?}");
-        let is_flat = later_runtime.is_flat_since(&runtime, 1024) && later_shim.is_flat_since(&shim, 16);
-        if is_flat { Ok(usage) } else { Err(usage) }
+        let has_not_grown =
+            later_runtime.has_not_grown_since(&runtime, 1024) && later_shim.has_not_grown_since(&shim, 16);
+        if has_not_grown { Ok(usage) } else { Err(usage) }
     });
     println!("{}", usage.await);
 }
 
-/// Waits until only the long-running pod has a shim: cancelled calls are still being undone.
-async fn wait_for_last_shim(machine: &Machine, stays: &str) {
-    if within_async(20, || shims(machine, stays).is_empty()).await.is_none() {
+/// Waits until only the long-running pod has a shim. The runtime undoes cancelled calls after their end.
+async fn wait_for_last_shim(machine: &Machine, except: &str) {
+    if within_async(20, || shims(machine, except).is_empty()).await.is_none() {
         let log = std::fs::read_to_string(machine.path("runtime.log")).unwrap_or_default();
         let tail: Vec<&str> = log.lines().rev().take(40).collect();
         panic!(
             "shims are left: {:?} of {:?}; the log, newest first: {tail:#?}",
-            shims(machine, stays),
-            weight::shims(machine)
+            shims(machine, except),
+            process_usage::shims(machine)
         );
     }
 }
 
-/// Waits, up to a time limit, until nothing is left.
-async fn wait_until_clean(machine: &Machine, clean: &Trace) {
-    let _is_clean = within_async(10, || Trace::of(machine).since(clean).is_empty()).await;
+/// Waits, up to a time limit, until no resource of a pod is left.
+async fn wait_until_clean(machine: &Machine, clean: &ResourceSnapshot) {
+    let _is_clean = within_async(10, || ResourceSnapshot::of(machine).added_since(clean).is_empty()).await;
 }

@@ -12,9 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
-}
+use coracle_integration::repository as root;
 
 /// Packages of this workspace with the names of their dependencies, without dev-dependencies and build dependencies.
 fn edges() -> BTreeMap<String, BTreeSet<String>> {

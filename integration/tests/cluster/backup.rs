@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use coracle_integration::{Machine, on_a_machine};
+use coracle_integration::{Machine, checked_stdout, on_a_machine};
 use nix::sys::signal::Signal;
 
 use crate::high_availability::Plane;
@@ -13,11 +13,6 @@ use crate::high_availability::Plane;
 fn coracle(command: &str, plane: &Plane, file: &Path) -> Output {
     let mut coracle = Command::new(Machine::coracle());
     coracle.arg(command).arg("--state-dir").arg(&plane.state).arg(file).output().unwrap()
-}
-
-fn succeeded(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
 #[test]
@@ -35,23 +30,23 @@ fn deleted_objects_are_restored_from_a_backup() {
                     drop(kubectl(&plane, &format!("create configmap during{n} --from-literal=a=b")))
                 });
             });
-            assert!(succeeded(&coracle("backup", &plane, &running)).contains("objects up to revision"));
+            assert!(checked_stdout(&coracle("backup", &plane, &running)).contains("objects up to revision"));
             writes.join().unwrap();
         });
         assert_eq!(fs::metadata(&running).unwrap().permissions().mode() & 0o777, 0o600);
         let bytes = fs::read(&running).unwrap();
-        assert!(!bytes.windows(8).any(|part| part == b"aHVzaA=="), "secrets are encrypted in a backup");
+        assert!(!bytes.windows(8).any(|part| part == b"aHVzaA=="), "the backup has a secret in plain text");
         kubectl(&plane, "delete configmap kept");
         let refused = coracle("restore", &plane, &running);
         assert!(String::from_utf8_lossy(&refused.stderr).contains("in use"), "{refused:?}");
         plane.end(Signal::SIGTERM);
-        succeeded(&coracle("backup", &plane, &stopped));
-        succeeded(&coracle("restore", &plane, &running));
+        checked_stdout(&coracle("backup", &plane, &stopped));
+        checked_stdout(&coracle("restore", &plane, &running));
         plane.start();
         assert_eq!(kubectl(&plane, "get configmap kept -o jsonpath={.data.a}"), "b");
         assert_eq!(kubectl(&plane, "get secret word -o jsonpath={.data.word}"), "aHVzaA==");
         plane.end(Signal::SIGKILL);
-        succeeded(&coracle("restore", &plane, &stopped));
+        checked_stdout(&coracle("restore", &plane, &stopped));
         plane.start();
         let names = kubectl(&plane, "get configmaps -o name");
         assert!(names.contains("during4") && !names.contains("kept"), "{names}");

@@ -7,24 +7,18 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Output};
 
-use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine};
+use coracle_integration::{Cluster, Machine, ResourceSnapshot, eventually, on_a_cluster, on_a_machine};
+use coracle_testing::ip;
 use nix::libc;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
-fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
-    on_a_machine(|machine| {
-        let mirrors = machine.start_registry();
-        let mut cluster = Cluster::up(machine, &mirrors);
-        test(machine, &mut cluster);
-    });
-}
-
-fn refused(cluster: &Cluster, manifest: &str, says: &[&str]) {
+/// Asserts that the API rejects the manifest with an error that contains all of `expected`.
+fn assert_rejected(cluster: &Cluster, manifest: &str, expected: &[&str]) {
     let output = cluster.kubectl_of("1.37", &["create", "-f", "-"], manifest);
     let errors = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success(), "accepted: {manifest}");
-    for text in says {
+    for text in expected {
         assert!(errors.contains(text), "{text:?} is not in: {errors}");
     }
 }
@@ -34,7 +28,7 @@ fn pod(spec: &str) -> String {
 }
 
 /// Waits until the pod's container waits with this reason.
-fn waits_for(cluster: &Cluster, pod: &str, reason: &str) {
+fn wait_for_waiting_reason(cluster: &Cluster, pod: &str, reason: &str) {
     eventually(&format!("{pod} to wait with {reason}"), 60, || {
         let status = cluster.get(&["pod", pod]);
         let waiting = &status["status"]["containerStatuses"][0]["state"]["waiting"];
@@ -42,14 +36,15 @@ fn waits_for(cluster: &Cluster, pod: &str, reason: &str) {
     });
 }
 
-fn event(cluster: &Cluster, reason: &str, says: &str) {
-    eventually(&format!("an event {reason} with {says:?}"), 30, || {
+/// Waits for an event with this reason, whose message contains `expected`.
+fn wait_for_event(cluster: &Cluster, reason: &str, expected: &str) {
+    eventually(&format!("an event {reason} with {expected:?}"), 30, || {
         let events = cluster.get(&["events"]);
         events["items"]
             .as_array()
             .unwrap()
             .iter()
-            .any(|e| e["reason"] == reason && e["message"].as_str().is_some_and(|m| m.contains(says)))
+            .any(|e| e["reason"] == reason && e["message"].as_str().is_some_and(|m| m.contains(expected)))
     });
 }
 
@@ -69,7 +64,7 @@ fn kubectl_validates_by_openapi(cluster: &Cluster) {
         let (first, second) = (map("first", "data"), map("second", field));
         format!(r#"{{"apiVersion":"v1","kind":"List","items":[{first},{second}]}}"#)
     };
-    refused(cluster, &list("dat"), &["unknown field", "dat"]);
+    assert_rejected(cluster, &list("dat"), &["unknown field", "dat"]);
     // The server would have created the first item before it rejects the second.
     let found = cluster.kubectl(&["get", "configmaps", "first", "--ignore-not-found", "-o", "name"]);
     assert_eq!(found, "", "the list was not validated before its first item was sent");
@@ -79,15 +74,19 @@ fn kubectl_validates_by_openapi(cluster: &Cluster) {
 
 #[test]
 fn invalid_manifests_are_rejected_with_field_paths_and_not_stored() {
-    with_cluster(|_, cluster| {
-        refused(cluster, &pod(r#"{"containers":[{"name":"c"}],"hostNetwork":"yes"}"#), &["hostNetwork"]);
-        refused(
+    on_a_cluster(|_, cluster| {
+        assert_rejected(
+            cluster,
+            &pod(r#"{"containers":[{"name":"c"}],"hostNetwork":"yes"}"#),
+            &["hostNetwork"],
+        );
+        assert_rejected(
             cluster,
             &pod(r#"{"containers":[{"name":"c","image":"i","imgae":"x"}]}"#),
             &["unknown field", "imgae"],
         );
-        refused(cluster, &pod(r#"{"containers":[]}"#), &["spec.containers", "Required value"]);
-        refused(
+        assert_rejected(cluster, &pod(r#"{"containers":[]}"#), &["spec.containers", "Required value"]);
+        assert_rejected(
             cluster,
             &pod(r#"{"containers":[{"name":"C_","image":"i","ports":[{"containerPort":70000}]}]}"#),
             &["spec.containers[0].name", "Invalid value", "spec.containers[0].ports[0].containerPort"],
@@ -105,37 +104,37 @@ fn invalid_manifests_are_rejected_with_field_paths_and_not_stored() {
 
 #[test]
 fn image_errors_end_in_back_off_with_their_reason() {
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         cluster.kubectl(&["run", "absent", "--image=nosuchimage:1"]);
         // The test does not use `kubectl run`, which rejects the reference before the API server sees it.
         cluster.apply(
             r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"badname"},"spec":{"containers":[{"name":"c","image":"UPPER//case"}]}}"#,
         );
         cluster.kubectl(&["run", "never", "--image=nginx", "--image-pull-policy=Never"]);
-        waits_for(cluster, "absent", "ImagePullBackOff");
-        waits_for(cluster, "badname", "InvalidImageName");
-        waits_for(cluster, "never", "ErrImageNeverPull");
-        event(cluster, "Failed", "nosuchimage:1");
+        wait_for_waiting_reason(cluster, "absent", "ImagePullBackOff");
+        wait_for_waiting_reason(cluster, "badname", "InvalidImageName");
+        wait_for_waiting_reason(cluster, "never", "ErrImageNeverPull");
+        wait_for_event(cluster, "Failed", "nosuchimage:1");
         machine.stop_registry();
         cluster.kubectl(&["run", "down", "--image=nginx"]);
-        waits_for(cluster, "down", "ImagePullBackOff");
+        wait_for_waiting_reason(cluster, "down", "ImagePullBackOff");
         assert_eq!(fs::read_dir(machine.path("state/images/layers")).map_or(0, Iterator::count), 0);
     });
 }
 
 #[test]
 fn an_image_for_another_processor_is_refused_with_both_names() {
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         let (own, other) = if cfg!(target_arch = "x86_64") { ("amd64", "arm64") } else { ("arm64", "amd64") };
         machine.push_for_architecture("foreign", other);
-        let says = format!("no image for linux/{own} (available: linux/{other}");
+        let expected = format!("no image for linux/{own} (available: linux/{other}");
         cluster.kubectl(&["run", "foreign", "--image=foreign"]);
-        waits_for(cluster, "foreign", "ImagePullBackOff");
-        event(cluster, "Failed", &says);
-        let places = ["state", "run"].map(|name| machine.path(name).to_str().unwrap().to_owned());
-        let pull = ["image", "pull", "foreign", "--state-dir", &places[0], "--run-dir", &places[1]];
+        wait_for_waiting_reason(cluster, "foreign", "ImagePullBackOff");
+        wait_for_event(cluster, "Failed", &expected);
+        let directories = ["state", "run"].map(|name| machine.path(name).to_str().unwrap().to_owned());
+        let pull = ["image", "pull", "foreign", "--state-dir", &directories[0], "--run-dir", &directories[1]];
         let output = Command::new(Machine::coracle()).args(pull).output().unwrap();
-        one_sentence(&output, &["foreign", &says, "use one that is built for this machine"]);
+        assert_one_line_error(&output, &["foreign", &expected, "use one that is built for this machine"]);
 
         // An image with a wrong label: its program is for Itanium (ELF: little endian, machine 50), which no emulator of
         // binfmt_misc runs.
@@ -147,13 +146,13 @@ fn an_image_for_another_processor_is_refused_with_both_names() {
         fs::set_permissions(root.join("program"), fs::Permissions::from_mode(0o755)).unwrap();
         machine.push_root("mislabelled", &root, &[]);
         cluster.kubectl(&["run", "mislabelled", "--image=mislabelled", "--command", "--", "/program"]);
-        event(cluster, "Failed", "exec \"/program\": exec format error");
+        wait_for_event(cluster, "Failed", "exec \"/program\": exec format error");
     });
 }
 
 #[test]
 fn container_errors_have_the_states_and_reasons_of_kubernetes() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         cluster.kubectl(&["run", "nocommand", "--image=busybox", "--command", "--", "/no/such"]);
         cluster.kubectl(&["run", "crash", "--image=busybox", "--command", "--", "sh", "-c", "exit 3"]);
         cluster.kubectl(&["run", "done", "--image=busybox", "--restart=Never", "--command", "--", "true"]);
@@ -163,9 +162,9 @@ fn container_errors_have_the_states_and_reasons_of_kubernetes() {
         );
         cluster.kubectl(&["run", "toobig", "--image=busybox", "--overrides",
             r#"{"spec":{"containers":[{"name":"toobig","image":"busybox","resources":{"requests":{"cpu":"9999"}}}]}}"#]);
-        event(cluster, "FailedMount", "configmap \"absent\" not found");
-        event(cluster, "FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu");
-        waits_for(cluster, "crash", "CrashLoopBackOff");
+        wait_for_event(cluster, "FailedMount", "configmap \"absent\" not found");
+        wait_for_event(cluster, "FailedScheduling", "0/1 nodes are available: 1 Insufficient cpu");
+        wait_for_waiting_reason(cluster, "crash", "CrashLoopBackOff");
         eventually("the pod `done` to succeed", 30, || {
             cluster.get(&["pod", "done"])["status"]["phase"] == "Succeeded"
         });
@@ -180,13 +179,13 @@ fn container_errors_have_the_states_and_reasons_of_kubernetes() {
 
 #[test]
 fn a_pod_waits_for_a_handler_that_the_runtime_does_not_have() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         cluster.apply(
             r#"{"apiVersion":"node.k8s.io/v1","kind":"RuntimeClass","metadata":{"name":"other"},"handler":"sandboxed"}"#,
         );
         let of_other = r#"{"spec":{"runtimeClassName":"other"}}"#;
         cluster.kubectl(&["run", "waits", "--image=busybox", "--overrides", of_other]);
-        event(cluster, "FailedCreatePodSandBox", "runtime handler \"sandboxed\" does not exist");
+        wait_for_event(cluster, "FailedCreatePodSandBox", "runtime handler \"sandboxed\" does not exist");
         assert_eq!(cluster.get(&["pod", "waits"])["status"]["phase"], "Pending");
         let of_absent = r#"{"spec":{"runtimeClassName":"absent"}}"#;
         let absent = cluster.try_kubectl(&["run", "absent", "--image=busybox", "--overrides", of_absent]);
@@ -197,12 +196,12 @@ fn a_pod_waits_for_a_handler_that_the_runtime_does_not_have() {
 
 #[test]
 fn a_pod_without_a_log_directory_gets_an_event_and_starts_later() {
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         let logs = machine.path("logs");
         fs::remove_dir(&logs).unwrap();
         fs::write(&logs, "not a directory").unwrap();
         cluster.kubectl(&["run", "waits", "--image=busybox", "--command", "--", "sleep", "1000"]);
-        event(cluster, "FailedCreatePodSandBox", "Failed to create pod sandbox: cannot make ");
+        wait_for_event(cluster, "FailedCreatePodSandBox", "Failed to create pod sandbox: cannot make ");
         fs::remove_file(&logs).unwrap();
         cluster.kubectl(&["wait", "pod/waits", "--for=condition=Ready", "--timeout=60s"]);
     });
@@ -210,11 +209,17 @@ fn a_pod_without_a_log_directory_gets_an_event_and_starts_later() {
 
 #[test]
 fn unauthenticated_and_unauthorized_requests_are_rejected() {
-    with_cluster(|_, cluster| {
-        let output = cluster.try_kubectl(&["get", "pods", "--as=jane"]);
-        assert!(!output.status.success());
-        let output = cluster.try_kubectl(&["get", "pods", "--token=nonsense", "--kubeconfig=/dev/null"]);
-        assert!(!output.status.success());
+    on_a_cluster(|_, cluster| {
+        let server = ["--server=https://127.0.0.1:6443", "--insecure-skip-tls-verify"];
+        let unknown = [&["--token=nonsense", "--kubeconfig=/dev/null"][..], &server].concat();
+        for (flags, error) in [
+            (&["--as=jane"][..], "User \"jane\" cannot list resource \"pods\""),
+            (&unknown[..], "You must be logged in to the server"),
+        ] {
+            let output = cluster.try_kubectl(&[&["get", "pods"][..], flags].concat());
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && errors.contains(error), "{error:?} is not in: {errors}");
+        }
     });
 }
 
@@ -231,13 +236,13 @@ fn up(machine: &Machine, more: &[&str]) -> Output {
     Command::new(Machine::coracle()).args(arguments(machine)).args(more).output().unwrap()
 }
 
-/// Asserts a failure with one line on standard error that contains all of `says`.
-fn one_sentence(output: &Output, says: &[&str]) {
+/// Asserts a failure with one line on standard error that contains all of `expected`.
+fn assert_one_line_error(output: &Output, expected: &[&str]) {
     let errors = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success(), "{errors}");
     let sentence = errors.lines().last().unwrap_or_default();
     assert!(sentence.starts_with("coracle: "), "{errors}");
-    for text in says {
+    for text in expected {
         assert!(sentence.contains(text), "{text:?} is not in: {sentence}");
     }
     let parts: Vec<&str> = sentence.split(": ").collect();
@@ -248,17 +253,17 @@ fn one_sentence(output: &Output, says: &[&str]) {
 #[test]
 fn a_failed_start_reports_the_cause_and_leaves_nothing() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let taken = std::net::TcpListener::bind("0.0.0.0:6443").unwrap();
-        one_sentence(&up(machine, &[]), &["6443", "--listen sets another address", "in use"]);
+        assert_one_line_error(&up(machine, &[]), &["6443", "--listen sets another address", "in use"]);
         drop(taken);
         let file = machine.path("wrong.toml");
         fs::write(&file, "[node]\nbrigde = \"x\"\n").unwrap();
-        one_sentence(
+        assert_one_line_error(
             &up(machine, &["--config", file.to_str().unwrap()]),
             &["wrong.toml", "brigde", "did you mean bridge?"],
         );
-        for (cidr, says) in [
+        for (cidr, expected) in [
             ("10.42.0.0/28", ["cluster-cidr 10.42.0.0/28 is smaller", "a /24 (node-cidr-mask-size-ipv4)"]),
             ("fd42::/72", ["cluster-cidr fd42::/72 is smaller", "a /64 (node-cidr-mask-size-ipv6)"]),
             (
@@ -266,9 +271,10 @@ fn a_failed_start_reports_the_cause_and_leaves_nothing() {
                 ["cluster-cidr 10.0.0.0/8 and service-cidr 10.43.0.0/16 overlap", "address of a service"],
             ),
         ] {
-            one_sentence(&up(machine, &["--cluster-cidr", cidr]), &says);
+            assert_one_line_error(&up(machine, &["--cluster-cidr", cidr]), &expected);
         }
-        let left: Vec<String> = Trace::of(machine).since(&before).into_iter().map(str::to_owned).collect();
+        let left: Vec<String> =
+            ResourceSnapshot::of(machine).added_since(&before).into_iter().map(str::to_owned).collect();
         assert!(left.iter().all(|l| l.starts_with("file ")), "{left:?}");
     });
 }
@@ -287,7 +293,10 @@ fn a_full_disk_is_reported_with_the_remedy() {
             let mut file = fs::File::create(&path).unwrap();
             while file.write_all(&[7; 4096]).is_ok() {}
             file.set_len(file.metadata().unwrap().len() - free).unwrap();
-            one_sentence(&up(machine, &[]), &["cannot", "No space left on device", "free disk space"]);
+            assert_one_line_error(
+                &up(machine, &[]),
+                &["cannot", "No space left on device", "free disk space"],
+            );
         }
     });
 }
@@ -330,7 +339,7 @@ fn a_missing_feature_of_the_kernel_is_named_with_the_remedy() {
     on_a_machine(|machine| {
         let mut up = Command::new(Machine::coracle());
         let output = without_nftables(up.args(arguments(machine))).output().unwrap();
-        one_sentence(
+        assert_one_line_error(
             &output,
             &["cannot open the pod network", "nftables", "`coracle check` lists missing features"],
         );
@@ -346,7 +355,7 @@ fn a_missing_feature_of_the_kernel_is_named_with_the_remedy() {
         let mut without_cgroups = Command::new("unshare");
         without_cgroups.args(["--mount", "sh", "-c", unmount, "sh"]).arg(Machine::coracle());
         let output = without_cgroups.args(arguments(machine)).output().unwrap();
-        one_sentence(
+        assert_one_line_error(
             &output,
             &["cannot prepare the cgroups of pods", "no cgroup hierarchy is mounted; mount one"],
         );
@@ -356,40 +365,35 @@ fn a_missing_feature_of_the_kernel_is_named_with_the_remedy() {
 #[test]
 fn a_foreign_bridge_with_the_same_name_is_refused_and_unchanged() {
     on_a_machine(|machine| {
-        let ip = |arguments: &[&str]| {
-            let output = Command::new("ip").args(arguments).output().unwrap();
-            assert!(output.status.success(), "ip {arguments:?}");
-            String::from_utf8(output.stdout).unwrap()
-        };
-        ip(&["link", "add", "theirs0", "address", "0a:00:00:00:00:01", "type", "bridge"]);
-        ip(&["addr", "add", "192.0.2.1/24", "dev", "theirs0"]);
-        ip(&["link", "set", "theirs0", "up"]);
+        ip("link add theirs0 address 0a:00:00:00:00:01 type bridge");
+        ip("addr add 192.0.2.1/24 dev theirs0");
+        ip("link set theirs0 up");
         // The state of the uplink is not compared, because the kernel may report the carrier of the uplink later.
         let state = || {
-            let links = ip(&["-o", "link", "show"]);
+            let links = ip("-o link show");
             let names: Vec<String> =
                 links.lines().filter_map(|line| Some(line.split(": ").nth(1)?.to_owned())).collect();
-            (names, ip(&["addr", "show", "dev", "theirs0"]))
+            (names, ip("addr show dev theirs0"))
         };
         let before = state();
         let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
         let listen = format!("unix://{}", path("cri.sock"));
-        let places =
+        let flags =
             ["--bridge", "theirs0", "--cgroup-root", &format!("/{}", machine.name())].map(str::to_owned);
         let output = Command::new(Machine::coracle())
             .args(["runtime", "--root", &path("state"), "--state", &path("run"), "--listen", &listen])
             .args(["--cni-conf-dir", ""])
-            .args(&places)
+            .args(&flags)
             .output()
             .unwrap();
-        one_sentence(
+        assert_one_line_error(
             &output,
             &["theirs0 exists and was not made by coracle", "--bridge", "ip link delete theirs0"],
         );
         assert_eq!(state(), before);
         let down = Command::new(Machine::coracle())
             .args(["down", "--state-dir", &path("state"), "--run-dir", &path("run")])
-            .args(&places)
+            .args(&flags)
             .output()
             .unwrap();
         assert!(down.status.success(), "{}", String::from_utf8_lossy(&down.stderr));
@@ -399,7 +403,7 @@ fn a_foreign_bridge_with_the_same_name_is_refused_and_unchanged() {
 
 #[test]
 fn a_second_node_with_the_same_bridge_is_refused() {
-    with_cluster(|machine, _cluster| {
+    on_a_cluster(|machine, _cluster| {
         let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
         let output = Command::new(Machine::coracle())
             .args(["runtime", "--root", &path("second"), "--state", &path("second-run")])
@@ -407,13 +411,16 @@ fn a_second_node_with_the_same_bridge_is_refused() {
             .args(["--cgroup-root", &format!("/{}", machine.name()), "--nft-table", "second"])
             .output()
             .unwrap();
-        one_sentence(&output, &["the bridge coracle0 is in use by another runtime or agent", "--bridge"]);
+        assert_one_line_error(
+            &output,
+            &["the bridge coracle0 is in use by another runtime or agent", "--bridge"],
+        );
     });
 }
 
 #[test]
 fn a_second_node_on_the_same_directories_is_refused() {
-    with_cluster(|machine, cluster| {
-        one_sentence(&up(machine, &[]), &["in use by process", &cluster.pid().to_string()]);
+    on_a_cluster(|machine, cluster| {
+        assert_one_line_error(&up(machine, &[]), &["in use by process", &cluster.pid().to_string()]);
     });
 }

@@ -33,9 +33,9 @@ fn request(cluster: &Cluster, target: &str, more: &[&str]) -> Output {
     cluster.kubectl_of("1.37", &[&["create", "--raw", &path, "-f", "-", "-v=8"][..], more].concat(), "")
 }
 
-fn assert_refused(output: &Output, says: &str) {
+fn assert_refused(output: &Output, expected: &str) {
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(!output.status.success() && errors.contains(says), "{says:?} is not in: {errors}");
+    assert!(!output.status.success() && errors.contains(expected), "{expected:?} is not in: {errors}");
 }
 
 #[test]
@@ -72,7 +72,11 @@ fn a_checkpoint_is_written_for_root_and_the_container_continues() {
         }
         let status = cluster.get(&["pod", "p"])["status"]["containerStatuses"][0].clone();
         assert!(status["state"]["running"].is_object() && status["restartCount"] == 0, "{status}");
-        assert_eq!(cluster.kubectl(&["exec", "p", "--", "echo", "alive"]), "alive\n", "it is not frozen");
+        assert_eq!(
+            cluster.kubectl(&["exec", "p", "--", "echo", "alive"]),
+            "alive\n",
+            "the container is still frozen"
+        );
     });
 }
 
@@ -95,6 +99,10 @@ fn a_mount_point_that_criu_misreads_is_in_no_checkpoint() {
         cluster.apply(&pod.to_string());
         cluster.kubectl(&["wait", "pod/p", "--for=condition=Ready", "--timeout=120s"]);
         assert_refused(&request(&cluster, "default/p/c", &[]), "cannot parse the mount point");
-        assert_eq!(cluster.kubectl(&["exec", "p", "--", "echo", "alive"]), "alive\n", "it is not frozen");
+        assert_eq!(
+            cluster.kubectl(&["exec", "p", "--", "echo", "alive"]),
+            "alive\n",
+            "the container is still frozen"
+        );
     });
 }

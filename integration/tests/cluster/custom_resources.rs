@@ -31,10 +31,6 @@ impl Sender<'_> {
         assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
         String::from_utf8_lossy(&output.stderr).into_owned()
     }
-
-    fn get(&self, name: &str) -> Value {
-        serde_json::from_str(&self.nodes.kubectl(&["get", name, "-o", "json"])).unwrap()
-    }
 }
 
 fn version(name: &str, storage: bool) -> Value {
@@ -79,7 +75,7 @@ fn widget(name: &str, spec: &Value) -> Value {
 #[test]
 fn a_custom_resource_is_served_while_its_definition_exists() {
     on_a_machine(|machine| {
-        let nodes = Nodes::alone(machine, CIDRS, &[]);
+        let nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let sender = Sender { nodes: &nodes, path: machine.path("object.json").to_str().unwrap().to_owned() };
         sender.succeed(&["create"], &definition());
         nodes.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", "crd/widgets.example.com"]);
@@ -92,14 +88,14 @@ fn a_custom_resource_is_served_while_its_definition_exists() {
 
 fn objects(sender: &Sender<'_>) {
     sender.succeed(&["create"], &widget("a", &json!({})));
-    assert_eq!(sender.get("wd/a")["spec"], json!({"size": "S", "replicas": 1}));
+    assert_eq!(sender.nodes.get(&["wd/a"])["spec"], json!({"size": "S", "replicas": 1}));
     let table = sender.nodes.kubectl(&["get", "widgets"]);
     assert!(table.contains("SIZE"), "{table}");
-    let other = sender.get("widgets.v2.example.com/a");
+    let other = sender.nodes.get(&["widgets.v2.example.com/a"]);
     assert_eq!(other["apiVersion"], "example.com/v2");
     sender.nodes.kubectl(&["scale", "widget/a", "--replicas=3"]);
     sender.nodes.kubectl(&["patch", "widget", "a", "--type=merge", "-p", r#"{"spec": {"size": "M"}}"#]);
-    assert_eq!(sender.get("widget/a")["spec"], json!({"size": "M", "replicas": 3}));
+    assert_eq!(sender.nodes.get(&["widget/a"])["spec"], json!({"size": "M", "replicas": 3}));
     sender.succeed(&["apply", "--server-side"], &widget("b", &json!({"size": "L"})));
     sender.succeed(&["apply"], &widget("c", &json!({"size": "M"})));
     let selected = sender.nodes.kubectl(&["get", "widgets", "--field-selector=spec.size=L", "-o", "name"]);

@@ -51,7 +51,7 @@ impl Dongle {
         });
     }
 
-    fn note(&self, call: &'static str) {
+    fn record_call(&self, call: &'static str) {
         self.calls.lock().unwrap().push(call);
     }
 }
@@ -101,7 +101,7 @@ impl DevicePlugin for Dongle {
         &self,
         request: Request<api::PreferredAllocationRequest>,
     ) -> Result<Response<api::PreferredAllocationResponse>, Status> {
-        self.note("prefer");
+        self.record_call("prefer");
         let requests = request.into_inner().container_requests.into_iter();
         let answers = requests.map(|request| api::ContainerPreferredAllocationResponse {
             device_ids: request.available_device_ids,
@@ -113,7 +113,7 @@ impl DevicePlugin for Dongle {
         &self,
         _request: Request<api::AllocateRequest>,
     ) -> Result<Response<api::AllocateResponse>, Status> {
-        self.note("allocate");
+        self.record_call("allocate");
         let device = api::DeviceSpec {
             container_path: "/dev/dongle".to_owned(),
             host_path: "/dev/zero".to_owned(),
@@ -131,7 +131,7 @@ impl DevicePlugin for Dongle {
         &self,
         _request: Request<api::PreStartContainerRequest>,
     ) -> Result<Response<api::PreStartContainerResponse>, Status> {
-        self.note("start");
+        self.record_call("start");
         if *self.hangs.borrow() {
             std::future::pending::<()>().await;
         }

@@ -225,7 +225,10 @@ fn a_pod_waits_for_the_conditions_of_its_device(cluster: &Cluster, driver: &Driv
     eventually("the claim to be allocated", 60, || allocated().is_some());
     let claim = allocated().unwrap();
     assert_eq!(claim["status"]["allocation"]["devices"]["results"][0]["bindingConditions"], json!(["ready"]));
-    assert!(cluster.get(&["pod", "waits"])["spec"]["nodeName"].is_null(), "the pod waits for the driver");
+    assert!(
+        cluster.get(&["pod", "waits"])["spec"]["nodeName"].is_null(),
+        "the pod is scheduled before the driver is ready"
+    );
     let condition = json!({"type": "ready", "status": "True", "reason": "Attached", "message": "",
         "lastTransitionTime": "2026-01-01T00:00:00Z"});
     let device =

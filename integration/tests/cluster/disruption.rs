@@ -2,17 +2,12 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::Output;
 
-use coracle_integration::{Nodes, eventually, has_condition, on_a_machine};
+use coracle_integration::{Nodes, eventually, has_condition, on_a_machine, stderr};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 const CIDRS: &str = "10.42.0.0/16";
-
-fn said(output: &Output) -> String {
-    String::from_utf8_lossy(&output.stderr).into_owned()
-}
 
 fn deployment(replicas: usize) -> String {
     json!({"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "d"}, "spec": {
@@ -39,14 +34,14 @@ fn pods(nodes: &Nodes, ready: bool) -> Vec<(String, String)> {
 }
 
 /// Nodes of the Ready pods.
-fn ready_on(nodes: &Nodes) -> Vec<String> {
+fn nodes_of_ready_pods(nodes: &Nodes) -> Vec<String> {
     pods(nodes, true).into_iter().map(|(node, _)| node).collect()
 }
 
 /// Waits until the budget's status has these numbers: currentHealthy, desiredHealthy, expectedPods, disruptionsAllowed.
-fn counted(nodes: &Nodes, numbers: [i64; 4]) {
+fn wait_for_budget_status(nodes: &Nodes, numbers: [i64; 4]) {
     let fields = ["currentHealthy", "desiredHealthy", "expectedPods", "disruptionsAllowed"];
-    eventually(&format!("the budget to count {numbers:?}"), 30, || {
+    eventually(&format!("the status of the budget to be {numbers:?}"), 30, || {
         let status = nodes.get(&["pdb", "b"])["status"].clone();
         fields.map(|field| status[field].as_i64().unwrap()) == numbers
     });
@@ -57,9 +52,9 @@ fn drain_respects_disruption_budgets() {
     on_a_machine(|machine| {
         let nodes = Nodes::up(machine, CIDRS, 2);
         nodes.apply(&deployment(2));
-        eventually("a pod on each node", 60, || ready_on(&nodes) == ["node-1", "node-2"]);
+        eventually("a pod on each node", 60, || nodes_of_ready_pods(&nodes) == ["node-1", "node-2"]);
         nodes.kubectl(&["create", "pdb", "b", "--selector=app=d", "--min-available=2"]);
-        counted(&nodes, [2, 2, 2, 0]);
+        wait_for_budget_status(&nodes, [2, 2, 2, 0]);
         let table = nodes.kubectl(&["get", "pdb"]);
         let words: Vec<&str> = table.split_whitespace().collect();
         assert_eq!(
@@ -70,36 +65,36 @@ fn drain_respects_disruption_budgets() {
         let before = pods(&nodes, false);
         let refused = nodes.try_kubectl(&["drain", "node-2", "--timeout=10s"]);
         assert!(!refused.status.success());
-        let says = "Cannot evict pod as it would violate the pod's disruption budget";
-        assert!(said(&refused).contains(says), "{}", said(&refused));
+        let expected = "Cannot evict pod as it would violate the pod's disruption budget";
+        assert!(stderr(&refused).contains(expected), "{}", stderr(&refused));
         assert_eq!(pods(&nodes, false), before);
         // Percentages, and an eviction right after a change of the budget.
         let share = json!({"spec": {"minAvailable": null, "maxUnavailable": "50%"}}).to_string();
         nodes.kubectl(&["patch", "pdb", "b", "--type=merge", "-p", &share]);
         nodes.kubectl(&["drain", "node-2", "--timeout=300s"]);
-        eventually("both pods on node-1", 60, || ready_on(&nodes) == ["node-1", "node-1"]);
-        counted(&nodes, [2, 1, 2, 1]);
+        eventually("both pods on node-1", 60, || nodes_of_ready_pods(&nodes) == ["node-1", "node-1"]);
+        wait_for_budget_status(&nodes, [2, 1, 2, 1]);
         drain_waits(&nodes, &machine.path("drain.log"));
     });
 }
 
-/// Drain evicts one of two pods. Its replacement finds no node, so drain waits until a node is available.
+/// Drain evicts one of two pods. No node accepts its replacement, so drain waits until a node is available.
 fn drain_waits(nodes: &Nodes, log: &Path) {
     let mut drain = nodes.start_with_log(&["drain", "node-1", "--timeout=600s"], log);
     eventually("one pod to be evicted", 30, || {
         let found: Vec<String> = pods(nodes, false).into_iter().map(|(node, _)| node).collect();
         found == ["", "node-1"]
     });
-    counted(nodes, [1, 1, 2, 0]);
+    wait_for_budget_status(nodes, [1, 1, 2, 0]);
     eventually("drain to retry", 30, || {
         fs::read_to_string(log).unwrap().matches("(will retry after 5s)").count() > 1
     });
     assert!(drain.try_wait().unwrap().is_none());
-    assert_eq!(ready_on(nodes), ["node-1"]);
+    assert_eq!(nodes_of_ready_pods(nodes), ["node-1"]);
     nodes.kubectl(&["uncordon", "node-2"]);
     let status = drain.wait().unwrap();
     assert!(status.success(), "{}", fs::read_to_string(log).unwrap());
-    eventually("both pods on node-2", 60, || ready_on(nodes) == ["node-2", "node-2"]);
+    eventually("both pods on node-2", 60, || nodes_of_ready_pods(nodes) == ["node-2", "node-2"]);
     // The controller has observed the evictions.
     eventually("disruptedPods to be empty", 10, || {
         nodes.get(&["pdb", "b"])["status"]["disruptedPods"].is_null()
@@ -110,10 +105,10 @@ fn drain_waits(nodes: &Nodes, log: &Path) {
 #[test]
 fn pods_of_a_node_with_the_out_of_service_taint_are_deleted() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &["--node-monitor-grace-seconds", "10"]);
         nodes.join_all(2, &["--node-lease-seconds", "4"]);
         nodes.apply(&deployment(2));
-        eventually("a pod on each node", 60, || ready_on(&nodes) == ["node-1", "node-2"]);
+        eventually("a pod on each node", 60, || nodes_of_ready_pods(&nodes) == ["node-1", "node-2"]);
         let lost = pods(&nodes, true)[1].1.clone();
         let uid = nodes.get(&["pod", &lost])["metadata"]["uid"].as_str().unwrap().to_owned();
         nodes.agent("node-2").end(Signal::SIGKILL);
@@ -128,7 +123,7 @@ fn pods_of_a_node_with_the_out_of_service_taint_are_deleted() {
             !nodes.try_kubectl(&["get", "pod", &lost]).status.success()
         });
         assert!(!ready(&nodes));
-        eventually("a replacement", 60, || ready_on(&nodes) == ["node-1", "node-1"]);
+        eventually("a replacement", 60, || nodes_of_ready_pods(&nodes) == ["node-1", "node-1"]);
         nodes.agent("node-2").start();
         eventually("the node to end the deleted pod", 30, || {
             nodes.agent("node-2").process_of(&uid).is_none()
@@ -139,7 +134,7 @@ fn pods_of_a_node_with_the_out_of_service_taint_are_deleted() {
 #[test]
 fn a_stale_disruption_target_condition_is_reset() {
     on_a_machine(|machine| {
-        let nodes = Nodes::alone(machine, CIDRS, &[]);
+        let nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         eventually("the default service account", 10, || {
             nodes.try_kubectl(&["get", "serviceaccount", "default"]).status.success()
         });

@@ -5,7 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use coracle_integration::{Machine, Trace, on_a_machine};
+use coracle_integration::{Machine, ResourceSnapshot, on_a_machine, repository};
 
 /// Commands of a document.
 #[derive(Debug, PartialEq, Eq)]
@@ -13,10 +13,6 @@ struct Block {
     /// Whether `coracle up` runs before the first command.
     needs_cluster: bool,
     commands: String,
-}
-
-fn repository() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
 fn runnable_blocks(text: &str) -> Vec<Block> {
@@ -76,17 +72,17 @@ fn run(machine: &Machine, mirrors: &Path, options: &[&str], commands: &str) -> S
     // Prevents evictions and image garbage collection: the test machine may have little free disk space.
     run.env("CORACLE_DISK_FREE_PERCENT", "1").env("CORACLE_IMAGE_GC_HIGH_THRESHOLD", "100");
     let output = run.stdin(Stdio::null()).output().unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{commands}{said}{errors}");
-    said
+    assert!(output.status.success(), "{commands}{text}{errors}");
+    text
 }
 
 #[test]
 fn marked_blocks_run_and_leave_nothing() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let blocks = blocks_of_documents();
         assert!(blocks.len() >= 5, "{blocks:?}");
         for (page, block) in blocks {
@@ -94,7 +90,7 @@ fn marked_blocks_run_and_leave_nothing() {
             // The page is in the message of a failure.
             run(machine, &mirrors, options, &format!("# {}\n{}", page.display(), block.commands));
         }
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }
 
@@ -103,13 +99,13 @@ fn marked_blocks_run_and_leave_nothing() {
 fn the_documented_directories_suffice_on_a_read_only_root() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let commands = "if touch /file || touch /etc/file || touch /run/file; then exit 9; fi\n\
                         kubectl create deployment web --image=nginx\n\
                         kubectl rollout status deployment/web --timeout=60s\n\
                         kubectl exec deployment/web -- true\n";
-        let said = run(machine, &mirrors, &["--cluster", "--read-only"], commands);
-        assert!(said.contains("successfully rolled out"), "{said}");
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        let output = run(machine, &mirrors, &["--cluster", "--read-only"], commands);
+        assert!(output.contains("successfully rolled out"), "{output}");
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }

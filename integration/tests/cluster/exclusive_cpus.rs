@@ -7,6 +7,8 @@ use std::fs;
 use coracle_integration::{Cluster, eventually, on_a_machine};
 use serde_json::{Value, json};
 
+use super::resize::guaranteed;
+
 /// One CPU is reserved: 500 millicores, rounded up. The reserved memory is 200 MiB: 100 MiB of `system-reserved`, and
 /// 100 MiB of the default threshold of evictions.
 const FLAGS: [&str; 14] = [
@@ -43,11 +45,6 @@ fn complete(cluster: &Cluster, name: &str, resources: &Value) {
     cluster.apply(&pod.to_string());
     let succeeded = "--for=jsonpath={.status.phase}=Succeeded";
     cluster.kubectl(&["wait", &format!("pod/{name}"), succeeded, "--timeout=300s"]);
-}
-
-fn both(cpu: &str, memory: &str) -> Value {
-    let list = json!({"cpu": cpu, "memory": memory});
-    json!({"requests": list, "limits": list})
 }
 
 /// The numbers of a list in the kernel's format.
@@ -99,7 +96,7 @@ fn a_guaranteed_pod_has_a_cpu_of_its_own_until_it_ends() {
         let mut cluster = Cluster::up_with(machine, &mirrors, &FLAGS);
         run(&cluster, "shared", &json!({}));
         wait_for_shared_cpus(&cluster, &all);
-        run(&cluster, "own", &both("1", "64Mi"));
+        run(&cluster, "own", &guaranteed("1", "64Mi"));
         let own = allowed(&cluster, "own", "Cpus");
         let others: BTreeSet<u32> = all.difference(&own).copied().collect();
         assert_eq!(own.len(), 1, "{own:?}");
@@ -107,12 +104,12 @@ fn a_guaranteed_pod_has_a_cpu_of_its_own_until_it_ends() {
         assert_eq!(allowed(&cluster, "own", "Mems").len(), 1);
         assert!(has_no_quota(&cluster, "own"));
         // A container that starts now runs on the CPUs that the shared pool still has.
-        run(&cluster, "later", &both("100m", "64Mi"));
+        run(&cluster, "later", &guaranteed("100m", "64Mi"));
         assert_eq!(allowed(&cluster, "later", "Cpus"), others);
         assert!(!has_no_quota(&cluster, "later"));
         let metrics = cluster.kubectl(&["get", "--raw", "/api/v1/nodes/node-1/proxy/metrics"]);
         assert!(metrics.contains("\nkubelet_cpu_manager_exclusive_cpu_allocation_count 1\n"), "{metrics}");
-        let patch = json!({"spec": {"containers": [{"name": "c", "resources": both("500m", "64Mi")}]}});
+        let patch = json!({"spec": {"containers": [{"name": "c", "resources": guaranteed("500m", "64Mi")}]}});
         cluster.kubectl(&["patch", "pod", "own", "--subresource", "resize", "--patch", &patch.to_string()]);
         let message = eventually("the resize to be refused", 30, || pending_resize(&cluster, "own"));
         assert_eq!(
@@ -139,7 +136,7 @@ fn a_guaranteed_pod_has_a_cpu_of_its_own_until_it_ends() {
         cluster.kubectl(&["delete", "pod", "own"]);
         wait_for_shared_cpus(&cluster, &all);
         for name in ["first", "second", "third"] {
-            complete(&cluster, name, &both("1", "64Mi"));
+            complete(&cluster, name, &guaranteed("1", "64Mi"));
             assert_eq!(recorded()["entries"], Value::Null, "{name} has its CPU after its end was reported");
         }
     });

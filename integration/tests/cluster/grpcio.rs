@@ -28,10 +28,10 @@ fn a_client_with_the_c_core_is_served() {
             .env("PYTHONPATH", Machine::tool("grpcio", "scripts/grpcio"))
             .output()
             .unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
+        let text = String::from_utf8_lossy(&output.stdout);
         let errors = String::from_utf8_lossy(&output.stderr);
         assert_eq!(
-            said.lines().collect::<Vec<_>>(),
+            text.lines().collect::<Vec<_>>(),
             ["Version OK True", "Status OK True", "ListImages OK False", "Version OK True"],
             "{errors}"
         );

@@ -1,11 +1,12 @@
-//! Two control planes on one etcd: both serve the same objects, one runs the controllers, and either may die.
+//! Two control planes on one etcd: both serve the same objects, one runs the controllers, and either may be
+//! killed.
 
 use std::fs;
 use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use coracle_integration::{Kubectl, Machine, eventually, on_a_machine, skip};
+use coracle_integration::{Kubectl, Machine, eventually, on_a_machine, repository, skip, wait_for_exit};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -32,7 +33,7 @@ impl Process {
 
     fn end(mut self, signal: Signal) {
         kill(Pid::from_raw(i32::try_from(self.0.id()).unwrap()), signal).unwrap();
-        self.0.wait().unwrap();
+        wait_for_exit(&mut self.0);
     }
 }
 
@@ -119,8 +120,8 @@ impl Plane {
 }
 
 #[test]
-fn two_control_planes_share_an_etcd_and_either_may_die() {
-    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/tools/etcd");
+fn two_control_planes_share_an_etcd_and_either_may_be_killed() {
+    let program = repository().join("target/tools/etcd");
     if !program.exists() {
         skip!("etcd is not built: run scripts/etcd");
     }
@@ -156,7 +157,7 @@ fn two_control_planes_share_an_etcd_and_either_may_die() {
         assert_ne!(one.holder(), leader);
 
         drop(server);
-        assert!(one.succeeds(&["get", "deployment", "third"]), "reads are served from the cache");
+        assert!(one.succeeds(&["get", "deployment", "third"]), "no response from the cache without etcd");
         let refused = one.kubectl.try_kubectl(&["create", "configmap", "refused"]);
         let message = String::from_utf8_lossy(&refused.stderr).into_owned();
         assert!(!refused.status.success() && message.contains("etcd"), "{message}");

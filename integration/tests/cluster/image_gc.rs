@@ -1,5 +1,5 @@
 //! Image garbage collection on a small disk: it removes unused images, least recently used first. Images in use and
-//! pinned images stay. A pull that failed for lack of space succeeds when it is retried.
+//! pinned images remain. A pull that failed for lack of space succeeds when it is retried.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,10 +12,11 @@ use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
 use tonic::transport::{Channel, Endpoint};
 
-/// Mounts a tmpfs of `size` MiB on a directory, in a mount namespace of this thread and its children.
-struct Small(PathBuf);
+/// A tmpfs on a directory, in a mount namespace of this thread and its children.
+struct SmallDisk(PathBuf);
 
-impl Small {
+impl SmallDisk {
+    /// Mounts the tmpfs with a size in MiB.
     fn on(path: PathBuf, megabytes: u32) -> Self {
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         let none: Option<&str> = None;
@@ -27,14 +28,14 @@ impl Small {
     }
 }
 
-impl Drop for Small {
+impl Drop for SmallDisk {
     fn drop(&mut self) {
         umount2(&self.0, MntFlags::MNT_DETACH).ok();
     }
 }
 
 /// Calls the runtime.
-fn ask<T, F: Future<Output = T>>(machine: &Machine, what: impl FnOnce(Channel) -> F) -> T {
+fn call<T, F: Future<Output = T>>(machine: &Machine, what: impl FnOnce(Channel) -> F) -> T {
     let socket = format!("unix://{}", machine.path("run/cri.sock").display());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { what(Endpoint::try_from(socket).unwrap().connect().await.unwrap()).await })
@@ -43,7 +44,7 @@ fn ask<T, F: Future<Output = T>>(machine: &Machine, what: impl FnOnce(Channel) -
 /// Number of containers in all states.
 fn containers(machine: &Machine) -> usize {
     let request = cri::ListContainersRequest::default();
-    let listed = ask(machine, |channel| async {
+    let listed = call(machine, |channel| async {
         RuntimeServiceClient::new(channel).list_containers(request).await.unwrap()
     });
     listed.into_inner().containers.len()
@@ -52,7 +53,7 @@ fn containers(machine: &Machine) -> usize {
 /// Images that the runtime lists: short name, and whether the image is pinned.
 fn images(machine: &Machine) -> Vec<(String, bool)> {
     let request = cri::ListImagesRequest::default();
-    let listed = ask(machine, |channel| async {
+    let listed = call(machine, |channel| async {
         ImageServiceClient::new(channel).list_images(request).await.unwrap()
     });
     let short = |tag: &String| tag.rsplit('/').next().unwrap().split(':').next().unwrap().to_owned();
@@ -88,7 +89,7 @@ fn start(cluster: &Cluster, pod: &str) {
 }
 
 fn test(machine: &mut Machine, mirrors: &Path) {
-    let small = Small::on(machine.path("state/images"), 120);
+    let disk = SmallDisk::on(machine.path("state/images"), 120);
     let mut flags = vec!["--image-gc-high-threshold", "75", "--image-gc-low-threshold", "70"];
     flags.extend(["--image-minimum-gc-age", "1s", "--pinned-image", "*PINNED*"]);
     let mut cluster = Cluster::up_with(machine, mirrors, &flags);
@@ -116,9 +117,12 @@ fn test(machine: &mut Machine, mirrors: &Path) {
     assert_eq!(names(machine), ["fresh", "older", "pinned", "used"]);
     start(&cluster, "big");
     assert_eq!(names(machine), ["big", "pinned", "used"]);
-    let failed =
+    let events =
         cluster.kubectl(&["get", "events", "--field-selector", "involvedObject.name=big", "-o", "json"]);
-    assert!(failed.to_lowercase().contains("no space left on device"), "it had room at once: {failed}");
+    assert!(
+        events.to_lowercase().contains("no space left on device"),
+        "the first pull of the image did not fail: {events}"
+    );
 
     // Above the threshold again, without removable images: the node reports an event.
     eventually("the event", 20, || {
@@ -136,7 +140,7 @@ fn test(machine: &mut Machine, mirrors: &Path) {
     image(machine, &["rm", "pinned"]);
     assert_eq!(names(machine), ["big", "used"]);
     cluster.down();
-    drop((small, cluster));
+    drop((disk, cluster));
 }
 
 fn own((name, pinned): (&str, bool)) -> (String, bool) {

@@ -3,11 +3,11 @@
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use coracle_integration::{Kubectl, Machine, Trace, eventually, on_a_machine};
+use coracle_integration::{Kubectl, Machine, ResourceSnapshot, eventually, on_a_machine, repository};
 use serde_json::Value;
 
 const IMAGE: &str = "docker.io/library/busybox:latest";
@@ -99,10 +99,9 @@ fn cgroups(name: &str) -> Vec<PathBuf> {
 
 /// A copy of the image's layout with the name of the image.
 fn layout(machine: &Machine) -> String {
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let layout = machine.path("layout");
     let copy =
-        Command::new("cp").arg("-r").arg(repository.join("target/images/busybox")).arg(&layout).status();
+        Command::new("cp").arg("-r").arg(repository().join("target/images/busybox")).arg(&layout).status();
     assert!(copy.unwrap().success());
     let index = layout.join("index.json");
     let text = fs::read_to_string(&index).unwrap();
@@ -116,7 +115,7 @@ fn layout(machine: &Machine) -> String {
 #[test]
 fn local_clusters_run_side_by_side_and_leave_nothing() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let clusters = Clusters::of(machine);
         let [first, second] = ["a", "b"].map(|letter| format!("t{}{letter}", std::process::id()));
         let layout = layout(machine);
@@ -155,20 +154,24 @@ fn local_clusters_run_side_by_side_and_leave_nothing() {
         let left: Value = serde_json::from_str(&contexts(&clusters)).unwrap();
         assert_eq!(left["contexts"].as_array().unwrap().len(), 1, "{left}");
         assert!(!clusters.state.exists() && !clusters.run.exists());
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }
 
 #[test]
 fn twenty_clusters_in_a_row_leave_nothing() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let clusters = Clusters::of(machine);
         let name = format!("t{}r", std::process::id());
         for number in 1..=20 {
             clusters.run(&["create", &name, "--nodes", &(number % 3 + 1).to_string()]);
             clusters.run(&["delete", &name]);
-            assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new(), "cluster {number}");
+            assert_eq!(
+                ResourceSnapshot::of(machine).added_since(&before),
+                Vec::<&str>::new(),
+                "cluster {number}"
+            );
             assert_eq!(cgroups(&name), Vec::<PathBuf>::new(), "cluster {number}");
             assert!(!clusters.state.exists() && !clusters.run.exists(), "cluster {number}");
         }
@@ -181,16 +184,20 @@ fn contexts(clusters: &Clusters) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// `delete` removes everything that a killed `create` has made, whenever it was killed.
+/// `delete` removes everything that a killed `create` has created, independent of the time of the kill.
 #[test]
 fn a_killed_create_is_removed_completely() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let clusters = Clusters::of(machine);
         let name = format!("t{}k", std::process::id());
         let remove = |killed: &str| {
             clusters.run(&["delete", &name]);
-            assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new(), "killed {killed}");
+            assert_eq!(
+                ResourceSnapshot::of(machine).added_since(&before),
+                Vec::<&str>::new(),
+                "killed {killed}"
+            );
             assert_eq!(cgroups(&name), Vec::<PathBuf>::new(), "killed {killed}");
             assert!(!clusters.state.exists() && !clusters.run.exists(), "killed {killed}");
         };

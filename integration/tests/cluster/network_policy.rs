@@ -14,7 +14,7 @@ const CLUSTER_POLICY_KIND: &str = r#"{"apiVersion":"apiextensions.k8s.io/v1","ki
       "versions":[{"name":"v1alpha2","served":true,"storage":true,"subresources":{"status":{}},
         "schema":{"openAPIV3Schema":{"type":"object","x-kubernetes-preserve-unknown-fields":true}}}]}}"#;
 
-/// A pod that answers HTTP on the ports 8080 and 8081 of both families.
+/// A pod that serves HTTP on the ports 8080 and 8081 of both families.
 fn server(namespace: &str, name: &str) -> String {
     format!(
         r#"{{"apiVersion":"v1","kind":"Pod","metadata":{{"namespace":"{namespace}","name":"{name}","labels":{{"app":"{name}"}}}},
@@ -46,7 +46,7 @@ fn address(cluster: &Cluster, pod: PodName) -> String {
     pod["status"]["podIP"].as_str().unwrap().to_owned()
 }
 
-/// Whether a pod gets an answer from a port of another pod.
+/// Whether a pod gets a response from a port of another pod.
 fn reaches(cluster: &Cluster, from: PodName, ip: &str, port: u16) -> bool {
     let script = format!(r"printf 'GET / HTTP/1.0\r\n\r\n' | nc -w 1 {ip} {port} 2>&1; true");
     let answer = cluster.kubectl(&["exec", "-n", from.namespace, from.name, "--", "sh", "-c", &script]);
@@ -69,28 +69,39 @@ fn policies_restrict_pods_of_one_node() {
             cluster.kubectl(&ready);
         }
         let ip = address(&cluster, web);
-        let may = |from, port| reaches(&cluster, from, &ip, port);
-        assert!(may(friend, 8080) && may(guest, 8080), "without policies everything is allowed");
+        let can_reach = |from, port| reaches(&cluster, from, &ip, port);
+        assert!(can_reach(friend, 8080) && can_reach(guest, 8080), "denied without a policy");
         cluster.apply(&policy("default", "deny", r#"{"podSelector":{"matchLabels":{"app":"web"}}}"#));
-        eventually("all to be denied", 20, || !may(friend, 8080) && !may(guest, 8080));
-        assert!(may(web, 8080), "a pod reaches itself");
+        eventually("all to be denied", 20, || !can_reach(friend, 8080) && !can_reach(guest, 8080));
+        assert!(can_reach(web, 8080), "the pod does not reach itself");
         let by_label = r#"{"podSelector":{"matchLabels":{"app":"web"}},"ingress":[{"ports":[{"port":"web"}],
             "from":[{"namespaceSelector":{"matchLabels":{"team":"x"}},"podSelector":{"matchLabels":{"app":"guest"}}}]}]}"#;
         cluster.apply(&policy("default", "by-label", by_label));
-        eventually("the pod of the other namespace to be allowed", 20, || may(guest, 8080));
-        assert!(!may(guest, 8081) && !may(friend, 8080), "another port, and another pod");
+        eventually("the pod of the other namespace to be allowed", 20, || can_reach(guest, 8080));
+        assert!(
+            !can_reach(guest, 8081) && !can_reach(friend, 8080),
+            "another port or another pod is allowed"
+        );
         cluster.kubectl(&["label", "namespace", "red", "team=y", "--overwrite"]);
-        eventually("the namespace to have lost its right", 20, || !may(guest, 8080));
+        eventually("the namespace with another label to be denied", 20, || !can_reach(guest, 8080));
         let by_block = format!(
             r#"{{"podSelector":{{}},"policyTypes":["Egress"],"egress":[{{"to":[{{"ipBlock":{{"cidr":"0.0.0.0/0","except":["{ip}/32"]}}}}]}}]}}"#
         );
         cluster.kubectl(&["delete", "networkpolicy", "deny", "by-label"]);
         cluster.apply(&policy("default", "by-block", &by_block));
-        eventually("the excepted address to be out of reach", 20, || !may(friend, 8080) && may(guest, 8080));
-        assert!(reaches(&cluster, friend, &address(&cluster, guest), 8080), "the rest of the block");
-        assert!(has_condition(&cluster.get(&["pod", "web"]), "Ready", "True"), "probes of the node pass");
+        eventually("the excepted address to be out of reach", 20, || {
+            !can_reach(friend, 8080) && can_reach(guest, 8080)
+        });
+        assert!(
+            reaches(&cluster, friend, &address(&cluster, guest), 8080),
+            "another address of the block is denied"
+        );
+        assert!(
+            has_condition(&cluster.get(&["pod", "web"]), "Ready", "True"),
+            "probes of the node are denied"
+        );
         cluster.kubectl(&["delete", "networkpolicy", "by-block"]);
-        eventually("everything to be allowed again", 20, || may(friend, 8080));
+        eventually("everything to be allowed again", 20, || can_reach(friend, 8080));
         cluster_policies_precede(&cluster, &ip);
     });
 }
@@ -98,7 +109,7 @@ fn policies_restrict_pods_of_one_node() {
 /// Policies of the whole cluster: their kind is installed while the node runs, and removed with its objects.
 fn cluster_policies_precede(cluster: &Cluster, ip: &str) {
     let (friend, guest) = (FRIEND, GUEST);
-    let may = |from, port| reaches(cluster, from, ip, port);
+    let can_reach = |from, port| reaches(cluster, from, ip, port);
     cluster.apply(CLUSTER_POLICY_KIND);
     let definition = "crd/clusternetworkpolicies.policy.networking.k8s.io";
     cluster.kubectl(&["wait", definition, "--for=condition=Established", "--timeout=60s"]);
@@ -108,21 +119,21 @@ fn cluster_policies_precede(cluster: &Cluster, ip: &str) {
         "ingress":[{"action":"Deny","from":[{"namespaces":{"matchLabels":{"team":"y"}}}]},
           {"action":"Accept","from":[{"planets":{}}]}]}}"#,
     );
-    eventually("the other namespace to be denied", 30, || !may(guest, 8080) && may(friend, 8080));
+    eventually("the other namespace to be denied", 30, || !can_reach(guest, 8080) && can_reach(friend, 8080));
     let allow = r#"{"podSelector":{},"ingress":[{}]}"#;
     cluster.apply(&policy("default", "allow-all", allow));
     // Nodes receive `deny` after `allow-all`, so the effect of `deny` shows that both are enforced.
     cluster.apply(&policy("red", "deny", r#"{"podSelector":{}}"#));
     let of_guest = address(cluster, guest);
     eventually("the tenants' policies to be enforced", 30, || {
-        !reaches(cluster, friend, &of_guest, 8080) && may(friend, 8080)
+        !reaches(cluster, friend, &of_guest, 8080) && can_reach(friend, 8080)
     });
-    assert!(!may(guest, 8080), "a tenant's policy cannot allow it");
+    assert!(!can_reach(guest, 8080), "the policy of a tenant allows what the cluster policy denies");
     eventually("the invalid rule to be reported", 30, || {
         let events = cluster.kubectl(&["get", "events", "--field-selector", "reason=PolicyNotEnforced"]);
         events.contains("clusternetworkpolicy/tenants")
             && events.contains("ingress rule 1: unknown variant `planets`")
     });
     cluster.kubectl(&["delete", definition]);
-    eventually("the policies to end with their kind", 30, || may(guest, 8080));
+    eventually("the policies to end with their kind", 30, || can_reach(guest, 8080));
 }

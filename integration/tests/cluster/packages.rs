@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use coracle_integration::Machine;
+use coracle_integration::{Machine, repository};
 use coracle_testing::run;
 
 /// The built files of one run.
@@ -13,10 +13,6 @@ struct Packages {
     debian: PathBuf,
     tarball: PathBuf,
     sums: PathBuf,
-}
-
-fn repository() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
 /// A small program that runs the real one. To compress the real one twice would take a minute.
@@ -38,9 +34,9 @@ fn package(program: &Path, out: &Path, umask: &str, zone: &str) -> Packages {
         .env("TZ", zone)
         .output()
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    let [debian, tarball, sums] = said.lines().map(PathBuf::from).collect::<Vec<_>>().try_into().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    let [debian, tarball, sums] = text.lines().map(PathBuf::from).collect::<Vec<_>>().try_into().unwrap();
     Packages { debian, tarball, sums }
 }
 

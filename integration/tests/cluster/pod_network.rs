@@ -38,12 +38,12 @@ fn wait_ready(cluster: &Cluster, pod: &str) {
     cluster.kubectl(&["wait", &format!("pod/{pod}"), "--for=condition=Ready", "--timeout=240s"]);
 }
 
-/// Waits for an event of the pod that contains `says`.
-fn event(cluster: &Cluster, pod: &str, says: &str) {
-    eventually(&format!("an event of {pod} with {says:?}"), 60, || {
+/// Waits for an event of the pod that contains `expected`.
+fn event(cluster: &Cluster, pod: &str, expected: &str) {
+    eventually(&format!("an event of {pod} with {expected:?}"), 60, || {
         let events = cluster.get(&["events", "--field-selector", &format!("involvedObject.name={pod}")]);
         let mut events = events["items"].as_array().unwrap().iter();
-        events.any(|e| e["message"].as_str().is_some_and(|m| m.contains(says)))
+        events.any(|e| e["message"].as_str().is_some_and(|m| m.contains(expected)))
     });
 }
 
@@ -98,14 +98,14 @@ fn with_their_network(machine: &Machine) -> Vec<String> {
 #[test]
 fn a_node_is_not_ready_while_a_network_plugin_reports_not_ready() {
     with_cluster(with_their_network, |machine, cluster| {
-        let is_ready_with = |status: &str, reason: &str, says: &str| {
+        let is_ready_with = |status: &str, reason: &str, expected: &str| {
             eventually(&format!("the node to be Ready={status}"), 60, || {
                 let node = cluster.get(&["node", "node-1"]);
                 let mut conditions = node["status"]["conditions"].as_array().unwrap().iter();
                 let ready = conditions.find(|condition| condition["type"] == "Ready").unwrap();
                 let condition = (ready["status"].as_str().unwrap(), ready["reason"].as_str().unwrap());
                 let message = ready["message"].as_str().unwrap();
-                condition == (status, reason) && message == says
+                condition == (status, reason) && message == expected
             });
         };
         fs::write(machine.path("busy"), "").unwrap();

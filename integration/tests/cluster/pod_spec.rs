@@ -1,19 +1,9 @@
 //! The kernel's state matches the pod's specification: volumes, environment, devices, users, limits, host ports, container order.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::path::Path;
 
-use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
-
-fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
-    on_a_machine(|machine| {
-        let mirrors = machine.start_registry();
-        let mut cluster = Cluster::up(machine, &mirrors);
-        test(machine, &mut cluster);
-    });
-}
+use coracle_integration::{Cluster, Machine, eventually, http_get, on_a_cluster};
 
 fn run(cluster: &Cluster, manifest: &str, pod: &str) {
     cluster.apply(manifest);
@@ -22,7 +12,7 @@ fn run(cluster: &Cluster, manifest: &str, pod: &str) {
 
 #[test]
 fn volumes_environment_and_devices_have_the_specified_values() {
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         cluster.kubectl(&[
             "create",
             "configmap",
@@ -90,7 +80,7 @@ fn limit(machine: &Machine, controller: &str, file: &str) -> String {
 
 #[test]
 fn limits_users_and_capabilities_are_applied() {
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         run(
             cluster,
             r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"p"},"spec":{"terminationGracePeriodSeconds":0,
@@ -116,7 +106,7 @@ fn limits_users_and_capabilities_are_applied() {
 
 #[test]
 fn a_pod_may_have_a_user_namespace_and_image_volumes() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         cluster.kubectl(&["create", "configmap", "settings", "--from-literal=colour=blue"]);
         run(
             cluster,
@@ -153,22 +143,15 @@ fn first_id(map: &str) -> u32 {
 
 #[test]
 fn host_ports_and_the_host_network_reach_the_pod() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         run(
             cluster,
             r#"{"apiVersion":"v1","kind":"Pod","metadata":{"name":"port"},"spec":{"containers":[
             {"name":"c","image":"nginx","ports":[{"containerPort":80,"hostPort":8088}]}]}}"#,
             "port",
         );
-        let page = |at: &str| {
-            let mut stream = TcpStream::connect(at).ok()?;
-            write!(stream, "GET / HTTP/1.0\r\n\r\n").ok()?;
-            let mut text = String::new();
-            stream.read_to_string(&mut text).ok()?;
-            Some(text)
-        };
         for at in ["127.0.0.1:8088", "198.51.100.10:8088"] {
-            assert!(eventually("the page", 5, || page(at)).contains("Welcome to nginx"));
+            assert!(eventually("the page", 5, || http_get(at, "/")).contains("Welcome to nginx"));
         }
         run(
             cluster,
@@ -177,6 +160,6 @@ fn host_ports_and_the_host_network_reach_the_pod() {
             "host",
         );
         assert_eq!(cluster.get(&["pod", "host"])["status"]["podIP"], "198.51.100.10");
-        assert!(eventually("the page", 5, || page("127.0.0.1:80")).contains("Welcome to nginx"));
+        assert!(eventually("the page", 5, || http_get("127.0.0.1:80", "/")).contains("Welcome to nginx"));
     });
 }

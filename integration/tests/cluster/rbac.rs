@@ -17,9 +17,9 @@ fn can(nodes: &Nodes, user: &str, what: &str) -> bool {
     let user = format!("--as={user}");
     all.push(&user);
     let output = nodes.try_kubectl(&all);
-    let said = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(["yes\n", "no\n"].contains(&said.as_str()), "{said}{}", String::from_utf8_lossy(&output.stderr));
-    said == "yes\n"
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(["yes\n", "no\n"].contains(&text.as_str()), "{text}{}", String::from_utf8_lossy(&output.stderr));
+    text == "yes\n"
 }
 
 const ACCOUNT: &str = "system:serviceaccount:default:robot";
@@ -27,7 +27,7 @@ const ACCOUNT: &str = "system:serviceaccount:default:robot";
 #[test]
 fn a_service_account_has_the_permissions_of_its_roles() {
     on_a_machine(|machine| {
-        let nodes = Nodes::alone(machine, CIDRS, &[]);
+        let nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         for line in [
             "create serviceaccount robot",
             "create role reader --verb=get,list,watch --resource=pods,pods/log",
@@ -81,10 +81,10 @@ fn with_its_token(nodes: &Nodes, kubeconfig: &str) {
     };
     assert!(run("get pods").status.success());
     let refused = run("get secrets");
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    let says =
+    let errors = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let expected =
         format!("User \"{ACCOUNT}\" cannot list resource \"secrets\" in API group \"\" in the namespace");
-    assert!(!refused.status.success() && said.contains(&says), "{said}");
+    assert!(!refused.status.success() && errors.contains(&expected), "{errors}");
     let refused =
         run("create clusterrolebinding x --clusterrole=cluster-admin --serviceaccount=default:robot");
     assert!(!refused.status.success());
@@ -114,6 +114,6 @@ fn aggregated(nodes: &Nodes) {
         grants("create rolebinding ben --clusterrole=edit --user=ben").status.success()
     });
     let refused = grants("create rolebinding ben-all --clusterrole=cluster-admin --user=ben");
-    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
-    assert!(said.contains("is attempting to grant RBAC permissions not currently held"), "{said}");
+    let errors = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(errors.contains("is attempting to grant RBAC permissions not currently held"), "{errors}");
 }

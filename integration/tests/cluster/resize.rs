@@ -1,15 +1,7 @@
 //! In-place resize of pods: limits in the kernel, status, conditions, restarts, waiting for room, restart of the node.
 
-use coracle_integration::{Cluster, eventually, on_a_machine};
+use coracle_integration::{Cluster, eventually, on_a_cluster};
 use serde_json::{Value, json};
-
-fn with_cluster(test: impl FnOnce(&mut Cluster) + Send + 'static) {
-    on_a_machine(|machine| {
-        let mirrors = machine.start_registry();
-        let mut cluster = Cluster::up(machine, &mirrors);
-        test(&mut cluster);
-    });
-}
 
 fn run(cluster: &Cluster, name: &str, resources: &Value, policies: &Value) {
     let container = json!({"name": "c", "image": "busybox", "command": ["sleep", "100000"], "resources": resources,
@@ -20,7 +12,8 @@ fn run(cluster: &Cluster, name: &str, resources: &Value, policies: &Value) {
     cluster.kubectl(&["wait", &format!("pod/{name}"), "--for=condition=Ready", "--timeout=300s"]);
 }
 
-fn both(cpu: &str, memory: &str) -> Value {
+/// Resources of a Guaranteed pod: requests are the limits.
+pub(crate) fn guaranteed(cpu: &str, memory: &str) -> Value {
     let list = json!({"cpu": cpu, "memory": memory});
     json!({"requests": list, "limits": list})
 }
@@ -68,15 +61,15 @@ const MEMORY: [&str; 2] = ["memory.max", "memory/memory.limit_in_bytes"];
 
 #[test]
 fn limits_of_a_running_container_change_with_a_restart_only_if_its_policy_says_so() {
-    with_cluster(|cluster| {
-        run(cluster, "p", &both("20m", "35Mi"), &json!([]));
+    on_a_cluster(|_, cluster| {
+        run(cluster, "p", &guaranteed("20m", "35Mi"), &json!([]));
         for (cpu, memory, quota, bytes) in [
             ("25m", "40Mi", "2500", 40 << 20),
             ("15m", "45Mi", "1500", 45 << 20),
             ("20m", "35Mi", "2000", 35 << 20),
         ] {
-            resize(cluster, "p", &both(cpu, memory));
-            let found = resized(cluster, "p", &both(cpu, memory));
+            resize(cluster, "p", &guaranteed(cpu, memory));
+            let found = resized(cluster, "p", &guaranteed(cpu, memory));
             assert_eq!(found["status"]["containerStatuses"][0]["restartCount"], 0);
             assert_eq!(limit(cluster, "p", QUOTA), quota);
             assert_eq!(limit(cluster, "p", MEMORY), bytes.to_string());
@@ -86,10 +79,10 @@ fn limits_of_a_running_container_change_with_a_restart_only_if_its_policy_says_s
         assert!(events.contains("ResizeStarted") && events.contains("ResizeCompleted"), "{events}");
         let policy = json!([{"resourceName": "memory", "restartPolicy": "RestartContainer"},
             {"resourceName": "cpu", "restartPolicy": "NotRequired"}]);
-        run(cluster, "q", &both("20m", "35Mi"), &policy);
+        run(cluster, "q", &guaranteed("20m", "35Mi"), &policy);
         for (cpu, memory, restarts) in [("25m", "35Mi", 0), ("25m", "40Mi", 1), ("20m", "35Mi", 2)] {
-            resize(cluster, "q", &both(cpu, memory));
-            let found = resized(cluster, "q", &both(cpu, memory));
+            resize(cluster, "q", &guaranteed(cpu, memory));
+            let found = resized(cluster, "q", &guaranteed(cpu, memory));
             assert_eq!(found["status"]["containerStatuses"][0]["restartCount"], restarts);
         }
         assert_eq!(limit(cluster, "q", MEMORY), (35 << 20).to_string());
@@ -98,10 +91,10 @@ fn limits_of_a_running_container_change_with_a_restart_only_if_its_policy_says_s
 
 #[test]
 fn a_container_without_limits_has_the_limits_of_its_pod() {
-    with_cluster(|cluster| {
+    on_a_cluster(|_, cluster| {
         let container = json!({"name": "c", "image": "busybox", "command": ["sleep", "100000"]});
         let manifest = json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "whole"},
-            "spec": {"terminationGracePeriodSeconds": 0, "resources": both("20m", "35Mi"),
+            "spec": {"terminationGracePeriodSeconds": 0, "resources": guaranteed("20m", "35Mi"),
                 "containers": [container]}});
         cluster.apply(&manifest.to_string());
         cluster.kubectl(&["wait", "pod/whole", "--for=condition=Ready", "--timeout=300s"]);
@@ -110,7 +103,7 @@ fn a_container_without_limits_has_the_limits_of_its_pod() {
             ("25m", "30Mi", "2500", 30 << 20),
             ("15m", "40Mi", "1500", 40 << 20),
         ] {
-            let wanted = both(cpu, memory);
+            let wanted = guaranteed(cpu, memory);
             let patch = json!({"spec": {"resources": wanted}}).to_string();
             cluster.kubectl(&["patch", "pod", "whole", "--subresource", "resize", "--patch", &patch]);
             eventually("the pod to be resized", 60, || {
@@ -129,16 +122,16 @@ fn a_container_without_limits_has_the_limits_of_its_pod() {
         cluster.kubectl(&["wait", "pod/whole", "--for=condition=Ready", "--timeout=60s"]);
         let found = pod(cluster, "whole");
         assert_eq!(found["status"]["containerStatuses"][0]["restartCount"], 0);
-        assert_eq!(found["status"]["resources"], both("15m", "40Mi"));
+        assert_eq!(found["status"]["resources"], guaranteed("15m", "40Mi"));
         assert_eq!(limit(cluster, "whole", QUOTA), "1500");
     });
 }
 
 #[test]
 fn a_memory_limit_below_the_usage_is_an_error_until_it_is_withdrawn() {
-    with_cluster(|cluster| {
-        run(cluster, "p", &both("20m", "35Mi"), &json!([]));
-        resize(cluster, "p", &both("20m", "10Ki"));
+    on_a_cluster(|_, cluster| {
+        run(cluster, "p", &guaranteed("20m", "35Mi"), &json!([]));
+        resize(cluster, "p", &guaranteed("20m", "10Ki"));
         let mut found = Value::Null;
         eventually("the resize to fail", 30, || {
             found = condition(&pod(cluster, "p"), "PodResizeInProgress");
@@ -147,17 +140,17 @@ fn a_memory_limit_below_the_usage_is_an_error_until_it_is_withdrawn() {
         let message = found["message"].as_str().unwrap();
         assert!(message.contains("memory limit (10240) below current usage"), "{message}");
         let status = &pod(cluster, "p")["status"]["containerStatuses"][0];
-        assert_eq!(status["resources"], both("20m", "35Mi"));
+        assert_eq!(status["resources"], guaranteed("20m", "35Mi"));
         assert_eq!(limit(cluster, "p", MEMORY), (35 << 20).to_string());
-        resize(cluster, "p", &both("20m", "36Mi"));
-        let found = resized(cluster, "p", &both("20m", "36Mi"));
+        resize(cluster, "p", &guaranteed("20m", "36Mi"));
+        let found = resized(cluster, "p", &guaranteed("20m", "36Mi"));
         assert_eq!(found["status"]["containerStatuses"][0]["restartCount"], 0);
     });
 }
 
 #[test]
 fn a_resize_waits_for_free_resources_and_survives_a_restart_of_the_node() {
-    with_cluster(|cluster| {
+    on_a_cluster(|_, cluster| {
         let node = &cluster.get(&["nodes"])["items"][0];
         let text = node["status"]["allocatable"]["cpu"].as_str().unwrap();
         let millis: u64 = match text.strip_suffix('m') {

@@ -67,7 +67,7 @@ fn an_exit_restarts_its_container_or_all_containers_as_its_rules_say() {
         let condition = conditions.iter().find(|condition| condition["type"] == "AllContainersRestarting");
         assert_eq!(condition.unwrap()["status"], "False");
         let runs = cluster.kubectl(&["exec", "all", "-c", "plain", "--", "cat", "/work/runs"]);
-        assert_eq!(runs.lines().count(), 2, "the init container runs again, with the same volumes");
+        assert_eq!(runs.lines().count(), 2, "runs of the init container");
 
         // A restarted agent keeps the containers and their counts. It may have lost the terminations of removed
         // containers.

@@ -3,7 +3,9 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
-use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine};
+use coracle_integration::{
+    Cluster, Machine, ResourceSnapshot, checked_stdout, eventually, on_a_machine, repository, wait_for_exit,
+};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
@@ -16,6 +18,11 @@ impl Role {
         let mut command = Command::new(Machine::coracle());
         command.args(arguments).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         Self(command.spawn().unwrap())
+    }
+
+    /// Waits until the process exits.
+    fn exit_code(&mut self) -> Option<i32> {
+        wait_for_exit(&mut self.0).code()
     }
 
     fn kill(&mut self) {
@@ -38,15 +45,10 @@ fn coracle(arguments: &[&str]) -> Output {
     Command::new(Machine::coracle()).args(arguments).output().unwrap()
 }
 
-fn said(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8_lossy(&output.stdout).into_owned()
-}
-
 #[test]
 fn a_pod_survives_kills_of_control_plane_and_agent() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let dir = machine.path("");
         let dir = dir.to_str().unwrap().trim_end_matches('/').to_owned();
         let plane_words =
@@ -65,7 +67,7 @@ fn a_pod_survives_kills_of_control_plane_and_agent() {
         });
         let agent_words = words(&format!("{} {node}", line.trim_start_matches("coracle ")));
         let mut agent = Role::start(machine, "agent.log", &agent_words);
-        let layout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("target/images/busybox");
+        let layout = repository().join("target/images/busybox");
         let kubectl = |arguments: &str| {
             let output = Command::new(Machine::kubectl("1.37"))
                 .args(words(arguments))
@@ -79,8 +81,8 @@ fn a_pod_survives_kills_of_control_plane_and_agent() {
         // Admission rejects pods without a service account.
         eventually("the service account", 20, || kubectl("get serviceaccount default").0);
         import(&dir, &layout);
-        let run = "run p --image=docker.io/library/busybox:latest --image-pull-policy=Never --grace-period=1 --command -- sleep 100000";
-        assert!(kubectl(&run.replace(" --grace-period=1", "")).0);
+        let run = "run p --image=docker.io/library/busybox:latest --image-pull-policy=Never --command -- sleep 100000";
+        assert!(kubectl(run).0);
         assert!(kubectl("wait pod/p --for=condition=Ready --timeout=300s").0);
         let id = "get pod p -o jsonpath={.status.containerStatuses[0].containerID}";
         let (_, container) = kubectl(id);
@@ -96,8 +98,10 @@ fn a_pod_survives_kills_of_control_plane_and_agent() {
         assert!(kubectl("run q --image=docker.io/library/busybox:latest --image-pull-policy=Never --command -- sleep 100000").0);
         assert!(kubectl("wait pod/q --for=condition=Ready --timeout=300s").0);
         drop((agent, plane));
-        said(&coracle(&words(&format!("down {node}")).iter().map(String::as_str).collect::<Vec<_>>()));
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        checked_stdout(&coracle(
+            &words(&format!("down {node}")).iter().map(String::as_str).collect::<Vec<_>>(),
+        ));
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }
 
@@ -147,29 +151,36 @@ fn a_kubelet_configuration_labels_and_taints_show_in_kubectl() {
 }
 
 fn import(dir: &str, layout: &Path) {
-    let places = [&format!("{dir}/state"), &format!("{dir}/run")];
+    let directories = [&format!("{dir}/state"), &format!("{dir}/run")];
     let name = ["--name", "docker.io/library/busybox:latest"];
-    let mut all =
-        vec!["image", "--state-dir", places[0], "--run-dir", places[1], "import", layout.to_str().unwrap()];
+    let mut all = vec![
+        "image",
+        "--state-dir",
+        directories[0],
+        "--run-dir",
+        directories[1],
+        "import",
+        layout.to_str().unwrap(),
+    ];
     all.extend(name);
-    said(&coracle(&all));
+    checked_stdout(&coracle(&all));
 }
 
 #[test]
 fn images_are_imported_listed_and_removed_without_a_node() {
     on_a_machine(|machine| {
         let dir = machine.path("").to_str().unwrap().trim_end_matches('/').to_owned();
-        let layout = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("target/images/busybox");
+        let layout = repository().join("target/images/busybox");
         import(&dir, &layout);
-        let places = [format!("{dir}/state"), format!("{dir}/run")];
+        let directories = [format!("{dir}/state"), format!("{dir}/run")];
         let image = |verb: &[&str]| {
-            let mut all = vec!["image", "--state-dir", &places[0], "--run-dir", &places[1]];
+            let mut all = vec!["image", "--state-dir", &directories[0], "--run-dir", &directories[1]];
             all.extend(verb);
-            said(&coracle(&all))
+            checked_stdout(&coracle(&all))
         };
         assert!(image(&["list"]).contains("docker.io/library/busybox:latest"));
         // The exported image is the same after an import.
-        let (listed, archive) = (image(&["list"]), format!("{}/busybox.tar", places[0]));
+        let (listed, archive) = (image(&["list"]), format!("{}/busybox.tar", directories[0]));
         image(&["export", "busybox", &archive]);
         image(&["rm", "docker.io/library/busybox:latest"]);
         image(&["import", &archive]);
@@ -177,8 +188,15 @@ fn images_are_imported_listed_and_removed_without_a_node() {
         image(&["rm", "docker.io/library/busybox:latest"]);
         assert!(!image(&["list"]).contains("busybox"));
         image(&["rm", "docker.io/library/busybox:latest"]);
-        let absent =
-            coracle(&["image", "--state-dir", &places[0], "--run-dir", &places[1], "import", "/no/such"]);
+        let absent = coracle(&[
+            "image",
+            "--state-dir",
+            &directories[0],
+            "--run-dir",
+            &directories[1],
+            "import",
+            "/no/such",
+        ]);
         let errors = String::from_utf8_lossy(&absent.stderr);
         assert_eq!(errors, "coracle: cannot import /no/such: No such file or directory\n");
     });
@@ -187,16 +205,16 @@ fn images_are_imported_listed_and_removed_without_a_node() {
 #[test]
 fn every_role_has_help_and_preflight_checks_name_the_cause() {
     for role in ["up", "agent", "controlplane", "token", "runtime", "image", "check", "down", "version"] {
-        let help = said(&coracle(&[role, "--help"]));
+        let help = checked_stdout(&coracle(&[role, "--help"]));
         assert!(help.contains("Usage: coracle"), "{help}");
     }
-    assert!(said(&coracle(&["version"])).starts_with("coracle "));
+    assert!(checked_stdout(&coracle(&["version"])).starts_with("coracle "));
     on_a_machine(|machine| {
         let path = |name: &str| -> PathBuf { machine.path(name) };
         let check = |format: &[&str]| {
             let mut command = Command::new(Machine::coracle());
             command.arg("check").arg("--state-dir").arg(path("state")).arg("--run-dir").arg(path("run"));
-            said(&command.args(format).output().unwrap())
+            checked_stdout(&command.args(format).output().unwrap())
         };
         let report = check(&[]);
         assert!(report.contains("ok       overlayfs\n"), "{report}");
@@ -234,7 +252,7 @@ fn exit_statuses_are_the_documented_ones() {
                 std::fs::read_to_string(&log).is_ok_and(|log| log.contains("the API server is ready"))
             });
             kill(Pid::from_raw(i32::try_from(plane.0.id()).unwrap()), signal).unwrap();
-            assert_eq!(plane.0.wait().unwrap().code(), Some(0), "{signal}");
+            assert_eq!(plane.exit_code(), Some(0), "{signal}");
         }
     });
 }
@@ -247,17 +265,17 @@ fn a_second_signal_ends_a_control_plane_that_serves_requests_during_its_shutdown
         let arguments = [&["controlplane", "--state-dir", &state, "--run-dir", &run][..], &drain].concat();
         let mut plane =
             Role::start(machine, "plane.log", &arguments.into_iter().map(str::to_owned).collect::<Vec<_>>());
-        let says = |text: &str| {
+        let wait_for_log = |text: &str| {
             let log = machine.path("plane.log");
             eventually(text, 30, || std::fs::read_to_string(&log).is_ok_and(|log| log.contains(text)));
         };
-        says("the API server is ready");
+        wait_for_log("the API server is ready");
         let terminate =
             || kill(Pid::from_raw(i32::try_from(plane.0.id()).unwrap()), Signal::SIGTERM).unwrap();
         terminate();
-        says("shutting down");
+        wait_for_log("shutting down");
         terminate();
-        assert_eq!(plane.0.wait().unwrap().code(), Some(0));
+        assert_eq!(plane.exit_code(), Some(0));
     });
 }
 
@@ -265,10 +283,9 @@ fn a_second_signal_ends_a_control_plane_that_serves_requests_during_its_shutdown
 fn down_without_a_node_reports_it_and_creates_nothing() {
     on_a_machine(|machine| {
         let (state, run) = (machine.path("state"), machine.path("run"));
-        let places = ["--state-dir", state.to_str().unwrap(), "--run-dir", run.to_str().unwrap()];
-        let output = coracle(&[&["down"][..], &places].concat());
-        assert!(output.status.success(), "{}", said(&output));
-        assert!(said(&output).contains("nothing to remove"), "{}", said(&output));
+        let directories = ["--state-dir", state.to_str().unwrap(), "--run-dir", run.to_str().unwrap()];
+        let report = checked_stdout(&coracle(&[&["down"][..], &directories].concat()));
+        assert!(report.contains("nothing to remove"), "{report}");
         assert!(!state.exists() && !run.exists());
     });
 }
@@ -303,6 +320,6 @@ fn describe_shows_a_nodes_events_and_reserved_resources() {
         let (all, free) = (kib("capacity", "memory"), kib("allocatable", "memory"));
         assert!(all - free >= 100 * 1024, "{all} {free}");
         let (all, free) = (kib("capacity", "ephemeral-storage"), kib("allocatable", "ephemeral-storage"));
-        assert_eq!(all - free, all.div_ceil(100), "the one percent that is set");
+        assert_eq!(all - free, all.div_ceil(100), "--disk-free-percent 1 reserves one percent");
     });
 }

@@ -27,9 +27,9 @@ impl Applier<'_> {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     }
 
+    /// The object in the API, with its managed fields.
     fn live(&self, name: &str) -> Value {
-        let text = self.nodes.kubectl(&["get", name, "-o", "json", "--show-managed-fields"]);
-        serde_json::from_str(&text).unwrap()
+        self.nodes.get(&[name, "--show-managed-fields"])
     }
 }
 
@@ -58,7 +58,7 @@ fn deployment(spec: &Value) -> Value {
 #[test]
 fn managers_own_what_they_apply() {
     on_a_machine(|machine| {
-        let nodes = Nodes::alone(machine, CIDRS, &[]);
+        let nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let applier =
             Applier { nodes: &nodes, path: machine.path("object.json").to_str().unwrap().to_owned() };
         config_maps(&applier);

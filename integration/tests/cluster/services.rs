@@ -82,7 +82,7 @@ fn pods_reach_services_by_name_address_and_node_port() {
         assert_eq!(by_node_port, ["one", "two"]);
         assert_eq!(answers(&cluster, "sticky", 20).len(), 1);
         let own = ask("one", &cluster, "web", "80", 20);
-        assert_eq!(own, ["one", "two"], "a pod reaches itself by its service");
+        assert_eq!(own, ["one", "two"], "pods of the service that a pod of the service reaches");
         add_route();
         let refused = answers(&cluster, "empty", 1);
         assert!(refused[0].contains("refused"), "{refused:?}");
@@ -191,13 +191,13 @@ fn nodes_serve_load_balancers_at_their_addresses_but_never_their_own_ports() {
 fn health_check(cluster: &Cluster, node: &str) {
     cluster.apply(&balancer("local", 8084, r#","externalTrafficPolicy":"Local""#));
     let port = cluster.get(&["service", "local"])["spec"]["healthCheckNodePort"].to_string();
-    let says = |count: u8| {
+    let has_local_endpoints = |count: u8| {
         let found = ask("client", cluster, node, &port, 1);
         found.first().is_some_and(|answer| answer.contains(&format!(r#""localEndpoints":{count}"#)))
     };
-    eventually("two local endpoints", 60, || says(2));
+    eventually("two local endpoints", 60, || has_local_endpoints(2));
     cluster.kubectl(&["delete", "pod", "one", "two", "--now"]);
-    eventually("no local endpoint", 60, || says(0));
+    eventually("no local endpoint", 60, || has_local_endpoints(0));
     eventually("no address", 60, || ingress(cluster, "local").is_empty());
 }
 

@@ -69,7 +69,10 @@ fn a_stateful_set_keeps_its_data_until_its_claim_is_deleted() {
 
         cluster.kubectl(&["delete", "pvc", "data-db-0", "--wait=false"]);
         let protected = cluster.get(&["pvc", "data-db-0"]);
-        assert!(protected["metadata"]["deletionTimestamp"].is_string(), "a pod uses the claim");
+        assert!(
+            protected["metadata"]["deletionTimestamp"].is_string(),
+            "the claim is not protected by the pod that uses it"
+        );
         cluster.kubectl(&["delete", "statefulset", "db"]);
         eventually("the volume and its directory to be removed", 120, || {
             let gone = |kind: &str| cluster.get(&[kind])["items"] == Value::Array(Vec::new());

@@ -1,11 +1,10 @@
 //! `kubectl logs`, `exec`, `attach`, `cp` and `port-forward`, through the API server to the node.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::TcpStream;
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 
-use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+use coracle_integration::{Cluster, Lines, Machine, eventually, http_get, on_a_machine};
 
 const PODS: &str = r#"
 {"apiVersion":"v1","kind":"Pod","metadata":{"name":"web"},"spec":{"containers":[{"name":"c","image":"nginx"}]}}
@@ -42,31 +41,19 @@ fn exec_carries_input_output_errors_and_exit_codes() {
         let missing = cluster.try_kubectl(&["exec", "web", "--", "/no/such"]);
         assert!(!missing.status.success());
         for version in ["1.32", "1.35"] {
-            let said = cluster.kubectl_of(version, &["exec", "web", "--", "echo", "hello"], "");
-            assert_eq!(said.stdout, b"hello\n", "kubectl {version}");
+            let output = cluster.kubectl_of(version, &["exec", "web", "--", "echo", "hello"], "");
+            assert_eq!(output.stdout, b"hello\n", "kubectl {version}");
         }
     });
 }
 
 #[test]
 fn exec_with_tty_has_a_terminal() {
-    with_pods(|machine, cluster| {
-        // `script` gives kubectl a terminal.
-        let kubectl = Machine::kubectl("1.37");
-        let command = format!(
-            "{} exec -it web -- sh -c 'test -t 0 && test -t 1 && echo terminal; exit 4'",
-            kubectl.display()
-        );
-        let output = Command::new("script")
-            .args(["-qec", &command, "/dev/null"])
-            .env("KUBECONFIG", machine.path("state/admin.kubeconfig"))
-            .env("HOME", machine.path(""))
-            .stdin(Stdio::null())
-            .output()
-            .unwrap();
+    with_pods(|_, cluster| {
+        let script = "'test -t 0 && test -t 1 && echo terminal; exit 4'";
+        let output = cluster.in_a_terminal(&["exec", "-it", "web", "--", "sh", "-c", script]);
         assert!(String::from_utf8_lossy(&output.stdout).contains("terminal"), "{output:?}");
         assert_eq!(output.status.code(), Some(4));
-        drop(cluster.get(&["pods"]));
     });
 }
 
@@ -106,11 +93,11 @@ fn debug_adds_a_container_with_the_targets_processes() {
             .unwrap();
         let mut input = child.stdin.take().unwrap();
         writeln!(input, "test -t 0 && cat /proc/1/comm && exit 5").unwrap();
-        let mut said = String::new();
-        child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        let mut printed = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut printed).unwrap();
         drop(input);
         child.wait().unwrap();
-        assert!(said.lines().any(|line| line.trim() == "nginx"), "{said}");
+        assert!(printed.lines().any(|line| line.trim() == "nginx"), "{printed}");
         let codes = eventually("both containers to terminate", 60, || {
             let pod = cluster.get(&["pod", "web"]);
             let all = pod["status"]["ephemeralContainerStatuses"].as_array()?.clone();
@@ -141,12 +128,8 @@ fn attach_reaches_the_containers_process() {
             .unwrap();
         let mut input = child.stdin.take().unwrap();
         writeln!(input, "marco").unwrap();
-        let mut line = String::new();
-        let mut output = BufReader::new(child.stdout.take().unwrap());
-        while !line.contains("marco") {
-            line.clear();
-            assert_ne!(output.read_line(&mut line).unwrap(), 0, "attach ended before it answered");
-        }
+        let mut lines = Lines::of(child.stdout.take().unwrap());
+        assert!(lines.any(|line| line.contains("marco")), "attach ended without output");
         drop(input);
         child.kill().ok();
         child.wait().unwrap();
@@ -177,13 +160,7 @@ fn ports_are_forwarded() {
             .spawn()
             .unwrap();
         for _ in 0..3 {
-            let text = eventually("the forwarded page", 10, || {
-                let mut stream = TcpStream::connect("127.0.0.1:8090").ok()?;
-                write!(stream, "GET / HTTP/1.0\r\n\r\n").ok()?;
-                let mut text = String::new();
-                stream.read_to_string(&mut text).ok()?;
-                (!text.is_empty()).then_some(text)
-            });
+            let text = eventually("the forwarded page", 10, || http_get("127.0.0.1:8090", "/"));
             assert!(text.contains("Welcome to nginx"), "{text}");
         }
         child.kill().ok();
@@ -195,8 +172,11 @@ fn ports_are_forwarded() {
 fn logs_support_follow_tail_previous_and_timestamps() {
     with_pods(|_, cluster| {
         let none = cluster.try_kubectl(&["logs", "web", "--previous"]);
-        let said = String::from_utf8_lossy(&none.stderr).into_owned();
-        assert!(said.contains("previous terminated container") && said.contains("(BadRequest)"), "{said}");
+        let errors = String::from_utf8_lossy(&none.stderr).into_owned();
+        assert!(
+            errors.contains("previous terminated container") && errors.contains("(BadRequest)"),
+            "{errors}"
+        );
         eventually("the second run", 60, || {
             let pod = cluster.get(&["pod", "count"]);
             let status = &pod["status"]["containerStatuses"][0];

@@ -1,5 +1,5 @@
-//! Jobs, cron jobs, stateful sets, daemon sets and replication controllers, with a control plane that is killed in
-//! between.
+//! Jobs, cron jobs, stateful sets, daemon sets and replication controllers, while the control plane is killed and
+//! restarted.
 
 use coracle_integration::{Cluster, eventually, on_a_machine};
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ fn names(cluster: &Cluster, selector: &str) -> Vec<String> {
 }
 
 #[test]
-fn jobs_end_with_exact_counts_though_the_control_plane_is_killed() {
+fn jobs_have_exact_counts_after_the_control_plane_is_killed() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let mut cluster = Cluster::up(machine, &mirrors);
@@ -54,9 +54,9 @@ fn jobs_end_with_exact_counts_though_the_control_plane_is_killed() {
         cluster.start();
         let work = ended(&cluster, "work", "Complete");
         assert_eq!(work["status"]["succeeded"], 6);
-        let made = pods(&cluster, "job-name=work");
-        assert_eq!(made.len(), 6, "no pod is created twice");
-        assert!(made.iter().all(|pod| pod["metadata"]["finalizers"].is_null()), "all pods are counted");
+        let created = pods(&cluster, "job-name=work");
+        assert_eq!(created.len(), 6, "a pod was created twice");
+        assert!(created.iter().all(|pod| pod["metadata"]["finalizers"].is_null()), "a pod is not counted");
         let words = cluster.kubectl(&["get", "job", "work", "--no-headers"]);
         assert!(words.contains("Complete") && words.contains("6/6"), "{words}");
 
@@ -104,14 +104,15 @@ fn cron_jobs(cluster: &Cluster) {
     cluster.apply(&cron.to_string());
     let last = r#"{"status":{"lastScheduleTime":"2020-06-01T00:00:00Z"}}"#;
     cluster.kubectl(&["patch", "cronjob", "yearly", "--subresource=status", "--type=merge", "-p", last]);
-    let made = eventually("a job of the cron job to complete", 120, || {
+    let created = eventually("a job of the cron job to complete", 120, || {
         let jobs = cluster.get(&["jobs"])["items"].as_array().unwrap().clone();
         let of = |job: &&Value| job["metadata"]["ownerReferences"][0]["name"] == "yearly";
-        let made: Vec<Value> = jobs.iter().filter(of).cloned().collect();
-        made.iter().any(|job| conditions(job).iter().any(|found| found == "Complete")).then_some(made)
+        let created: Vec<Value> = jobs.iter().filter(of).cloned().collect();
+        created.iter().any(|job| conditions(job).iter().any(|found| found == "Complete")).then_some(created)
     });
-    assert_eq!(made.len(), 1);
-    let time = made[0]["metadata"]["annotations"]["batch.kubernetes.io/cronjob-scheduled-timestamp"].as_str();
+    assert_eq!(created.len(), 1);
+    let time =
+        created[0]["metadata"]["annotations"]["batch.kubernetes.io/cronjob-scheduled-timestamp"].as_str();
     assert!(time.is_some_and(|time| time.ends_with("-01-01T00:00:00+09:00")), "{time:?}");
     eventually("the status to have no active job", 30, || {
         let status = cluster.get(&["cronjob", "yearly"])["status"].clone();
@@ -163,7 +164,7 @@ fn sets_of_pods_are_scaled_updated_and_rolled_back() {
         // The old pod's containers have ended, but its object can exist for a moment.
         eventually("only the new daemon pod", 20, || values(&cluster, "app=agent") == ["2"]);
         let revisions = cluster.get(&["controllerrevisions"])["items"].as_array().unwrap().len();
-        assert_eq!(revisions, 4, "two revisions of each set");
+        assert_eq!(revisions, 4, "each of the two sets has two revisions");
         for set in ["statefulset/web", "daemonset/agent"] {
             cluster.kubectl(&["rollout", "undo", set]);
             cluster.kubectl(&["rollout", "status", set, "--timeout=180s"]);
@@ -201,19 +202,19 @@ fn objects_that_own_each_other_are_deleted_with_one_of_them() {
             let patch = json!({"metadata": {"ownerReferences": owners}}).to_string();
             cluster.kubectl(&["patch", "configmap", dependent, "--type=merge", "-p", &patch]);
         };
-        let circles = [&["a", "b"][..], &["c", "d", "e"]];
-        for circle in circles {
-            for name in circle {
+        let cycles = [&["a", "b"][..], &["c", "d", "e"]];
+        for cycle in cycles {
+            for name in cycle {
                 cluster.kubectl(&["create", "configmap", name]);
             }
-            for (at, name) in circle.iter().enumerate() {
-                own(name, circle[(at + 1) % circle.len()]);
+            for (at, name) in cycle.iter().enumerate() {
+                own(name, cycle[(at + 1) % cycle.len()]);
             }
         }
         cluster.kubectl(&["create", "configmap", "kept"]);
         cluster.kubectl(&["delete", "configmap", "a", "--cascade=foreground", "--timeout=60s"]);
         cluster.kubectl(&["delete", "configmap", "c", "--cascade=background", "--timeout=60s"]);
-        eventually("only objects outside of the circles", 60, || {
+        eventually("only objects outside of the cycles", 60, || {
             let names = cluster.kubectl(&["get", "configmaps", "-o", "jsonpath={.items[*].metadata.name}"]);
             names == "kept kube-root-ca.crt"
         });

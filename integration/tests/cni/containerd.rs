@@ -1,14 +1,11 @@
 //! Debian's containerd with our network plugins, in its own directories.
 
 use std::fs;
-use std::io::{Read, Write};
-use std::net::TcpStream;
 use std::ops::Deref;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
-use coracle_integration::{Crictl, Machine, eventually, on_a_machine};
+use coracle_integration::{Crictl, Machine, eventually, http_get, on_a_machine};
 use coracle_testing::run;
 use serde_json::{Value, json};
 
@@ -33,7 +30,7 @@ impl Containerd {
     /// Starts containerd with our plugins for the network `web` and the images of the machine's registry.
     fn start(machine: &mut Machine) -> Self {
         let mirrors = machine.start_registry();
-        sandbox_image(machine);
+        machine.push_sandbox_image();
         let path = |name: &str| machine.path(name).to_str().unwrap().to_owned();
         run(Machine::coracle().to_str().unwrap(), &["cni", "install", &path("bin")]);
         for dir in ["net.d", "run", "var"] {
@@ -93,8 +90,8 @@ impl Containerd {
             "port_mappings": [{"protocol": 0, "container_port": 80, "host_port": HOST_PORT}]});
         fs::write(machine.path("pod.json"), pod.to_string()).unwrap();
         let output = self.try_crictl(&["runp", machine.path("pod.json").to_str().unwrap()]);
-        let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
-        if output.status.success() { Ok(said(&output.stdout)) } else { Err(said(&output.stderr)) }
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+        if output.status.success() { Ok(text(&output.stdout)) } else { Err(text(&output.stderr)) }
     }
 }
 
@@ -118,37 +115,19 @@ impl Drop for Containerd {
     }
 }
 
-/// Creates the sandbox image of containerd: a program that sleeps.
-fn sandbox_image(machine: &Machine) {
-    let (root, layout) = (machine.path("pause"), machine.path("pause.oci"));
-    let repository = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
-    fs::create_dir_all(root.join("bin")).unwrap();
-    let busybox = repository.join("target/busybox");
-    fs::copy(busybox, root.join("bin/sleep")).expect("run scripts/busybox");
-    let script = repository.join("scripts/oci-layout");
-    let [root, layout] = [&root, &layout].map(|path| path.to_str().unwrap());
-    run(script.to_str().unwrap(), &[root, layout, "--cmd", "/bin/sleep", "1000000"]);
-    let (from, to) = (format!("oci:{layout}:latest"), "docker://127.0.0.1:5005/library/pause:latest");
-    run("skopeo", &["--insecure-policy", "copy", "--quiet", "--dest-tls-verify=false", &from, to]);
-}
-
 fn list(machine: &Machine) -> Value {
-    let places = json!({"table": "cni-test", "stateDir": machine.path("plugins")});
+    let settings = json!({"table": "cni-test", "stateDir": machine.path("plugins")});
     json!({"cniVersion": "1.0.0", "name": "web", "plugins": [
-        {"type": "bridge", "bridge": "web0", "isGateway": true, "ipMasq": true, "coracle": places,
+        {"type": "bridge", "bridge": "web0", "isGateway": true, "ipMasq": true, "coracle": settings,
          "ipam": {"type": "host-local", "dataDir": machine.path("addresses"),
                   "ranges": [[{"subnet": "10.77.0.0/24"}]], "routes": [{"dst": "0.0.0.0/0"}]}},
-        {"type": "portmap", "capabilities": {"portMappings": true}, "coracle": places}]})
+        {"type": "portmap", "capabilities": {"portMappings": true}, "coracle": settings}]})
 }
 
 /// First line of the response of the host port at an address of the node.
-fn page(address: &str) -> Option<String> {
-    let mut stream = TcpStream::connect((address, HOST_PORT)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-    stream.write_all(b"GET /etc/hostname HTTP/1.0\r\n\r\n").ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    answer.lines().next().map(str::to_owned)
+fn status_line(address: &str) -> Option<String> {
+    let response = http_get((address, HOST_PORT), "/etc/hostname")?;
+    response.lines().next().map(str::to_owned)
 }
 
 #[test]
@@ -175,12 +154,15 @@ fn containerd_runs_pods_with_our_plugins_and_leaves_nothing() {
         assert_eq!(link["addr_info"][0]["local"], "10.77.0.2");
         let routes = ip(&["route", "show", "default"]);
         assert_eq!((&routes[0]["gateway"], &routes[0]["dev"]), (&json!("10.77.0.1"), &json!("eth0")));
-        assert!(ip(&["addr", "show", "lo"]).to_string().contains("127.0.0.1"), "loopback is our plugin, too");
+        assert!(
+            ip(&["addr", "show", "lo"]).to_string().contains("127.0.0.1"),
+            "the loopback plugin did not run"
+        );
         let inspection: Value = serde_json::from_str(&containerd.crictl(&["inspectp", &id])).unwrap();
         assert_eq!(inspection["status"]["network"]["ip"], "10.77.0.2");
         let file = fs::read_to_string(machine.path("addresses/web/10.77.0.2")).unwrap();
         assert!(file.contains(&id), "{file}");
-        assert_eq!(links(), before + 2, "the bridge and the pod's end");
+        assert_eq!(links(), before + 2, "links: the bridge and a veth");
 
         // The host port responds at the node's address and at loopback.
         containerd.crictl(&["pull", "docker.io/library/busybox:latest"]);
@@ -189,10 +171,10 @@ fn containerd_runs_pods_with_our_plugins_and_leaves_nothing() {
         fs::write(machine.path("container.json"), container.to_string()).unwrap();
         let files =
             ["container.json", "pod.json"].map(|name| machine.path(name).to_str().unwrap().to_owned());
-        let made = containerd.crictl(&["create", &id, &files[0], &files[1]]);
-        containerd.crictl(&["start", &made]);
+        let created = containerd.crictl(&["create", &id, &files[0], &files[1]]);
+        containerd.crictl(&["start", &created]);
         for address in [NODE, "127.0.0.1"] {
-            let first = eventually("the host port", 20, || page(address));
+            let first = eventually("the host port", 20, || status_line(address));
             assert_eq!(first, OK, "{address}");
         }
 
@@ -200,11 +182,11 @@ fn containerd_runs_pods_with_our_plugins_and_leaves_nothing() {
         let refusal = containerd.pod(machine, "late").unwrap_err();
         assert!(refusal.contains(&format!("host port 8080/tcp is taken by sandbox {id}")), "{refusal}");
         assert_eq!(addresses(&machine.path("addresses/web")), ["10.77.0.2"]);
-        assert_eq!(page(NODE).unwrap(), OK);
+        assert_eq!(status_line(NODE).unwrap(), OK);
         containerd.crictl(&["stopp", &id]);
-        assert_eq!(page(NODE), None);
+        assert_eq!(status_line(NODE), None);
         assert_eq!(addresses(&machine.path("addresses/web")), [""; 0]);
-        assert_eq!(links(), before + 1, "the bridge stays");
+        assert_eq!(links(), before + 1, "only the bridge remains");
         assert_eq!(run("nft", &["list", "ruleset"]), "");
         let claims = fs::read_dir(machine.path("plugins/firewall")).unwrap().flatten();
         let claims: Vec<_> = claims.map(|entry| entry.file_name()).filter(|name| name != "lock").collect();

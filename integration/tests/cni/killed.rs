@@ -1,19 +1,19 @@
-//! Our plugins as executables, killed at every fault point of ADD, DEL and GC. The next DEL and GC leave nothing.
-//! The points are read from the sources. A point that no plugin reaches fails the test.
+//! Our plugins as executables, killed at every fault point of ADD, DEL and GC. The next DEL and GC remove everything.
+//! The test finds the points in the sources. A point that no plugin reaches fails the test.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::UdpSocket;
 use std::path::Path;
 
-use coracle_integration::{Machine, eventually, on_a_machine};
+use coracle_integration::{Machine, eventually, on_a_machine, repository};
 use coracle_testing::run;
 use serde_json::{Value, json};
 
 use super::plugins::{Plugins, Sandbox, files};
 
 /// A host port for UDP.
-const DATAGRAMS: u16 = 8081;
+const UDP_PORT: u16 = 8081;
 
 /// A network with several plugins.
 struct Chain {
@@ -43,7 +43,7 @@ impl Chain {
     fn of(machine: &Machine) -> Self {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let port = |port, protocol| json!({"hostPort": port, "containerPort": 80, "protocol": protocol});
-        let ports = json!({"portMappings": [port(8080, "tcp"), port(DATAGRAMS, "udp")]});
+        let ports = json!({"portMappings": [port(8080, "tcp"), port(UDP_PORT, "udp")]});
         let rates = json!({"ingressRate": 8_000_000, "ingressBurst": 800_000, "egressRate": 8_000_000, "egressBurst": 800_000});
         let confs = [
             (
@@ -61,16 +61,11 @@ impl Chain {
             ("bandwidth", rates),
             ("loopback", json!({})),
         ];
-        let conf = |(kind, more): (&str, Value)| {
-            let mut conf = json!({"cniVersion": "1.1.0", "name": "net", "type": kind});
-            conf.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            plugins.marked(conf)
-        };
-        Self { confs: confs.map(conf).into(), plugins }
+        Self { confs: plugins.configurations(confs), plugins }
     }
 
     /// Runs one plugin, optionally with an armed point. None if it was killed.
-    fn one(&self, command: &str, conf: &Value, sandbox: &Sandbox, armed: Option<&str>) -> Option<Value> {
+    fn run_one(&self, command: &str, conf: &Value, sandbox: &Sandbox, armed: Option<&str>) -> Option<Value> {
         let kind = conf["type"].as_str().unwrap();
         let id = if command == "GC" { "" } else { "c1" };
         let answer = self.plugins.plugin(kind).armed(armed).run(command, id, sandbox, conf)?;
@@ -87,7 +82,7 @@ impl Chain {
                 conf["prevResult"] = previous;
             }
             let armed = Some(armed).filter(|_| number >= from);
-            previous = self.one("ADD", &conf, sandbox, armed).ok_or(number)?;
+            previous = self.run_one("ADD", &conf, sandbox, armed).ok_or(number)?;
         }
         Ok(previous)
     }
@@ -100,9 +95,9 @@ impl Chain {
             if let Some(result) = result {
                 conf["prevResult"] = result.clone();
             }
-            if self.one("DEL", &conf, sandbox, armed).is_none() {
+            if self.run_one("DEL", &conf, sandbox, armed).is_none() {
                 killed += 1;
-                self.one("DEL", &conf, sandbox, None).unwrap();
+                self.run_one("DEL", &conf, sandbox, None).unwrap();
             }
         }
         killed
@@ -113,46 +108,45 @@ impl Chain {
         for conf in &self.confs {
             let mut conf = conf.clone();
             conf["cni.dev/valid-attachments"] = json!([]);
-            if self.one("GC", &conf, &Sandbox::none(), Some(armed)).is_none() {
-                self.one("GC", &conf, &Sandbox::none(), None).unwrap();
+            if self.run_one("GC", &conf, &Sandbox::none(), Some(armed)).is_none() {
+                self.run_one("GC", &conf, &Sandbox::none(), None).unwrap();
             }
         }
     }
 }
 
 /// State in the kernel and on disk.
-fn left(machine: &Machine, sandbox: &Sandbox) -> BTreeSet<String> {
-    let mut left = BTreeSet::new();
-    for (place, links) in [("host", run("ip", &["-o", "link"])), ("pod", sandbox.run(&["ip", "-o", "link"]))]
-    {
+fn resources(machine: &Machine, sandbox: &Sandbox) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (of, links) in [("host", run("ip", &["-o", "link"])), ("pod", sandbox.run(&["ip", "-o", "link"]))] {
         let names = links.lines().filter_map(|line| line.split(": ").nth(1)?.split('@').next());
-        left.extend(names.map(|name| format!("{place}: link {name}")));
+        found.extend(names.map(|name| format!("{of}: link {name}")));
     }
     for dir in ["addresses/net", "tuning", "plugins/firewall"] {
         let files = files(&machine.path(dir));
-        left.extend(files.as_object().unwrap().keys().map(|name| format!("{dir}/{name}")));
+        found.extend(files.as_object().unwrap().keys().map(|name| format!("{dir}/{name}")));
     }
-    left.extend(run("nft", &["list", "ruleset"]).lines().map(str::to_owned));
+    found.extend(run("nft", &["list", "ruleset"]).lines().map(str::to_owned));
     for interface in fs::read_dir("/proc/sys/net/ipv4/conf").unwrap().flatten() {
-        // An interface that disappears meanwhile does not count as left.
-        let opened = fs::read_to_string(interface.path().join("route_localnet"));
-        if opened.is_ok_and(|value| value.trim() != "0") {
-            left.insert(format!("{:?} is open to 127.0.0.1", interface.file_name()));
+        // The interface may disappear meanwhile.
+        let setting = fs::read_to_string(interface.path().join("route_localnet"));
+        if setting.is_ok_and(|value| value.trim() != "0") {
+            found.insert(format!("{:?}: route_localnet is set", interface.file_name()));
         }
     }
-    left
+    found
 }
 
 /// Whether conntrack has an entry for the port.
 fn conntrack_has_port() -> bool {
-    let port = format!("dport={DATAGRAMS} ");
+    let port = format!("dport={UDP_PORT} ");
     fs::read_to_string("/proc/thread-self/net/nf_conntrack").is_ok_and(|flows| flows.contains(&port))
 }
 
 /// Sends a datagram to the port, so that conntrack creates an entry.
 fn send_datagram() {
     let socket = UdpSocket::bind("198.51.100.10:0").unwrap();
-    socket.send_to(b"x", ("198.51.100.10", DATAGRAMS)).unwrap();
+    socket.send_to(b"x", ("198.51.100.10", UDP_PORT)).unwrap();
 }
 
 #[test]
@@ -161,15 +155,15 @@ fn a_plugin_killed_at_any_fault_point_leaks_nothing() {
         let (chain, sandbox) = (Chain::of(machine), Sandbox::new());
         let result = chain.add(&sandbox, "", 0).unwrap();
         chain.del(&sandbox, Some(&result), None);
-        let clean = left(machine, &sandbox);
+        let clean = resources(machine, &sandbox);
         let is_clean = |after: &str| {
-            let now = left(machine, &sandbox);
+            let now = resources(machine, &sandbox);
             let more: Vec<_> = now.difference(&clean).collect();
             assert!(more.is_empty(), "left after {after}: {more:?}");
-            assert!(!conntrack_has_port(), "datagrams are led where a port led before {after}");
+            assert!(!conntrack_has_port(), "conntrack still has an entry of the host port after {after}");
         };
         let mut found = BTreeSet::new();
-        points(&Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("cni/src"), &mut found);
+        points(&repository().join("cni/src"), &mut found);
         assert!(found.len() > 25, "{found:?}");
         for point in found {
             let (mut from, mut killed) = (0, 0);
@@ -180,18 +174,18 @@ fn a_plugin_killed_at_any_fault_point_leaks_nothing() {
                     Ok(result) => break result,
                     Err(number) => {
                         chain.del(&sandbox, None, None);
-                        is_clean(&format!("an ADD that ended at {point}"));
+                        is_clean(&format!("an ADD that was killed at {point}"));
                         (from, killed) = (number + 1, killed + 1);
                     }
                 }
             };
             send_datagram();
             let freed = chain.del(&sandbox, Some(&result), Some(&point));
-            is_clean(&format!("a DEL that ended at {point}"));
+            is_clean(&format!("a DEL that was killed at {point}"));
             killed += freed;
             // GC has the same steps as DEL, so it does not reach a point that DEL does not reach.
             if freed == 0 {
-                assert!(killed > 0, "no plugin passes {point}");
+                assert!(killed > 0, "no plugin reaches {point}");
                 continue;
             }
             let result = chain.add(&sandbox, "", 0).unwrap();
@@ -199,10 +193,10 @@ fn a_plugin_killed_at_any_fault_point_leaks_nothing() {
             chain.gc(&point);
             assert!(
                 !conntrack_has_port(),
-                "datagrams are led where a port led before a GC that ended at {point}"
+                "conntrack still has an entry of the host port after a GC that was killed at {point}"
             );
             chain.del(&sandbox, Some(&result), None);
-            is_clean(&format!("a GC that ended at {point}"));
+            is_clean(&format!("a GC that was killed at {point}"));
         }
         drop(sandbox);
         eventually("the sandbox's interfaces to be removed", 20, || {

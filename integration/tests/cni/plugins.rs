@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use coracle_integration::Machine;
+use coracle_integration::{Machine, eventually};
 use coracle_testing::run;
 use serde_json::{Value, json};
 
@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 pub(crate) struct Plugins {
     dir: PathBuf,
     /// State directory of our plugins, so that tests do not share state.
-    places: Option<Value>,
+    settings: Option<Value>,
 }
 
 /// A plugin to run.
@@ -35,19 +35,29 @@ impl Plugins {
         if implementation == "reference" {
             let dir = PathBuf::from("/usr/lib/cni");
             assert!(dir.join("bridge").exists(), "run scripts/packages containernetworking-plugins");
-            return Self { dir, places: None };
+            return Self { dir, settings: None };
         }
         let bin = dir.join("bin");
         run(Machine::coracle().to_str().unwrap(), &["cni", "install", bin.to_str().unwrap()]);
-        Self { dir: bin, places: Some(json!({"table": "cni-test", "stateDir": dir.join("plugins")})) }
+        Self { dir: bin, settings: Some(json!({"table": "cni-test", "stateDir": dir.join("plugins")})) }
     }
 
-    /// Adds the state directory of this test to a configuration.
-    pub(crate) fn marked(&self, mut conf: Value) -> Value {
-        if let Some(places) = &self.places {
-            conf["coracle"] = places.clone();
+    /// Adds the state directory and the nftables table of this test to a configuration.
+    pub(crate) fn with_settings(&self, mut conf: Value) -> Value {
+        if let Some(settings) = &self.settings {
+            conf["coracle"] = settings.clone();
         }
         conf
+    }
+
+    /// Configurations of a network with several plugins: their types and fields.
+    pub(crate) fn configurations<const N: usize>(&self, plugins: [(&str, Value); N]) -> Vec<Value> {
+        let conf = |(kind, fields): (&str, Value)| {
+            let mut conf = json!({"cniVersion": "1.1.0", "name": "net", "type": kind});
+            conf.as_object_mut().unwrap().extend(fields.as_object().unwrap().clone());
+            self.with_settings(conf)
+        };
+        plugins.map(conf).into()
     }
 
     /// The plugin of a type.
@@ -93,11 +103,11 @@ impl<'a> Plugin<'a> {
         }
         let output = child.wait_with_output().unwrap();
         output.status.code()?;
-        let said = String::from_utf8_lossy(&output.stderr);
+        let errors = String::from_utf8_lossy(&output.stderr);
         let answer = match output.stdout.trim_ascii() {
             b"" => Value::Null,
             text => serde_json::from_slice(text)
-                .unwrap_or_else(|e| panic!("{} {command}: {e}: {said}", self.kind)),
+                .unwrap_or_else(|e| panic!("{} {command}: {e}: {errors}", self.kind)),
         };
         Some(if output.status.success() { Ok(answer) } else { Err(answer) })
     }
@@ -126,10 +136,10 @@ impl Sandbox {
             Command::new("unshare").args(["--net", "sleep", "1000"]).stdin(Stdio::null()).spawn().unwrap();
         let own = fs::read_link("/proc/thread-self/ns/net").unwrap();
         let path = format!("/proc/{}/ns/net", child.id());
-        while fs::read_link(&path).is_ok_and(|ns| ns == own) {
-            assert!(child.try_wait().unwrap().is_none());
-            std::thread::sleep(Duration::from_millis(2));
-        }
+        eventually("the sandbox's network namespace", 10, || {
+            assert!(child.try_wait().unwrap().is_none(), "the process of the sandbox has ended");
+            fs::read_link(&path).is_ok_and(|ns| ns != own)
+        });
         Self(Some(child))
     }
 

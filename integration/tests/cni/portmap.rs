@@ -46,7 +46,7 @@ fn a_port_with_conditions_accepts_only_matching_packets() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let (server, client) = (Sandbox::new(), Sandbox::new());
-        let mut conf = plugins.marked(working(machine));
+        let mut conf = plugins.with_settings(working(machine));
         conf["isDefaultGateway"] = json!(true);
         let result = plugins.plugin("bridge").call("ADD", "c1", &server, &conf).unwrap();
         plugins.plugin("bridge").call("ADD", "c2", &client, &conf).unwrap();
@@ -64,7 +64,7 @@ fn a_port_with_conditions_accepts_only_matching_packets() {
         ] {
             let fields =
                 json!({"conditionsV4": conditions, "conditionsV6": ["! -d fc00::/7"], "markMasqBit": 7});
-            let conf = plugins.marked(ported(&result, "tcp", &fields));
+            let conf = plugins.with_settings(ported(&result, "tcp", &fields));
             plugins.plugin("portmap").call("ADD", "c1", &server, &conf).unwrap();
             plugins.plugin("portmap").call("CHECK", "c1", &server, &conf).unwrap();
             let found = [is_served(UPLINK), is_served(BRIDGE), inside(client.pid(), || is_served(BRIDGE))];
@@ -80,11 +80,11 @@ fn check_detects_an_empty_table_and_add_restores_it() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let server = Sandbox::new();
-        let mut conf = plugins.marked(working(machine));
+        let mut conf = plugins.with_settings(working(machine));
         conf["isDefaultGateway"] = json!(true);
         let result = plugins.plugin("bridge").call("ADD", "c1", &server, &conf).unwrap();
         serve(&server);
-        let conf = plugins.marked(ported(&result, "tcp", &json!({})));
+        let conf = plugins.with_settings(ported(&result, "tcp", &json!({})));
         plugins.plugin("portmap").call("ADD", "c1", &server, &conf).unwrap();
         assert!(is_served(UPLINK));
         run("nft", &["flush", "table", "inet", "cni-test"]);
@@ -102,7 +102,7 @@ fn without_snat_the_source_address_stays() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let (server, client) = (Sandbox::new(), Sandbox::new());
-        let conf = plugins.marked(working(machine));
+        let conf = plugins.with_settings(working(machine));
         let result = plugins.plugin("bridge").call("ADD", "c1", &server, &conf).unwrap();
         let other = plugins.plugin("bridge").call("ADD", "c2", &client, &conf).unwrap();
         let socket = inside(server.pid(), || UdpSocket::bind("0.0.0.0:80")).unwrap();
@@ -113,12 +113,12 @@ fn without_snat_the_source_address_stays() {
             socket.recv_from(&mut buffer).unwrap().1.ip().to_string()
         };
         // A port of another sandbox, which has its own rules.
-        let neighbour = plugins.marked(ported(&other, "tcp", &json!({"snat": true})));
+        let neighbour = plugins.with_settings(ported(&other, "tcp", &json!({"snat": true})));
         plugins.plugin("portmap").call("ADD", "c2", &client, &neighbour).unwrap();
-        for (snat, seen) in [(true, "10.1.2.1"), (false, "10.1.2.3"), (true, "10.1.2.1")] {
-            let conf = plugins.marked(ported(&result, "udp", &json!({"snat": snat})));
+        for (snat, source) in [(true, "10.1.2.1"), (false, "10.1.2.3"), (true, "10.1.2.1")] {
+            let conf = plugins.with_settings(ported(&result, "udp", &json!({"snat": snat})));
             plugins.plugin("portmap").call("ADD", "c1", &server, &conf).unwrap();
-            assert_eq!(sender(), seen, "snat {snat}: {}", run("nft", &["list", "ruleset"]));
+            assert_eq!(sender(), source, "snat {snat}: {}", run("nft", &["list", "ruleset"]));
             plugins.plugin("portmap").call("DEL", "c1", &server, &conf).unwrap();
         }
     });

@@ -7,13 +7,13 @@ use coracle_testing::{in_new_namespace, run};
 use serde_json::{Value, json};
 
 use crate::plugins::{Plugins, Sandbox, addresses, normalized};
-use crate::{network, outcome};
+use crate::{network, observe};
 
 /// Whether the kernel has CONFIG_BRIDGE_VLAN_FILTERING.
-fn filters() -> bool {
-    let made =
+fn has_vlan_filtering() -> bool {
+    let created =
         Command::new("ip").args(["link", "add", "probe0", "type", "bridge", "vlan_filtering", "1"]).status();
-    let supported = made.unwrap().success();
+    let supported = created.unwrap().success();
     if supported {
         run("ip", &["link", "del", "probe0"]);
     }
@@ -45,7 +45,12 @@ impl Member {
     }
 
     fn call(&self, plugins: &Plugins, command: &str) -> Result<Value, Value> {
-        plugins.plugin("bridge").call(command, &self.id, &self.sandbox, &plugins.marked(self.conf.clone()))
+        plugins.plugin("bridge").call(
+            command,
+            &self.id,
+            &self.sandbox,
+            &plugins.with_settings(self.conf.clone()),
+        )
     }
 
     fn added(mut self, plugins: &Plugins) -> Self {
@@ -89,7 +94,7 @@ fn vlans_of_a_bridge_are_isolated_and_a_trunk_reaches_both() {
     on_a_machine(|machine| {
         let plugins = Plugins::of("coracle", &machine.path(""));
         let member = |number: u8, fields: Value| Member::new(machine, number, &fields);
-        if !filters() {
+        if !has_vlan_filtering() {
             for (field, value) in [("vlan", json!(100)), ("vlanTrunk", json!([{"id": 100}]))] {
                 let links = run("ip", &["-o", "link"]);
                 let error = member(9, json!({field: value})).call(&plugins, "ADD").unwrap_err();
@@ -153,7 +158,7 @@ fn vlans_of_a_bridge_are_isolated_and_a_trunk_reaches_both() {
 #[test]
 fn a_bridge_without_vlan_filtering_is_unchanged() {
     on_a_machine(|machine| {
-        if !filters() {
+        if !has_vlan_filtering() {
             skip!("the kernel has no CONFIG_BRIDGE_VLAN_FILTERING");
         }
         let plugins = Plugins::of("coracle", &machine.path(""));
@@ -167,7 +172,7 @@ fn a_bridge_without_vlan_filtering_is_unchanged() {
 
 #[test]
 fn a_vlan_gateway_equals_the_references_field_by_field() {
-    if !in_new_namespace(filters) {
+    if !in_new_namespace(has_vlan_filtering) {
         skip!("the kernel has no CONFIG_BRIDGE_VLAN_FILTERING");
     }
     // Debian's version of the reference always keeps the default VLAN, and does not know `preserveDefaultVlan`.
@@ -182,7 +187,7 @@ fn a_vlan_gateway_equals_the_references_field_by_field() {
         ),
     ] {
         for version in ["0.3.1", "1.0.0"] {
-            let of = |of| outcome(of, version.to_owned(), plugin.clone(), ipam.clone());
+            let of = |of| observe(of, version.to_owned(), plugin.clone(), ipam.clone());
             for (ours, theirs) in of("coracle").into_iter().zip(of("reference")) {
                 assert_eq!(ours, theirs, "{version} {plugin} {ipam}");
             }
@@ -193,7 +198,7 @@ fn a_vlan_gateway_equals_the_references_field_by_field() {
 #[test]
 fn a_gateway_is_only_in_its_vlan_and_implementations_are_interchangeable() {
     on_a_machine(|machine| {
-        if !filters() {
+        if !has_vlan_filtering() {
             skip!("the kernel has no CONFIG_BRIDGE_VLAN_FILTERING");
         }
         let [ours, theirs] = ["coracle", "reference"].map(|of| Plugins::of(of, &machine.path("")));

@@ -75,7 +75,8 @@ fn as_token(cluster: &Cluster, machine: &Machine, token: &str, line: &[&str], in
     cluster.kubectl_of("1.37", &all, input)
 }
 
-fn said(output: &Output) -> String {
+/// Both output streams of a program.
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
@@ -85,21 +86,22 @@ fn a_restricted_namespace_rejects_privileged_pods() {
     with_tenant(|machine, cluster| {
         let token = secret_token(cluster);
         let refused = as_token(cluster, machine, &token, &["create", "-f", "-"], BAD);
-        let text = said(&refused);
+        let text = output_text(&refused);
         assert!(!refused.status.success());
         assert!(
             text.contains("violates PodSecurity \"restricted:latest\": privileged (container \"c\""),
             "{text}"
         );
-        let made = as_token(cluster, machine, &token, &["create", "-f", "-"], GOOD);
-        assert!(made.status.success(), "{}", said(&made));
+        let created = as_token(cluster, machine, &token, &["create", "-f", "-"], GOOD);
+        assert!(created.status.success(), "{}", output_text(&created));
         let profile = ["debug", "good", "--image=busybox", "--profile=sysadmin", "--", "true"];
         let refused = as_token(cluster, machine, &token, &profile, "");
-        assert!(said(&refused).contains("violates PodSecurity"), "{}", said(&refused));
+        assert!(output_text(&refused).contains("violates PodSecurity"), "{}", output_text(&refused));
         let wrong =
             ["label", "namespace", "tenant", "pod-security.kubernetes.io/enforce=Privileged", "--overwrite"];
         assert!(
-            said(&cluster.try_kubectl(&wrong)).contains("must be one of privileged, baseline, restricted")
+            output_text(&cluster.try_kubectl(&wrong))
+                .contains("must be one of privileged, baseline, restricted")
         );
         // A tenant who is not permitted to change the namespace cannot relax the policy.
         assert!(!as_token(cluster, machine, &token, &wrong, "").status.success());
@@ -117,7 +119,7 @@ fn get_is_not_enough_to_enter_a_pod() {
             [&["exec", "good", "--", "id"][..], &["attach", "good"], &["port-forward", "good", "18080:80"]]
         {
             let refused = as_token(cluster, machine, &token, line, "");
-            let text = said(&refused);
+            let text = output_text(&refused);
             assert!(
                 !refused.status.success() && text.contains("cannot create resource \"pods/"),
                 "{line:?}: {text}"
@@ -163,9 +165,13 @@ fn a_secret_token_is_revoked_with_its_account() {
     with_tenant(|machine, cluster| {
         let token = secret_token(cluster);
         let who = || as_token(cluster, machine, &token, &["auth", "whoami"], "");
-        assert!(said(&who()).contains("system:serviceaccount:tenant:robot"), "{}", said(&who()));
+        assert!(
+            output_text(&who()).contains("system:serviceaccount:tenant:robot"),
+            "{}",
+            output_text(&who())
+        );
         cluster.kubectl(&["delete", "serviceaccount", "robot", "-n", "tenant"]);
-        assert!(said(&who()).contains("Unauthorized"), "{}", said(&who()));
+        assert!(output_text(&who()).contains("Unauthorized"), "{}", output_text(&who()));
         eventually("the Secret to be deleted", 20, || {
             let left = cluster.kubectl(&["get", "secrets", "-n", "tenant", "-o", "name"]);
             !left.contains("secret/robot")
@@ -174,6 +180,6 @@ fn a_secret_token_is_revoked_with_its_account() {
         cluster.apply(
             r#"{"apiVersion":"v1","kind":"ServiceAccount","metadata":{"name":"robot","namespace":"tenant"}}"#,
         );
-        assert!(said(&who()).contains("Unauthorized"));
+        assert!(output_text(&who()).contains("Unauthorized"));
     });
 }

@@ -172,8 +172,14 @@ fn floods_of_http2_frames_take_bounded_memory_and_stop_no_other_client() {
             Http2::connect(&plane.address()).flood_by_provoked_resets(50_000),
             "the server has reset all streams"
         );
-        assert!(Http2::connect(&plane.address()).flood_by_empty_fields(10_000), "all empty fields were read");
-        assert!(Http2::connect(&plane.address()).flood_by_headers(10_000), "160 MB of headers were read");
+        assert!(
+            Http2::connect(&plane.address()).flood_by_empty_fields(10_000),
+            "the server read all empty fields"
+        );
+        assert!(
+            Http2::connect(&plane.address()).flood_by_headers(10_000),
+            "the server read 160 MB of headers"
+        );
         assert!(
             Http2::connect(&plane.address()).flood_by_pieces_of_a_header(1_000_000),
             "all pieces were read"

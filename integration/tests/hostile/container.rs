@@ -73,11 +73,16 @@ impl<'a> Attacker<'a> {
         attacker
     }
 
+    /// Process id of a container's first process.
+    fn pid(&self, id: &str) -> u64 {
+        self.cri.json(&["inspect", id])["info"]["pid"].as_u64().unwrap()
+    }
+
     /// Creates another container of the pod. Returns its id.
     fn create(&self, config: &Value, pids: Pids) -> String {
         let output = self.try_create(config, pids);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors}");
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
@@ -90,8 +95,8 @@ impl<'a> Attacker<'a> {
     /// Runs a script in the container without standard input, as a probe does. Returns its output.
     fn sh(&self, script: &str) -> String {
         let output = self.try_sh(script, EXEC_TIMEOUT);
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{script}: {said}");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{script}: {errors}");
         String::from_utf8_lossy(&output.stdout).trim().to_owned()
     }
 

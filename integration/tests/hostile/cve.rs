@@ -12,17 +12,8 @@ mod network;
 #[path = "cve/runtime.rs"]
 mod runtime;
 
-use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+use coracle_integration::{Cluster, eventually};
 use serde_json::{Value, json};
-
-/// Runs the test on a machine with a registry and a cluster of one node.
-fn on_a_cluster(test: impl FnOnce(&Machine, &mut Cluster) + Send + 'static) {
-    on_a_machine(|machine| {
-        let mirrors = machine.start_registry();
-        let mut cluster = Cluster::up(machine, &mirrors);
-        test(machine, &mut cluster);
-    });
-}
 
 /// A pod with one container that runs `sleep` in the image `busybox`. `pod` and `container` are additional fields.
 fn sleeper(name: &str, pod: &Value, container: &Value) -> String {

@@ -207,7 +207,7 @@ fn a_local_user_reaches_nothing_of_state_and_run_directories_when_the_umask_is_0
         ] {
             fs::set_permissions(machine.path(path), Permissions::from_mode(0o755)).unwrap();
         }
-        assert!(!reachable(&[machine.path("state")]).is_empty(), "the test finds nothing");
+        assert!(!reachable(&[machine.path("state")]).is_empty(), "the test does not find readable files");
         cluster.start();
         assert_private(machine);
     });

@@ -6,16 +6,8 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+use coracle_integration::{Cluster, eventually, on_a_cluster, on_a_machine};
 use serde_json::{Value, json};
-
-fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
-    on_a_machine(|machine| {
-        let mirrors = machine.start_registry();
-        let mut cluster = Cluster::up(machine, &mirrors);
-        test(machine, &mut cluster);
-    });
-}
 
 fn create(cluster: &Cluster, name: &str, spec: Value) {
     let mut spec = spec;
@@ -62,7 +54,7 @@ fn a_label_with_the_uid_of_another_pod_does_not_take_its_sandbox() {
 
 #[test]
 fn a_host_port_does_not_take_a_port_that_the_node_uses() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         let sshd = TcpListener::bind("0.0.0.0:2222").unwrap();
         let local = UdpSocket::bind("127.0.0.1:5353").unwrap();
         let with_port = |port: Value| {
@@ -104,8 +96,10 @@ fn a_host_port_does_not_take_a_port_that_the_node_uses() {
         let mut client = TcpStream::connect("198.51.100.10:2222").unwrap();
         client.write_all(b"hello").unwrap();
         let mut text = [0; 5];
-        sshd.accept().unwrap().0.read_exact(&mut text).unwrap();
-        assert_eq!(&text, b"hello", "the node's own process answers");
+        sshd.set_nonblocking(true).unwrap();
+        let (mut server, _) = eventually("the connection to the node's process", 10, || sshd.accept());
+        server.read_exact(&mut text).unwrap();
+        assert_eq!(&text, b"hello");
         drop(local);
     });
 }
@@ -127,7 +121,7 @@ fn successes(cluster: &Cluster, kind: &str) -> Option<u64> {
 
 #[test]
 fn a_probe_that_the_node_cannot_execute_does_not_restart_the_pod() {
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         let mut container = shell("exec httpd -f -p 80 -h /etc");
         // A liveness probe before the server listens counts as a failure of the container.
         container["startupProbe"] =
@@ -181,7 +175,7 @@ fn serve(answer: impl Fn() -> String + Send + 'static) -> String {
 
 #[test]
 fn texts_of_a_token_service_reach_no_event_and_no_status() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         let body = "AKIA-SECRET\x1b[2J";
         let service = serve(move || {
             format!(
@@ -212,7 +206,7 @@ fn texts_of_a_token_service_reach_no_event_and_no_status() {
 
 #[test]
 fn pods_behave_as_with_the_kubelet() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         let mut end = shell("printf DONE; exit 1");
         end["terminationMessagePolicy"] = "FallbackToLogsOnError".into();
         create(cluster, "end", json!({"restartPolicy": "Never", "containers": [end]}));
@@ -232,7 +226,7 @@ fn pods_behave_as_with_the_kubelet() {
         let message = |s: &Value| {
             s["containerStatuses"][0]["state"]["terminated"]["message"].as_str().map(str::to_owned)
         };
-        assert_eq!(until(cluster, "end", "ended", message), "DONE", "as it was written, without a line end");
+        assert_eq!(until(cluster, "end", "ended", message), "DONE", "the message has no line end");
         until(cluster, "os", "refused", |s| (s["reason"] == "PodOSNotSupported").then_some(()));
         until(cluster, "part", "written to its part", ready);
         eventually("the hook's failure", 30, || {
@@ -248,7 +242,7 @@ fn pods_behave_as_with_the_kubelet() {
 
 #[test]
 fn a_server_that_listens_early_is_ready_early() {
-    with_cluster(|_, cluster| {
+    on_a_cluster(|_, cluster| {
         let container = |first: &str| {
             let mut container = shell(&format!("{first}; exec httpd -f -p 80 -h /etc"));
             container["readinessProbe"] = json!({"httpGet": {"port": 80, "path": "/passwd"}, "periodSeconds": 3600, "failureThreshold": 1});
@@ -298,15 +292,15 @@ fn a_fork_bomb_is_limited_to_the_processes_of_its_pod() {
     });
 }
 
-/// The other nodes copied an invalid annotation into their own status, as often as it changed, until their Nodes were too
-/// large for the API server.
+/// The other nodes copied each invalid annotation into their own status. After many changes of the annotation, their
+/// Node objects were too large for the API server.
 #[test]
 fn a_huge_overlay_annotation_of_a_stolen_node_leaves_other_nodes_small() {
     const ANNOTATION: usize = 200_000;
     const MAX_NODE: usize = 64 << 10;
     const THIEF: [&str; 3] =
         ["--as=system:node:node-2", "--as-group=system:nodes", "--as-group=system:authenticated"];
-    with_cluster(|machine, cluster| {
+    on_a_cluster(|machine, cluster| {
         create(cluster, "before", json!({"containers": [shell("sleep 1000")]}));
         until(cluster, "before", "ready", ready);
         let by_thief = |arguments: &[&str], input: &str| {

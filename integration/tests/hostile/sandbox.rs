@@ -5,16 +5,14 @@ use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::path::Path;
 
-use coracle_integration::{Cluster, Machine, eventually, on_a_machine};
+use coracle_integration::{Cluster, Machine, eventually, on_a_cluster, on_a_machine};
 use nix::fcntl::{FcntlArg, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 fn with_cluster(test: impl FnOnce(&mut Machine, &mut Cluster) + Send + 'static) {
-    on_a_machine(|machine| {
-        let mirrors = machine.start_registry();
-        let mut cluster = Cluster::up(machine, &mirrors);
-        test(machine, &mut cluster);
+    on_a_cluster(|machine, cluster| {
+        test(machine, cluster);
         cluster.down();
     });
 }
@@ -89,10 +87,10 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
                 let look = format!(
                     "if [ -d /proc/1/{name} ]; then ls /proc/1/{name}; else cat /proc/1/{name}; fi 2>&1; true"
                 );
-                let seen = sh(cluster, "tracer", &look);
+                let output = sh(cluster, "tracer", &look);
                 // `ls` of busybox does not report an error of reading a directory.
-                let is_unread = name == "map_files/" && seen.trim().is_empty();
-                assert!(seen.contains("Permission denied") || is_unread, "{name}: {seen}");
+                let is_unread = name == "map_files/" && output.trim().is_empty();
+                assert!(output.contains("Permission denied") || is_unread, "{name}: {output}");
             }
             return;
         }
@@ -101,15 +99,15 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
             assert_eq!(listed.trim(), "coracle-init", "{place}");
         }
         // The file is read-only, even for root.
-        let made = sh(cluster, "tracer", "touch /proc/1/root/x 2>&1; true");
-        assert!(made.contains("Read-only file system"), "{made}");
+        let errors = sh(cluster, "tracer", "touch /proc/1/root/x 2>&1; true");
+        assert!(errors.contains("Read-only file system"), "{errors}");
         let open = sh(cluster, "tracer", "cd /proc/1/fd; for fd in *; do readlink $fd; done");
         assert!(open.lines().count() == 3 && open.lines().all(|open| open.starts_with("pipe:")), "{open}");
         let program = sh(cluster, "tracer", "readlink /proc/1/exe; wc -c </proc/1/exe; cat /proc/1/environ");
         let mut program = program.lines();
         assert_eq!(program.next(), Some("/coracle-init"));
         assert!(program.next().unwrap().trim().parse::<u32>().unwrap() < 4096);
-        assert_eq!(program.next(), None, "no environment");
+        assert_eq!(program.next(), None, "the first process has environment variables");
         // The kernel refuses the targets of the links to processes without CAP_CHECKPOINT_RESTORE in the initial user
         // namespace.
         let links = "cd /proc/1/map_files && ls | while read file; do readlink $file || echo refused; done";
@@ -123,7 +121,7 @@ fn process_1_of_a_shared_pid_namespace_exposes_nothing_of_the_node() {
     });
 }
 
-/// In an earlier version, a pod stayed ready after its process 1 had died, and its containers failed to start.
+/// In an earlier version, a pod stayed ready after its process 1 had exited, and its containers failed to start.
 #[test]
 fn a_pod_ends_with_its_process_1() {
     with_cluster(|machine, cluster| {
@@ -230,7 +228,10 @@ fn shims_and_containers_inherit_no_descriptor_of_the_nodes_parent() {
             let open = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
             open.filter_map(|fd| fs::read_link(fd.path()).ok()).any(|file| file == secret)
         };
-        assert!(has(Path::new(&own)), "the node's own process was started with it");
+        assert!(
+            has(Path::new(&own)),
+            "the test does not find a descriptor that its own process has inherited"
+        );
         let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
         let ours: Vec<_> = processes
             .filter(|process| {

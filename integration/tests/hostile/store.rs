@@ -5,7 +5,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
-use coracle_integration::{Kubectl, Machine, eventually, on_a_machine};
+use coracle_integration::{Kubectl, Machine, eventually, on_a_machine, wait_for_exit};
 use coracle_testing::run;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sched::{CloneFlags, unshare};
@@ -49,7 +49,7 @@ impl Plane {
 
     fn end(mut self, signal: Signal) {
         kill(Pid::from_raw(i32::try_from(self.process.id()).unwrap()), signal).unwrap();
-        self.process.wait().unwrap();
+        wait_for_exit(&mut self.process);
     }
 }
 
@@ -96,7 +96,7 @@ fn break_ext4(at: &Path) {
         let device = fields.next()?.strip_prefix("/dev/")?;
         (fields.next() == at.to_str()).then_some(device)
     });
-    let device = devices.next().expect("the device of the file system");
+    let device = devices.next().expect("the file system has a device");
     fs::write(format!("/sys/fs/ext4/{device}/trigger_fs_error"), "test").unwrap();
 }
 
@@ -198,7 +198,7 @@ fn secrets_are_encrypted_on_disk_and_keys_rotate() {
         ]);
         plane.kubectl.kubectl(&["create", "configmap", "open", "--from-literal=p=not-a-secret-at-all"]);
         let store = machine.path("state/store");
-        assert!(has(&store, "not-a-secret-at-all"), "the test finds nothing");
+        assert!(has(&store, "not-a-secret-at-all"), "the test does not find text of the store");
         assert!(
             !has(&store, value) && !has(&store, "hush-hush-hush-hush"),
             "a Secret is in plain text on disk"

@@ -42,17 +42,18 @@ impl Latencies {
     }
 
     pub(crate) fn p99(&self) -> Duration {
-        self.part(99).0
+        self.percentile(99).0
     }
 
-    fn part(&self, percent: usize) -> (Duration, &'static str) {
+    /// Duration and kind of the request at this percentile.
+    fn percentile(&self, percent: usize) -> (Duration, &'static str) {
         self.0.get((self.0.len() * percent / 100).min(self.0.len() - 1)).copied().unwrap()
     }
 }
 
 impl fmt::Display for Latencies {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [half, most, max] = [50, 99, 100].map(|percent| self.part(percent));
+        let [half, most, max] = [50, 99, 100].map(|percent| self.percentile(percent));
         write!(f, "p50 {:.1?}, p99 {:.1?}, max {:.1?} of {} requests", half.0, most.0, max, self.0.len())?;
         for kind in ["read", "list", "write", "new connection"] {
             let of: Vec<_> = self.0.iter().filter(|(_, name)| *name == kind).map(|(time, _)| *time).collect();

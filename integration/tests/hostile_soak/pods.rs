@@ -166,7 +166,7 @@ impl std::fmt::Display for Condition {
 /// Panics unless every ordinary pod is Ready and has never restarted.
 pub(crate) fn assert_undisturbed(cluster: &Cluster) {
     let Condition(ready, restarts) = condition(cluster);
-    assert_eq!((ready, restarts), (PODS, 0), "ordinary pods that are ready, and restarts");
+    assert_eq!((ready, restarts), (PODS, 0), "Ready ordinary pods and their restarts");
 }
 
 /// Events of failed probes, with counts and messages.

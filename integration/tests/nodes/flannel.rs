@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use coracle_integration::{Flannel, Host, Machine, Nodes, eventually, on_a_machine, within};
 use serde_json::{Value, json};
 
-use super::pods::{Pod, hosts_and_pods_reach_pods, seen_from, with_nginx};
+use super::pods::{Pod, hosts_and_pods_reach_pods, source_address, with_nginx};
 use super::{CIDRS, MTU, condition};
 
 /// MTU of flannel's pods with an uplink of 1500 bytes, for both families.
@@ -149,7 +149,7 @@ impl MixedCluster {
 
     /// Creates the cluster, with more flags for our agents and with this backend in flannel's configuration.
     fn of(machine: &mut Machine, cidrs: &str, flags: &[&str], backend: &Value) -> Self {
-        let mut nodes = Nodes::alone(machine, cidrs, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, cidrs, &[]);
         (1..=2).for_each(|number| nodes.add(number, flags));
         nodes.wait_ready();
         let mut pods = with_nginx(&nodes, 2);
@@ -218,7 +218,7 @@ impl MixedCluster {
         let (ours, theirs) = (&self.pods[0], &self.pods[2]);
         for (from, to) in [(ours, theirs), (theirs, ours)] {
             for (ip, own) in to.ips.iter().zip(&from.ips) {
-                assert_eq!(&seen_from(from, to, ip), own);
+                assert_eq!(&source_address(from, to, ip), own);
             }
         }
     }
@@ -290,14 +290,14 @@ fn a_flannel_node_that_does_not_respond_is_reported() {
         assert_healthy_without_pods(&nodes, &flannel, cidrs);
         let device = &flannel.host().ip(&["addr", "show", "dev", "flannel.1"])[0];
         let address = text(&device["addr_info"][0]["local"]);
-        flannel.host().cut();
+        flannel.host().disconnect();
         // A netlink event triggers the probes.
         nodes.agents()[0].host().run("ip", &["link", "set", "eth0", "txqueuelen", "999"]);
         eventually("the unreachable node to be reported", 60, || {
             let conditions = nodes.get(&["node", "node-1"])["status"]["conditions"].to_string();
             conditions.contains(&format!("flannel-3: no packets reach {address}"))
         });
-        flannel.host().join();
+        flannel.host().reconnect();
         eventually("PodNetworkImpaired=False", 60, || {
             condition(&nodes, "node-1", "PodNetworkImpaired") == "False"
         });

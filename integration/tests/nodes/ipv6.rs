@@ -3,7 +3,7 @@
 use coracle_integration::{Agent, Nodes, eventually, on_a_machine};
 use serde_json::Value;
 
-use super::pods::{Pod, all_reach_all, seen_from, with_nginx};
+use super::pods::{Pod, all_reach_all, source_address, with_nginx};
 use super::{MTU, condition};
 
 /// A pod whose readiness probe connects to the pod's IPv6 address.
@@ -66,7 +66,7 @@ fn services_are_of_v6(nodes: &Nodes) {
 #[test]
 fn an_ipv6_only_cluster_has_joined_nodes_pods_services_and_streams() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, "fd42::/48", &[]);
+        let mut nodes = Nodes::control_plane_only(machine, "fd42::/48", &[]);
         for number in 1..=2 {
             let command = nodes.token(&["create"]);
             assert!(command.contains("--join https://[2001:db8:1::2]:6443 "), "{command}");
@@ -85,11 +85,11 @@ fn an_ipv6_only_cluster_has_joined_nodes_pods_services_and_streams() {
             );
         }
         all_reach_all(&nodes, &pods, MTU);
-        assert_eq!(seen_from(&pods[0], &pods[1], &pods[1].ips[0]), pods[0].ips[0]);
+        assert_eq!(source_address(&pods[0], &pods[1], &pods[1].ips[0]), pods[0].ips[0]);
 
         nodes.kubectl(&["wait", "pod/probed", "--for=condition=Ready", "--timeout=300s"]);
-        let said = nodes.kubectl(&["exec", "probed", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST"]);
-        assert_eq!(said, "fd43::1\n");
+        let output = nodes.kubectl(&["exec", "probed", "--", "sh", "-c", "echo $KUBERNETES_SERVICE_HOST"]);
+        assert_eq!(output, "fd43::1\n");
         let names = nodes.kubectl(&["get", "pods", "-l", "app=nginx", "-o", "name"]);
         assert_eq!(names.lines().count(), pods.len(), "{names}");
         for name in names.lines() {

@@ -1,4 +1,4 @@
-//! Pods, and packets between them. The test sends and answers packets itself, in the pods' network namespaces.
+//! Pods, and packets between them. The test itself sends and receives the packets, in the pods' network namespaces.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -174,7 +174,8 @@ pub(crate) fn stream(from: &Pod, to: &Pod, ip: &str) {
             stream.write_all(&vec![7; LENGTH]).unwrap();
         }
     });
-    let (mut stream, _) = listener.accept().unwrap();
+    listener.set_nonblocking(true).unwrap();
+    let (mut stream, _) = eventually("the connection", 10, || listener.accept());
     stream.set_read_timeout(Some(LONG)).unwrap();
     let mut got = Vec::new();
     stream.read_to_end(&mut got).unwrap_or_else(|e| panic!("{ip}: {e} after {} bytes", got.len()));
@@ -182,8 +183,14 @@ pub(crate) fn stream(from: &Pod, to: &Pod, ip: &str) {
     sent.join().unwrap();
 }
 
+/// Accepts connections of both families on port 8088 of the pod. The server of the image accepts IPv4 only.
+pub(crate) fn accept_on_port_8088(pod: &Pod) {
+    let listener = inside(pod.process, || TcpListener::bind("[::]:8088").unwrap());
+    std::thread::spawn(move || listener.incoming().for_each(drop));
+}
+
 /// The source address that `to` sees when `from` sends a datagram to `ip`. Repeats, because datagrams may be lost.
-pub(crate) fn seen_from(from: &Pod, to: &Pod, ip: &str) -> String {
+pub(crate) fn source_address(from: &Pod, to: &Pod, ip: &str) -> String {
     let socket = inside(to.process, || UdpSocket::bind((ip, 9)).unwrap());
     socket.set_read_timeout(Some(Duration::from_secs(1))).unwrap();
     let any = if ip.contains(':') { "::" } else { "0.0.0.0" };
@@ -192,6 +199,6 @@ pub(crate) fn seen_from(from: &Pod, to: &Pod, ip: &str) -> String {
     eventually(&format!("a datagram to reach {ip}"), 10, || {
         let sent = calling.send_to(b"who", (ip, 9));
         let received = socket.recv_from(&mut buffer);
-        received.map(|(_, seen)| seen.ip().to_string()).map_err(|error| format!("{sent:?}, {error}"))
+        received.map(|(_, source)| source.ip().to_string()).map_err(|error| format!("{sent:?}, {error}"))
     })
 }

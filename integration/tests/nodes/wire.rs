@@ -18,13 +18,13 @@ struct CapturedTraffic {
 }
 
 /// Captured packets between pods: addresses and length.
-type Seen = BTreeSet<(IpAddr, IpAddr, usize)>;
+type PodPackets = BTreeSet<(IpAddr, IpAddr, usize)>;
 
 // === impl CapturedTraffic ===
 
 impl CapturedTraffic {
     fn by(machine: &mut coracle_integration::Machine, overlay: &str) -> Self {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         for number in [1, 2] {
             nodes.add(number, &["--overlay", overlay]);
         }
@@ -72,9 +72,9 @@ impl CapturedTraffic {
         self.pods.iter().find(|pod| pod.ips.contains(&ip.to_string())).unwrap()
     }
 
-    /// Asserts that no frame exceeds the link's MTU, and that `seen` contains all packets of pods. These must include
+    /// Asserts that no frame exceeds the link's MTU, and that `captured` contains all packets of pods. These must include
     /// small and full-size packets in both directions.
-    fn check(&self, is_unencapsulated: bool, seen: &Seen) {
+    fn check(&self, is_unencapsulated: bool, captured: &PodPackets) {
         let hosts = self.hosts().map(|host| [host.address(), host.address_v6()]).concat();
         // Frames of the control plane are left out, because its uplink has segmentation offload.
         let between = |packet: &Packet<'_>| {
@@ -83,14 +83,14 @@ impl CapturedTraffic {
         };
         let is_between = |frame: &&Vec<u8>| Frame::of(frame).packet().is_some_and(|packet| between(&packet));
         let longest = self.frames.iter().filter(is_between).map(|frame| frame.len() - 14).max();
-        assert_eq!(longest, Some(1500), "full packets fill the link");
+        assert_eq!(longest, Some(1500), "the longest frame has the MTU of the link");
         let mut packets = self.frames.iter().filter_map(|frame| Frame::of(frame).packet());
         assert_eq!(packets.any(|packet| self.is_of_pods(&packet)), is_unencapsulated);
         for (from, to) in [(0, 1), (1, 0)] {
             for (from, to) in self.pods[from].ips.iter().zip(&self.pods[to].ips) {
                 for length in [64, mtu(&self.nodes)] {
                     let packet = (from.parse().unwrap(), to.parse().unwrap(), length);
-                    assert!(seen.contains(&packet), "{packet:?}");
+                    assert!(captured.contains(&packet), "{packet:?}");
                 }
             }
         }
@@ -125,7 +125,7 @@ fn packets_of_pods_are_sent_in_vxlan_and_fit_the_link() {
         let traffic = CapturedTraffic::by(machine, "vxlan");
         let devices = |v4| traffic.hosts().map(|host| hardware_address(host, &device(host, v4)));
         let (of_v4, of_v6) = (devices(true), devices(false));
-        let mut seen = Seen::new();
+        let mut captured = PodPackets::new();
         for frame in &traffic.frames {
             let Some(outer) = Frame::of(frame).packet() else { continue };
             let Some(datagram) = outer.datagram().filter(|datagram| datagram.to_port == 8472) else {
@@ -140,9 +140,9 @@ fn packets_of_pods_are_sent_in_vxlan_and_fit_the_link() {
                 ends.reverse();
             }
             assert_eq!(ends, if inner.from.is_ipv4() { of_v4.clone() } else { of_v6.clone() }, "{inner:?}");
-            seen.insert(key(&inner));
+            captured.insert(key(&inner));
         }
-        traffic.check(false, &seen);
+        traffic.check(false, &captured);
     });
 }
 
@@ -151,7 +151,7 @@ fn packets_of_pods_are_routed_without_encapsulation() {
     on_a_machine(|machine| {
         let traffic = CapturedTraffic::by(machine, "host-gw");
         let uplinks = traffic.hosts().map(|host| hardware_address(host, "eth0"));
-        let mut seen = Seen::new();
+        let mut captured = PodPackets::new();
         for frame in &traffic.frames {
             let frame = Frame::of(frame);
             let Some(packet) = frame.packet() else { continue };
@@ -163,10 +163,10 @@ fn packets_of_pods_are_routed_without_encapsulation() {
                     ends.reverse();
                 }
                 assert_eq!(ends, uplinks, "{packet:?}");
-                seen.insert(key(&packet));
+                captured.insert(key(&packet));
             }
         }
-        traffic.check(true, &seen);
+        traffic.check(true, &captured);
     });
 }
 
@@ -174,7 +174,7 @@ fn packets_of_pods_are_routed_without_encapsulation() {
 fn packets_of_pods_are_sent_in_udp_and_fit_the_link() {
     on_a_machine(|machine| {
         let traffic = CapturedTraffic::by(machine, "udp");
-        let mut seen = Seen::new();
+        let mut captured = PodPackets::new();
         for frame in &traffic.frames {
             let Some(outer) = Frame::of(frame).packet() else { continue };
             let Some(datagram) = outer.datagram().filter(|datagram| datagram.to_port == 8285) else {
@@ -183,9 +183,9 @@ fn packets_of_pods_are_sent_in_udp_and_fit_the_link() {
             let inner = Packet::of(datagram.payload);
             if traffic.is_of_pods(&inner) {
                 traffic.assert_outer_addresses(&outer, &inner);
-                seen.insert(key(&inner));
+                captured.insert(key(&inner));
             }
         }
-        traffic.check(false, &seen);
+        traffic.check(false, &captured);
     });
 }

@@ -89,7 +89,7 @@ impl Node {
             process,
             runtime: RuntimeServiceClient::new(channel.clone()),
             images: ImageServiceClient::new(channel),
-            cgroup_parent: format!("/{}/kubepods/pod-life", machine.name()),
+            cgroup_parent: format!("/{}/kubepods/pod-uid", machine.name()),
             logs: machine.path("logs").display().to_string(),
             log: words,
             // Only a process that ignores the stop signal is killed.
@@ -99,7 +99,7 @@ impl Node {
                 "exec sleep 9999"
             },
             stops_whole: armed == Some("stop-pod.begun"),
-            // A command that ends before the runtime is killed does not test anything.
+            // The command must still run when the runtime is killed. Otherwise the next runtime has no process to kill.
             exec: if armed == Some("exec.begun") { LEFT_BEHIND } else { "echo alive" },
         })
     }
@@ -134,10 +134,10 @@ impl Node {
     /// If there is a subscriber, waits until it has received the event of a completed call. So no event is in transit
     /// at the next step.
     async fn wait_for_event(&self, id: &str, what: i32) {
-        let said = |(of, said): &(String, i32)| of == id && *said == what;
+        let is_event = |(of, kind): &(String, i32)| of == id && *kind == what;
         if let Some(listener) = &self.listener {
             // After the runtime has exited, no more events arrive.
-            soon(|| listener.is_finished() || self.received.lock().unwrap().iter().any(said)).await;
+            soon(|| listener.is_finished() || self.received.lock().unwrap().iter().any(is_event)).await;
         }
     }
 
@@ -168,7 +168,7 @@ impl Node {
     }
 
     /// All calls of a kubelet for an image, a pod and its container, from creation to removal.
-    pub(crate) async fn whole_life(&mut self) -> Result<(), Status> {
+    pub(crate) async fn full_lifecycle(&mut self) -> Result<(), Status> {
         let image = Some(cri::ImageSpec { image: IMAGE.into(), ..Default::default() });
         self.pull().await?;
         let sandbox = self.sandbox();
@@ -227,10 +227,10 @@ impl Node {
     async fn exec(&mut self, container_id: &str, line: &str) -> Result<String, Status> {
         let cmd = ["sh", "-c", line].map(str::to_owned).to_vec();
         let exec = cri::ExecSyncRequest { container_id: container_id.to_owned(), cmd, timeout: 60 };
-        let said = self.runtime.exec_sync(exec).await?.into_inner();
-        match said.exit_code {
-            0 => Ok(String::from_utf8_lossy(&said.stdout).into_owned()),
-            code => Err(Status::unknown(format!("{code}: {}", String::from_utf8_lossy(&said.stderr)))),
+        let output = self.runtime.exec_sync(exec).await?.into_inner();
+        match output.exit_code {
+            0 => Ok(String::from_utf8_lossy(&output.stdout).into_owned()),
+            code => Err(Status::unknown(format!("{code}: {}", String::from_utf8_lossy(&output.stderr)))),
         }
     }
 
@@ -331,8 +331,8 @@ impl Node {
 
     fn sandbox(&self) -> cri::PodSandboxConfig {
         let metadata = cri::PodSandboxMetadata {
-            name: "life".into(),
-            uid: "uid-life".into(),
+            name: "pod".into(),
+            uid: "uid".into(),
             namespace: "default".into(),
             attempt: 0,
         };
@@ -363,17 +363,18 @@ pub(crate) fn received_once(
     known: &BTreeSet<String>,
     started: &BTreeSet<String>,
 ) -> Result<(), String> {
-    let mut lives: BTreeMap<&str, Vec<i32>> = known.iter().map(|id| (id.as_str(), Vec::new())).collect();
-    received.iter().for_each(|(id, what)| lives.entry(id).or_default().push(*what));
+    let mut transitions: BTreeMap<&str, Vec<i32>> =
+        known.iter().map(|id| (id.as_str(), Vec::new())).collect();
+    received.iter().for_each(|(id, what)| transitions.entry(id).or_default().push(*what));
     // Created, started, stopped, deleted: 0 to 3.
-    for (id, life) in lives {
-        let whole = if started.contains(id) {
-            life == [0, 1, 2, 3]
+    for (id, of_one) in transitions {
+        let is_complete = if started.contains(id) {
+            of_one == [0, 1, 2, 3]
         } else {
-            life == [0, 1, 2, 3] || life == [0, 2, 3]
+            of_one == [0, 1, 2, 3] || of_one == [0, 2, 3]
         };
-        if !whole {
-            return Err(format!("{id} has the transitions {life:?}"));
+        if !is_complete {
+            return Err(format!("{id} has the transitions {of_one:?}"));
         }
     }
     Ok(())

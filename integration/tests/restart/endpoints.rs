@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::boot;
+use crate::power_cut;
 
 const CIDRS: &str = "10.42.0.0/16";
 /// The address of cluster DNS.
@@ -172,7 +172,7 @@ fn a_pod_that_is_killed_without_the_control_plane_takes_no_traffic() {
 #[test]
 fn services_are_reachable_after_a_boot_without_control_plane() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         nodes.add(1, &["--network-policy=true"]);
         nodes.wait_ready();
         let from = json!([{"podSelector": {"matchLabels": {"app": "client"}}}]);
@@ -199,7 +199,7 @@ fn services_are_reachable_after_a_boot_without_control_plane() {
         // When the agent ends, it writes the endpoints that are not stored yet. The boot then removes the pods and the
         // kernel's tables.
         nodes.agent("node-1").end(Signal::SIGTERM);
-        boot::of_agent(machine, nodes.agent("node-1"), 1);
+        power_cut::of_agent(machine, nodes.agent("node-1"), 1);
         let flushed = nodes.agents()[0].host().command("nft").args(["flush", "ruleset"]).status().unwrap();
         assert!(flushed.success());
         nodes.stop_plane();
@@ -237,7 +237,7 @@ fn is_resolved(socket: &UdpSocket, id: u16, name: &str) -> bool {
 #[test]
 fn names_of_the_cluster_are_resolved_while_another_resolver_hangs() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         let hanging = UdpSocket::bind((OUTSIDE, 53)).unwrap();
         hanging.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
         let resolv_conf = machine.path("hanging.conf");
@@ -257,7 +257,7 @@ fn names_of_the_cluster_are_resolved_while_another_resolver_hangs() {
                 is_resolved(&socket, 1000, "web.default.svc.cluster.local")
             });
         });
-        hanging.recv(&mut [0; 512]).expect("the resolver was queried");
+        hanging.recv(&mut [0; 512]).expect("a query to the resolver");
     });
 }
 

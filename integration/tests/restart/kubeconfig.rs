@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 /// A control plane, and the path of a kubeconfig for `node-1`.
 fn plane(machine: &mut Machine) -> (Nodes, PathBuf) {
-    let nodes = Nodes::alone(machine, "10.42.0.0/16", &["--issue-node", "node-1"]);
+    let nodes = Nodes::control_plane_only(machine, "10.42.0.0/16", &["--issue-node", "node-1"]);
     let log = machine.path("nodes/plane.log");
     let command = eventually("the command", 10, || {
         let text = fs::read_to_string(&log).ok()?;
@@ -51,7 +51,11 @@ fn an_agent_with_only_a_kubeconfig_creates_and_keeps_its_serving_certificate() {
         nodes.agent("node-1").end(Signal::SIGKILL);
         nodes.agent("node-1").join(&format!("coracle agent --kubeconfig {}", kubeconfig.display()));
         eventually("the kubelet API", 10, || shown(&mut nodes));
-        assert_eq!(fs::read(pki.join("kubelet.crt")).unwrap(), certificate, "the same one after a restart");
+        assert_eq!(
+            fs::read(pki.join("kubelet.crt")).unwrap(),
+            certificate,
+            "the agent has another certificate after a restart"
+        );
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use coracle_integration::{Cluster, Trace, eventually, on_a_machine};
+use coracle_integration::{Cluster, ResourceSnapshot, eventually, on_a_machine};
 use serde_json::{Value, json};
 
 const FLAGS: [&str; 6] = [
@@ -41,7 +41,7 @@ fn pod(name: &str, pause: &str, directory: &str) -> Value {
 #[test]
 fn pods_end_by_priority_before_the_node_stops_when_the_machine_shuts_down() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let mirrors = machine.start_registry();
         let mut cluster = Cluster::up_with(machine, &mirrors, &FLAGS);
         let out = machine.path("out");
@@ -62,7 +62,7 @@ fn pods_end_by_priority_before_the_node_stops_when_the_machine_shuts_down() {
         let order = fs::read_to_string(out.join("order")).unwrap();
         assert_eq!(order, "hook-of-ordinary\nordinary\nhook-of-critical\ncritical\n");
         cluster.start();
-        assert!(!file.exists(), "the file of the former shutdown is removed");
+        assert!(!file.exists(), "the file of the former shutdown still exists");
         for name in ["critical", "ordinary"] {
             let status = cluster.get(&["pod", name])["status"].clone();
             assert_eq!(
@@ -82,6 +82,6 @@ fn pods_end_by_priority_before_the_node_stops_when_the_machine_shuts_down() {
         // The pods do not run again.
         assert_eq!(fs::read_to_string(out.join("order")).unwrap(), order);
         cluster.down();
-        assert_eq!(Trace::of(machine).since(&before), Vec::<&str>::new());
+        assert_eq!(ResourceSnapshot::of(machine).added_since(&before), Vec::<&str>::new());
     });
 }

@@ -9,7 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use coracle_integration::{Machine, eventually};
+use coracle_integration::{Machine, eventually, process_status};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, socket};
@@ -97,18 +97,17 @@ impl Plane {
 
     /// Bytes of resident memory.
     pub(super) fn memory(&self) -> usize {
-        self.status("VmRSS:")
+        self.status("VmRSS")
     }
 
     /// Peak resident memory in bytes.
     pub(super) fn memory_peak(&self) -> usize {
-        self.status("VmHWM:")
+        self.status("VmHWM")
     }
 
+    /// A size of `/proc/<pid>/status` in bytes.
     fn status(&self, field: &str) -> usize {
-        let text = fs::read_to_string(format!("/proc/{}/status", self.process.id())).unwrap();
-        let line = text.lines().find_map(|line| line.strip_prefix(field)).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
+        usize::try_from(process_status(self.process.id(), field)).unwrap() << 10
     }
 
     pub(super) fn descriptors(&self) -> usize {

@@ -8,17 +8,13 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use coracle_integration::{Crictl, Machine, eventually, on_a_machine};
+use coracle_integration::{Crictl, Machine, eventually, on_a_machine, process_status};
 use nix::fcntl::{OFlag, openat};
 use nix::sys::stat::{Mode, mkdirat};
 use serde_json::json;
 
-use super::{Attacker, Pids, container_config, on_a_runtime, on_an_attacker, pod_config, write};
-
-/// Process id of a container's first process.
-fn pid(attacker: &Attacker<'_>, id: &str) -> u64 {
-    attacker.cri.json(&["inspect", id])["info"]["pid"].as_u64().unwrap()
-}
+use super::device::start_victim;
+use super::{Attacker, Pids, on_a_runtime, on_an_attacker, pod_config, write};
 
 /// The process's cgroup in each hierarchy. Root cgroups are left out: a hierarchy that no program uses has only this one.
 fn cgroups(pid: u64) -> BTreeSet<String> {
@@ -26,9 +22,17 @@ fn cgroups(pid: u64) -> BTreeSet<String> {
     text.lines().filter(|line| !line.ends_with(":/")).map(str::to_owned).collect()
 }
 
-fn parent(pid: u64) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap().trim().parse().unwrap()
+/// Process id of the parent.
+pub(super) fn parent(pid: u64) -> u64 {
+    process_status(pid, "PPid")
+}
+
+/// A file that freezes the cgroup, with its contents for a frozen and a thawed cgroup.
+pub(super) fn freezer(group: &Path) -> (PathBuf, &'static str, &'static str) {
+    match group.join("freezer.state") {
+        v1 if v1.exists() => (v1, "FROZEN", "THAWED"),
+        _ => (group.join("cgroup.freeze"), "1", "0"),
+    }
 }
 
 /// The directory of a process's cgroup, in the hierarchy of a v1 controller if there is one.
@@ -56,21 +60,15 @@ fn remove_pod(attacker: &Attacker<'_>) {
 fn a_container_shares_no_cgroup_with_another_pod() {
     on_a_runtime(|machine, cri| {
         let attacker = Attacker::new(machine, cri, Pids::Container, |_| {});
-        let mut config = pod_config(machine, Pids::Container);
-        config["metadata"] = json!({ "name": "victim", "namespace": "default", "uid": "2" });
-        let config = write(machine, "victim", &config);
-        let victim = cri.crictl(&["runp", &config]);
-        let container = write(machine, "container", &container_config(Pids::Container));
-        let id = cri.crictl(&["create", &victim, &container, &config]);
-        cri.crictl(&["start", &id]);
-        let own = cgroups(pid(&attacker, &attacker.id));
-        for other in [pid(&attacker, &id), parent(pid(&attacker, &id))] {
+        let victim = start_victim(&attacker);
+        let own = cgroups(attacker.pid(&attacker.id));
+        for other in [victim.pid(&victim.id), parent(victim.pid(&victim.id))] {
             let shared: Vec<String> = own.intersection(&cgroups(other)).cloned().collect();
             assert_eq!(shared, [""; 0]);
         }
         // The cgroups of the pods are removed with them.
         let ours = |line: &String| line.contains(&attacker.pod) || line.contains(&attacker.id);
-        let (shim, pid) = (parent(pid(&attacker, &attacker.id)), pid(&attacker, &attacker.id));
+        let (shim, pid) = (parent(attacker.pid(&attacker.id)), attacker.pid(&attacker.id));
         let groups: BTreeSet<String> =
             cgroups(shim).union(&cgroups(pid)).filter(|line| ours(line)).cloned().collect();
         assert!(!groups.is_empty());
@@ -84,7 +82,7 @@ fn a_container_shares_no_cgroup_with_another_pod() {
                 .find(|at| at.exists());
             assert_eq!(left, None, "{line}");
         }
-        cri.crictl(&["rmp", "-f", &victim]);
+        cri.crictl(&["rmp", "-f", &victim.pod]);
     });
 }
 
@@ -106,7 +104,7 @@ exec /usr/bin/unshare --user --map-root-user --mount --cgroup --propagation unch
     true
 '";
 
-/// CVE-2022-0492: root mounted a v1 hierarchy in user and cgroup namespaces that it made, and wrote `release_agent`. The
+/// CVE-2022-0492: root mounted a v1 hierarchy in its own user and cgroup namespaces, and wrote `release_agent`. The
 /// kernel runs this program on the host when a cgroup becomes empty. Only root cgroups have the file, so a container
 /// must be in none of them.
 #[test]
@@ -126,14 +124,14 @@ fn cve_2022_0492_a_container_finds_no_release_agent() {
             .collect();
         let attacker =
             Attacker::new(machine, cri, Pids::Container, |config| config["mounts"] = mounts.into());
-        let said = attacker.sh(RELEASE_AGENT);
-        assert!(said.contains("IN-NAMESPACES"), "{said}");
-        assert!(!said.contains("FOUND") && !said.contains("WRITTEN"), "{said}");
-        let has_v1 = cgroups(pid(&attacker, &attacker.id)).iter().any(|line| !line.starts_with("0::"));
+        let output = attacker.sh(RELEASE_AGENT);
+        assert!(output.contains("IN-NAMESPACES"), "{output}");
+        assert!(!output.contains("FOUND") && !output.contains("WRITTEN"), "{output}");
+        let has_v1 = cgroups(attacker.pid(&attacker.id)).iter().any(|line| !line.starts_with("0::"));
         let apparmor = fs::read_to_string("/sys/module/apparmor/parameters/enabled");
         // The default AppArmor profile denies all mounts.
         if has_v1 && !apparmor.is_ok_and(|enabled| enabled.starts_with('Y')) {
-            assert!(said.contains("MOUNTED"), "{said}");
+            assert!(output.contains("MOUNTED"), "{output}");
         }
     });
 }
@@ -142,14 +140,11 @@ fn cve_2022_0492_a_container_finds_no_release_agent() {
 #[test]
 fn a_container_that_has_frozen_itself_is_killed() {
     on_an_attacker(Pids::Container, |attacker| {
-        let pid = pid(attacker, &attacker.id);
+        let pid = attacker.pid(&attacker.id);
         let frozen = directory(pid, "freezer").join("frozen");
         fs::create_dir(&frozen).unwrap();
         fs::write(frozen.join("cgroup.procs"), pid.to_string()).unwrap();
-        let (file, state) = match frozen.join("freezer.state") {
-            v1 if v1.exists() => (v1, "FROZEN"),
-            _ => (frozen.join("cgroup.freeze"), "1"),
-        };
+        let (file, state, _) = freezer(&frozen);
         fs::write(file, state).unwrap();
         attacker.cri.crictl(&["stop", "-t", "1", &attacker.id]);
         attacker.cri.crictl(&["rm", &attacker.id]);
@@ -161,7 +156,7 @@ fn a_container_that_has_frozen_itself_is_killed() {
 #[test]
 fn cgroups_that_a_container_nests_deeply_are_removed() {
     on_an_attacker(Pids::Container, |attacker| {
-        let pid = pid(attacker, &attacker.id);
+        let pid = attacker.pid(&attacker.id);
         let group = directory(pid, "pids");
         let (name, mode) = ("d".repeat(200), Mode::from_bits_truncate(0o755));
         let flags = OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;

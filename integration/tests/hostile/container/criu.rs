@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use coracle_integration::{Cri, eventually, on_a_machine};
 use serde_json::json;
 
-use super::cgroups::directory;
+use super::cgroups::{directory, freezer};
 use super::one_call::{Call, Entry};
 use super::{Attacker, BUSYBOX, Pids};
 
@@ -30,7 +30,7 @@ fn a_program_with_the_command_line_of_criu_keeps_no_container_frozen() {
         let attacker = Attacker::new(machine, &cri, Pids::Container, |config| {
             config["mounts"] = json!([{ "container_path": "/programs", "host_path": programs }]);
         });
-        let pid = cri.json(&["inspect", &attacker.id])["info"]["pid"].as_u64().unwrap();
+        let pid = attacker.pid(&attacker.id);
         let layer = machine.path("state/containers").join(&attacker.id);
         assert!(layer.is_dir());
         let build = layer.join("checkpoint");
@@ -50,10 +50,7 @@ fn a_program_with_the_command_line_of_criu_keeps_no_container_frozen() {
         });
         // The state that a crash during a checkpoint leaves: incomplete files, and a frozen container.
         fs::create_dir(&build).unwrap();
-        let (file, frozen, thawed) = match group.join("freezer.state") {
-            v1 if v1.exists() => (v1, "FROZEN", "THAWED"),
-            _ => (group.join("cgroup.freeze"), "1", "0"),
-        };
+        let (file, frozen, thawed) = freezer(&group);
         let is = |state: &str| fs::read_to_string(&file).unwrap().trim() == state;
         fs::write(&file, frozen).unwrap();
         eventually("the container to be frozen", 20, || is(frozen));
@@ -62,7 +59,7 @@ fn a_program_with_the_command_line_of_criu_keeps_no_container_frozen() {
         eventually("the container to be thawed", 30, || is(thawed));
         cri.crictl(&["rmp", "-f", &pod]);
         eventually("the layer to be removed", 20, || !layer.exists());
-        assert!(of_user.try_wait().unwrap().is_none(), "the program of the local user still runs");
+        assert!(of_user.try_wait().unwrap().is_none(), "the program of the local user was ended");
         drop(of_user.stdin.take());
         of_user.wait().unwrap();
         cri.down();

@@ -16,17 +16,17 @@ fn a_container_without_the_tun_device_cannot_create_one() {
     on_a_runtime(|machine, cri| {
         let open = "rm -f /tun; mknod /tun c 10 200; (: <>/tun) 2>&1 || true";
         let attacker = Attacker::new(machine, cri, Pids::Container, |_| {});
-        let said = attacker.sh(open);
-        assert!(said.contains("Operation not permitted"), "{said:?}");
+        let output = attacker.sh(open);
+        assert!(output.contains("Operation not permitted"), "{output:?}");
         assert_eq!(attacker.sh("mknod /zero c 1 5; head -c 1 /zero | wc -c"), "1");
         cri.crictl(&["rmp", "-f", &attacker.pod]);
 
         let node = machine.path("tun");
         mknod(&node, SFlag::S_IFCHR, Mode::from_bits_truncate(0o666), makedev(10, 200)).unwrap();
         let devices = json!([{ "container_path": "/dev/net/tun", "host_path": node, "permissions": "rwm" }]);
-        let asked = Attacker::new(machine, cri, Pids::Container, |config| config["devices"] = devices);
-        let said = asked.sh(open);
-        assert!(!said.contains("not permitted"), "{said:?}");
+        let with_device = Attacker::new(machine, cri, Pids::Container, |config| config["devices"] = devices);
+        let output = with_device.sh(open);
+        assert!(!output.contains("not permitted"), "{output:?}");
     });
 }
 
@@ -48,8 +48,7 @@ fn a_pod_cannot_claim_the_address_of_the_gateway() {
     on_an_attacker(Pids::Container, |attacker| {
         let gateway = attacker.sh("ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p'");
         let victim = start_victim(attacker);
-        let [own, of_victim] = [&attacker.id, &victim.id]
-            .map(|id| attacker.cri.json(&["inspect", id])["info"]["pid"].to_string());
+        let [own, of_victim] = [&attacker.id, &victim.id].map(|id| attacker.pid(id).to_string());
         let inside = |pid: &str, command: &[&str]| {
             Command::new("nsenter").args(["-t", pid, "-n"]).args(command).output().unwrap()
         };
@@ -79,8 +78,8 @@ fn a_pod_cannot_claim_the_address_of_the_gateway() {
     });
 }
 
-/// Starts a container in another pod.
-fn start_victim<'a>(attacker: &Attacker<'a>) -> Attacker<'a> {
+/// Starts a container in another pod, `victim`.
+pub(super) fn start_victim<'a>(attacker: &Attacker<'a>) -> Attacker<'a> {
     let mut pod = super::pod_config(attacker.machine, Pids::Container);
     pod["metadata"]["name"] = "victim".into();
     pod["metadata"]["uid"] = "2".into();

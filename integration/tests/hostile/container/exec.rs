@@ -75,7 +75,7 @@ fn the_nodes_dev_null_keeps_its_mode() {
 fn a_forged_report_kills_no_process_of_the_node() {
     on_an_attacker(Pids::Container, |attacker| {
         let mut victim = Command::new("sleep").arg("1000").stdin(Stdio::null()).spawn().unwrap();
-        let root = attacker.cri.json(&["inspect", &attacker.id])["info"]["pid"].as_u64().unwrap();
+        let root = attacker.pid(&attacker.id);
         let null = PathBuf::from(format!("/proc/{root}/root/dev/null"));
         let forge = format!(
             "test -p /proc/self/fd/0 || exit 3; printf 'P{}\n' >&0; exec 0<&-; exec sleep 100",
@@ -121,8 +121,8 @@ fn a_working_directory_by_a_descriptor_is_refused() {
             config["metadata"]["name"] = format!("cwd{number}").into();
             config["working_dir"] = format!("/proc/self/fd/{number}").into();
             let output = attacker.try_create(&config, Pids::Container);
-            let said = String::from_utf8_lossy(&output.stderr);
-            assert!(!output.status.success() && said.contains("working directory"), "{number}: {said}");
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && errors.contains("working directory"), "{number}: {errors}");
         }
     });
 }
@@ -131,7 +131,7 @@ fn a_working_directory_by_a_descriptor_is_refused() {
 #[test]
 fn processes_of_a_container_have_no_descriptors_but_their_streams() {
     on_an_attacker(Pids::Container, |attacker| {
-        let first = attacker.cri.json(&["inspect", &attacker.id])["info"]["pid"].as_u64().unwrap();
+        let first = attacker.pid(&attacker.id);
         let of_first = fs::read_dir(format!("/proc/{first}/fd")).unwrap().flatten();
         let mut of_first: Vec<_> = of_first.map(|entry| entry.file_name().into_string().unwrap()).collect();
         of_first.sort_unstable();

@@ -47,7 +47,7 @@ fn a_volume_with_special_files_does_not_block_a_start() {
         config["mounts"][0]["container_path"] = "/dev".into();
         let refused = attacker.try_create(&config, Pids::Container);
         assert!(!refused.status.success());
-        let said = String::from_utf8_lossy(&refused.stderr);
-        assert!(said.contains("/dev/null"), "{said}");
+        let errors = String::from_utf8_lossy(&refused.stderr);
+        assert!(errors.contains("/dev/null"), "{errors}");
     });
 }

@@ -9,7 +9,7 @@ use coracle_integration::{Machine, eventually};
 use nix::fcntl::OFlag;
 use nix::sys::statvfs::{FsFlags, fstatvfs};
 
-use super::cgroups::directory;
+use super::cgroups::{directory, freezer, parent};
 use super::{EXEC_TIMEOUT, Pids, container_config, on_an_attacker};
 
 /// Opens the executable of a process. Like the attacker, the test keeps the descriptor open until no process runs the
@@ -34,7 +34,7 @@ fn the_executable_of_a_starting_container_is_read_only() {
         config["metadata"]["name"] = "waits".into();
         let id = attacker.create(&config, Pids::Pod);
         // A created container waits for its start. Until then, its process runs the shim's executable.
-        let pid = attacker.cri.json(&["inspect", &id])["info"]["pid"].as_u64().unwrap();
+        let pid = attacker.pid(&id);
         let shim = parent(pid);
         let held = [pid, shim].map(hold);
         assert!(held.iter().all(is_read_only));
@@ -47,12 +47,9 @@ fn the_executable_of_a_starting_container_is_read_only() {
 #[test]
 fn the_executable_of_a_starting_exec_is_read_only() {
     on_an_attacker(Pids::Container, |attacker| {
-        let first = attacker.cri.json(&["inspect", &attacker.id])["info"]["pid"].as_u64().unwrap();
+        let first = attacker.pid(&attacker.id);
         let group = directory(first, "freezer");
-        let (file, frozen, thawed) = match group.join("freezer.state") {
-            v1 if v1.exists() => (v1, "FROZEN", "THAWED"),
-            _ => (group.join("cgroup.freeze"), "1", "0"),
-        };
+        let (file, frozen, thawed) = freezer(&group);
         // An exec joins the cgroup before it executes the command, and waits there.
         fs::write(&file, frozen).unwrap();
         let mut exec = attacker.cri.command();
@@ -66,15 +63,13 @@ fn the_executable_of_a_starting_exec_is_read_only() {
         fs::write(&file, thawed).unwrap();
         assert!(exec.wait().unwrap().success());
         let [of_exec, of_node] = [held.metadata(), fs::metadata(Machine::coracle())].map(Result::unwrap);
-        assert_eq!((of_exec.dev(), of_exec.ino()), (of_node.dev(), of_node.ino()), "it runs the command");
+        assert_eq!(
+            (of_exec.dev(), of_exec.ino()),
+            (of_node.dev(), of_node.ino()),
+            "the process does not run the executable of the node any more"
+        );
         assert!(is_read_only(&held));
         attacker.cri.crictl(&["rmp", "-f", &attacker.pod]);
         assert!(is_read_only(&held) && !can_be_written(&held));
     });
-}
-
-fn parent(pid: u64) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("PPid:")).unwrap();
-    line.trim().parse().unwrap()
 }

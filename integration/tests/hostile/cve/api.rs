@@ -2,9 +2,9 @@
 
 use serde_json::json;
 
-use coracle_integration::{Cluster, on_a_machine};
+use coracle_integration::{Cluster, on_a_cluster, on_a_machine};
 
-use super::{denied, on_a_cluster, sleeper};
+use super::{denied, sleeper};
 
 const NODE: [&str; 3] =
     ["--as=system:node:node-1", "--as-group=system:nodes", "--as-group=system:authenticated"];
@@ -138,10 +138,16 @@ fn cve_2022_3294_the_proxy_of_a_node_reaches_no_other_address() {
                 "ok"
             );
         }
-        for node in ["https:node-1:6443", "https:127.0.0.1:6443", "http:localhost:5005"] {
-            let path = format!("/api/v1/nodes/{node}/proxy/v2/");
+        // Servers that would respond to these requests: the API server and the registry.
+        for (node, path, error) in [
+            ("https:node-1:6443", "version", "address not allowed"),
+            ("https:127.0.0.1:6443", "version", "not found"),
+            ("http:localhost:5005", "v2/", "not found"),
+        ] {
+            let path = format!("/api/v1/nodes/{node}/proxy/{path}");
             let output = cluster.try_kubectl(&["get", "--raw", &path]);
-            assert!(!output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+            let errors = String::from_utf8_lossy(&output.stderr);
+            assert!(!output.status.success() && errors.contains(error), "{path}: {errors}");
         }
     });
 }

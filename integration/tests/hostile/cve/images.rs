@@ -3,10 +3,10 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use coracle_integration::eventually;
+use coracle_integration::{eventually, on_a_cluster};
 use serde_json::{Value, json};
 
-use super::{on_a_cluster, refused, run_pod, sh, sleeper};
+use super::{refused, run_pod, sh, sleeper};
 
 /// CVE-2019-11245: the user of an image was only used at a container's first start.
 #[test]
@@ -48,7 +48,7 @@ fn cve_2024_40635_a_user_id_that_overflows_is_refused() {
 }
 
 /// CVE-2019-16884, CVE-2019-19921, CVE-2023-27561, CVE-2023-28642, CVE-2025-54867: with an image's link at /proc or
-/// /sys, the mounts and masks were made at another path.
+/// /sys, the runtime mounted and masked files at another path.
 #[test]
 fn cve_2023_27561_a_link_at_proc_or_sys_is_refused() {
     on_a_cluster(|machine, cluster| {
@@ -63,8 +63,8 @@ fn cve_2023_27561_a_link_at_proc_or_sys_is_refused() {
     });
 }
 
-/// CVE-2026-41579, CVE-2026-88264: if /dev of an image was a link, the runtime made device nodes and links at its target,
-/// also in a volume.
+/// CVE-2026-41579, CVE-2026-88264: if /dev of an image was a link, the runtime created device nodes and links at its
+/// target, also in a volume.
 #[test]
 fn cve_2026_41579_a_link_at_dev_is_refused() {
     on_a_cluster(|machine, cluster| {
@@ -78,7 +78,7 @@ fn cve_2026_41579_a_link_at_dev_is_refused() {
         let container = json!({"image": "dev", "volumeMounts": [{"name": "v", "mountPath": "/volume"}]});
         let why = refused(cluster, "p", &sleeper("p", &pod, &container));
         assert!(why.contains("/dev"), "{why}");
-        assert_eq!(fs::read_dir(&volume).unwrap().count(), 0, "something was made in the volume");
+        assert_eq!(fs::read_dir(&volume).unwrap().count(), 0, "the runtime created a file in the volume");
     });
 }
 
@@ -110,7 +110,7 @@ fn cve_2024_45310_links_at_mount_points_stay_inside() {
             &sleeper("p", &json!({"volumes": [{"name": "v", "emptyDir": {}}]}), &container),
         );
         assert_eq!(sh(cluster, "p", "touch /data/deeper/file && ls /data/deeper").trim(), "file");
-        assert_eq!(fs::read_dir(&host).unwrap().count(), 0, "something was made on the host");
+        assert_eq!(fs::read_dir(&host).unwrap().count(), 0, "the runtime created a file on the host");
     });
 }
 

@@ -5,10 +5,10 @@ use std::io::Read as _;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use coracle_integration::eventually;
+use coracle_integration::{eventually, on_a_cluster};
 use serde_json::json;
 
-use super::{on_a_cluster, run_pod, sh, sleeper};
+use super::{run_pod, sh, sleeper};
 
 /// Values of a sysctl for all interfaces in this test's network namespace.
 fn settings(family: &str, name: &str) -> Vec<(String, String)> {

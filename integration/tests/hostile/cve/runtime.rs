@@ -3,11 +3,11 @@
 use std::fs;
 use std::process::Command;
 
-use coracle_integration::{Cluster, Cri, Kubectl, eventually, on_a_machine};
+use coracle_integration::{Cri, Kubectl, eventually, on_a_cluster, on_a_machine, process_status};
 use coracle_testing::{NO_IDMAPPED_TMPFS, has_idmapped_tmpfs, skip};
 use serde_json::json;
 
-use super::{denied, on_a_cluster, refused, run_pod, sh, sleeper};
+use super::{denied, refused, run_pod, sh, sleeper};
 
 /// CVE-2018-1000400, CVE-2022-24769, CVE-2022-27652, CVE-2022-29162: containers and execs had inheritable capabilities.
 #[test]
@@ -114,16 +114,11 @@ fn cve_2022_31030_the_output_of_a_probe_is_bounded() {
     on_a_cluster(|_, cluster| {
         let probe = json!({"livenessProbe": {"exec": {"command": ["sh", "-c", "echo >>/runs; head -c 300000000 /dev/zero"]},
             "timeoutSeconds": 30, "periodSeconds": 1}});
-        let peak = |cluster: &Cluster| {
-            let status = fs::read_to_string(format!("/proc/{}/status", cluster.pid())).unwrap();
-            let line = status.lines().find(|line| line.starts_with("VmHWM")).unwrap().to_owned();
-            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
-        };
-        let before = peak(cluster);
+        let before = process_status(cluster.pid(), "VmHWM");
         run_pod(cluster, "p", &sleeper("p", &json!({}), &probe));
         // The second probe starts after the first one has ended, with success or failure.
         eventually("a second probe", 60, || sh(cluster, "p", "cat /runs").starts_with("\n\n"));
-        let grown = peak(cluster).saturating_sub(before);
+        let grown = process_status(cluster.pid(), "VmHWM").saturating_sub(before);
         assert!(grown < 100_000, "grown by {grown} kB");
     });
 }
@@ -133,11 +128,7 @@ fn cve_2022_31030_the_output_of_a_probe_is_bounded() {
 fn cve_2020_8551_requests_of_unknown_clients_leave_no_memory_in_the_kubelet() {
     const REQUESTS: usize = 10_000;
     on_a_cluster(|_, cluster| {
-        let memory = || {
-            let status = fs::read_to_string(format!("/proc/{}/status", cluster.pid())).unwrap();
-            let line = status.lines().find(|line| line.starts_with("VmRSS")).unwrap().to_owned();
-            line.split_whitespace().nth(1).unwrap().parse::<u64>().unwrap()
-        };
+        let memory = || process_status(cluster.pid(), "VmRSS");
         // One curl sends all requests, each with another path of four kilobytes. It connects again if it must.
         let flood = |kind: &str, requests: usize| {
             let path = "x".repeat(4_000);

@@ -12,7 +12,7 @@ use crate::process::{end, print_end, start};
 use crate::{Crictl, Host, Machine, Nodes, end_cgroup, eventually};
 
 /// A node and its pods. Dropping it ends the processes; the Node object stays.
-pub struct Stock {
+pub struct KubeletNode {
     host: Host,
     name: String,
     dir: PathBuf,
@@ -37,16 +37,16 @@ const KERNEL: [(&str, &str); 6] = [
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-// === impl Stock ===
+// === impl KubeletNode ===
 
-impl Stock {
-    /// Creates the node `stock-<number>` and waits until it is Ready. `settings` are more fields of KubeletConfiguration.
+impl KubeletNode {
+    /// Creates the node `node-<number>` and waits until it is Ready. `settings` are more fields of KubeletConfiguration.
     ///
     /// # Panics
     /// When the node is not Ready in time.
     #[must_use]
     pub fn join(nodes: &Nodes, number: u8, settings: &Value) -> Self {
-        let name = format!("stock-{number}");
+        let name = format!("node-{number}");
         let dir = nodes.dir_of(&name);
         let host = nodes.host(10 + number);
         let tls = nodes.credentials(&host, &name, &dir);
@@ -54,20 +54,20 @@ impl Stock {
         make_cgroup(&cgroup);
         let mirrors = nodes.mirrors().to_owned();
         let config = Value::Null;
-        let mut stock = Self { host, name, dir, cgroup, mirrors, config, tls, runtime: None, kubelet: None };
-        stock.mount_overlays();
-        stock.config = stock.settings();
-        let own = stock.config.as_object_mut().unwrap();
+        let mut node = Self { host, name, dir, cgroup, mirrors, config, tls, runtime: None, kubelet: None };
+        node.mount_overlays();
+        node.config = node.settings();
+        let own = node.config.as_object_mut().unwrap();
         own.extend(settings.as_object().unwrap().clone());
-        stock.start_runtime();
-        stock.start_kubelet();
-        eventually(&format!("{} to be Ready", stock.name), 60, || {
+        node.start_runtime();
+        node.start_kubelet();
+        eventually(&format!("{} to be Ready", node.name), 60, || {
             let path = "jsonpath={.status.conditions[?(@.type==\"Ready\")].status} {.spec.taints[*].key}";
-            let output = nodes.try_kubectl(&["get", "node", &stock.name, "-o", path]);
+            let output = nodes.try_kubectl(&["get", "node", &node.name, "-o", path]);
             let found = String::from_utf8_lossy(&output.stdout).into_owned();
             found.starts_with("True") && !found.contains("not-ready")
         });
-        stock
+        node
     }
 
     /// Mounts overlays over /var/lib and /var/log. Some paths of the kubelet there are not configurable, and the
@@ -214,7 +214,7 @@ impl Stock {
     }
 }
 
-impl Drop for Stock {
+impl Drop for KubeletNode {
     fn drop(&mut self) {
         if std::thread::panicking() {
             ["kubelet", "runtime"].iter().for_each(|what| print_end(what, &self.log(what)));

@@ -2,9 +2,9 @@
 
 /// A generator of pseudorandom numbers (SplitMix64).
 #[derive(Debug, Clone)]
-pub(crate) struct Chance(u64);
+pub(crate) struct Random(u64);
 
-impl Chance {
+impl Random {
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed)
     }

@@ -1,4 +1,4 @@
-//! Concurrent GC and DEL of our plugins as executables. The CNI specification forbids it, but it must not cause a leak.
+//! GC of our plugins as executables, concurrent with DEL. The CNI specification forbids it, but it must leak nothing.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,12 +40,7 @@ impl Chain {
             ("portmap", json!({"snat": true})),
             ("bandwidth", rates),
         ];
-        let conf = |(kind, more): (&str, Value)| {
-            let mut conf = json!({"cniVersion": "1.1.0", "name": "net", "type": kind});
-            conf.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-            plugins.marked(conf)
-        };
-        Self { confs: confs.map(conf).into(), plugins }
+        Self { confs: plugins.configurations(confs), plugins }
     }
 
     fn call(&self, command: &str, conf: &Value, id: &str, sandbox: &Sandbox) -> Value {
@@ -76,7 +71,7 @@ impl Chain {
     }
 
     /// CHECK in order, or DEL in reverse.
-    fn each(&self, command: &str, number: usize, of: &Attachment) {
+    fn call_each(&self, command: &str, number: usize, of: &Attachment) {
         let mut confs = self.confs_for(number);
         if command == "DEL" {
             confs.reverse();
@@ -97,7 +92,7 @@ impl Chain {
     }
 }
 
-/// Intermediate devices and host ends.
+/// Number of the interfaces of attachments on the host: veths and intermediate devices of the bandwidth plugin.
 fn links() -> usize {
     let links = run("ip", &["-o", "link"]);
     links.lines().filter(|line| line.contains(": bwp") || line.contains(": veth")).count()
@@ -107,50 +102,50 @@ fn links() -> usize {
 fn a_concurrent_gc_does_not_disturb_del_or_other_attachments() {
     on_a_machine(|machine| {
         let chain = Chain::of(machine);
-        let stay: Vec<Attachment> = (0..3).map(|number| chain.add(number)).collect();
+        let kept: Vec<Attachment> = (0..3).map(|number| chain.add(number)).collect();
         let before = (links(), files(&machine.path("plugins/firewall")));
         for round in 0..4 {
-            let leave: Vec<(usize, Attachment)> =
+            let removed: Vec<(usize, Attachment)> =
                 (10..18).map(|number| (number, chain.add(number))).collect();
             let deleting = AtomicBool::new(true);
-            let (chain, deleting, leave, stay) = (&chain, &deleting, &leave, &stay);
+            let (chain, deleting, removed, kept) = (&chain, &deleting, &removed, &kept);
             std::thread::scope(|scope| {
-                let hands = [&leave[..4], &leave[4..]].map(|hand| {
+                let deletions = [&removed[..4], &removed[4..]].map(|half| {
                     scope.spawn(move || {
-                        hand.iter().for_each(|(number, one)| chain.each("DEL", *number, one));
+                        half.iter().for_each(|(number, one)| chain.call_each("DEL", *number, one));
                     })
                 });
                 // The runtime can list attachments that are being removed, or leave them out.
                 let collecting = scope.spawn(move || {
-                    let leaving = || leave.iter().map(|(_, one)| one).filter(|_| round % 2 == 0);
+                    let being_removed = || removed.iter().map(|(_, one)| one).filter(|_| round % 2 == 0);
                     let mut times = 0;
                     while deleting.load(Ordering::Relaxed) {
-                        chain.gc(stay.iter().chain(leaving()));
+                        chain.gc(kept.iter().chain(being_removed()));
                         times += 1;
                     }
                     times
                 });
-                let ended = hands.map(std::thread::ScopedJoinHandle::join);
+                let ended = deletions.map(std::thread::ScopedJoinHandle::join);
                 deleting.store(false, Ordering::Relaxed);
                 assert!(collecting.join().unwrap() > 0);
-                ended.into_iter().for_each(|hand| hand.unwrap());
+                ended.into_iter().for_each(|result| result.unwrap());
             });
-            for (number, one) in stay.iter().enumerate() {
-                chain.each("CHECK", number, one);
+            for (number, one) in kept.iter().enumerate() {
+                chain.call_each("CHECK", number, one);
             }
-            let held: BTreeSet<String> = addresses(&machine.path("addresses/net")).into_iter().collect();
-            let given = stay.iter().flat_map(|one| one.result["ips"].as_array().unwrap());
-            let given: BTreeSet<String> = given
+            let recorded: BTreeSet<String> = addresses(&machine.path("addresses/net")).into_iter().collect();
+            let allocated = kept.iter().flat_map(|one| one.result["ips"].as_array().unwrap());
+            let allocated: BTreeSet<String> = allocated
                 .map(|ip| ip["address"].as_str().unwrap().split('/').next().unwrap().to_owned())
                 .collect();
-            assert_eq!((held.len(), held), (6, given));
+            assert_eq!((recorded.len(), recorded), (6, allocated));
             assert_eq!((links(), files(&machine.path("plugins/firewall"))), before, "round {round}");
             let ruleset = run("nft", &["list", "ruleset"]);
             assert!((0..3).all(|number| ruleset.contains(&format!("{}", 8000 + number))), "{ruleset}");
             assert!(!ruleset.contains("8010") && !ruleset.contains("9017"), "{ruleset}");
         }
-        for (number, one) in stay.iter().enumerate() {
-            chain.each("DEL", number, one);
+        for (number, one) in kept.iter().enumerate() {
+            chain.call_each("DEL", number, one);
         }
         assert_eq!(run("nft", &["list", "ruleset"]), "");
         assert_eq!(links(), 0);

@@ -31,7 +31,7 @@ fn files_of_downward_api_and_projected_volumes_are_updated() {
         let before = link();
         cluster.kubectl(&["label", "pod", "p", "a=2", "--overwrite"]);
         eventually("the label", 10, || shown().matches("a=\"2\"").count() == 2);
-        assert_ne!(link(), before, "..data links to a new directory");
+        assert_ne!(link(), before, "..data still links to the old directory");
         cluster.kubectl(&["annotate", "pod", "p", "b=2", "--overwrite"]);
         eventually("the annotation", 10, || shown().matches("b=\"2\"").count() == 2);
         cluster.kubectl(&["patch", "configmap", "map", "-p", r#"{"data":{"map":"map-2"}}"#]);

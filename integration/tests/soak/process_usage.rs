@@ -6,16 +6,17 @@ use coracle_integration::Machine;
 
 /// Current resources of one process.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Weight {
+pub(crate) struct ProcessUsage {
     /// Anonymous memory in kB.
     anonymous: u64,
     files: usize,
     threads: usize,
 }
 
-impl Weight {
+impl ProcessUsage {
     pub(crate) fn of(pid: u32) -> Self {
-        let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("its memory");
+        let rollup =
+            fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).expect("smaps_rollup of the process");
         let kilobytes =
             |line: &str| line.split_whitespace().nth(1).and_then(|number| number.parse::<u64>().ok());
         let anonymous =
@@ -26,7 +27,7 @@ impl Weight {
 
     /// Whether memory has grown by at most `slack` kB, and descriptors and threads by at most four each. Fragmentation
     /// explains `slack`. In an hour, a leak of a few bytes per call exceeds it.
-    pub(crate) fn is_flat_since(&self, earlier: &Self, slack: u64) -> bool {
+    pub(crate) fn has_not_grown_since(&self, earlier: &Self, slack: u64) -> bool {
         self.anonymous <= earlier.anonymous + slack
             && self.files <= earlier.files + 4
             && self.threads <= earlier.threads + 4

@@ -10,9 +10,9 @@ use crate::Machine;
 
 /// Processes, links, mounts, cgroups, nftables tables and files of a machine.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Trace(BTreeSet<String>);
+pub struct ResourceSnapshot(BTreeSet<String>);
 
-impl Trace {
+impl ResourceSnapshot {
     /// Takes a snapshot.
     #[must_use]
     pub fn of(machine: &Machine) -> Self {
@@ -46,7 +46,7 @@ impl Trace {
 
     /// Resources in this snapshot that `before` does not contain.
     #[must_use]
-    pub fn since<'a>(&'a self, before: &'a Self) -> Vec<&'a str> {
+    pub fn added_since<'a>(&'a self, before: &'a Self) -> Vec<&'a str> {
         self.0.difference(&before.0).map(String::as_str).collect()
     }
 }

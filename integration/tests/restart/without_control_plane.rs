@@ -10,7 +10,7 @@ use coracle_integration::{Cluster, Kubectl, Machine, Nodes, eventually, has_cond
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::boot;
+use crate::power_cut;
 
 const CIDRS: &str = "10.42.0.0/16";
 
@@ -193,9 +193,9 @@ fn assert_sealed(state: &Path) {
 #[test]
 fn pods_are_ready_after_a_boot_without_control_plane() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         nodes.join_all(1, &[]);
-        let asked = KubeletClient::new(machine, &nodes);
+        let kubelet = KubeletClient::new(machine, &nodes);
         create(&nodes);
         let always = pod("always", json!({"containers": [container("c", "Always", "true", "true")]}));
         let doomed = pod("doomed", json!({"containers": [container("c", "IfNotPresent", "true", "true")]}));
@@ -203,7 +203,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
         nodes.apply(&doomed.to_string());
         nodes.kubectl(&["wait", "--for=condition=Ready", "--timeout=120s", "pod/always", "pod/doomed"]);
 
-        boot::of_agent(machine, nodes.agent("node-1"), 1);
+        power_cut::of_agent(machine, nodes.agent("node-1"), 1);
         // While the node is off, a pod is deleted and a secret changes.
         nodes.kubectl(&["delete", "pod", "doomed", "--wait=false", "--grace-period=1"]);
         nodes.kubectl(&["patch", "secret", "password", "-p", r#"{"stringData":{"word":"hunter2-rotated"}}"#]);
@@ -211,7 +211,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
         machine.stop_registry();
         let began = Instant::now();
         nodes.agent("node-1").start();
-        let mut local = || ready(&asked.pods(nodes.agent("node-1").host().command("curl")));
+        let mut local = || ready(&kubelet.pods(nodes.agent("node-1").host().command("curl")));
         let wanted = ["doomed", "environment", "files", "host", "init", "web"];
         let alone =
             eventually("the pods to be Ready", 5, || Some(local()).filter(|pods| names(pods) == wanted));
@@ -223,7 +223,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
             Some(pods).filter(|pods| names(pods) == FIVE)
         });
         let kept: Vec<_> = alone.into_iter().filter(|(name, _)| name != "doomed").collect();
-        assert_eq!(synced, kept, "no container was created again");
+        assert_eq!(synced, kept, "a container was created again");
         assert_sealed(&nodes.agent("node-1").path("state"));
         eventually("the deleted pod to be removed", 30, || {
             !nodes.try_kubectl(&["get", "pod", "doomed"]).status.success()
@@ -245,7 +245,7 @@ fn pods_are_ready_after_a_boot_without_control_plane() {
             Some(ready(&nodes.get(&["pods"]))).filter(|pods| names(pods).contains(&"later"))
         });
         let after: Vec<_> = after.into_iter().filter(|(name, _)| name != "later").collect();
-        assert_eq!(after, kept, "no container changed afterwards");
+        assert_eq!(after, kept, "a container changed after the synchronization");
     });
 }
 
@@ -273,14 +273,14 @@ fn pods_are_ready_after_a_boot_of_a_single_process_cluster() {
     on_a_machine(|machine| {
         let mirrors = machine.start_registry();
         let mut cluster = Cluster::up(machine, &mirrors);
-        let asked = KubeletClient::new(machine, &cluster);
+        let kubelet = KubeletClient::new(machine, &cluster);
         create(&cluster);
         let before = ready(&cluster.get(&["pods"]));
-        boot::of_cluster(machine, &mut cluster);
+        power_cut::of_cluster(machine, &mut cluster);
         machine.stop_registry();
         let began = Instant::now();
         cluster.start();
-        let local = || ready(&asked.pods(Command::new("curl")));
+        let local = || ready(&kubelet.pods(Command::new("curl")));
         let after =
             eventually("the pods to be Ready", 5, || Some(local()).filter(|pods| names(pods) == FIVE));
         eprintln!("from the start of the process to all Ready: {:?}", began.elapsed());
@@ -295,12 +295,11 @@ fn pods_are_ready_after_a_boot_of_a_single_process_cluster() {
 #[test]
 fn a_node_killed_while_it_writes_boots_without_control_plane() {
     on_a_machine(|machine| {
-        let mut nodes = Nodes::alone(machine, CIDRS, &[]);
+        let mut nodes = Nodes::control_plane_only(machine, CIDRS, &[]);
         nodes.join_all(1, &[]);
-        let asked = KubeletClient::new(machine, &nodes);
+        let kubelet = KubeletClient::new(machine, &nodes);
         create(&nodes);
         for round in 0..6 {
-            let mut writer = nodes.start(&["get", "--raw", "/version"]);
             for number in 0..4 {
                 let data =
                     json!({"data": {"more": "x".repeat(100_000), "round": format!("{round}.{number}")}});
@@ -308,20 +307,19 @@ fn a_node_killed_while_it_writes_boots_without_control_plane() {
             }
             std::thread::sleep(Duration::from_millis(round * 3));
             nodes.agent("node-1").end(Signal::SIGKILL);
-            writer.wait().unwrap();
             nodes.agent("node-1").start();
         }
-        boot::of_agent(machine, nodes.agent("node-1"), 1);
+        power_cut::of_agent(machine, nodes.agent("node-1"), 1);
         // A power cut may leave a partly written file and a damaged record of an object that the API server still has.
         let dir = nodes.agent("node-1").path("state/agent/checkpoint");
         fs::write(dir.join("secrets/0123.tmp"), "half").unwrap();
         fs::write(dir.join("pods/0123.sealed"), "torn").unwrap();
         // Packets are dropped without a reply, so that each request waits for its timeout.
-        nodes.agent("node-1").host().cut();
+        nodes.agent("node-1").host().disconnect();
         machine.stop_registry();
         let began = Instant::now();
         nodes.agent("node-1").start();
-        let mut local = || ready(&asked.pods(nodes.agent("node-1").host().command("curl")));
+        let mut local = || ready(&kubelet.pods(nodes.agent("node-1").host().command("curl")));
         eventually("the pods to be Ready", 5, || Some(local()).filter(|pods| names(pods) == FIVE));
         eprintln!("from the start of the agent to all Ready, with packets lost: {:?}", began.elapsed());
         assert!(!dir.join("secrets/0123.tmp").exists() && dir.join("pods/0123.bad").exists());

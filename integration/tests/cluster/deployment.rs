@@ -1,21 +1,7 @@
 //! `kubectl create deployment nginx --image=nginx --replicas=3`: three pods that respond, and their removal.
 
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::time::Duration;
-
-use coracle_integration::{Cluster, Machine, Trace, eventually, on_a_machine};
+use coracle_integration::{Cluster, Machine, ResourceSnapshot, eventually, http_get, on_a_machine};
 use serde_json::Value;
-
-/// The first line and the body of `GET /`.
-fn page(address: &str, port: u16) -> Option<String> {
-    let mut stream = TcpStream::connect((address, port)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-    write!(stream, "GET / HTTP/1.0\r\n\r\n").ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).ok()?;
-    Some(text)
-}
 
 /// The pods of the nginx deployment that are Ready.
 fn ready_pods(cluster: &Cluster) -> Vec<Value> {
@@ -41,13 +27,13 @@ fn with_nginx(machine: &mut Machine, versions: &str) -> Cluster {
 #[test]
 fn three_pods_run_respond_and_leave_nothing() {
     on_a_machine(|machine| {
-        let before = Trace::of(machine);
+        let before = ResourceSnapshot::of(machine);
         let mut cluster = with_nginx(machine, "1.37");
         let pods = ready_pods(&cluster);
         assert_eq!(pods.len(), 3);
         for pod in &pods {
             let address = pod["status"]["podIP"].as_str().unwrap();
-            let text = eventually("a page", 5, || page(address, 80));
+            let text = eventually("a page", 5, || http_get((address, 80), "/"));
             assert!(text.contains("Welcome to nginx"), "{text}");
         }
         let name = pods[0]["metadata"]["name"].as_str().unwrap();
@@ -63,8 +49,8 @@ fn three_pods_run_respond_and_leave_nothing() {
         cluster.kubectl(&["delete", "deployment", "nginx"]);
         no_pods(&cluster);
         cluster.down();
-        let after = Trace::of(machine);
-        assert_eq!(after.since(&before), Vec::<&str>::new());
+        let after = ResourceSnapshot::of(machine);
+        assert_eq!(after.added_since(&before), Vec::<&str>::new());
     });
 }
 

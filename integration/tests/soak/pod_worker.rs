@@ -14,8 +14,8 @@ use coracle_proto::cri::runtime_service_client::RuntimeServiceClient;
 use tonic::transport::{Channel, Endpoint};
 use tonic::{Code, Status};
 
-use crate::chance::Chance;
 use crate::node::IMAGE;
+use crate::random::Random;
 
 const LABEL: &str = "soak";
 
@@ -32,15 +32,15 @@ pub(crate) struct Counters {
     execs: AtomicU64,
 }
 
-/// A worker. It has one pod at a time.
-pub(crate) struct Life {
+/// A worker. It has one pod at a time. Each of its pods has its name as a label.
+pub(crate) struct PodWorker {
     runtime: RuntimeServiceClient<Channel>,
     images: ImageServiceClient<Channel>,
     name: String,
     attempt: u32,
     cgroup_parent: String,
     logs: PathBuf,
-    chance: Chance,
+    random: Random,
     counters: Arc<Counters>,
     sandbox: Option<String>,
     /// Whether calls are cancelled at random.
@@ -54,13 +54,13 @@ enum Command {
     /// Ignores the stop signal and runs until SIGKILL.
     IgnoresSignal,
     /// Exits with this code.
-    Ends(i32),
+    ExitsWithCode(i32),
 }
 
-// === impl Life ===
+// === impl PodWorker ===
 
-impl Life {
-    pub(crate) fn new(machine: &Machine, name: &str, chance: Chance, counters: Arc<Counters>) -> Self {
+impl PodWorker {
+    pub(crate) fn new(machine: &Machine, name: &str, random: Random, counters: Arc<Counters>) -> Self {
         let socket = format!("unix://{}", machine.path("cri.sock").display());
         let channel = Endpoint::try_from(socket).unwrap().connect_lazy();
         Self {
@@ -69,17 +69,18 @@ impl Life {
             name: name.to_owned(),
             attempt: 0,
             // The kubelet creates this cgroup, so the runtime must not remove it.
-            cgroup_parent: format!("/{}/kubepods/pod-life", machine.name()),
-            logs: machine.path("logs-of-lives").join(name),
-            chance,
+            cgroup_parent: format!("/{}/kubepods/pod-uid", machine.name()),
+            logs: machine.path("worker-logs").join(name),
+            random,
             counters,
             sandbox: None,
             cancels: false,
         }
     }
 
-    /// Runs a pod from creation to removal. Without a disturbance everything must succeed; otherwise the pod is cleared.
-    pub(crate) async fn live(&mut self) {
+    /// Runs a pod from creation to removal. Without a disturbance each call must succeed. After a disturbance, the pod
+    /// is removed.
+    pub(crate) async fn run_pod(&mut self) {
         let before = self.counters.disturbances.load(Ordering::SeqCst);
         self.cancels = true;
         match self.complete().await {
@@ -92,16 +93,20 @@ impl Life {
             }
             Err(status) => {
                 let after = self.counters.disturbances.load(Ordering::SeqCst);
-                assert!(before % 2 == 1 || before != after, "{}: nothing was disturbed: {status}", self.name);
+                assert!(
+                    before % 2 == 1 || before != after,
+                    "{}: a call failed without a disturbance: {status}",
+                    self.name
+                );
                 self.counters.disturbed.fetch_add(1, Ordering::SeqCst);
             }
         }
         self.clear().await;
     }
 
-    /// A new random generator, seeded from this one.
-    pub(crate) fn chance(&self) -> Chance {
-        self.chance.clone()
+    /// A copy of the generator of this worker.
+    pub(crate) fn random(&self) -> Random {
+        self.random.clone()
     }
 
     /// Id of the current pod.
@@ -110,7 +115,7 @@ impl Life {
     }
 
     /// Starts a pod with one container that keeps running.
-    pub(crate) async fn begin(&mut self) -> Result<(), Status> {
+    pub(crate) async fn start_long_running(&mut self) -> Result<(), Status> {
         let config = self.config();
         let sandbox = self.run(config.clone()).await?;
         self.start(&sandbox, &config, 0, &Command::ExitsOnSignal).await?;
@@ -118,15 +123,15 @@ impl Life {
         Ok(())
     }
 
-    /// Removes that pod.
-    pub(crate) async fn end(&mut self) -> Result<(), Status> {
+    /// Removes the pod of [`start_long_running`](Self::start_long_running).
+    pub(crate) async fn stop_long_running(&mut self) -> Result<(), Status> {
         match self.sandbox.take() {
             Some(sandbox) => self.remove(&sandbox).await,
             None => Ok(()),
         }
     }
 
-    /// Removes the remains of disturbed pods. The runtime may be restarting.
+    /// Removes all pods of this worker. Tries again while the runtime restarts.
     ///
     /// # Panics
     /// When it does not succeed for two minutes.
@@ -139,7 +144,7 @@ impl Life {
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        panic!("{}: removing what was disturbed: {last:?}", self.name);
+        panic!("{}: cannot remove the pods: {last:?}", self.name);
     }
 
     async fn try_clear(&mut self) -> Result<(), Status> {
@@ -156,15 +161,15 @@ impl Life {
 
     async fn complete(&mut self) -> Result<(), Status> {
         let config = self.config();
-        if self.chance.below(8) == 0 {
+        if self.random.below(8) == 0 {
             let image = Some(cri::ImageSpec { image: IMAGE.into(), ..Default::default() });
             self.images.pull_image(cri::PullImageRequest { image, ..Default::default() }).await?;
         }
         let sandbox = self.run(config.clone()).await?;
         let mut containers = Vec::new();
-        for number in 0..=self.chance.below(2) {
-            let command = match self.chance.below(4) {
-                0 => Command::Ends(self.chance.below(120) as i32),
+        for number in 0..=self.random.below(2) {
+            let command = match self.random.below(4) {
+                0 => Command::ExitsWithCode(self.random.below(120) as i32),
                 1 => Command::IgnoresSignal,
                 _ => Command::ExitsOnSignal,
             };
@@ -172,14 +177,14 @@ impl Life {
         }
         for (container, command) in &containers {
             match command {
-                Command::Ends(code) => self.must_end(container, *code).await?,
-                Command::ExitsOnSignal | Command::IgnoresSignal => self.enter(container).await?,
+                Command::ExitsWithCode(code) => self.wait_for_exit_code(container, *code).await?,
+                Command::ExitsOnSignal | Command::IgnoresSignal => self.run_execs(container).await?,
             }
         }
         for (container, _) in containers {
             // StopPodSandbox stops running containers; RemovePodSandbox removes all containers.
-            if self.chance.below(3) > 0 {
-                let timeout = self.chance.below(2) as i64;
+            if self.random.below(3) > 0 {
+                let timeout = self.random.below(2) as i64;
                 let stop = cri::StopContainerRequest { container_id: container.clone(), timeout };
                 self.runtime.stop_container(stop).await?;
                 let remove = cri::RemoveContainerRequest { container_id: container };
@@ -206,7 +211,7 @@ impl Life {
         let script = match command {
             Command::ExitsOnSignal => "trap 'exit 0' TERM; sleep 9999 & wait".to_owned(),
             Command::IgnoresSignal => "trap '' TERM; while true; do sleep 9999; done".to_owned(),
-            Command::Ends(code) => format!("echo ending; exit {code}"),
+            Command::ExitsWithCode(code) => format!("echo ending; exit {code}"),
         };
         let container = cri::ContainerConfig {
             metadata: Some(cri::ContainerMetadata { name: format!("c{number}"), attempt: 0 }),
@@ -221,43 +226,43 @@ impl Life {
             sandbox_config: Some(config.clone()),
         };
         let mut runtime = self.runtime.clone();
-        let made = self.maybe_cancelled(runtime.create_container(create)).await?.into_inner();
-        let container_id = made.container_id;
+        let created = self.maybe_cancelled(runtime.create_container(create)).await?.into_inner();
+        let container_id = created.container_id;
         let start = cri::StartContainerRequest { container_id: container_id.clone() };
         self.maybe_cancelled(runtime.start_container(start)).await?;
         Ok(container_id)
     }
 
     /// Runs some commands in the container and checks their output and exit codes.
-    async fn enter(&mut self, container: &str) -> Result<(), Status> {
-        for _ in 0..self.chance.below(5) {
-            let size = self.chance.below(100_000);
-            let code = self.chance.below(100) as i32;
+    async fn run_execs(&mut self, container: &str) -> Result<(), Status> {
+        for _ in 0..self.random.below(5) {
+            let size = self.random.below(100_000);
+            let code = self.random.below(100) as i32;
             let script = format!("head -c {size} /dev/zero; exit {code}");
             let cmd = ["sh", "-c", &script].map(str::to_owned).to_vec();
             let exec = cri::ExecSyncRequest { container_id: container.to_owned(), cmd, timeout: 60 };
-            let said = self.runtime.exec_sync(exec).await?.into_inner();
+            let output = self.runtime.exec_sync(exec).await?.into_inner();
             self.counters.execs.fetch_add(1, Ordering::SeqCst);
-            if said.exit_code != code || said.stdout.len() as u64 != size {
-                let (length, ended) = (said.stdout.len(), said.exit_code);
+            if output.exit_code != code || output.stdout.len() as u64 != size {
+                let (length, ended) = (output.stdout.len(), output.exit_code);
                 return Err(Status::unknown(format!(
                     "{length} bytes of {size}, and code {ended} instead of {code}"
                 )));
             }
         }
-        if self.chance.below(10) == 0 {
+        if self.random.below(10) == 0 {
             let cmd = ["sh", "-c", "sleep 99 & sleep 99"].map(str::to_owned).to_vec();
             let exec = cri::ExecSyncRequest { container_id: container.to_owned(), cmd, timeout: 1 };
             match self.runtime.exec_sync(exec).await {
                 Err(status) if status.code() == Code::DeadlineExceeded => {}
                 Err(status) => return Err(status),
-                Ok(_) => return Err(Status::unknown("an exec exceeded its timeout")),
+                Ok(_) => return Err(Status::unknown("an exec ran longer than its timeout")),
             }
         }
         Ok(())
     }
 
-    async fn must_end(&mut self, container: &str, code: i32) -> Result<(), Status> {
+    async fn wait_for_exit_code(&mut self, container: &str, code: i32) -> Result<(), Status> {
         let begun = Instant::now();
         while begun.elapsed() < Duration::from_secs(60) {
             let request = cri::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
@@ -269,7 +274,7 @@ impl Life {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        Err(Status::unknown("a container that ends by itself did not"))
+        Err(Status::unknown("the container did not exit"))
     }
 
     async fn remove(&mut self, sandbox: &str) -> Result<(), Status> {
@@ -285,7 +290,7 @@ impl Life {
         &mut self,
         call: impl Future<Output = Result<T, Status>>,
     ) -> Result<T, Status> {
-        let timeout = if self.cancels && self.chance.below(16) == 0 { self.chance.below(30) } else { 60_000 };
+        let timeout = if self.cancels && self.random.below(16) == 0 { self.random.below(30) } else { 60_000 };
         let answer = tokio::time::timeout(Duration::from_millis(timeout), call).await;
         answer.unwrap_or_else(|_| Err(Status::cancelled("cancelled by the test")))
     }
@@ -299,7 +304,7 @@ impl Life {
             attempt: self.attempt,
         };
         let mut namespaces = cri::NamespaceOption::default();
-        namespaces.set_pid(match self.chance.below(2) {
+        namespaces.set_pid(match self.random.below(2) {
             0 => cri::NamespaceMode::Pod,
             _ => cri::NamespaceMode::Container,
         });
