@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::op::{Message, OpCode, ResponseCode};
 use hickory_proto::rr::{Name, RData, RecordType};
 use tokio::time::Instant;
 
@@ -25,6 +25,8 @@ const MAX_TTL: Duration = Duration::from_secs(3600);
 /// Maximum time for which a negative answer is used. RFC 2308 section 5 allows hours; a short time makes new names
 /// visible soon.
 const MAX_NEGATIVE_TTL: Duration = Duration::from_secs(30);
+/// Time for which the failure of all servers is used, as in CoreDNS (RFC 9520 requires at least a second).
+const FAILURE_TTL: Duration = Duration::from_secs(5);
 /// Maximum time after expiry for which an answer is still used while no server responds (RFC 8767).
 const MAX_STALE: Duration = Duration::from_secs(3600);
 
@@ -101,6 +103,9 @@ impl Cache {
         }
         entry.uses = entry.uses.saturating_add(1);
         let is_fresh = age < entry.lifetime;
+        if !is_fresh && entry.code == ResponseCode::ServFail {
+            return None;
+        }
         let ttls = match is_fresh {
             true => Ttls::Fresh { most: seconds(entry.lifetime), age: seconds(age) },
             false => Ttls::Stale,
@@ -150,6 +155,18 @@ impl Cache {
             own.insert(question, entry, &mut self.evictions);
         }
         Ttls::Fresh { most: seconds(lifetime), age: 0 }
+    }
+
+    /// Stores that the servers cannot answer a question. An expired answer is more useful, so it stays.
+    pub(crate) fn put_failure(&mut self, question: Question) {
+        if self.get(&question).is_some() {
+            return;
+        }
+        let code = ResponseCode::ServFail;
+        let Ok(bytes) = Message::error_msg(0, OpCode::Query, code).to_vec() else { return };
+        let (stored, lifetime) = (Instant::now(), FAILURE_TTL);
+        let entry = Entry { message: bytes.into(), code, stored, lifetime, uses: 0, is_positive: false };
+        self.small.insert(question, entry, &mut self.evictions);
     }
 }
 
@@ -228,7 +245,6 @@ fn seconds(age: Duration) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::op::OpCode;
     use hickory_proto::rr::Record;
     use hickory_proto::rr::rdata::{A, CNAME, SOA};
 
@@ -368,6 +384,22 @@ mod tests {
         cache.store(question(1), &self::message(1000));
         assert_eq!((cache.counts(), cache.left(&question(1))), ([1, 0], Some((1000, true))));
         assert_eq!(cache.large.new_bytes, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_expire_soon_and_replace_no_answer() {
+        let mut cache = Cache::default();
+        cache.store(question(1), &message(10));
+        tokio::time::advance(Duration::from_secs(11)).await;
+        cache.put_failure(question(1));
+        assert_eq!(cache.left(&question(1)), Some((30, false)));
+        cache.put_failure(question(2));
+        let Some(Cached::Fresh { answer, .. }) = cache.get(&question(2)) else { panic!("no failure") };
+        assert_eq!((answer.code(), answer.is_positive()), (ResponseCode::ServFail, false));
+        tokio::time::advance(FAILURE_TTL).await;
+        assert!(cache.get(&question(2)).is_none(), "no expired failure is used");
+        cache.put_failure(question(2));
+        assert!(cache.get(&question(2)).is_some());
     }
 
     #[test]

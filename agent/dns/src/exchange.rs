@@ -1,12 +1,15 @@
-//! Sends one query to one server: by UDP, and by TCP if the answer is truncated.
+//! Sends one query to one server: by UDP, and by TCP if the answer is truncated. Without an answer by TCP the truncated
+//! answer is used.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use hickory_proto::op::{Edns, Header, Message, MessageType, OpCode, Query};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
+use tokio::time::timeout;
 
 #[cfg(any(test, feature = "fuzzing"))]
 use crate::answer::LargeAnswer;
@@ -18,6 +21,9 @@ use crate::limit::Permit;
 pub(crate) const UDP_PAYLOAD: u16 = 1232;
 /// An exchange fails after it has received this number of datagrams that do not answer its query.
 const SKIPPED_MAX: usize = 16;
+
+/// Maximum time for an answer by TCP, after a truncated answer by UDP.
+const TCP_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Maximum length of a chain of compression pointers that point to each other. Common servers write no such chain.
 /// Without a maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. The maximum is high enough for
@@ -87,8 +93,17 @@ pub(crate) async fn exchange(
             Some(answer) if answer.metadata.truncation => {
                 // Close this socket before the TCP connection opens: a question uses one descriptor at a time.
                 drop(socket);
-                let (bytes, memory) = by_tcp(server, &bytes, requester).await?;
-                return Ok(Received { query, bytes, message: None, _memory: Some(memory) });
+                match timeout(TCP_TIMEOUT, by_tcp(server, &bytes, requester)).await {
+                    Ok(Ok((bytes, memory))) => {
+                        return Ok(Received { query, bytes, message: None, _memory: Some(memory) });
+                    }
+                    Ok(Err(error)) if error.kind() == io::ErrorKind::QuotaExceeded => return Err(error),
+                    // A firewall may drop TCP. The truncated answer shows that the server works.
+                    Ok(Err(_)) | Err(_) => {
+                        buffer.truncate(size);
+                        return Ok(Received { query, bytes: buffer, message: Some(answer), _memory: None });
+                    }
+                }
             }
             Some(answer) => {
                 buffer.truncate(size);

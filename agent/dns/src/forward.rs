@@ -19,7 +19,7 @@ use tokio::time::{Instant, timeout};
 use crate::answer::{LargeAnswer, ServerAnswer};
 use crate::cache::{Cache, Cached, Question};
 use crate::exchange::{Requester, exchange};
-use crate::large::{LargeMessages, NO_CLIENT, SMALL_BYTES};
+use crate::large::{LargeMessages, NO_CLIENT, SMALL_BYTES, SMALL_RECORDS};
 use crate::limit::Permit;
 use crate::metrics::{CacheCounts, ForwarderState, Metrics, ServerMetricsByAddress};
 use crate::servers::{Server, Servers, StubDomain};
@@ -225,6 +225,7 @@ impl Upstream {
         if !servers.is_empty() && servers.iter().all(|server| !server.is_up()) {
             self.metrics.servers_down();
         }
+        let (mut truncated, mut is_failure) = (None, false);
         for server in servers {
             self.probe(&server);
             server.metrics.queried();
@@ -234,8 +235,11 @@ impl Upstream {
                     let code = answer.message.metadata.response_code;
                     server.succeeded();
                     server.metrics.responded(code, answer.took);
-                    if is_useful(code) {
-                        return self.store(question, answer);
+                    match (is_useful(code), answer.message.metadata.truncation) {
+                        (true, false) => return self.store(question, answer),
+                        // Another server may answer by TCP.
+                        (true, true) => truncated = truncated.or(Some(answer.message)),
+                        (false, _) => is_failure |= code == ResponseCode::ServFail,
                     }
                 }
                 // The owner of a name controls the answer, so it does not count as a failure of the server.
@@ -254,6 +258,12 @@ impl Upstream {
                     }
                 }
             }
+        }
+        if let Some(message) = truncated {
+            return first_records(message);
+        }
+        if is_failure {
+            self.cache().put_failure(question.clone());
         }
         server_failure()
     }
@@ -302,6 +312,14 @@ async fn wait(outcome: Option<Outcome>) -> Option<ServerAnswer> {
     let mut outcome = outcome?;
     let answered = outcome.wait_for(Option::is_some).await.ok()?;
     answered.clone()
+}
+
+/// A truncated answer. It is not cached, and a reply by UDP has room for no more records.
+fn first_records(mut message: Message) -> ServerAnswer {
+    message.answers.truncate(SMALL_RECORDS);
+    message.authorities.truncate(SMALL_RECORDS);
+    message.additionals.clear();
+    ServerAnswer::Decoded(Arc::new(message))
 }
 
 fn server_failure() -> ServerAnswer {

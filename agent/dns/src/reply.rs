@@ -236,6 +236,9 @@ impl Pending {
         reply.message.metadata.response_code = answer.code();
         reply.message.metadata.authoritative = false;
         match answer {
+            ServerAnswer::Decoded(answer) if answer.metadata.truncation => {
+                reply.forward_truncated(answer, name)
+            }
             ServerAnswer::Decoded(answer) => reply.forwarded = Some(Forwarded { answer, name }),
             ServerAnswer::Large(answer) if reply.limit < u16::MAX => {
                 let head = answer.head(reply.max_records());
@@ -260,6 +263,16 @@ impl Response {
         match answer {
             Some(answer) => self.forwarded = Some(Forwarded { answer: Arc::new(answer), name }),
             None => self.message.metadata.response_code = ResponseCode::ServFail,
+        }
+    }
+
+    /// Adds the records of a truncated answer. A client by TCP cannot ask for the rest.
+    fn forward_truncated(&mut self, answer: Arc<Message>, name: Name) {
+        if self.limit == u16::MAX {
+            self.message.metadata.response_code = ResponseCode::ServFail;
+        } else {
+            self.message.metadata.truncation = true;
+            self.forwarded = Some(Forwarded { answer, name });
         }
     }
 

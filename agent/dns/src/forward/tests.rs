@@ -236,18 +236,76 @@ async fn a_query_counts_for_its_client_until_it_ends() {
     until_yielding("the end of the query", 10, || limit.take(client).is_some()).await;
 }
 
+/// Sockets for TCP and UDP with the same port.
+async fn bind_both() -> (TcpListener, UdpSocket) {
+    loop {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        // Another process may have the UDP port of this number.
+        if let Ok(socket) = UdpSocket::bind(listener.local_addr().unwrap()).await {
+            return (listener, socket);
+        }
+    }
+}
+
+/// A server that changes its answers by UDP, counts them, and closes connections by TCP.
+async fn server_by_udp(
+    change: impl Fn(&mut Message, &Name) + Send + 'static,
+) -> (Arc<Upstream>, Arc<AtomicUsize>) {
+    let (listener, socket) = bind_both().await;
+    let (address, asked) = (socket.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+    tokio::spawn(async move { while listener.accept().await.is_ok() {} });
+    let count = Arc::clone(&asked);
+    tokio::spawn(async move {
+        let mut buffer = [0; 4096];
+        loop {
+            let (size, client) = socket.recv_from(&mut buffer).await.unwrap();
+            let query = Message::from_vec(&buffer[..size]).unwrap();
+            let mut answer = Message::response(query.metadata.id, OpCode::Query);
+            answer.queries.clone_from(&query.queries);
+            if query.queries[0].query_type == RecordType::A {
+                count.fetch_add(1, Ordering::SeqCst);
+                change(&mut answer, &query.queries[0].name);
+            }
+            socket.send_to(&answer.to_vec().unwrap(), client).await.unwrap();
+        }
+    });
+    let stub = StubDomain { domain: "example.".to_owned(), servers: vec![address] };
+    (Arc::new(Upstream::new("/nonexistent".into(), Vec::new(), &[stub], Arc::default())), asked)
+}
+
+#[tokio::test]
+async fn a_truncated_answer_is_used_if_the_server_does_not_answer_by_tcp() {
+    let change = |answer: &mut Message, name: &Name| {
+        answer.metadata.truncation = true;
+        answer.add_answer(Record::from_rdata(name.clone(), 60, RData::A(A([1, 2, 3, 4].into()))));
+    };
+    let (upstream, asked) = server_by_udp(change).await;
+    for number in 1..3 {
+        let answer = upstream.resolve(question("a.example."), permit()).await.message();
+        assert!(answer.metadata.truncation && answer.answers.len() == 1);
+        assert_eq!(asked.load(Ordering::SeqCst), number, "a truncated answer is not cached");
+    }
+    assert!(upstream.servers.of(&question("a.example.").name)[0].is_up());
+}
+
+#[tokio::test]
+async fn the_failure_of_a_server_is_used_for_some_seconds() {
+    let change = |answer: &mut Message, _: &Name| answer.metadata.response_code = ResponseCode::ServFail;
+    let (upstream, asked) = server_by_udp(change).await;
+    upstream.resolve(question("a.example."), permit()).await;
+    assert_eq!(upstream.cached(&question("a.example.")).unwrap().code(), ResponseCode::ServFail);
+    upstream.cache().age(Duration::from_secs(5));
+    assert!(upstream.cached(&question("a.example.")).is_none());
+    upstream.resolve(question("a.example."), permit()).await;
+    assert_eq!(asked.load(Ordering::SeqCst), 2);
+}
+
 /// A server that answers one question by TCP, with the records that `add` adds to the answer. Returns its address, and the
 /// task that ends when the answer is sent.
 async fn server_by_tcp(
     add: impl FnOnce(&mut Message, &Name) + Send + 'static,
 ) -> (SocketAddr, tokio::task::JoinHandle<()>) {
-    let (listener, socket) = loop {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        // Another process may have the UDP port of this number.
-        if let Ok(socket) = UdpSocket::bind(listener.local_addr().unwrap()).await {
-            break (listener, socket);
-        }
-    };
+    let (listener, socket) = bind_both().await;
     let address = socket.local_addr().unwrap();
     let task = tokio::spawn(async move {
         let mut buffer = [0; 4096];

@@ -270,3 +270,18 @@ fn aliases_of_aliases_are_followed_and_loops_fail() {
     assert_eq!(looping.metadata.response_code, ResponseCode::ServFail);
     assert!(looping.answers.is_empty());
 }
+
+#[test]
+fn a_truncated_answer_is_truncated_for_udp_and_a_failure_for_tcp() {
+    let mut truncated = Message::clone(&answer(3));
+    truncated.metadata.truncation = true;
+    let truncated = Arc::new(truncated);
+    let sent = |transport| {
+        Message::from_vec(&forwarded("example.com.", transport, &truncated).encode().unwrap()).unwrap()
+    };
+    let by_udp = sent(Transport::Udp);
+    assert!(by_udp.metadata.truncation && by_udp.answers.len() == 3);
+    let by_tcp = sent(Transport::Tcp);
+    assert_eq!(by_tcp.metadata.response_code, ResponseCode::ServFail);
+    assert!(!by_tcp.metadata.truncation && by_tcp.answers.is_empty());
+}

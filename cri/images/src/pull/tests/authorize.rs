@@ -306,6 +306,36 @@ async fn a_refresh_token_is_not_sent_to_redirect_targets_of_the_token_service() 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_registry_without_tls_may_redirect_to_a_host_with_tls() {
+    let registry = TestRegistry::start().await;
+    registry.push("app", "latest", &TestImage::small("x")).await;
+    let storage = TlsProxy::to(registry.address()).await;
+    let to = storage.address.clone();
+    let line = TestProxy::to(registry.address(), move |head, _| {
+        let path = head.split(' ').nth(1).unwrap();
+        match path.contains("/blobs/") {
+            true => ProxyFault::Reply(format!(
+                "HTTP/1.1 307 Temporary Redirect\r\nlocation: https://{to}{path}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            )),
+            false => ProxyFault::Pass,
+        }
+    })
+    .await;
+    let hosts = tempfile::tempdir().unwrap();
+    let directory = hosts.path().join("registry.example");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("ca.pem"), &storage.certificate).unwrap();
+    let text = format!("server = \"http://{}\"\nca = \"ca.pem\"\n", line.address());
+    std::fs::write(directory.join("hosts.toml"), text).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let config =
+        ImagesConfig { registry_config_dir: Some(hosts.path().to_owned()), ..ImagesConfig::new(root.path()) };
+    let images = Images::open(config).await.unwrap();
+    images.pull("registry.example/app", None, None).await.map_err(|error| error.report()).unwrap();
+    assert!(line.count("/blobs/") > 0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn tls_registries_are_verified_by_the_authorities_of_hosts_toml() {
     let registry = TestRegistry::start().await;
     registry.push("app", "latest", &TestImage::small("x")).await;
