@@ -350,7 +350,7 @@ mod tests {
         for number in 0..3 * GENERATION_ENTRIES {
             for length in [SMALL_BYTES, SMALL_BYTES, 60_000] {
                 let number = if length > SMALL_BYTES { number + 1_000_000 } else { number };
-                cache.put(question(number), &message(1000), vec![0; length].into());
+                cache.put(question(number), &message(1000), vec![0_u8; length].into());
             }
             if number % 500 == 0 {
                 let of_new = cache.small.new.iter().map(|(question, entry)| size(question, entry));

@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
-use hickory_proto::op::{Edns, Header, Message, MessageType, OpCode, Query};
+use hickory_proto::op::{Edns, Header, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
@@ -77,8 +77,8 @@ pub(crate) async fn exchange(
     question: &Question,
     requester: Requester<'_>,
 ) -> io::Result<Received> {
-    let query = query(question);
-    let bytes = query.to_vec().map_err(io::Error::other)?;
+    let mut query = query(question);
+    let mut bytes = query.to_vec().map_err(io::Error::other)?;
     // A random port and id for each query: an attacker who does not see the query cannot forge an answer.
     let local: IpAddr =
         if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -89,6 +89,13 @@ pub(crate) async fn exchange(
     for _ in 0..SKIPPED_MAX {
         let size = socket.recv(&mut buffer).await?;
         let answer = buffer.get(..size).and_then(|bytes| decode(bytes).ok());
+        if answer.as_ref().is_some_and(|answer| refuses_edns(answer, &query)) {
+            query.edns = None;
+            query.metadata.id = rand::random();
+            bytes = query.to_vec().map_err(io::Error::other)?;
+            socket.send(&bytes).await?;
+            continue;
+        }
         match answer.filter(|answer| answers(answer, &query)) {
             Some(answer) if answer.metadata.truncation => {
                 // Close this socket before the TCP connection opens: a question uses one descriptor at a time.
@@ -169,6 +176,15 @@ fn query(question: &Question) -> Message {
     edns.set_max_payload(UDP_PAYLOAD);
     message.set_edns(edns);
     message
+}
+
+/// Whether a server without EDNS refuses the query (RFC 6891, section 7). Such an answer often has no question.
+fn refuses_edns(answer: &Message, query: &Message) -> bool {
+    query.edns.is_some()
+        && answer.edns.is_none()
+        && answer.metadata.id == query.metadata.id
+        && answer.metadata.message_type == MessageType::Response
+        && answer.metadata.response_code == ResponseCode::FormErr
 }
 
 fn answers(answer: &Message, query: &Message) -> bool {

@@ -86,8 +86,8 @@ impl Zone {
         let mut targets: Vec<Name> = services.filter_map(|key| self.service_name(key)).collect();
         let mut search = Search::default();
         for key in tables.with_endpoint(address) {
-            let is_included = search.includes(&key.namespace)
-                && tables.get(&key.namespace, &key.name).is_some_and(|service| is_headless(service));
+            let is_included =
+                search.includes(&key.namespace) && tables.get(&key.namespace, &key.name).is_some();
             if !is_included {
                 continue;
             }

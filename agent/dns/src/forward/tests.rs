@@ -249,7 +249,7 @@ async fn bind_both() -> (TcpListener, UdpSocket) {
 
 /// A server that changes its answers by UDP, counts them, and closes connections by TCP.
 async fn server_by_udp(
-    change: impl Fn(&mut Message, &Name) + Send + 'static,
+    change: impl Fn(&mut Message, &Message) + Send + 'static,
 ) -> (Arc<Upstream>, Arc<AtomicUsize>) {
     let (listener, socket) = bind_both().await;
     let (address, asked) = (socket.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
@@ -264,7 +264,7 @@ async fn server_by_udp(
             answer.queries.clone_from(&query.queries);
             if query.queries[0].query_type == RecordType::A {
                 count.fetch_add(1, Ordering::SeqCst);
-                change(&mut answer, &query.queries[0].name);
+                change(&mut answer, &query);
             }
             socket.send_to(&answer.to_vec().unwrap(), client).await.unwrap();
         }
@@ -275,9 +275,10 @@ async fn server_by_udp(
 
 #[tokio::test]
 async fn a_truncated_answer_is_used_if_the_server_does_not_answer_by_tcp() {
-    let change = |answer: &mut Message, name: &Name| {
+    let change = |answer: &mut Message, query: &Message| {
         answer.metadata.truncation = true;
-        answer.add_answer(Record::from_rdata(name.clone(), 60, RData::A(A([1, 2, 3, 4].into()))));
+        let name = query.queries[0].name.clone();
+        answer.add_answer(Record::from_rdata(name, 60, RData::A(A([1, 2, 3, 4].into()))));
     };
     let (upstream, asked) = server_by_udp(change).await;
     for number in 1..3 {
@@ -290,13 +291,30 @@ async fn a_truncated_answer_is_used_if_the_server_does_not_answer_by_tcp() {
 
 #[tokio::test]
 async fn the_failure_of_a_server_is_used_for_some_seconds() {
-    let change = |answer: &mut Message, _: &Name| answer.metadata.response_code = ResponseCode::ServFail;
+    let change = |answer: &mut Message, _: &Message| answer.metadata.response_code = ResponseCode::ServFail;
     let (upstream, asked) = server_by_udp(change).await;
     upstream.resolve(question("a.example."), permit()).await;
     assert_eq!(upstream.cached(&question("a.example.")).unwrap().code(), ResponseCode::ServFail);
     upstream.cache().age(Duration::from_secs(5));
     assert!(upstream.cached(&question("a.example.")).is_none());
     upstream.resolve(question("a.example."), permit()).await;
+    assert_eq!(asked.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn a_server_without_edns_is_queried_without_it() {
+    let change = |answer: &mut Message, query: &Message| {
+        if query.edns.is_some() {
+            answer.metadata.response_code = ResponseCode::FormErr;
+            answer.queries.clear();
+        } else {
+            let name = query.queries[0].name.clone();
+            answer.add_answer(Record::from_rdata(name, 60, RData::A(A([1, 2, 3, 4].into()))));
+        }
+    };
+    let (upstream, asked) = server_by_udp(change).await;
+    let answer = upstream.resolve(question("a.example."), permit()).await;
+    assert_eq!(answer.message().answers.len(), 1);
     assert_eq!(asked.load(Ordering::SeqCst), 2);
 }
 

@@ -169,8 +169,10 @@ fn endpoints_of_services_with_addresses_have_names() {
         "addressType": "IPv4", "endpoints": [{"addresses": ["10.42.0.5"], "hostname": "web-0"}]});
     tables.replace_slices([serde_json::from_value::<EndpointSlice>(slice).unwrap().slim()]);
     let zone = Zone::new("cluster.local", Arc::new(RwLock::new(tables)), Vec::new()).unwrap();
-    let name = "web-0.web.ns.svc.cluster.local.".parse().unwrap();
+    let name: Name = "web-0.web.ns.svc.cluster.local.".parse().unwrap();
     assert_eq!(zone.answer(&name, RecordType::A).unwrap().records.len(), 1);
+    let answer = zone.answer(&"5.0.42.10.in-addr.arpa.".parse().unwrap(), RecordType::PTR).unwrap();
+    assert_eq!(answer.records[0].data.to_string(), name.to_string());
 }
 
 #[test]
