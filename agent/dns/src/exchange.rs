@@ -23,7 +23,7 @@ pub(crate) const UDP_PAYLOAD: u16 = 1232;
 const SKIPPED_MAX: usize = 16;
 
 /// Maximum time for an answer by TCP, after a truncated answer by UDP.
-const TCP_TIMEOUT: Duration = Duration::from_secs(1);
+const TCP_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Maximum length of a chain of compression pointers that point to each other. Common servers write no such chain.
 /// Without a maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. The maximum is high enough for
@@ -189,7 +189,7 @@ fn refuses_edns(answer: &Message, query: &Message) -> bool {
 
 fn answers(answer: &Message, query: &Message) -> bool {
     let of = |message: &Message| {
-        message.queries.first().map(|query| (query.name.to_lowercase(), query.query_type))
+        message.queries.first().map(|query| (query.name.to_lowercase(), query.query_type, query.query_class))
     };
     answer.metadata.id == query.metadata.id
         && answer.metadata.message_type == MessageType::Response

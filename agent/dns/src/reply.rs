@@ -109,6 +109,8 @@ pub(crate) fn reply(bytes: &[u8], transport: Transport, sources: Sources<'_>) ->
         }
         let mut edns = Edns::new();
         edns.set_max_payload(UDP_PAYLOAD);
+        // RFC 3225, section 3: the flag is copied.
+        edns.set_dnssec_ok(theirs.flags().dnssec_ok);
         reply.message.set_edns(edns);
         if theirs.version() > 0 {
             return with_code(reply, ResponseCode::BADVERS);
@@ -325,20 +327,23 @@ impl Response {
         metadata.truncation |= kept.is_some();
         let others = if kept.is_some() { 0 } else { usize::MAX };
         let mut bytes = Vec::with_capacity(usize::from(UDP_MIN));
-        let mut encoder = BinEncoder::new(&mut bytes);
-        encoder.set_max_size(self.limit);
-        let header = emit_message_parts(
-            &metadata,
-            &mut own.queries.iter(),
-            &mut own.answers.iter().chain(&respelled).chain(answers).take(kept.unwrap_or(usize::MAX)),
-            &mut own.authorities.iter().chain(authorities).take(others),
-            &mut own.additionals.iter().take(others),
-            own.edns.as_ref(),
-            own.signature.as_deref(),
-            &mut encoder,
-        );
-        // The buffer may end with a part of a record that has no room.
-        encoder.trim();
+        let header = {
+            let mut encoder = BinEncoder::new(&mut bytes);
+            encoder.set_max_size(self.limit);
+            let header = emit_message_parts(
+                &metadata,
+                &mut own.queries.iter(),
+                &mut own.answers.iter().chain(&respelled).chain(answers).take(kept.unwrap_or(usize::MAX)),
+                &mut own.authorities.iter().chain(authorities).take(others),
+                &mut own.additionals.iter().take(others),
+                own.edns.as_ref(),
+                own.signature.as_deref(),
+                &mut encoder,
+            );
+            // The buffer may end with a part of a record that has no room.
+            encoder.trim();
+            header
+        };
         Some((bytes, header.ok()?))
     }
 

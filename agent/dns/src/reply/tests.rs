@@ -285,3 +285,15 @@ fn a_truncated_answer_is_truncated_for_udp_and_a_failure_for_tcp() {
     assert_eq!(by_tcp.metadata.response_code, ResponseCode::ServFail);
     assert!(!by_tcp.metadata.truncation && by_tcp.answers.is_empty());
 }
+
+#[test]
+fn the_flag_do_is_copied() {
+    for dnssec_ok in [true, false] {
+        let bytes = query("none.ns.svc.cluster.local.", |message| {
+            let mut edns = Edns::new();
+            edns.set_dnssec_ok(dnssec_ok);
+            message.set_edns(edns);
+        });
+        assert_eq!(now(&bytes, &zone(0)).edns.unwrap().flags().dnssec_ok, dnssec_ok);
+    }
+}
