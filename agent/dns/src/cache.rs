@@ -1,26 +1,32 @@
 //! Cache of the answers of upstream servers, bounded in number and size.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::time::Duration;
 
-use hickory_proto::op::{Message, ResponseCode};
+use hickory_proto::op::{Message, OpCode, ResponseCode};
 use hickory_proto::rr::{Name, RData, RecordType};
 use tokio::time::Instant;
 
+use crate::answer::{LargeAnswer, ServerAnswer, Ttls};
+use crate::large::SMALL_BYTES;
+
 /// Maximum answers in each of the two generations.
 const GENERATION_ENTRIES: usize = 4096;
-/// Maximum bytes of the answers and names in each of the two generations: 8 MiB in total.
+/// Maximum bytes of the small answers and their names in each of the two generations: 8 MiB in total.
 const GENERATION_BYTES: usize = 4 << 20;
-/// Largest answer that is stored, in bytes on the wire.
-const MAX_ANSWER_BYTES: usize = 4096;
-/// Maximum bytes of the names of the records of a stored answer, without compression. Each use of an answer decodes the
-/// names, and a compressed answer of 4 KiB can contain 80 KiB of names.
+/// Maximum bytes of the large answers and their names in each of the two generations: 4 MiB in total.
+const LARGE_GENERATION_BYTES: usize = 2 << 20;
+/// Maximum bytes of the names of the records of a small answer that is stored, without compression. Each use of the answer
+/// decodes the names, and a compressed answer of 4 KiB can contain 80 KiB of names.
 const MAX_NAME_BYTES: usize = 24 << 10;
 /// Maximum time for which an answer is used, even if its time to live is longer.
 const MAX_TTL: Duration = Duration::from_secs(3600);
 /// Maximum time for which a negative answer is used. RFC 2308 section 5 allows hours; a short time makes new names
 /// visible soon.
 const MAX_NEGATIVE_TTL: Duration = Duration::from_secs(30);
+/// Time for which the failure of all servers is used, as in CoreDNS (RFC 9520 requires at least a second).
+const FAILURE_TTL: Duration = Duration::from_secs(5);
 /// Maximum time after expiry for which an answer is still used while no server responds (RFC 8767).
 const MAX_STALE: Duration = Duration::from_secs(3600);
 
@@ -38,7 +44,8 @@ pub(crate) struct Question {
 
 /// An answer and its age. The message is stored in wire format: a parsed message needs up to 100 times the memory.
 struct Entry {
-    message: Box<[u8]>,
+    message: Arc<[u8]>,
+    code: ResponseCode,
     stored: Instant,
     lifetime: Duration,
     uses: u32,
@@ -49,22 +56,36 @@ struct Entry {
 /// An answer whose records have their remaining times to live.
 pub(crate) enum Cached {
     /// The answer has not expired. With `is_due`, it is used frequently and expires soon, so it must be renewed.
-    Fresh { message: Message, is_due: bool },
+    Fresh { answer: ServerAnswer, is_due: bool },
     /// The answer expired, at most an hour ago.
-    Stale(Message),
+    Stale(ServerAnswer),
 }
 
-/// A cache of two generations. When the new generation is full, the old generation is dropped, and the new generation
+/// The cache. Large answers have generations of their own, so that they cannot remove the many small ones.
+pub(crate) struct Cache {
+    small: Generations,
+    large: Generations,
+    /// Number of removed answers with records, and number of removed negative answers.
+    evictions: [u64; 2],
+}
+
+/// Answers in two generations. When the new generation is full, the old generation is dropped, and the new generation
 /// becomes the old generation. An entry that is used moves to the new generation. So the number and the size of the
 /// entries are bounded, and entries in use stay.
-#[derive(Default)]
-pub(crate) struct Cache {
+struct Generations {
     new: HashMap<Question, Entry>,
     old: HashMap<Question, Entry>,
     /// Bytes of the entries in `new`.
     new_bytes: usize,
-    /// Number of removed answers with records, and number of removed negative answers.
-    evictions: [u64; 2],
+    /// Maximum bytes of each generation.
+    max_bytes: usize,
+}
+
+impl Default for Cache {
+    fn default() -> Self {
+        let [small, large] = [GENERATION_BYTES, LARGE_GENERATION_BYTES].map(Generations::new);
+        Self { small, large, evictions: [0; 2] }
+    }
 }
 
 // === impl Cache ===
@@ -72,33 +93,42 @@ pub(crate) struct Cache {
 impl Cache {
     /// The cached answer. Its records have their remaining times to live.
     pub(crate) fn get(&mut self, question: &Question) -> Option<Cached> {
-        if let Some(entry) = self.old.remove(question) {
-            self.insert(question.clone(), entry);
-        }
-        let entry = self.new.get_mut(question)?;
+        let (entry, is_large) = match self.small.get(question, &mut self.evictions) {
+            Some(entry) => (entry, false),
+            None => (self.large.get(question, &mut self.evictions)?, true),
+        };
         let age = entry.stored.elapsed();
         if age >= entry.lifetime + MAX_STALE {
             return None;
         }
         entry.uses = entry.uses.saturating_add(1);
         let is_fresh = age < entry.lifetime;
-        let mut message = Message::from_vec(&entry.message).ok()?;
-        // RFC 8767 recommends 30 seconds for stale answers.
-        let left = |ttl: u32| if is_fresh { ttl.saturating_sub(seconds(age)) } else { 30 };
-        let records =
-            message.answers.iter_mut().chain(&mut message.authorities).chain(&mut message.additionals);
-        records.for_each(|record| record.ttl = left(record.ttl));
+        if !is_fresh && entry.code == ResponseCode::ServFail {
+            return None;
+        }
+        let ttls = match is_fresh {
+            true => Ttls::Fresh { most: seconds(entry.lifetime), age: seconds(age) },
+            false => Ttls::Stale,
+        };
+        let answer = match is_large {
+            true => ServerAnswer::Large(LargeAnswer::new(Arc::clone(&entry.message), entry.code, ttls)),
+            false => {
+                let mut message = Message::from_vec(&entry.message).ok()?;
+                ttls.apply(&mut message);
+                ServerAnswer::Decoded(Arc::new(message))
+            }
+        };
         if !is_fresh {
-            return Some(Cached::Stale(message));
+            return Some(Cached::Stale(answer));
         }
         let expires_soon = entry.lifetime - age <= entry.lifetime * PREFETCH_PERCENT / 100;
         let is_due = expires_soon && entry.uses >= PREFETCH_USES && entry.is_positive;
-        Some(Cached::Fresh { message, is_due })
+        Some(Cached::Fresh { answer, is_due })
     }
 
     /// Number of answers with records, and number of negative answers.
     pub(crate) fn counts(&self) -> [usize; 2] {
-        let all = || self.new.values().chain(self.old.values());
+        let all = || [&self.small, &self.large].into_iter().flat_map(Generations::entries);
         let positive = all().filter(|entry| entry.is_positive).count();
         [positive, all().count() - positive]
     }
@@ -108,31 +138,74 @@ impl Cache {
         self.evictions
     }
 
-    /// Stores an answer if it may be cached. `bytes` is the answer in wire format.
-    pub(crate) fn put(&mut self, question: Question, message: &Message, bytes: &[u8]) {
-        if bytes.len() > MAX_ANSWER_BYTES || name_bytes(message) > MAX_NAME_BYTES {
-            return;
+    /// Stores an answer if it may be cached. `bytes` is the answer in wire format. Returns the times to live of the
+    /// answer's records: as in CoreDNS, no record lives longer than the answer in the cache.
+    pub(crate) fn put(&mut self, question: Question, message: &Message, bytes: Arc<[u8]>) -> Ttls {
+        let Some(lifetime) = lifetime(message) else { return Ttls::Fresh { most: u32::MAX, age: 0 } };
+        let is_large = bytes.len() > SMALL_BYTES;
+        if !lifetime.is_zero() && (is_large || name_bytes(message) <= MAX_NAME_BYTES) {
+            let (code, is_positive) = (message.metadata.response_code, !message.answers.is_empty());
+            let stored = Instant::now();
+            let entry = Entry { message: bytes, code, stored, lifetime, uses: 0, is_positive };
+            let (own, other) = match is_large {
+                true => (&mut self.large, &mut self.small),
+                false => (&mut self.small, &mut self.large),
+            };
+            other.remove(&question);
+            own.insert(question, entry, &mut self.evictions);
         }
-        let Some(lifetime) = lifetime(message).filter(|lifetime| !lifetime.is_zero()) else { return };
-        let is_positive = !message.answers.is_empty();
-        let entry = Entry { message: bytes.into(), stored: Instant::now(), lifetime, uses: 0, is_positive };
-        self.insert(question, entry);
+        Ttls::Fresh { most: seconds(lifetime), age: 0 }
     }
 
-    fn insert(&mut self, question: Question, entry: Entry) {
+    /// Stores that the servers cannot answer a question. An expired answer is more useful, so it stays.
+    pub(crate) fn put_failure(&mut self, question: Question) {
+        if self.get(&question).is_some() {
+            return;
+        }
+        let code = ResponseCode::ServFail;
+        let Ok(bytes) = Message::error_msg(0, OpCode::Query, code).to_vec() else { return };
+        let (stored, lifetime) = (Instant::now(), FAILURE_TTL);
+        let entry = Entry { message: bytes.into(), code, stored, lifetime, uses: 0, is_positive: false };
+        self.small.insert(question, entry, &mut self.evictions);
+    }
+}
+
+// === impl Generations ===
+
+impl Generations {
+    fn new(max_bytes: usize) -> Self {
+        Self { new: HashMap::new(), old: HashMap::new(), new_bytes: 0, max_bytes }
+    }
+
+    fn entries(&self) -> impl Iterator<Item = &Entry> {
+        self.new.values().chain(self.old.values())
+    }
+
+    fn get(&mut self, question: &Question, evictions: &mut [u64; 2]) -> Option<&mut Entry> {
+        if let Some(entry) = self.old.remove(question) {
+            self.insert(question.clone(), entry, evictions);
+        }
+        self.new.get_mut(question)
+    }
+
+    fn remove(&mut self, question: &Question) {
+        self.old.remove(question);
+        if let Some(entry) = self.new.remove(question) {
+            self.new_bytes -= size(question, &entry);
+        }
+    }
+
+    fn insert(&mut self, question: Question, entry: Entry, evictions: &mut [u64; 2]) {
         let bytes = size(&question, &entry);
-        if self.new.len() >= GENERATION_ENTRIES || self.new_bytes + bytes > GENERATION_BYTES {
+        if self.new.len() >= GENERATION_ENTRIES || self.new_bytes + bytes > self.max_bytes {
             let removed = std::mem::replace(&mut self.old, std::mem::take(&mut self.new));
-            removed.values().for_each(|entry| self.evictions[usize::from(!entry.is_positive)] += 1);
+            removed.values().for_each(|entry| evictions[usize::from(!entry.is_positive)] += 1);
             self.new_bytes = 0;
         }
         // Drop an older answer to the question. Otherwise the next `get` would replace the new answer by that answer.
-        self.old.remove(&question);
-        let name_bytes = question.name.len();
+        self.remove(&question);
         self.new_bytes += bytes;
-        if let Some(before) = self.new.insert(question, entry) {
-            self.new_bytes -= name_bytes + before.message.len();
-        }
+        self.new.insert(question, entry);
     }
 }
 
@@ -145,23 +218,25 @@ fn size(question: &Question, entry: &Entry) -> usize {
     question.name.len() + entry.message.len()
 }
 
-/// The time for which an answer may be used.
+/// The time for which an answer may be used. An answer with a SOA record is negative, also if it begins with aliases
+/// (RFC 2308, section 2).
 fn lifetime(message: &Message) -> Option<Duration> {
     if message.metadata.truncation {
         return None;
     }
     let shortest = message.answers.iter().map(|record| record.ttl).min();
-    match (message.metadata.response_code, shortest) {
-        (ResponseCode::NoError, Some(ttl)) => Some(Duration::from_secs(ttl.into()).min(MAX_TTL)),
-        (ResponseCode::NoError | ResponseCode::NXDomain, _) => {
-            let soa = message.authorities.iter().find_map(|record| match &record.data {
-                RData::SOA(soa) => Some(soa.minimum.min(record.ttl)),
-                _ => None,
-            })?;
-            Some(Duration::from_secs(soa.into()).min(MAX_NEGATIVE_TTL))
-        }
+    let soa = message.authorities.iter().find_map(|record| match &record.data {
+        RData::SOA(soa) => Some(soa.minimum.min(record.ttl)),
         _ => None,
-    }
+    });
+    let (ttl, most) = match (message.metadata.response_code, shortest, soa) {
+        (ResponseCode::NoError, Some(ttl), None) => (ttl, MAX_TTL),
+        (ResponseCode::NoError | ResponseCode::NXDomain, ttl, Some(soa)) => {
+            (ttl.map_or(soa, |ttl| ttl.min(soa)), MAX_NEGATIVE_TTL)
+        }
+        _ => return None,
+    };
+    Some(Duration::from_secs(ttl.into()).min(most))
 }
 
 fn seconds(age: Duration) -> u32 {
@@ -170,9 +245,8 @@ fn seconds(age: Duration) -> u32 {
 
 #[cfg(test)]
 mod tests {
-    use hickory_proto::op::OpCode;
     use hickory_proto::rr::Record;
-    use hickory_proto::rr::rdata::A;
+    use hickory_proto::rr::rdata::{A, CNAME, SOA};
 
     use super::*;
 
@@ -184,21 +258,23 @@ mod tests {
 
     impl Cache {
         fn store(&mut self, question: Question, message: &Message) {
-            self.put(question, message, &message.to_vec().unwrap());
+            self.put(question, message, message.to_vec().unwrap().into());
         }
 
         /// The remaining time of the first record, and whether the answer is fresh.
         fn left(&mut self, question: &Question) -> Option<(u32, bool)> {
             match self.get(question)? {
-                Cached::Fresh { message, .. } => Some((message.answers[0].ttl, true)),
-                Cached::Stale(message) => Some((message.answers[0].ttl, false)),
+                Cached::Fresh { answer, .. } => Some((answer.message().answers[0].ttl, true)),
+                Cached::Stale(answer) => Some((answer.message().answers[0].ttl, false)),
             }
         }
 
         /// Makes all answers older.
         pub(crate) fn age(&mut self, by: Duration) {
-            let all = self.new.values_mut().chain(self.old.values_mut());
-            all.for_each(|entry| entry.stored = entry.stored.checked_sub(by).unwrap());
+            for part in [&mut self.small, &mut self.large] {
+                let all = part.new.values_mut().chain(part.old.values_mut());
+                all.for_each(|entry| entry.stored = entry.stored.checked_sub(by).unwrap());
+            }
         }
     }
 
@@ -228,12 +304,12 @@ mod tests {
                 assert!(cache.left(&question(0)).is_some());
             }
         }
-        assert!(cache.new.len() + cache.old.len() <= 2 * GENERATION_ENTRIES);
-        let removed = u64::try_from(5 * GENERATION_ENTRIES - cache.new.len() - cache.old.len()).unwrap();
+        let left = cache.small.entries().count();
+        assert!(left <= 2 * GENERATION_ENTRIES);
+        let removed = u64::try_from(5 * GENERATION_ENTRIES - left).unwrap();
         assert_eq!(cache.evictions(), [removed, 0]);
-        cache.put(question(1), &message(1000), &[0; MAX_ANSWER_BYTES + 1]);
         cache.store(question(2), &message(0));
-        assert!(cache.get(&question(1)).is_none() && cache.get(&question(2)).is_none());
+        assert!(cache.get(&question(2)).is_none());
     }
 
     #[tokio::test(start_paused = true)]
@@ -246,8 +322,8 @@ mod tests {
                 answer.add_answer(Record::from_rdata(long.clone(), 1000, RData::A(A([1, 2, 3, 4].into()))));
             }
             let bytes = answer.to_vec().unwrap();
-            assert!(bytes.len() <= MAX_ANSWER_BYTES);
-            cache.put(question(number), &answer, &bytes);
+            assert!(bytes.len() <= SMALL_BYTES);
+            cache.put(question(number), &answer, bytes.into());
             assert_eq!(cache.get(&question(number)).is_some(), is_stored, "{count} names");
         }
     }
@@ -258,7 +334,7 @@ mod tests {
         for number in 0..=GENERATION_ENTRIES {
             cache.store(question(number), &message(1000));
         }
-        assert!(cache.old.contains_key(&question(0)));
+        assert!(cache.small.old.contains_key(&question(0)));
         cache.store(question(0), &message(2000));
         assert_eq!(cache.counts(), [GENERATION_ENTRIES + 1, 0]);
         assert_eq!(cache.left(&question(0)), Some((2000, true)));
@@ -267,16 +343,82 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn the_size_of_all_answers_is_bounded() {
         let mut cache = Cache::default();
+        let bytes = |part: &Generations| {
+            let all = part.new.iter().chain(&part.old);
+            all.map(|(question, entry)| size(question, entry)).sum::<usize>()
+        };
         for number in 0..3 * GENERATION_ENTRIES {
-            cache.put(question(number), &message(1000), &[0; MAX_ANSWER_BYTES]);
-            cache.put(question(number), &message(1000), &[0; MAX_ANSWER_BYTES]);
-            let all = |generation: &HashMap<Question, Entry>| {
-                generation.iter().map(|(question, entry)| size(question, entry)).sum::<usize>()
-            };
-            if number % 500 == 0 {
-                assert_eq!(all(&cache.new), cache.new_bytes);
-                assert!(all(&cache.new) + all(&cache.old) <= 2 * GENERATION_BYTES);
+            for length in [SMALL_BYTES, SMALL_BYTES, 60_000] {
+                let number = if length > SMALL_BYTES { number + 1_000_000 } else { number };
+                cache.put(question(number), &message(1000), vec![0_u8; length].into());
             }
+            if number % 500 == 0 {
+                let of_new = cache.small.new.iter().map(|(question, entry)| size(question, entry));
+                assert_eq!(of_new.sum::<usize>(), cache.small.new_bytes);
+                assert!(bytes(&cache.small) <= 2 * GENERATION_BYTES);
+                assert!(bytes(&cache.large) <= 2 * LARGE_GENERATION_BYTES);
+            }
+        }
+        assert!(cache.small.entries().count() > 1000, "large answers do not remove small ones");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_large_answer_is_stored_once_and_not_decoded() {
+        let mut cache = Cache::default();
+        let mut large = message(100);
+        for number in 0..1000u32 {
+            large.add_answer(Record::from_rdata(Name::root(), 200, RData::A(A(number.into()))));
+        }
+        cache.store(question(1), &message(1000));
+        cache.store(question(1), &large);
+        tokio::time::advance(Duration::from_secs(40)).await;
+        let Some(Cached::Fresh { answer: ServerAnswer::Large(answer), .. }) = cache.get(&question(1)) else {
+            panic!("no large answer");
+        };
+        let message = answer.decode().unwrap();
+        assert_eq!(message.answers.len(), 1001);
+        assert!(message.answers.iter().all(|record| record.ttl == 60), "at most the lifetime of the answer");
+        assert_eq!(cache.counts(), [1, 0]);
+        tokio::time::advance(Duration::from_secs(60)).await;
+        assert_eq!(cache.left(&question(1)), Some((30, false)));
+        cache.store(question(1), &self::message(1000));
+        assert_eq!((cache.counts(), cache.left(&question(1))), ([1, 0], Some((1000, true))));
+        assert_eq!(cache.large.new_bytes, 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_expire_soon_and_replace_no_answer() {
+        let mut cache = Cache::default();
+        cache.store(question(1), &message(10));
+        tokio::time::advance(Duration::from_secs(11)).await;
+        cache.put_failure(question(1));
+        assert_eq!(cache.left(&question(1)), Some((30, false)));
+        cache.put_failure(question(2));
+        let Some(Cached::Fresh { answer, .. }) = cache.get(&question(2)) else { panic!("no failure") };
+        assert_eq!((answer.code(), answer.is_positive()), (ResponseCode::ServFail, false));
+        tokio::time::advance(FAILURE_TTL).await;
+        assert!(cache.get(&question(2)).is_none(), "no expired failure is used");
+        cache.put_failure(question(2));
+        assert!(cache.get(&question(2)).is_some());
+    }
+
+    #[test]
+    fn an_alias_of_an_absent_name_is_a_negative_answer() {
+        let soa = |minimum| {
+            let soa = SOA::new(Name::root(), Name::root(), 1, 1, 1, 1, minimum);
+            Record::from_rdata(Name::root(), 3000, RData::SOA(soa))
+        };
+        let alias = Record::from_rdata(Name::root(), 600, RData::CNAME(CNAME(Name::root())));
+        for code in [ResponseCode::NoError, ResponseCode::NXDomain] {
+            let mut answer = Message::response(1, OpCode::Query);
+            answer.metadata.response_code = code;
+            answer.add_answer(alias.clone());
+            answer.add_authority(soa(5));
+            assert_eq!(lifetime(&answer), Some(Duration::from_secs(5)));
+            answer.authorities = vec![soa(3000)];
+            assert_eq!(lifetime(&answer), Some(MAX_NEGATIVE_TTL));
+            answer.answers[0].ttl = 2;
+            assert_eq!(lifetime(&answer), Some(Duration::from_secs(2)));
         }
     }
 }

@@ -1,18 +1,29 @@
-//! Sends one query to one server: by UDP, and by TCP if the answer is truncated.
+//! Sends one query to one server: by UDP, and by TCP if the answer is truncated. Without an answer by TCP the truncated
+//! answer is used.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
-use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query};
+use hickory_proto::op::{Edns, Header, Message, MessageType, OpCode, Query, ResponseCode};
+use hickory_proto::serialize::binary::{BinDecodable, BinDecoder};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpStream, UdpSocket};
+use tokio::time::timeout;
 
+#[cfg(any(test, feature = "fuzzing"))]
+use crate::answer::LargeAnswer;
 use crate::cache::Question;
+use crate::large::LargeMessages;
+use crate::limit::Permit;
 
 /// Maximum size in bytes of a UDP message that needs no fragmentation (DNS flag day 2020).
 pub(crate) const UDP_PAYLOAD: u16 = 1232;
 /// An exchange fails after it has received this number of datagrams that do not answer its query.
 const SKIPPED_MAX: usize = 16;
+
+/// Maximum time for an answer by TCP, after a truncated answer by UDP.
+const TCP_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// Maximum length of a chain of compression pointers that point to each other. Common servers write no such chain.
 /// Without a maximum, the decoding of a name in 64 KiB could follow 8,000 pointers. The maximum is high enough for
@@ -28,6 +39,15 @@ pub(crate) struct Received {
     bytes: Vec<u8>,
     /// `None` for an answer by TCP. Such an answer may be large, so the caller decodes it.
     message: Option<Message>,
+    /// The memory of an answer by TCP, until it is decoded.
+    _memory: Option<Permit>,
+}
+
+/// The client that an exchange serves, and the limits on memory for its answers.
+#[derive(Clone, Copy)]
+pub(crate) struct Requester<'a> {
+    pub(crate) client: IpAddr,
+    pub(crate) large: &'a LargeMessages,
 }
 
 // === impl Received ===
@@ -52,9 +72,13 @@ impl Received {
 }
 
 /// Sends the query to the server.
-pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Result<Received> {
-    let query = query(question);
-    let bytes = query.to_vec().map_err(io::Error::other)?;
+pub(crate) async fn exchange(
+    server: SocketAddr,
+    question: &Question,
+    requester: Requester<'_>,
+) -> io::Result<Received> {
+    let mut query = query(question);
+    let mut bytes = query.to_vec().map_err(io::Error::other)?;
     // A random port and id for each query: an attacker who does not see the query cannot forge an answer.
     let local: IpAddr =
         if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
@@ -65,16 +89,32 @@ pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Res
     for _ in 0..SKIPPED_MAX {
         let size = socket.recv(&mut buffer).await?;
         let answer = buffer.get(..size).and_then(|bytes| decode(bytes).ok());
+        if answer.as_ref().is_some_and(|answer| refuses_edns(answer, &query)) {
+            query.edns = None;
+            query.metadata.id = rand::random();
+            bytes = query.to_vec().map_err(io::Error::other)?;
+            socket.send(&bytes).await?;
+            continue;
+        }
         match answer.filter(|answer| answers(answer, &query)) {
             Some(answer) if answer.metadata.truncation => {
                 // Close this socket before the TCP connection opens: a question uses one descriptor at a time.
                 drop(socket);
-                let bytes = by_tcp(server, &bytes).await?;
-                return Ok(Received { query, bytes, message: None });
+                match timeout(TCP_TIMEOUT, by_tcp(server, &bytes, requester)).await {
+                    Ok(Ok((bytes, memory))) => {
+                        return Ok(Received { query, bytes, message: None, _memory: Some(memory) });
+                    }
+                    Ok(Err(error)) if error.kind() == io::ErrorKind::QuotaExceeded => return Err(error),
+                    // A firewall may drop TCP. The truncated answer shows that the server works.
+                    Ok(Err(_)) | Err(_) => {
+                        buffer.truncate(size);
+                        return Ok(Received { query, bytes: buffer, message: Some(answer), _memory: None });
+                    }
+                }
             }
             Some(answer) => {
                 buffer.truncate(size);
-                return Ok(Received { query, bytes: buffer, message: Some(answer) });
+                return Ok(Received { query, bytes: buffer, message: Some(answer), _memory: None });
             }
             None => {}
         }
@@ -82,18 +122,25 @@ pub(crate) async fn exchange(server: SocketAddr, question: &Question) -> io::Res
     Err(io::Error::other("too many datagrams that do not answer the query"))
 }
 
-async fn by_tcp(server: SocketAddr, bytes: &[u8]) -> io::Result<Vec<u8>> {
+/// Sends the query by TCP. The error `QuotaExceeded` means that the client has no memory left for the answer.
+async fn by_tcp(server: SocketAddr, bytes: &[u8], requester: Requester<'_>) -> io::Result<(Vec<u8>, Permit)> {
     let mut stream = TcpStream::connect(server).await?;
     let length = u16::try_from(bytes.len()).map_err(io::Error::other)?;
     stream.write_all(&[&length.to_be_bytes()[..], bytes].concat()).await?;
     let size = stream.read_u16().await?;
+    let memory = requester.large.reserve(requester.client, usize::from(size));
+    let Some(memory) = memory else { return Err(io::ErrorKind::QuotaExceeded.into()) };
     let mut buffer = vec![0; usize::from(size)];
     stream.read_exact(&mut buffer).await?;
-    Ok(buffer)
+    Ok((buffer, memory))
 }
 
 /// Decodes the message of another server.
 fn decode(bytes: &[u8]) -> io::Result<Message> {
+    let header = Header::read(&mut BinDecoder::new(bytes)).map_err(io::Error::other)?;
+    if header.counts.queries > 1 {
+        return Err(io::Error::other("the answer has several questions"));
+    }
     if has_long_chain(bytes) {
         return Err(io::Error::other("the answer has a long chain of compression pointers"));
     }
@@ -131,9 +178,18 @@ fn query(question: &Question) -> Message {
     message
 }
 
+/// Whether a server without EDNS refuses the query (RFC 6891, section 7). Such an answer often has no question.
+fn refuses_edns(answer: &Message, query: &Message) -> bool {
+    query.edns.is_some()
+        && answer.edns.is_none()
+        && answer.metadata.id == query.metadata.id
+        && answer.metadata.message_type == MessageType::Response
+        && answer.metadata.response_code == ResponseCode::FormErr
+}
+
 fn answers(answer: &Message, query: &Message) -> bool {
     let of = |message: &Message| {
-        message.queries.first().map(|query| (query.name.to_lowercase(), query.query_type))
+        message.queries.first().map(|query| (query.name.to_lowercase(), query.query_type, query.query_class))
     };
     answer.metadata.id == query.metadata.id
         && answer.metadata.message_type == MessageType::Response
@@ -148,14 +204,19 @@ pub(crate) fn fuzz(data: &[u8]) {
     let question = Question { name: first.name.clone(), kind: first.query_type };
     let _same = answers(&answer, &query(&question));
     let mut cache = crate::cache::Cache::default();
-    cache.put(question.clone(), &answer, data);
+    let ttls = cache.put(question.clone(), &answer, data.into());
     let _stored = cache.get(&question);
+    let large = LargeAnswer::new(data.into(), answer.metadata.response_code, ttls);
+    for most in [0, 1, 50] {
+        let head = large.head(most);
+        assert!(head.is_some_and(|head| head.answers.len() == answer.answers.len().min(most)));
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use hickory_proto::rr::rdata::{NULL, TXT};
-    use hickory_proto::rr::{Name, RData, Record};
+    use hickory_proto::rr::{Name, RData, Record, RecordType};
 
     use super::*;
 
@@ -191,6 +252,15 @@ mod tests {
         assert!(long.len() <= usize::from(u16::MAX));
         let error = decode(&long).unwrap_err().to_string();
         assert!(error.contains("compression pointers"), "{error}");
+    }
+
+    #[test]
+    fn answers_with_several_questions_are_not_decoded() {
+        let mut message = Message::response(1, OpCode::Query);
+        message.add_query(Query::query(Name::root(), RecordType::A));
+        assert!(decode(&message.to_vec().unwrap()).is_ok());
+        message.add_query(Query::query(Name::root(), RecordType::A));
+        assert!(decode(&message.to_vec().unwrap()).is_err());
     }
 
     #[test]

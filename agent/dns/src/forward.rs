@@ -16,9 +16,10 @@ use hickory_proto::op::{Message, OpCode, ResponseCode};
 use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
+use crate::answer::{LargeAnswer, ServerAnswer};
 use crate::cache::{Cache, Cached, Question};
-use crate::exchange::exchange;
-use crate::large::LargeMessages;
+use crate::exchange::{Requester, exchange};
+use crate::large::{LargeMessages, NO_CLIENT, SMALL_BYTES, SMALL_RECORDS};
 use crate::limit::Permit;
 use crate::metrics::{CacheCounts, ForwarderState, Metrics, ServerMetricsByAddress};
 use crate::servers::{Server, Servers, StubDomain};
@@ -33,7 +34,7 @@ const STALE_AFTER: Duration = Duration::from_millis(500);
 const RENEWALS_PART: usize = 8;
 
 /// The answer to a pending query. `None` before it arrives. All waiting clients share it.
-type Outcome = watch::Receiver<Option<Arc<Message>>>;
+type Outcome = watch::Receiver<Option<ServerAnswer>>;
 
 /// The servers to which names outside the cluster are forwarded, and the cache of their answers.
 pub struct Upstream {
@@ -69,11 +70,25 @@ enum NoAnswer {
 struct PendingQuery {
     upstream: Arc<Upstream>,
     question: Question,
+    /// The client that has started the query. Large answers are decoded in its turn.
+    client: IpAddr,
 }
 
 impl Drop for PendingQuery {
     fn drop(&mut self) {
         self.upstream.pending().remove(&self.question);
+    }
+}
+
+// === impl NoAnswer ===
+
+impl NoAnswer {
+    /// The client's lack of memory for a large answer is no failure of the server.
+    fn of(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::QuotaExceeded => Self::Unusable(error),
+            _ => Self::Exchange(error),
+        }
     }
 }
 
@@ -116,15 +131,15 @@ impl Upstream {
     }
 
     /// A cached answer that has not expired.
-    pub(crate) fn cached(self: &Arc<Self>, question: &Question) -> Option<Message> {
+    pub(crate) fn cached(self: &Arc<Self>, question: &Question) -> Option<ServerAnswer> {
         let cached = self.cache().get(question);
         match cached {
-            Some(Cached::Fresh { message, is_due }) => {
-                self.metrics.cache_hit(!message.answers.is_empty());
+            Some(Cached::Fresh { answer, is_due }) => {
+                self.metrics.cache_hit(answer.is_positive());
                 if is_due && self.query(question, &mut None).is_some() {
                     self.metrics.prefetched();
                 }
-                Some(message)
+                Some(answer)
             }
             Some(Cached::Stale(_)) | None => {
                 self.metrics.cache_missed();
@@ -134,15 +149,15 @@ impl Upstream {
     }
 
     /// An expired answer, for a client without a permit for a query.
-    pub(crate) fn expired(&self, question: &Question) -> Option<Message> {
+    pub(crate) fn expired(&self, question: &Question) -> Option<ServerAnswer> {
         let cached = self.cache().get(question);
         match cached? {
-            Cached::Stale(message) => {
+            Cached::Stale(answer) => {
                 self.metrics.served_stale();
-                Some(message)
+                Some(answer)
             }
             // A query of another client has stored its answer since the caller's look-up.
-            Cached::Fresh { message, .. } => Some(message),
+            Cached::Fresh { answer, .. } => Some(answer),
         }
     }
 
@@ -154,26 +169,26 @@ impl Upstream {
     /// Queries the servers. An expired answer is used if the servers are slow or down. The query may then last longer
     /// than this call, and keeps the client's permit to its end. Otherwise a client could start any number of queries
     /// for expired names whose servers do not respond.
-    pub(crate) async fn resolve(self: &Arc<Self>, question: Question, permit: Permit) -> Arc<Message> {
+    pub(crate) async fn resolve(self: &Arc<Self>, question: Question, permit: Permit) -> ServerAnswer {
         let stale = match self.cache().get(&question) {
             // A query for the same question has stored its answer since the caller's look-up.
-            Some(Cached::Fresh { message, .. }) => return Arc::new(message),
-            Some(Cached::Stale(message)) => Some(message),
+            Some(Cached::Fresh { answer, .. }) => return answer,
+            Some(Cached::Stale(answer)) => Some(answer),
             None => None,
         };
         // The call itself keeps the permit if it joins a pending query.
         let mut permit = Some(permit);
         let outcome = self.query(&question, &mut permit);
         let Some(stale) = stale else {
-            return wait(outcome).await.unwrap_or_else(|| Arc::new(server_failure()));
+            return wait(outcome).await.unwrap_or_else(server_failure);
         };
         let servers = self.servers.of(&question.name);
         let limit = if servers.iter().any(|server| server.is_up()) { STALE_AFTER } else { Duration::ZERO };
         match timeout(limit, wait(outcome)).await {
-            Ok(Some(message)) if is_useful(&message) => message,
+            Ok(Some(answer)) if is_useful(answer.code()) => answer,
             Ok(_) | Err(_) => {
                 self.metrics.served_stale();
-                Arc::new(stale)
+                stale
             }
         }
     }
@@ -192,34 +207,39 @@ impl Upstream {
         let permit = permit.take();
         let (result, outcome) = watch::channel(None);
         pending.insert(question.clone(), outcome.clone());
-        let own = PendingQuery { upstream: Arc::clone(self), question: question.clone() };
+        let client = permit.as_ref().map_or(NO_CLIENT, Permit::client);
+        let own = PendingQuery { upstream: Arc::clone(self), question: question.clone(), client };
         tokio::spawn(async move {
-            let message = own.upstream.query_servers(&own.question).await;
+            let answer = own.upstream.query_servers(&own.question, own.client).await;
             // Remove the query and its permit before the waiting clients continue. A later question finds the answer in the
             // cache.
             drop((own, permit));
-            result.send_replace(Some(Arc::new(message)));
+            result.send_replace(Some(answer));
         });
         Some(outcome)
     }
 
     /// Queries the servers in order until one returns a usable answer.
-    async fn query_servers(self: &Arc<Self>, question: &Question) -> Message {
+    async fn query_servers(self: &Arc<Self>, question: &Question, client: IpAddr) -> ServerAnswer {
         let servers = self.servers.of(&question.name);
         if !servers.is_empty() && servers.iter().all(|server| !server.is_up()) {
             self.metrics.servers_down();
         }
+        let (mut truncated, mut is_failure) = (None, false);
         for server in servers {
             self.probe(&server);
             server.metrics.queried();
             let sent_at = Instant::now();
-            match self.ask(server.address, question).await {
-                Ok(Answer { message, bytes, took }) => {
+            match self.ask(server.address, question, client).await {
+                Ok(answer) => {
+                    let code = answer.message.metadata.response_code;
                     server.succeeded();
-                    server.metrics.responded(message.metadata.response_code, took);
-                    if is_useful(&message) {
-                        self.cache().put(question.clone(), &message, &bytes);
-                        return message;
+                    server.metrics.responded(code, answer.took);
+                    match (is_useful(code), answer.message.metadata.truncation) {
+                        (true, false) => return self.store(question, answer),
+                        // Another server may answer by TCP.
+                        (true, true) => truncated = truncated.or(Some(answer.message)),
+                        (false, _) => is_failure |= code == ResponseCode::ServFail,
                     }
                 }
                 // The owner of a name controls the answer, so it does not count as a failure of the server.
@@ -239,51 +259,76 @@ impl Upstream {
                 }
             }
         }
+        if let Some(message) = truncated {
+            return first_records(message);
+        }
+        if is_failure {
+            self.cache().put_failure(question.clone());
+        }
         server_failure()
     }
 
-    /// Queries one server. The timeout does not include the wait for the permit of large messages: otherwise large answers
-    /// would make working servers count as failing.
-    async fn ask(&self, server: SocketAddr, question: &Question) -> Result<Answer, NoAnswer> {
+    /// Stores an answer in the cache. A large answer is not kept decoded: it is decoded again for each reply.
+    fn store(&self, question: &Question, Answer { mut message, bytes, .. }: Answer) -> ServerAnswer {
+        let bytes: Arc<[u8]> = bytes.into();
+        let ttls = self.cache().put(question.clone(), &message, Arc::clone(&bytes));
+        if bytes.len() > SMALL_BYTES {
+            return ServerAnswer::Large(LargeAnswer::new(bytes, message.metadata.response_code, ttls));
+        }
+        ttls.apply(&mut message);
+        ServerAnswer::Decoded(Arc::new(message))
+    }
+
+    /// Queries one server. The timeout does not include the wait for the client's turn for large messages: otherwise large
+    /// answers would make working servers count as failing.
+    async fn ask(&self, server: SocketAddr, question: &Question, client: IpAddr) -> Result<Answer, NoAnswer> {
         let sent_at = Instant::now();
-        let received = match timeout(ANSWER_TIMEOUT, exchange(server, question)).await {
-            Ok(received) => received.map_err(NoAnswer::Exchange)?,
+        let requester = Requester { client, large: &self.large };
+        let received = match timeout(ANSWER_TIMEOUT, exchange(server, question, requester)).await {
+            Ok(received) => received.map_err(NoAnswer::of)?,
             Err(_elapsed) => return Err(NoAnswer::Timeout),
         };
         let took = sent_at.elapsed();
-        let decoded = self.large.with_bytes(received.undecoded(), || received.decode()).await;
-        let (message, bytes) = decoded.map_err(NoAnswer::Unusable)?;
+        let decoded = self.large.with_bytes(client, received.undecoded(), || received.decode()).await;
+        let too_many = || Err(io::ErrorKind::QuotaExceeded.into());
+        let (message, bytes) = decoded.unwrap_or_else(too_many).map_err(NoAnswer::Unusable)?;
         Ok(Answer { message, bytes, took })
     }
 
     /// Probes once whether a server forwards queries to this server.
-    fn probe(&self, server: &Arc<Server>) {
+    fn probe(self: &Arc<Self>, server: &Arc<Server>) {
         let Some(question) = server.probe() else { return };
-        let address = server.address;
+        let (upstream, address) = (Arc::clone(self), server.address);
         tokio::spawn(async move {
+            let requester = Requester { client: NO_CLIENT, large: &upstream.large };
             // The answer is ignored. A loop is detected when the probe arrives at this server.
-            let _answer = timeout(ANSWER_TIMEOUT, exchange(address, &question)).await;
+            let _answer = timeout(ANSWER_TIMEOUT, exchange(address, &question, requester)).await;
         });
     }
 }
 
 /// Waits for the answer. `None` if the query's task ended without an answer.
-async fn wait(outcome: Option<Outcome>) -> Option<Arc<Message>> {
+async fn wait(outcome: Option<Outcome>) -> Option<ServerAnswer> {
     let mut outcome = outcome?;
     let answered = outcome.wait_for(Option::is_some).await.ok()?;
     answered.clone()
 }
 
-fn server_failure() -> Message {
-    Message::error_msg(0, OpCode::Query, ResponseCode::ServFail)
+/// A truncated answer. It is not cached, and a reply by UDP has room for no more records.
+fn first_records(mut message: Message) -> ServerAnswer {
+    message.answers.truncate(SMALL_RECORDS);
+    message.authorities.truncate(SMALL_RECORDS);
+    message.additionals.clear();
+    ServerAnswer::Decoded(Arc::new(message))
+}
+
+fn server_failure() -> ServerAnswer {
+    ServerAnswer::Decoded(Arc::new(Message::error_msg(0, OpCode::Query, ResponseCode::ServFail)))
 }
 
 /// Whether the response is final. After a failure or a refusal the next server is queried.
-fn is_useful(message: &Message) -> bool {
-    !matches!(
-        message.metadata.response_code,
-        ResponseCode::ServFail | ResponseCode::Refused | ResponseCode::NotImp
-    )
+fn is_useful(code: ResponseCode) -> bool {
+    !matches!(code, ResponseCode::ServFail | ResponseCode::Refused | ResponseCode::NotImp)
 }
 
 #[cfg(test)]

@@ -1,51 +1,192 @@
-//! Permit for work with large messages: to decode, build and encode them.
+//! Turns for work with large messages: to decode, build and encode them.
 //!
 //! A client chooses the names that it queries, and so the sizes of their answers: a query of 50 bytes can cause the decoding
-//! and the encoding of thousands of records. One permit bounds the processor time of this work to one core of the node.
-//! Small messages need no permit.
+//! and the encoding of thousands of records. One task at a time does this work, so it uses at most one core of the node.
+//! Clients take turns: one client with many large messages delays another client by one message. Small messages need no
+//! turn.
 
-use tokio::sync::Semaphore;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Maximum records of a message that is decoded or encoded without the permit.
+use tokio::sync::oneshot;
+
+use crate::fair_queue::FairQueue;
+use crate::limit::{Limit, Permit};
+
+/// Maximum records of a message that is decoded or encoded without a turn.
 pub(crate) const SMALL_RECORDS: usize = 100;
-/// Maximum bytes of a message that is decoded without the permit.
-const SMALL_BYTES: usize = 4096;
+/// Maximum bytes of a message that is decoded without a turn.
+pub(crate) const SMALL_BYTES: usize = 4096;
+/// The client of work that no client waits for, such as the renewal of a cached answer.
+pub(crate) const NO_CLIENT: IpAddr = IpAddr::V4(Ipv4Addr::UNSPECIFIED);
+/// Maximum bytes of the answers by TCP that are not decoded: in total, and of each client.
+const UNDECODED_BYTES: (usize, usize) = (8 << 20, 1 << 20);
 
-/// The permit for large messages. Tasks get it in the order of their requests.
-#[derive(Debug)]
+/// The turns for large messages, and the memory of those that wait for a turn.
 pub(crate) struct LargeMessages {
-    permit: Semaphore,
+    turns: Arc<Mutex<Turns>>,
+    undecoded: Limit,
+}
+
+struct Turns {
+    is_taken: bool,
+    waiting: FairQueue<oneshot::Sender<Turn>>,
+}
+
+/// The right to work on a large message. When dropped, it goes to a task of the next client.
+pub(crate) struct Turn {
+    turns: Arc<Mutex<Turns>>,
 }
 
 // === impl LargeMessages ===
 
 impl LargeMessages {
     pub(crate) fn new() -> Self {
-        Self { permit: Semaphore::new(1) }
+        let turns = Turns { is_taken: false, waiting: FairQueue::new() };
+        let undecoded = Limit::new(UNDECODED_BYTES.0, UNDECODED_BYTES.1);
+        Self { turns: Arc::new(Mutex::new(turns)), undecoded }
     }
 
-    /// Runs `work`, with the permit if the message has more than 100 records.
-    pub(crate) async fn with_records<T>(&self, records: usize, work: impl FnOnce() -> T) -> T {
-        self.run(records > SMALL_RECORDS, work).await
+    /// Memory for an answer of this number of bytes, until it is decoded. `None` at the limits.
+    pub(crate) fn reserve(&self, client: IpAddr, bytes: usize) -> Option<Permit> {
+        self.undecoded.take_units(client, bytes)
     }
 
-    /// Runs `work`, with the permit if the message has more than 4 KiB.
-    pub(crate) async fn with_bytes<T>(&self, bytes: usize, work: impl FnOnce() -> T) -> T {
-        self.run(bytes > SMALL_BYTES, work).await
+    /// Runs `work`, in the client's turn if the message has more than 100 records. `None` if too many tasks wait.
+    pub(crate) async fn with_records<T>(
+        &self,
+        client: IpAddr,
+        records: usize,
+        work: impl FnOnce() -> T,
+    ) -> Option<T> {
+        self.run(client, records > SMALL_RECORDS, work).await
     }
 
-    async fn run<T>(&self, is_large: bool, work: impl FnOnce() -> T) -> T {
+    /// Runs `work`, in the client's turn if the message has more than 4 KiB. `None` if too many tasks wait.
+    pub(crate) async fn with_bytes<T>(
+        &self,
+        client: IpAddr,
+        bytes: usize,
+        work: impl FnOnce() -> T,
+    ) -> Option<T> {
+        self.run(client, bytes > SMALL_BYTES, work).await
+    }
+
+    async fn run<T>(&self, client: IpAddr, is_large: bool, work: impl FnOnce() -> T) -> Option<T> {
         if !is_large {
-            return work();
+            return Some(work());
         }
-        // An error would mean that the semaphore is closed, but it is never closed.
-        let _permit = self.permit.acquire().await.ok();
-        work()
+        let _turn = self.turn(client).await?;
+        Some(work())
     }
 
-    /// Takes the permit.
+    async fn turn(&self, client: IpAddr) -> Option<Turn> {
+        let waiting = match self.take_or_wait(client) {
+            Ok(turn) => return Some(turn),
+            Err(waiting) => waiting,
+        };
+        // An error means that the queue had no room.
+        waiting.await.ok()
+    }
+
+    /// Takes the turn if it is free. Otherwise the client's next turn arrives by the returned channel.
+    fn take_or_wait(&self, client: IpAddr) -> Result<Turn, oneshot::Receiver<Turn>> {
+        let mut turns = lock(&self.turns);
+        if !turns.is_taken {
+            turns.is_taken = true;
+            return Ok(Turn { turns: Arc::clone(&self.turns) });
+        }
+        let (sender, receiver) = oneshot::channel();
+        turns.waiting.push(client, sender);
+        Err(receiver)
+    }
+
+    /// Takes the turn.
     #[cfg(test)]
-    pub(crate) async fn hold(&self) -> tokio::sync::SemaphorePermit<'_> {
-        self.permit.acquire().await.unwrap()
+    pub(crate) async fn hold(&self) -> Turn {
+        self.turn(NO_CLIENT).await.unwrap()
+    }
+}
+
+// === impl Turn ===
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        let next = {
+            let mut turns = lock(&self.turns);
+            let next = turns.waiting.pop();
+            turns.is_taken = next.is_some();
+            next
+        };
+        // If the task has ended, the turn comes back, and its drop passes it on.
+        if let Some(next) = next {
+            drop(next.send(Turn { turns: Arc::clone(&self.turns) }));
+        }
+    }
+}
+
+fn lock(turns: &Mutex<Turns>) -> MutexGuard<'_, Turns> {
+    turns.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn client(number: u8) -> IpAddr {
+        [10, 0, 0, number].into()
+    }
+
+    /// The channel of a client that waits.
+    fn wait(large: &LargeMessages, client: IpAddr) -> oneshot::Receiver<Turn> {
+        large.take_or_wait(client).err().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_client_with_many_large_messages_delays_another_by_one_message() {
+        let large = LargeMessages::new();
+        let held = large.hold().await;
+        let mut flood: Vec<_> = (0..50).map(|_| wait(&large, client(1))).collect();
+        let mut other = wait(&large, client(2));
+        drop(held);
+        let first = flood[0].try_recv().unwrap();
+        assert!(flood[1..].iter_mut().all(|waiting| waiting.try_recv().is_err()), "one at a time");
+        assert!(other.try_recv().is_err());
+        drop(first);
+        let turn = other.try_recv().unwrap();
+        assert!(flood[1].try_recv().is_err());
+        drop(turn);
+        assert!(flood[1].try_recv().is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_task_that_has_ended_passes_its_turn_on() {
+        let large = LargeMessages::new();
+        let held = large.hold().await;
+        let (ended, ends) = (wait(&large, client(1)), wait(&large, client(2)));
+        drop(ended);
+        drop(held);
+        // The turn is in the channel, and the task ends before it has read the channel.
+        drop(ends);
+        drop(large.hold().await);
+        assert_eq!(large.with_records(client(3), SMALL_RECORDS + 1, || 7).await, Some(7));
+    }
+
+    #[tokio::test]
+    async fn waiting_tasks_and_their_memory_are_limited() {
+        let large = LargeMessages::new();
+        let held = large.hold().await;
+        let waiting: Vec<_> = (0..128).map(|_| wait(&large, client(1))).collect();
+        assert_eq!(large.with_bytes(client(1), SMALL_BYTES + 1, || ()).await, None);
+        assert_eq!(large.with_bytes(client(1), SMALL_BYTES, || ()).await, Some(()), "no turn is needed");
+        drop((held, waiting));
+        let whole = usize::from(u16::MAX);
+        let of_one: Vec<_> = std::iter::from_fn(|| large.reserve(client(1), whole)).collect();
+        assert_eq!(of_one.len(), UNDECODED_BYTES.1 / whole);
+        let of_all: Vec<_> = (2..100).filter_map(|number| large.reserve(client(number), whole)).collect();
+        assert!((of_one.len() + of_all.len()) * whole <= UNDECODED_BYTES.0);
+        assert!(large.reserve(client(1), whole).is_none());
+        drop(of_one);
+        assert!(large.reserve(client(1), whole).is_some());
     }
 }

@@ -11,8 +11,10 @@
 //! - clients are served in round-robin order, so that a flood of one client delays no other client;
 //! - connections, forwarded queries and cached answers are limited, in total and for each client;
 //! - the cost of a query has a limit that neither other servers nor the authors of Services can exceed: a reply by UDP
-//!   is built up to its maximum size, and large messages are decoded, built and encoded one after the other.
+//!   is built up to its maximum size, and large messages are decoded, built and encoded one after the other, in turns of
+//!   the clients.
 
+mod answer;
 mod cache;
 mod exchange;
 mod fair_queue;

@@ -12,10 +12,11 @@ pub(crate) struct Limit {
     counts: Arc<Mutex<(usize, HashMap<IpAddr, usize>)>>,
 }
 
-/// A permit for one unit of work. The holder drops it when the work ends.
+/// A permit for one or more units of work. The holder drops it when the work ends.
 pub(crate) struct Permit {
     limit: Limit,
     client: IpAddr,
+    units: usize,
 }
 
 // === impl Limit ===
@@ -25,19 +26,32 @@ impl Limit {
         Self { total, each, counts: Arc::default() }
     }
 
-    /// A permit for the client, unless a limit is reached. The more permits are in use in total, the fewer each client
-    /// may have, so that some remain for other clients.
+    /// A permit for one unit of the client's work, unless a limit is reached.
     pub(crate) fn take(&self, client: IpAddr) -> Option<Permit> {
+        self.take_units(client, 1)
+    }
+
+    /// A permit for this number of units, unless a limit is reached. The more units are in use in total, the fewer each
+    /// client may have, so that some remain for other clients.
+    pub(crate) fn take_units(&self, client: IpAddr, units: usize) -> Option<Permit> {
         let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let (total, clients) = &mut *counts;
         let own = clients.get(&client).copied().unwrap_or_default();
-        if own >= self.each.min(self.total.saturating_sub(*total)) {
+        if own.saturating_add(units) > self.each.min(self.total.saturating_sub(*total)) {
             return None;
         }
-        *total += 1;
-        clients.insert(client, own + 1);
+        *total += units;
+        clients.insert(client, own + units);
         drop(counts);
-        Some(Permit { limit: self.clone(), client })
+        Some(Permit { limit: self.clone(), client, units })
+    }
+}
+
+// === impl Permit ===
+
+impl Permit {
+    pub(crate) fn client(&self) -> IpAddr {
+        self.client
     }
 }
 
@@ -45,9 +59,9 @@ impl Drop for Permit {
     fn drop(&mut self) {
         let mut counts = self.limit.counts.lock().unwrap_or_else(PoisonError::into_inner);
         let (total, clients) = &mut *counts;
-        *total = total.saturating_sub(1);
+        *total = total.saturating_sub(self.units);
         if let Some(own) = clients.get_mut(&self.client) {
-            *own = own.saturating_sub(1);
+            *own = own.saturating_sub(self.units);
             if *own == 0 {
                 clients.remove(&self.client);
             }

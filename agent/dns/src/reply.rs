@@ -2,13 +2,13 @@
 
 use std::sync::Arc;
 
-use hickory_proto::ProtoError;
 use hickory_proto::op::{
     Edns, Header, Message, MessageType, OpCode, Query, ResponseCode, emit_message_parts,
 };
 use hickory_proto::rr::{DNSClass, Name, Record, RecordType};
 use hickory_proto::serialize::binary::{BinDecodable, BinDecoder, BinEncoder};
 
+use crate::answer::{LargeAnswer, ServerAnswer};
 use crate::cache::Question;
 use crate::exchange::UDP_PAYLOAD;
 use crate::forward::Upstream;
@@ -21,13 +21,16 @@ const UDP_MIN: u16 = 512;
 /// Minimum bytes of an encoded record: name, type, class, time to live, and the length and first byte of the data.
 const RECORD_MIN: u16 = 12;
 
+/// Maximum aliases of the cluster that are followed, as in CoreDNS.
+const ALIASES_MAX: usize = 7;
+
 /// The protocol of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Transport {
     Udp,
     /// TCP. Few records of the zone are built: a reply with more than [`SMALL_RECORDS`] records is cut.
     Tcp,
-    /// TCP, with all records. The caller has the permit for large messages.
+    /// TCP, with all records. The caller has the turn for large messages.
     TcpLarge,
 }
 
@@ -50,12 +53,20 @@ pub(crate) struct Response {
     /// Number of records up to which an answer of the zone is built.
     built_records: usize,
     forwarded: Option<Forwarded>,
+    /// A large answer, for a reply by TCP.
+    undecoded: Option<Undecoded>,
 }
 
 /// The answer of another server. All clients that wait for it share its records.
 struct Forwarded {
     answer: Arc<Message>,
     /// The queried name in the spelling of the client. The records of the name repeat this spelling.
+    name: Name,
+}
+
+/// The large answer of another server. It becomes [`Forwarded`] when it is decoded.
+struct Undecoded {
+    answer: LargeAnswer,
     name: Name,
 }
 
@@ -98,6 +109,8 @@ pub(crate) fn reply(bytes: &[u8], transport: Transport, sources: Sources<'_>) ->
         }
         let mut edns = Edns::new();
         edns.set_max_payload(UDP_PAYLOAD);
+        // RFC 3225, section 3: the flag is copied.
+        edns.set_dnssec_ok(theirs.flags().dnssec_ok);
         reply.message.set_edns(edns);
         if theirs.version() > 0 {
             return with_code(reply, ResponseCode::BADVERS);
@@ -146,21 +159,28 @@ fn refused_by_header(bytes: &[u8]) -> Option<Reply> {
     Some(Reply::Now(Response::new(message)))
 }
 
-/// Adds the addresses of an alias. An alias of the cluster is resolved once, so aliases cannot form a loop.
-fn complete(mut reply: Response, question: &Query, alias: Name, sources: Sources<'_>) -> Reply {
-    match sources.zone.answer_up_to(&alias, question.query_type, reply.built_records) {
-        Some(answer) => {
-            let message = &mut reply.message;
-            // The response code is the code of the alias's target: the target may not exist.
-            message.metadata.response_code = answer.code;
-            if answer.records.is_empty() && answer.code != ResponseCode::ServFail {
-                message.add_authority(sources.zone.soa());
-            }
-            message.add_answers(answer.records);
-            Reply::Now(reply)
+/// Adds the addresses of an alias. An alias of the cluster may be the target of another alias.
+fn complete(mut reply: Response, question: &Query, mut alias: Name, sources: Sources<'_>) -> Reply {
+    for _ in 0..ALIASES_MAX {
+        let found = sources.zone.answer_up_to(&alias, question.query_type, reply.built_records);
+        let Some(answer) = found else {
+            return forward(reply, question, alias.to_lowercase(), sources.upstream);
+        };
+        let message = &mut reply.message;
+        // The response code is the code of the alias's target: the target may not exist.
+        message.metadata.response_code = answer.code;
+        if answer.records.is_empty() && answer.code != ResponseCode::ServFail {
+            message.add_authority(sources.zone.soa());
         }
-        None => forward(reply, question, alias.to_lowercase(), sources.upstream),
+        message.add_answers(answer.records);
+        match answer.alias {
+            Some(next) => alias = next,
+            None => return Reply::Now(reply),
+        }
     }
+    // The aliases form a loop.
+    reply.message.answers.clear();
+    with_code(reply, ResponseCode::ServFail)
 }
 
 fn forward(reply: Response, query: &Query, name: Name, upstream: &Arc<Upstream>) -> Reply {
@@ -170,7 +190,7 @@ fn forward(reply: Response, query: &Query, name: Name, upstream: &Arc<Upstream>)
     }
     let pending = Pending { reply, name: query.name.clone(), question };
     match upstream.cached(&pending.question) {
-        Some(answer) => Reply::Now(pending.merged(Arc::new(answer))),
+        Some(answer) => Reply::Now(pending.merged(answer)),
         None => Reply::Forward(pending),
     }
 }
@@ -205,7 +225,7 @@ impl Pending {
     /// The reply for a query that exceeds a limit: an expired answer, or a refusal.
     pub(crate) fn without_permit(self, upstream: &Upstream) -> Response {
         if let Some(answer) = upstream.expired(&self.question) {
-            return self.merged(Arc::new(answer));
+            return self.merged(answer);
         }
         upstream.metrics.rejected();
         let mut reply = self.reply;
@@ -213,11 +233,21 @@ impl Pending {
         reply
     }
 
-    fn merged(self, answer: Arc<Message>) -> Response {
-        let mut reply = self.reply;
-        reply.message.metadata.response_code = answer.metadata.response_code;
+    fn merged(self, answer: ServerAnswer) -> Response {
+        let Self { mut reply, name, .. } = self;
+        reply.message.metadata.response_code = answer.code();
         reply.message.metadata.authoritative = false;
-        reply.forwarded = Some(Forwarded { answer, name: self.name });
+        match answer {
+            ServerAnswer::Decoded(answer) if answer.metadata.truncation => {
+                reply.forward_truncated(answer, name)
+            }
+            ServerAnswer::Decoded(answer) => reply.forwarded = Some(Forwarded { answer, name }),
+            ServerAnswer::Large(answer) if reply.limit < u16::MAX => {
+                let head = answer.head(reply.max_records());
+                reply.forward(head, name);
+            }
+            ServerAnswer::Large(answer) => reply.undecoded = Some(Undecoded { answer, name }),
+        }
         reply
     }
 }
@@ -227,11 +257,40 @@ impl Pending {
 impl Response {
     /// A reply that all clients accept by UDP.
     fn new(message: Message) -> Self {
-        Self { message, limit: UDP_MIN, built_records: 0, forwarded: None }
+        Self { message, limit: UDP_MIN, built_records: 0, forwarded: None, undecoded: None }
     }
 
-    /// Number of records of the encoded reply, if its size had no limit.
+    /// Adds the records of another server's answer.
+    fn forward(&mut self, answer: Option<Message>, name: Name) {
+        match answer {
+            Some(answer) => self.forwarded = Some(Forwarded { answer: Arc::new(answer), name }),
+            None => self.message.metadata.response_code = ResponseCode::ServFail,
+        }
+    }
+
+    /// Adds the records of a truncated answer. A client by TCP cannot ask for the rest.
+    fn forward_truncated(&mut self, answer: Arc<Message>, name: Name) {
+        if self.limit == u16::MAX {
+            self.message.metadata.response_code = ResponseCode::ServFail;
+        } else {
+            self.message.metadata.truncation = true;
+            self.forwarded = Some(Forwarded { answer, name });
+        }
+    }
+
+    /// Decodes a large answer of another server. The caller has the turn for large messages.
+    pub(crate) fn decoded(mut self) -> Self {
+        if let Some(Undecoded { answer, name }) = self.undecoded.take() {
+            self.forward(answer.decode(), name);
+        }
+        self
+    }
+
+    /// Number of records of the encoded reply, if its size had no limit. An answer that is not decoded counts as large.
     pub(crate) fn records(&self) -> usize {
+        if self.undecoded.is_some() {
+            return SMALL_RECORDS + 1;
+        }
         let forwarded = self.forwarded.as_ref().map_or(0, |forwarded| count(&forwarded.answer));
         count(&self.message) + forwarded
     }
@@ -241,38 +300,51 @@ impl Response {
         count(&self.message) > SMALL_RECORDS
     }
 
-    /// Encodes the reply. A reply by UDP above its maximum size is sent truncated: with the flag TC and without records. The
-    /// encoding ends at the maximum size, so its cost does not depend on the number of further records.
+    /// Encodes the reply. A reply by UDP above its maximum size has the flag TC and the first records of the section answer,
+    /// as in CoreDNS: some clients do not repeat their query by TCP. The encoding ends at the maximum size, so its cost does
+    /// not depend on the number of further records.
     pub(crate) fn encode(&self) -> Option<Vec<u8>> {
-        let mut bytes = Vec::with_capacity(usize::from(UDP_MIN));
-        let header = {
-            let mut encoder = BinEncoder::new(&mut bytes);
-            encoder.set_max_size(self.limit);
-            self.emit(&mut encoder)
-        };
-        match header {
-            // A message by TCP has the records for which there is room.
-            Ok(header) if !header.metadata.truncation || self.limit == u16::MAX => Some(bytes),
-            Ok(_) | Err(_) => self.message.truncate().to_vec().ok(),
+        let Some((bytes, header)) = self.emit(None) else { return self.message.truncate().to_vec().ok() };
+        // A message by TCP has the records for which there is room.
+        if !header.metadata.truncation || self.limit == u16::MAX {
+            return Some(bytes);
         }
+        // The record of EDNS is not longer than any other record, so it fits into the place of the last one.
+        let kept =
+            usize::from(header.counts.answers).saturating_sub(usize::from(self.message.edns.is_some()));
+        let (bytes, _) = self.emit(Some(kept))?;
+        Some(bytes)
     }
 
-    fn emit(&self, encoder: &mut BinEncoder<'_>) -> Result<Header, ProtoError> {
+    /// Encodes the reply up to its maximum size. With `kept`, the reply is truncated to this number of answers.
+    fn emit(&self, kept: Option<usize>) -> Option<(Vec<u8>, Header)> {
         let own = &self.message;
         let (respelled, answers) =
             self.forwarded.as_ref().map_or_else(Default::default, |other| other.answers(self.max_records()));
         let authorities =
             self.forwarded.as_ref().map(|other| &other.answer.authorities[..]).unwrap_or_default();
-        emit_message_parts(
-            &own.metadata,
-            &mut own.queries.iter(),
-            &mut own.answers.iter().chain(&respelled).chain(answers),
-            &mut own.authorities.iter().chain(authorities),
-            &mut own.additionals.iter(),
-            own.edns.as_ref(),
-            own.signature.as_deref(),
-            encoder,
-        )
+        let mut metadata = own.metadata;
+        metadata.truncation |= kept.is_some();
+        let others = if kept.is_some() { 0 } else { usize::MAX };
+        let mut bytes = Vec::with_capacity(usize::from(UDP_MIN));
+        let header = {
+            let mut encoder = BinEncoder::new(&mut bytes);
+            encoder.set_max_size(self.limit);
+            let header = emit_message_parts(
+                &metadata,
+                &mut own.queries.iter(),
+                &mut own.answers.iter().chain(&respelled).chain(answers).take(kept.unwrap_or(usize::MAX)),
+                &mut own.authorities.iter().chain(authorities).take(others),
+                &mut own.additionals.iter().take(others),
+                own.edns.as_ref(),
+                own.signature.as_deref(),
+                &mut encoder,
+            );
+            // The buffer may end with a part of a record that has no room.
+            encoder.trim();
+            header
+        };
+        Some((bytes, header.ok()?))
     }
 
     /// A number of records that always exceeds the maximum size of the reply.

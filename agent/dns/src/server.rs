@@ -225,7 +225,8 @@ impl Server {
         record(&response, &self.upstream, ReceivedBy { client, is_tcp: true, began });
         let records = response.records();
         let build = || if response.is_cut() { self.whole_reply(query).unwrap_or(response) } else { response };
-        let reply = self.upstream.large.with_records(records, || build().encode()).await?;
+        let work = || build().decoded().encode();
+        let reply = self.upstream.large.with_records(client, records, work).await??;
         self.upstream.metrics.record_sizes(true, query.len(), reply.len());
         Some(reply)
     }

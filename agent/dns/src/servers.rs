@@ -1,7 +1,7 @@
 //! Upstream servers of the host's `resolv.conf` and of stub domains, their health, and the detection of loops.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -246,11 +246,21 @@ fn read(path: &std::path::Path) -> io::Result<String> {
 fn parse(text: &str, own: &[IpAddr]) -> Vec<SocketAddr> {
     let server = |line: &str| {
         let mut words = line.split_whitespace();
-        let address = words.next().filter(|word| *word == "nameserver").and_then(|_| words.next())?;
-        address.parse::<IpAddr>().ok()
+        words.next().filter(|word| *word == "nameserver").and_then(|_| words.next()).and_then(parse_address)
     };
-    let all = text.lines().filter_map(server).filter(|address| !own.contains(address));
-    all.take(SERVERS_MAX).map(|address| SocketAddr::new(address, PORT)).collect()
+    let all = text.lines().filter_map(server).filter(|server| !own.contains(&server.ip()));
+    all.take(SERVERS_MAX).collect()
+}
+
+/// The address of a server. A link-local address has its interface: `fe80::1%eth0`.
+fn parse_address(text: &str) -> Option<SocketAddr> {
+    if let Ok(address) = text.parse() {
+        return Some(SocketAddr::new(address, PORT));
+    }
+    let (address, interface) = text.split_once('%')?;
+    let address: Ipv6Addr = address.parse().ok()?;
+    let index = interface.parse().ok().or_else(|| nix::net::if_::if_nametoindex(interface).ok())?;
+    Some(SocketAddrV6::new(address, PORT, 0, index).into())
 }
 
 /// Parses any bytes as a `resolv.conf`, for the fuzz target.
@@ -270,6 +280,18 @@ mod tests {
         let own = ["10.43.0.10".parse().unwrap()];
         let all: Vec<String> = parse(text, &own).iter().map(|server| server.to_string()).collect();
         assert_eq!(all, ["9.9.9.9:53", "[fd00::1]:53", "1.1.1.1:53"]);
+    }
+
+    #[test]
+    fn link_local_servers_have_an_interface() {
+        let index = nix::net::if_::if_nametoindex("lo").unwrap();
+        let text =
+            "nameserver fe80::1%lo\nnameserver fe80::2%7\nnameserver fe80::3%\nnameserver 192.0.2.1%lo\n";
+        let server = |last, index| {
+            let address = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, last);
+            SocketAddr::from(SocketAddrV6::new(address, PORT, 0, index))
+        };
+        assert_eq!(parse(text, &[]), [server(1, index), server(2, 7)]);
     }
 
     fn stubs() -> Servers {

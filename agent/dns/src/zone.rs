@@ -86,8 +86,8 @@ impl Zone {
         let mut targets: Vec<Name> = services.filter_map(|key| self.service_name(key)).collect();
         let mut search = Search::default();
         for key in tables.with_endpoint(address) {
-            let is_included = search.includes(&key.namespace)
-                && tables.get(&key.namespace, &key.name).is_some_and(|service| is_headless(service));
+            let is_included =
+                search.includes(&key.namespace) && tables.get(&key.namespace, &key.name).is_some();
             if !is_included {
                 continue;
             }
@@ -223,6 +223,10 @@ impl Lookup<'_> {
         if spec.and_then(|spec| spec.type_.as_deref()) == Some("ExternalName") {
             return self.alias(spec.and_then(|spec| spec.external_name.as_deref()).unwrap_or_default());
         }
+        // The specification, section 2.4.1: without ready endpoints the name does not exist.
+        if is_headless(service) && endpoints.hosts().next().is_none() {
+            return not_found(endpoints);
+        }
         if self.kind == RecordType::SRV {
             return self.ports(service, endpoints, None);
         }
@@ -233,7 +237,9 @@ impl Lookup<'_> {
     }
 
     fn alias(&self, target: &str) -> Answer {
-        let Ok(mut target) = Name::from_ascii(target) else { return absent() };
+        // As in CoreDNS, an address is no alias.
+        let target = Some(target).filter(|target| target.parse::<IpAddr>().is_err());
+        let Some(Ok(mut target)) = target.map(Name::from_ascii) else { return absent() };
         target.set_fqdn(true);
         let mut answer = self.answer_with([RData::CNAME(CNAME(target.clone()))]);
         if matches!(self.kind, RecordType::A | RecordType::AAAA) {
@@ -243,9 +249,6 @@ impl Lookup<'_> {
     }
 
     fn endpoint(&self, service: &Service, endpoints: &Endpoints<'_>, host: &str) -> Answer {
-        if !is_headless(service) {
-            return absent();
-        }
         let label = EndpointLabel::parse(host);
         let named = endpoints.hosts().filter(|of: &Host<'_>| label.names(of.endpoint));
         let all: Vec<IpAddr> = named.map(|host| host.address).collect();

@@ -8,11 +8,12 @@ use std::time::Duration;
 
 use coracle_error_chain::chain;
 use k8s_openapi::api::core::v1::Pod;
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
-use reqwest::{Client, StatusCode, Url, redirect};
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue, LOCATION};
+use reqwest::{Client, Response, StatusCode, Url, redirect};
 use rustls::{ClientConfig, RootCertStore};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 use super::manifest;
 
@@ -30,6 +31,8 @@ pub(super) type FetchedPods = Option<Arc<[Pod]>>;
 #[derive(Clone)]
 pub struct ManifestUrl {
     url: Url,
+    /// Headers for the host of the URL only.
+    headers: HeaderMap,
     client: Client,
     interval: Duration,
 }
@@ -56,6 +59,10 @@ pub enum ManifestUrlError {
 enum FetchError {
     #[error("the request failed")]
     Request(#[source] reqwest::Error),
+    #[error("too many redirects")]
+    TooManyRedirects,
+    #[error("the redirect leaves https")]
+    NotSecure,
     #[error("the server answers {0}")]
     Status(StatusCode),
     #[error("the response is larger than {MAX_BYTES} bytes")]
@@ -92,17 +99,15 @@ impl ManifestUrl {
         }
         let mut builder = Client::builder()
             .tls_backend_preconfigured(tls().map_err(ManifestUrlError::Tls)?)
-            .default_headers(all)
             .referer(false)
             .http1_only()
-            .redirect(redirect::Policy::custom(redirected))
-            .timeout(TIMEOUT);
+            .redirect(redirect::Policy::none());
         if is_loopback(&url) {
             // As Go, the proxies of the environment do not apply to the machine itself.
             builder = builder.no_proxy();
         }
         let client = builder.build().map_err(ManifestUrlError::Client)?;
-        Ok(Self { url, client, interval })
+        Ok(Self { url, headers: all, client, interval })
     }
 
     /// The URL without its query, which may have a secret.
@@ -139,9 +144,7 @@ impl ManifestUrl {
     }
 
     async fn fetch(&self) -> Result<Vec<u8>, FetchError> {
-        // The URL in the error could show the secret of a redirect.
-        let failed = |error: reqwest::Error| FetchError::Request(error.without_url());
-        let mut response = self.client.get(self.url.clone()).send().await.map_err(failed)?;
+        let mut response = self.get().await?;
         if response.status() != StatusCode::OK {
             return Err(FetchError::Status(response.status()));
         }
@@ -153,6 +156,28 @@ impl ManifestUrl {
             body.extend_from_slice(&chunk);
         }
         Ok(body)
+    }
+
+    /// Requests the URL. Redirects are followed as upstream, but never from https to http: the manifests may control the
+    /// node. The headers may be secrets, so another host gets none of them. As in Go, they stay away from all further
+    /// targets then.
+    async fn get(&self) -> Result<Response, FetchError> {
+        let (mut url, mut headers) = (self.url.clone(), self.headers.clone());
+        let began = Instant::now();
+        for _ in 0..=MAX_REDIRECTS {
+            let left = TIMEOUT.saturating_sub(began.elapsed());
+            let request = self.client.get(url.clone()).headers(headers.clone()).timeout(left);
+            let response = request.send().await.map_err(failed)?;
+            let Some(target) = redirect_target(&response) else { return Ok(response) };
+            if url.scheme() == "https" && target.scheme() != "https" {
+                return Err(FetchError::NotSecure);
+            }
+            if !is_same_host(&url, &target) {
+                headers.clear();
+            }
+            url = target;
+        }
+        Err(FetchError::TooManyRedirects)
     }
 }
 
@@ -203,16 +228,25 @@ fn header(text: &str) -> Option<(HeaderName, HeaderValue)> {
     Some((name.trim().parse().ok()?, value))
 }
 
-/// Follows redirects as upstream, but never from https to http: the manifests may control the node.
-fn redirected(attempt: redirect::Attempt<'_>) -> redirect::Action {
-    let was_secure = attempt.previous().last().is_some_and(|url| url.scheme() == "https");
-    if attempt.previous().len() > MAX_REDIRECTS {
-        attempt.error("too many redirects")
-    } else if was_secure && attempt.url().scheme() != "https" {
-        attempt.error("the redirect leaves https")
-    } else {
-        attempt.follow()
-    }
+/// The failure of a request without its URL, which could show the secret of a redirect.
+fn failed(error: reqwest::Error) -> FetchError {
+    FetchError::Request(error.without_url())
+}
+
+/// The target of a redirect. Other responses have none.
+fn redirect_target(response: &Response) -> Option<Url> {
+    let location = response.headers().get(LOCATION)?;
+    let is_redirect = matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308);
+    response.url().join(location.to_str().ok().filter(|_| is_redirect)?).ok()
+}
+
+/// Whether the target has the scheme, host and port of the URL, or is the same host with TLS, both at the default ports.
+fn is_same_host(url: &Url, target: &Url) -> bool {
+    let is_upgrade = (url.scheme(), target.scheme()) == ("http", "https")
+        && url.host_str() == target.host_str()
+        && url.port().is_none()
+        && target.port().is_none();
+    is_upgrade || url.origin() == target.origin()
 }
 
 fn is_loopback(url: &Url) -> bool {
@@ -240,11 +274,13 @@ mod tests {
     /// Time after which a test fails.
     const DEADLINE: Duration = Duration::from_secs(60);
 
-    /// A server with one response, and the heads of the requests. `/moved` redirects to `/pods`.
+    /// A server with one response, and the heads of the requests. `/moved` redirects to `/pods`, and `/away` to the URL
+    /// in `away`.
     #[derive(Clone, Default)]
     struct Server {
         response: Arc<Mutex<String>>,
         heads: Arc<Mutex<Vec<String>>>,
+        away: Arc<Mutex<String>>,
     }
 
     impl Server {
@@ -258,11 +294,17 @@ mod tests {
                     let read = stream.read(&mut head).await.unwrap();
                     let head = String::from_utf8_lossy(&head[..read]).into_owned();
                     let mut response = server.response.lock().unwrap().clone();
+                    let moved = |to: &str| {
+                        format!(
+                            "HTTP/1.1 302 Found\r\nLocation: {to}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+                        )
+                    };
                     if head.starts_with("GET /moved ") {
-                        response =
-                            "HTTP/1.1 302 Found\r\nLocation: /pods\r\nContent-Length: 0\r\n".to_owned();
-                        response += "Connection: close\r\n\r\n";
+                        response = moved("/pods");
                     } else {
+                        if head.starts_with("GET /away ") {
+                            response = moved(&server.away.lock().unwrap());
+                        }
                         server.heads.lock().unwrap().push(head);
                     }
                     // The client may close the connection before it has read a response that is too large.
@@ -335,6 +377,54 @@ mod tests {
         until(&mut fetched, &[]).await;
         drop(fetched);
         tokio::time::timeout(DEADLINE, following).await.unwrap().unwrap();
+    }
+
+    #[tokio::test]
+    async fn headers_are_not_sent_to_redirect_targets_at_other_hosts() {
+        let (own, other) = (Server::default(), Server::default());
+        let [own_port, other_port] = [own.start().await, other.start().await];
+        own.answer("200 OK", "own");
+        *own.away.lock().unwrap() = format!("http://127.0.0.1:{other_port}/away");
+        // The redirect back to the first host gets no headers either.
+        *other.away.lock().unwrap() = format!("http://127.0.0.1:{own_port}/pods");
+        let headers = ["X-Token: one", "X-Token: two", "Authorization: Bearer three"].map(str::to_owned);
+        let url = format!("http://127.0.0.1:{own_port}/away");
+        let url = ManifestUrl::new(&url, &headers, Duration::from_secs(1)).unwrap();
+        assert_eq!(url.fetch().await.unwrap(), b"own");
+        let own = own.heads.lock().unwrap().iter().map(|head| head.to_ascii_lowercase()).collect::<Vec<_>>();
+        let secrets = ["x-token: one", "x-token: two", "authorization: bearer three"];
+        assert_eq!(own.len(), 2);
+        assert!(secrets.iter().all(|secret| own[0].contains(secret)), "{own:?}");
+        for head in [&own[1], &other.heads.lock().unwrap()[0].to_ascii_lowercase()] {
+            assert!(!head.contains("x-token") && !head.contains("authorization"), "{head}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_number_of_redirects_is_limited() {
+        let server = Server::default();
+        let url = format!("http://127.0.0.1:{}/away", server.start().await);
+        *server.away.lock().unwrap() = url.clone();
+        let url = ManifestUrl::new(&url, &[], Duration::from_secs(1)).unwrap();
+        assert!(matches!(url.fetch().await, Err(FetchError::TooManyRedirects)));
+        assert_eq!(server.heads.lock().unwrap().len(), 1 + MAX_REDIRECTS);
+    }
+
+    #[test]
+    fn a_host_with_tls_gets_the_headers_of_the_host_without() {
+        let is = |one: &str, other: &str| is_same_host(&one.parse().unwrap(), &other.parse().unwrap());
+        assert!(
+            is("http://a.example/x", "http://a.example/y") && is("http://a.example/", "https://a.example/")
+        );
+        for (one, other) in [
+            ("https://a.example/", "http://a.example/"),
+            ("http://a.example/", "http://b.a.example/"),
+            ("http://a.example/", "http://a.example:8080/"),
+            ("http://a.example:8080/", "https://a.example/"),
+            ("http://a.example:8080/", "https://a.example:8080/"),
+        ] {
+            assert!(!is(one, other), "{one} {other}");
+        }
     }
 
     #[test]

@@ -89,11 +89,11 @@ async fn equal_questions_at_the_same_time_are_one_query() {
     until_yielding("the first query", 10, || other.asked() > 0).await;
     other.is_silent.send_replace(false);
     for task in all {
-        assert_eq!(task.await.unwrap().answers.len(), 1);
+        assert_eq!(task.await.unwrap().message().answers.len(), 1);
     }
     assert_eq!(other.asked(), 1);
     assert!(upstream.pending().is_empty());
-    assert_eq!(upstream.cached(&question("a.example.")).unwrap().answers.len(), 1);
+    assert_eq!(upstream.cached(&question("a.example.")).unwrap().message().answers.len(), 1);
 }
 
 #[tokio::test]
@@ -112,8 +112,8 @@ async fn a_server_that_hangs_is_queried_last() {
     // The queries run at the same time, because each of them waits for the server that hangs.
     let names = ["a.example.", "b.example.", "c.example.", "d.example."];
     let [a, b, c, d] = names.map(resolve);
-    let answers: [Arc<Message>; 4] = tokio::join!(a, b, c, d).into();
-    assert!(answers.iter().all(|answer| answer.answers.len() == 1));
+    let answers: [ServerAnswer; 4] = tokio::join!(a, b, c, d).into();
+    assert!(answers.iter().all(|answer| answer.message().answers.len() == 1));
     assert_eq!(order(), [other.address, hanging.address]);
 }
 
@@ -144,18 +144,19 @@ async fn queries_are_counted_by_server_and_while_all_servers_are_down() {
 async fn without_servers_the_answer_is_a_failure() {
     let upstream = LoopbackServer::start(60).await.upstream();
     let answer = upstream.resolve(question("other."), permit()).await;
-    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+    assert_eq!(answer.code(), ResponseCode::ServFail);
 }
 
 #[tokio::test]
 async fn an_expired_answer_is_used_while_the_server_does_not_respond() {
     let other = LoopbackServer::start(1).await;
     let upstream = other.upstream();
-    assert_eq!(upstream.resolve(question("a.example."), permit()).await.answers[0].ttl, 1);
+    let new = upstream.resolve(question("a.example."), permit()).await.message();
+    assert_eq!(new.answers[0].ttl, 1);
     other.is_silent.send_replace(true);
     upstream.cache().age(Duration::from_secs(5));
     assert!(upstream.cached(&question("a.example.")).is_none());
-    let stale = upstream.resolve(question("a.example."), permit()).await;
+    let stale = upstream.resolve(question("a.example."), permit()).await.message();
     assert_eq!((stale.answers.len(), stale.answers[0].ttl), (1, 30));
     other.is_silent.send_replace(false);
     let is_cached = || upstream.cached(&question("a.example.")).is_some();
@@ -169,9 +170,9 @@ async fn a_used_cache_entry_is_queried_again_before_it_expires() {
     upstream.resolve(question("a.example."), permit()).await;
     upstream.cache().age(Duration::from_secs(95));
     for _ in 0..2 {
-        assert!(upstream.cached(&question("a.example.")).unwrap().answers[0].ttl <= 5);
+        assert!(upstream.cached(&question("a.example.")).unwrap().message().answers[0].ttl <= 5);
     }
-    let is_new = || upstream.cached(&question("a.example.")).unwrap().answers[0].ttl >= 90;
+    let is_new = || upstream.cached(&question("a.example.")).unwrap().message().answers[0].ttl >= 90;
     until_yielding("the new answer", 10, is_new).await;
     assert_eq!(other.asked(), 2);
 }
@@ -191,7 +192,7 @@ async fn questions_above_the_limit_are_not_asked() {
     );
     assert!(upstream.query(&question("b.example."), &mut Some(permit())).is_none());
     other.is_silent.send_replace(false);
-    assert_eq!(wait(pending).await.unwrap().answers.len(), 1);
+    assert_eq!(wait(pending).await.unwrap().message().answers.len(), 1);
     assert!(upstream.query(&question("b.example."), &mut Some(permit())).is_some());
 }
 
@@ -227,12 +228,94 @@ async fn a_query_counts_for_its_client_until_it_ends() {
         server.failed();
     }
     let stale = upstream.resolve(question("a.example."), limit.take(client).unwrap()).await;
-    assert_eq!(stale.answers[0].ttl, 30);
+    assert_eq!(stale.message().answers[0].ttl, 30);
     assert!(limit.take(client).is_none(), "the client has a permit while its query runs");
-    assert_eq!(upstream.expired(&question("a.example.")).unwrap().answers[0].ttl, 30);
+    assert_eq!(upstream.expired(&question("a.example.")).unwrap().message().answers[0].ttl, 30);
     assert!(upstream.expired(&question("b.example.")).is_none());
     other.is_silent.send_replace(false);
     until_yielding("the end of the query", 10, || limit.take(client).is_some()).await;
+}
+
+/// Sockets for TCP and UDP with the same port.
+async fn bind_both() -> (TcpListener, UdpSocket) {
+    loop {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        // Another process may have the UDP port of this number.
+        if let Ok(socket) = UdpSocket::bind(listener.local_addr().unwrap()).await {
+            return (listener, socket);
+        }
+    }
+}
+
+/// A server that changes its answers by UDP, counts them, and closes connections by TCP.
+async fn server_by_udp(
+    change: impl Fn(&mut Message, &Message) + Send + 'static,
+) -> (Arc<Upstream>, Arc<AtomicUsize>) {
+    let (listener, socket) = bind_both().await;
+    let (address, asked) = (socket.local_addr().unwrap(), Arc::new(AtomicUsize::new(0)));
+    tokio::spawn(async move { while listener.accept().await.is_ok() {} });
+    let count = Arc::clone(&asked);
+    tokio::spawn(async move {
+        let mut buffer = [0; 4096];
+        loop {
+            let (size, client) = socket.recv_from(&mut buffer).await.unwrap();
+            let query = Message::from_vec(&buffer[..size]).unwrap();
+            let mut answer = Message::response(query.metadata.id, OpCode::Query);
+            answer.queries.clone_from(&query.queries);
+            if query.queries[0].query_type == RecordType::A {
+                count.fetch_add(1, Ordering::SeqCst);
+                change(&mut answer, &query);
+            }
+            socket.send_to(&answer.to_vec().unwrap(), client).await.unwrap();
+        }
+    });
+    let stub = StubDomain { domain: "example.".to_owned(), servers: vec![address] };
+    (Arc::new(Upstream::new("/nonexistent".into(), Vec::new(), &[stub], Arc::default())), asked)
+}
+
+#[tokio::test]
+async fn a_truncated_answer_is_used_if_the_server_does_not_answer_by_tcp() {
+    let change = |answer: &mut Message, query: &Message| {
+        answer.metadata.truncation = true;
+        let name = query.queries[0].name.clone();
+        answer.add_answer(Record::from_rdata(name, 60, RData::A(A([1, 2, 3, 4].into()))));
+    };
+    let (upstream, asked) = server_by_udp(change).await;
+    for number in 1..3 {
+        let answer = upstream.resolve(question("a.example."), permit()).await.message();
+        assert!(answer.metadata.truncation && answer.answers.len() == 1);
+        assert_eq!(asked.load(Ordering::SeqCst), number, "a truncated answer is not cached");
+    }
+    assert!(upstream.servers.of(&question("a.example.").name)[0].is_up());
+}
+
+#[tokio::test]
+async fn the_failure_of_a_server_is_used_for_some_seconds() {
+    let change = |answer: &mut Message, _: &Message| answer.metadata.response_code = ResponseCode::ServFail;
+    let (upstream, asked) = server_by_udp(change).await;
+    upstream.resolve(question("a.example."), permit()).await;
+    assert_eq!(upstream.cached(&question("a.example.")).unwrap().code(), ResponseCode::ServFail);
+    upstream.cache().age(Duration::from_secs(5));
+    assert!(upstream.cached(&question("a.example.")).is_none());
+    upstream.resolve(question("a.example."), permit()).await;
+    assert_eq!(asked.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
+async fn a_server_without_edns_is_queried_without_it() {
+    let change = |answer: &mut Message, query: &Message| {
+        if query.edns.is_some() {
+            answer.metadata.response_code = ResponseCode::FormErr;
+            answer.queries.clear();
+        } else {
+            let name = query.queries[0].name.clone();
+            answer.add_answer(Record::from_rdata(name, 60, RData::A(A([1, 2, 3, 4].into()))));
+        }
+    };
+    let (upstream, asked) = server_by_udp(change).await;
+    let answer = upstream.resolve(question("a.example."), permit()).await;
+    assert_eq!(answer.message().answers.len(), 1);
+    assert_eq!(asked.load(Ordering::SeqCst), 2);
 }
 
 /// A server that answers one question by TCP, with the records that `add` adds to the answer. Returns its address, and the
@@ -240,13 +323,7 @@ async fn a_query_counts_for_its_client_until_it_ends() {
 async fn server_by_tcp(
     add: impl FnOnce(&mut Message, &Name) + Send + 'static,
 ) -> (SocketAddr, tokio::task::JoinHandle<()>) {
-    let (listener, socket) = loop {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        // Another process may have the UDP port of this number.
-        if let Ok(socket) = UdpSocket::bind(listener.local_addr().unwrap()).await {
-            break (listener, socket);
-        }
-    };
+    let (listener, socket) = bind_both().await;
     let address = socket.local_addr().unwrap();
     let task = tokio::spawn(async move {
         let mut buffer = [0; 4096];
@@ -294,12 +371,12 @@ async fn an_answer_that_is_not_decoded_is_no_failure_of_its_server() {
     server.failed();
     let answer = upstream.resolve(question("a.example."), permit()).await;
     sent.await.unwrap();
-    assert_eq!(answer.metadata.response_code, ResponseCode::ServFail);
+    assert_eq!(answer.code(), ResponseCode::ServFail);
     assert!(server.is_up());
 }
 
 #[tokio::test]
-async fn a_large_answer_is_decoded_once_with_the_permit_of_large_messages() {
+async fn a_large_answer_is_decoded_in_the_turn_of_its_client_and_cached() {
     let (address, sent) = server_by_tcp(add_addresses).await;
     let small = LoopbackServer::start(60).await;
     let stubs = [("example.", address), ("small.", small.address)]
@@ -309,11 +386,35 @@ async fn a_large_answer_is_decoded_once_with_the_permit_of_large_messages() {
     let outcome = upstream.query(&question("a.example."), &mut Some(permit())).unwrap();
     sent.await.unwrap();
     let answer = upstream.resolve(question("a.small."), permit()).await;
-    assert_eq!(answer.answers.len(), 1, "small answers need no permit");
-    assert!(outcome.borrow().is_none(), "the answer was decoded without the permit");
+    assert_eq!(answer.message().answers.len(), 1, "small answers need no turn");
+    assert!(outcome.borrow().is_none(), "the answer was decoded without a turn");
     drop(held);
     let (one, two) = tokio::join!(wait(Some(outcome.clone())), wait(Some(outcome)));
-    let (one, two) = (one.unwrap(), two.unwrap());
-    assert_eq!(one.answers.len(), 1000);
-    assert!(Arc::ptr_eq(&one, &two), "waiting clients have copies");
+    for waiting in [one, two] {
+        let waiting = waiting.unwrap();
+        assert!(matches!(waiting, ServerAnswer::Large(_)), "the answer stays decoded");
+        assert_eq!(waiting.message().answers.len(), 1000);
+    }
+    // The server answers one query.
+    let cached = upstream.cached(&question("a.example.")).unwrap();
+    assert_eq!(cached.message().answers.len(), 1000);
+}
+
+#[tokio::test]
+async fn an_answer_without_memory_is_no_failure_of_its_server() {
+    let (address, _sent) = server_by_tcp(add_addresses).await;
+    let stub = StubDomain { domain: "example.".to_owned(), servers: vec![address] };
+    let upstream = Arc::new(Upstream::new("/nonexistent".into(), Vec::new(), &[stub], Arc::default()));
+    let client = permit().client();
+    let whole = usize::from(u16::MAX);
+    let mut memory: Vec<_> = std::iter::from_fn(|| upstream.large.reserve(client, whole)).collect();
+    memory.extend(std::iter::from_fn(|| upstream.large.reserve(client, 1000)));
+    let server = upstream.servers.of(&question("a.example.").name).remove(0);
+    // One more failure makes the server count as failing.
+    server.failed();
+    let answer = upstream.resolve(question("a.example."), permit()).await;
+    assert_eq!(answer.code(), ResponseCode::ServFail);
+    assert!(server.is_up());
+    let other = IpAddr::from([10, 0, 0, 2]);
+    assert!(upstream.large.reserve(other, whole).is_some(), "another client has memory");
 }

@@ -7,6 +7,7 @@ use hickory_proto::rr::rdata::A;
 use serde_json::json;
 
 use super::*;
+use crate::answer::Ttls;
 
 fn zone(endpoints: usize) -> Zone {
     let mut tables = Tables::default();
@@ -56,8 +57,9 @@ fn a_long_reply_is_truncated_for_udp_and_whole_for_tcp() {
     assert!(by_udp.records() <= 43, "{} records for 512 bytes", by_udp.records());
     let bytes = by_udp.encode().unwrap();
     let short = Message::from_vec(&bytes).unwrap();
-    assert!(bytes.len() <= 512 && short.metadata.truncation && short.answers.is_empty());
-    assert_eq!(short.queries.len(), 1);
+    assert!(bytes.len() <= 512 && short.metadata.truncation);
+    // The header, the question, and records of 16 bytes.
+    assert_eq!((short.queries.len(), short.answers.len()), (1, (512 - 12 - 31) / 16));
     let cut = response(&question, Transport::Tcp, &zone);
     assert!(cut.is_cut() && cut.records() == SMALL_RECORDS + 1, "all records are built without the permit");
     let long = response(&question, Transport::TcpLarge, &zone).encode().unwrap();
@@ -70,7 +72,10 @@ fn a_long_reply_is_truncated_for_udp_and_whole_for_tcp() {
     });
     let with_edns = response(&with_edns, Transport::Udp, &zone);
     assert_eq!(with_edns.limit, UDP_PAYLOAD);
-    assert!(with_edns.message.edns.is_some());
+    let bytes = with_edns.encode().unwrap();
+    let short = Message::from_vec(&bytes).unwrap();
+    assert!(bytes.len() <= usize::from(UDP_PAYLOAD) && short.metadata.truncation && short.edns.is_some());
+    assert!(short.answers.len() >= (1232 - 12 - 31) / 16 - 1);
 }
 
 #[test]
@@ -173,7 +178,7 @@ fn messages_with_many_questions_or_records_are_refused_by_their_header() {
 fn forwarded(name: &str, transport: Transport, answer: &Arc<Message>) -> Response {
     let bytes = query(name, |_| {});
     match reply(&bytes, transport, Sources { zone: &zone(0), upstream: &upstream() }) {
-        Reply::Forward(pending) => pending.merged(Arc::clone(answer)),
+        Reply::Forward(pending) => pending.merged(ServerAnswer::Decoded(Arc::clone(answer))),
         Reply::Now(_) | Reply::Nothing => panic!("not forwarded"),
     }
 }
@@ -195,16 +200,13 @@ fn waiting_clients_share_an_answer_and_its_encoding_ends_at_the_size_of_the_repl
         assert_eq!(Arc::strong_count(&answer), 101);
         for response in &waiting {
             assert_eq!(response.records(), 5000);
-            let mut bytes = Vec::new();
-            let mut encoder = BinEncoder::new(&mut bytes);
-            encoder.set_max_size(response.limit);
-            let header = response.emit(&mut encoder).unwrap();
+            let (_, header) = response.emit(None).unwrap();
             assert!(header.counts.answers < 43 && header.metadata.truncation);
         }
         let copies = waiting[0].forwarded.as_ref().unwrap().answers(waiting[0].max_records()).0.len();
         assert_eq!(copies, if name == "example.com." { 0 } else { 43 });
         let short = Message::from_vec(&waiting[0].encode().unwrap()).unwrap();
-        assert!(short.metadata.truncation && short.answers.is_empty());
+        assert!(short.metadata.truncation && short.answers.len() > 20);
     }
     let long = forwarded("example.com.", Transport::Tcp, &answer).encode().unwrap();
     assert!(Message::from_vec(&long).unwrap().answers.len() > 1000);
@@ -220,5 +222,78 @@ fn records_of_other_servers_have_the_name_in_the_spelling_of_the_client() {
             let expected = Name::from_ascii(name).unwrap();
             assert!(message.answers.iter().all(|record| record.name.eq_case(&expected)), "{message}");
         }
+    }
+}
+
+#[test]
+fn a_large_answer_is_decoded_for_tcp_and_its_first_records_for_udp() {
+    let mut whole = Message::clone(&answer(3000));
+    whole.add_query(Query::query(Name::from_ascii("example.com.").unwrap(), RecordType::A));
+    let ttls = Ttls::Fresh { most: 60, age: 20 };
+    let large = LargeAnswer::new(whole.to_vec().unwrap().into(), ResponseCode::NoError, ttls);
+    let merged = |transport| {
+        let bytes = query("eXample.com.", |_| {});
+        match reply(&bytes, transport, Sources { zone: &zone(0), upstream: &upstream() }) {
+            Reply::Forward(pending) => pending.merged(ServerAnswer::Large(large.clone())),
+            Reply::Now(_) | Reply::Nothing => panic!("not forwarded"),
+        }
+    };
+    let by_udp = merged(Transport::Udp);
+    assert!(by_udp.records() <= 43, "{} records are decoded", by_udp.records());
+    let short = Message::from_vec(&by_udp.encode().unwrap()).unwrap();
+    assert!(short.metadata.truncation && short.answers.len() > 20);
+    let by_tcp = merged(Transport::Tcp);
+    assert!(by_tcp.records() > SMALL_RECORDS && by_tcp.forwarded.is_none(), "decoded without a turn");
+    let long = Message::from_vec(&by_tcp.decoded().encode().unwrap()).unwrap();
+    assert_eq!(long.answers.len(), 3000);
+    let expected = Name::from_ascii("eXample.com.").unwrap();
+    assert!(long.answers.iter().all(|record| record.ttl == 40 && record.name.eq_case(&expected)));
+}
+
+#[test]
+fn aliases_of_aliases_are_followed_and_loops_fail() {
+    let mut tables = Tables::default();
+    let alias = |name: &str, target: &str| {
+        let target = format!("{target}.ns.svc.cluster.local");
+        json!({"metadata": {"namespace": "ns", "name": name},
+            "spec": {"type": "ExternalName", "externalName": target}})
+    };
+    let web = json!({"metadata": {"namespace": "ns", "name": "web"}, "spec": {"clusterIP": "10.43.0.5"}});
+    let all = [alias("one", "two"), alias("two", "web"), alias("left", "right"), alias("right", "left"), web];
+    tables.replace_services(all.map(|service| Arc::new(serde_json::from_value(service).unwrap())));
+    tables.replace_slices([]);
+    let zone = Zone::new("cluster.local", Arc::new(RwLock::new(tables)), Vec::new()).unwrap();
+    let found = now(&query("one.ns.svc.cluster.local.", |_| {}), &zone);
+    assert_eq!(found.answers.len(), 3);
+    assert!(matches!(found.answers[2].data, RData::A(_)));
+    let looping = now(&query("left.ns.svc.cluster.local.", |_| {}), &zone);
+    assert_eq!(looping.metadata.response_code, ResponseCode::ServFail);
+    assert!(looping.answers.is_empty());
+}
+
+#[test]
+fn a_truncated_answer_is_truncated_for_udp_and_a_failure_for_tcp() {
+    let mut truncated = Message::clone(&answer(3));
+    truncated.metadata.truncation = true;
+    let truncated = Arc::new(truncated);
+    let sent = |transport| {
+        Message::from_vec(&forwarded("example.com.", transport, &truncated).encode().unwrap()).unwrap()
+    };
+    let by_udp = sent(Transport::Udp);
+    assert!(by_udp.metadata.truncation && by_udp.answers.len() == 3);
+    let by_tcp = sent(Transport::Tcp);
+    assert_eq!(by_tcp.metadata.response_code, ResponseCode::ServFail);
+    assert!(!by_tcp.metadata.truncation && by_tcp.answers.is_empty());
+}
+
+#[test]
+fn the_flag_do_is_copied() {
+    for dnssec_ok in [true, false] {
+        let bytes = query("none.ns.svc.cluster.local.", |message| {
+            let mut edns = Edns::new();
+            edns.set_dnssec_ok(dnssec_ok);
+            message.set_edns(edns);
+        });
+        assert_eq!(now(&bytes, &zone(0)).edns.unwrap().flags().dnssec_ok, dnssec_ok);
     }
 }

@@ -25,6 +25,7 @@ fn tables() -> Tables {
     );
     service("db", json!({"clusterIP": "None", "selector": {"a": "b"}}));
     service("away", json!({"type": "ExternalName", "externalName": "foo.example.com"}));
+    service("address", json!({"type": "ExternalName", "externalName": "192.0.2.1"}));
     service("empty", json!({"clusterIP": "None"}));
     let slice = json!({"metadata": {"namespace": "ns", "name": "db-1", "labels": {"kubernetes.io/service-name": "db"}},
         "addressType": "IPv4", "ports": [{"name": "sql", "port": 5432}], "endpoints": [
@@ -135,7 +136,9 @@ fn headless_services_have_their_ready_endpoints() {
     assert_eq!(shown("10-42-0-8.db.ns.svc", RecordType::A), "10.42.0.8");
     assert_eq!(shown("10-42-0-9.db.ns.svc", RecordType::A), ABSENT);
     assert_eq!(shown("10-42-0-7.web.ns.svc", RecordType::A), ABSENT);
-    assert_eq!(shown("empty.ns.svc", RecordType::A), NONE);
+    assert_eq!(shown("empty.ns.svc", RecordType::A), ABSENT);
+    assert_eq!(shown("empty.ns.svc", RecordType::SRV), ABSENT);
+    assert_eq!(shown("db.ns.svc", RecordType::AAAA), NONE);
 }
 
 #[test]
@@ -155,6 +158,21 @@ fn external_names_are_aliases() {
     assert_eq!(shown("away.ns.svc", RecordType::CNAME), "foo.example.com.");
     let answer = ask("away.ns.svc.cluster.local.", RecordType::A).unwrap();
     assert_eq!(answer.alias.unwrap().to_ascii(), "foo.example.com.");
+    assert_eq!(shown("address.ns.svc", RecordType::A), ABSENT);
+}
+
+/// As in CoreDNS.
+#[test]
+fn endpoints_of_services_with_addresses_have_names() {
+    let mut tables = tables();
+    let slice = json!({"metadata": {"namespace": "ns", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+        "addressType": "IPv4", "endpoints": [{"addresses": ["10.42.0.5"], "hostname": "web-0"}]});
+    tables.replace_slices([serde_json::from_value::<EndpointSlice>(slice).unwrap().slim()]);
+    let zone = Zone::new("cluster.local", Arc::new(RwLock::new(tables)), Vec::new()).unwrap();
+    let name: Name = "web-0.web.ns.svc.cluster.local.".parse().unwrap();
+    assert_eq!(zone.answer(&name, RecordType::A).unwrap().records.len(), 1);
+    let answer = zone.answer(&"5.0.42.10.in-addr.arpa.".parse().unwrap(), RecordType::PTR).unwrap();
+    assert_eq!(answer.records[0].data.to_string(), name.to_string());
 }
 
 #[test]

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION, RANGE, WWW_AUTHENTICATE};
+use reqwest::header::{
+    ACCEPT, AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION, RANGE, USER_AGENT, WWW_AUTHENTICATE,
+};
 use reqwest::{Client, ClientBuilder, Method, Response, StatusCode, Url, redirect};
 use tokio::sync::Mutex;
 
@@ -17,9 +19,11 @@ pub(super) const AGENT: &str = concat!("coracle/", env!("CARGO_PKG_VERSION"));
 /// A host to send requests to.
 pub(super) struct Endpoint {
     pub(super) host: Host,
-    /// Client with the headers of `hosts.toml`. It follows redirects at the same host only.
+    /// Headers of `hosts.toml`, for this host only.
+    headers: HeaderMap,
+    /// Client for requests with secrets. It follows redirects at the same host only.
     client: Client,
-    /// Client without these headers, for redirect targets and token services at other hosts.
+    /// Client for redirect targets and token services at other hosts.
     foreign: Client,
     auth: Option<Auth>,
     /// The scope of a pull, for challenges without a scope.
@@ -56,19 +60,22 @@ impl Endpoint {
             let (Ok(name), Ok(value)) = pair else {
                 return Err(RegistryError::Header { name: name.clone() });
             };
-            headers.append(name, value);
+            // As in containerd, each request sets its own values of these headers.
+            if !["accept", "range"].contains(&name.as_str()) {
+                headers.append(name, value);
+            }
         }
         let failed = |e| RegistryError::send(host.base.clone(), e);
         let own = redirect::Policy::custom(within_host);
-        let client = client_builder(&host, timeouts)?.default_headers(headers).redirect(own);
-        let client = client.build().map_err(failed)?;
-        let foreign = client_builder(&host, timeouts)?.build().map_err(failed)?;
+        let secure = host.base.starts_with("https:");
+        let client = client_builder(&host, timeouts, secure)?.redirect(own).build().map_err(failed)?;
+        let foreign = client_builder(&host, timeouts, secure)?.build().map_err(failed)?;
         let granted = match &auth {
             Some(Auth::RegistryToken(token)) => Some(format!("Bearer {token}")),
             _ => None,
         };
         let scope = format!("repository:{repository}:pull");
-        Ok(Endpoint { host, client, foreign, auth, scope, granted: Mutex::new(granted), timeouts })
+        Ok(Endpoint { host, headers, client, foreign, auth, scope, granted: Mutex::new(granted), timeouts })
     }
 
     /// The URL of a path below the base.
@@ -127,7 +134,8 @@ impl Endpoint {
                 let scope = if scope.is_empty() { &self.scope } else { scope };
                 let secure = self.host.base.starts_with("https:");
                 let grant = token::Grant { realm, service, scope, secure };
-                Some(token::fetch(self.client_of(realm), &grant, auth.as_ref()).await?)
+                let (client, headers) = self.client_of(realm)?;
+                Some(token::fetch(&client, headers, &grant, auth.as_ref()).await?)
             }
         };
         granted.clone_from(&new);
@@ -140,32 +148,70 @@ impl Endpoint {
         request: &Request<'_>,
         authorization: Option<&str>,
     ) -> Result<Response, RegistryError> {
-        let mut builder = request.builder(&self.client, url);
+        let mut headers = self.headers.clone();
+        if authorization.is_some() {
+            headers.remove(AUTHORIZATION);
+        }
+        let mut builder = request.builder(&self.client, url, headers);
         if let Some(authorization) = authorization {
             builder = builder.header(AUTHORIZATION, authorization);
         }
         let failed = |e| RegistryError::send(url.to_owned(), e);
         let response = builder.send().await.map_err(failed)?;
         match foreign_target(&response) {
-            Some(target) => request.builder(&self.foreign, target.as_str()).send().await.map_err(failed),
+            Some(target) => {
+                let client = self.foreign(&target)?;
+                let builder = request.builder(&client, target.as_str(), self.foreign_headers());
+                builder.send().await.map_err(failed)
+            }
             None => Ok(response),
         }
     }
 
-    /// The client for a token service. A service at the host gets the headers of `hosts.toml`.
-    fn client_of(&self, realm: &str) -> &Client {
+    /// The client and the headers for a token service. A service at the host gets the headers of `hosts.toml`. The body
+    /// of a request may have a refresh token, and a redirect could send the body to another host.
+    fn client_of(&self, realm: &str) -> Result<(Client, HeaderMap), RegistryError> {
         let urls = (self.host.base.parse::<Url>(), realm.parse::<Url>());
         let is_own = matches!(&urls, (Ok(base), Ok(realm)) if is_same_host(base, realm));
-        if is_own && !self.host.headers.is_empty() { &self.client } else { &self.foreign }
+        if is_own && !self.headers.is_empty() {
+            return Ok((self.client.clone(), self.headers.clone()));
+        }
+        let client = match &urls.1 {
+            Ok(realm) if matches!(self.auth, Some(Auth::IdentityToken(_))) => {
+                self.client_for(realm, redirect::Policy::custom(within_host))?
+            }
+            Ok(realm) => self.foreign(realm)?,
+            Err(_) => self.foreign.clone(),
+        };
+        Ok((client, self.foreign_headers()))
+    }
+
+    /// The client for a URL at another host. The clients of a registry without TLS know no authorities.
+    fn foreign(&self, url: &Url) -> Result<Client, RegistryError> {
+        if url.scheme() == "https" && !self.host.base.starts_with("https:") {
+            return self.client_for(url, redirect::Policy::default());
+        }
+        Ok(self.foreign.clone())
+    }
+
+    fn client_for(&self, url: &Url, policy: redirect::Policy) -> Result<Client, RegistryError> {
+        let builder = client_builder(&self.host, self.timeouts, url.scheme() == "https")?.redirect(policy);
+        builder.build().map_err(|e| RegistryError::send(self.host.base.clone(), e))
+    }
+
+    /// The headers of `hosts.toml` that other hosts get: none that may be a secret.
+    fn foreign_headers(&self) -> HeaderMap {
+        let agents = self.headers.get_all(USER_AGENT).iter();
+        agents.map(|agent| (USER_AGENT, agent.clone())).collect()
     }
 }
 
 // === impl Request ===
 
 impl Request<'_> {
-    fn builder(&self, client: &Client, url: &str) -> reqwest::RequestBuilder {
+    fn builder(&self, client: &Client, url: &str, headers: HeaderMap) -> reqwest::RequestBuilder {
         let method = if self.head { Method::HEAD } else { Method::GET };
-        let builder = client.request(method, url).header("accept", self.accept);
+        let builder = client.request(method, url).headers(headers).header(ACCEPT, self.accept);
         match self.from {
             0 => builder,
             from => builder.header(RANGE, format!("bytes={from}-")),
@@ -173,9 +219,8 @@ impl Request<'_> {
     }
 }
 
-/// A client of the host, without headers of `hosts.toml`.
-fn client_builder(host: &Host, timeouts: Timeouts) -> Result<ClientBuilder, RegistryError> {
-    let secure = host.base.starts_with("https:");
+/// A client of the host, for URLs with TLS if `secure` is set.
+fn client_builder(host: &Host, timeouts: Timeouts, secure: bool) -> Result<ClientBuilder, RegistryError> {
     let tls = super::tls::config(&host.tls, secure).map_err(RegistryError::Tls)?;
     let builder = Client::builder()
         .tls_backend_preconfigured(tls)
@@ -190,7 +235,7 @@ fn client_builder(host: &Host, timeouts: Timeouts) -> Result<ClientBuilder, Regi
     Ok(if is_local { builder.no_proxy() } else { builder })
 }
 
-/// Redirect policy: follows redirects at the same host. `reqwest` sends the headers of a client to all redirect targets.
+/// Redirect policy: follows redirects at the same host. `reqwest` sends most headers, and bodies, to all redirect targets.
 fn within_host(attempt: redirect::Attempt<'_>) -> redirect::Action {
     let is_own = attempt.previous().last().is_some_and(|last| is_same_host(last, attempt.url()));
     if is_own { redirect::Policy::default().redirect(attempt) } else { attempt.stop() }

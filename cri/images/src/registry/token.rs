@@ -2,6 +2,7 @@
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use reqwest::header::{AUTHORIZATION, HeaderMap};
 use serde::Deserialize;
 
 use super::RegistryError;
@@ -36,9 +37,10 @@ pub(super) fn basic(username: &str, password: &str) -> String {
     format!("Basic {}", STANDARD.encode(format!("{username}:{password}")))
 }
 
-/// Fetches a token. Without `auth` the token is anonymous.
+/// Fetches a token. Without `auth` the token is anonymous. `headers` are those of `hosts.toml` for the service.
 pub(super) async fn fetch(
     client: &reqwest::Client,
+    mut headers: HeaderMap,
     grant: &Grant<'_>,
     auth: Option<&Auth>,
 ) -> Result<String, RegistryError> {
@@ -59,7 +61,11 @@ pub(super) async fn fetch(
             ("client_id", CLIENT),
             ("refresh_token", refresh),
         ]);
-        client.post(url).header("content-type", "application/x-www-form-urlencoded").body(form)
+        client
+            .post(url)
+            .headers(headers)
+            .header("content-type", "application/x-www-form-urlencoded")
+            .body(form)
     } else {
         {
             let mut query = url.query_pairs_mut();
@@ -69,12 +75,12 @@ pub(super) async fn fetch(
                 }
             }
         }
-        let request = client.get(url);
         match auth {
             Some(Auth::Basic { username, password }) => {
-                request.header("authorization", basic(username, password))
+                headers.remove(AUTHORIZATION);
+                client.get(url).headers(headers).header(AUTHORIZATION, basic(username, password))
             }
-            _ => request,
+            _ => client.get(url).headers(headers),
         }
     };
     let realm = || detail::without_secrets(grant.realm);
@@ -117,7 +123,7 @@ mod tests {
         let refresh = Auth::IdentityToken("r".into());
         let fetch = async |realm: &str, secure: bool, auth: Option<&Auth>| {
             let grant = Grant { realm, service: "s", scope: "x", secure };
-            fetch(&client, &grant, auth).await.expect_err("no server listens")
+            fetch(&client, HeaderMap::new(), &grant, auth).await.expect_err("no server listens")
         };
         let is_refused = |error: RegistryError| matches!(error, RegistryError::PlainRealm { .. });
         for auth in [&basic, &refresh] {

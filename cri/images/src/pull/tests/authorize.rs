@@ -260,7 +260,8 @@ async fn headers_of_hosts_toml_are_sent_only_to_their_host() {
     let hosts = tempfile::tempdir().unwrap();
     std::fs::create_dir(hosts.path().join("registry.example")).unwrap();
     let text = format!(
-        "[host.\"http://{0}\"]\n[host.\"http://{0}\".header]\nx-secret = \"s3cret\"\n",
+        "[host.\"http://{0}\"]\n[host.\"http://{0}\".header]\nx-secret = [\"s3cret\", \"more\"]\naccept = \"x/y\"\n\
+            user-agent = \"special/1\"\n",
         line.address()
     );
     std::fs::write(hosts.path().join("registry.example/hosts.toml"), text).unwrap();
@@ -269,13 +270,69 @@ async fn headers_of_hosts_toml_are_sent_only_to_their_host() {
     let config = ImagesConfig { registry_config_dir: directory, ..ImagesConfig::new(root.path()) };
     let images = Images::open(config).await.unwrap();
     images.pull("registry.example/app", None, None).await.map_err(|error| error.report()).unwrap();
-    let all_have_it = |heads: Vec<String>| heads.iter().all(|head| head.contains("x-secret: s3cret"));
-    assert!(all_have_it(line.requests()), "{:?}", line.requests());
+    let has_both = |head: &String| head.contains("x-secret: s3cret") && head.contains("x-secret: more");
+    assert!(line.requests().iter().all(has_both), "{:?}", line.requests());
+    assert!(!line.requests().concat().contains("x/y"), "the request sets the header accept");
     for other in [&storage, &service] {
         let requests = other.requests();
         assert!(!requests.is_empty() && !requests.concat().contains("x-secret"), "{requests:?}");
-        assert!(requests.iter().all(|head| head.contains("user-agent: coracle")), "{requests:?}");
+        assert!(requests.iter().all(|head| head.contains("user-agent: special/1")), "{requests:?}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_refresh_token_is_not_sent_to_redirect_targets_of_the_token_service() {
+    let registry = TestRegistry::start().await;
+    registry.push("app", "latest", &TestImage::small("x")).await;
+    let other = TestProxy::to("127.0.0.1:1", |_, _| {
+        ProxyFault::Reply("HTTP/1.1 200 OK\r\ncontent-length: 13\r\n\r\n{\"token\":\"t\"}".into())
+    })
+    .await;
+    let to = other.address().to_owned();
+    let service = TestProxy::to("127.0.0.1:1", move |_, _| {
+        ProxyFault::Reply(format!(
+            "HTTP/1.1 307 Temporary Redirect\r\nlocation: http://{to}/token\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        ))
+    })
+    .await;
+    let realm = format!("http://{}/token", service.address());
+    let line = with_token_and_redirect(&registry, &realm, registry.address()).await;
+    let root = tempfile::tempdir().unwrap();
+    let images = store(root.path()).await;
+    let login = Auth::IdentityToken("refresh".into()).into();
+    images.pull(&line.name("app"), Some(login), None).await.unwrap_err();
+    assert!(service.count("POST") > 0);
+    assert!(other.requests().is_empty(), "{:?}", other.requests());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_registry_without_tls_may_redirect_to_a_host_with_tls() {
+    let registry = TestRegistry::start().await;
+    registry.push("app", "latest", &TestImage::small("x")).await;
+    let storage = TlsProxy::to(registry.address()).await;
+    let to = storage.address.clone();
+    let line = TestProxy::to(registry.address(), move |head, _| {
+        let path = head.split(' ').nth(1).unwrap();
+        match path.contains("/blobs/") {
+            true => ProxyFault::Reply(format!(
+                "HTTP/1.1 307 Temporary Redirect\r\nlocation: https://{to}{path}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+            )),
+            false => ProxyFault::Pass,
+        }
+    })
+    .await;
+    let hosts = tempfile::tempdir().unwrap();
+    let directory = hosts.path().join("registry.example");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(directory.join("ca.pem"), &storage.certificate).unwrap();
+    let text = format!("server = \"http://{}\"\nca = \"ca.pem\"\n", line.address());
+    std::fs::write(directory.join("hosts.toml"), text).unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let config =
+        ImagesConfig { registry_config_dir: Some(hosts.path().to_owned()), ..ImagesConfig::new(root.path()) };
+    let images = Images::open(config).await.unwrap();
+    images.pull("registry.example/app", None, None).await.map_err(|error| error.report()).unwrap();
+    assert!(line.count("/blobs/") > 0);
 }
 
 #[tokio::test(flavor = "multi_thread")]
