@@ -119,6 +119,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
         resolv_conf: node.resolv_conf.clone().unwrap_or_default(),
         max_pods: node.max_pods,
         pod_pids_limit: node.pod_pids_limit,
+        pod_policy: node.pod_policy.clone(),
         cluster_dns: node.cluster_dns.clone(),
         service_proxy: node.service_proxy.clone(),
         tables: TableNames {
@@ -134,6 +135,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
         register_node: node.register,
         node_labels: node.labels.clone(),
         node_taints: node.taints.clone(),
+        provider_id: node.provider_id.clone(),
         lease_seconds: node.lease_seconds,
         heartbeats: watch::Sender::new(()),
         pulls: PullActivity::default(),
@@ -145,6 +147,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
         resource_managers: node.resource_managers.clone(),
         identity: credentials.identity,
         client_ca: credentials.client_ca,
+        tls: node.serving.tls.clone(),
         image_gc: node.image_gc,
         image_verification: node.image_verification.clone(),
         credential_providers: node.credential_providers.clone(),

@@ -17,6 +17,7 @@ use super::*;
 use crate::certificate_files::CertificateFiles;
 use crate::node::MachineProperties;
 use crate::runtime::{Proxy, Remote};
+use crate::tls_options::TlsOptions;
 use crate::volume::ClaimUsage;
 
 struct Pods {
@@ -138,6 +139,7 @@ fn config(dir: &Path, authority: &Authority) -> ServerConfig {
             key: path("key", &node.key_pem),
         }),
         client_ca: Some(path("ca", &authority.pem)),
+        tls: TlsOptions::default(),
     }
 }
 

@@ -2,6 +2,8 @@
 //!
 //! Names and defaults are those of `SetDefaults_KubeletConfiguration` in Kubernetes' `pkg/kubelet/apis/config/v1beta1`.
 
+use super::machine::Demand;
+
 /// One field of the kubelet's configuration.
 pub(super) struct KubeletField {
     /// Path of the field, with dots.
@@ -27,8 +29,10 @@ pub(super) enum Support {
     ShutdownPeriods,
     /// An object with arrays of values, for the setting `manifest-url-header`.
     Headers,
-    /// `true` refuses a machine with cgroup v1.
-    FailCgroupV1,
+    /// The verbosity of klog, for the setting `log-level`.
+    Verbosity,
+    /// `true` refuses a machine without this property.
+    Demand(Demand),
     /// The field has no effect, and may only be unset or have one of these values.
     Only(&'static [&'static str]),
 }
@@ -56,10 +60,10 @@ pub(super) const FIELDS: &[KubeletField] = &[
     value("readOnlyPort", Support::Only(&[])),
     value("tlsCertFile", Support::Setting("node", "tls-cert-file")),
     value("tlsPrivateKeyFile", Support::Setting("node", "tls-private-key-file")),
-    value("tlsCipherSuites", Support::Only(&[])),
+    value("tlsCipherSuites", Support::Setting("node", "kubelet-tls-cipher-suites")),
     value("tlsCurvePreferences", Support::Only(&[])),
-    value("tlsMinVersion", Support::Only(&["VersionTLS12"])),
-    value("rotateCertificates", Support::Only(&[])),
+    value("tlsMinVersion", Support::Setting("node", "kubelet-tls-min-version")),
+    value("rotateCertificates", Support::Setting("node", "rotate-certificates")),
     value("serverTLSBootstrap", Support::Setting("node", "server-tls-bootstrap")),
     value("authentication.x509.clientCAFile", Support::Setting("node", "client-ca-file")),
     pointer("authentication.webhook.enabled", Support::Only(&["true"])),
@@ -105,7 +109,7 @@ pub(super) const FIELDS: &[KubeletField] = &[
     value("topologyManagerPolicyOptions", Support::Setting("node", "topology-manager-policy-options")),
     value("qosReserved", Support::Only(&[])),
     value("runtimeRequestTimeout", Support::Only(&["2m"])),
-    value("hairpinMode", Support::Only(&["promiscuous-bridge"])),
+    value("hairpinMode", Support::Only(&["promiscuous-bridge", "hairpin-veth", "none"])),
     value("maxPods", Support::Setting("node", "max-pods")),
     value("podCIDR", Support::Only(&[])),
     pointer("podPidsLimit", Support::Setting("node", "pod-max-pids")),
@@ -118,23 +122,23 @@ pub(super) const FIELDS: &[KubeletField] = &[
     value("contentType", Support::Only(&["application/vnd.kubernetes.protobuf"])),
     pointer("kubeAPIQPS", Support::Only(&["50"])),
     value("kubeAPIBurst", Support::Only(&["100"])),
-    pointer("serializeImagePulls", Support::Only(&["true"])),
-    pointer("maxParallelImagePulls", Support::Only(&[])),
+    pointer("serializeImagePulls", Support::Setting("node", "serialize-image-pulls")),
+    pointer("maxParallelImagePulls", Support::Setting("node", "max-parallel-image-pulls")),
     value("evictionHard", Support::Setting("node", "eviction-hard")),
     value("evictionSoft", Support::Setting("node", "eviction-soft")),
     value("evictionSoftGracePeriod", Support::Setting("node", "eviction-soft-grace-period")),
     value("evictionPressureTransitionPeriod", Support::Setting("node", "eviction-pressure-transition-period")),
     value("evictionMaxPodGracePeriod", Support::Setting("node", "eviction-max-pod-grace-period")),
     value("evictionMinimumReclaim", Support::Setting("node", "eviction-minimum-reclaim")),
-    pointer("mergeDefaultEvictionSettings", Support::Only(&["false"])),
-    value("podsPerCore", Support::Only(&[])),
+    pointer("mergeDefaultEvictionSettings", Support::Setting("node", "merge-default-eviction-settings")),
+    value("podsPerCore", Support::Setting("node", "pods-per-core")),
     pointer("enableControllerAttachDetach", Support::Only(&["true"])),
-    value("protectKernelDefaults", Support::Only(&[])),
-    pointer("makeIPTablesUtilChains", Support::Only(&["true"])),
+    value("protectKernelDefaults", Support::Demand(Demand::KernelDefaults)),
+    pointer("makeIPTablesUtilChains", Support::Only(&["true", "false"])),
     pointer("iptablesMasqueradeBit", Support::Only(&["14"])),
     pointer("iptablesDropBit", Support::Only(&["15"])),
     value("featureGates", Support::Setting("", "feature-gates")),
-    pointer("failSwapOn", Support::Only(&["true", "false"])),
+    pointer("failSwapOn", Support::Demand(Demand::NoSwap)),
     value("memorySwap.swapBehavior", Support::Only(&["NoSwap"])),
     value("containerLogMaxSize", Support::Setting("node", "container-log-max-size")),
     pointer("containerLogMaxFiles", Support::Setting("node", "container-log-max-files")),
@@ -148,13 +152,13 @@ pub(super) const FIELDS: &[KubeletField] = &[
     value("systemReservedCgroup", Support::Only(&[])),
     value("kubeReservedCgroup", Support::Only(&[])),
     pointer("enforceNodeAllocatable", Support::Only(&["pods"])),
-    value("allowedUnsafeSysctls", Support::Only(&[])),
+    value("allowedUnsafeSysctls", Support::Setting("node", "allowed-unsafe-sysctls")),
     value("volumePluginDir", Support::Only(&["/usr/libexec/kubernetes/kubelet-plugins/volume/exec/"])),
-    value("providerID", Support::Only(&[])),
+    value("providerID", Support::Setting("node", "provider-id")),
     value("kernelMemcgNotification", Support::Only(&[])),
     value("logging.format", Support::Setting("", "log-format")),
     value("logging.flushFrequency", Support::Only(&["5s", "5000000000"])),
-    value("logging.verbosity", Support::Only(&[])),
+    value("logging.verbosity", Support::Verbosity),
     value("logging.vmodule", Support::Only(&[])),
     value("logging.options.text.splitStream", Support::Only(&[])),
     value("logging.options.text.infoBufferSize", Support::Only(&["0"])),
@@ -165,11 +169,11 @@ pub(super) const FIELDS: &[KubeletField] = &[
     value("shutdownGracePeriod", Support::Setting("node", "shutdown-grace-period")),
     value("shutdownGracePeriodCriticalPods", Support::Setting("node", "shutdown-grace-period-critical-pods")),
     value("shutdownGracePeriodByPodPriority", Support::ShutdownPeriods),
-    pointer("crashLoopBackOff.maxContainerRestartPeriod", Support::Only(&["5m"])),
+    pointer("crashLoopBackOff.maxContainerRestartPeriod", Support::Setting("node", "max-container-restart-period")),
     value("reservedMemory", Support::ReservedMemory),
-    pointer("enableProfilingHandler", Support::Only(&["true"])),
-    pointer("enableDebugFlagsHandler", Support::Only(&["true"])),
-    pointer("seccompDefault", Support::Only(&["false"])),
+    pointer("enableProfilingHandler", Support::Only(&["true", "false"])),
+    pointer("enableDebugFlagsHandler", Support::Only(&["true", "false"])),
+    pointer("seccompDefault", Support::Setting("node", "seccomp-default")),
     pointer("memoryThrottlingFactor", Support::Only(&["0.9"])),
     value("memoryReservationPolicy", Support::Only(&["None"])),
     value("registerWithTaints", Support::Taints),
@@ -179,6 +183,42 @@ pub(super) const FIELDS: &[KubeletField] = &[
     pointer("localStorageCapacityIsolation", Support::Only(&["true"])),
     value("containerRuntimeEndpoint", Support::Only(&["unix:///run/containerd/containerd.sock"])),
     value("imageServiceEndpoint", Support::Only(&[])),
-    pointer("failCgroupV1", Support::FailCgroupV1),
+    pointer("failCgroupV1", Support::Demand(Demand::CgroupV2)),
     pointer("userNamespaces.idsPerPod", Support::Only(&["65536"])),
 ];
+
+/// What to do in place of a value that is not supported, by the path of the field.
+pub(super) const ADVICE: &[(&str, &str)] = &[
+    ("readOnlyPort", "clients authenticate at the port of kubelet-listen"),
+    ("authentication.webhook.enabled", "clients authenticate by a certificate or a token"),
+    ("authentication.anonymous.enabled", "clients authenticate by a certificate or a token"),
+    ("authorization.mode", "the API server authorizes each request by a SubjectAccessReview"),
+    ("healthzBindAddress", "the health check is served on loopback only"),
+    ("kubeletCgroups", "start the node in the cgroup, for example by Slice= of its systemd unit"),
+    ("systemCgroups", "move the processes by another program, for example by units of systemd"),
+    ("podCIDR", "the node uses spec.podCIDR of its Node object"),
+    ("runOnce", "run the pods by staticPodPath"),
+    ("cpuCFSQuota", "leave the CPU limit out of the containers"),
+    ("memorySwap.swapBehavior", "containers use no swap"),
+    (
+        "enforceNodeAllocatable",
+        "set limits of other cgroups by another program, for example by units of systemd",
+    ),
+    ("systemReservedCgroup", "systemReserved reserves the resources without a limit of the cgroup"),
+    ("kubeReservedCgroup", "kubeReserved reserves the resources without a limit of the cgroup"),
+    ("volumePluginDir", "drivers of volumes are CSI drivers"),
+    ("enableControllerAttachDetach", "the controller attaches volumes"),
+    ("configMapAndSecretChangeDetectionStrategy", "the node watches ConfigMaps and Secrets"),
+    ("tracing.endpoint", "spans are not exported"),
+    ("logging.vmodule", "set the levels of single modules by log-level, such as info,coracle_cri=debug"),
+    ("localStorageCapacityIsolation", "a pod without a limit of ephemeral-storage is not limited"),
+    ("containerRuntimeEndpoint", "use the flag --container-runtime-endpoint of coracle agent"),
+    ("imageServiceEndpoint", "use the flag --container-runtime-endpoint of coracle agent"),
+    ("oomScoreAdj", "set OOMScoreAdjust= of the systemd unit"),
+    ("maxOpenFiles", "set LimitNOFILE= of the systemd unit"),
+];
+
+/// What to do in place of a value that is not supported.
+pub(super) fn advice(path: &str) -> Option<&'static str> {
+    ADVICE.iter().find(|(known, _)| *known == path).map(|(_, advice)| *advice)
+}
