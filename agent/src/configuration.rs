@@ -80,6 +80,7 @@ fn add_pod_policy(config: &AgentConfig, shown: &mut Value) {
     let policy = &config.pod_policy;
     let wait = format!("{}s", policy.max_restart_wait.as_secs_f64());
     shown["seccompDefault"] = json!(policy.seccomp_default);
+    shown["cpuCFSQuota"] = json!(policy.cpu_quota);
     shown["crashLoopBackOff"] = json!({"maxContainerRestartPeriod": wait});
     if !policy.allowed_sysctls.is_empty() {
         let allowed: Vec<&str> = policy.allowed_sysctls.iter().map(AllowedSysctl::as_str).collect();

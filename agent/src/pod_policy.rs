@@ -21,6 +21,8 @@ pub struct PodPolicy {
     pub seccomp_default: bool,
     /// Sysctls beyond the safe ones that pods may set: `allowedUnsafeSysctls`.
     pub allowed_sysctls: Vec<AllowedSysctl>,
+    /// Whether CPU limits are enforced by quotas: `cpuCFSQuota`.
+    pub cpu_quota: bool,
     /// Limit of image pulls at the same time: `serializeImagePulls` and `maxParallelImagePulls`.
     pub pull_slots: PullSlots,
     /// Maximum wait before a container that has crashed starts again: `crashLoopBackOff.maxContainerRestartPeriod`.

@@ -75,9 +75,9 @@ impl NodeContext {
         self.ips.borrow().iter().map(ToString::to_string).collect()
     }
 
-    /// The cgroups of pods, without CPU quota if this pod has exclusive CPUs.
+    /// The cgroups of pods, without CPU quota if this pod has exclusive CPUs or the node has no quotas.
     pub(super) fn cgroups_of(&self, uid: &str) -> Cgroups {
-        let has_quota = !self.managers.has_exclusive_cpus(uid);
+        let has_quota = self.machine.has_cpu_quota && !self.managers.has_exclusive_cpus(uid);
         self.cgroups.clone().with_quota(has_quota)
     }
 

@@ -141,6 +141,9 @@ settings! {
     /// Sysctls that pods may set in addition to the safe ones: names, or starts of names with * at the end. Possible are
     /// those of namespaces: kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.* and net.*.
     allowed_unsafe_sysctls: Vec<AllowedSysctl> = default "", "SYSCTLS";
+    /// Enforce the CPU limits of containers by quotas. Otherwise a limit only replaces a missing request. Running containers
+    /// keep their quota.
+    cpu_cfs_quota: bool = default "true", "BOOL";
     /// Maximum wait before a container that crashes repeatedly starts again, from 1s to 5m.
     max_container_restart_period: GoDuration = default "5m", "DURATION";
     /// Resources reserved for the system: cpu, memory and ephemeral-storage. Pods cannot request them.

@@ -28,6 +28,7 @@ pub(super) fn decide(node: &NodeSettings) -> anyhow::Result<PodPolicy> {
     Ok(PodPolicy {
         seccomp_default: node.seccomp_default,
         allowed_sysctls: node.allowed_unsafe_sysctls.clone(),
+        cpu_quota: node.cpu_cfs_quota,
         pull_slots: PullSlots::new(pulls.unwrap_or_default()),
         max_restart_wait,
     })
@@ -73,7 +74,7 @@ mod tests {
     #[test]
     fn containers_are_unconfined_and_pulls_are_parallel_by_default() {
         let policy = of("").unwrap();
-        assert!(!policy.seccomp_default && policy.allowed_sysctls.is_empty());
+        assert!(!policy.seccomp_default && policy.allowed_sysctls.is_empty() && policy.cpu_quota);
         assert_eq!(policy.max_restart_wait, Duration::from_secs(300));
         assert_eq!(parallel_pulls(false, None), Ok(None));
         assert_eq!(parallel_pulls(true, None), Ok(NonZero::new(1)));

@@ -115,7 +115,7 @@ pub(super) const FIELDS: &[KubeletField] = &[
     pointer("podPidsLimit", Support::Setting("node", "pod-max-pids")),
     pointer("resolvConf", Support::Setting("node", "resolv-conf")),
     value("runOnce", Support::Only(&[])),
-    pointer("cpuCFSQuota", Support::Only(&["true"])),
+    pointer("cpuCFSQuota", Support::Setting("node", "cpu-cfs-quota")),
     pointer("cpuCFSQuotaPeriod", Support::Only(&["100ms"])),
     pointer("nodeStatusMaxImages", Support::Only(&["50"])),
     value("maxOpenFiles", Support::Only(&["1000000"])),
@@ -198,7 +198,6 @@ pub(super) const ADVICE: &[(&str, &str)] = &[
     ("systemCgroups", "move the processes by another program, for example by units of systemd"),
     ("podCIDR", "the node uses spec.podCIDR of its Node object"),
     ("runOnce", "run the pods by staticPodPath"),
-    ("cpuCFSQuota", "leave the CPU limit out of the containers"),
     ("memorySwap.swapBehavior", "containers use no swap"),
     (
         "enforceNodeAllocatable",

@@ -71,11 +71,11 @@ fn settings_of_all_pods_have_the_kubelets_fields() {
          providerID: vendor://a\nmergeDefaultEvictionSettings: true\nevictionHard: {memory.available: 1Gi}\n\
          logging: {verbosity: 4}\ntlsMinVersion: VersionTLS13\nrotateCertificates: true\n\
          tlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]\nhairpinMode: hairpin-veth\n\
-         makeIPTablesUtilChains: false\nenableProfilingHandler: false\n",
+         makeIPTablesUtilChains: false\ncpuCFSQuota: false\nenableProfilingHandler: false\n",
     );
     let node = node.unwrap().node();
     let policy = &node.pod_policy;
-    assert!(policy.seccomp_default && policy.allowed_sysctls.len() == 2);
+    assert!(policy.seccomp_default && !policy.cpu_quota && policy.allowed_sysctls.len() == 2);
     assert_eq!((policy.max_restart_wait.as_secs(), node.max_pods), (30, 110));
     assert_eq!(node.provider_id.as_deref(), Some("vendor://a"));
     let expected = coracle_agent::EvictionThresholds::default();
