@@ -13,6 +13,7 @@ use k8s_openapi::api::core::v1::Taint;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::api_handlers::ApiHandlers;
 use crate::certificate_files::CertificateFiles;
 use crate::image_gc_policy::ImageGcPolicy;
 use crate::image_verification::ImageVerification;
@@ -105,6 +106,8 @@ pub struct AgentConfig {
     pub client_ca: Option<PathBuf>,
     /// TLS versions and cipher suites of the kubelet API.
     pub tls: TlsOptions,
+    /// The handlers of the kubelet API that respond.
+    pub handlers: ApiHandlers,
     /// Configuration of the overlay. None means no overlay.
     pub overlay: Option<OverlayConfig>,
     /// Settings of image garbage collection.

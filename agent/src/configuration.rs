@@ -75,11 +75,13 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
     shown
 }
 
-/// Adds the settings that apply to all pods, and those of the Node object.
+/// Adds the settings that apply to all pods, and those of the kubelet API and of the Node object.
 fn add_pod_policy(config: &AgentConfig, shown: &mut Value) {
     let policy = &config.pod_policy;
     let wait = format!("{}s", policy.max_restart_wait.as_secs_f64());
     shown["seccompDefault"] = json!(policy.seccomp_default);
+    shown["enableDebuggingHandlers"] = json!(config.handlers.debugging);
+    shown["enableSystemLogHandler"] = json!(config.handlers.system_log);
     shown["cpuCFSQuota"] = json!(policy.cpu_quota);
     shown["crashLoopBackOff"] = json!({"maxContainerRestartPeriod": wait});
     if !policy.allowed_sysctls.is_empty() {

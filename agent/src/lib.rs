@@ -9,6 +9,7 @@
 //! the machine shuts down and the settings give the pods a period to end.
 
 mod address_announcer;
+mod api_handlers;
 mod api_health;
 mod bounded;
 mod certificate_files;
@@ -74,6 +75,7 @@ pub mod volume;
 
 mod run;
 
+pub use api_handlers::ApiHandlers;
 pub use bounded::read_text;
 pub use certificate_files::CertificateFiles;
 pub use client::{component_client, node_client};

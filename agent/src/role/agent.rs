@@ -216,6 +216,7 @@ mod tests {
             cert_dir: PathBuf::new(),
             client_ca: None,
             tls: coracle_agent::TlsOptions::default(),
+            handlers: coracle_agent::ApiHandlers::default(),
             rotates,
         };
         assert!(check_rotation(&of(false)).is_ok());

@@ -148,6 +148,7 @@ pub(super) fn agent_config(node: &Node, credentials: Credentials, signals: &Node
         identity: credentials.identity,
         client_ca: credentials.client_ca,
         tls: node.serving.tls.clone(),
+        handlers: node.serving.handlers,
         image_gc: node.image_gc,
         image_verification: node.image_verification.clone(),
         credential_providers: node.credential_providers.clone(),

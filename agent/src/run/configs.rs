@@ -17,6 +17,7 @@ pub(super) fn server_config(config: &AgentConfig) -> ServerConfig {
         },
         client_ca: config.client_ca.clone(),
         tls: config.tls.clone(),
+        handlers: config.handlers,
     }
 }
 

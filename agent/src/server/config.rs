@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use rustls::server::ResolvesServerCert;
 
+use crate::api_handlers::ApiHandlers;
 use crate::certificate_files::CertificateFiles;
 use crate::tls_options::TlsOptions;
 
@@ -20,6 +21,8 @@ pub struct ServerConfig {
     pub client_ca: Option<PathBuf>,
     /// TLS versions and cipher suites.
     pub tls: TlsOptions,
+    /// The handlers that respond.
+    pub handlers: ApiHandlers,
 }
 
 /// The serving certificate of the kubelet API.

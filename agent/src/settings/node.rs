@@ -261,6 +261,11 @@ settings! {
     kubelet_tls_min_version: serving::TlsVersion = default "VersionTLS12", "VERSION";
     /// Cipher suites of the kubelet API for TLS 1.2, by their names in Go. Those of TLS 1.3 are always in use.
     kubelet_tls_cipher_suites: Vec<String> = unset "all supported ones", "SUITE";
+    /// Serve logs, exec, attach, port-forward, checkpoints and settings of the kubelet API. Without them, kubectl logs and
+    /// exec do not work on this node.
+    enable_debugging_handlers: bool = default "true", "BOOL";
+    /// Serve the logs of the node below /logs/ of the kubelet API.
+    enable_system_log_handler: bool = default "true", "BOOL";
     /// Directory of the certificates that the node makes or requests.
     cert_dir: Option<PathBuf> = unset "agent/pki in the state directory", "DIR";
 }

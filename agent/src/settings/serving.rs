@@ -1,10 +1,10 @@
-//! The certificate and the TLS options of the kubelet API.
+//! The certificate, the TLS options and the handlers of the kubelet API.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::ValueEnum;
-use coracle_agent::{CertificateFiles, TlsOptions};
+use coracle_agent::{ApiHandlers, CertificateFiles, TlsOptions};
 
 use super::value::choices;
 use super::{NodeSettings, absolute};
@@ -20,6 +20,8 @@ pub(crate) struct Serving {
     pub(crate) cert_dir: PathBuf,
     pub(crate) client_ca: Option<PathBuf>,
     pub(crate) tls: TlsOptions,
+    /// The handlers of the kubelet API that respond.
+    pub(crate) handlers: ApiHandlers,
     /// Whether the client certificate must be renewed before its end.
     pub(crate) rotates: bool,
 }
@@ -58,7 +60,17 @@ impl Serving {
         };
         tls.check().map_err(anyhow::Error::msg).context("kubelet-tls-cipher-suites")?;
         let cert_dir = node.cert_dir.clone().unwrap_or_else(|| state.join("agent/pki"));
-        let (client_ca, rotates) = (node.client_ca_file.clone(), node.rotate_certificates);
-        Ok(Self { files, bootstrap, cert_dir: absolute(&cert_dir)?, client_ca, tls, rotates })
+        Ok(Self {
+            files,
+            bootstrap,
+            cert_dir: absolute(&cert_dir)?,
+            client_ca: node.client_ca_file.clone(),
+            tls,
+            handlers: ApiHandlers {
+                debugging: node.enable_debugging_handlers,
+                system_log: node.enable_system_log_handler,
+            },
+            rotates: node.rotate_certificates,
+        })
     }
 }

@@ -71,7 +71,7 @@ fn settings_of_all_pods_have_the_kubelets_fields() {
          providerID: vendor://a\nmergeDefaultEvictionSettings: true\nevictionHard: {memory.available: 1Gi}\n\
          logging: {verbosity: 4}\ntlsMinVersion: VersionTLS13\nrotateCertificates: true\n\
          tlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]\nhairpinMode: hairpin-veth\n\
-         makeIPTablesUtilChains: false\ncpuCFSQuota: false\nenableProfilingHandler: false\n",
+         makeIPTablesUtilChains: false\ncpuCFSQuota: false\nenableSystemLogHandler: false\nenableProfilingHandler: false\n",
     );
     let node = node.unwrap().node();
     let policy = &node.pod_policy;
@@ -82,6 +82,7 @@ fn settings_of_all_pods_have_the_kubelets_fields() {
     assert_eq!(node.eviction.nodefs_available, expected.nodefs_available);
     assert!(node.serving.tls.requires_tls13 && node.serving.rotates);
     assert_eq!(node.serving.tls.cipher_suites.len(), 1);
+    assert!(node.serving.handlers.debugging && !node.serving.handlers.system_log);
     assert_eq!(node.shown.flags["log-level"], "debug");
     let policy = load("seccompDefault: false\nserializeImagePulls: true").unwrap().node().pod_policy;
     assert!(!policy.seccomp_default && policy.allowed_sysctls.is_empty());
