@@ -72,11 +72,11 @@ pub(super) const FIELDS: &[KubeletField] = &[
     value("authorization.mode", Support::Only(&["Webhook"])),
     value("authorization.webhook.cacheAuthorizedTTL", Support::Only(&["5m"])),
     value("authorization.webhook.cacheUnauthorizedTTL", Support::Only(&["30s"])),
-    pointer("registryPullQPS", Support::Only(&["5"])),
+    pointer("registryPullQPS", Support::Only(&["5", "0"])),
     value("registryBurst", Support::Only(&["10"])),
     value("imagePullCredentialsVerificationPolicy", Support::Setting("node", "image-pull-credentials-verification-policy")),
     value("preloadedImagesVerificationAllowlist", Support::Setting("node", "preloaded-images-verification-allowlist")),
-    pointer("eventRecordQPS", Support::Only(&["50"])),
+    pointer("eventRecordQPS", Support::Only(&["50", "0"])),
     value("eventBurst", Support::Only(&["100"])),
     pointer("enableDebuggingHandlers", Support::Setting("node", "enable-debugging-handlers")),
     value("enableContentionProfiling", Support::Only(&[])),
@@ -189,6 +189,8 @@ pub(super) const FIELDS: &[KubeletField] = &[
 
 /// What to do in place of a value that is not supported, by the path of the field.
 pub(super) const ADVICE: &[(&str, &str)] = &[
+    ("eventRecordQPS", "events of one object are limited, their sum is not"),
+    ("registryPullQPS", "limit the pulls at the same time by maxParallelImagePulls"),
     ("readOnlyPort", "clients authenticate at the port of kubelet-listen"),
     ("authentication.webhook.enabled", "clients authenticate by a certificate or a token"),
     ("authentication.anonymous.enabled", "clients authenticate by a certificate or a token"),

@@ -136,6 +136,35 @@ fn further_files_are_merged_and_errors_name_the_file_of_the_field() {
     assert!(load_all(&[]).is_ok());
 }
 
+/// Fields that kubeadm, k3s and Talos write into each file, except the container runtime's socket and cgroups of daemons.
+#[test]
+fn files_of_distributions_are_accepted() {
+    let access = "authentication: {anonymous: {enabled: false}, webhook: {cacheTTL: 0s, enabled: true}, \
+                  x509: {clientCAFile: /ca.crt}}\nauthorization: {mode: Webhook, webhook: \
+                  {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}}\n";
+    let kubeadm = "cgroupDriver: systemd\nclusterDNS: [10.96.0.10]\nclusterDomain: cluster.local\n\
+        containerRuntimeEndpoint: \"\"\ncpuManagerReconcilePeriod: 0s\ncrashLoopBackOff: {}\n\
+        evictionPressureTransitionPeriod: 0s\nfileCheckFrequency: 0s\nhealthzBindAddress: 127.0.0.1\n\
+        healthzPort: 10248\nhttpCheckFrequency: 0s\nimageMaximumGCAge: 0s\nimageMinimumGCAge: 0s\n\
+        memorySwap: {}\nnodeStatusReportFrequency: 0s\nnodeStatusUpdateFrequency: 0s\n\
+        rotateCertificates: true\nruntimeRequestTimeout: 0s\nshutdownGracePeriod: 0s\n\
+        shutdownGracePeriodCriticalPods: 0s\nstaticPodPath: /m\nstreamingConnectionIdleTimeout: 0s\n\
+        syncFrequency: 0s\nvolumeStatsAggPeriod: 0s\n";
+    let k3s = "serializeImagePulls: false\nfailSwapOn: false\nevictionHard: {imagefs.available: 5%, \
+        nodefs.available: 5%}\nevictionMinimumReclaim: {imagefs.available: 10%, nodefs.available: 10%}\n\
+        allowedUnsafeSysctls: [net.ipv4.ip_forward, net.ipv6.conf.all.forwarding]\ncpuCFSQuota: false\n\
+        logging: {flushFrequency: 5s, format: text, verbosity: 1, options: {json: {infoBufferSize: \"0\"}, \
+        text: {infoBufferSize: \"0\"}}}\nresolvConf: /r\ntlsCertFile: /c\ntlsPrivateKeyFile: /k\n";
+    let talos = "address: 0.0.0.0\nport: 10250\nseccompDefault: true\nserializeImagePulls: false\n\
+        failSwapOn: false\ncgroupRoot: /\ntlsMinVersion: VersionTLS13\nlogging: {format: json}\n\
+        streamingConnectionIdleTimeout: 5m\nrotateCertificates: true\nshutdownGracePeriod: 30s\n\
+        shutdownGracePeriodCriticalPods: 10s\nenableSystemLogHandler: false\n";
+    for file in [kubeadm, k3s, talos] {
+        let loaded = load(&format!("{access}{file}"));
+        assert!(loaded.is_ok(), "{:?}", loaded.err());
+    }
+}
+
 #[test]
 fn a_refused_value_comes_with_what_to_do() {
     for (field, part) in [
@@ -229,12 +258,9 @@ fn zero_values_are_unset_unless_the_kubelet_keeps_them() {
     assert!(
         limited.contains("memorySwap.swapBehavior: this field is not supported; the only value is NoSwap")
     );
-    assert!(
-        load("eventRecordQPS: 0")
-            .err()
-            .unwrap()
-            .contains("k.yaml eventRecordQPS: this field is not supported")
-    );
+    assert!(load("kubeAPIQPS: 0").err().unwrap().contains("k.yaml kubeAPIQPS: this field is not supported"));
+    // Without a limit, as here.
+    assert!(load("eventRecordQPS: 0\nregistryPullQPS: 0").is_ok());
     let none = load("imageGCHighThresholdPercent: 0").err().unwrap();
     assert!(none.contains("image-gc-high-threshold 0"), "{none}");
 }
