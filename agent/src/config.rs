@@ -13,15 +13,18 @@ use k8s_openapi::api::core::v1::Taint;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::api_handlers::ApiHandlers;
 use crate::certificate_files::CertificateFiles;
 use crate::image_gc_policy::ImageGcPolicy;
 use crate::image_verification::ImageVerification;
 use crate::join::{Membership, Renewal, RequestedServing};
 use crate::node::EvictionThresholds;
+use crate::pod_policy::PodPolicy;
 use crate::pull_activity::PullActivity;
 use crate::resource_managers::ResourceManagerConfig;
 use crate::shutdown_policy::ShutdownPeriods;
 use crate::source::StaticPodSources;
+use crate::tls_options::TlsOptions;
 
 /// Configuration of a node's agent.
 #[derive(Clone, Debug)]
@@ -57,6 +60,8 @@ pub struct AgentConfig {
     pub max_pods: u32,
     /// Maximum processes of a pod. None means no limit.
     pub pod_pids_limit: Option<i64>,
+    /// Settings that apply to all pods.
+    pub pod_policy: PodPolicy,
     /// Addresses of the cluster's DNS service; empty without one.
     pub cluster_dns: Vec<IpAddr>,
     /// The service proxy's settings. None if another program proxies Services.
@@ -75,6 +80,8 @@ pub struct AgentConfig {
     pub node_labels: BTreeMap<String, String>,
     /// Taints of the Node object at its creation.
     pub node_taints: Vec<Taint>,
+    /// The machine's id at its cloud provider, for the Node object at its creation.
+    pub provider_id: Option<String>,
     /// Lease duration in seconds. The agent renews the lease every quarter of that time.
     pub lease_seconds: u16,
     /// The agent sends on this channel at the beginning of each heartbeat, while it can renew the lease.
@@ -97,6 +104,10 @@ pub struct AgentConfig {
     pub identity: Identity,
     /// The CA of client certificates for the kubelet API. None if no client certificate is accepted.
     pub client_ca: Option<PathBuf>,
+    /// TLS versions and cipher suites of the kubelet API.
+    pub tls: TlsOptions,
+    /// The handlers of the kubelet API that respond.
+    pub handlers: ApiHandlers,
     /// Configuration of the overlay. None means no overlay.
     pub overlay: Option<OverlayConfig>,
     /// Settings of image garbage collection.

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use crate::config::AgentConfig;
 use crate::image_verification::AllowedImages;
 use crate::node::Threshold;
+use crate::pod_policy::AllowedSysctl;
 use crate::source::StaticPodSources;
 
 /// The configuration as clients of the kubelet expect it (`kubelet.config.k8s.io/v1beta1`).
@@ -65,12 +66,35 @@ pub(crate) fn shown(config: &AgentConfig) -> Value {
         let allowed: Vec<&str> = allowed.iter().map(AllowedImages::as_str).collect();
         shown["preloadedImagesVerificationAllowlist"] = json!(allowed);
     }
+    add_pod_policy(config, &mut shown);
     add_shutdown_periods(config, &mut shown);
     add_static_pods(&config.static_pods, &mut shown);
     if let Some(client_ca) = &config.client_ca {
         shown["authentication"]["x509"]["clientCAFile"] = json!(client_ca);
     }
     shown
+}
+
+/// Adds the settings that apply to all pods, and those of the kubelet API and of the Node object.
+fn add_pod_policy(config: &AgentConfig, shown: &mut Value) {
+    let policy = &config.pod_policy;
+    let wait = format!("{}s", policy.max_restart_wait.as_secs_f64());
+    shown["seccompDefault"] = json!(policy.seccomp_default);
+    shown["enableDebuggingHandlers"] = json!(config.handlers.debugging);
+    shown["enableSystemLogHandler"] = json!(config.handlers.system_log);
+    shown["cpuCFSQuota"] = json!(policy.cpu_quota);
+    shown["crashLoopBackOff"] = json!({"maxContainerRestartPeriod": wait});
+    if !policy.allowed_sysctls.is_empty() {
+        let allowed: Vec<&str> = policy.allowed_sysctls.iter().map(AllowedSysctl::as_str).collect();
+        shown["allowedUnsafeSysctls"] = json!(allowed);
+    }
+    if !config.tls.cipher_suites.is_empty() {
+        shown["tlsCipherSuites"] = json!(config.tls.cipher_suites);
+    }
+    shown["tlsMinVersion"] = json!(if config.tls.requires_tls13 { "VersionTLS13" } else { "VersionTLS12" });
+    if let Some(id) = &config.provider_id {
+        shown["providerID"] = json!(id);
+    }
 }
 
 /// Adds the sources of static pods. Headers of requests, which may be secrets, are left out.

@@ -9,6 +9,7 @@
 //! the machine shuts down and the settings give the pods a period to end.
 
 mod address_announcer;
+mod api_handlers;
 mod api_health;
 mod bounded;
 mod certificate_files;
@@ -48,6 +49,7 @@ mod overlay_guard;
 mod own_address;
 pub mod pod;
 mod pod_logs;
+mod pod_policy;
 mod pod_resources;
 mod policy_gate;
 mod private_file;
@@ -66,12 +68,14 @@ mod service_proxy;
 mod shutdown_policy;
 pub mod source;
 mod system_oom;
+mod tls_options;
 mod topology;
 mod version;
 pub mod volume;
 
 mod run;
 
+pub use api_handlers::ApiHandlers;
 pub use bounded::read_text;
 pub use certificate_files::CertificateFiles;
 pub use client::{component_client, node_client};
@@ -85,10 +89,12 @@ pub use image_gc_policy::ImageGcPolicy;
 pub use image_verification::{AllowedImages, ImageVerification};
 pub use node::{EvictionThresholds, MinimumReclaim, SoftThreshold, SoftThresholds, Threshold};
 pub use pod_logs::remove as remove_pod_logs;
+pub use pod_policy::{AllowedSysctl, PodPolicy, PullSlots};
 pub use private_file::replace as replace_private;
 pub use pull_activity::{ActivePull, PullActivity};
 pub use resource_managers::{ReservedMemory, ResourceManagerConfig};
 pub use run::{Error, run};
 pub use shutdown_policy::{ShutdownPeriod, ShutdownPeriods};
 pub use source::{ManifestUrl, StaticPodSources};
+pub use tls_options::TlsOptions;
 pub use topology::{CpuSet, CpuSetError, TopologyPolicy, TopologySettings};

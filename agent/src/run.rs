@@ -397,7 +397,7 @@ impl NodeServices {
             services: ServiceCache::new(client.clone(), checkpoint.clone(), configs.health().clone()),
             statuses: pod::StatusWriter::new(client, Arc::clone(&metrics)),
             configs,
-            machine: machine(&properties, &cgroups),
+            machine: machine(&config, &properties, &cgroups),
             allocatable: Amount {
                 cpu_millis: properties.allocatable.get("cpu").map_or(0, millis_of),
                 memory: properties.memory_allocatable(),
@@ -426,8 +426,13 @@ fn policy_gate(config: &AgentConfig) -> (PolicyGate, Option<GateEnd>) {
     gate(&config.node_name, record.as_deref())
 }
 
-fn machine(properties: &MachineProperties, cgroups: &Cgroups) -> Machine {
-    Machine { memory: properties.memory(), cgroup_v2: cgroups.is_v2(), limits_swap: cgroups.limits_swap() }
+fn machine(config: &AgentConfig, properties: &MachineProperties, cgroups: &Cgroups) -> Machine {
+    Machine {
+        memory: properties.memory(),
+        cgroup_v2: cgroups.is_v2(),
+        limits_swap: cgroups.limits_swap(),
+        has_cpu_quota: config.pod_policy.cpu_quota,
+    }
 }
 
 fn providers(config: &AgentConfig) -> Result<pod::Providers, Error> {

@@ -50,6 +50,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
+use crate::api_handlers::ApiHandlers;
 use crate::kubelet_metrics::RequestLabels;
 use crate::runtime::Body;
 use authorize::Caller;
@@ -69,6 +70,7 @@ pub struct Server {
     listener: TcpListener,
     tls: TlsAcceptor,
     connections: Limits,
+    handlers: ApiHandlers,
 }
 
 /// Answers requests.
@@ -76,6 +78,7 @@ pub struct Server {
 struct Handler {
     backend: Backend,
     limits: ResponseLimits,
+    handlers: ApiHandlers,
 }
 
 /// Maximum responses with all pods, or their usage, that are made at the same time: with 1,000 pods each takes megabytes.
@@ -97,7 +100,8 @@ impl Server {
         let tls = TlsAcceptor::from(Arc::new(tls::config(config)?));
         let listener = TcpListener::bind(config.listen).await;
         let listener = listener.map_err(|source| ServerError::Listen { address: config.listen, source })?;
-        Ok(Server { listener, tls, connections: Share::KubeletConnections.limits() })
+        let connections = Share::KubeletConnections.limits();
+        Ok(Server { listener, tls, connections, handlers: config.handlers })
     }
 
     /// The address that the server listens on. If the configured port is 0, the result has the port that the kernel
@@ -121,7 +125,8 @@ impl Server {
             match accepted {
                 Ok((connection, client)) => match connections.admit(client.ip()) {
                     Ok(permit) => {
-                        let handler = Handler { backend: backend.clone(), limits: limits.clone() };
+                        let (backend, limits) = (backend.clone(), limits.clone());
+                        let handler = Handler { backend, limits, handlers: self.handlers };
                         let serving = serve(connection, self.tls.clone(), handler, Arc::new(permit));
                         let shutdown = shutdown.clone();
                         tasks.spawn(async move { shutdown.run_until_cancelled(serving).await });
@@ -213,7 +218,7 @@ async fn respond_to(
     route: Option<Route>,
     request: Request<Incoming>,
 ) -> Response<Body> {
-    let Handler { backend, limits } = handler;
+    let Handler { backend, limits, handlers } = handler;
     let needed = access::RequiredPermission::of(request.method(), route.as_ref());
     if let Err(refused) = caller.may_use(&backend.access, request.headers(), needed).await {
         return refused.answer();
@@ -225,6 +230,9 @@ async fn respond_to(
     if !route.allows(request.method()) {
         return text(StatusCode::METHOD_NOT_ALLOWED, "405: Method Not Allowed");
     }
+    if let Some(why) = disabled(*handlers, &route) {
+        return text(StatusCode::METHOD_NOT_ALLOWED, why);
+    }
     let log_permit = match limits.log_permit(&route) {
         Ok(permit) => permit,
         Err(refused) => return refused.answer(),
@@ -235,6 +243,15 @@ async fn respond_to(
         Some(permit) => limits::log(response, permit),
         None => response,
     }
+}
+
+/// The response to a request whose handler is switched off, with upstream's text.
+fn disabled(handlers: ApiHandlers, route: &Route) -> Option<&'static str> {
+    if !handlers.debugging && route.is_for_debugging() {
+        return Some("Debug endpoints are disabled.\n");
+    }
+    let is_off = !handlers.system_log && matches!(route, Route::NodeLogs { .. });
+    is_off.then_some("logs endpoint is disabled.\n")
 }
 
 /// Responds to an authorized request.

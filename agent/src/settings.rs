@@ -22,6 +22,7 @@ mod nearest;
 mod node;
 mod nri;
 mod overlay;
+mod pod_policy;
 mod ranges;
 #[cfg(test)]
 mod reference;
@@ -82,6 +83,9 @@ settings! {
     /// Configuration file: TOML with keys like the flags, in the tables node, control-plane and runtime; or a
     /// KubeletConfiguration (.yaml, .yml, .json).
     config: Option<PathBuf> = unset "/etc/coracle/config.toml if it exists", "FILE";
+    /// Directory of files that are merged into the KubeletConfiguration of config in the order of their names: parts of a
+    /// KubeletConfiguration, each with the extension .conf. A later file takes precedence.
+    config_dir: Option<PathBuf> = unset "", "DIR";
     /// Directory of data that is kept across boots: images, volumes, pods, store, keys.
     state_dir: PathBuf = default "/var/lib/coracle", "DIR";
     /// Directory of data that is valid until the next boot: sockets and records.
@@ -281,28 +285,44 @@ pub(crate) fn start_log(flags: &Flags<LogSettings>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The environment, and the file that `flags` or the environment name.
+/// The environment, and the files that `flags` or the environment name.
 fn sources<T: Table>(flags: &Flags<T>) -> anyhow::Result<Sources> {
     let mut sources = Sources::new(std::env::vars_os());
-    let flag = flags.flag_values().get("config").and_then(|texts| texts.last());
-    let named = flag.or_else(|| sources.environment.get(&field::variable("config"))).map(PathBuf::from);
-    sources.file = match named {
-        Some(path) => read(&path)?,
-        None if Path::new(DEFAULT_FILE).exists() => read(Path::new(DEFAULT_FILE))?,
-        None => File::default(),
+    let named = |name: &str| {
+        let flag = flags.flag_values().get(name).and_then(|texts| texts.last());
+        flag.or_else(|| sources.environment.get(&field::variable(name))).map(PathBuf::from)
     };
+    let default = || Some(PathBuf::from(DEFAULT_FILE)).filter(|path| path.exists());
+    let (config, config_dir) = (named("config").or_else(default), named("config-dir"));
+    sources.file = read(config.as_deref(), config_dir.as_deref())?;
     Ok(sources)
 }
 
-/// Reads TOML, or the kubelet's YAML.
-fn read(path: &Path) -> anyhow::Result<File> {
+/// Reads TOML, or the kubelet's YAML and the files that are merged into it.
+fn read(config: Option<&Path>, config_dir: Option<&Path>) -> anyhow::Result<File> {
+    if let Some(path) = config.filter(|path| !is_of_kubelet(path)) {
+        anyhow::ensure!(
+            config_dir.is_none(),
+            "config-dir belongs to a KubeletConfiguration, and {} is TOML; set config to a .yaml file",
+            path.display()
+        );
+        let kubelet::Text { place, text } = text(path)?;
+        return File::parse_toml(&text, &place, TABLES);
+    }
+    let further = config_dir.map(kubelet::in_directory).transpose()?.unwrap_or_default();
+    let all = config.into_iter().chain(further.iter().map(PathBuf::as_path));
+    kubelet::parse(&all.map(text).collect::<anyhow::Result<Vec<_>>>()?)
+}
+
+/// Whether the file has the kubelet's format.
+fn is_of_kubelet(path: &Path) -> bool {
+    matches!(path.extension().and_then(|extension| extension.to_str()), Some("yaml" | "yml" | "json"))
+}
+
+fn text(path: &Path) -> anyhow::Result<kubelet::Text> {
     let text = coracle_agent::read_text(path, FILE_MAX)
         .with_context(|| format!("cannot read the configuration {}", path.display()))?;
-    let place = path.display().to_string();
-    match path.extension().and_then(|extension| extension.to_str()) {
-        Some("yaml" | "yml" | "json") => kubelet::parse(&text, &place),
-        _ => File::parse_toml(&text, &place, TABLES),
-    }
+    Ok(kubelet::Text { place: path.display().to_string(), text })
 }
 
 fn log_unknown_variables(sources: &Sources) {

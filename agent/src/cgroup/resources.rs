@@ -20,6 +20,8 @@ pub struct Machine {
     pub cgroup_v2: bool,
     /// Whether swap can be limited.
     pub limits_swap: bool,
+    /// Whether CPU limits are enforced by quotas: the kubelet's `cpuCFSQuota`.
+    pub has_cpu_quota: bool,
 }
 
 /// CPU and memory of a whole pod.
@@ -68,9 +70,10 @@ pub fn container_resources(pod: &Pod, container: &Container, machine: Machine) -
             unified.insert("memory.swap.max".to_owned(), "0".to_owned());
         }
     }
+    let enforced = if machine.has_cpu_quota { limit } else { 0 };
     LinuxContainerResources {
-        cpu_period: if limit > 0 { PERIOD } else { 0 },
-        cpu_quota: quota(limit).unwrap_or(0),
+        cpu_period: if enforced > 0 { PERIOD } else { 0 },
+        cpu_quota: quota(enforced).unwrap_or(0),
         cpu_shares: shares(weight),
         memory_limit_in_bytes: memory,
         memory_swap_limit_in_bytes: if machine.limits_swap { memory } else { 0 },
@@ -184,7 +187,8 @@ mod tests {
 
     use super::*;
 
-    const NODE: Machine = Machine { memory: 1 << 30, cgroup_v2: false, limits_swap: false };
+    const NODE: Machine =
+        Machine { memory: 1 << 30, cgroup_v2: false, limits_swap: false, has_cpu_quota: true };
 
     fn pod(spec: serde_json::Value) -> Pod {
         serde_json::from_value(json!({"metadata": {"name": "p", "uid": "u"}, "spec": spec})).expect("pod")
@@ -221,6 +225,15 @@ mod tests {
         let got = first(&pod(json!({"containers": [{"name": "a"}]})));
         assert_eq!((got.cpu_shares, got.cpu_quota, got.cpu_period, got.memory_limit_in_bytes), (2, 0, 0, 0));
         assert_eq!(got.oom_score_adj, 1000);
+    }
+
+    #[test]
+    fn a_node_without_quotas_enforces_no_cpu_limit_and_keeps_shares() {
+        let pod = pod(json!({"containers": [{"name": "a", "resources": {"limits": {"cpu": "2"}}}]}));
+        let machine = Machine { has_cpu_quota: false, ..NODE };
+        let got = container_resources(&pod, &pod.spec.as_ref().expect("spec").containers[0], machine);
+        assert_eq!((got.cpu_shares, got.cpu_quota, got.cpu_period), (2048, 0, 0));
+        assert_eq!(first(&pod).cpu_quota, 200_000);
     }
 
     #[test]

@@ -21,6 +21,8 @@ pub struct NodeConfig {
     pub labels: BTreeMap<String, String>,
     /// Taints at creation.
     pub taints: Vec<Taint>,
+    /// The machine's id at its cloud provider, at creation.
+    pub provider_id: Option<String>,
     /// Whether to create the Node object if it does not exist.
     pub register: bool,
     /// Port of the kubelet API.
@@ -56,6 +58,7 @@ impl NodeConfig {
             ips: Vec::new(),
             labels: BTreeMap::new(),
             taints: Vec::new(),
+            provider_id: None,
             register: true,
             kubelet_port: 10250,
             max_pods: 110,

@@ -64,7 +64,9 @@ pub(super) fn node(
     properties: &MachineProperties,
     current_state: &CurrentState,
 ) -> Node {
-    let taints = config.taints.clone();
+    let taints = Some(config.taints.clone()).filter(|taints| !taints.is_empty());
+    let provider_id = config.provider_id.clone();
+    let has_spec = taints.is_some() || provider_id.is_some();
     Node {
         metadata: ObjectMeta {
             name: Some(config.name.clone()),
@@ -77,7 +79,7 @@ pub(super) fn node(
             ),
             ..ObjectMeta::default()
         },
-        spec: (!taints.is_empty()).then(|| NodeSpec { taints: Some(taints), ..NodeSpec::default() }),
+        spec: has_spec.then(|| NodeSpec { taints, provider_id, ..NodeSpec::default() }),
         status: Some(status(config, properties, current_state, &NodeStatus::default())),
     }
 }
@@ -416,6 +418,15 @@ mod tests {
     fn ready(node: &Node) -> NodeCondition {
         let conditions = node.status.as_ref().and_then(|s| s.conditions.as_ref()).expect("conditions");
         conditions.iter().find(|c| c.type_ == "Ready").expect("Ready").clone()
+    }
+
+    #[test]
+    fn a_new_node_has_the_configured_id_of_its_cloud_provider() {
+        let of = |config: &NodeConfig| node(config, &properties(), &current_state(Ok(()), 1)).spec;
+        assert_eq!(of(&config()), None);
+        let id = Some("vendor://zone/machine".to_owned());
+        let spec = of(&NodeConfig { provider_id: id.clone(), ..config() }).expect("spec");
+        assert_eq!((spec.provider_id, spec.taints), (id, None));
     }
 
     #[test]

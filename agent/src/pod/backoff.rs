@@ -2,6 +2,7 @@
 //! s.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
@@ -35,6 +36,14 @@ impl KeyedBackoff {
     /// Delays of 1 s to 120 s, for operations that are cheap to retry.
     pub(crate) fn short() -> Self {
         Self { first: SignedDuration::from_secs(1), most: SignedDuration::from_secs(120), ..Self::default() }
+    }
+
+    /// Delays up to `most`. If it is shorter than the first delay of 10 s, all delays have this length, as in
+    /// `newCrashLoopBackOff` of upstream's `pkg/kubelet`.
+    pub(crate) fn up_to(most: Duration) -> Self {
+        let most = SignedDuration::try_from(most).unwrap_or(SignedDuration::MAX);
+        let default = Self::default();
+        Self { first: default.first.min(most), most, ..default }
     }
 
     /// The end of the wait after the event (an exit or a failed attempt). `None` if the wait has ended.
@@ -105,6 +114,20 @@ mod tests {
             now += expected;
             assert_eq!(backoff.until("a", at(now - expected), at(now)), None);
         }
+    }
+
+    #[test]
+    fn the_maximum_of_the_wait_can_be_shorter_than_its_default_and_than_the_first_wait() {
+        let waits = |most: u64| {
+            let mut backoff = KeyedBackoff::up_to(Duration::from_secs(most));
+            [0, 1, 2, 3].map(|now| {
+                backoff.fail("a", at(now), at(now));
+                backoff.seconds("a")
+            })
+        };
+        assert_eq!(waits(300), [10, 20, 40, 80]);
+        assert_eq!(waits(30), [10, 20, 30, 30]);
+        assert_eq!(waits(2), [2, 2, 2, 2]);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! State that all pods of the node share.
 
 use std::net::IpAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use tokio::sync::watch;
@@ -11,6 +10,7 @@ use super::pods::Pods;
 use super::pull::Providers;
 use super::pull::records::PullRecords;
 use super::resize::Resizes;
+use super::security::SeccompRules;
 use super::status::write::StatusWriter;
 use super::user_ids::UserIds;
 use crate::cgroup::resources::Amount;
@@ -75,13 +75,15 @@ impl NodeContext {
         self.ips.borrow().iter().map(ToString::to_string).collect()
     }
 
-    /// The cgroups of pods, without CPU quota if this pod has exclusive CPUs.
+    /// The cgroups of pods, without CPU quota if this pod has exclusive CPUs or the node has no quotas.
     pub(super) fn cgroups_of(&self, uid: &str) -> Cgroups {
-        let has_quota = !self.managers.has_exclusive_cpus(uid);
+        let has_quota = self.machine.has_cpu_quota && !self.managers.has_exclusive_cpus(uid);
         self.cgroups.clone().with_quota(has_quota)
     }
 
-    pub(super) fn seccomp_dir(&self) -> PathBuf {
-        self.config.state_dir.join("seccomp")
+    pub(super) fn seccomp(&self) -> SeccompRules {
+        let (dir, is_default) =
+            (self.config.state_dir.join("seccomp"), self.config.pod_policy.seccomp_default);
+        SeccompRules { dir, is_default }
     }
 }

@@ -1,5 +1,5 @@
 //! Image pulls for containers, by their pull policy and with the pod's credentials. The image store runs one pull of
-//! a reference at a time; further pulls wait for it.
+//! a reference at a time; further pulls wait for it. The node may limit the pulls at the same time.
 
 mod provider;
 pub(crate) mod records;
@@ -235,6 +235,8 @@ impl Subject<'_> {
         sandbox: Option<&cri::PodSandboxConfig>,
     ) -> Result<Present, Missing> {
         self.event(Level::Normal, "Pulling", format!("Pulling image \"{}\"", self.image));
+        let asked = Timestamp::now();
+        let _slot = self.node.config.pod_policy.pull_slots.take().await;
         let began = Timestamp::now();
         let uid = self.pod.metadata.uid.as_deref().unwrap_or_default();
         let _running = self.node.metrics.pull_times.begin(uid);
@@ -264,12 +266,13 @@ impl Subject<'_> {
         records.pulled(begun, &image.id, &reference.repository(), secret).await;
         let took = std::time::Duration::try_from(Timestamp::now() - began).unwrap_or_default();
         self.node.metrics.pulled(image.size, took);
-        let took = format!("{took:?}");
+        let with_wait = std::time::Duration::try_from(Timestamp::now() - asked).unwrap_or(took);
         self.event(
             Level::Normal,
             "Pulled",
             format!(
-                "Successfully pulled image \"{}\" in {took} ({took} including waiting). Image size: {} bytes.",
+                "Successfully pulled image \"{}\" in {took:?} ({with_wait:?} including waiting). Image size: {} \
+                 bytes.",
                 self.image, image.size
             ),
         );

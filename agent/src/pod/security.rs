@@ -1,6 +1,6 @@
 //! CRI security contexts of pods and containers.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
 use coracle_proto::cri;
@@ -33,6 +33,16 @@ fn throttle_counts(cpus: &Path) -> Vec<String> {
     let cpus = entries.filter(|entry| entry.file_name().to_str().is_some_and(is_cpu));
     let counts = cpus.map(|cpu| cpu.path().join("thermal_throttle")).filter(|counts| counts.is_dir());
     counts.map(|counts| counts.to_string_lossy().into_owned()).collect()
+}
+
+/// How the node translates seccomp profiles.
+#[derive(Clone, Debug)]
+pub(crate) struct SeccompRules {
+    /// Directory of the profiles with the type `Localhost`.
+    pub(crate) dir: PathBuf,
+    /// Whether a container without a profile has the runtime's default profile, as with the kubelet's `seccompDefault`.
+    /// Otherwise it is unconfined.
+    pub(crate) is_default: bool,
 }
 
 /// The user that an image sets.
@@ -102,7 +112,7 @@ pub(crate) fn container(
     spec: &PodSpec,
     container: &Container,
     image: &ImageUser,
-    seccomp_dir: &Path,
+    rules: &SeccompRules,
     users: Option<cri::IdMapping>,
 ) -> Result<cri::LinuxContainerSecurityContext, SecurityError> {
     let own = container.security_context.clone().unwrap_or_default();
@@ -133,11 +143,7 @@ pub(crate) fn container(
         no_new_privs: own.allow_privilege_escalation == Some(false),
         masked_paths: paths(&MASKED, THROTTLE_COUNTS.as_slice()),
         readonly_paths: paths(&READ_ONLY, &[]),
-        seccomp: Some(if privileged {
-            plain(ProfileType::Unconfined)
-        } else {
-            seccomp(profile, seccomp_dir)
-        }),
+        seccomp: Some(if privileged { plain(ProfileType::Unconfined) } else { seccomp(profile, rules) }),
         apparmor: own.app_armor_profile.as_ref().or(pods.app_armor_profile.as_ref()).map(apparmor),
         ..cri::LinuxContainerSecurityContext::default()
     })
@@ -205,14 +211,15 @@ fn plain(kind: ProfileType) -> cri::SecurityProfile {
     cri::SecurityProfile { profile_type: kind.into(), localhost_ref: String::new() }
 }
 
-/// Without a profile a container is unconfined, as with a kubelet without `seccompDefault`.
-fn seccomp(profile: Option<&SeccompProfile>, dir: &Path) -> cri::SecurityProfile {
-    let Some(profile) = profile else { return plain(ProfileType::Unconfined) };
+fn seccomp(profile: Option<&SeccompProfile>, rules: &SeccompRules) -> cri::SecurityProfile {
+    let Some(profile) = profile else {
+        return plain(if rules.is_default { ProfileType::RuntimeDefault } else { ProfileType::Unconfined });
+    };
     match (profile.type_.as_str(), &profile.localhost_profile) {
         ("RuntimeDefault", _) => plain(ProfileType::RuntimeDefault),
         ("Localhost", Some(file)) => cri::SecurityProfile {
             profile_type: ProfileType::Localhost.into(),
-            localhost_ref: dir.join(file).to_string_lossy().into_owned(),
+            localhost_ref: rules.dir.join(file).to_string_lossy().into_owned(),
         },
         _ => plain(ProfileType::Unconfined),
     }
@@ -228,8 +235,37 @@ mod tests {
         spec: serde_json::Value,
         image: &ImageUser,
     ) -> Result<cri::LinuxContainerSecurityContext, SecurityError> {
+        with_default(spec, image, false)
+    }
+
+    fn with_default(
+        spec: serde_json::Value,
+        image: &ImageUser,
+        is_default: bool,
+    ) -> Result<cri::LinuxContainerSecurityContext, SecurityError> {
         let spec: PodSpec = serde_json::from_value(spec).unwrap();
-        container(&spec, &spec.containers[0], image, Path::new("/seccomp"), None)
+        let rules = SeccompRules { dir: "/seccomp".into(), is_default };
+        container(&spec, &spec.containers[0], image, &rules, None)
+    }
+
+    #[test]
+    fn the_nodes_default_profile_is_for_containers_without_a_profile() {
+        let of = |pods: serde_json::Value, own: serde_json::Value, is_default: bool| {
+            let spec = json!({"securityContext": {"seccompProfile": pods},
+                "containers": [{"name": "c", "securityContext": own}]});
+            with_default(spec, &ImageUser::default(), is_default).unwrap().seccomp.unwrap()
+        };
+        let (unconfined, default) = (plain(ProfileType::Unconfined), plain(ProfileType::RuntimeDefault));
+        assert_eq!(of(json!(null), json!(null), true), default);
+        assert_eq!(of(json!(null), json!({"runAsUser": 5}), true), default);
+        assert_eq!(of(json!(null), json!(null), false), unconfined);
+        let own = json!({"seccompProfile": {"type": "Unconfined"}});
+        assert_eq!(of(json!(null), own.clone(), true), unconfined);
+        assert_eq!(of(json!({"type": "Unconfined"}), json!(null), true), unconfined);
+        assert_eq!(of(json!({"type": "RuntimeDefault"}), own, true), unconfined, "the container's own");
+        assert_eq!(of(json!(null), json!({"privileged": true}), true), unconfined, "it is not confined");
+        let file = json!({"type": "Localhost", "localhostProfile": "a.json"});
+        assert_eq!(of(file, json!(null), true).localhost_ref, "/seccomp/a.json");
     }
 
     #[test]

@@ -14,6 +14,7 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
+use std::time::Duration;
 
 use k8s_openapi::api::core::v1::{
     Container, EphemeralContainer, LinuxContainerUser, Pod, PodSpec, ResourceRequirements,
@@ -276,6 +277,11 @@ pub(crate) const VOLUMES: &str = "volumes";
 pub(crate) const RESIZE: &str = "resize";
 
 impl WorkerState {
+    /// The state of a worker that waits at most for this time before it starts a crashed container again.
+    pub(crate) fn with_max_restart_wait(most: Duration) -> Self {
+        Self { crashes: KeyedBackoff::up_to(most), ..Self::default() }
+    }
+
     /// Ends the back-off of containers whose image was changed. Upstream's key of the back-off includes the image.
     pub(crate) fn forget_crashes(&mut self, desired: &DesiredPod, observed: &ObservedPod) {
         for container in desired.pod().spec.iter().flat_map(|spec| &spec.containers) {

@@ -307,6 +307,7 @@ impl Sync {
             of_machine: self.node.volumes.allocatable(),
             pressure: self.node.pressure.current(),
             is_shutting_down: self.node.config.machine_shutdown.is_cancelled(),
+            allowed_sysctls: &self.node.config.pod_policy.allowed_sysctls,
         };
         let shortages = admit::admit(&input)?;
         admit::in_use::check(pod, &self.node.config)?;

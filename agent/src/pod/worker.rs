@@ -266,7 +266,7 @@ impl Worker {
             removed: restart::removed_before(desired.pod(), &pod_dir),
             kill_requests: stops.kill_requests,
             redefined: stops.redefined,
-            ..WorkerState::default()
+            ..WorkerState::with_max_restart_wait(start.node.config.pod_policy.max_restart_wait)
         };
         eviction::restore(&mut state, &start.node, &start.uid);
         let is_pending =

@@ -57,6 +57,7 @@ pub(crate) async fn run(settings: Settings, mut connection: ControlPlaneConnecti
     super::raise_open_files();
     let mut node = settings.node();
     if connection.kubeconfig.is_some() {
+        check_rotation(&node.serving)?;
         node.disable_cluster_services();
     }
     let endpoint = connection.container_runtime_endpoint.take();
@@ -80,6 +81,16 @@ pub(crate) async fn run(settings: Settings, mut connection: ControlPlaneConnecti
         identity: Identity::Joined(Arc::new(membership)),
     };
     run_node(node, endpoint, credentials, client).await
+}
+
+/// Refuses `rotate-certificates` with a kubeconfig. Otherwise the node would lose its access at the certificate's end.
+fn check_rotation(serving: &Serving) -> anyhow::Result<()> {
+    anyhow::ensure!(
+        !serving.rotates,
+        "rotate-certificates (rotateCertificates) cannot be set with --kubeconfig, whose client certificate the agent \
+         does not renew: use --join, or renew the certificate by another program and unset rotate-certificates"
+    );
+    Ok(())
 }
 
 /// Runs the node on the built-in container runtime, or on the container runtime at this endpoint.
@@ -196,6 +207,22 @@ mod tests {
     const CONFIG: &str = "{apiVersion: v1, kind: Config, current-context: c, \
         contexts: [{name: c, context: {cluster: c, user: u}}], \
         clusters: [{name: c, cluster: {server: 'http://192.0.2.1:8080'}}], users: [{name: u, user: {}}]}";
+
+    #[test]
+    fn a_kubeconfig_whose_certificate_must_be_renewed_is_refused() {
+        let of = |rotates: bool| Serving {
+            files: None,
+            bootstrap: false,
+            cert_dir: PathBuf::new(),
+            client_ca: None,
+            tls: coracle_agent::TlsOptions::default(),
+            handlers: coracle_agent::ApiHandlers::default(),
+            rotates,
+        };
+        assert!(check_rotation(&of(false)).is_ok());
+        let error = check_rotation(&of(true)).unwrap_err().to_string();
+        assert!(error.contains("--kubeconfig") && error.contains("use --join"), "{error}");
+    }
 
     #[test]
     fn the_progress_of_a_join_names_what_the_machine_waits_for() {

@@ -16,6 +16,8 @@ pub(super) fn server_config(config: &AgentConfig) -> ServerConfig {
             Identity::Requested(serving) => Certificate::Current(serving.serving()),
         },
         client_ca: config.client_ca.clone(),
+        tls: config.tls.clone(),
+        handlers: config.handlers,
     }
 }
 
@@ -25,6 +27,7 @@ pub(super) fn node_config(config: &AgentConfig, version: &VersionResponse) -> No
         ips: config.node_ips.clone(),
         labels: config.node_labels.clone(),
         taints: config.node_taints.clone(),
+        provider_id: config.provider_id.clone(),
         register: config.register_node,
         kubelet_port: config.kubelet_listen.port(),
         max_pods: config.max_pods,

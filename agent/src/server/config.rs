@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use rustls::server::ResolvesServerCert;
 
+use crate::api_handlers::ApiHandlers;
 use crate::certificate_files::CertificateFiles;
+use crate::tls_options::TlsOptions;
 
 /// Address, certificate and client CA of the kubelet API.
 #[derive(Clone, Debug)]
@@ -17,6 +19,10 @@ pub struct ServerConfig {
     pub certificate: Certificate,
     /// The CA of client certificates. None if no client certificate is accepted.
     pub client_ca: Option<PathBuf>,
+    /// TLS versions and cipher suites.
+    pub tls: TlsOptions,
+    /// The handlers that respond.
+    pub handlers: ApiHandlers,
 }
 
 /// The serving certificate of the kubelet API.

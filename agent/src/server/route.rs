@@ -88,6 +88,13 @@ impl Route {
         matches!(self, Self::Logs { .. } | Self::NodeLogs { .. })
     }
 
+    /// Whether the kubelet serves the resource only with `enableDebuggingHandlers`.
+    pub(super) fn is_for_debugging(&self) -> bool {
+        self.is_stream()
+            || self.is_log()
+            || matches!(self, Self::RunningPods | Self::Checkpoint(_) | Self::Configz)
+    }
+
     /// Whether the resource has this method.
     pub(super) fn allows(&self, method: &http::Method) -> bool {
         let (get, post) = (*method == http::Method::GET, *method == http::Method::POST);

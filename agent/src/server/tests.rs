@@ -17,6 +17,7 @@ use super::*;
 use crate::certificate_files::CertificateFiles;
 use crate::node::MachineProperties;
 use crate::runtime::{Proxy, Remote};
+use crate::tls_options::TlsOptions;
 use crate::volume::ClaimUsage;
 
 struct Pods {
@@ -138,7 +139,26 @@ fn config(dir: &Path, authority: &Authority) -> ServerConfig {
             key: path("key", &node.key_pem),
         }),
         client_ca: Some(path("ca", &authority.pem)),
+        tls: TlsOptions::default(),
+        handlers: ApiHandlers::default(),
     }
+}
+
+#[test]
+fn handlers_that_are_switched_off_do_not_respond() {
+    let off = |debugging, system_log, path| {
+        disabled(ApiHandlers { debugging, system_log }, &Route::of(path).expect("a path"))
+    };
+    let for_debugging = ["/exec/ns/p/c", "/containerLogs/ns/p/c", "/logs/", "/runningpods", "/configz"];
+    for path in for_debugging {
+        assert_eq!(off(false, true, path), Some("Debug endpoints are disabled.\n"), "{path}");
+        assert_eq!(off(true, true, path), None, "{path}");
+    }
+    for path in ["/pods", "/metrics", "/stats/summary", "/healthz"] {
+        assert_eq!(off(false, false, path), None, "{path}");
+    }
+    assert_eq!(off(true, false, "/logs/syslog"), Some("logs endpoint is disabled.\n"));
+    assert_eq!(off(true, false, "/containerLogs/ns/p/c"), None);
 }
 
 impl Running {

@@ -16,12 +16,14 @@ use crate::certificate_files::CertificateFiles;
 
 /// The TLS configuration. A client without a certificate is accepted: it may have a token.
 pub(super) fn config(config: &ServerConfig) -> Result<rustls::ServerConfig, ServerError> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let provider = config.tls.provider().map_err(|error| failed(Path::new("TLS"), error))?;
+    let provider = Arc::new(provider);
     let clients: Arc<dyn ClientCertVerifier> = match &config.client_ca {
         Some(path) => client_verifier(path, &provider)?,
         None => Arc::new(NoClientAuth),
     };
-    let builder = rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+    let builder = rustls::ServerConfig::builder_with_provider(provider);
+    let builder = builder.with_protocol_versions(config.tls.versions());
     let builder =
         builder.map_err(|error| failed(Path::new("TLS"), error))?.with_client_cert_verifier(clients);
     let mut tls = match &config.certificate {

@@ -8,9 +8,15 @@ use coracle_agent::{EvictionThresholds, MinimumReclaim, SoftThreshold, SoftThres
 use super::NodeSettings;
 use super::value::{Percent, Thresholds};
 
+/// Signals of the file system of images. It is the file system of pods (nodefs).
+const IMAGES_AVAILABLE: &str = "imagefs.available";
+const IMAGES_INODES_FREE: &str = "imagefs.inodesFree";
+
 /// Converts the settings to thresholds, and to the conditions under which a shortage ends.
 pub(super) fn decide(node: &NodeSettings) -> anyhow::Result<EvictionThresholds> {
-    let thresholds = thresholds(node.eviction_hard.as_ref(), node.disk_free_percent)?;
+    let keeps_defaults = node.merge_default_eviction_settings;
+    let unlisted = if keeps_defaults { EvictionThresholds::default() } else { EvictionThresholds::NONE };
+    let thresholds = thresholds(node.eviction_hard.as_ref(), node.disk_free_percent, unlisted)?;
     let soft = soft(node.eviction_soft.as_ref(), &node.eviction_soft_grace_period)?;
     Ok(EvictionThresholds {
         soft: SoftThresholds { max_pod_grace: node.eviction_max_pod_grace_period, ..soft },
@@ -21,8 +27,13 @@ pub(super) fn decide(node: &NodeSettings) -> anyhow::Result<EvictionThresholds> 
 }
 
 /// Maps signals to thresholds. Without `eviction-hard`, the defaults of [`EvictionThresholds`] apply, and
-/// `disk-free-percent` replaces the default of `nodefs.available`.
-fn thresholds(hard: Option<&Thresholds>, disk_free: Option<Percent>) -> anyhow::Result<EvictionThresholds> {
+/// `disk-free-percent` replaces the default of `nodefs.available`. `unlisted` has the thresholds of signals that are not
+/// in `hard`.
+fn thresholds(
+    hard: Option<&Thresholds>,
+    disk_free: Option<Percent>,
+    unlisted: EvictionThresholds,
+) -> anyhow::Result<EvictionThresholds> {
     let Some(Thresholds(signals)) = hard else {
         let defaults = EvictionThresholds::default();
         let nodefs_available = disk_free.map(|Percent(percent)| Threshold::percent(percent));
@@ -35,23 +46,42 @@ fn thresholds(hard: Option<&Thresholds>, disk_free: Option<Percent>) -> anyhow::
         disk_free.is_none(),
         "eviction-hard and disk-free-percent are both set: use only one of them"
     );
-    let mut thresholds = EvictionThresholds::NONE;
+    let mut thresholds = unlisted;
     for (signal, threshold) in signals {
         match signal.as_str() {
             "memory.available" => thresholds.memory_available = *threshold,
             "nodefs.available" => thresholds.nodefs_available = *threshold,
             "nodefs.inodesFree" => thresholds.nodefs_inodes_free = *threshold,
             "pid.available" => thresholds.pid_available = *threshold,
-            // The kubelet's defaults for a separate image disk, which the agent does not observe.
-            "imagefs.available" if *threshold == Threshold::percent(15) => {}
-            "imagefs.inodesFree" if *threshold == Threshold::percent(5) => {}
+            IMAGES_AVAILABLE | IMAGES_INODES_FREE => {}
             other => anyhow::bail!(
                 "eviction-hard: the signal {other} is not supported; use memory.available, nodefs.available, \
-                 nodefs.inodesFree or pid.available"
+                 nodefs.inodesFree, imagefs.available, imagefs.inodesFree or pid.available"
             ),
         }
     }
+    let with_images = |nodefs: Threshold, signal: &'static str| {
+        larger(nodefs, signals.get(signal).copied()).context(signal).context("eviction-hard")
+    };
+    thresholds.nodefs_available = with_images(thresholds.nodefs_available, IMAGES_AVAILABLE)?;
+    thresholds.nodefs_inodes_free = with_images(thresholds.nodefs_inodes_free, IMAGES_INODES_FREE)?;
     Ok(thresholds)
+}
+
+/// The larger one of two amounts of one file system: images are on nodefs.
+fn larger(nodefs: Threshold, imagefs: Option<Threshold>) -> anyhow::Result<Threshold> {
+    let Some(imagefs) = imagefs else { return Ok(nodefs) };
+    match (nodefs, imagefs) {
+        (Threshold::Amount(nodefs), Threshold::Amount(imagefs)) => Ok(Threshold::Amount(nodefs.max(imagefs))),
+        (Threshold::BasisPoints(nodefs), Threshold::BasisPoints(imagefs)) => {
+            Ok(Threshold::BasisPoints(nodefs.max(imagefs)))
+        }
+        (Threshold::Amount(0) | Threshold::BasisPoints(0), other)
+        | (other, Threshold::Amount(0) | Threshold::BasisPoints(0)) => Ok(other),
+        _ => anyhow::bail!(
+            "images are on nodefs, so imagefs and nodefs need both a quantity or both a percentage"
+        ),
+    }
 }
 
 /// Maps signals to soft thresholds with their grace periods.
@@ -91,12 +121,19 @@ fn minimum_reclaim(amounts: Option<&Thresholds>) -> anyhow::Result<MinimumReclai
             "nodefs.available" => reclaim.nodefs_available = *amount,
             "nodefs.inodesFree" => reclaim.nodefs_inodes_free = *amount,
             "pid.available" => reclaim.pid_available = *amount,
+            IMAGES_AVAILABLE | IMAGES_INODES_FREE => {}
             other => anyhow::bail!(
                 "eviction-minimum-reclaim: the signal {other} is not supported; use memory.available, \
-                 nodefs.available, nodefs.inodesFree or pid.available"
+                 nodefs.available, nodefs.inodesFree, imagefs.available, imagefs.inodesFree or pid.available"
             ),
         }
     }
+    let of_images = |signal: &str| amounts.and_then(|Thresholds(amounts)| amounts.get(signal).copied());
+    let with_images = |nodefs: Threshold, signal: &'static str| {
+        larger(nodefs, of_images(signal)).context(signal).context("eviction-minimum-reclaim")
+    };
+    reclaim.nodefs_available = with_images(reclaim.nodefs_available, IMAGES_AVAILABLE)?;
+    reclaim.nodefs_inodes_free = with_images(reclaim.nodefs_inodes_free, IMAGES_INODES_FREE)?;
     Ok(reclaim)
 }
 
@@ -110,14 +147,41 @@ mod tests {
     fn of(text: &str, disk_free: Option<u8>) -> anyhow::Result<EvictionThresholds> {
         let texts: Vec<String> = text.split(',').map(str::to_owned).collect();
         let hard = Option::<Thresholds>::parse(&texts).map_err(anyhow::Error::msg)?;
-        thresholds(hard.as_ref(), disk_free.map(Percent))
+        thresholds(hard.as_ref(), disk_free.map(Percent), EvictionThresholds::NONE)
     }
 
     #[test]
     fn without_thresholds_the_kubelets_defaults_apply() {
-        let defaults = thresholds(None, None).unwrap();
-        assert_eq!(defaults, EvictionThresholds::default());
-        assert_eq!(thresholds(None, Some(Percent(1))).unwrap().nodefs_available, Threshold::percent(1));
+        let of_nothing = |disk_free| thresholds(None, disk_free, EvictionThresholds::NONE).unwrap();
+        assert_eq!(of_nothing(None), EvictionThresholds::default());
+        assert_eq!(of_nothing(Some(Percent(1))).nodefs_available, Threshold::percent(1));
+    }
+
+    #[test]
+    fn signals_that_are_not_listed_keep_their_defaults_on_request() {
+        let node = |text: &str| decide(&super::super::tests::node_settings(text).unwrap()).unwrap();
+        let hard = "eviction-hard = { \"memory.available\" = \"1Gi\" }";
+        let merged = node(&format!("{hard}\nmerge-default-eviction-settings = true"));
+        let expected = EvictionThresholds {
+            memory_available: Threshold::Amount(1 << 30),
+            ..EvictionThresholds::default()
+        };
+        assert_eq!(merged, expected);
+        assert_eq!(node(hard).nodefs_available, EvictionThresholds::NONE.nodefs_available);
+    }
+
+    #[test]
+    fn of_the_signals_of_images_and_pods_the_larger_threshold_applies() {
+        let nodefs = |text: &str| of(text, None).map(|found| found.nodefs_available);
+        assert_eq!(nodefs("imagefs.available<5%,nodefs.available<10%").unwrap(), Threshold::percent(10));
+        assert_eq!(nodefs("imagefs.available<15%,nodefs.available<10%").unwrap(), Threshold::percent(15));
+        assert_eq!(nodefs("imagefs.available<15%").unwrap(), Threshold::percent(15));
+        assert_eq!(nodefs("imagefs.available<0%,nodefs.available<1Gi").unwrap(), Threshold::Amount(1 << 30));
+        assert_eq!(nodefs("imagefs.available<2Gi,nodefs.available<1Gi").unwrap(), Threshold::Amount(2 << 30));
+        let inodes = of("imagefs.inodesFree<7%,nodefs.inodesFree<5%", None).unwrap().nodefs_inodes_free;
+        assert_eq!(inodes, Threshold::percent(7));
+        let error = format!("{:#}", nodefs("imagefs.available<15%,nodefs.available<1Gi").unwrap_err());
+        assert!(error.starts_with("eviction-hard: imagefs.available: images are on nodefs"), "{error}");
     }
 
     #[test]
@@ -126,7 +190,7 @@ mod tests {
             of("memory.available<200Mi,nodefs.available<12.5%,imagefs.available<15%", None).unwrap();
         let expected = EvictionThresholds {
             memory_available: Threshold::parse("200Mi").unwrap(),
-            nodefs_available: Threshold::parse("12.5%").unwrap(),
+            nodefs_available: Threshold::percent(15),
             ..EvictionThresholds::NONE
         };
         assert_eq!(thresholds, expected);
@@ -170,12 +234,15 @@ mod tests {
         let expected = MinimumReclaim { nodefs_available: Threshold::percent(10), ..MinimumReclaim::NONE };
         assert_eq!(amounts, expected);
         assert_eq!(minimum_reclaim(None).unwrap(), MinimumReclaim::NONE);
-        assert!(minimum_reclaim(parse("imagefs.available=10%").as_ref()).is_err());
+        let of_images = minimum_reclaim(parse("imagefs.available=10%").as_ref()).unwrap();
+        assert_eq!(of_images, expected);
+        assert!(minimum_reclaim(parse("containerfs.available=10%").as_ref()).is_err());
     }
 
     #[test]
     fn unsupported_and_invalid_thresholds_are_refused() {
-        for wrong in ["imagefs.available<20%", "memory.free<1Gi", "memory.available", "nodefs.available<101%"]
+        for wrong in
+            ["containerfs.available<20%", "memory.free<1Gi", "memory.available", "nodefs.available<101%"]
         {
             assert!(of(wrong, None).is_err(), "{wrong}");
         }

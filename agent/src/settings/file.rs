@@ -60,8 +60,9 @@ impl File {
         let key = if table.is_empty() { name.to_owned() } else { format!("{table}.{name}") };
         let fields = tables.iter().filter(|(key, _)| *key == table);
         let mut fields = fields.flat_map(|(key, fields)| fields.iter().map(move |field| (*key, field)));
-        // The key `config` is invalid in a file, because it names the file.
-        let known = fields.find(|(_, field)| name != "config" && field.names().any(|known| known == name));
+        // The keys `config` and `config-dir` are invalid in a file, because they name the files.
+        let is_path_of_files = ["config", "config-dir"].contains(&name);
+        let known = fields.find(|(_, field)| !is_path_of_files && field.names().any(|known| known == name));
         let Some((table, field)) = known else {
             let hint = match value {
                 toml::Value::Table(_) if table.is_empty() => nearest::table_hint(name, tables),

@@ -1,42 +1,50 @@
 //! The kubelet's configuration file, `KubeletConfiguration` of `kubelet.config.k8s.io/v1beta1`.
 //!
 //! Decoding is strict as in the kubelet: an unknown or repeated field is an error. A field without an effect may only
-//! have its default value.
+//! have its default value. Files of a directory may be merged into the file.
 
+mod documents;
 mod fields;
+mod machine;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use anyhow::Context;
 use serde_yaml_ng::{Mapping, Value};
 
 use super::file::{File, FileValue};
 use super::nearest;
-use fields::{FIELDS, Support};
+use documents::Document;
+pub(super) use documents::in_directory;
+use fields::{FIELDS, Support, advice};
+use machine::Demand;
 
 const API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 
 /// Table of the node's settings.
 const NODE: &str = "node";
 
-/// The parsing of one file.
+/// Text of a file, and how errors name the file.
+pub(super) struct Text {
+    pub(super) place: String,
+    pub(super) text: String,
+}
+
+/// The parsing of one file, and of the files that are merged into it.
 struct Parser<'a> {
-    place: &'a str,
+    documents: &'a [Document],
     file: File,
     /// `address` and `port`, which are one setting here: `kubelet-listen`.
     listen: (Option<String>, Option<String>),
 }
 
-/// Parses a `KubeletConfiguration`. Problems of single fields are collected in the file.
-pub(super) fn parse(text: &str, place: &str) -> anyhow::Result<File> {
-    let root: Mapping = serde_yaml_ng::from_str(text).with_context(|| format!("cannot parse {place}"))?;
-    let is = |key: &str, expected: &str| root.get(key).and_then(Value::as_str) == Some(expected);
-    anyhow::ensure!(
-        is("apiVersion", API_VERSION) && is("kind", "KubeletConfiguration"),
-        "{place} is not a KubeletConfiguration of {API_VERSION}; other settings are read from TOML files"
-    );
-    let mut parser = Parser { place, file: File::default(), listen: (None, None) };
-    for (key, value) in &root {
+/// Parses a `KubeletConfiguration`, and merges further files into it. Problems of single fields are collected in the
+/// result.
+pub(super) fn parse(texts: &[Text]) -> anyhow::Result<File> {
+    let documents = texts.iter().map(document).collect::<anyhow::Result<Vec<_>>>()?;
+    let mut parser = Parser { documents: &documents, file: File::default(), listen: (None, None) };
+    for (key, value) in &documents::merged(&documents) {
         match key.as_str() {
             Some("apiVersion" | "kind") => {}
             Some(key) => parser.field(key, value),
@@ -47,11 +55,28 @@ pub(super) fn parse(text: &str, place: &str) -> anyhow::Result<File> {
     Ok(parser.file)
 }
 
+fn document(text: &Text) -> anyhow::Result<Document> {
+    let Text { place, text } = text;
+    let fields: Mapping = serde_yaml_ng::from_str(text).with_context(|| format!("cannot parse {place}"))?;
+    let is = |key: &str, expected: &str| fields.get(key).and_then(Value::as_str) == Some(expected);
+    anyhow::ensure!(
+        is("apiVersion", API_VERSION) && is("kind", "KubeletConfiguration"),
+        "{place} is not a KubeletConfiguration of {API_VERSION}; other settings are read from TOML files"
+    );
+    Ok(Document { place: place.clone(), fields })
+}
+
 // === impl Parser ===
 
 impl Parser<'_> {
     fn problem(&mut self, path: &str, problem: &str) {
-        self.file.problems.push(format!("{} {path}: {problem}", self.place));
+        let place = self.place(path);
+        self.file.problems.push(format!("{place}: {problem}"));
+    }
+
+    /// How errors name the field at this path: the file that gives it, and the path.
+    fn place(&self, path: &str) -> String {
+        format!("{} {path}", documents::place(self.documents, path))
     }
 
     /// Adds the field with this path, or the fields below it.
@@ -64,14 +89,18 @@ impl Parser<'_> {
                 return;
             }
             return match field.support {
-                Support::Setting(table, name) => self.setting(path, table, name, value),
+                Support::Setting(table, name) => match invalid(path, value) {
+                    Some(problem) => self.problem(path, problem),
+                    None => self.setting(path, table, name, value),
+                },
                 Support::Address => self.listen.0 = text(value),
                 Support::Port => self.listen.1 = text(value),
                 Support::Taints => self.taints(path, value),
                 Support::ReservedMemory => self.reserved_memory(path, value),
                 Support::ShutdownPeriods => self.shutdown_periods(path, value),
                 Support::Headers => self.headers(path, value),
-                Support::FailCgroupV1 => self.fail_cgroup_v1(path, value, has_cgroup_v1()),
+                Support::Verbosity => self.verbosity(path, value),
+                Support::Demand(demand) => self.demand(path, value, demand),
                 Support::Only(allowed) => self.only(path, value, allowed),
             };
         }
@@ -96,7 +125,10 @@ impl Parser<'_> {
 
     fn setting(&mut self, path: &str, table: &'static str, name: &'static str, value: &Value) {
         match file_value(value) {
-            Some(value) => self.file.insert(table, name, value, format!("{} {path}", self.place)),
+            Some(value) => {
+                let place = self.place(path);
+                self.file.insert(table, name, value, place);
+            }
             None => self.problem(path, "expected a single value, an array or an object of single values"),
         }
     }
@@ -117,22 +149,34 @@ impl Parser<'_> {
                 [] | [""] => "leave it unset".to_owned(),
                 allowed => format!("the only value is {}", allowed.join(" or ")),
             };
-            self.problem(path, &format!("this field is not supported; {default}"));
+            let advice = advice(path).map(|advice| format!("; {advice}")).unwrap_or_default();
+            self.problem(path, &format!("this field is not supported; {default}{advice}"));
         }
     }
 
-    /// Refuses a machine with cgroup v1 if the value is true.
-    fn fail_cgroup_v1(&mut self, path: &str, value: &Value, is_v1: bool) {
+    /// Refuses a machine without a property if the value is true.
+    fn demand(&mut self, path: &str, value: &Value, demand: Demand) {
         match value {
-            Value::Bool(true) if is_v1 => {
-                self.problem(
-                    path,
-                    "this machine has cgroup v1; boot it with cgroup v2, or set the field to false",
-                );
+            Value::Bool(true) => {
+                if let Some(why) = demand.unmet(Path::new("/proc"), Path::new("/sys/fs/cgroup")) {
+                    self.problem(path, &why);
+                }
             }
-            Value::Bool(_) => {}
+            Value::Bool(false) => {}
             _ => self.problem(path, "expected true or false"),
         }
+    }
+
+    /// Converts the verbosity of klog to a level of the log. Kubernetes logs at 4 what helps to debug, and at 6 requests.
+    fn verbosity(&mut self, path: &str, value: &Value) {
+        let level = match text(value).and_then(|text| text.parse::<u32>().ok()) {
+            Some(0..=3) => "info",
+            Some(4..=5) => "debug",
+            Some(_) => "trace",
+            None => return self.problem(path, "expected a whole number that is not negative"),
+        };
+        let place = self.place(path);
+        self.file.insert("", "log-level", FileValue::Single(level.to_owned()), place);
     }
 
     /// Converts taints, which are objects in this file, to the texts of the setting: the form of the kubelet's flag.
@@ -148,7 +192,7 @@ impl Parser<'_> {
         let Some(taints) = taints else {
             return self.problem(path, "expected an array of taints with key, value and effect");
         };
-        let place = format!("{} {path}", self.place);
+        let place = self.place(path);
         self.file.insert(NODE, "register-with-taints", FileValue::List(taints), place);
     }
 
@@ -168,7 +212,7 @@ impl Parser<'_> {
         let Some(all) = all else {
             return self.problem(path, "expected an array of objects with numaNode and limits");
         };
-        let place = format!("{} {path}", self.place);
+        let place = self.place(path);
         self.file.insert(NODE, "reserved-memory", FileValue::List(all), place);
     }
 
@@ -187,7 +231,7 @@ impl Parser<'_> {
             let expected = "expected an array of objects with priority and shutdownGracePeriodSeconds";
             return self.problem(path, expected);
         };
-        let place = format!("{} {path}", self.place);
+        let place = self.place(path);
         self.file.insert(NODE, "shutdown-grace-period-by-pod-priority", FileValue::Map(all), place);
     }
 
@@ -202,7 +246,7 @@ impl Parser<'_> {
         let Some(all) = all else {
             return self.problem(path, "expected an object with an array of values for each header");
         };
-        let place = format!("{} {path}", self.place);
+        let place = self.place(path);
         self.file.insert(NODE, "manifest-url-header", FileValue::List(all.concat()), place);
     }
 
@@ -215,13 +259,26 @@ impl Parser<'_> {
         };
         let address = if address.contains(':') { format!("[{address}]") } else { address };
         let value = FileValue::Single(format!("{address}:{port}"));
-        self.file.insert(NODE, "kubelet-listen", value, format!("{} address and port", self.place));
+        let place = self.place("address and port");
+        self.file.insert(NODE, "kubelet-listen", value, place);
     }
 }
 
-/// Whether the machine has the hierarchies of cgroup v1, alone or beside v2.
-fn has_cgroup_v1() -> bool {
-    !std::path::Path::new("/sys/fs/cgroup/cgroup.controllers").exists()
+/// Why the kubelet refuses a value that the setting accepts. Source: `ValidateKubeletConfiguration` of upstream's
+/// `pkg/kubelet/apis/config/validation`.
+fn invalid(path: &str, value: &Value) -> Option<&'static str> {
+    let text = text(value)?;
+    match path {
+        "containerLogMaxFiles" if text.parse::<i64>().is_ok_and(|count| count <= 1) => {
+            Some("the number must be greater than 1")
+        }
+        "podLogsDir" if !text.is_ascii() => Some("the path may only have ASCII characters"),
+        "podLogsDir" if !text.starts_with('/') => Some("the path must be absolute"),
+        "podLogsDir" if text.split('/').skip(1).any(|name| matches!(name, "" | "." | "..")) => {
+            Some("the path must not have empty names, '.' or '..'")
+        }
+        _ => None,
+    }
 }
 
 /// Whether this is a zero value. The kubelet replaces a zero value by the default if the field is not a pointer.
@@ -285,9 +342,9 @@ pub(super) fn reference() -> Reference {
             Support::ReservedMemory => "reserved-memory",
             Support::ShutdownPeriods => "shutdown-grace-period-by-pod-priority",
             Support::Headers => "manifest-url-header",
-            Support::FailCgroupV1 => {
-                let values = "unset, `false`, `true` on a machine with cgroup v2".to_owned();
-                reference.without_effect.push((field.path, values));
+            Support::Verbosity => "log-level",
+            Support::Demand(demand) => {
+                reference.without_effect.push((field.path, demand.accepted().to_owned()));
                 continue;
             }
             Support::Only(allowed) => {

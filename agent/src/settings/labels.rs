@@ -21,14 +21,10 @@ const ALLOWED: [&str; 12] = [
 /// Refuses labels that would make the API server refuse every write of the Node object.
 pub(super) fn check(labels: &BTreeMap<String, String>) -> anyhow::Result<()> {
     for (key, value) in labels {
-        let (domain, name) = key.split_once('/').unwrap_or(("", key));
-        let has_domain = key.contains('/');
+        let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+        anyhow::ensure!(is_key(key), "node-labels: {key:?} is not a label key, such as example.com/zone");
         anyhow::ensure!(
-            is_name(name) && (!has_domain || is_domain(domain)),
-            "node-labels: {key:?} is not a label key, such as example.com/zone"
-        );
-        anyhow::ensure!(
-            value.is_empty() || is_name(value),
+            is_value(value),
             "node-labels: {value:?} of {key} is not a label value: at most 63 letters, digits, '-', '_' and '.'"
         );
         let is_reserved = ["kubernetes.io", "k8s.io", "coracle.dev"]
@@ -44,6 +40,16 @@ pub(super) fn check(labels: &BTreeMap<String, String>) -> anyhow::Result<()> {
         );
     }
     Ok(())
+}
+
+/// Whether this is the key of a label or taint: a name, or a domain and a name.
+pub(super) fn is_key(text: &str) -> bool {
+    text.split_once('/').map_or_else(|| is_name(text), |(domain, name)| is_domain(domain) && is_name(name))
+}
+
+/// Whether this is the value of a label or taint: a name, or nothing.
+pub(super) fn is_value(text: &str) -> bool {
+    text.is_empty() || is_name(text)
 }
 
 /// At most 63 letters, digits, `-`, `_` and `.`; the first and last are letters or digits.

@@ -51,7 +51,7 @@ pub(super) fn variable_like(name: &str, tables: &Tables) -> Option<String> {
 
 /// The keys of a table that a file may have: all but `config`, which names the file.
 fn keys(fields: &'static [Field]) -> impl Iterator<Item = &'static str> {
-    fields.iter().filter(|field| field.name != "config").flat_map(Field::names)
+    fields.iter().filter(|field| !["config", "config-dir"].contains(&field.name)).flat_map(Field::names)
 }
 
 fn table_names(tables: &Tables) -> impl Iterator<Item = &'static str> {

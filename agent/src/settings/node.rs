@@ -1,18 +1,17 @@
 //! Settings of a node.
 
+mod checked;
+
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
 
 use anyhow::Context;
 use coracle_agent::{
-    AllowedImages, CpuSet, CredentialProviderPaths, EvictionThresholds, ImageGcPolicy, ImageVerification,
-    ResourceManagerConfig, ServiceProxyConfig, ShutdownPeriods, StaticPodSources, StubDomain,
+    AllowedImages, AllowedSysctl, CpuSet, CredentialProviderPaths, ImageGcPolicy, ImageVerification,
+    PodPolicy, ServiceProxyConfig, ShutdownPeriods, StaticPodSources, StubDomain,
 };
-use coracle_cri::{CgroupDriver, NriSettings};
 use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
@@ -26,9 +25,10 @@ use super::value::{
     ByteSize, GoDuration, IdleTimeout, PathOrOff, Percent, Resources, StubServer, Thresholds,
 };
 use super::{
-    Dirs, Serving, absolute, address_or_port, cgroup, image_gc, image_pull, labels, nri, overlay,
-    resource_managers, shutdown, static_pods,
+    Dirs, Serving, absolute, address_or_port, cgroup, image_gc, image_pull, labels, nri, overlay, pod_policy,
+    resource_managers, serving, shutdown, static_pods,
 };
+pub(crate) use checked::{Node, ShownSettings};
 
 settings! {
     /// Settings of a node. A node works with the defaults.
@@ -65,6 +65,8 @@ settings! {
     node_labels: BTreeMap<String, String> = default "", "LABELS";
     /// Taints of the Node object when the node creates it: key=value:effect.
     register_with_taints: Vec<Taint> = default "", "TAINTS";
+    /// Id of the machine at its cloud provider, for the Node object when the node creates it.
+    provider_id: Option<String> = unset "", "ID";
     /// Address and port of the kubelet API.
     kubelet_listen: Option<SocketAddr> = unset "port 10250 of all addresses", "ADDRESS";
     /// Port of the node's health check (/healthz) at 127.0.0.1, as the kubelet's healthzPort; 0: disabled.
@@ -129,8 +131,21 @@ settings! {
     overlay_route_protocol: u8 = default "67", "NUMBER";
     /// Maximum number of pods.
     max_pods: u32 = default "110", "COUNT";
+    /// Maximum number of pods for each CPU, if that is less than max-pods; 0: no limit.
+    pods_per_core: u32 = default "0", "COUNT";
     /// Maximum number of processes of a pod; -1: no limit.
     pod_max_pids: i64 = default "-1", "COUNT";
+    /// Use the container runtime's default seccomp profile (RuntimeDefault) for containers without a profile. Otherwise
+    /// they are unconfined. Running containers keep their profile.
+    seccomp_default: bool = default "false", "BOOL";
+    /// Sysctls that pods may set in addition to the safe ones: names, or starts of names with * at the end. Possible are
+    /// those of namespaces: kernel.shm*, kernel.msg*, kernel.sem, fs.mqueue.* and net.*.
+    allowed_unsafe_sysctls: Vec<AllowedSysctl> = default "", "SYSCTLS";
+    /// Enforce the CPU limits of containers by quotas. Otherwise a limit only replaces a missing request. Running containers
+    /// keep their quota.
+    cpu_cfs_quota: bool = default "true", "BOOL";
+    /// Maximum wait before a container that crashes repeatedly starts again, from 1s to 5m.
+    max_container_restart_period: GoDuration = default "5m", "DURATION";
     /// Resources reserved for the system: cpu, memory and ephemeral-storage. Pods cannot request them.
     system_reserved: Resources = default "", "RESOURCES";
     /// Resources reserved for the node's own processes, in addition to system-reserved.
@@ -160,9 +175,12 @@ settings! {
     topology_manager_policy_options: BTreeMap<String, String> = default "", "OPTIONS";
     /// Thresholds below which the node is under pressure, gets no new pods and evicts pods. The signals are
     /// memory.available, nodefs.available, nodefs.inodesFree and pid.available, each with a quantity or a percentage. A
-    /// signal that is not listed has no threshold.
+    /// signal that is not listed has no threshold. Images are on nodefs: of imagefs.available and nodefs.available, and of
+    /// both signals inodesFree, the larger threshold applies.
     eviction_hard: Option<Thresholds>
         = unset "memory.available<100Mi,nodefs.available<10%,nodefs.inodesFree<5%,pid.available<5%", "THRESHOLDS";
+    /// Keep the default thresholds of the signals that eviction-hard does not list.
+    merge_default_eviction_settings: bool = default "false", "BOOL";
     /// Thresholds below which the node is under pressure, and evicts pods after the time in eviction-soft-grace-period. The
     /// signals are those of eviction-hard.
     eviction_soft: Option<Thresholds> = unset "", "THRESHOLDS";
@@ -200,6 +218,10 @@ settings! {
     pinned_image: Vec<PinPattern> = default "", "PATTERN";
     /// Directory of registry mirrors: a subdirectory per host with a hosts.toml, as for containerd.
     registry_config_dir: Option<PathBuf> = unset "", "DIR";
+    /// Pull one image at a time. By default, images are pulled at the same time.
+    serialize_image_pulls: bool = default "false", "BOOL";
+    /// Maximum number of images that are pulled at the same time. More than 1 only without serialize-image-pulls.
+    max_parallel_image_pulls: Option<NonZero<u32>> = unset "no limit", "COUNT";
     /// Images of the store that a pod may use without a verification of its pull secrets. NeverVerify: all.
     /// NeverVerifyPreloadedImages: those that the node did not pull. NeverVerifyAllowlistedImages: those of
     /// preloaded-images-verification-allowlist. AlwaysVerify: none.
@@ -232,6 +254,18 @@ settings! {
     client_ca_file: Option<PathBuf> = unset "client certificates are refused", "FILE";
     /// Request the certificate of the kubelet API from the cluster, and renew it (only with `agent --kubeconfig`).
     server_tls_bootstrap: bool = default "false", "BOOL";
+    /// Require that the node's client certificate is renewed before its end. A joined node always renews it. With
+    /// `agent --kubeconfig`, true is refused.
+    rotate_certificates: bool = default "false", "BOOL";
+    /// Minimum version of TLS of the kubelet API: VersionTLS12 or VersionTLS13.
+    kubelet_tls_min_version: serving::TlsVersion = default "VersionTLS12", "VERSION";
+    /// Cipher suites of the kubelet API for TLS 1.2, by their names in Go. Those of TLS 1.3 are always in use.
+    kubelet_tls_cipher_suites: Vec<String> = unset "all supported ones", "SUITE";
+    /// Serve logs, exec, attach, port-forward, checkpoints and settings of the kubelet API. Without them, kubectl logs and
+    /// exec do not work on this node.
+    enable_debugging_handlers: bool = default "true", "BOOL";
+    /// Serve the logs of the node below /logs/ of the kubelet API.
+    enable_system_log_handler: bool = default "true", "BOOL";
     /// Directory of the certificates that the node makes or requests.
     cert_dir: Option<PathBuf> = unset "agent/pki in the state directory", "DIR";
 }
@@ -250,77 +284,12 @@ fn local_volumes(settings: &NodeSettings, state: &Path) -> anyhow::Result<PathBu
     set.map_or_else(|| absolute(&state.join("local-volumes")), absolute)
 }
 
-/// Offset of the cluster DNS address in the service range.
-const DNS_NUMBER: u32 = 10;
 /// Default address of the service proxy's mode and metrics, as kube-proxy's.
 const PROXY_STATUS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 
-/// Checked settings of a node.
-#[derive(Clone, Debug)]
-pub(crate) struct Node {
-    pub(crate) dirs: Dirs,
-    pub(crate) local_volume_dir: PathBuf,
-    pub(crate) plugin_registry_dir: PathBuf,
-    pub(crate) pod_log_dir: PathBuf,
-    pub(crate) static_pods: StaticPodSources,
-    pub(crate) cgroup_root: String,
-    pub(crate) cgroup_driver: CgroupDriver,
-    pub(crate) name: String,
-    pub(crate) ips: Vec<IpAddr>,
-    pub(crate) register: bool,
-    pub(crate) labels: BTreeMap<String, String>,
-    pub(crate) taints: Vec<Taint>,
-    pub(crate) kubelet_listen: SocketAddr,
-    /// Address and port of the node's health check. None if it is disabled.
-    pub(crate) healthz: Option<SocketAddr>,
-    pub(crate) cluster_dns: Vec<IpAddr>,
-    /// Whether the node serves DNS at `cluster_dns`.
-    pub(crate) serve_dns: bool,
-    /// Domains whose names are resolved by their own servers instead of the host's.
-    pub(crate) dns_stub_domains: Vec<StubDomain>,
-    /// Whether `serve_dns`, `service_proxy` and `network_policy` are set explicitly.
-    explicit: [bool; 3],
-    /// Whether `cluster_dns` is derived from the local service range.
-    derived_dns: bool,
-    pub(crate) service_proxy: Option<ServiceProxyConfig>,
-    /// Name of the nftables table of NetworkPolicies. `None`: the node does not enforce them.
-    pub(crate) network_policy_table: Option<String>,
-    pub(crate) cluster_domain: String,
-    pub(crate) resolv_conf: Option<PathBuf>,
-    pub(crate) cni: Cni,
-    pub(crate) bridge: String,
-    pub(crate) nft_table: String,
-    pub(crate) mtu: Option<u32>,
-    pub(crate) overlay: Option<coracle_cni::OverlayConfig>,
-    pub(crate) max_pods: u32,
-    pub(crate) pod_pids_limit: Option<i64>,
-    pub(crate) system_reserved: BTreeMap<String, String>,
-    pub(crate) kube_reserved: BTreeMap<String, String>,
-    pub(crate) resource_managers: ResourceManagerConfig,
-    pub(crate) eviction: EvictionThresholds,
-    pub(crate) shutdown_periods: ShutdownPeriods,
-    pub(crate) lease_seconds: u16,
-    pub(crate) image_gc: ImageGcPolicy,
-    pub(crate) image_verification: ImageVerification,
-    pub(crate) pinned_images: Vec<PinPattern>,
-    pub(crate) registry_config_dir: Option<PathBuf>,
-    pub(crate) credential_providers: Option<CredentialProviderPaths>,
-    pub(crate) nri: NriSettings,
-    pub(crate) log_max_size: u64,
-    pub(crate) log_max_files: u32,
-    pub(crate) stream_idle_limit: Option<Duration>,
-    pub(crate) serving: Serving,
-    pub(crate) shown: ShownSettings,
-}
-
-/// Settings in the forms in which the kubelet API shows them.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct ShownSettings {
-    /// The settings in effect as texts, by the names of their flags.
-    pub(crate) flags: BTreeMap<String, String>,
-    /// The metric of the feature gates, in the text format of Prometheus.
-    pub(crate) feature_metrics: Arc<str>,
-}
+/// Garbage collection of images, their verification, and the credential providers. `None` for invalid settings.
+type ImageSettings =
+    (Option<ImageGcPolicy>, Option<ImageVerification>, Option<Option<CredentialProviderPaths>>);
 
 // === impl NodeSettings ===
 
@@ -329,12 +298,10 @@ impl NodeSettings {
     pub(super) fn decide(self, dirs: &Dirs, gates: &FeatureGates, sources: &mut Sources) -> Option<Node> {
         let name = sources.take(self.node_name.clone().map_or_else(host_name, Ok));
         let overlay = name.as_deref().and_then(|name| sources.take(overlay::decide(&self, name)));
-        let (gc, eviction) = (sources.take(image_gc::decide(&self)), sources.take(eviction::decide(&self)));
-        let image_verification = sources.take(image_pull::decide(&self));
+        let eviction = sources.take(eviction::decide(&self));
+        let (image_gc, image_verification, credential_providers) = self.images(sources);
         let serving = sources.take(Serving::decide(&self, &dirs.state));
-        let credential_providers = sources.take(image_pull::credential_providers(&self));
-        let static_pods = sources.take(static_pods::decide(&self));
-        let shutdown_periods = sources.take(shutdown::decide(&self));
+        let (static_pods, shutdown_periods, pod_policy) = self.pods(sources);
         let [pod_log_dir, local_volume_dir, plugin_registry_dir] = self.directories(&dirs.state, sources);
         let resource_managers = sources.take(resource_managers::decide(&self, gates));
         let [system_reserved, kube_reserved] = resource_managers::reserved(&self);
@@ -353,6 +320,7 @@ impl NodeSettings {
             register: self.register_node,
             labels: sources.take(labels::check(&self.node_labels)).map(|()| self.node_labels)?,
             taints: self.register_with_taints,
+            provider_id: self.provider_id,
             kubelet_listen: address_or_port(self.kubelet_listen, 10250),
             healthz: served(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), self.healthz_port)),
             serve_dns: self.serve_dns.unwrap_or(self.cluster_dns.is_empty()),
@@ -367,15 +335,16 @@ impl NodeSettings {
             nft_table: self.nft_table,
             mtu: self.mtu,
             overlay: overlay?,
-            max_pods: self.max_pods,
+            max_pods: pod_policy::max_pods(self.max_pods, self.pods_per_core, pod_policy::cpus()),
             pod_pids_limit: Some(self.pod_max_pids).filter(|limit| *limit > 0),
+            pod_policy: pod_policy?,
             system_reserved,
             kube_reserved,
             resource_managers: resource_managers?,
             eviction: eviction?,
             shutdown_periods: shutdown_periods?,
             lease_seconds: self.node_lease_seconds.get(),
-            image_gc: gc?,
+            image_gc: image_gc?,
             image_verification: image_verification?,
             pinned_images: self.pinned_image,
             registry_config_dir: self.registry_config_dir,
@@ -387,6 +356,27 @@ impl NodeSettings {
             serving: serving?,
             shown: ShownSettings::default(),
         })
+    }
+
+    /// Garbage collection of images, and the access to images.
+    fn images(&self, sources: &mut Sources) -> ImageSettings {
+        (
+            sources.take(image_gc::decide(self)),
+            sources.take(image_pull::decide(self)),
+            sources.take(image_pull::credential_providers(self)),
+        )
+    }
+
+    /// Static pods, periods of pods at a shutdown, and the settings of all pods.
+    fn pods(
+        &self,
+        sources: &mut Sources,
+    ) -> (Option<StaticPodSources>, Option<ShutdownPeriods>, Option<PodPolicy>) {
+        (
+            sources.take(static_pods::decide(self)),
+            sources.take(shutdown::decide(self)),
+            sources.take(pod_policy::decide(self)),
+        )
     }
 
     /// The directories of logs, of local volumes, and of the registrations of drivers.
@@ -408,48 +398,6 @@ impl NodeSettings {
             node_port_addresses: self.node_port_addresses.clone(),
             healthz: served(address_or_port(self.service_proxy_healthz, 10256)),
             status: served(self.service_proxy_status.unwrap_or(PROXY_STATUS)),
-        }
-    }
-}
-
-// === impl Node ===
-
-impl Node {
-    /// Addresses that the node serves itself.
-    pub(crate) fn served_here(&self) -> Vec<IpAddr> {
-        if self.serve_dns { self.cluster_dns.clone() } else { Vec::new() }
-    }
-
-    /// Sets the address of the DNS server that the node runs, unless one is configured.
-    pub(super) fn serve_dns_in(&mut self, services: IpNetwork) {
-        if !self.serve_dns || !self.cluster_dns.is_empty() {
-            return;
-        }
-        let address = match services {
-            IpNetwork::V4(network) => network.nth(DNS_NUMBER).map(IpAddr::V4),
-            IpNetwork::V6(network) => network.nth(DNS_NUMBER.into()).map(IpAddr::V6),
-        };
-        self.cluster_dns.extend(address);
-        self.serve_dns = address.is_some();
-        self.derived_dns = true;
-    }
-
-    /// Disables DNS, the service proxy and network policies unless they are set explicitly. In a cluster with another
-    /// control plane, other programs run them. The role system:node may not read EndpointSlices and NetworkPolicies
-    /// there, and the service range is unknown.
-    pub(crate) fn disable_cluster_services(&mut self) {
-        let [dns, proxy, policies] = self.explicit;
-        if !policies {
-            self.network_policy_table = None;
-        }
-        if !proxy {
-            self.service_proxy = None;
-        }
-        if !dns {
-            self.serve_dns = false;
-            if self.derived_dns {
-                self.cluster_dns.clear();
-            }
         }
     }
 }

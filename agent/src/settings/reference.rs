@@ -51,6 +51,10 @@ with `.yaml`, `.yml` or `.json`. The fields of the first table are honoured. A f
 and may only be unset or have its default. Any other value is an error that names the field, as is an unknown or repeated
 field. As in the kubelet, zero values such as `0s` and `\"\"` count as unset, except for fields that are pointers there.
 
+`--config-dir` names a directory with further parts of the configuration: files with the extension `.conf`, each with
+`apiVersion` and `kind`, also in subdirectories. They are merged into the file of `--config` in the order of their names, as in
+the kubelet: objects are merged, arrays and single values are replaced, and `null` removes a field.
+
 If `evictionHard` is set, signals that it does not list have no threshold, as in the kubelet. Settings without a field in
 the kubelet's file are given by flags and environment variables.
 

@@ -1,9 +1,12 @@
-//! The certificate of the kubelet API, for an agent with a kubeconfig.
+//! The certificate, the TLS options and the handlers of the kubelet API.
 
 use std::path::{Path, PathBuf};
 
-use coracle_agent::CertificateFiles;
+use anyhow::Context;
+use clap::ValueEnum;
+use coracle_agent::{ApiHandlers, CertificateFiles, TlsOptions};
 
+use super::value::choices;
 use super::{NodeSettings, absolute};
 
 /// The certificate of the kubelet API, and the CA of its clients.
@@ -16,7 +19,23 @@ pub(crate) struct Serving {
     /// Directory of certificates that the node makes or requests.
     pub(crate) cert_dir: PathBuf,
     pub(crate) client_ca: Option<PathBuf>,
+    pub(crate) tls: TlsOptions,
+    /// The handlers of the kubelet API that respond.
+    pub(crate) handlers: ApiHandlers,
+    /// Whether the client certificate must be renewed before its end.
+    pub(crate) rotates: bool,
 }
+
+/// Minimum version of TLS, by upstream's names.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum TlsVersion {
+    #[value(name = "VersionTLS12")]
+    Tls12,
+    #[value(name = "VersionTLS13")]
+    Tls13,
+}
+
+choices!(TlsVersion);
 
 // === impl Serving ===
 
@@ -35,7 +54,23 @@ impl Serving {
                  one; use only one of them"
             );
         }
+        let tls = TlsOptions {
+            requires_tls13: node.kubelet_tls_min_version == TlsVersion::Tls13,
+            cipher_suites: node.kubelet_tls_cipher_suites.clone(),
+        };
+        tls.check().map_err(anyhow::Error::msg).context("kubelet-tls-cipher-suites")?;
         let cert_dir = node.cert_dir.clone().unwrap_or_else(|| state.join("agent/pki"));
-        Ok(Self { files, bootstrap, cert_dir: absolute(&cert_dir)?, client_ca: node.client_ca_file.clone() })
+        Ok(Self {
+            files,
+            bootstrap,
+            cert_dir: absolute(&cert_dir)?,
+            client_ca: node.client_ca_file.clone(),
+            tls,
+            handlers: ApiHandlers {
+                debugging: node.enable_debugging_handlers,
+                system_log: node.enable_system_log_handler,
+            },
+            rotates: node.rotate_certificates,
+        })
     }
 }

@@ -8,12 +8,13 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::ValueEnum;
-use coracle_agent::{AllowedImages, Threshold};
+use coracle_agent::{AllowedImages, AllowedSysctl, Threshold};
 use coracle_images::PinPattern;
 use ipnetwork::IpNetwork;
 use k8s_openapi::api::core::v1::Taint;
 
 use super::field::ValueKind;
+use super::labels;
 
 /// The type of a setting: a single value, an optional value, a list or a map.
 pub(crate) trait Value: Sized {
@@ -283,6 +284,12 @@ impl Single for AllowedImages {
     }
 }
 
+impl Single for AllowedSysctl {
+    fn parse(text: &str) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
 impl Single for Percent {
     fn parse(text: &str) -> Result<Self, String> {
         let expected = "a whole number from 0 to 100";
@@ -366,6 +373,12 @@ impl Single for Taint {
         };
         if key.is_empty() {
             return Err(expected());
+        }
+        if !labels::is_key(key) {
+            return Err(format!("{key:?} is not the key of a taint, such as example.com/gpu"));
+        }
+        if let Some(wrong) = value.as_deref().filter(|value| !labels::is_value(value)) {
+            return Err(format!("{wrong:?} is not a value: at most 63 letters, digits, '-', '_' and '.'"));
         }
         Ok(Taint { key: key.to_owned(), value, effect: effect.to_owned(), time_added: None })
     }

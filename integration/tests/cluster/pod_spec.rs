@@ -3,7 +3,8 @@
 use std::fs;
 use std::path::Path;
 
-use coracle_integration::{Cluster, Machine, eventually, http_get, on_a_cluster};
+use coracle_integration::{Cluster, Machine, eventually, http_get, on_a_cluster, on_a_machine};
+use serde_json::json;
 
 fn run(cluster: &Cluster, manifest: &str, pod: &str) {
     cluster.apply(manifest);
@@ -101,6 +102,47 @@ fn limits_users_and_capabilities_are_applied() {
         }
         assert!(!cluster.try_kubectl(&["exec", "p", "--", "touch", "/x"]).status.success());
         assert_eq!(cluster.get(&["pod", "p"])["status"]["qosClass"], "Guaranteed");
+    });
+}
+
+/// A KubeletConfiguration and a file of its directory set what pods get without a word in their specification.
+#[test]
+fn the_nodes_settings_of_all_pods_apply_to_pods_of_the_api_and_to_static_pods() {
+    on_a_machine(|machine| {
+        let mirrors = machine.start_registry();
+        let (file, parts, manifests) =
+            (machine.path("kubelet.yaml"), machine.path("parts"), machine.path("manifests"));
+        let head = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
+        fs::create_dir(&parts).unwrap();
+        fs::create_dir(&manifests).unwrap();
+        let settings = format!("staticPodPath: {}\nserializeImagePulls: true\n", manifests.display());
+        fs::write(&file, format!("{head}{settings}seccompDefault: false\n")).unwrap();
+        let part = "seccompDefault: true\nallowedUnsafeSysctls: [net.core.somaxconn]\n";
+        fs::write(parts.join("10.conf"), format!("{head}{part}")).unwrap();
+        let pod = |name: &str, sysctl: &str| {
+            json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": {
+                "terminationGracePeriodSeconds": 0,
+                "securityContext": {"sysctls": [{"name": sysctl, "value": "99"}]},
+                "containers": [{"name": "c", "image": "busybox", "command": ["sleep", "100000"]}]}})
+            .to_string()
+        };
+        fs::write(manifests.join("static.json"), pod("static", "net.core.somaxconn")).unwrap();
+        let (file, parts) = (file.to_str().unwrap(), parts.to_str().unwrap());
+        let flags = ["--image-gc-high-threshold", "100", "--config", file, "--config-dir", parts];
+        let cluster = Cluster::up_with(machine, &mirrors, &flags);
+        run(&cluster, &pod("p", "net.core.somaxconn"), "p");
+        eventually("the static pod", 120, || {
+            cluster.try_kubectl(&["exec", "static-node-1", "--", "true"]).status.success()
+        });
+        for name in ["p", "static-node-1"] {
+            let read = |path: &str| cluster.kubectl(&["exec", name, "--", "cat", path]);
+            assert!(read("/proc/1/status").contains("Seccomp:\t2"), "{name}");
+            assert_eq!(read("/proc/sys/net/core/somaxconn"), "99\n", "{name}");
+        }
+        cluster.apply(&pod("refused", "net.ipv4.ip_forward"));
+        eventually("the rejection of a sysctl that is not allowed", 60, || {
+            cluster.get(&["pod", "refused"])["status"]["reason"] == "SysctlForbidden"
+        });
     });
 }
 

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use crate::cgroup::resources::Amount;
 use crate::node::Pressure;
 use crate::pod::state::Verdict;
+use crate::pod_policy::AllowedSysctl;
 
 /// Inputs of admission.
 pub(crate) struct AdmissionInput<'a> {
@@ -28,6 +29,8 @@ pub(crate) struct AdmissionInput<'a> {
     pub(crate) pressure: Pressure,
     /// Whether the machine shuts down and the node ends its pods.
     pub(crate) is_shutting_down: bool,
+    /// Sysctls beyond the safe ones that pods may set.
+    pub(crate) allowed_sysctls: &'a [AllowedSysctl],
 }
 
 /// Resources of a node that pods hold.

@@ -1,7 +1,8 @@
-//! Checks sysctls: only sysctls that are namespaced and safe are accepted.
+//! Checks sysctls: only sysctls that are namespaced, and safe or allowed by the node, are accepted.
 
 use super::input::{AdmissionInput, refuse};
 use crate::pod::state::Verdict;
+use crate::pod_policy::{AllowedSysctl, SysctlNamespace, with_dots};
 
 /// Upstream's safe sysctls: namespaced, without effect on other pods.
 const SAFE: [&str; 12] = [
@@ -23,34 +24,25 @@ pub(super) fn check(input: &AdmissionInput<'_>) -> Result<(), Verdict> {
     let Some(spec) = &input.pod.spec else { return Ok(()) };
     let sysctls = spec.security_context.iter().flat_map(|c| c.sysctls.iter().flatten());
     for sysctl in sysctls {
-        let name = dotted(&sysctl.name);
+        let name = with_dots(&sysctl.name);
         let forbidden = |why: &str| {
             let message = format!("Pod was rejected: forbidden sysctl: {name:?} {why}");
             refuse("SysctlForbidden", message)
         };
-        if !SAFE.contains(&name.as_str()) {
+        if !SAFE.contains(&name.as_str()) && !is_allowed(input.allowed_sysctls, &name) {
             return Err(forbidden("not allowlisted"));
         }
-        if spec.host_network == Some(true) && name.starts_with("net.") {
+        let namespace = SysctlNamespace::of(&name);
+        if spec.host_network == Some(true) && namespace == Some(SysctlNamespace::Network) {
             return Err(forbidden("not allowed with host net enabled"));
         }
-        if spec.host_ipc == Some(true) && name.starts_with("kernel.shm") {
+        if spec.host_ipc == Some(true) && namespace == Some(SysctlNamespace::Ipc) {
             return Err(forbidden("not allowed with host ipc enabled"));
         }
     }
     Ok(())
 }
 
-/// Normalizes a name to dots as separators. Names with slashes are accepted.
-fn dotted(name: &str) -> String {
-    let slash_first = name.find('/').is_some_and(|slash| name.find('.').is_none_or(|dot| slash < dot));
-    if !slash_first {
-        return name.to_owned();
-    }
-    let swap = |c| match c {
-        '/' => '.',
-        '.' => '/',
-        other => other,
-    };
-    name.chars().map(swap).collect()
+fn is_allowed(allowed: &[AllowedSysctl], name: &str) -> bool {
+    allowed.iter().any(|allowed| allowed.permits(name))
 }

@@ -7,6 +7,7 @@ use serde_json::json;
 use super::*;
 use crate::cgroup::resources::{Amount, pod_requests};
 use crate::node::Pressure;
+use crate::pod_policy::AllowedSysctl;
 
 static NOTHING: BTreeMap<String, Quantity> = BTreeMap::new();
 
@@ -46,6 +47,7 @@ fn decide(wanted: serde_json::Value, others: &[serde_json::Value], node: serde_j
         of_machine: &machine,
         pressure,
         is_shutting_down: false,
+        allowed_sysctls: &["net.core.*", "kernel.msgmax"].map(|name| name.parse::<AllowedSysctl>().unwrap()),
     };
     match admit(&input) {
         Ok(shortages) if shortages.is_empty() => "admitted".to_owned(),
@@ -120,6 +122,7 @@ fn a_disk_of_unknown_size_has_no_ephemeral_storage_for_requests() {
             of_machine: &NOTHING,
             pressure: Pressure::default(),
             is_shutting_down: false,
+            allowed_sysctls: &[],
         };
         admit(&input).err().map(|verdict| verdict.reason)
     };
@@ -141,6 +144,7 @@ fn rejected_under(pressure: Pressure, spec: serde_json::Value) -> Option<String>
         of_machine: &NOTHING,
         pressure,
         is_shutting_down: false,
+        allowed_sysctls: &[],
     };
     let verdict = admit(&input).err()?;
     assert_eq!(rejection_event(&verdict).0, "Evicted");
@@ -273,6 +277,7 @@ fn the_event_of_a_rejection_has_its_reason_and_message() {
             of_machine: &NOTHING,
             pressure,
             is_shutting_down: false,
+            allowed_sysctls: &[],
         };
         admit(&input).unwrap_err()
     };
@@ -308,6 +313,27 @@ fn a_sysctl_must_be_safe_and_of_the_pod_itself() {
     assert_eq!(decide(with("kernel/core_pattern", false), &[], json!({})), "SysctlForbidden");
 }
 
+/// The node of [`decide`] allows `net.core.*` and `kernel.msgmax`.
+#[test]
+fn an_unsafe_sysctl_is_admitted_if_the_node_allows_it_and_the_pod_has_its_own_namespace() {
+    let of = |name: &str, host: &str| {
+        let context = json!({"sysctls": [{"name": name, "value": "1"}]});
+        decide(
+            json!({"containers": [{"name": "c"}], (host): true, "securityContext": context}),
+            &[],
+            json!({}),
+        )
+    };
+    for name in ["net.core.somaxconn", "net/core/somaxconn", "kernel.msgmax"] {
+        assert_eq!(of(name, "hostPID"), "admitted", "{name}");
+    }
+    for name in ["net.ipv4.ip_forward", "kernel.msgmnb", "net/core/../../kernel/core_pattern"] {
+        assert_eq!(of(name, "hostPID"), "SysctlForbidden", "{name}");
+    }
+    assert_eq!(of("net.core.somaxconn", "hostNetwork"), "SysctlForbidden");
+    assert_eq!(of("kernel.msgmax", "hostIPC"), "SysctlForbidden");
+}
+
 #[test]
 fn a_pod_for_another_system_is_refused() {
     let with = |os: &str| {
@@ -336,6 +362,7 @@ fn a_node_that_shuts_down_rejects_every_pod() {
             of_machine: &NOTHING,
             pressure: Pressure::default(),
             is_shutting_down: true,
+            allowed_sysctls: &[],
         };
         let verdict = admit(&input).unwrap_err();
         let event = ("NodeShutdown", "Pod was rejected as the node is shutting down.");

@@ -224,7 +224,7 @@ impl Job {
         }
         let users = self.node.user_ids.mapping(&self.uid);
         let mut security =
-            security::container(shape.spec, container, &image.user, &self.node.seccomp_dir(), users)
+            security::container(shape.spec, container, &image.user, &self.node.seccomp(), users)
                 .map_err(NotStarted::config)?;
         if let Some(target) = shape.target(&container.name) {
             let options = security.namespace_options.get_or_insert_default();

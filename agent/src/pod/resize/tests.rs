@@ -185,7 +185,7 @@ fn the_status_restores_the_state_after_a_restart() {
     assert!(!is_resizing(&wanted, &pods(&observed), &state));
     state.actuated.clear();
     assert!(is_resizing(&wanted, &pods(&observed), &state), "it was created with less");
-    let machine = Machine { memory: 1 << 30, cgroup_v2: true, limits_swap: false };
+    let machine = Machine { memory: 1 << 30, cgroup_v2: true, limits_swap: false, has_cpu_quota: true };
     let container = wanted.spec.as_ref().unwrap().containers[0].clone();
     observed.limits = Some(KernelLimits::of(&container_resources(&wanted, &container, machine)));
     state.adopt(&wanted, &pods(&observed), machine);

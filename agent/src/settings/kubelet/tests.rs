@@ -9,11 +9,21 @@ use super::*;
 const HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 
 fn load(yaml: &str) -> Result<Settings, String> {
-    let file = parse(&format!("{HEAD}{yaml}"), "k.yaml").map_err(|error| format!("{error:#}"))?;
+    load_all(&[("k.yaml", yaml)])
+}
+
+/// Loads files, each with its place and its text.
+fn load_all(files: &[(&str, &str)]) -> Result<Settings, String> {
+    let texts = files.iter().map(|(place, yaml)| text_of(place, &format!("{HEAD}{yaml}")));
+    let file = parse(&texts.collect::<Vec<_>>()).map_err(|error| format!("{error:#}"))?;
     let mut sources = Sources { file, ..Sources::default() };
     let settings = Settings::resolve(AllFlags::default(), &mut sources);
     sources.check().map_err(|problems| problems.to_string())?;
     Ok(settings.unwrap().1)
+}
+
+fn text_of(place: &str, text: &str) -> Text {
+    Text { place: place.to_owned(), text: text.to_owned() }
 }
 
 #[test]
@@ -51,6 +61,123 @@ fn honoured_fields_are_settings() {
     assert_eq!((node.cgroup_root.as_str(), node.pod_log_dir), ("/x", "/l".into()));
     assert_eq!(node.static_pods.path, Some("/m".into()));
     assert_eq!((node.serving.client_ca, node.serving.bootstrap), (Some("/ca".into()), true));
+}
+
+#[test]
+fn settings_of_all_pods_have_the_kubelets_fields() {
+    let node = load(
+        "seccompDefault: true\nallowedUnsafeSysctls: [net.core.somaxconn, \"kernel.msg*\"]\nserializeImagePulls: false\n\
+         maxParallelImagePulls: 4\ncrashLoopBackOff: {maxContainerRestartPeriod: 30s}\npodsPerCore: 0\n\
+         providerID: vendor://a\nmergeDefaultEvictionSettings: true\nevictionHard: {memory.available: 1Gi}\n\
+         logging: {verbosity: 4}\ntlsMinVersion: VersionTLS13\nrotateCertificates: true\n\
+         tlsCipherSuites: [TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256]\nhairpinMode: hairpin-veth\n\
+         makeIPTablesUtilChains: false\ncpuCFSQuota: false\nenableSystemLogHandler: false\nenableProfilingHandler: false\n",
+    );
+    let node = node.unwrap().node();
+    let policy = &node.pod_policy;
+    assert!(policy.seccomp_default && !policy.cpu_quota && policy.allowed_sysctls.len() == 2);
+    assert_eq!((policy.max_restart_wait.as_secs(), node.max_pods), (30, 110));
+    assert_eq!(node.provider_id.as_deref(), Some("vendor://a"));
+    let expected = coracle_agent::EvictionThresholds::default();
+    assert_eq!(node.eviction.nodefs_available, expected.nodefs_available);
+    assert!(node.serving.tls.requires_tls13 && node.serving.rotates);
+    assert_eq!(node.serving.tls.cipher_suites.len(), 1);
+    assert!(node.serving.handlers.debugging && !node.serving.handlers.system_log);
+    assert_eq!(node.shown.flags["log-level"], "debug");
+    let policy = load("seccompDefault: false\nserializeImagePulls: true").unwrap().node().pod_policy;
+    assert!(!policy.seccomp_default && policy.allowed_sysctls.is_empty());
+    assert!(load("podsPerCore: 1\nmaxPods: 4294967295").unwrap().node().max_pods < u32::MAX);
+}
+
+/// The values are refused by upstream's `ValidateKubeletConfiguration`.
+#[test]
+fn values_that_the_kubelet_refuses_are_refused_in_one_error() {
+    let error = load(
+        "maxParallelImagePulls: 0\ncontainerLogMaxFiles: 1\npodLogsDir: /var/../log\nallowedUnsafeSysctls: [vm.swappiness]\n\
+         registerWithTaints: [{key: \"a b\", effect: NoSchedule}]\ntlsMinVersion: VersionTLS10\n\
+         crashLoopBackOff: {maxContainerRestartPeriod: 1h}\n",
+    );
+    let error = error.err().unwrap();
+    for part in [
+        "k.yaml maxParallelImagePulls \"0\": expected a whole number from 1",
+        "k.yaml containerLogMaxFiles: the number must be greater than 1",
+        "k.yaml podLogsDir: the path must not have empty names",
+        "k.yaml allowedUnsafeSysctls \"vm.swappiness\": the sysctl has no namespace",
+        "k.yaml registerWithTaints \"a b=:NoSchedule\": \"a b\" is not the key of a taint",
+        "k.yaml tlsMinVersion \"VersionTLS10\": expected one of VersionTLS12, VersionTLS13",
+    ] {
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
+    let error =
+        load("crashLoopBackOff: {maxContainerRestartPeriod: 1h}\ntlsCipherSuites: [X]").err().unwrap();
+    for part in ["max-container-restart-period must be from 1s to 5m", "cipher suite X is not supported"] {
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
+    let error = load("serializeImagePulls: true\nmaxParallelImagePulls: 2").err().unwrap();
+    assert!(error.contains("max-parallel-image-pulls cannot be larger than 1"), "{error}");
+}
+
+#[test]
+fn further_files_are_merged_and_errors_name_the_file_of_the_field() {
+    let settings = load_all(&[
+        ("k.yaml", "maxPods: 5\nevictionHard: {memory.available: 1Gi}\nclusterDNS: [10.43.0.10]\n"),
+        ("10.conf", "maxPods: 6\nevictionHard: {pid.available: 7%}\n"),
+        ("20.conf", "clusterDNS: null\n"),
+    ]);
+    let node = settings.unwrap().node();
+    assert_eq!(node.max_pods, 6);
+    assert_eq!(node.eviction.memory_available, coracle_agent::Threshold::Amount(1 << 30));
+    assert_eq!(node.eviction.pid_available, coracle_agent::Threshold::percent(7));
+    let error = load_all(&[("k.yaml", "maxPods: many"), ("10.conf", "port: 1\nmaxPodz: 1")]).err().unwrap();
+    assert!(error.contains("k.yaml maxPods \"many\"") && error.contains("10.conf maxPodz"), "{error}");
+    let without_kind = [text_of("k.yaml", HEAD), text_of("10.conf", "maxPods: 6")];
+    let error = parse(&without_kind).unwrap_err().to_string();
+    assert!(error.contains("10.conf is not a KubeletConfiguration"), "{error}");
+    assert!(load_all(&[]).is_ok());
+}
+
+/// Fields that kubeadm, k3s and Talos write into each file, except the container runtime's socket and cgroups of daemons.
+#[test]
+fn files_of_distributions_are_accepted() {
+    let access = "authentication: {anonymous: {enabled: false}, webhook: {cacheTTL: 0s, enabled: true}, \
+                  x509: {clientCAFile: /ca.crt}}\nauthorization: {mode: Webhook, webhook: \
+                  {cacheAuthorizedTTL: 0s, cacheUnauthorizedTTL: 0s}}\n";
+    let kubeadm = "cgroupDriver: systemd\nclusterDNS: [10.96.0.10]\nclusterDomain: cluster.local\n\
+        containerRuntimeEndpoint: \"\"\ncpuManagerReconcilePeriod: 0s\ncrashLoopBackOff: {}\n\
+        evictionPressureTransitionPeriod: 0s\nfileCheckFrequency: 0s\nhealthzBindAddress: 127.0.0.1\n\
+        healthzPort: 10248\nhttpCheckFrequency: 0s\nimageMaximumGCAge: 0s\nimageMinimumGCAge: 0s\n\
+        memorySwap: {}\nnodeStatusReportFrequency: 0s\nnodeStatusUpdateFrequency: 0s\n\
+        rotateCertificates: true\nruntimeRequestTimeout: 0s\nshutdownGracePeriod: 0s\n\
+        shutdownGracePeriodCriticalPods: 0s\nstaticPodPath: /m\nstreamingConnectionIdleTimeout: 0s\n\
+        syncFrequency: 0s\nvolumeStatsAggPeriod: 0s\n";
+    let k3s = "serializeImagePulls: false\nfailSwapOn: false\nevictionHard: {imagefs.available: 5%, \
+        nodefs.available: 5%}\nevictionMinimumReclaim: {imagefs.available: 10%, nodefs.available: 10%}\n\
+        allowedUnsafeSysctls: [net.ipv4.ip_forward, net.ipv6.conf.all.forwarding]\ncpuCFSQuota: false\n\
+        logging: {flushFrequency: 5s, format: text, verbosity: 1, options: {json: {infoBufferSize: \"0\"}, \
+        text: {infoBufferSize: \"0\"}}}\nresolvConf: /r\ntlsCertFile: /c\ntlsPrivateKeyFile: /k\n";
+    let talos = "address: 0.0.0.0\nport: 10250\nseccompDefault: true\nserializeImagePulls: false\n\
+        failSwapOn: false\ncgroupRoot: /\ntlsMinVersion: VersionTLS13\nlogging: {format: json}\n\
+        streamingConnectionIdleTimeout: 5m\nrotateCertificates: true\nshutdownGracePeriod: 30s\n\
+        shutdownGracePeriodCriticalPods: 10s\nenableSystemLogHandler: false\n";
+    for file in [kubeadm, k3s, talos] {
+        let loaded = load(&format!("{access}{file}"));
+        assert!(loaded.is_ok(), "{:?}", loaded.err());
+    }
+}
+
+#[test]
+fn a_refused_value_comes_with_what_to_do() {
+    for (field, part) in [
+        ("readOnlyPort: 10255", "leave it unset; clients authenticate at the port of kubelet-listen"),
+        ("containerRuntimeEndpoint: unix:///x", "use the flag --container-runtime-endpoint"),
+        ("memorySwap: {swapBehavior: LimitedSwap}", "the only value is NoSwap; containers use no swap"),
+    ] {
+        let error = load(field).err().unwrap();
+        assert!(error.contains(part), "{part} is not in: {error}");
+    }
+    for (path, _) in fields::ADVICE {
+        assert!(FIELDS.iter().any(|field| field.path == *path), "{path}");
+    }
 }
 
 #[test]
@@ -131,12 +258,9 @@ fn zero_values_are_unset_unless_the_kubelet_keeps_them() {
     assert!(
         limited.contains("memorySwap.swapBehavior: this field is not supported; the only value is NoSwap")
     );
-    assert!(
-        load("eventRecordQPS: 0")
-            .err()
-            .unwrap()
-            .contains("k.yaml eventRecordQPS: this field is not supported")
-    );
+    assert!(load("kubeAPIQPS: 0").err().unwrap().contains("k.yaml kubeAPIQPS: this field is not supported"));
+    // Without a limit, as here.
+    assert!(load("eventRecordQPS: 0\nregistryPullQPS: 0").is_ok());
     let none = load("imageGCHighThresholdPercent: 0").err().unwrap();
     assert!(none.contains("image-gc-high-threshold 0"), "{none}");
 }
@@ -144,14 +268,14 @@ fn zero_values_are_unset_unless_the_kubelet_keeps_them() {
 #[test]
 fn fields_without_effect_and_unknown_fields_are_named() {
     let error = load(
-        "providerID: x\nmaxPodz: 5\nmaxPods: many\nauthentication: {anonymous: {enabled: true}, \
+        "podCIDR: x\nmaxPodz: 5\nmaxPods: many\nauthentication: {anonymous: {enabled: true}, \
          token: {}}\nfeatureGates: {X: true}\nenforceNodeAllocatable: [pods, system-reserved]\nevictionHard: 5\n\
          registerWithTaints: [{key: a, effect: NoSchedule, timeAdded: now}]\nsystemReserved: {pid: \"5\"}\n\
          defaultPodSysctls: {}\n",
     );
     let error = error.err().unwrap();
     for part in [
-        "k.yaml providerID: this field is not supported; leave it unset",
+        "k.yaml podCIDR: this field is not supported; leave it unset",
         "k.yaml maxPodz: unknown field; did you mean maxPods?",
         "k.yaml maxPods \"many\": expected a whole number",
         "k.yaml authentication.anonymous.enabled: this field is not supported; the only value is false",
@@ -169,30 +293,30 @@ fn fields_without_effect_and_unknown_fields_are_named() {
 }
 
 #[test]
-fn a_machine_with_cgroup_v1_is_refused_if_the_file_demands_it() {
-    let problems = |value: bool, is_v1: bool| {
-        let mut parser = Parser { place: "k.yaml", file: File::default(), listen: (None, None) };
-        parser.fail_cgroup_v1("failCgroupV1", &Value::Bool(value), is_v1);
-        parser.file.problems
-    };
-    assert!(problems(false, true).is_empty() && problems(true, false).is_empty());
-    let refused = problems(true, true).concat();
-    assert!(refused.contains("k.yaml failCgroupV1: this machine has cgroup v1"), "{refused}");
-    assert_eq!(load("failCgroupV1: true").is_ok(), !has_cgroup_v1());
-    let error = load("failCgroupV1: 1").err().unwrap();
-    assert!(error.contains("k.yaml failCgroupV1: expected true or false"), "{error}");
+fn a_machine_without_a_property_is_refused_if_the_file_demands_the_property() {
+    for (field, demand) in [
+        ("failCgroupV1", Demand::CgroupV2),
+        ("failSwapOn", Demand::NoSwap),
+        ("protectKernelDefaults", Demand::KernelDefaults),
+    ] {
+        let unmet = demand.unmet(Path::new("/proc"), Path::new("/sys/fs/cgroup"));
+        let error = load(&format!("{field}: true")).err();
+        assert_eq!(error.is_some(), unmet.is_some(), "{error:?}");
+        if let (Some(error), Some(why)) = (error, unmet) {
+            assert!(error.contains(&format!("k.yaml {field}: {why}")), "{error}");
+        }
+        assert!(load(&format!("{field}: false")).is_ok());
+        let error = load(&format!("{field}: 1")).err().unwrap();
+        assert!(error.contains(&format!("k.yaml {field}: expected true or false")), "{error}");
+    }
 }
 
 #[test]
 fn other_files_are_refused() {
-    assert!(
-        parse("kind: Pod\napiVersion: v1", "k.yaml")
-            .unwrap_err()
-            .to_string()
-            .contains("not a KubeletConfiguration")
-    );
+    let pod = parse(&[text_of("k.yaml", "kind: Pod\napiVersion: v1")]).unwrap_err().to_string();
+    assert!(pod.contains("not a KubeletConfiguration"), "{pod}");
     assert!(load("maxPods: 1\nmaxPods: 2").err().unwrap().contains("duplicate"));
-    assert!(parse("[node]", "k.yaml").is_err());
+    assert!(parse(&[text_of("k.yaml", "[node]")]).is_err());
 }
 
 #[test]
