@@ -167,7 +167,7 @@ impl Lookup<'_> {
                 })
             }
             Owner::Endpoint { host, name, namespace } => {
-                self.of_service(namespace, name, |lookup, service, all| lookup.endpoint(service, all, host))
+                self.of_service(namespace, name, |lookup, _, all| lookup.endpoint(all, host))
             }
             Owner::Namespace(_) | Owner::Pod { .. } | Owner::Unknown => absent(),
         }
@@ -248,7 +248,7 @@ impl Lookup<'_> {
         answer
     }
 
-    fn endpoint(&self, service: &Service, endpoints: &Endpoints<'_>, host: &str) -> Answer {
+    fn endpoint(&self, endpoints: &Endpoints<'_>, host: &str) -> Answer {
         let label = EndpointLabel::parse(host);
         let named = endpoints.hosts().filter(|of: &Host<'_>| label.names(of.endpoint));
         let all: Vec<IpAddr> = named.map(|host| host.address).collect();
