@@ -142,6 +142,7 @@ mod tests {
         let spec = found["u"].spec.as_ref().unwrap();
         assert_eq!(spec.termination_grace_period_seconds, Some(7));
     }
+
     #[tokio::test]
     async fn a_sandbox_with_the_label_of_another_pod_is_removed_and_not_adopted() {
         let sandbox = |id: &str, uid: &str| cri::PodSandbox {
