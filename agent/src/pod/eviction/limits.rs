@@ -20,8 +20,8 @@ use super::{Evicted, EvictionCause, INTERVAL, MIN_GRACE, MIN_INTERVAL_FACTOR, us
 use crate::pod::NodeContext;
 use crate::pod::state::has_ended;
 
-/// Pods that are measured at the same time: [`usage::CHECKS`], at most two of one namespace. Namespaces that have one already
-/// share two more.
+/// Pods that are measured at the same time: [`usage::CHECKS`], at most two of one namespace. Namespaces that have one
+/// already share two more.
 static PERMITS: FairPermits = FairPermits::with_further(usage::CHECKS, 2, 2);
 
 /// The task that measures the pods with limits, and evicts pods that exceed their limits.
