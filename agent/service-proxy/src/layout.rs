@@ -8,13 +8,14 @@
 //! postrouting (nat)        ─ marked, or from an endpoint to itself ─► masquerade
 //! guard, guard-output      ─ load balancer address ─► sources that may reach it
 //! (before nat)
+//! input, forward           ─ UDP of a pod to the overlay's port ─► drop
 //! input, forward, output   ─ new, not translated, to a service without endpoints or an unused port of a cluster IP
 //!                            ─► reject or drop
 //! forward, output            ─ new, not translated, to an address in the ranges of services ─► drop
 //! ```
 //!
-//! Established connections leave each filter at its first rule. The first packet of a connection to a cluster IP costs
-//! two look-ups: its chain and its target.
+//! Established connections leave each filter at its second rule at the latest. The first packet of a connection to a
+//! cluster IP costs two look-ups: its chain and its target.
 
 use std::net::Ipv6Addr;
 
@@ -37,6 +38,8 @@ const LINK_LOCAL: (Ipv6Addr, Ipv6Addr) = (
 pub(crate) const REJECT: &str = "reject";
 pub(crate) const DROP: &str = "drop";
 pub(crate) const POSTROUTING: &str = "postrouting";
+/// The chain for UDP packets to the overlay's port.
+const OVERLAY_PORT: &str = "overlay-port";
 
 pub(crate) const MAPS: [Map; 9] = [
     Map::Services,
@@ -65,6 +68,7 @@ pub(crate) fn make(transaction: &mut Transaction<'_>, node: &NodeView) {
     (1..=SHARED_MAX).for_each(|count| balance(transaction, count, node));
     services(transaction, node);
     checks(transaction, node);
+    overlay_port(transaction, node);
     nat(transaction, node);
     filters(transaction, node);
 }
@@ -236,35 +240,43 @@ fn nat(transaction: &mut Transaction<'_>, node: &NodeView) {
     }
 }
 
-/// Rules that drop packets of pods to the overlay's UDP port, at any address.
-fn drop_encapsulated(node: &NodeView) -> Vec<Rule> {
+/// Matches UDP packets to the overlay's port, at any address. None if no packet has to be dropped.
+///
+/// Filters have this rule before the rule for established connections, because a pod can reply to a datagram from the
+/// overlay's port. Another node preserves this port when it masquerades a datagram of a pod. After the node's conntrack
+/// entry has expired, the node takes the reply for a packet of the overlay.
+fn to_overlay_port(node: &NodeView) -> Option<Rule> {
     const UDP: u8 = 17;
+    let port = node.overlay_port.filter(|_| !node.pod_networks.is_empty())?;
+    let udp = Rule::default().meta(Meta::Transport, R0).equal(R0, &[UDP]);
+    Some(udp.payload(Header::Transport, 2, 2, R0).equal(R0, &port.to_be_bytes()).jump(OVERLAY_PORT))
+}
+
+/// Rules that drop packets of pods.
+fn drop_of_pods(node: &NodeView) -> Vec<Rule> {
     let of_pods = node.pod_networks.iter().map(|pods| of_family(pods.is_ipv4()).from(*pods, false));
     // A pod with an IPv6 address can also send from its link-local address. Nodes never use link-local addresses for
     // the overlay.
     let has_local = node.pod_networks.iter().any(IpNetwork::is_ipv6);
     let local = of_family(false).source(false, R0);
     let local = local.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());
-    let sources: Vec<Rule> = of_pods.chain(has_local.then_some(local)).collect();
-    let to = |port: u16| {
-        let of = sources.iter().cloned().map(|rule| rule.meta(Meta::Transport, R0).equal(R0, &[UDP]));
-        of.map(move |rule| rule.payload(Header::Transport, 2, 2, R0).equal(R0, &port.to_be_bytes()).drop())
-    };
-    node.overlay_port.into_iter().flat_map(to).collect()
+    of_pods.chain(has_local.then_some(local)).map(Rule::drop).collect()
+}
+
+fn overlay_port(transaction: &mut Transaction<'_>, node: &NodeView) {
+    transaction.make_chain(OVERLAY_PORT);
+    drop_of_pods(node).iter().for_each(|rule| transaction.rule(OVERLAY_PORT, rule));
 }
 
 /// Makes a table that only drops packets of pods to the overlay's port. Nothing is made without an overlay
 /// that has a port.
 pub(crate) fn make_overlay_guard(transaction: &mut Transaction<'_>, node: &NodeView) {
-    let rules = drop_encapsulated(node);
-    if rules.is_empty() {
-        return;
-    }
+    let Some(rule) = to_overlay_port(node) else { return };
     transaction.make_table();
+    overlay_port(transaction, node);
     for (name, hook) in [("filter-input", Hook::Input), ("filter-forward", Hook::Forward)] {
         transaction.make_base_chain(BaseChain { name, hook, priority: -50, kind: "filter" });
-        transaction.rule(name, &Rule::default().established_or_related().accept());
-        rules.iter().for_each(|rule| transaction.rule(name, rule));
+        transaction.rule(name, &rule);
     }
 }
 
@@ -311,12 +323,9 @@ fn filters(transaction: &mut Transaction<'_>, node: &NodeView) {
 
 /// The rules of the filter at a hook. Cheap rules come first where the order is free.
 fn filter_rules(hook: Hook, node: &NodeView) -> Vec<Rule> {
-    let mut rules = vec![Rule::default().established_or_related().accept()];
-    if matches!(hook, Hook::Input | Hook::Forward) {
-        // These rules come first, because the next rule accepts all translated packets. The translated packets include
-        // packets of pods to a service whose endpoint is the overlay's port of a node.
-        rules.extend(drop_encapsulated(node));
-    }
+    let is_received = matches!(hook, Hook::Input | Hook::Forward);
+    let mut rules: Vec<Rule> = to_overlay_port(node).filter(|_| is_received).into_iter().collect();
+    rules.push(Rule::default().established_or_related().accept());
     // A translated destination is an endpoint. So the service has endpoints, and needs no check.
     rules.push(Rule::default().translated().accept());
     if matches!(hook, Hook::Input | Hook::Output) {
@@ -340,16 +349,15 @@ mod tests {
             overlay_port: Some(8472),
             ..NodeView::default()
         };
-        let rules = drop_encapsulated(&node);
-        let of_ipv4 = Rule::default().family(2).from(node.pod_networks[0], false);
-        let of_ipv4 = of_ipv4.meta(Meta::Transport, R0).equal(R0, &[17]);
-        let of_ipv4 = of_ipv4.payload(Header::Transport, 2, 2, R0).equal(R0, &[0x21, 0x18]).drop();
+        let rules = drop_of_pods(&node);
+        let of_ipv4 = Rule::default().family(2).from(node.pod_networks[0], false).drop();
         assert_eq!((rules.len(), &rules[0]), (3, &of_ipv4));
         let link_local = of_family(false).source(false, R0);
-        let link_local =
-            link_local.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets()).meta(Meta::Transport, R0);
-        let link_local = link_local.equal(R0, &[17]).payload(Header::Transport, 2, 2, R0);
-        assert_eq!(rules[2], link_local.equal(R0, &[0x21, 0x18]).drop());
+        let link_local = link_local.between(R0, &LINK_LOCAL.0.octets(), &LINK_LOCAL.1.octets());
+        assert_eq!(rules[2], link_local.drop());
+        let port = Rule::default().meta(Meta::Transport, R0).equal(R0, &[17]);
+        let port = port.payload(Header::Transport, 2, 2, R0).equal(R0, &[0x21, 0x18]);
+        assert_eq!(to_overlay_port(&node), Some(port.jump(OVERLAY_PORT)));
         let table = |node: &NodeView| {
             let mut transaction = Transaction::new("t");
             filters(&mut transaction, node);
@@ -357,7 +365,7 @@ mod tests {
         };
         let with = table(&node);
         node.overlay_port = None;
-        assert_eq!(drop_encapsulated(&node), []);
+        assert_eq!(to_overlay_port(&node), None);
         assert_ne!(with, table(&node), "the rules are in the table");
     }
 
@@ -368,9 +376,9 @@ mod tests {
         let (established, translated) =
             (Rule::default().established_or_related(), Rule::default().translated());
         let [check_ports, check] = ["check-ports", "check"].map(|chain| Rule::default().jump(chain));
-        let [overlay] = <[Rule; 1]>::try_from(drop_encapsulated(&node)).unwrap();
+        let overlay = to_overlay_port(&node).unwrap();
         let (first, then) = (established.accept(), translated.accept());
-        let forward = [first.clone(), overlay, then.clone(), check.clone()];
+        let forward = [overlay, first.clone(), then.clone(), check.clone()];
         assert_eq!(filter_rules(Hook::Forward, &node), forward);
         assert_eq!(filter_rules(Hook::Output, &node), [first, then, check_ports, check]);
     }

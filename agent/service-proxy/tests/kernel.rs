@@ -197,6 +197,35 @@ fn pods_cannot_send_to_the_overlay_while_the_proxy_is_off() {
     });
 }
 
+/// In an earlier version, the tables accepted established connections first.
+#[test]
+fn pods_cannot_reply_to_the_overlay_port() {
+    const MARKER: u16 = 8474;
+    on_a_node(|| {
+        ip("addr replace 10.42.0.2/32 dev lo");
+        let receives_reply = |port: u16| {
+            let [node, marker] = [port, MARKER].map(|port| bind_udp(([192, 0, 2, 1], port).into()));
+            let pod = bind_udp(([10, 42, 0, 2], 9000).into());
+            node.send_to(b"?", "10.42.0.2:9000").unwrap();
+            pod.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            pod.recv(&mut [0; 8]).expect("a pod receives datagrams from the port");
+            for port in [port, MARKER] {
+                pod.send_to(b"!", ("192.0.2.1", port)).unwrap();
+            }
+            marker.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+            marker.recv(&mut [0; 8]).expect("no rule drops datagrams to the port of the marker");
+            node.set_nonblocking(true).unwrap();
+            node.recv(&mut [0; 8]).is_ok()
+        };
+        let view = NodeView { overlay_port: Some(8472), ..node() };
+        let mut proxy = Proxy::open(TABLE, node()).unwrap();
+        proxy.replace(view.clone(), Vec::new()).unwrap();
+        assert_eq!([8472, 8473].map(receives_reply), [false, true]);
+        Proxy::replace_by_guard(TABLE, &view).unwrap();
+        assert_eq!([8472, 8473].map(receives_reply), [false, true], "while the proxy is off");
+    });
+}
+
 #[test]
 fn node_ports_and_affinity() {
     on_a_node(|| {

@@ -27,10 +27,19 @@ pub(crate) async fn observe(
     let (sandboxes, containers) =
         futures::future::try_join(runtime.list_pod_sandbox(sandboxes), runtime.list_containers(containers))
             .await?;
+    let items = sandboxes.items.into_iter().filter(|sandbox| !is_mislabelled(sandbox)).collect();
     Ok(ObservedPod {
-        sandboxes: observe_sandboxes(runtime, sandboxes.items, known).await?,
+        sandboxes: observe_sandboxes(runtime, items, known).await?,
         containers: observe_containers(runtime, containers.containers, known).await?,
     })
+}
+
+/// Whether the label of a sandbox has another uid than its metadata. In earlier versions, a label of the pod's author
+/// replaced the label of the agent. Such a sandbox belongs to the pod in its metadata only.
+pub(super) fn is_mislabelled(sandbox: &cri::PodSandbox) -> bool {
+    let uid = sandbox.metadata.as_ref().map(|metadata| metadata.uid.as_str()).filter(|uid| !uid.is_empty());
+    let label = sandbox.labels.get(POD_UID).map(String::as_str);
+    uid.is_some_and(|uid| label.is_some_and(|label| label != uid))
 }
 
 async fn observe_sandboxes(
@@ -185,6 +194,20 @@ mod tests {
         assert_eq!((ready.ready, ready.ips), (true, vec!["10.0.0.1".to_owned()]));
         note_status(&mut stopped, status(cri::PodSandboxState::SandboxNotready, ""));
         assert_eq!((stopped.ready, stopped.ips), (false, Vec::new()));
+    }
+
+    #[test]
+    fn the_metadata_of_a_sandbox_has_precedence_over_its_label() {
+        let sandbox = |uid: &str, label: Option<&str>| cri::PodSandbox {
+            metadata: Some(cri::PodSandboxMetadata { uid: uid.to_owned(), ..Default::default() }),
+            labels: label.map(|label| (POD_UID.to_owned(), label.to_owned())).into_iter().collect(),
+            ..Default::default()
+        };
+        assert!(is_mislabelled(&sandbox("thief", Some("victim"))));
+        assert!(!is_mislabelled(&sandbox("victim", Some("victim"))));
+        // Sandboxes without the label belong to other clients of the CRI.
+        assert!(!is_mislabelled(&sandbox("other", None)));
+        assert!(!is_mislabelled(&sandbox("", Some("victim"))), "a runtime without uids in its metadata");
     }
 
     #[test]

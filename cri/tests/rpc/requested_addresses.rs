@@ -52,6 +52,13 @@ pub(crate) async fn a_pod_gets_the_addresses_that_it_requests(machine: &mut Mach
         assert!(refused.message().starts_with(message), "{refused}");
         assert_eq!(machine.traces().await, before, "{message}");
     }
+    let in_another_namespace = |config: &mut cri::PodSandboxConfig| {
+        config.annotations.insert("cni.coracle/ips".to_owned(), "10.88.0.200".to_owned());
+        config.metadata.get_or_insert_default().namespace = "other".to_owned();
+    };
+    let refused = machine.try_pod("second", in_another_namespace).await.expect_err("the address is taken");
+    let message = "annotations: address 10.88.0.200 is used by a pod of another namespace";
+    assert!(refused.message().starts_with(message), "{refused}");
     let refused = asking(machine, "second", &asked[..1], cri::NamespaceMode::Node)
         .await
         .expect_err("a pod with the host network has no addresses");

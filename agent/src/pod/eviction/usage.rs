@@ -23,9 +23,11 @@ use crate::pod::config::sandbox::log_dir_name;
 /// layers, and the eviction must not wait for that.
 const CONTAINERS_LIMIT: Duration = Duration::from_secs(1);
 
-/// Walks of the directories of pods. There are three callers (limits of pods, a shortage, a summary), and each has one
-/// walk at a time.
-static WALKS: FileWork = FileWork::new(4);
+/// Maximum checks of pods with limits at the same time.
+pub(super) const CHECKS: usize = 6;
+
+/// Walks of the directories of pods. A shortage and a summary have one walk at a time each, and each check has one.
+static WALKS: FileWork = FileWork::new(CHECKS + 2);
 
 /// The directories of one pod.
 struct PodDirectories {

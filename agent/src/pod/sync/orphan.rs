@@ -12,6 +12,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::pod::NodeContext;
 use crate::pod::config::{GRACE, POD_UID};
+use crate::pod::observe::is_mislabelled;
 use crate::runtime::RuntimeError;
 
 /// All pods that have sandboxes, cgroups, directories, claims or devices on the node, with the metadata in their
@@ -24,22 +25,48 @@ pub(super) async fn find(node: &NodeContext) -> HashMap<String, Arc<Pod>> {
     }
     let sandboxes = || node.runtime.list_pod_sandbox(cri::ListPodSandboxRequest { filter: None });
     let containers = || node.runtime.list_containers(cri::ListContainersRequest { filter: None });
-    add_pods_of_runtime(&mut found, sandboxes, containers).await;
+    for sandbox in add_pods_of_runtime(&mut found, sandboxes, containers).await {
+        remove(node, sandbox).await;
+    }
     found
 }
 
-/// Adds the pods of the runtime's sandboxes, with the grace periods in the annotations of their containers.
+/// Stops and removes a sandbox that belongs to no pod, with its containers.
+async fn remove(node: &NodeContext, sandbox: String) {
+    tracing::warn!(sandbox, "removing a sandbox with the label of another pod");
+    let request = cri::StopPodSandboxRequest { pod_sandbox_id: sandbox.clone() };
+    let stopped = node.runtime.stop_pod_sandbox(request).await.err();
+    let request = cri::RemovePodSandboxRequest { pod_sandbox_id: sandbox.clone() };
+    let removed = node.runtime.remove_pod_sandbox(request).await.err();
+    for error in stopped.iter().chain(&removed) {
+        // The next start of the agent removes it.
+        tracing::warn!(
+            sandbox,
+            error = error.message(),
+            "cannot remove a sandbox with the label of another pod"
+        );
+    }
+}
+
+/// Adds the pods of the runtime's sandboxes, with the grace periods in the annotations of their containers. Returns the
+/// sandboxes with the label of another pod: no worker observes them.
 async fn add_pods_of_runtime<S, C>(
     found: &mut HashMap<String, Arc<Pod>>,
     sandboxes: impl FnMut() -> S,
     containers: impl FnMut() -> C,
-) where
+) -> Vec<String>
+where
     S: Future<Output = Result<cri::ListPodSandboxResponse, RuntimeError>>,
     C: Future<Output = Result<cri::ListContainersResponse, RuntimeError>>,
 {
+    let mut mislabelled = Vec::new();
     for sandbox in listed("sandboxes", sandboxes).await.items {
         // Sandboxes without the label belong to other clients of the CRI.
         let Some(uid) = sandbox.labels.get(POD_UID).cloned() else { continue };
+        if is_mislabelled(&sandbox) {
+            mislabelled.push(sandbox.id);
+            continue;
+        }
         found.insert(uid.clone(), Arc::new(pod_without_record(&uid, sandbox.metadata.as_ref())));
     }
     for container in listed("containers", containers).await.containers {
@@ -50,6 +77,7 @@ async fn add_pods_of_runtime<S, C>(
             spec.termination_grace_period_seconds = Some(grace);
         }
     }
+    mislabelled
 }
 
 /// The response to a list, which is retried until it succeeds. Another runtime may not respond while it starts: without its
@@ -113,5 +141,26 @@ mod tests {
         add_pods_of_runtime(&mut found, list_sandboxes, list_containers).await;
         let spec = found["u"].spec.as_ref().unwrap();
         assert_eq!(spec.termination_grace_period_seconds, Some(7));
+    }
+
+    #[tokio::test]
+    async fn a_sandbox_with_the_label_of_another_pod_is_removed_and_not_adopted() {
+        let sandbox = |id: &str, uid: &str| cri::PodSandbox {
+            id: id.to_owned(),
+            metadata: Some(cri::PodSandboxMetadata { uid: uid.to_owned(), ..Default::default() }),
+            labels: HashMap::from([(POD_UID.to_owned(), "victim".to_owned())]),
+            ..cri::PodSandbox::default()
+        };
+        let items = vec![sandbox("of the thief", "thief")];
+        let mut found = HashMap::new();
+        let list = |items: &[cri::PodSandbox]| cri::ListPodSandboxResponse { items: items.to_vec() };
+        let no_containers = || std::future::ready(Ok(cri::ListContainersResponse::default()));
+        let sandboxes = || std::future::ready(Ok(list(&items)));
+        let removed = add_pods_of_runtime(&mut found, sandboxes, no_containers).await;
+        assert_eq!((removed, found.len()), (vec!["of the thief".to_owned()], 0));
+        let items = vec![sandbox("own", "victim")];
+        let sandboxes = || std::future::ready(Ok(list(&items)));
+        let removed = add_pods_of_runtime(&mut found, sandboxes, no_containers).await;
+        assert!(removed.is_empty() && found.contains_key("victim"));
     }
 }

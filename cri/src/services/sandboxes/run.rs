@@ -127,16 +127,23 @@ impl SandboxService {
             return attachment::refuse_requested(&config.annotations);
         }
         let attachment = attachment::of("", PathBuf::new(), config)?;
-        self.network.check_requested(&attachment).await.map_err(|source| self.network_error(source))
+        let checked = self.network.check_requested(&attachment).await;
+        let namespace = config.metadata.as_ref().map_or("", |metadata| &metadata.namespace);
+        checked.map_err(|source| self.network_error(namespace, source))
     }
 
-    /// Converts the network's refusal to an error of the request. The error names pods instead of sandbox ids.
-    fn network_error(&self, source: coracle_cni::Error) -> Error {
+    /// Converts the network's refusal to an error of the request. The error names pods of the namespace instead of
+    /// sandbox ids. It does not name pods of other namespaces, because an event of the requested pod contains the error.
+    fn network_error(&self, namespace: &str, source: coracle_cni::Error) -> Error {
         use coracle_cni::Error as Network;
         let pod_of = |id: &str| {
             let pod =
                 self.objects.tables.sandboxes.get(id).and_then(|sandbox| sandbox.config().metadata.clone());
-            pod.map_or_else(|| id.to_owned(), |pod| format!("the pod {}/{}", pod.namespace, pod.name))
+            match pod {
+                Some(pod) if pod.namespace == namespace => format!("the pod {}/{}", pod.namespace, pod.name),
+                Some(_) => "a pod of another namespace".to_owned(),
+                None => id.to_owned(),
+            }
         };
         let why = match &source {
             Network::AddressTaken { address, owner } => {
