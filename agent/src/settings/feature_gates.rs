@@ -24,8 +24,8 @@ settings! {
     pub(crate) struct FeatureSettings = "";
 
     /// Feature gates of Kubernetes 1.36: entries NAME=true or NAME=false. APIResponseCompression, ConstrainedImpersonation,
-    /// WatchList and CPUManagerPolicyAlphaOptions are switches. Any other gate may only have the value that this program
-    /// implements.
+    /// WatchList, AllowUnsafeMalformedObjectDeletion and CPUManagerPolicyAlphaOptions are switches. Any other gate may only
+    /// have the value that this program implements.
     feature_gates: FeatureGates = default "", "NAME=BOOL";
 }
 
@@ -44,11 +44,12 @@ impl FeatureGates {
     /// The switches of the API server.
     #[cfg(feature = "controlplane")]
     pub(crate) fn of_server(&self) -> coracle_controlplane::ServerFeatures {
-        let is_on = |name: &str| self.0.get(name).copied().unwrap_or(true);
+        let is_on = |name: &str, default: bool| self.0.get(name).copied().unwrap_or(default);
         coracle_controlplane::ServerFeatures {
-            response_compression: is_on("APIResponseCompression"),
-            watch_list: is_on("WatchList"),
-            constrained_impersonation: is_on("ConstrainedImpersonation"),
+            response_compression: is_on("APIResponseCompression", true),
+            watch_list: is_on("WatchList", true),
+            constrained_impersonation: is_on("ConstrainedImpersonation", true),
+            unsafe_deletion: is_on("AllowUnsafeMalformedObjectDeletion", false),
         }
     }
 }
@@ -194,7 +195,8 @@ mod tests {
     #[test]
     fn switches_reach_the_api_server() {
         let server = parse("WatchList=false").unwrap().of_server();
-        assert!(server.response_compression && !server.watch_list);
+        assert!(server.response_compression && !server.watch_list && !server.unsafe_deletion);
+        assert!(parse("AllowUnsafeMalformedObjectDeletion=true").unwrap().of_server().unsafe_deletion);
         let server = parse("APIResponseCompression=false").unwrap().of_server();
         assert!(!server.response_compression && server.watch_list && server.constrained_impersonation);
         let server = parse("ConstrainedImpersonation=false").unwrap().of_server();

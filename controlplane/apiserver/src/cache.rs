@@ -30,8 +30,8 @@ use std::{
 use arc_swap::{ArcSwap, ArcSwapOption};
 use coracle_kinds::{Resource, kind::built_in};
 use coracle_store::{
-    Commit, Entry, Event as Stored, Expect, Guard, Page, Range, ReadablePage, Store, Unreadable,
-    UnreadableEntry, Watch,
+    Commit, Event as Stored, Expect, Guard, Page, Range, ReadablePage, Store, Unreadable, UnreadableEntry,
+    Watch,
 };
 use tokio::{sync::Notify, time::Instant};
 
@@ -68,6 +68,8 @@ const QUOTA_GUARD: &str = "quotas-";
 
 /// Collections by group and resource name.
 type Collections = HashMap<Box<str>, HashMap<Box<str>, Arc<Shared>>>;
+/// Items by the group and the name of their resource.
+type ByResource<T> = HashMap<(Box<str>, Box<str>), Vec<T>>;
 
 pub(crate) struct Cache {
     /// Replaced when a resource is added or removed; read without a lock.
@@ -267,7 +269,9 @@ impl Cache {
     }
 
     pub(crate) fn apply(&self, commit: &Commit) {
-        self.apply_late(commit);
+        if *commit.key == *unreadable::LATE {
+            self.apply_late(commit.revision);
+        }
         if let Some(collection) = self.by_key(&commit.key) {
             self.change(&collection, |objects| objects.apply(commit));
         } else {
@@ -280,17 +284,20 @@ impl Cache {
         }
     }
 
-    /// Changes a collection, and counts the change for the quotas.
-    fn change(&self, collection: &Shared, apply: impl FnOnce(&mut Collection) -> Option<Change>) {
+    /// Changes a collection, and counts the changes for the quotas.
+    fn change<C>(&self, collection: &Shared, apply: impl FnOnce(&mut Collection) -> C)
+    where
+        C: IntoIterator<Item = Change>,
+    {
         let mut quotas = self.quotas.lock();
         let mut objects = collection.lock();
-        let change = apply(&mut objects);
+        let changes = apply(&mut objects);
         let kind = objects.shared_kind();
         if objects.is_above_usual_limits() {
             self.bursts.notify_one();
         }
         drop(objects);
-        if let Some(change) = change {
+        for change in changes {
             quotas.observe(self, &kind, &change);
         }
     }
@@ -299,22 +306,14 @@ impl Cache {
     /// clients list again.
     pub(crate) fn resync(&self, page: Page, unreadable: &[UnreadableEntry]) {
         self.resyncs.fetch_add(1, Ordering::AcqRel);
-        let mut found: HashMap<(Box<str>, Box<str>), Vec<Entry>> = HashMap::new();
-        let mut guards = Vec::new();
-        for entry in page.entries {
-            match split(&entry.key) {
-                Some((group, plural)) => {
-                    found.entry((group.into(), plural.into())).or_default().push(entry);
-                }
-                None => guards.push(entry),
-            }
-        }
+        let (mut found, guards) = by_resource(page.entries, |entry| &entry.key);
+        let (mut lost, lost_guards) = by_resource(unreadable.iter().cloned(), |entry| &entry.key);
         let mut quotas = self.quotas.lock();
         for (group, plurals) in &**self.collections.load() {
             for (plural, collection) in plurals {
-                let entries = found.remove(&(group.clone(), plural.clone())).unwrap_or_default();
-                let is_own = |one: &&UnreadableEntry| split(&one.key) == Some((&**group, &**plural));
-                let unreadable = unreadable.iter().filter(is_own).cloned().collect();
+                let resource = (group.clone(), plural.clone());
+                let entries = found.remove(&resource).unwrap_or_default();
+                let unreadable = lost.remove(&resource).unwrap_or_default();
                 collection.lock().reload(entries, page.revision, unreadable);
             }
         }
@@ -325,7 +324,7 @@ impl Cache {
             self.late.notify();
         }
         // Guards come after the objects: a request that knows a guard must find all objects up to the guard's revision.
-        self.forget_guards(unreadable);
+        self.forget_guards(&lost_guards);
         guards.iter().for_each(|guard| self.note_guard(&guard.key, guard.modified));
         self.revision.advance(page.revision);
     }
@@ -434,6 +433,19 @@ impl Cache {
     }
 }
 
+/// The items by the group and the resource of their keys. The second result has the items whose keys have no resource.
+fn by_resource<T>(items: impl IntoIterator<Item = T>, key: impl Fn(&T) -> &str) -> (ByResource<T>, Vec<T>) {
+    let (mut of_resources, mut others) = (ByResource::<T>::new(), Vec::new());
+    for item in items {
+        let resource = split(key(&item)).map(|(group, plural)| (group.into(), plural.into()));
+        match resource {
+            Some(resource) => of_resources.entry(resource).or_default().push(item),
+            None => others.push(item),
+        }
+    }
+    (of_resources, others)
+}
+
 /// Group and resource of a key.
 fn split(key: &str) -> Option<(&str, &str)> {
     let mut parts = key.split('/');
@@ -455,6 +467,7 @@ fn insert(collections: &mut Collections, mut collection: Collection, counts: Cou
 #[cfg(test)]
 mod tests {
     use coracle_kinds::kind::by_kind;
+    use coracle_store::Entry;
     use serde_json::json;
 
     use super::*;

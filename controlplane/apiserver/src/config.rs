@@ -99,6 +99,7 @@ pub struct EncryptionHealth(pub Arc<dyn Fn() -> Result<(), String> + Send + Sync
 
 /// Behaviour that feature gates of Kubernetes control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[expect(clippy::struct_excessive_bools, reason = "each feature gate is independent of the others")]
 pub struct ServerFeatures {
     /// Whether large responses are compressed for clients that accept it. Gate `APIResponseCompression`.
     pub response_compression: bool,
@@ -106,11 +107,18 @@ pub struct ServerFeatures {
     pub watch_list: bool,
     /// Whether the verbs `impersonate:MODE` permit impersonation. Gate `ConstrainedImpersonation`.
     pub constrained_impersonation: bool,
+    /// Whether an object that cannot be decrypted can be deleted. Gate `AllowUnsafeMalformedObjectDeletion`.
+    pub unsafe_deletion: bool,
 }
 
 impl Default for ServerFeatures {
     fn default() -> Self {
-        Self { response_compression: true, watch_list: true, constrained_impersonation: true }
+        Self {
+            response_compression: true,
+            watch_list: true,
+            constrained_impersonation: true,
+            unsafe_deletion: false,
+        }
     }
 }
 

@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 /// The media types of objects, as errors list them.
 pub(crate) const OBJECT_TYPES: &str =
     "application/json, application/yaml, application/vnd.kubernetes.protobuf";
+/// Maximum causes of [`ApiError::store_read`], as upstream.
+const MAX_CAUSES: usize = 100;
 /// Reason of the cause of [`ApiError::future_revision`].
 const TOO_LARGE_VERSION: &str = "ResourceVersionTooLarge";
 
@@ -286,6 +288,41 @@ impl ApiError {
         Self::internal(format!("unable to transform {resource} from storage: failed to decrypt: {why}"))
     }
 
+    /// The error of a deletion of an object that cannot be decrypted, if the client may use an unsafe deletion. Source:
+    /// `StorageError` of `k8s.io/apiserver`.
+    pub(crate) fn corrupt_object(key: &str, why: &str) -> Self {
+        Self::internal(corrupt_object(key, why))
+    }
+
+    /// The error of a list with objects that cannot be decrypted, by key and cause. Source: `aggregatedStorageError` of
+    /// `k8s.io/apiserver`.
+    pub(crate) fn store_read<'a>(kind: &Resource, objects: impl Iterator<Item = (&'a str, &'a str)>) -> Self {
+        let message = format!("failed to read one or more {} from the storage", kind.qualified_resource());
+        let mut causes = Vec::new();
+        for (key, why) in objects {
+            if causes.len() == MAX_CAUSES {
+                let message = "too many errors, the list is truncated";
+                causes.push(json!({"reason": "FieldValueTooMany", "message": message}));
+                break;
+            }
+            let message = corrupt_object(key, why);
+            causes.push(json!({"reason": "UnexpectedServerResponse", "message": message, "field": key}));
+        }
+        let mut error = Self::new(500, "StorageReadError", message).of_object(kind, "list");
+        error.details["causes"] = causes.into();
+        error
+    }
+
+    /// An unsafe deletion refuses an object that can be read. As upstream, the error names the resource in place of the
+    /// kind.
+    pub(crate) fn not_corrupt(kind: &Resource, name: &str, causes: &[Cause]) -> Self {
+        let mut error = Self::invalid(kind, name, causes);
+        let kind = kind.stored_as();
+        error.message = error.message.replacen(&kind.qualified_kind(), &kind.qualified_resource(), 1);
+        error.details["kind"] = kind.plural.as_ref().into();
+        error
+    }
+
     pub(crate) fn unavailable(message: impl Into<String>) -> Self {
         Self::new(503, "ServiceUnavailable", message)
     }
@@ -372,6 +409,14 @@ impl ApiError {
         }
         status
     }
+}
+
+/// Text of an object that cannot be decrypted.
+fn corrupt_object(key: &str, why: &str) -> String {
+    format!(
+        "StorageError: corrupt object, Code: 7, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: data from the \
+         storage is not transformable revision=0: failed to decrypt: {why}"
+    )
 }
 
 fn listed(causes: &[Cause]) -> Value {

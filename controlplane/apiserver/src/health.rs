@@ -24,7 +24,7 @@ enum Subject {
     EtcdOrStore,
     /// As [`Subject::EtcdOrStore`], with the timeout for readiness.
     EtcdReadiness,
-    /// Whether the key management services respond, and stored objects can be decrypted.
+    /// Whether the key management services respond.
     Encryption,
     /// Whether the server is not shutting down.
     Shutdown,
@@ -73,9 +73,9 @@ const READY: &[Check] = &[
     ("shutdown", Subject::Shutdown),
 ];
 
-/// The check of the key management services, which exists if services encrypt the store, or if stored objects cannot be
-/// decrypted. It also fails while stored objects cannot be decrypted. As upstream, a failure of this check does not
-/// fail `/livez`: a restart does not repair a service.
+/// The check of the key management services, which exists if services encrypt the store. As upstream, a failure of this
+/// check does not fail `/livez`: a restart does not repair a service. Objects that cannot be decrypted although the
+/// services respond do not fail the check: their keys may be lost for ever, and the server serves the other objects.
 const SERVICES: Check = ("kms-providers", Subject::Encryption);
 
 // === impl Subject ===
@@ -111,8 +111,7 @@ fn store(state: &State) -> Result<(), String> {
 }
 
 fn encryption(state: &State) -> Result<(), String> {
-    state.encryption_health.as_ref().map_or(Ok(()), |health| (health.0)())?;
-    state.cache.check_decrypted().map_err(|error| error.message)
+    state.encryption_health.as_ref().map_or(Ok(()), |health| (health.0)())
 }
 
 /// The checks of an endpoint: `healthz`, `livez` or `readyz`. `None` for other names.
@@ -123,8 +122,7 @@ fn checks(state: &State, endpoint: &str) -> Option<(&'static str, Vec<Check>)> {
         "readyz" => ("readyz", READY),
         _ => return None,
     };
-    let has_encryption = || state.encryption_health.is_some() || state.cache.check_decrypted().is_err();
-    let services = (endpoint != "livez" && has_encryption()).then_some(SERVICES);
+    let services = (endpoint != "livez" && state.encryption_health.is_some()).then_some(SERVICES);
     let started = STARTED.iter().map(|&step| -> Check { (step, Subject::Server) });
     Some((endpoint, own.iter().copied().chain(services).chain(started).collect()))
 }

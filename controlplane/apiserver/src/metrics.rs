@@ -263,6 +263,11 @@ impl Metrics {
             "Number of changes received from the store split by kind.",
             &["group", "resource"],
         );
+        let undecryptable = gauge(
+            "coracle_undecryptable_objects",
+            "Number of stored objects that cannot be decrypted split by kind. -1 if all requests of the kind fail.",
+            &["group", "resource"],
+        );
         for shared in sources.cache.all() {
             let collection = shared.lock();
             // As upstream, -1 means that the objects cannot be read.
@@ -270,6 +275,10 @@ impl Metrics {
             let kind = collection.kind();
             let labels = [&*kind.group, &*kind.plural];
             events.with_label_values(&labels).inc_by(collection.received());
+            let unreadable = if shared.is_readable() { signed(collection.unreadable_len()) } else { -1 };
+            if unreadable != 0 {
+                undecryptable.with_label_values(&labels).set(unreadable);
+            }
             let resource = [&*kind.plural, &*kind.group].join(".");
             if sources.has_object_counts {
                 objects.with_label_values(&labels).set(number);
@@ -277,7 +286,7 @@ impl Metrics {
             }
         }
         let mut families = self.registry.gather();
-        families.extend([in_flight, objects, stored].iter().flat_map(Collector::collect));
+        families.extend([in_flight, objects, stored, undecryptable].iter().flat_map(Collector::collect));
         families.extend(events.collect());
         families.extend(watchers(sources.cache).collect());
         families.extend(flow_control::current(sources.flow_control));

@@ -425,7 +425,7 @@ impl Apiserver {
                 record.annotate("k8s.io/deprecated", "true");
             }
         }
-        call.state.cache.check_readable(&call.kind)?;
+        route::check_readable(&call)?;
         let permit = if is_exempt { None } else { request_seats::permit_of(&call, seats).await };
         let run = match call.resource.subresource.is_empty() {
             true => route::resource(&call, &method, upgrade),

@@ -10,6 +10,7 @@ pub(crate) mod list;
 pub(crate) mod list_options;
 pub(crate) mod patch;
 pub(crate) mod review;
+mod unsafe_delete;
 pub(crate) mod update;
 mod version_fields;
 pub(crate) mod watch;

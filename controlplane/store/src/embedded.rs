@@ -177,6 +177,10 @@ impl Store for Embedded {
         Box::pin(async move { self.shared.get(key) })
     }
 
+    fn revision_of<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<u64>, Error>> {
+        Box::pin(async move { self.shared.revision_of(key) })
+    }
+
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>> {
         Box::pin(async move { self.shared.list_readable(&range)?.complete() })
     }
@@ -277,6 +281,13 @@ impl Shared {
             return Ok(Some(entry));
         }
         self.read(|engine| engine.get(key))
+    }
+
+    fn revision_of(&self, key: &str) -> Result<Option<u64>, Error> {
+        if let Some(entry) = self.lock().volatile(key) {
+            return Ok(Some(entry.modified));
+        }
+        Ok(self.read(|engine| engine.revisions(key))?.map(|revisions| revisions.modified))
     }
 
     /// The entries of a range, and those that cannot be decrypted.

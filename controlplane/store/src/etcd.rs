@@ -164,6 +164,10 @@ impl Store for Etcd {
         Box::pin(self.shared.get(key))
     }
 
+    fn revision_of<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<u64>, Error>> {
+        Box::pin(self.shared.revision_of(key))
+    }
+
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>> {
         Box::pin(async move { self.shared.list(&range).await })
     }

@@ -13,6 +13,12 @@ pub trait Store: Send + Sync + 'static {
     /// The newest version of the entry with this key. `None` if there is no such entry.
     fn get<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<Entry>, Error>>;
 
+    /// Revision of the commit that last changed the entry with this key. `None` if there is no such entry. The value is
+    /// not read, so this works for an entry that cannot be decrypted.
+    fn revision_of<'a>(&'a self, key: &'a str) -> BoxFuture<'a, Result<Option<u64>, Error>> {
+        Box::pin(async move { Ok(self.get(key).await?.map(|entry| entry.modified)) })
+    }
+
     /// Entries in the order of their keys, all from one revision.
     fn list(&self, range: Range) -> BoxFuture<'_, Result<Page, Error>>;
 

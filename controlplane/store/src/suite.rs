@@ -53,11 +53,13 @@ async fn writes_are_compare_and_swap(store: Arc<dyn Store>, tier: Tier) {
     let entry = store.get("/a").await.unwrap().unwrap();
     let value = Bytes::from_static(b"2");
     assert_eq!(entry, Entry { key: "/a".into(), value, created: first, modified: second });
+    assert_eq!(store.revision_of("/a").await.unwrap(), Some(second));
     let delete =
         |at| Write { key: "/a".into(), expect: Expect::Revision(at), value: None, tier, guard: None };
     assert!(matches!(store.write(delete(first)).await, Err(Error::Conflict { .. })));
     store.write(delete(second)).await.unwrap();
     assert_eq!(store.get("/a").await.unwrap(), None);
+    assert_eq!(store.revision_of("/a").await.unwrap(), None);
     assert!(matches!(store.write(delete(second)).await, Err(Error::Conflict { found: None, .. })));
     assert!(store.write(put("/a", Expect::Absent, "3", tier)).await.unwrap() > second);
 }

@@ -6,7 +6,8 @@
 pub(super) const SWITCHES: &[&str] = &["APIResponseCompression", "ConstrainedImpersonation", "WatchList"];
 
 /// Gates that are switches here and off by default.
-pub(super) const SWITCHES_OFF: &[&str] = &["CPUManagerPolicyAlphaOptions"];
+pub(super) const SWITCHES_OFF: &[&str] =
+    &["AllowUnsafeMalformedObjectDeletion", "CPUManagerPolicyAlphaOptions"];
 
 /// Gates whose value has no effect here. `runtime-config` enables the APIs of three of them. The agent follows the
 /// events of containers in any case.
@@ -90,7 +91,7 @@ pub(super) const ON: &[&str] = &[
 #[rustfmt::skip]
 pub(super) const OFF: &[&str] = &[
     "APIServingWithRoutine", "AllAlpha", "AllowDNSOnlyNodeCSR",
-    "AllowInsecureKubeletCertificateSigningRequests", "AllowUnsafeMalformedObjectDeletion",
+    "AllowInsecureKubeletCertificateSigningRequests",
     "CBORServingAndStorage", "CRIListStreaming", "CSIVolumeHealth",
     "ChangeContainerStatusOnKubeletRestart", "CloudControllerManagerWatchBasedRoutesReconciliation",
     "CloudControllerManagerWebhook", "ClusterTrustBundle", "ClusterTrustBundleProjection",

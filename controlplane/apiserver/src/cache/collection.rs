@@ -279,10 +279,14 @@ impl Collection {
             }
         };
         let (revision, deleted) = (commit.revision, commit.value.is_none());
-        Some(self.publish(Change { revision, at: Instant::now(), old, new, deleted, left: OnceLock::new() }))
+        let change = Change { revision, at: Instant::now(), old, new, deleted, left: OnceLock::new() };
+        let change = self.publish(change);
+        self.remove_old_changes(change.at);
+        Some(change)
     }
 
-    /// Sends a change to the watchers, and adds it to the history.
+    /// Sends a change to the watchers, and adds it to the history. When all changes of a revision are published, the
+    /// caller must call [`Collection::remove_old_changes`].
     fn publish(&mut self, change: Change) -> Change {
         if self.has_references() {
             match change.deleted {
@@ -306,13 +310,11 @@ impl Collection {
         change
     }
 
-    /// Adds a change to the history, and removes the oldest changes above the limits.
+    /// Adds a change to the history.
     fn record_change(&mut self, change: Change) {
-        let now = change.at;
         self.received += 1;
         self.change_bytes += weight(&change);
         self.changes.push_back(change);
-        self.remove_old_changes(now);
     }
 
     /// Removes the oldest changes above the limits. Must be called again while the history is above the usual limits.

@@ -22,18 +22,17 @@
 //!
 //! [`Cache::read_again`] reads such single objects again. Their revisions are lower than the revision of the cache, so
 //! an event at such a revision would be missed by a watch that resumes later. So the objects wait in [`LateObjects`]
-//! for the next commit of any key, and come at its revision. A commit of [`LATE`] causes this commit.
+//! for the next commit of [`LATE`], and come at its revision. No commit of an object has this revision.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, HashMap},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use bytes::Bytes;
 use coracle_kinds::{Resource, initializers};
 use coracle_store::{
-    Commit, Entry, Error as StoreError, Expect, Range, ReadablePage, Store, Tier, Unreadable,
-    UnreadableEntry, Write,
+    Entry, Error as StoreError, Expect, Range, ReadablePage, Store, Tier, Unreadable, UnreadableEntry, Write,
 };
 use tokio::sync::watch;
 
@@ -45,10 +44,15 @@ use crate::error::{ApiError, Result};
 /// roles, quotas, policies or allocated addresses.
 const OPTIONAL: [(&str, &str); 2] = [("", "configmaps"), ("", "secrets")];
 /// Store key of an entry that only gives late objects a revision. It has no `/`, so no object has this key.
-const LATE: &str = "late-objects";
-/// Maximum reads of undecryptable objects in one pass, not counting those of failed services. The next pass continues
-/// after the last one.
-const MAX_FAILURES: usize = 64;
+pub(super) const LATE: &str = "late-objects";
+/// Maximum failed reads in one pass, for each cause of [`Cause`]. The next pass continues after the last one.
+const MAX_FAILURES: usize = 1000;
+/// Maximum objects for which one commit of [`LATE`] is made. A watch is cut off if its queue is full, so this is much
+/// less than the size of the queue.
+const LATE_OBJECTS: usize = 256;
+
+/// The cause of unreadable objects: the name of a failed key management service, or `None` for another cause.
+type Cause = Option<Box<str>>;
 
 /// An object that cannot be decrypted.
 pub(super) struct UnreadableObject {
@@ -65,10 +69,11 @@ pub(super) struct LateObjects {
 
 #[derive(Default)]
 struct LateState {
-    /// Objects that are decrypted and wait for the next commit.
+    /// Objects that are decrypted and wait for the next commit of [`LATE`].
     decrypted: BTreeMap<Arc<str>, Entry>,
-    /// The last key of an incomplete pass. The next pass begins after it.
-    last: Option<Arc<str>>,
+    /// The last key of an incomplete pass, for each cause. The next pass begins after it. Otherwise an object whose key
+    /// is lost would hide all objects after it.
+    last: HashMap<Cause, Arc<str>>,
 }
 
 // === impl LateObjects ===
@@ -135,22 +140,6 @@ impl Cache {
         collection.lock().check_complete(&prefix_of(kind, namespace))
     }
 
-    /// Checks that the newest states of all stored objects can be decrypted.
-    ///
-    /// # Errors
-    /// `InternalError`.
-    pub(crate) fn check_decrypted(&self) -> Result<()> {
-        for collection in self.all() {
-            collection.check_readable()?;
-            let objects = collection.lock();
-            if objects.unreadable().next().is_some() {
-                let why = "the newest state of an object is missing";
-                return Err(ApiError::undecryptable(&objects.kind().qualified_resource(), why));
-            }
-        }
-        Ok(())
-    }
-
     /// An object in its stored version. `None` if it does not exist.
     ///
     /// # Errors
@@ -168,6 +157,14 @@ impl Cache {
     /// `InternalError`.
     pub(crate) fn check_newest(&self, kind: &Resource, key: &str) -> Result<()> {
         self.collection(kind)?.lock().check_newest(key)
+    }
+
+    /// The error of a deletion that an unsafe deletion can replace: the newest state of the object cannot be decrypted.
+    /// `None` for another object.
+    pub(crate) fn corrupt_object(&self, kind: &Resource, namespace: &str, name: &str) -> Option<ApiError> {
+        let key = key_of(kind, namespace, name);
+        let why = self.collection(kind).ok()?.lock().cause(&key)?;
+        Some(ApiError::corrupt_object(&key, why))
     }
 
     /// The resources of which objects are unknown because they cannot be decrypted.
@@ -290,62 +287,83 @@ impl Cache {
 
     /// Whether there are objects for [`Cache::read_again`].
     pub(crate) fn has_unreadable_objects(&self) -> bool {
-        self.all().iter().any(|collection| collection.lock().unreadable().next().is_some())
+        self.all().iter().any(|collection| collection.lock().unreadable_len() > 0)
     }
 
-    /// Reads the single objects that could not be decrypted, and calls each failed service once. Decrypted objects come
-    /// with the next commit, which this method causes. Returns whether there are such objects.
+    /// The number of objects for [`Cache::read_again`], and the first key of them.
+    pub(crate) fn unreadable_objects(&self) -> (usize, Option<Arc<str>>) {
+        let (mut number, mut first) = (0, None::<Arc<str>>);
+        for collection in self.all() {
+            let objects = collection.lock();
+            number += objects.unreadable_len();
+            let key = objects.unreadable().next().map(|entry| entry.key.clone());
+            first = first.into_iter().chain(key).min();
+        }
+        (number, first)
+    }
+
+    /// Reads the single objects that could not be decrypted, and stops at the first failure of each service. Decrypted
+    /// objects come with commits that this method causes. Returns whether there are such objects.
     ///
     /// # Errors
     /// The error of the store.
     pub(crate) async fn read_again(&self, store: &dyn Store) -> std::result::Result<bool, StoreError> {
-        let (mut failed, mut failures, mut is_decrypted) = (HashSet::<Box<str>>::new(), 0, false);
+        let mut failures = HashMap::<Cause, usize>::new();
+        let (mut waiting, mut is_decrypted) = (0, false);
         for entry in self.to_read_again() {
-            if entry.service.as_ref().is_some_and(|service| failed.contains(service)) {
+            if failures.get(&entry.service).is_some_and(|number| *number >= MAX_FAILURES) {
                 continue;
             }
             let found = store.get(&entry.key).await;
             match found {
                 Ok(Some(found)) if found.modified == entry.modified => {
                     self.late.lock().decrypted.insert(entry.key, found);
-                    is_decrypted = true;
+                    (waiting, is_decrypted) = (waiting + 1, true);
+                    if waiting == LATE_OBJECTS {
+                        commit_late(store).await?;
+                        waiting = 0;
+                    }
                 }
                 // The watch brings the newer state.
                 Ok(Some(_)) => {}
                 // The watch brings the deletion, or has brought it.
                 Ok(None) => self.forget_unreadable(&entry),
                 Err(error @ StoreError::Sealed { .. }) => {
-                    if let Some(service) = error.service() {
-                        failed.insert(service.into());
-                        continue;
-                    }
-                    failures += 1;
-                    if failures == MAX_FAILURES {
-                        self.late.lock().last = Some(entry.key);
-                        break;
+                    let number = failures.entry(entry.service.clone()).or_default();
+                    // A call of a service that does not respond takes up to its timeout.
+                    *number = if error.is_of_service() { MAX_FAILURES } else { *number + 1 };
+                    if *number == MAX_FAILURES {
+                        self.late.lock().last.insert(entry.service, entry.key);
                     }
                 }
                 Err(error) => return Err(error),
             }
         }
-        if is_decrypted {
+        if waiting > 0 {
             commit_late(store).await?;
         }
         Ok(is_decrypted)
     }
 
-    /// The unreadable objects by key, from the end of the last incomplete pass on.
+    /// The unreadable objects by cause and key. The objects of a cause begin after the last one of an incomplete pass.
     fn to_read_again(&self) -> Vec<UnreadableEntry> {
-        let mut entries = Vec::new();
+        let mut by_cause = BTreeMap::<Cause, Vec<UnreadableEntry>>::new();
         for collection in self.all() {
-            entries.extend(collection.lock().unreadable().cloned());
+            for entry in collection.lock().unreadable() {
+                by_cause.entry(entry.service.clone()).or_default().push(entry.clone());
+            }
         }
-        entries.sort_unstable_by(|one, other| one.key.cmp(&other.key));
-        if let Some(last) = self.late.lock().last.take() {
-            let first = entries.partition_point(|entry| entry.key <= last);
-            entries.rotate_left(first);
+        let last = std::mem::take(&mut self.late.lock().last);
+        let mut all = Vec::new();
+        for (cause, mut entries) in by_cause {
+            entries.sort_unstable_by(|one, other| one.key.cmp(&other.key));
+            if let Some(last) = last.get(&cause) {
+                let first = entries.partition_point(|entry| entry.key <= *last);
+                entries.rotate_left(first);
+            }
+            all.extend(entries);
         }
-        entries
+        all
     }
 
     fn forget_unreadable(&self, entry: &UnreadableEntry) {
@@ -354,16 +372,15 @@ impl Cache {
         }
     }
 
-    /// Applies the decrypted objects that wait for a commit, at the revision of this commit. Must be called before the
-    /// commit is applied.
-    pub(super) fn apply_late(&self, commit: &Commit) {
+    /// Applies the decrypted objects that wait for a commit of [`LATE`], at the revision of this commit.
+    pub(super) fn apply_late(&self, revision: u64) {
         let decrypted = std::mem::take(&mut self.late.lock().decrypted);
-        for (key, entry) in decrypted {
-            if key == commit.key {
-                continue;
-            }
-            if let Some(collection) = self.by_key(&key) {
-                self.change(&collection, |objects| objects.apply_late(entry, commit.revision));
+        // The keys are in order, so the objects of a resource follow each other.
+        let entries: Vec<Entry> = decrypted.into_values().collect();
+        for entries in entries.chunk_by(|one, other| split(&one.key) == split(&other.key)) {
+            let collection = entries.first().and_then(|first| self.by_key(&first.key));
+            if let Some(collection) = collection {
+                self.change(&collection, |objects| objects.apply_late(entries, revision));
             }
         }
     }
@@ -394,7 +411,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cache::{Event, Scope, Watcher, encode, key_of};
+    use crate::cache::{Event, Scope, Watcher, encode, key_of, tests::commit_large};
 
     fn of_service(key: &str) -> Unreadable {
         let source = coracle_sealing::Error::Kms { name: "vault".to_owned(), reason: "a test".to_owned() };
@@ -530,7 +547,8 @@ mod tests {
         let mut events = watch(modified);
         let error = cache.find(kind, "ns", "a").err().unwrap();
         assert_eq!((error.code, error.reason), (500, "InternalError"));
-        assert!(cache.check_complete(kind, "ns").is_err() && cache.check_decrypted().is_err());
+        assert!(cache.check_complete(kind, "ns").is_err());
+        assert_eq!(cache.unreadable_objects(), (1, Some(key.clone())));
         assert!(
             cache.check_complete(kind, "other").is_ok() && cache.find(kind, "ns", "b").unwrap().is_none()
         );
@@ -545,7 +563,8 @@ mod tests {
         // A client resumes its watch, which ended before the object was decrypted.
         assert!(watch(modified).try_recv().is_ok_and(is_added));
         assert!(watch(commit.revision).try_recv().is_err());
-        assert!(!cache.has_unreadable_objects() && cache.check_decrypted().is_ok());
+        assert!(!cache.has_unreadable_objects());
+        assert_eq!(cache.unreadable_objects(), (0, None));
         assert!(!cache.read_again(&store).await.unwrap(), "no further commit");
     }
 
@@ -573,9 +592,60 @@ mod tests {
         assert!(!cache.has_unreadable_objects());
         cache.late.lock().decrypted.insert(key.clone(), late);
         commit(5, None);
+        cache.apply(&late_commit(6));
         assert_eq!(revision(), None);
-        unreadable(6);
-        commit(7, None);
+        unreadable(7);
+        commit(8, None);
         assert!(!cache.has_unreadable_objects());
+    }
+
+    fn late_commit(revision: u64) -> Commit {
+        let value = Some(Bytes::from_static(b"{}"));
+        Commit { key: LATE.into(), revision, value, created: revision, guard_follows: false }
+    }
+
+    /// Makes a ConfigMap unreadable at a revision, and decrypts it.
+    fn decrypt_late(cache: &Cache, name: &str, modified: u64) {
+        let kind = by_kind("v1", "ConfigMap").unwrap();
+        let key = Arc::<str>::from(key_of(kind, "ns", name));
+        cache.note_unreadable(UnreadableEntry { key: key.clone(), modified, service: None });
+        let value = encode(kind, &json!({"metadata": {"name": name, "namespace": "ns"}}));
+        let entry = Entry { key: key.clone(), value, created: 2, modified };
+        cache.late.lock().decrypted.insert(key, entry);
+    }
+
+    /// The history removes changes above its limits. It must not do so between two changes of one revision.
+    #[test]
+    fn late_objects_come_together_even_if_they_exceed_the_history() {
+        let (cache, kind) = (Cache::new(1), by_kind("v1", "ConfigMap").unwrap());
+        let names: Vec<String> = (0..8).map(|number| format!("m{number}")).collect();
+        for (name, revision) in names.iter().zip(2..) {
+            commit_large(&cache, name, revision, revision);
+        }
+        for (name, revision) in names.iter().zip(20..) {
+            decrypt_late(&cache, name, revision);
+        }
+        cache.apply(&late_commit(40));
+        assert!(!cache.has_unreadable_objects());
+        let revisions = names.iter().map(|name| cache.get(kind, "ns", name).map(|object| object.revision));
+        assert!(revisions.eq((20..28).map(Some)));
+    }
+
+    /// The watch of a client that has got only the first of the late objects resumes at a lower revision.
+    #[test]
+    fn late_objects_wait_for_a_revision_without_other_commits_and_end_with_a_bookmark() {
+        let (cache, kind) = (Cache::new(1), by_kind("v1", "ConfigMap").unwrap());
+        let (watcher, mut events) = Watcher::new(Scope::default(), true);
+        cache.of(kind).unwrap().lock().watch_after(watcher, 1).unwrap();
+        ["a", "b"].into_iter().zip(2..).for_each(|(name, revision)| decrypt_late(&cache, name, revision));
+        let (key, value) = secret("s");
+        cache.apply(&Commit { key, revision: 5, value: Some(value), created: 5, guard_follows: false });
+        assert!(events.try_recv().is_err(), "a list at this revision could lack the other objects");
+        cache.apply(&late_commit(6));
+        for revision in [2, 3] {
+            let is_added = |event| matches!(event, Event::Added(object) if object.revision == revision);
+            assert!(events.try_recv().is_ok_and(is_added));
+        }
+        assert!(events.try_recv().is_ok_and(|event| matches!(event, Event::Bookmark(6))));
     }
 }

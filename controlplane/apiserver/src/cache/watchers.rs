@@ -319,6 +319,17 @@ impl Watchers {
         }
     }
 
+    /// Sends a bookmark of a revision to all watchers with bookmarks.
+    pub(super) fn send_bookmark_to_all(&mut self, revision: u64) {
+        let numbers: Vec<u64> = self.reached.iter().map(|(_, number)| *number).collect();
+        for number in numbers {
+            let one = self.running.get_mut(&number);
+            if one.is_some_and(|one| !one.watcher.send(Event::Bookmark(revision), revision)) {
+                self.remove(number);
+            }
+        }
+    }
+
     pub(super) fn clear(&mut self) {
         self.running.clear();
         self.of_nodes.clear();

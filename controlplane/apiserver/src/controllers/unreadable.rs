@@ -8,7 +8,11 @@ use std::{
 
 use coracle_backoff::Backoff;
 
-use crate::{cache::Shared, controllers::initialization::remove_rejected_of, state::State};
+use crate::{
+    cache::{Cache, Shared},
+    controllers::initialization::remove_rejected_of,
+    state::State,
+};
 
 /// First and maximum delay between attempts. If the service does not respond, an attempt calls the service only once.
 const FIRST_BACKOFF: Duration = Duration::from_millis(500);
@@ -26,6 +30,7 @@ pub(crate) async fn read_again(state: Weak<State>) {
     let parts = state.upgrade().map(|state| (state.shutdown.clone(), state.cache.unreadable_found()));
     let Some((shutdown, mut found)) = parts else { return };
     let mut backoff = Backoff::new(FIRST_BACKOFF, MAX_BACKOFF).with_jitter();
+    let mut reported = 0;
     loop {
         let Some(is_needed) = state.upgrade().map(|state| state.cache.has_unreadable_objects()) else {
             return;
@@ -44,11 +49,32 @@ pub(crate) async fn read_again(state: Weak<State>) {
             () = shutdown.cancelled() => return,
         }
         let Some(state) = state.upgrade() else { return };
-        match state.cache.read_again(&*state.store).await {
-            Ok(true) => backoff.reset(),
-            Ok(false) => tracing::debug!("cannot decrypt single objects yet"),
+        let outcome = tokio::select! {
+            // Cancel-safe: decrypted objects only wait for a commit, and the server stops.
+            outcome = state.cache.read_again(&*state.store) => outcome,
+            () = shutdown.cancelled() => return,
+        };
+        match outcome {
+            Ok(true) => {
+                backoff.reset();
+                reported = 0;
+            }
+            Ok(false) => report(&state.cache, &mut reported),
             Err(error) => tracing::warn!(%error, "cannot read objects that could not be decrypted"),
         }
+    }
+}
+
+/// Logs the number of objects that cannot be decrypted, if it differs from the reported number.
+fn report(cache: &Cache, reported: &mut usize) {
+    let (objects, first) = cache.unreadable_objects();
+    if objects != *reported {
+        *reported = objects;
+        tracing::warn!(
+            objects,
+            first = first.as_deref(),
+            "single objects cannot be decrypted, trying again later"
+        );
     }
 }
 

@@ -60,6 +60,13 @@ fn check_method(method: &Method) -> Result<()> {
     if *method == Method::CONNECT { Err(ApiError::method_not_allowed()) } else { Ok(()) }
 }
 
+/// Checks that the objects of the resource are loaded. The deletion of one object checks this itself, because an unsafe
+/// deletion removes objects that cannot be loaded.
+pub(super) fn check_readable(call: &Call) -> Result<()> {
+    let is_deletion = call.info.verb == "delete" && call.resource.subresource.is_empty();
+    if is_deletion { Ok(()) } else { call.state.cache.check_readable(&call.kind) }
+}
+
 /// Runs the verb of a request for an object or a collection.
 ///
 /// The future is boxed, because it is large: each layer around it would hold a copy on the stack.

@@ -16,13 +16,12 @@ use crate::{
     error::{ApiError, Result},
     media::Form,
     reply::{self, Reply},
+    verb::unsafe_delete,
     write::{self, Failed, Stored, is_finished, text},
 };
 
 const FOREGROUND: &str = "foregroundDeletion";
 const ORPHAN: &str = "orphan";
-/// The option of an unsafe deletion, which upstream does not support by default.
-const IGNORE_READ_ERROR: &str = "ignoreStoreReadErrorWithClusterBreakingPotential";
 const DELETE_OPTIONS: &str = "io.k8s.apimachinery.pkg.apis.meta.v1.DeleteOptions";
 
 /// The options of a deletion, from the body and the query.
@@ -33,6 +32,8 @@ pub(crate) struct Options {
     uid: Option<String>,
     revision: Option<String>,
     dry_run: bool,
+    /// Whether the client wants an unsafe deletion. Only DELETE of one object supports it.
+    ignores_read_error: bool,
     /// The DeleteOptions as the client sent them, for admission. Null for deletions by this server.
     sent: Value,
 }
@@ -46,6 +47,11 @@ impl Options {
     /// Whether the request is a dry run: nothing is stored.
     pub(crate) fn dry_run(&self) -> bool {
         self.dry_run
+    }
+
+    /// Whether the client wants an unsafe deletion.
+    pub(crate) fn ignores_read_error(&self) -> bool {
+        self.ignores_read_error
     }
 
     /// Makes the request a dry run if `is_dry_run`.
@@ -89,7 +95,12 @@ pub(crate) enum Outcome {
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let options = options(call)?;
-    match one(call, &call.resource.name, &options).await? {
+    if options.ignores_read_error {
+        return unsafe_delete::run(call).await;
+    }
+    let name = &call.resource.name;
+    let outcome = one(call, name, &options).await.map_err(|error| corrupt(call, name).unwrap_or(error))?;
+    match outcome {
         Outcome::Removed(object) if call.kind.returns_deleted() => {
             let form = call.form().unwrap_or(Form::Plain);
             Ok(reply::object(200, form, &call.kind, &Stored::DryRun(object)))
@@ -100,6 +111,12 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
             Ok(reply::object(200, form, &call.kind, &stored))
         }
     }
+}
+
+/// The error that names an unsafe deletion as the way to delete an object that cannot be decrypted.
+fn corrupt(call: &Call, name: &str) -> Option<ApiError> {
+    let is_supported = call.state.features.unsafe_deletion;
+    is_supported.then(|| call.state.cache.corrupt_object(&call.kind, call.namespace(), name)).flatten()
 }
 
 /// Deletes one object of the call's kind and namespace.
@@ -174,8 +191,10 @@ pub(crate) fn options(call: &Call) -> Result<Options> {
         }
         object.insert("apiVersion".into(), "v1".into());
         object.insert("kind".into(), "DeleteOptions".into());
-        // The option has no effect, as upstream without the feature gate AllowUnsafeMalformedObjectDeletion.
-        object.remove(IGNORE_READ_ERROR);
+        // Without the feature gate the option has no effect.
+        if !call.state.features.unsafe_deletion {
+            object.remove(unsafe_delete::OPTION);
+        }
     }
     let expected = Expected::defined("v1", "DeleteOptions", DELETE_OPTIONS);
     options_from(&body::check(parsed, &expected, call.validation()?)?.0)
@@ -195,6 +214,9 @@ fn query_options(call: &Call) -> Result<Value> {
     }
     if query.has("orphanDependents") {
         tree["orphanDependents"] = query.flag("orphanDependents").into();
+    }
+    if call.state.features.unsafe_deletion && query.has(unsafe_delete::OPTION) {
+        tree[unsafe_delete::OPTION] = query.flag(unsafe_delete::OPTION).into();
     }
     if query.has("dryRun") {
         tree["dryRun"] = query.all("dryRun").into();
@@ -223,7 +245,7 @@ fn validate(tree: &Value) -> Causes {
     if dry_run.iter().any(|value| value != "All") {
         causes.unsupported(&Path::root("dryRun"), &tree["dryRun"], &["All"]);
     }
-    if tree[IGNORE_READ_ERROR] == true {
+    if tree[unsafe_delete::OPTION] == true {
         let is_set = |field: &str| match field {
             "dryRun" => !dry_run.is_empty(),
             field => !tree[field].is_null(),
@@ -232,7 +254,7 @@ fn validate(tree: &Value) -> Causes {
             ["dryRun", "propagationPolicy", "orphanDependents", "gracePeriodSeconds", "preconditions"];
         for field in others.into_iter().filter(|field| is_set(field)) {
             let detail = format!("cannot be set together with .{field}");
-            causes.invalid(&Path::root(IGNORE_READ_ERROR), &true.into(), &detail);
+            causes.invalid(&Path::root(unsafe_delete::OPTION), &true.into(), &detail);
         }
     }
     causes
@@ -259,6 +281,7 @@ pub(crate) fn options_from(tree: &Value) -> Result<Options> {
         uid: text(&tree["preconditions"]["uid"]),
         revision: text(&tree["preconditions"]["resourceVersion"]),
         dry_run: dry_run.as_array().is_some_and(|list| !list.is_empty()),
+        ignores_read_error: tree[unsafe_delete::OPTION] == true,
         sent: tree.clone(),
     })
 }

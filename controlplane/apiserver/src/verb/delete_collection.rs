@@ -1,6 +1,7 @@
 //! DELETE of a collection: deletes each object that the selectors match, by the rules of a single deletion. With a
 //! `limit` it deletes a page, and returns the token of the next page.
 
+use coracle_kinds::validate::Path;
 use serde_json::json;
 
 use crate::{
@@ -9,7 +10,7 @@ use crate::{
     convert,
     error::{ApiError, Result},
     reply::{self, Reply},
-    verb::{delete, list, version_fields},
+    verb::{delete, list, unsafe_delete, version_fields},
 };
 
 pub(crate) async fn run(call: &Call) -> Result<Reply> {
@@ -20,6 +21,12 @@ pub(crate) async fn run(call: &Call) -> Result<Reply> {
     let mut scope = Scope { initialized_only: false, ..list::scope(call)? };
     let fields = version_fields::take(&call.kind, &mut scope);
     let options = delete::options(call)?;
+    if options.ignores_read_error() {
+        return Err(call.invalid_parameter(|causes| {
+            let detail = "is not allowed with DELETECOLLECTION, try again after removing the option";
+            causes.invalid(&Path::root(unsafe_delete::OPTION), &true.into(), detail);
+        }));
+    }
     let mut objects = list::chosen(call, &scope)?;
     let limit = call.info.query.page_limit();
     // The memory of the response is reserved before the first deletion.

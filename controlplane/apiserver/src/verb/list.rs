@@ -151,7 +151,12 @@ fn snapshot(call: &Call, scope: &Scope, earlier: Option<Continue>) -> Result<(Ve
     let name = scope.fields.exact_name().filter(|_| !scope.prefix.ends_with("//") && is_single(call));
     let named = name.map(|name| objects.find(&format!("{}{name}", scope.prefix))).transpose()?;
     if named.is_none() {
-        objects.check_complete(&scope.prefix)?;
+        let complete = objects.check_complete(&scope.prefix);
+        // With the option of an unsafe deletion the error names the objects, as upstream.
+        complete.map_err(|error| match call.state.features.unsafe_deletion {
+            true => objects.store_read_error(&scope.prefix),
+            false => error,
+        })?;
     }
     if let Some(token) = earlier {
         let (found, revision) = match token.rv {

@@ -127,7 +127,13 @@ async fn an_unknown_key_of_an_entry_outside_the_key_file_does_not_prevent_the_st
         let expect = UnreadableEntry { key: FOO.into(), modified, service: None };
         assert_eq!(unreadable.iter().map(Unreadable::entry).collect::<Vec<_>>(), [expect]);
         assert!(store.list(Range::default()).await.is_err() && store.get(FOO).await.is_err());
+        assert_eq!(store.revision_of(FOO).await.unwrap(), Some(modified));
     }
+    let store = open(dir.path());
+    let expect = Expect::Revision(modified);
+    let deletion = Write { value: None, ..put(FOO, expect, "", Tier::Durable) };
+    store.write(deletion).await.unwrap();
+    assert_eq!(store.revision_of(FOO).await.unwrap(), None);
 }
 
 #[tokio::test]

@@ -34,6 +34,9 @@ const OPEN_TIMEOUT: Duration = Duration::from_secs(5);
 /// First back-off between attempts to connect. It doubles with each attempt, up to [`MAX_BACKOFF`].
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// Duration for which a key management service is not called again after it has failed. Each call delays all later
+/// commits up to the timeout of the service.
+const SERVICE_PAUSE: Duration = Duration::from_secs(30);
 /// Interval of requests for progress while a reader waits.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(50);
 
@@ -46,6 +49,9 @@ pub(super) struct Follower {
     events: mpsc::UnboundedSender<Event>,
     /// The newest revision that a reader waits for.
     expected: watch::Receiver<u64>,
+    /// Key management services that have failed, and the time until which they are not called.
+    failed_services: FailedServices,
+    paused_until: Instant,
 }
 
 /// The reason why a stream ended.
@@ -87,7 +93,16 @@ impl Follower {
         events: mpsc::UnboundedSender<Event>,
     ) -> Self {
         let expected = shared.connection.expected();
-        Self { shared, prefix: prefix.to_owned(), sent: after, events, expected }
+        let (failed_services, paused_until) = (FailedServices::default(), Instant::now());
+        Self {
+            shared,
+            prefix: prefix.to_owned(),
+            sent: after,
+            events,
+            expected,
+            failed_services,
+            paused_until,
+        }
     }
 
     /// Follows etcd until the consumer drops the watch.
@@ -238,11 +253,13 @@ impl Follower {
             return self.send_if_newer(revision);
         }
         let mut last = self.sent;
-        let (mut changes, mut failed_services) = (Vec::new(), FailedServices::default());
+        let mut changes = Vec::new();
+        let mut failed_services = self.failed_services();
         for event in response.events {
             let change = self.change(&mut failed_services, event);
             changes.extend(change.filter(|change| change.revision() > self.sent));
         }
+        self.failed_services = failed_services;
         let mut changes = changes.into_iter().peekable();
         while let Some(change) = changes.next() {
             let event = match change {
@@ -263,6 +280,16 @@ impl Follower {
         // The events of one revision are in one response.
         self.sent = last;
         Ok(())
+    }
+
+    /// Takes the services that have failed. After the pause, all services are called again.
+    fn failed_services(&mut self) -> FailedServices {
+        let now = Instant::now();
+        if now >= self.paused_until {
+            self.paused_until = now + SERVICE_PAUSE;
+            return FailedServices::default();
+        }
+        std::mem::take(&mut self.failed_services)
     }
 
     fn send_if_newer(&mut self, revision: u64) -> Result<(), End> {
@@ -309,9 +336,11 @@ impl Follower {
             revision = page.revision,
             "the watch of etcd missed compacted commits"
         );
-        for Unreadable { key, error, .. } in &unreadable {
+        // Only the first error is logged: there may be many thousands.
+        if let Some(Unreadable { key, error, .. }) = unreadable.first() {
             let cause = std::error::Error::source(error).map(ToString::to_string);
-            tracing::error!(%key, %error, cause, "cannot read a value in etcd, keeping the previous one");
+            let values = unreadable.len();
+            tracing::error!(%key, %error, cause, values, "cannot read values in etcd, keeping the previous ones");
         }
         let unreadable = unreadable.iter().map(Unreadable::entry).collect();
         self.sent = page.revision;
@@ -339,7 +368,10 @@ mod tests {
     use super::*;
     use crate::{
         Sealing,
-        codec::EntryCodec,
+        codec::{
+            EntryCodec,
+            tests::{SEALED_BY_SERVICE, with_absent_service},
+        },
         etcd::{Keys as Names, connection::Connection, leases::Leases, range::Found},
     };
 
@@ -402,5 +434,39 @@ mod tests {
         assert_eq!((&*commit.key, commit.revision, commit.guard_follows), ("/pods/b", 3, false));
         let Some(Event::Unreadable(second)) = events.recv().await else { panic!("not reported") };
         assert_eq!(second, unreadable(3));
+    }
+
+    /// A call of a service that does not respond delays the watch up to the timeout of the service.
+    #[tokio::test(start_paused = true)]
+    async fn a_failed_service_is_not_called_again_for_a_while() {
+        let directory = tempfile::tempdir().unwrap();
+        let follower = |sealing: Sealing| {
+            let connection = Connection::new(&["http://127.0.0.1:1".to_owned()], None).unwrap();
+            let (keys, codec) = (Names::new("p"), EntryCodec(Some(sealing)));
+            let shared = Shared { connection, keys, codec, leases: Leases::default() };
+            let (sender, events) = mpsc::unbounded_channel();
+            (Follower::new(Arc::new(shared), "/", 1, sender), events)
+        };
+        let response = |revision: i64| {
+            let events = vec![put("/secrets/a", SEALED_BY_SERVICE.to_vec(), revision)];
+            WatchResponse { events, ..WatchResponse::default() }
+        };
+        let service = |event: Option<Event>| match event {
+            Some(Event::Unreadable(entry)) => entry.service,
+            other => panic!("{other:?}"),
+        };
+        let (mut first, mut events) = follower(with_absent_service(directory.path()));
+        assert!(first.receive(response(2)).is_ok());
+        assert_eq!(service(events.recv().await).as_deref(), Some("p"));
+        // This codec has no service, so the second error is from the first call.
+        let keys = SealingKeys::load_or_create(&directory.path().join("keys")).unwrap();
+        let sealing = Sealing { keys, prefixes: Vec::new(), encryption: None };
+        let (mut second, mut events) = follower(sealing);
+        (second.failed_services, second.paused_until) = (first.failed_services, first.paused_until);
+        assert!(second.receive(response(3)).is_ok());
+        assert_eq!(service(events.recv().await).as_deref(), Some("p"));
+        tokio::time::advance(SERVICE_PAUSE).await;
+        assert!(second.receive(response(4)).is_ok());
+        assert_eq!(service(events.recv().await), None);
     }
 }

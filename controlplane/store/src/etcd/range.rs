@@ -40,6 +40,12 @@ impl Shared {
         kv.map(|kv| self.entry(&mut FailedServices::default(), key, kv)).transpose()
     }
 
+    pub(super) async fn revision_of(&self, key: &str) -> Result<Option<u64>, Error> {
+        let request = RangeRequest { key: self.keys.outer(key), keys_only: true, ..RangeRequest::default() };
+        let response = self.connection.range(request).await?;
+        Ok(response.kvs.first().map(|kv| unsigned(kv.mod_revision)))
+    }
+
     /// Whether the value of a key is encrypted with the current key, or need not be encrypted.
     pub(super) async fn is_current(&self, key: &str) -> Result<bool, Error> {
         if !self.codec.may_be_outdated(key) {

@@ -83,9 +83,7 @@ impl Collection {
     /// # Errors
     /// `InternalError`, as upstream, if an object cannot be decrypted and no former state is known.
     pub(crate) fn check_complete(&self, prefix: &str) -> Result<()> {
-        let from = (Bound::Included(prefix), Bound::Unbounded);
-        let mut under = self.unreadable.range::<str, _>(from).take_while(|(key, _)| key.starts_with(prefix));
-        let unknown = under.find(|(key, _)| !self.objects.contains_key(*key));
+        let unknown = self.unreadable_under(prefix).find(|(key, _)| !self.objects.contains_key(*key));
         unknown.map_or(Ok(()), |(_, entry)| Err(self.undecryptable(entry)))
     }
 
@@ -97,27 +95,71 @@ impl Collection {
         self.unreadable.get(key).map_or(Ok(()), |entry| Err(self.undecryptable(entry)))
     }
 
-    fn undecryptable(&self, entry: &UnreadableEntry) -> ApiError {
-        let why = match &entry.service {
-            Some(_) => "the key management service failed",
-            None => "its key is unknown, or its value is damaged",
-        };
-        ApiError::undecryptable(&self.kind.qualified_resource(), why)
+    /// The reason why the newest state of an object cannot be decrypted. `None` if it can be decrypted, or if the object
+    /// does not exist.
+    pub(in crate::cache) fn cause(&self, key: &str) -> Option<&'static str> {
+        self.unreadable.get(key).map(cause_of)
     }
 
-    /// Applies the state of an object that could not be decrypted before. For watches the change is at the revision
-    /// `at`, which no watch has reached yet. The object keeps its own revision, which is lower.
-    pub(in crate::cache) fn apply_late(&mut self, entry: Entry, at: u64) -> Option<Change> {
-        let is_newest = self.unreadable.get(&entry.key).is_some_and(|known| known.modified == entry.modified);
+    /// Number of objects whose newest state cannot be decrypted.
+    pub(crate) fn unreadable_len(&self) -> usize {
+        self.unreadable.len()
+    }
+
+    /// The error of a list with objects under a prefix that cannot be decrypted. It names these objects, so that an
+    /// unsafe deletion can remove them.
+    pub(crate) fn store_read_error(&self, prefix: &str) -> ApiError {
+        let unknown = self.unreadable_under(prefix).filter(|(key, _)| !self.objects.contains_key(*key));
+        let causes = unknown.map(|(key, entry)| (&**key, cause_of(entry)));
+        ApiError::store_read(&self.kind, causes)
+    }
+
+    fn unreadable_under<'a>(
+        &'a self,
+        prefix: &'a str,
+    ) -> impl Iterator<Item = (&'a Arc<str>, &'a UnreadableEntry)> {
+        let from = (Bound::Included(prefix), Bound::Unbounded);
+        self.unreadable.range::<str, _>(from).take_while(move |(key, _)| key.starts_with(prefix))
+    }
+
+    fn undecryptable(&self, entry: &UnreadableEntry) -> ApiError {
+        ApiError::undecryptable(&self.kind.qualified_resource(), cause_of(entry))
+    }
+
+    /// Applies the states of objects that could not be decrypted before. For watches the changes are at the revision
+    /// `at`, which no watch has reached yet. The objects keep their own revisions, which are lower. All changes of one
+    /// revision must come in one call: a list between two calls would return this revision without the later changes,
+    /// and a watch that starts after the list would miss them.
+    pub(in crate::cache) fn apply_late(&mut self, entries: &[Entry], at: u64) -> Vec<Change> {
         // At an earlier revision than the list of the objects, a watch that starts after the list would miss the
-        // change. The next attempt has a later revision.
-        if !is_newest || !matches!(self.loading, Loading::Done) || at <= self.compacted {
-            return None;
+        // changes. The next attempt has a later revision.
+        if !matches!(self.loading, Loading::Done) || at <= self.compacted {
+            return Vec::new();
         }
-        self.unreadable.remove(&entry.key);
-        let new = Arc::new(self.complete_object(entry));
-        let old = self.put(new.clone());
-        let left = OnceLock::new();
-        Some(self.publish(Change { revision: at, at: Instant::now(), old, new, deleted: false, left }))
+        let now = Instant::now();
+        let mut changes = Vec::new();
+        for entry in entries {
+            let is_newest =
+                self.unreadable.get(&entry.key).is_some_and(|known| known.modified == entry.modified);
+            if is_newest {
+                self.unreadable.remove(&entry.key);
+                let new = Arc::new(self.complete_object(entry.clone()));
+                let (old, left) = (self.put(new.clone()), OnceLock::new());
+                changes.push(self.publish(Change { revision: at, at: now, old, new, deleted: false, left }));
+            }
+        }
+        if !changes.is_empty() {
+            self.remove_old_changes(now);
+            // The last event of a watch has a lower revision than the watch has reached.
+            self.watchers.send_bookmark_to_all(at);
+        }
+        changes
+    }
+}
+
+fn cause_of(entry: &UnreadableEntry) -> &'static str {
+    match &entry.service {
+        Some(_) => "the key management service failed",
+        None => "its key is unknown, or its value is damaged",
     }
 }

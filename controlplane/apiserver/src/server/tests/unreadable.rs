@@ -12,6 +12,8 @@ use super::*;
 
 const SECRETS: &str = "/api/v1/namespaces/default/secrets";
 const QUOTA: &str = "/api/v1/namespaces/default/resourcequotas/q";
+const FOOS: &str = "/apis/example.com/v1/namespaces/default/foos";
+const OPTION: &str = "ignoreStoreReadErrorWithClusterBreakingPotential";
 
 type Outcome<'a, T> = BoxFuture<'a, std::result::Result<T, StoreError>>;
 
@@ -26,12 +28,14 @@ struct Encrypted {
     gets: AtomicUsize,
     /// Whether the store reports that other servers write to it.
     is_shared: bool,
+    /// Whether entries that cannot be decrypted may be deleted.
+    allows_deletions: bool,
 }
 
 impl Encrypted {
     fn new(store: Embedded, prefix: &'static str, is_away: Arc<AtomicBool>) -> Self {
         let [lists, gets] = [(); 2].map(|()| AtomicUsize::new(0));
-        Self { store, prefix, is_away, lists, gets, is_shared: false }
+        Self { store, prefix, is_away, lists, gets, is_shared: false, allows_deletions: false }
     }
 
     fn failure(&self, key: &str) -> Option<StoreError> {
@@ -51,6 +55,10 @@ impl Store for Encrypted {
                 None => Ok(found),
             }
         })
+    }
+
+    fn revision_of<'a>(&'a self, key: &'a str) -> Outcome<'a, Option<u64>> {
+        self.store.revision_of(key)
     }
 
     fn list(&self, range: Range) -> Outcome<'_, Page> {
@@ -80,8 +88,9 @@ impl Store for Encrypted {
     fn write(&self, write: Write) -> Outcome<'_, u64> {
         // If a single object is unreadable, a client may try to create it again.
         let is_new = write.expect == Expect::Absent && !self.prefix.ends_with('/');
+        let is_deletion = self.allows_deletions && write.value.is_none();
         assert!(
-            is_new || self.failure(&write.key).is_none(),
+            is_new || is_deletion || self.failure(&write.key).is_none(),
             "a write of {} while its resource is unreadable",
             write.key
         );
@@ -128,6 +137,24 @@ async fn restarted_without(prefix: &'static str, server: Fixture) -> (Fixture, A
     (Fixture { api, directory }, is_away)
 }
 
+/// Restarts a server that cannot decrypt the entries under a prefix, with unsafe deletions and an audit log.
+async fn restarted_with_unsafe_deletions(prefix: &'static str, server: Fixture) -> Fixture {
+    let (store, directory) = server.close().await;
+    let encrypted = Encrypted::new(store, prefix, Arc::new(AtomicBool::new(true)));
+    let store = Arc::new(Encrypted { allows_deletions: true, ..encrypted });
+    let audit = audit::config_of(directory.path(), "[{level: Metadata}]");
+    let configure = |config: &mut ApiserverConfig| {
+        config.features.unsafe_deletion = true;
+        config.audit = Some(audit);
+    };
+    Fixture { api: open_on(store, directory.path(), configure).await, directory }
+}
+
+async fn assert_metric(server: &Fixture, line: &str) {
+    let metrics = server.get("/metrics").await.body;
+    assert!(metrics.as_str().unwrap().lines().any(|one| one == line), "no {line} in\n{metrics}");
+}
+
 fn secret(name: &str) -> Value {
     json!({"metadata": {"name": name}, "stringData": {"key": name}})
 }
@@ -172,16 +199,14 @@ async fn other_resources_work_while_secrets_cannot_be_decrypted_and_secrets_retu
     let bound = json!({"spec": {"boundObjectRef": {"apiVersion": "v1", "kind": "Secret", "name": "absent"}}});
     let token = server.post("/api/v1/namespaces/default/serviceaccounts/default/token", bound).await;
     assert_unreadable(&token, "secrets", "bound token");
-    assert_eq!(server.get("/readyz/kms-providers").await.code, 500);
-    assert_eq!(server.get("/livez").await.code, 200);
-    let metrics = server.get("/metrics").await.body;
-    let line = "apiserver_resource_objects{group=\"\",resource=\"secrets\"} -1";
-    assert!(metrics.as_str().unwrap().lines().any(|one| one == line), "{metrics}");
+    assert_eq!(server.get("/readyz").await.code, 200, "the services respond");
+    for metric in ["apiserver_resource_objects", "coracle_undecryptable_objects"] {
+        assert_metric(&server, &format!("{metric}{{group=\"\",resource=\"secrets\"}} -1")).await;
+    }
     assert_eq!(used_secrets(&server).await, "1");
     is_away.store(false, Ordering::SeqCst);
     eventually_async("the Secret is readable", 60, async || server.get(&one).await.code == 200).await;
     assert_eq!(server.get(&one).await.body["metadata"]["uid"], made.body["metadata"]["uid"]);
-    assert_eq!(server.get("/readyz/kms-providers").await.code, 200);
     assert_eq!(server.post(SECRETS, secret("b")).await.code, 201);
     assert_eq!(server.post(SECRETS, secret("c")).await.code, 403, "the quota counts the first Secret");
     eventually_async("the quota counts", 20, async || used_secrets(&server).await == "2").await;
@@ -189,7 +214,6 @@ async fn other_resources_work_while_secrets_cannot_be_decrypted_and_secrets_retu
 
 #[tokio::test]
 async fn a_custom_resource_that_cannot_be_decrypted_has_its_own_error_and_returns_later() {
-    const FOOS: &str = "/apis/example.com/v1/namespaces/default/foos";
     let server = Fixture::new().await;
     custom_resources::established(&server, custom_resources::definition("foos", "Foo")).await;
     let foo = |name: &str| json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": name}});
@@ -217,8 +241,9 @@ async fn a_custom_resource_that_cannot_be_decrypted_has_its_own_error_and_return
     let taken = server.post(FOOS, foo("a")).await;
     assert_eq!((taken.code, &taken.body["reason"]), (409, &json!("AlreadyExists")));
     assert_eq!(server.post(FOOS, foo("c")).await.code, 201);
-    assert_eq!(server.get("/readyz/kms-providers").await.code, 500);
-    assert_eq!(server.get("/livez").await.code, 200);
+    assert_eq!(server.get("/readyz").await.code, 200, "the services respond");
+    let metric = "coracle_undecryptable_objects{group=\"example.com\",resource=\"foos\"}";
+    assert_metric(&server, &format!("{metric} 1")).await;
     is_away.store(false, Ordering::SeqCst);
     eventually_async("the object is readable", 60, async || server.get(&one).await.code == 200).await;
     let found = server.get(&one).await.body;
@@ -226,7 +251,6 @@ async fn a_custom_resource_that_cannot_be_decrypted_has_its_own_error_and_return
         assert_eq!(found["metadata"][field], made.body["metadata"][field], "{field}");
     }
     assert_eq!(server.get(FOOS).await.body["items"].as_array().map(Vec::len), Some(3));
-    assert_eq!(server.get("/readyz/kms-providers").await.code, 200);
     let labeled = server.merge(&one, json!({"metadata": {"labels": {"a": "b"}}})).await;
     assert_eq!(labeled.code, 200, "{}", labeled.body);
 }
@@ -255,6 +279,124 @@ async fn single_objects_are_read_again_with_one_call_of_a_failed_service() {
     assert!(!cache.read_again(&store).await.unwrap());
     assert_eq!(store.gets.load(Ordering::SeqCst), 1);
     assert!(cache.has_unreadable_objects());
+}
+
+/// A service may refuse the key of one object for ever, and decrypt others.
+#[tokio::test]
+async fn an_object_that_a_service_refuses_does_not_hide_others_of_the_service() {
+    let server = Fixture::new().await;
+    for name in ["a", "b"] {
+        assert_eq!(server.post(SECRETS, secret(name)).await.code, 201);
+    }
+    let (store, _directory) = server.close().await;
+    let store = Encrypted::new(store, "/secrets/default/a", Arc::new(AtomicBool::new(false)));
+    let (cache, _watch) = crate::cache::Cache::load(&store).await.unwrap();
+    store.is_away.store(true, Ordering::SeqCst);
+    let mut lost = Vec::new();
+    for key in ["/secrets/default/a", "/secrets/default/b"] {
+        let modified = store.revision_of(key).await.unwrap().unwrap();
+        lost.push(UnreadableEntry { key: key.into(), modified, service: Some("vault".into()) });
+    }
+    let revision = cache.revision() + 1;
+    cache.resync(Page { entries: Vec::new(), revision, more: false }, &lost);
+    assert!(!cache.read_again(&store).await.unwrap(), "the pass ends at the first failure of the service");
+    assert!(cache.read_again(&store).await.unwrap(), "the next pass begins after it");
+}
+
+/// A server with two custom resources, whose user `bob` may delete them.
+async fn with_objects_and_a_deleter() -> Fixture {
+    let server = Fixture::new().await;
+    custom_resources::established(&server, custom_resources::definition("foos", "Foo")).await;
+    for name in ["a", "b"] {
+        let foo = json!({"apiVersion": "example.com/v1", "kind": "Foo", "metadata": {"name": name}});
+        assert_eq!(server.post(FOOS, foo).await.code, 201);
+    }
+    let rbac = "/apis/rbac.authorization.k8s.io/v1";
+    let rules = json!([{"apiGroups": ["example.com"], "resources": ["foos"], "verbs": ["delete"]}]);
+    let role = json!({"metadata": {"name": "deleter"}, "rules": rules});
+    assert_eq!(server.post(&format!("{rbac}/clusterroles"), role).await.code, 201);
+    let binding = json!({"metadata": {"name": "deleter"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "deleter"},
+        "subjects": [{"kind": "User", "name": "bob", "apiGroup": "rbac.authorization.k8s.io"}]});
+    assert_eq!(server.post(&format!("{rbac}/clusterrolebindings"), binding).await.code, 201);
+    server
+}
+
+#[tokio::test]
+async fn an_unsafe_deletion_needs_a_right_of_its_own_and_removes_only_unreadable_objects() {
+    let server = with_objects_and_a_deleter().await;
+    let server = restarted_with_unsafe_deletions("example.com/foos/default/a", server).await;
+    let (one, other, option) = (format!("{FOOS}/a"), format!("{FOOS}/b"), json!({(OPTION): true}));
+    let key = "example.com/foos/default/a";
+    let corrupt = format!("StorageError: corrupt object, Code: 7, Key: {key}, ");
+    let list = server.get(FOOS).await;
+    let details = &list.body["details"];
+    assert_eq!((list.code, &list.body["reason"]), (500, &json!("StorageReadError")));
+    assert_eq!((&details["name"], &details["causes"][0]["field"]), (&json!("list"), &json!(key)));
+    let query = format!("{other}?{OPTION}=true");
+    let refused = [
+        (server.delete(&one, json!({})).await, 500, &*corrupt),
+        (
+            server.delete(&one, json!({(OPTION): true, "gracePeriodSeconds": 0})).await,
+            422,
+            "together with .grace",
+        ),
+        (server.delete(FOOS, option.clone()).await, 422, "is not allowed with DELETECOLLECTION"),
+        (server.call("DELETE", &query, "", None).await, 422, "foos.example.com \"b\" is invalid: "),
+        (server.delete(&other, option.clone()).await, 422, "is exclusively used to delete corrupt object(s)"),
+        (
+            server.delete("/api/v1/namespaces/default", option.clone()).await,
+            500,
+            "no unsafe deleter provided",
+        ),
+    ];
+    for (answer, code, part) in &refused {
+        let message = answer.body["message"].as_str().unwrap();
+        assert!(answer.code == *code && message.contains(part), "{part}: {}", answer.body);
+    }
+    let request = Request::builder().method("DELETE").uri(&one).header("content-type", "application/json");
+    let request = request.body(Full::new(option.to_string().into())).unwrap();
+    let answer = server.send(User::new("bob", &[]), request).await;
+    let why = "is forbidden: not permitted to do \"unsafe-delete-ignore-read-errors\", reason: ";
+    assert!(answer.code == 403 && answer.body["message"].as_str().unwrap().contains(why), "{}", answer.body);
+    assert_eq!(server.get(&one).await.code, 500);
+    let deleted = server.delete(&one, option).await;
+    assert_eq!((deleted.code, &deleted.body["details"]), (200, &json!({"name": "a", "kind": "Foo"})));
+    assert_eq!(server.get(&one).await.code, 404);
+    assert_eq!(server.get(FOOS).await.body["items"].as_array().map(Vec::len), Some(1));
+    let events = audit::events(&server, &one, 5).await;
+    let is_annotated = |event: &Value| {
+        let annotation = &event["annotations"]["apiserver.k8s.io/unsafe-delete-ignore-read-error"];
+        event["verb"] == "delete" && *annotation == ""
+    };
+    // One request of bob and one of the administrator. The options of the other requests are without the option, or
+    // invalid.
+    assert_eq!(events.iter().filter(|event| is_annotated(event)).count(), 2);
+}
+
+#[tokio::test]
+async fn an_unsafe_deletion_of_a_secret_whose_key_is_lost_makes_the_others_available() {
+    let server = Fixture::new().await;
+    for name in ["a", "b"] {
+        assert_eq!(server.post(SECRETS, secret(name)).await.code, 201);
+    }
+    let server = restarted_with_unsafe_deletions("/secrets/default/a", server).await;
+    let (one, other) = (format!("{SECRETS}/a"), format!("{SECRETS}/b"));
+    assert_unreadable(&server.get(&other).await, "secrets", "get");
+    let option = json!({(OPTION): true});
+    assert_eq!(server.delete(&other, option.clone()).await.code, 422, "it can be decrypted");
+    assert_eq!(server.delete(&one, option).await.code, 200);
+    eventually_async("the other Secret is available", 60, async || server.get(&other).await.code == 200)
+        .await;
+    assert_eq!(server.get(&one).await.code, 404);
+}
+
+#[tokio::test]
+async fn without_the_feature_gate_the_option_of_an_unsafe_deletion_has_no_effect() {
+    let server = Fixture::new().await;
+    assert_eq!(server.post(CONFIG_MAPS, config_map("m", json!({}))).await.code, 201);
+    let option = json!({(OPTION): true, "gracePeriodSeconds": 0});
+    assert_eq!(server.delete(&format!("{CONFIG_MAPS}/m"), option).await.code, 200);
 }
 
 #[tokio::test]
