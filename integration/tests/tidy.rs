@@ -431,8 +431,8 @@ fn a_refused_thread_is_handled() {
     }
 }
 
-/// Another process can have the pid when a signal is sent. So signals are sent by pidfd, with one exception: the group of a
-/// child that was not waited for keeps its number.
+/// Another process can have the pid when a signal is sent. So signals are sent by pidfd. The exception is the group of
+/// a child: its number is not reused before the child is waited for.
 #[test]
 fn signals_are_sent_by_descriptor() {
     let parts = ["agent", "cri", "cni", "controlplane"];
