@@ -16,6 +16,16 @@ pub fn devices(data: &[u8]) {
     crate::device_plugins::fuzz_list(data);
 }
 
+/// The `Location` of a container's response to a probe.
+pub fn redirect(data: &[u8]) {
+    crate::pod::fuzz_redirect(data);
+}
+
+/// The overlay annotations of another node.
+pub fn annotation(data: &[u8]) {
+    crate::overlay::fuzz_annotations(data);
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
@@ -24,6 +34,8 @@ mod tests {
             ("pod_log", super::pod_log as fn(&[u8])),
             ("env_file", super::env_file),
             ("devices", super::devices),
+            ("redirect", super::redirect),
+            ("annotation", super::annotation),
         ];
         for (name, target) in targets {
             coracle_testing::replay_corpus(name, target);

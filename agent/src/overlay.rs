@@ -17,6 +17,8 @@ use std::net::IpAddr;
 
 use coracle_cni::Announcement;
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use annotation::fuzz as fuzz_annotations;
 pub(crate) use annotation::{patch as annotations, removal as without_annotations};
 pub(crate) use run::OverlayAgent;
 

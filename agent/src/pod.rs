@@ -35,6 +35,8 @@ pub(crate) use env::fuzz as fuzz_env_file;
 pub use eviction::DiskUsages;
 pub(crate) use eviction::{Eviction, Evictions, LimitEviction};
 pub(crate) use pods::Pods;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use probe::http::fuzz as fuzz_redirect;
 pub use pull::ProviderError;
 pub(crate) use pull::Providers;
 pub(crate) use pull::records::PullRecords;

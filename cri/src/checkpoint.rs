@@ -25,6 +25,8 @@ use std::path::Path;
 use self::build::BUILD_DIR;
 use self::cleanup::OUTPUT;
 pub(crate) use self::cleanup::{remove_incomplete, remove_pod_output};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use self::criu::fuzz as fuzz_mounts;
 pub(crate) use self::criu::program;
 pub(crate) use self::fit::fit;
 #[cfg(any(test, feature = "fuzzing"))]

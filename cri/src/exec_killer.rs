@@ -10,6 +10,8 @@ use nix::sys::signal::Signal;
 use crate::cgroup::Cgroups;
 use crate::container::Container;
 use crate::tables::Tables;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use descendants::fuzz;
 
 /// Kills execs.
 #[derive(Clone)]

@@ -48,6 +48,16 @@ pub fn record(data: &[u8]) {
     crate::checkpoint::fuzz(data);
 }
 
+/// Files in /proc of a container's process. The container chooses the names of processes, cgroups, interfaces and mount
+/// points.
+pub fn process(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    crate::exec_killer::fuzz(&text);
+    crate::pidfd::fuzz(&text);
+    crate::checkpoint::fuzz_mounts(&text);
+    crate::usage::fuzz(data);
+}
+
 #[cfg(test)]
 mod tests {
     #[test]
@@ -62,6 +72,7 @@ mod tests {
             ("client", super::client),
             ("config", super::config),
             ("record", super::record),
+            ("process", super::process),
         ];
         for (name, target) in targets {
             coracle_testing::replay_corpus(name, target);

@@ -172,6 +172,13 @@ fn parent_in(stat: &str) -> Option<i32> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
+/// Fuzz target: the stat and the cgroups of a process.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(text: &str) {
+    let _parent = parent_in(text);
+    assert!(!is_in(text, "/"), "no process is in a cgroup without a name");
+}
+
 #[cfg(test)]
 mod tests {
     #[test]

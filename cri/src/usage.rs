@@ -77,6 +77,14 @@ fn parse(table: &str) -> Vec<Interface> {
         .collect()
 }
 
+/// Fuzz target: the kernel's table of interfaces, whose names a container chooses.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(table: &[u8]) {
+    let Ok(lines) = whole_lines(table) else { return };
+    let found = parse(&lines);
+    assert!(found.len() <= lines.lines().count(), "{} interfaces", found.len());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

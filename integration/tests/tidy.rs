@@ -431,6 +431,37 @@ fn a_refused_thread_is_handled() {
     }
 }
 
+/// Another process can have the pid when a signal is sent. So signals are sent by pidfd. The exception is the group of
+/// a child: its number is not reused before the child is waited for.
+#[test]
+fn signals_are_sent_by_descriptor() {
+    let parts = ["agent", "cri", "cni", "controlplane"];
+    let exceptions = [Path::new("cni/src/process_group.rs")];
+    let calls = ["signal::kill(", "libc::kill(", "kill_process(", "killpg(", "tkill(", "tgkill(", "SYS_kill"];
+    let by_pid = |line: &str| {
+        let mut words = line.split(|c: char| !c.is_alphanumeric() && c != '_');
+        let is_import = line.contains("sys::signal::") && words.any(|word| word == "kill");
+        is_import || calls.iter().any(|call| line.contains(call))
+    };
+    for line in ["use nix::sys::signal::{Signal, kill};", "libc::tgkill(group, id, signal)"] {
+        assert!(by_pid(line), "{line}");
+    }
+    assert!(!by_pid("use nix::sys::signal::Signal;") && !by_pid("self.killer.kill(container)"));
+    for path in all_sources() {
+        let inside = path.strip_prefix(root()).unwrap();
+        let is_product = parts.iter().any(|part| inside.starts_with(part));
+        let is_test = inside.components().any(|c| c.as_os_str() == "tests" || c.as_os_str() == "benches")
+            || inside.to_str().unwrap().ends_with("tests.rs");
+        if !is_product || is_test || exceptions.contains(&inside) {
+            continue;
+        }
+        let text = fs::read_to_string(&path).unwrap();
+        let code = text.lines().take(lines_before_tests(&text)).filter(|line| !line.trim().starts_with("//"));
+        let found: Vec<&str> = code.filter(|line| by_pid(line)).collect();
+        assert_eq!(found, Vec::<&str>::new(), "{} sends a signal to a pid", inside.display());
+    }
+}
+
 /// Names of tests in the last column of a table's row: words in backquotes with an underscore, and no slash, dot or space.
 fn tests_in_row(row: &str) -> Vec<String> {
     let words = last_cell(row).split('`').skip(1).step_by(2);

@@ -124,6 +124,23 @@ fn data(end: &End) -> String {
     serde_json::to_string(&written).unwrap_or_else(|_impossible| "null".to_owned())
 }
 
+/// Fuzz target: the backend, the address and the data of the device in the annotations of another node, a line each.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let lines = text.splitn(3, '\n').map(str::to_owned);
+    let names = [BACKEND, V4.ip, V4.data].map(str::to_owned);
+    let mut node = Node::default();
+    node.metadata.annotations = Some(names.into_iter().zip(lines).collect());
+    let spec = node.spec.get_or_insert_default();
+    spec.pod_cidr = Some("10.42.1.0/24".to_owned());
+    match peer(&node) {
+        Some(Ok(peer)) => assert!(peer.ends.len() <= 1, "the input has one address"),
+        Some(Err(why)) => assert!(why.len() <= 1024, "{} bytes", why.len()),
+        None => {}
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -83,6 +83,11 @@ pub fn log_socket(data: &[u8]) {
     crate::socket_body::fuzz(data);
 }
 
+/// The bytes of an HTTP/2 client before its authentication. The server searches them for incomplete headers.
+pub fn frames(data: &[u8]) {
+    crate::listen::fuzz_frames(data);
+}
+
 /// The discovery document and the key set of an OpenID Connect issuer, with a line end between them.
 pub fn issuer_keys(data: &[u8]) {
     crate::authn::fuzz_keys(data);
@@ -120,6 +125,7 @@ mod tests {
             ("review", super::review),
             ("remote_resources", super::remote_resources),
             ("log_socket", super::log_socket),
+            ("frames", super::frames),
             ("issuer_keys", super::issuer_keys),
             ("access_review", super::access_review),
         ];

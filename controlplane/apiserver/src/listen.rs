@@ -44,6 +44,8 @@ use crate::{
 use activity::{Activity, Running};
 use client::Client;
 use goaway::GoAway;
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use header_block::fuzz as fuzz_frames;
 use header_memory::HeaderMemory;
 use small_reads::SmallReads;
 use stream_tasks::StreamTasks;

@@ -199,6 +199,14 @@ fn errors(log: &str) -> Option<String> {
     (!last.is_empty()).then(|| last.join("; "))
 }
 
+/// Fuzz target: the mounts of a container's process.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(mountinfo: &str) {
+    let places = external(mountinfo, &[PathBuf::from("/")].into());
+    let misread = places.iter().filter(|place| is_misread(place)).count();
+    assert!(misread <= places.len() && places.len() <= mountinfo.lines().count());
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Read as _;

@@ -202,6 +202,13 @@ impl Process {
     }
 }
 
+/// Fuzz target: the stat of a process.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(stat: &str) {
+    let found: Vec<Process> = Process::parse(2, stat).into_iter().collect();
+    assert!(descendants(&found, 2).is_empty(), "a process is not its own descendant");
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -197,6 +197,9 @@ mod tests {
             let answered = agreed.response().headers().get(SEC_WEBSOCKET_PROTOCOL).cloned();
             assert_eq!(answered.is_some(), !offered.is_empty());
         }
+        let mut without = websocket("");
+        without.remove(SEC_WEBSOCKET_PROTOCOL);
+        assert_eq!(negotiate(&without, &exec), negotiate(&websocket(""), &exec));
         assert!(negotiate(&websocket("v3.channel.k8s.io"), &exec).is_err());
         let several = headers(&[
             ("upgrade", "SPDY/3.1"),

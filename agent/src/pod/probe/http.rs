@@ -281,6 +281,22 @@ async fn begin_of(mut body: hyper::body::Incoming) -> Vec<u8> {
     begin
 }
 
+/// Fuzz target: the `Location` of a redirect, which a container chooses. The next request goes to the same host.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let location = String::from_utf8_lossy(data);
+    let (host, path) = ("10.42.0.2".to_owned(), "/a/b?c=d".to_owned());
+    let mut request = Request { tls: false, host, is_own: true, port: 80, path, headers: Vec::new() };
+    for _ in 0..REQUESTS_MAX {
+        let Ok(Some(next)) = request.redirected(&location) else { return };
+        assert_eq!(next.host, "10.42.0.2", "the redirect leads to another host");
+        let is_clean = |c: char| !c.is_control() && !c.is_whitespace();
+        assert!(next.path.starts_with('/') && next.path.chars().all(is_clean), "{:?}", next.path);
+        let _refused = next.build();
+        request = next;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};

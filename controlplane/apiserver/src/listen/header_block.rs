@@ -69,6 +69,16 @@ impl HeaderBlock {
     }
 }
 
+/// Fuzz target: the bytes of a client, in one piece and byte by byte.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(data: &[u8]) {
+    let whole = HeaderBlock::default().read(data);
+    let mut block = HeaderBlock::default();
+    let last = data.iter().fold(0, |_, byte| block.read(std::slice::from_ref(byte)));
+    assert_eq!(last, whole, "the header block depends on the pieces in which it arrives");
+    assert!(whole <= data.len(), "{whole} bytes of {}", data.len());
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
