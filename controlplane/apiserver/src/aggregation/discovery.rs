@@ -156,7 +156,8 @@ pub(crate) async fn read(forwarder: &Forwarder, remote: &Remote) -> Result<Optio
 /// # Errors
 /// The list has too many resources.
 pub(crate) fn of_list(remote: &Remote, list: &Value) -> Result<Discovered, String> {
-    let resources = offload::run(true, || converted(remote, list))?;
+    let is_large = offload::is_longer(list, offload::MIN_OFFLOADED_BYTES);
+    let resources = offload::run(is_large, || converted(remote, list))?;
     Ok(Discovered { resources: Arc::new(resources), tag: None })
 }
 
