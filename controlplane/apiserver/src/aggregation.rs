@@ -4,6 +4,7 @@
 //! |---|---|
 //! | TLS, with the certificate for which the other server trusts the `X-Remote-*` headers | `client` |
 //! | sends requests | `forward` |
+//! | idle connections | `pool` |
 //! | group versions of other servers in discovery | `discovery` |
 //! | OpenAPI documents of other servers | `openapi`, `v3_conversion` |
 //! | maintains the API services of the group versions that this server serves itself | `controllers/api_services.rs` |
@@ -17,6 +18,7 @@ mod client;
 pub(crate) mod discovery;
 pub(crate) mod forward;
 pub(crate) mod openapi;
+mod pool;
 mod v3_conversion;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use v3_conversion::fuzz as fuzz_conversion;
@@ -52,14 +54,24 @@ pub(crate) struct Remote {
     tls: Result<Arc<rustls::ClientConfig>, String>,
     observed: Mutex<Observed>,
     documents: Arc<openapi::Documents>,
+    pool: Arc<pool::Pool>,
 }
 
 /// The result of the last check of a server.
 #[derive(Clone, Default)]
 struct Observed {
     is_available: bool,
-    /// The APIResourceList. `None` if it could not be read.
-    resources: Option<Arc<Value>>,
+    /// `None` if the resources could not be read.
+    discovered: Option<Discovered>,
+}
+
+/// The resources of a group version of another server.
+#[derive(Clone, Default)]
+pub(crate) struct Discovered {
+    /// In the form of the aggregated discovery document.
+    resources: Arc<Value>,
+    /// ETag of the aggregated document of the server. `None` if the resources are those of the APIResourceList.
+    tag: Option<String>,
 }
 
 /// The service in front of another server: `spec.service` of an APIService.
@@ -125,8 +137,9 @@ impl Remote {
             group_priority: spec["groupPriorityMinimum"].as_i64().unwrap_or(0),
             version_priority: spec["versionPriority"].as_i64().unwrap_or(0),
             tls: client::tls(front_proxy, spec),
-            observed: Mutex::new(Observed { is_available: was_available(object), resources: None }),
+            observed: Mutex::new(Observed { is_available: was_available(object), discovered: None }),
             documents: Arc::default(),
+            pool: Arc::default(),
         }
     }
 
@@ -159,25 +172,35 @@ impl Remote {
         self.observed().is_available
     }
 
-    /// The APIResourceList, if the server is available and its list could be read.
-    pub(crate) fn resources(&self) -> Option<Arc<Value>> {
-        self.observed().resources.clone()
+    /// The resources, if the server is available and they could be read.
+    fn discovered(&self) -> Option<Discovered> {
+        self.observed().discovered.clone()
     }
 
-    /// Stores the result of a check. `found` has the APIResourceList if it could be read; `None` means that the server
-    /// is not available.
-    pub(crate) fn observe(&self, found: Option<Option<Value>>) {
+    /// Stores the result of a check. `found` has the resources if they could be read; `None` means that the server is
+    /// not available.
+    pub(crate) fn observe(&self, found: Option<Option<Discovered>>) {
         let is_available = found.is_some();
-        *self.observed() = Observed { is_available, resources: found.flatten().map(Arc::new) };
+        *self.observed() = Observed { is_available, discovered: found.flatten() };
     }
 
     /// Keeps the result of the last check, and the documents of the same service. So a change of the priorities or of
-    /// the CA bundle refuses no requests; the next check decides.
+    /// the CA bundle refuses no requests; the next check decides. Idle connections are not kept: they were verified
+    /// with the former CA bundle.
     pub(crate) fn after(self, former: &Self) -> Self {
-        let observed = Mutex::new(former.observed().clone());
+        let mut observed = former.observed().clone();
         let is_same = self.service == former.service;
         let documents = if is_same { former.documents.clone() } else { Arc::default() };
-        Self { observed, documents, ..self }
+        if let Some(discovered) = observed.discovered.as_mut().filter(|_| !is_same) {
+            // The ETag is that of another server.
+            discovered.tag = None;
+        }
+        Self { observed: Mutex::new(observed), documents, ..self }
+    }
+
+    /// Ends the idle connections.
+    pub(crate) fn close_idle(&self) {
+        self.pool.clear();
     }
 
     fn observed(&self) -> MutexGuard<'_, Observed> {
@@ -221,18 +244,22 @@ mod tests {
         assert!(!remote.is_available());
         // The server responds, but its list cannot be read.
         remote.observe(Some(None));
-        assert!(remote.is_available() && remote.resources().is_none());
+        assert!(remote.is_available() && remote.discovered().is_none());
     }
 
     #[test]
     fn a_new_ca_bundle_or_port_refuses_no_requests_before_the_next_check() {
         let former = remote(|_| ());
-        former.observe(Some(Some(json!({"resources": []}))));
+        let tag = Some("\"1\"".to_owned());
+        former.observe(Some(Some(Discovered { tag: tag.clone(), ..Discovered::default() })));
+        let known = |remote: &Remote| remote.discovered().map(|discovered| discovered.tag);
         let insecure = remote(|object| object["spec"]["insecureSkipTLSVerify"] = true.into()).after(&former);
-        assert!(insecure.is_available() && insecure.resources().is_some());
+        assert_eq!((insecure.is_available(), known(&insecure)), (true, Some(tag)));
+        assert!(!Arc::ptr_eq(&insecure.pool, &former.pool), "the new CA bundle is for all connections");
         assert!(Arc::ptr_eq(&insecure.documents, &former.documents));
         let moved = remote(|object| object["spec"]["service"]["port"] = 443.into()).after(&former);
-        assert!(moved.is_available() && !Arc::ptr_eq(&moved.documents, &former.documents));
+        assert_eq!((moved.is_available(), known(&moved)), (true, Some(None)));
+        assert!(!Arc::ptr_eq(&moved.documents, &former.documents));
     }
 
     #[test]

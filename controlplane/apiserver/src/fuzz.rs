@@ -73,7 +73,7 @@ pub fn openapi(data: &[u8]) {
     crate::aggregation::fuzz_conversion(data);
 }
 
-/// APIResourceLists of aggregated servers.
+/// Discovery documents of aggregated servers.
 pub fn remote_resources(data: &[u8]) {
     crate::aggregation::discovery::fuzz(data);
 }

@@ -1,6 +1,7 @@
 //! Servers in the cluster: the address of a pod or of a service's endpoint, and one request to it.
 
 use std::{
+    any::Any,
     io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
@@ -12,15 +13,18 @@ use coracle_connections::{PermitStream, keep_alive};
 use coracle_kinds::kind::by_resource;
 use http::{Request, Response, StatusCode};
 use http_body::Body as _;
-use hyper::body::Incoming;
+use hyper::{
+    body::Incoming,
+    client::conn::http1::{self, Connection, SendRequest},
+};
 use hyper_util::rt::TokioIo;
 use rand::seq::IndexedRandom as _;
 use rustls_pki_types::ServerName;
 use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, ToSocketAddrs};
-use tokio_rustls::TlsConnector;
-use tokio_util::sync::{CancellationToken, DropGuard};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     cache::Cache,
@@ -49,11 +53,15 @@ pub(crate) struct TlsServer {
     pub(crate) name: ServerName<'static>,
 }
 
-/// Ends the connection of a request when all clones are dropped. The reply to the client holds a clone: a server may
-/// respond, and then never read the body of the request. As upstream, the connection ends with the response.
+/// The sending half of a connection for several requests. The connection ends when this is dropped.
+pub(crate) type Sender = SendRequest<Body>;
+
+/// A value that the reply to the client holds until its end: the permit of a connection that stays open, or the end of
+/// the connection. A server may respond, and then never read the body of the request. As upstream, the connection ends
+/// with the response.
 #[derive(Clone)]
 pub(crate) struct ConnectionGuard {
-    _end: Arc<DropGuard>,
+    _held: Arc<dyn Any + Send + Sync>,
 }
 
 /// Connects to a server. The kernel ends the connection within minutes if the server's machine disappears.
@@ -217,13 +225,14 @@ impl Endpoint {
         request: Request<Body>,
         limit: Duration,
     ) -> Result<Response<Incoming>> {
-        let failed = |error: &dyn std::fmt::Display| {
-            ApiError::unavailable(format!("error trying to reach service: tls: {error}"))
-        };
-        let connecting = TlsConnector::from(server.config).connect(server.name, stream);
-        let connecting = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
-        let stream = connecting.map_err(|elapsed| failed(&elapsed))?.map_err(|error| failed(&error))?;
+        let stream = begin_tls(stream, server).await?;
         exchange(stream, request, &self.to_string(), limit).await
+    }
+
+    /// Connects over TLS, for several requests that do not switch the protocol.
+    pub(crate) async fn open(&self, server: TlsServer) -> Result<Sender> {
+        let stream = begin_tls(self.connect().await?, server).await?;
+        open(stream, &self.to_string()).await
     }
 }
 
@@ -231,6 +240,54 @@ impl std::fmt::Display for Endpoint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         SocketAddr::new(self.address, self.port).fmt(f)
     }
+}
+
+// === impl ConnectionGuard ===
+
+impl ConnectionGuard {
+    /// Holds a value until the end of the reply.
+    pub(crate) fn new(held: impl Send + Sync + 'static) -> Self {
+        Self { _held: Arc::new(held) }
+    }
+}
+
+/// Begins TLS on a connection.
+async fn begin_tls<I>(stream: I, server: TlsServer) -> Result<TlsStream<I>>
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+{
+    let failed = |error: &dyn std::fmt::Display| {
+        ApiError::unavailable(format!("error trying to reach service: tls: {error}"))
+    };
+    let connecting = TlsConnector::from(server.config).connect(server.name, stream);
+    let connecting = tokio::time::timeout(CONNECT_TIMEOUT, connecting).await;
+    connecting.map_err(|elapsed| failed(&elapsed))?.map_err(|error| failed(&error))
+}
+
+/// Begins HTTP on a connection. The caller runs the connection.
+async fn begin_http<I, B>(stream: I, target: &str) -> Result<(SendRequest<B>, Connection<TokioIo<I>, B>)>
+where
+    I: AsyncRead + AsyncWrite + Unpin,
+    B: http_body::Body<Data = bytes::Bytes, Error = io::Error> + 'static,
+{
+    let mut builder = http1::Builder::new();
+    builder.max_buf_size(RESPONSE_BUFFER);
+    let begun = builder.handshake(TokioIo::new(stream)).await;
+    begun
+        .map_err(|error| ApiError::internal(format!("error dialing backend: no HTTP with {target}: {error}")))
+}
+
+/// Begins HTTP on a connection, for several requests that do not switch the protocol.
+pub(crate) async fn open<I>(stream: I, target: &str) -> Result<Sender>
+where
+    I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (sender, connection) = begin_http(stream, target).await?;
+    coracle_threads::spawn(async move {
+        // The caller gets a failure of the connection as an error of the request or of the body.
+        let _ended = connection.await;
+    });
+    Ok(sender)
 }
 
 /// A TLS configuration that accepts every certificate, as upstream: pods have no certificates of the cluster.
@@ -255,13 +312,7 @@ pub(crate) async fn exchange<I>(
 where
     I: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let failed = |what: &str, error: &dyn std::fmt::Display| {
-        ApiError::internal(format!("error dialing backend: {what} {target}: {error}"))
-    };
-    let mut builder = hyper::client::conn::http1::Builder::new();
-    builder.max_buf_size(RESPONSE_BUFFER);
-    let handshake = builder.handshake(TokioIo::new(stream)).await;
-    let (mut sender, connection) = handshake.map_err(|error| failed("no HTTP with", &error))?;
+    let (mut sender, connection) = begin_http(stream, target).await?;
     let ended = CancellationToken::new();
     let guard = ended.clone().drop_guard();
     coracle_threads::spawn(async move {
@@ -276,16 +327,24 @@ where
     let progress = Progress::begin();
     let request = request.map(|body| progress.watch(body));
     let answered = progress.answer_within(limit, sender.send_request(request)).await;
-    let late = |_elapsed| {
-        ApiError::timeout(format!("the server at {target} does not answer within {} s", limit.as_secs()), 1)
-    };
-    let mut answer = answered.map_err(late)?.map_err(|error| failed("request to", &error))?;
+    let answered = answered.map_err(|_elapsed| late(target, limit))?;
+    let mut answer = answered.map_err(|error| request_failed(target, &error))?;
     if has_body && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-        answer.extensions_mut().insert(ConnectionGuard { _end: Arc::new(guard) });
+        answer.extensions_mut().insert(ConnectionGuard::new(guard));
     } else {
         guard.disarm();
     }
     Ok(answer)
+}
+
+/// The error for a response whose head does not arrive in time.
+pub(crate) fn late(target: &str, limit: Duration) -> ApiError {
+    ApiError::timeout(format!("the server at {target} does not answer within {} s", limit.as_secs()), 1)
+}
+
+/// The error for a request whose connection failed.
+pub(crate) fn request_failed(target: &str, error: &hyper::Error) -> ApiError {
+    ApiError::internal(format!("error dialing backend: request to {target}: {error}"))
 }
 
 /// Whether requests may be sent to an address. Loopback, link-local, multicast, broadcast and unspecified addresses are

@@ -66,6 +66,10 @@ impl Discovered {
                 }
                 for resource in &version.resources {
                     let kind = ApiKind::read(name, known, resource);
+                    // As upstream: a server of metrics has resources without a kind, which only have subresources.
+                    if kind.resource.kind.is_empty() {
+                        continue;
+                    }
                     if found.kinds[first..].iter().all(|other| other.resource.plural != kind.resource.plural)
                     {
                         found.kinds.push(kind);
@@ -294,6 +298,15 @@ mod tests {
     }
 
     #[test]
+    fn a_resource_without_a_kind_has_no_objects() {
+        let metric = json!({"resource": "pods", "scope": "Namespaced", "verbs": [],
+            "responseKind": {"group": "", "version": "", "kind": ""}, "subresources": [{"subresource": "hits"}]});
+        let versions = json!([{"version": "v1beta1", "resources": [metric]}]);
+        let found = read(json!([{"metadata": {"name": "custom.metrics.k8s.io"}, "versions": versions}]));
+        assert_eq!(found, Discovered::default());
+    }
+
+    #[test]
     fn a_group_version_whose_server_does_not_respond_is_reported_and_hides_no_other() {
         let found = read(json!([
             {"metadata": {"name": "far.io"}, "versions": [{"version": "v1", "freshness": "Stale"}]},
@@ -301,6 +314,7 @@ mod tests {
                 {"resource": "pods", "scope": "Namespaced", "verbs": [], "responseKind": {"kind": "Pod"}}]}]},
         ]));
         assert_eq!(found.unavailable, ["far.io/v1"]);
+        assert_eq!(found.kinds.len(), 1);
         assert_eq!(found.kinds[0].resource.api_version, "v1");
         assert!(!found.is_unavailable(&found.kinds[0]));
     }

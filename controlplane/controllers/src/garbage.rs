@@ -2,6 +2,7 @@
 
 mod absent_owners;
 mod actions;
+mod discovery;
 mod first_lists;
 mod graph;
 pub(crate) mod plan;

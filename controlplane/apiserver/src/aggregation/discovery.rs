@@ -3,9 +3,22 @@
 use std::{cmp::Reverse, collections::HashMap, sync::Arc};
 
 use coracle_kinds::{Resources, discovery, resource::version_preference};
-use serde_json::{Map, Value, json};
+use http::{HeaderValue, header};
+use serde_json::{Value, json};
 
-use super::{Remote, Remotes};
+use super::{
+    Discovered, Remote, Remotes,
+    forward::{DocumentRequest, Forwarder, MAX_DOCUMENT},
+};
+use crate::offload;
+
+/// The media type of the aggregated discovery document.
+const AGGREGATED: &str = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList";
+/// Maximum bytes of an ETag.
+const MAX_TAG: usize = 256;
+/// Maximum resources and subresources of a group version. An APIResourceList of 3 MiB from a server of metrics has half
+/// of them.
+const MAX_ENTRIES: usize = 50_000;
 
 /// Adds the groups of other servers to `/apis`.
 pub(crate) fn add_groups(remotes: &Remotes, resources: &Resources, list: &mut Value) {
@@ -41,9 +54,9 @@ pub(crate) fn group(remotes: &Remotes, resources: &Resources, name: &str) -> Opt
 pub(crate) fn add_resources(remotes: &Remotes, resources: &Resources, list: &mut Value) {
     let remotes = served(remotes, resources);
     for remote in &remotes {
-        let version = match remote.resources() {
+        let version = match remote.discovered() {
             Some(found) => {
-                json!({"version": remote.version, "freshness": "Current", "resources": converted(remote, &found)})
+                json!({"version": remote.version, "freshness": "Current", "resources": *found.resources})
             }
             // As upstream, clients then report an error for the group version instead of regarding its kinds as
             // removed.
@@ -115,58 +128,209 @@ fn sort(
     }
 }
 
-/// The resources of an APIResourceList in the aggregated form.
-fn converted(remote: &Remote, list: &Value) -> Value {
-    // Entries without a name are left out. Each entry gets the fields of a resource, so empty entries of a hostile
-    // server would make the result many times larger.
-    let is_named = |entry: &&Value| entry["name"].as_str().is_some_and(|name| !name.is_empty());
-    let entries = || list["resources"].as_array().into_iter().flatten().filter(is_named);
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let kind = |entry: &Value| {
-        let or = |field: &str, default: &str| entry[field].as_str().unwrap_or(default).to_owned();
-        json!({"group": or("group", &remote.group), "version": or("version", &remote.version), "kind": text(&entry["kind"])})
-    };
-    // The list is read in one pass: the other server is not trusted, and its list may have 100,000 entries.
-    let mut subresources: HashMap<&str, Vec<Value>> = HashMap::new();
-    for entry in entries() {
-        if let Some((parent, part)) = entry["name"].as_str().and_then(|name| name.split_once('/')) {
-            let sub = json!({"subresource": part, "responseKind": kind(entry), "verbs": entry["verbs"]});
-            subresources.entry(parent).or_default().push(sub);
-        }
+/// Reads the resources of a group version from the aggregated document of its server. `None` if the server does not
+/// have the document, or if the document does not have the group version. Source: `fetchFreshDiscoveryForService` of
+/// `kube-aggregator/pkg/apiserver`.
+pub(crate) async fn read(forwarder: &Forwarder, remote: &Remote) -> Result<Option<Discovered>, String> {
+    let known = remote.discovered().filter(|known| known.tag.is_some());
+    let tag = known.as_ref().and_then(|known| known.tag.as_deref());
+    let wanted = DocumentRequest { path: "/apis", media: AGGREGATED, tag, max: MAX_DOCUMENT };
+    let found = forwarder.fetch(remote, wanted).await?;
+    let Some(found) = found else { return Ok(known) };
+    if !is_aggregated(found.headers.get(header::CONTENT_TYPE)) {
+        return Ok(None);
     }
-    let mains = entries().filter(|entry| !entry["name"].as_str().unwrap_or_default().contains('/'));
-    mains
-        .map(|entry| {
-            let name = entry["name"].as_str().unwrap_or_default();
-            let mut resource = Map::new();
-            resource.insert("resource".to_owned(), name.into());
-            resource.insert("responseKind".to_owned(), kind(entry));
-            let scope = if entry["namespaced"] == true { "Namespaced" } else { "Cluster" };
-            resource.insert("scope".to_owned(), scope.into());
-            resource.insert("singularResource".to_owned(), text(&entry["singularName"]).into());
-            for field in ["verbs", "shortNames", "categories"] {
-                if entry[field].is_array() {
-                    resource.insert(field.to_owned(), entry[field].clone());
-                }
-            }
-            // If several entries have the same name, only the first one gets the subresources.
-            if let Some(subresources) = subresources.remove(name) {
-                resource.insert("subresources".to_owned(), subresources.into());
-            }
-            Value::Object(resource)
-        })
-        .collect()
+    let tag = found.headers.get(header::ETAG).and_then(|tag| tag.to_str().ok());
+    let tag = tag.filter(|tag| tag.len() <= MAX_TAG).map(str::to_owned);
+    let is_large = found.body.len() > offload::MIN_OFFLOADED_BYTES;
+    let resources = offload::run(is_large, || {
+        let document = serde_json::from_slice::<Value>(&found.body);
+        let document = document.map_err(|error| format!("the discovery document is not JSON: {error}"))?;
+        of_document(remote, &document)
+    });
+    Ok(resources?.map(|resources| Discovered { resources: Arc::new(resources), tag }))
 }
 
-/// Fuzz target: the APIResourceList of another server, in JSON.
+/// The resources of an APIResourceList.
+///
+/// # Errors
+/// The list has too many resources.
+pub(crate) fn of_list(remote: &Remote, list: &Value) -> Result<Discovered, String> {
+    let is_large = offload::is_longer(list, offload::MIN_OFFLOADED_BYTES);
+    let resources = offload::run(is_large, || converted(remote, list))?;
+    Ok(Discovered { resources: Arc::new(resources), tag: None })
+}
+
+/// Whether a media type is that of the aggregated document.
+fn is_aggregated(media: Option<&HeaderValue>) -> bool {
+    let mut parts = media.and_then(|media| media.to_str().ok()).unwrap_or_default().split(';').map(str::trim);
+    let is_json = parts.next() == Some("application/json");
+    let parts: Vec<&str> = parts.collect();
+    is_json && AGGREGATED.split(';').skip(1).all(|part| parts.contains(&part))
+}
+
+/// The resources of a group version in the aggregated document of its server.
+fn of_document(remote: &Remote, document: &Value) -> Result<Option<Value>, String> {
+    let groups = document["items"].as_array().into_iter().flatten();
+    let own = groups.filter(|group| group["metadata"]["name"] == remote.group);
+    let mut versions = own.flat_map(|group| group["versions"].as_array().into_iter().flatten());
+    let Some(version) = versions.find(|version| version["version"] == remote.version) else {
+        return Ok(None);
+    };
+    let mut entries = Entries::default();
+    for (name, entry) in named(&version["resources"], "resource") {
+        let scope = if entry["scope"] == "Namespaced" { "Namespaced" } else { "Cluster" };
+        let mut kept = resource(name, scope, kind_of(&entry["responseKind"]), entry);
+        kept["singularResource"] = text(&entry["singularResource"]).into();
+        let at = entries.add(kept)?;
+        for (name, entry) in named(&entry["subresources"], "subresource") {
+            let mut kept = subresource(name, kind_of(&entry["responseKind"]), entry);
+            let accepted: Vec<Value> =
+                named(&entry["acceptedTypes"], "kind").map(|(_, kind)| kind_of(kind)).collect();
+            if !accepted.is_empty() {
+                kept["acceptedTypes"] = accepted.into();
+            }
+            entries.add_part(at, kept)?;
+        }
+    }
+    Ok(Some(entries.finish()))
+}
+
+/// The resources of an APIResourceList in the aggregated form. As upstream, a subresource without its resource gets a
+/// resource without a kind: a server of custom metrics lists only names like `pods/METRIC`. Source:
+/// `ConvertGroupVersionIntoToDiscovery` of `k8s.io/apiserver/pkg/endpoints`.
+fn converted(remote: &Remote, list: &Value) -> Result<Value, String> {
+    let kind = |entry: &Value| match text(&entry["kind"]) {
+        "" => gvk("", "", ""),
+        kind => {
+            let group = entry["group"].as_str().unwrap_or(&remote.group);
+            gvk(group, entry["version"].as_str().unwrap_or(&remote.version), kind)
+        }
+    };
+    let scope = |entry: &Value| if entry["namespaced"] == true { "Namespaced" } else { "Cluster" };
+    // The list is read in linear time: the other server is not trusted, and its list may have 100,000 entries.
+    let (mut entries, mut known) = (Entries::default(), HashMap::new());
+    let list = &list["resources"];
+    for (name, entry) in named(list, "name").filter(|(name, _)| !name.contains('/')) {
+        let mut kept = resource(name, scope(entry), kind(entry), entry);
+        kept["singularResource"] = text(&entry["singularName"]).into();
+        let at = entries.add(kept)?;
+        // If several entries have the same name, only the first one gets the subresources.
+        known.entry(name).or_insert(at);
+    }
+    for (name, entry) in named(list, "name") {
+        let Some((parent, part)) = name.split_once('/') else { continue };
+        if parent.is_empty() || part.is_empty() {
+            continue;
+        }
+        let at = match known.get(parent) {
+            Some(at) => *at,
+            None => {
+                let at = entries.add(resource(parent, scope(entry), gvk("", "", ""), &Value::Null))?;
+                known.insert(parent, at);
+                at
+            }
+        };
+        entries.add_part(at, subresource(part, kind(entry), entry))?;
+    }
+    Ok(entries.finish())
+}
+
+/// The resources of a group version, each with its subresources.
+#[derive(Default)]
+struct Entries {
+    all: Vec<(Value, Vec<Value>)>,
+    count: usize,
+}
+
+impl Entries {
+    /// Adds a resource. Returns its position.
+    fn add(&mut self, resource: Value) -> Result<usize, String> {
+        self.count()?;
+        self.all.push((resource, Vec::new()));
+        Ok(self.all.len() - 1)
+    }
+
+    /// Adds a subresource to the resource at a position.
+    fn add_part(&mut self, at: usize, subresource: Value) -> Result<(), String> {
+        self.count()?;
+        self.all[at].1.push(subresource);
+        Ok(())
+    }
+
+    /// Counts an entry. Each entry gets all fields of a resource, so the entries of a hostile server would make the
+    /// discovery documents of all clients many times larger than its list.
+    fn count(&mut self) -> Result<(), String> {
+        self.count += 1;
+        match self.count <= MAX_ENTRIES {
+            true => Ok(()),
+            false => Err(format!("the group version has more than {MAX_ENTRIES} resources")),
+        }
+    }
+
+    fn finish(self) -> Value {
+        let all = self.all.into_iter().map(|(mut resource, parts)| {
+            if !parts.is_empty() {
+                resource["subresources"] = parts.into();
+            }
+            resource
+        });
+        all.collect()
+    }
+}
+
+/// The entries of a list that have a name.
+fn named<'a>(list: &'a Value, field: &'static str) -> impl Iterator<Item = (&'a str, &'a Value)> {
+    let entries = list.as_array().into_iter().flatten();
+    entries.map(move |entry| (text(&entry[field]), entry)).filter(|(name, _)| !name.is_empty())
+}
+
+/// A resource without the singular name. Each field has its type: clients could not read the documents of all servers
+/// if one field had another type. kube-aggregator decodes the list for the same effect.
+fn resource(name: &str, scope: &str, kind: Value, entry: &Value) -> Value {
+    let mut kept = json!({"resource": name, "responseKind": kind, "scope": scope, "singularResource": "",
+        "verbs": texts(&entry["verbs"])});
+    for field in ["shortNames", "categories"] {
+        let list = texts(&entry[field]);
+        if !list.is_empty() {
+            kept[field] = list.into();
+        }
+    }
+    kept
+}
+
+fn subresource(name: &str, kind: Value, entry: &Value) -> Value {
+    json!({"subresource": name, "responseKind": kind, "verbs": texts(&entry["verbs"])})
+}
+
+fn kind_of(value: &Value) -> Value {
+    gvk(text(&value["group"]), text(&value["version"]), text(&value["kind"]))
+}
+
+fn gvk(group: &str, version: &str, kind: &str) -> Value {
+    json!({"group": group, "version": version, "kind": kind})
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// The texts of a list.
+fn texts(list: &Value) -> Vec<&str> {
+    list.as_array().into_iter().flatten().filter_map(Value::as_str).collect()
+}
+
+/// Fuzz target: the discovery documents of another server, in JSON.
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) fn fuzz(data: &[u8]) {
     let Ok(list) = serde_json::from_slice::<Value>(data) else { return };
     let spec = json!({"group": "far.io", "version": "v1", "service": {"namespace": "d", "name": "far"}});
     let remote = Remote::read(&super::FrontProxy::default(), &json!({"spec": spec}));
-    let converted = converted(&remote, &list).to_string();
-    // The worst case: entries that have only a short name. All other fields are added.
-    assert!(converted.len() <= 12 * (data.len() + 10), "{} bytes of {}", converted.len(), data.len());
+    for found in [converted(&remote, &list).ok(), of_document(&remote, &list).ok().flatten()] {
+        let length = found.map_or(0, |found| found.to_string().len());
+        // The worst case: entries that have only a short name. All other fields are added.
+        assert!(length <= 16 * (data.len() + 10), "{length} bytes of {}", data.len());
+    }
 }
 
 #[cfg(test)]
@@ -234,15 +398,16 @@ mod tests {
         let remote = Remote::read(&FrontProxy::default(), &json!({"spec": spec}));
         let entry = |name: &str| json!({"name": name, "namespaced": true, "kind": "Thing", "verbs": ["get"]});
         let names = ["things", "things/status", "things", "things/proxy/rest", "others", "none/scale"];
-        let found = converted(&remote, &json!({"resources": names.map(entry)}));
+        let found = converted(&remote, &json!({"resources": names.map(entry)})).unwrap();
         let parts = |index: usize| -> Vec<Value> {
             let list = found[index]["subresources"].as_array().cloned().unwrap_or_default();
             list.iter().map(|sub| sub["subresource"].clone()).collect()
         };
-        assert_eq!(found.as_array().unwrap().len(), 3);
+        assert_eq!(found.as_array().unwrap().len(), 4);
         assert_eq!(parts(0), ["status", "proxy/rest"]);
         // Repeated names must not multiply the list of a hostile server.
         assert_eq!([parts(1).len(), parts(2).len()], [0, 0]);
+        assert_eq!((&found[3]["resource"], parts(3)), (&json!("none"), vec![json!("scale")]));
     }
 
     #[test]
@@ -250,8 +415,81 @@ mod tests {
         let remote =
             Remote::read(&FrontProxy::default(), &json!({"spec": {"group": "far.io", "version": "v1"}}));
         let list = json!({"resources": [0, null, {}, {"name": ""}, {"name": 7}, {"name": "things"}]});
-        let found = converted(&remote, &list);
+        let found = converted(&remote, &list).unwrap();
         assert_eq!(found.as_array().unwrap().len(), 1, "{found}");
         assert_eq!(found[0]["resource"], "things");
+    }
+
+    fn far() -> Remote {
+        Remote::read(&FrontProxy::default(), &json!({"spec": {"group": "far.io", "version": "v1"}}))
+    }
+
+    /// prometheus-adapter and KEDA list only names like these.
+    #[test]
+    fn metrics_without_their_resource_have_a_resource_without_a_kind() {
+        let metric = |name: &str, namespaced: bool| {
+            json!({"name": name, "singularName": "", "namespaced": namespaced, "kind": "MetricValueList",
+                "verbs": ["get"]})
+        };
+        let list = json!({"resources": [metric("pods/hits", true), metric("namespaces/hits", false),
+            metric("pods/errors", true)]});
+        let (kind, none) = (gvk("far.io", "v1", "MetricValueList"), gvk("", "", ""));
+        let part = |name: &str| json!({"subresource": name, "responseKind": kind, "verbs": ["get"]});
+        let parent = |name: &str, scope: &str, parts: Vec<Value>| {
+            json!({"resource": name, "responseKind": none, "scope": scope, "singularResource": "", "verbs": [],
+                "subresources": parts})
+        };
+        let expect = json!([
+            parent("pods", "Namespaced", vec![part("hits"), part("errors")]),
+            parent("namespaces", "Cluster", vec![part("hits")]),
+        ]);
+        assert_eq!(converted(&far(), &list).unwrap(), expect);
+    }
+
+    #[test]
+    fn fields_of_other_types_do_not_make_the_documents_of_all_servers_unreadable() {
+        let wrong = json!({"name": "things", "singularName": 7, "kind": "Thing", "verbs": null, "shortNames": [1, "t"],
+            "categories": "all", "namespaced": "yes"});
+        let list = json!({"resources": [wrong, {"name": "things/status", "kind": {}}]});
+        let of_list = converted(&far(), &list).unwrap();
+        let status = json!({"subresource": "status", "responseKind": gvk("", "", ""), "verbs": []});
+        let expect = json!([{"resource": "things", "responseKind": gvk("far.io", "v1", "Thing"), "scope": "Cluster",
+            "singularResource": "", "verbs": [], "shortNames": ["t"], "subresources": [status]}]);
+        assert_eq!(of_list, expect);
+        let status = json!({"subresource": "status", "responseKind": 7, "verbs": {}, "acceptedTypes": 1});
+        let wrong = json!({"resource": "things", "responseKind": {"group": "far.io", "version": "v1", "kind": "Thing"},
+            "scope": 1, "verbs": "get", "shortNames": ["t", null], "subresources": [status, 3]});
+        let versions = json!([{"version": "v1", "resources": [wrong, null]}]);
+        let document = json!({"items": [7, {"metadata": {"name": "far.io"}, "versions": versions}]});
+        assert_eq!(of_document(&far(), &document), Ok(Some(expect)));
+    }
+
+    #[test]
+    fn the_aggregated_document_of_a_server_has_the_group_version_or_not() {
+        let things = json!({"resource": "things", "responseKind": gvk("far.io", "v1", "Thing"), "scope": "Namespaced",
+            "singularResource": "thing", "verbs": ["get"], "categories": ["all"],
+            "subresources": [{"subresource": "scale", "responseKind": gvk("autoscaling", "v1", "Scale"),
+                "verbs": ["get"], "acceptedTypes": [gvk("autoscaling", "v1", "Scale")]}]});
+        let of = |group: &str, version: &str| {
+            let versions = json!([{"version": version, "freshness": "Current", "resources": [things]}]);
+            let document = json!({"items": [{"metadata": {"name": group}, "versions": versions}]});
+            of_document(&far(), &document).unwrap()
+        };
+        assert_eq!(of("far.io", "v1"), Some(json!([things])));
+        assert_eq!((of("far.io", "v2"), of("other.io", "v1")), (None, None));
+        let media = |text: &'static str| is_aggregated(Some(&HeaderValue::from_static(text)));
+        assert!(media("application/json; g=apidiscovery.k8s.io; v=v2; as=APIGroupDiscoveryList"));
+        assert!(media(AGGREGATED) && !media("application/json") && !is_aggregated(None));
+        assert!(!media("application/json;g=apidiscovery.k8s.io;v=v2beta1;as=APIGroupDiscoveryList"));
+    }
+
+    #[test]
+    fn a_server_cannot_have_very_many_resources() {
+        let list = |count: usize| {
+            let names = (0..count).map(|number| json!({"name": format!("r{number}/s")}));
+            converted(&far(), &json!({"resources": names.collect::<Vec<_>>()}))
+        };
+        assert!(list(MAX_ENTRIES / 2).is_ok());
+        assert!(list(MAX_ENTRIES / 2 + 1).unwrap_err().contains("50000"));
     }
 }

@@ -9,24 +9,30 @@ use hyper::body::Incoming;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use rustls_pki_types::ServerName;
 use serde_json::Value;
-use tokio::net::TcpStream;
 
-use super::{Remote, ServiceReference};
+use super::{
+    Remote, ServiceReference,
+    pool::{Pool, is_repeatable},
+};
 use crate::{
     authn::User,
     cache::Cache,
     error::{ApiError, Result},
     external_name,
     reply::{Body, full},
-    target::{self, Endpoint, TlsServer},
+    target::{self, ConnectionGuard, Endpoint, TlsServer},
 };
 
 /// Maximum bytes of a discovery document.
-const MAX_DOCUMENT: usize = 3 << 20;
+pub(super) const MAX_DOCUMENT: usize = 3 << 20;
+/// The media type of most documents.
+pub(super) const JSON: &str = "application/json";
 
 /// The request for a document of another server.
 pub(super) struct DocumentRequest<'a> {
     pub(super) path: &'a str,
+    /// The accepted media type.
+    pub(super) media: &'static str,
     /// ETag of the cached document.
     pub(super) tag: Option<&'a str>,
     /// Maximum bytes of the document.
@@ -53,7 +59,7 @@ impl Forwarder {
     /// Requests the APIResourceList of the group version. Returns the response when its successful head arrives.
     pub(crate) async fn probe(&self, remote: &Remote) -> std::result::Result<Response<Incoming>, String> {
         let path = remote.path();
-        self.open(remote, &DocumentRequest { path: &path, tag: None, max: MAX_DOCUMENT }).await
+        self.open(remote, &DocumentRequest { path: &path, media: JSON, tag: None, max: MAX_DOCUMENT }).await
     }
 
     /// Reads a JSON document with the aggregator's credentials. `None` if the document is not modified.
@@ -76,7 +82,7 @@ impl Forwarder {
         remote: &Remote,
         wanted: &DocumentRequest<'_>,
     ) -> std::result::Result<Response<Incoming>, String> {
-        let mut request = Request::get(wanted.path).header(header::ACCEPT, "application/json");
+        let mut request = Request::get(wanted.path).header(header::ACCEPT, wanted.media);
         if let Some(tag) = wanted.tag {
             request = request.header(header::IF_NONE_MATCH, tag);
         }
@@ -91,36 +97,48 @@ impl Forwarder {
         }
     }
 
-    /// Sends a request on behalf of a user. The permit is held until the connection ends.
+    /// Sends a request on behalf of a user. The permit is held until the response or the connection ends.
     pub(crate) async fn send(
         &self,
         remote: &Remote,
         user: &User,
         mut request: Request<Body>,
-        permit: impl Send + Unpin + 'static,
+        permit: impl Send + Sync + Unpin + 'static,
     ) -> Result<Response<Incoming>> {
         identify(request.headers_mut(), user)?;
-        let ServiceReference { namespace, name, .. } = &remote.service;
+        let ServiceReference { namespace, name, port } = &remote.service;
         let config = remote.tls.clone().map_err(ApiError::unavailable)?;
-        let (endpoint, stream) = self.connect(&remote.service).await?;
         let host = format!("{name}.{namespace}.svc");
         let server_name = ServerName::try_from(host.clone()).map_err(ApiError::internal)?;
         let server = TlsServer { config, name: server_name };
         let host = HeaderValue::from_str(&host).map_err(ApiError::internal)?;
         request.headers_mut().insert(header::HOST, host);
+        let (endpoint, stream) = match external_name::of(&self.cache, namespace, name) {
+            Some(host) => external_name::connect(&host, *port).await?,
+            None => {
+                let endpoint = target::service(&self.cache, namespace, name, &port.to_string())?;
+                if is_repeatable(&request) {
+                    let mut answer = self.send_repeatable(&remote.pool, &endpoint, server, request).await?;
+                    answer.extensions_mut().insert(ConnectionGuard::new(permit));
+                    return Ok(answer);
+                }
+                let stream = endpoint.connect().await?;
+                (endpoint, stream)
+            }
+        };
         let stream = PermitStream::new(stream, permit);
         endpoint.send_tls(stream, server, request, self.timeout).await
     }
 
-    /// Connects to a ready endpoint of a service, or to its external name.
-    async fn connect(&self, service: &ServiceReference) -> Result<(Endpoint, TcpStream)> {
-        let ServiceReference { namespace, name, port } = service;
-        if let Some(host) = external_name::of(&self.cache, namespace, name) {
-            return external_name::connect(&host, *port).await;
-        }
-        let endpoint = target::service(&self.cache, namespace, name, &port.to_string())?;
-        let stream = endpoint.connect().await?;
-        Ok((endpoint, stream))
+    /// Sends a request on an idle connection, or on a new one.
+    async fn send_repeatable(
+        &self,
+        pool: &Arc<Pool>,
+        endpoint: &Endpoint,
+        server: TlsServer,
+        request: Request<Body>,
+    ) -> Result<Response<Incoming>> {
+        pool.send(endpoint, request, self.timeout, endpoint.open(server)).await
     }
 }
 
@@ -130,7 +148,7 @@ where
     B: http_body::Body,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let wanted = DocumentRequest { path: "the APIResourceList", tag: None, max: MAX_DOCUMENT };
+    let wanted = DocumentRequest { path: "the APIResourceList", media: JSON, tag: None, max: MAX_DOCUMENT };
     let body = read(body, &wanted).await?;
     let list = serde_json::from_slice(&body);
     list.map_err(|error| format!("the APIResourceList is not JSON: {error}"))
@@ -221,7 +239,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_document_is_read_up_to_its_limit() {
-        let wanted = DocumentRequest { path: "/apis/far.io/v1", tag: None, max: MAX_DOCUMENT };
+        let wanted = DocumentRequest { path: "/apis/far.io/v1", media: JSON, tag: None, max: MAX_DOCUMENT };
         let body = |length: usize| Full::new(bytes::Bytes::from(vec![b' '; length]));
         assert_eq!(read(body(MAX_DOCUMENT), &wanted).await.unwrap().len(), MAX_DOCUMENT);
         let error = read(body(MAX_DOCUMENT + 1), &wanted).await.unwrap_err();

@@ -25,7 +25,7 @@ use serde_json::{Map, Value, json, value::to_raw_value};
 
 use super::{
     Remote, Remotes,
-    forward::{DocumentRequest, Forwarder},
+    forward::{DocumentRequest, Forwarder, JSON},
     v3_conversion,
 };
 use crate::offload;
@@ -136,7 +136,7 @@ pub(crate) fn refresh(forwarder: &Forwarder, remote: &Arc<Remote>) {
 
 async fn read_v2(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
     let tag = remote.documents.with(|inner| inner.tag.clone().filter(|_| inner.v2.is_some()));
-    let wanted = DocumentRequest { path: "/openapi/v2", tag: tag.as_deref(), max: MAX_V2 };
+    let wanted = DocumentRequest { path: "/openapi/v2", media: JSON, tag: tag.as_deref(), max: MAX_V2 };
     let found = forwarder.fetch(remote, wanted).await;
     let found = found.and_then(|found| {
         let Some(found) = found else { return Ok(None) };
@@ -173,7 +173,7 @@ impl Part {
 }
 
 async fn read_v3_root(forwarder: &Forwarder, remote: &Remote) -> Result<(), String> {
-    let wanted = DocumentRequest { path: "/openapi/v3", tag: None, max: MAX_V3_ROOT };
+    let wanted = DocumentRequest { path: "/openapi/v3", media: JSON, tag: None, max: MAX_V3_ROOT };
     let found = forwarder.fetch(remote, wanted).await.and_then(|found| {
         let Some(found) = found else { return Ok(Value::Null) };
         serde_json::from_slice(&found.body).map_err(|error| format!("/openapi/v3 is not JSON: {error}"))
@@ -434,7 +434,7 @@ fn rename(value: &mut Value, renamed: &BTreeMap<(String, String), String>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::aggregation::FrontProxy;
+    use crate::aggregation::{Discovered, FrontProxy};
 
     fn theirs() -> Value {
         let kind = json!([{"group": "far.io", "version": "v1", "kind": "Thing"}]);
@@ -513,7 +513,7 @@ mod tests {
     fn a_server_without_version_3_gets_the_converted_document_under_its_hash() {
         let object = json!({"spec": {"group": "far.io", "version": "v1"}});
         let remote = Arc::new(Remote::read(&FrontProxy::default(), &object));
-        remote.observe(Some(Some(json!({}))));
+        remote.observe(Some(Some(Discovered::default())));
         let part = part_of(&theirs(), "far.io", "v1").to_string();
         remote.documents.with(|inner| inner.v2 = Some(Part::after(None, &part)));
         let remotes = Remotes::default();

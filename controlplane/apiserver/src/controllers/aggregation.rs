@@ -28,7 +28,7 @@ use crate::{
     state::State,
 };
 
-/// Delay until the next attempt to write the condition of a local APIService.
+/// Delay until the next attempt to write the condition of a local APIService, or to read the stored APIServices.
 const RETRY: Duration = Duration::from_secs(5);
 
 /// Starts two tasks: one registers the group versions of this server, the other checks the aggregated servers.
@@ -88,12 +88,24 @@ impl Controller {
 
     /// Reconciles all APIServices. Returns the later changes; None when the server ends.
     async fn load(&mut self) -> Option<Events> {
-        let state = self.state.upgrade().filter(|state| !state.shutdown.is_cancelled())?;
-        let scope = Scope { prefix: prefix_of(&self.kind, ""), ..Scope::default() };
-        let (watcher, events) = Watcher::new(scope, false);
-        let collection = state.cache.of(&self.kind).ok()?;
-        let objects = collection.lock().watch_from_now(watcher, state.cache.revision());
-        drop((state, collection));
+        let (objects, events) = loop {
+            let state = self.state.upgrade().filter(|state| !state.shutdown.is_cancelled())?;
+            let scope = Scope { prefix: prefix_of(&self.kind, ""), ..Scope::default() };
+            let (watcher, events) = Watcher::new(scope, false);
+            match state.cache.of(&self.kind) {
+                Ok(collection) => {
+                    let objects = collection.lock().watch_from_now(watcher, state.cache.revision());
+                    break (objects, events);
+                }
+                // The stored APIServices cannot be decrypted yet.
+                Err(error) if error.code >= 500 => {}
+                Err(_not_served) => return None,
+            }
+            let shutdown = state.shutdown.clone();
+            drop(state);
+            // The result does not matter: the next round begins with a check for the end of the server.
+            let _ = tokio::time::timeout(RETRY, shutdown.cancelled()).await;
+        };
         let mut names: BTreeSet<String> = objects.iter().map(|object| object.name().to_owned()).collect();
         // A deletion can have been missed.
         names.extend(self.workers.keys().cloned());

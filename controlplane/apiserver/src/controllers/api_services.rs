@@ -46,7 +46,16 @@ pub(super) async fn run(state: Weak<State>, kind: Arc<Resource>) {
         let set = sets.borrow_and_update().clone();
         let wanted = wanted(&set);
         // The watch begins before the reconcile, so that it has each change that the reconcile does not see.
-        let Ok(mut current) = events.take().map_or_else(|| watch(&strong, &kind), Ok) else { return };
+        let mut current = match events.take().map_or_else(|| watch(&strong, &kind), Ok) {
+            Ok(current) => current,
+            // The stored APIServices cannot be decrypted yet.
+            Err(error) if error.code >= 500 => {
+                drop(strong);
+                let _ = tokio::time::timeout(RETRY, shutdown.cancelled()).await;
+                continue;
+            }
+            Err(_not_served) => return,
+        };
         let reconciled = reconcile(&strong, &kind, &wanted, is_start).await;
         drop(strong);
         is_start &= reconciled.is_err();

@@ -5,7 +5,6 @@
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use coracle_watch::{Config, Event};
 use futures::{StreamExt as _, TryStreamExt as _};
@@ -18,6 +17,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::absent_owners::AbsentOwners;
 use super::actions::{apply, drop_finalizer};
+use super::discovery::{discover, until_due};
 use super::first_lists::FirstLists;
 use super::graph::{FollowUp, Graph};
 use super::plan::{Action, ORPHAN, ObservedObject, Owner, foreign_owner, plan};
@@ -27,7 +27,6 @@ use crate::context::Context;
 use crate::error::Error;
 use crate::object::{Key, Meta, Object};
 use crate::queue::{Next, Queue};
-use crate::watch::request_backoff;
 
 const COMPONENT: &str = "garbage-collector-controller";
 
@@ -65,11 +64,13 @@ const MAX_LOOKUPS: usize = 8;
 
 /// Runs the collector forever.
 pub(crate) async fn run(context: Arc<Context>) {
+    let found = discover(&context, &[]).await;
+    let mut is_complete = found.is_complete;
     let collector = Arc::new(Collector {
         graph: Mutex::new(Graph::default()),
         attempts: Queue::measured(context.config.queue_metrics.of("garbage")),
         orphans: Queue::measured(context.config.queue_metrics.of("garbage-orphan")),
-        kinds: Mutex::new(discover(&context, &[]).await),
+        kinds: Mutex::new(found.kinds),
         removed: Mutex::default(),
         absent_owners: Mutex::default(),
         kinds_changed: Notify::new(),
@@ -93,33 +94,11 @@ pub(crate) async fn run(context: Arc<Context>) {
         own.orphans.work("garbage-orphan", |uid| own.orphan(&of_orphans, uid)).await;
     });
     loop {
-        collector.kinds_changed.notified().await;
-        // The delay lets one discovery serve all events that arrive within a short time.
-        tokio::time::sleep(DISCOVERY_DELAY).await;
-        let known = collector.kinds();
-        collector.set_kinds(discover(&context, &known).await);
+        until_due(&collector.kinds_changed, is_complete).await;
+        let found = discover(&context, &collector.kinds()).await;
+        is_complete = found.is_complete;
+        collector.set_kinds(found.kinds);
         watches.update(&context, &collector, &shared_kinds).detach();
-    }
-}
-
-/// Delay between a change of a definition and the discovery.
-const DISCOVERY_DELAY: Duration = Duration::from_millis(200);
-
-/// The kinds that are served, except events. Known kinds whose server does not respond are kept: their objects still
-/// exist.
-async fn discover(context: &Context, known: &[Arc<ApiKind>]) -> Vec<Arc<ApiKind>> {
-    let mut backoff = request_backoff();
-    loop {
-        match context.kinds().await {
-            Ok(found) => {
-                let kept =
-                    known.iter().filter(|kind| found.is_unavailable(kind)).cloned().collect::<Vec<_>>();
-                let new = found.kinds.into_iter().filter(|kind| !kind.is_event()).map(Arc::new);
-                return new.chain(kept).collect();
-            }
-            Err(error) => error.log("garbage", &"discovery", Duration::ZERO),
-        }
-        tokio::time::sleep(backoff.next_delay()).await;
     }
 }
 
@@ -497,6 +476,7 @@ impl Collector {
 mod tests {
     use std::convert::Infallible;
     use std::sync::atomic::AtomicUsize;
+    use std::time::Duration;
 
     use serde_json::json;
     use tokio::sync::Barrier;

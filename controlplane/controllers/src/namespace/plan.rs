@@ -32,7 +32,10 @@ impl RemainingContent {
 
     fn undiscovered(&self) -> Option<(&'static str, String)> {
         let each = |version: &String| format!("{version}: stale GroupVersion discovery: {version}");
-        let all = self.undiscovered.iter().map(each).collect::<Vec<_>>().join(", ");
+        // As upstream, the message does not depend on the priorities of the groups.
+        let mut all: Vec<String> = self.undiscovered.iter().map(each).collect();
+        all.sort();
+        let all = all.join(", ");
         let message = format!(
             "Discovery failed for some groups, {} failing: unable to retrieve the complete list of server APIs: {all}",
             self.undiscovered.len()
@@ -126,6 +129,11 @@ mod tests {
         let message = "Discovery failed for some groups, 1 failing: unable to retrieve the complete list of server APIs: \
             far.io/v1: stale GroupVersion discovery: far.io/v1";
         assert_eq!(failed.message.as_deref(), Some(message));
+        let of = |versions: [&str; 2]| {
+            let undiscovered = versions.map(str::to_owned).to_vec();
+            RemainingContent { undiscovered, ..RemainingContent::default() }.undiscovered()
+        };
+        assert_eq!(of(["b.io/v1", "a.io/v1"]), of(["a.io/v1", "b.io/v1"]));
     }
 
     #[test]

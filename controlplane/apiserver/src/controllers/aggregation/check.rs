@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     aggregation::{
-        Remote, ServiceReference, available,
+        Discovered, Remote, ServiceReference, available, discovery,
         forward::{Forwarder, resource_list},
         openapi, was_available,
     },
@@ -49,6 +49,8 @@ type Obstacle = (&'static str, String);
 /// Checks a server, and writes the condition if it has changed.
 pub(super) async fn run(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<Remote>) -> Checked {
     let forwarder = state.forwarder();
+    // The check makes a new connection, and endpoints may have changed.
+    remote.close_idle();
     let found = match missing(state, remote) {
         Some(obstacle) => Err(obstacle),
         None => discover(&forwarder, remote).await,
@@ -77,19 +79,37 @@ pub(super) async fn run(state: &Arc<State>, kind: &Arc<Resource>, remote: &Arc<R
     if obstacle == Some(FAILED_DISCOVERY) { Checked::Failed } else { Checked::Done }
 }
 
-/// Requests the APIResourceList. As upstream, a response with a successful status is enough. `None` if the list itself
+/// Requests the APIResourceList. As upstream, a response with a successful status is enough. `None` if the resources
 /// cannot be read.
-async fn discover(forwarder: &Forwarder, remote: &Remote) -> std::result::Result<Option<Value>, Obstacle> {
+async fn discover(
+    forwarder: &Forwarder,
+    remote: &Remote,
+) -> std::result::Result<Option<Discovered>, Obstacle> {
     let url = remote.url(&remote.path());
     let failed = |why: String| (FAILED_DISCOVERY, format!("failing or missing response from {url}: {why}"));
     let response = first_success(|| attempt(forwarder, remote)).await.map_err(failed)?;
-    let late = |_elapsed| Err("the server does not send the document within 5 s".to_owned());
-    let read = tokio::time::timeout(CHECK_TIMEOUT, resource_list(response.into_body())).await;
-    let read = read.unwrap_or_else(late);
-    if let Err(reason) = &read {
+    let found = resources(forwarder, remote, response).await;
+    if let Err(reason) = &found {
         tracing::debug!(url, reason, "cannot read the resources of an API service");
     }
-    Ok(read.ok())
+    Ok(found.ok())
+}
+
+/// The resources of the aggregated document of the server. As upstream, those of the APIResourceList, if the server
+/// does not have the document. Unlike upstream, also if the document cannot be read, or does not have the group version:
+/// some servers of metrics do not add their group to it.
+async fn resources(
+    forwarder: &Forwarder,
+    remote: &Remote,
+    response: Response<Incoming>,
+) -> std::result::Result<Discovered, String> {
+    let late = |_elapsed| Err("the server does not send the document within 5 s".to_owned());
+    let list = tokio::time::timeout(CHECK_TIMEOUT, resource_list(response.into_body())).await;
+    let document = tokio::time::timeout(CHECK_TIMEOUT, discovery::read(forwarder, remote)).await;
+    if let Ok(Ok(Some(found))) = document {
+        return Ok(found);
+    }
+    discovery::of_list(remote, &list.unwrap_or_else(late)?)
 }
 
 async fn attempt(forwarder: &Forwarder, remote: &Remote) -> std::result::Result<Response<Incoming>, String> {

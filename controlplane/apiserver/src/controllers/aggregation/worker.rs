@@ -55,8 +55,13 @@ async fn follow(state: &Weak<State>, kind: &Arc<Resource>, remote: &Arc<Remote>)
     loop {
         // The watch begins before the check, so that it has each change that the check does not see.
         let Some(strong) = state.upgrade().filter(|state| !state.shutdown.is_cancelled()) else { return };
-        let Ok(mut changes) = ServiceChanges::watch(&strong.cache, remote.service()) else { return };
+        let watched = ServiceChanges::watch(&strong.cache, remote.service());
         drop(strong);
+        let Ok(mut changes) = watched else {
+            // The stored Services cannot be decrypted yet. An absent Service has no meaning until then.
+            tokio::time::sleep(CHECK_INTERVAL).await;
+            continue;
+        };
         let mut is_watching = true;
         while is_watching {
             changes.skip_queued();
