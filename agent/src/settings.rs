@@ -119,6 +119,7 @@ pub(crate) struct AllFlags {
 /// All settings of one start, checked.
 pub(crate) struct Settings {
     config: Option<PathBuf>,
+    config_dir: Option<PathBuf>,
     dirs: Dirs,
     node: Node,
     #[cfg(feature = "controlplane")]
@@ -155,7 +156,7 @@ impl Settings {
         sources.check()?;
         let (log, settings) = settings.context("a setting is invalid")?;
         log.start(level);
-        tracing::debug!(file = ?settings.config, "settings resolved");
+        tracing::debug!(file = ?settings.config, directory = ?settings.config_dir, "settings resolved");
         #[cfg(feature = "controlplane")]
         if level == DefaultLevel::Server {
             settings.log_ignored_pools();
@@ -184,10 +185,11 @@ impl Settings {
         let service_range = ranges.as_ref().map(|ranges| ranges.service);
         #[cfg(feature = "controlplane")]
         let plane = plane.zip(ranges).and_then(|(plane, ranges)| plane.decide(&dirs, ranges, sources));
-        let (config, mut node) = (paths.config, node?);
+        let mut node = node?;
         node.serve_dns_in(service_range?);
         let settings = Self {
-            config,
+            config: paths.config,
+            config_dir: paths.config_dir,
             node,
             #[cfg(feature = "controlplane")]
             plane: plane?,
