@@ -27,6 +27,7 @@ mod ranges;
 #[cfg(test)]
 mod reference;
 mod remote_runtime;
+mod reports;
 mod resource_managers;
 mod runtime;
 mod serving;
@@ -120,6 +121,7 @@ pub(crate) struct AllFlags {
 pub(crate) struct Settings {
     config: Option<PathBuf>,
     config_dir: Option<PathBuf>,
+    container_runtime_endpoint: Option<String>,
     dirs: Dirs,
     node: Node,
     #[cfg(feature = "controlplane")]
@@ -179,6 +181,7 @@ impl Settings {
         let state = sources.take(absolute(&paths.state_dir));
         let run = sources.take(absolute(&paths.run_dir));
         let dirs = Dirs { state: state?, run: run? };
+        let endpoint = node.as_ref().and_then(|node: &NodeSettings| node.container_runtime_endpoint.clone());
         let gates = features.as_ref().map(|features| features.feature_gates.clone()).unwrap_or_default();
         let node = node.and_then(|node: NodeSettings| node.decide(&dirs, &gates, sources));
         let ranges = plane.as_ref().and_then(|plane: &ControlPlaneSettings| plane.ranges(sources));
@@ -190,6 +193,7 @@ impl Settings {
         let settings = Self {
             config: paths.config,
             config_dir: paths.config_dir,
+            container_runtime_endpoint: endpoint,
             node,
             #[cfg(feature = "controlplane")]
             plane: plane?,
@@ -240,6 +244,11 @@ impl Settings {
     fn flags_of(&self, table: &str) -> BTreeMap<String, String> {
         let tables = ["", table].into_iter().filter_map(|table| self.resolved.get(table));
         tables.flatten().map(|(name, text)| ((*name).to_owned(), text.clone())).collect()
+    }
+
+    /// The socket of the container runtime that runs the pods. `None`: the built-in one.
+    pub(crate) fn container_runtime_endpoint(&self) -> Option<&str> {
+        self.container_runtime_endpoint.as_deref()
     }
 
     /// Fails if a setting has a value, but no effect on a runtime in another process.
